@@ -33,6 +33,7 @@ from gateway.daemon.service_notify import service_words
 from gateway.host import network_watch
 from gateway.host.name_lookup import bound_look_ups
 from gateway.intake.front_door import FrontDoor
+from gateway.intake.kept_clocks import keep_clocks, recall_clocks
 from gateway.listener.credentials import file_of
 from gateway.reading import BufferFileError
 from gateway.settings import NO_SOURCE, Settings
@@ -116,7 +117,7 @@ async def run(settings: Settings, config: Path | None = None) -> None:
             )
     finally:
         service_notify.notify("STOPPING=1")
-        front_door.keep_clocks()
+        keep_clocks(buffer, clocks, boottime_us())
         await buffer.close()
         log.info("stopped", rows_waiting=buffer.state.rows)
 
@@ -125,9 +126,9 @@ async def _recall(buffer: Buffer, front_door: FrontDoor, dates: CertificateDates
     """Go on with what the file keeps of earlier starts."""
     with suppress(BufferFileError):  # a disk that fails now is tried again by Housekeeping
         # Before anybody is connected to: whose certificate has ended is not to be let in.
-        dates.floor.recall(await buffer.marks(CLOCK_MARKS))
-        await buffer.report_lanes("start", front_door.lane_entry)
-    await front_door.recall_clocks()
+        dates.floor.recall(await buffer.run(lambda file: file.marks(CLOCK_MARKS)))
+        await buffer.transact(lambda file: file.report_lanes("start", front_door.events.lane_entry))
+    await recall_clocks(buffer, front_door.clocks)
 
 
 def _mqtt_listener(settings: Settings, front_door: FrontDoor, dates: CertificateDates) -> "MqttListener | None":

@@ -17,7 +17,8 @@ import msgspec
 import structlog
 
 from gateway.buffer import schema as buffer_schema
-from gateway.buffer.file import ROW_BYTES, BufferFile
+from gateway.buffer.file import BufferFile
+from gateway.buffer.room import ROW_BYTES
 from gateway.buffer.rows import Lane
 from gateway.buffer.salvage import aside as buffer_aside
 from gateway.buffer.salvage import salvage as buffer_salvage
@@ -162,7 +163,7 @@ class Attachment:
         try:
             name = buffer_aside.final_name(buffer_aside.begin(path))
             if known is not None:
-                self._known[name] = SetAside(name, known.id, known.rows, known.lane)
+                self._known[name] = SetAside(name, known.id, known.lanes.rows, known.lanes.current)
         finally:
             if known is not None and not path.exists():
                 # After the renaming: closing a database deletes the WAL that stands under its name.

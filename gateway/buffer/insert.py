@@ -1,14 +1,16 @@
 """How new rows get into the table of readings: many in one statement, and no more bound than they have."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 
 from msgspec.structs import astuple
 
-from gateway.buffer.rows import Row
+from gateway.buffer.lanes import NOTHING_US
+from gateway.buffer.rows import Entry, Position, Quarantined, Row, earliest_event_us
+from gateway.buffer.series import SeriesTable
 
 ROWS_AT_ONCE = 64
 """Rows in one statement. SQLite is called once for each statement, and Python's lock changes hands each time: that is
@@ -60,7 +62,76 @@ ANY = Form.of(
 _values_of_any = attrgetter(*ANY.columns)
 
 
-def insert_new(
+def insert_entries(
+    connection: sqlite3.Connection,
+    entries: Iterable[Entry],
+    first: Position,
+    series_table: SeriesTable,
+    set_aside: Callable[[Quarantined], None],
+) -> tuple[list[Row], int]:
+    """Insert entries as rows that follow each other from a place on. Raises sqlite3.Error.
+
+    Gives the rows, and their earliest event time: of none it is `NOTHING_US`. `set_aside` is given the input that an
+    entry reports as quarantined.
+    """
+    lane, sequence = first
+    event_from_us = NOTHING_US
+    numbers = series_table.numbers
+    rows: list[Row] = []
+    values: list[object] = []
+    forms: set[Form | None] = set()
+    for entry in entries:
+        if entry.quarantined is not None:
+            set_aside(entry.quarantined)
+        series = numbers.get(entry.series)
+        if series is None:
+            series = series_table.number(entry.series)
+        event_us, received_us, tick_ms = entry.event_us, entry.received_us, entry.tick_ms
+        error_us, doubt, device_time_us = entry.event_error_us, entry.doubt, entry.device_time_us
+        boot, number, payload = entry.device_boot, entry.device_sequence, entry.payload
+        rows.append(
+            Row(
+                lane,
+                sequence,
+                series,
+                received_us,
+                event_us,
+                error_us,
+                tick_ms,
+                boot,
+                number,
+                payload,
+                doubt,
+                device_time_us,
+            )
+        )
+        sequence += 1
+        if doubt or device_time_us is not None or (error_us and event_us is None):
+            forms.add(None)
+            event_us = earliest_event_us(entry)
+        elif event_us is not None:
+            if tick_ms is None:
+                forms.add(TIMED)
+                values += (series, received_us, event_us, error_us, boot, number, payload)
+            else:
+                forms.add(ANY)
+                values += (series, received_us, event_us, error_us, tick_ms, boot, number, payload)
+        elif tick_ms is not None:
+            forms.add(TICKED)
+            event_us = earliest_event_us(entry)
+            values += (series, received_us, tick_ms, boot, number, payload)
+        else:
+            forms.add(UNTIMED)
+            event_us = received_us
+            values += (series, received_us, boot, number, payload)
+        if event_us < event_from_us:  # noqa: PLR1730 - a call of min() takes three times as long
+            event_from_us = event_us
+    if rows:
+        _insert_new(connection, rows, values, forms)
+    return rows, event_from_us
+
+
+def _insert_new(
     connection: sqlite3.Connection, rows: Sequence[Row], values: Sequence[object], forms: set[Form | None]
 ) -> None:
     """Insert rows of one lane that follow each other, in the quickest way that they allow.

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gateway.buffer.rows import Loss, Span
+from gateway.buffer.rows import Entry, Loss, Span
 from gateway.reading import SENSOR_DROPPED
 
 LOSSES_MAX = 20_000
@@ -49,7 +49,7 @@ _OF_ROWS = """
 
 
 class _Reported(msgspec.Struct):
-    """A loss record's body, as `intake.front_door` writes it."""
+    """A loss record's body, as `intake.own_events` writes it."""
 
     device: str | None
     reason: str
@@ -123,6 +123,19 @@ def told_below(connection: sqlite3.Connection, device: str, boot: str) -> int:
     found = connection.execute("SELECT value FROM mark WHERE key = ?", (f"{TOLD_MARK}{device}",)).fetchone()
     below, of_boot = found[0].decode().split(" ", 1) if found else ("0", boot)
     return int(below) if of_boot == boot else 0
+
+
+def dropped_by_sensor(entry: Entry, boot_id: str) -> Loss:
+    """What a sensor's ring dropped before an entry, which says so."""
+    first, last = entry.lost or (0, -1)
+    at_us = entry.received_us
+    device, boot = entry.series.device, entry.device_boot or ""
+    return Loss(device, SENSOR_DROPPED, boot_id, last - first + 1, at_us, at_us, boot, first, last)
+
+
+def has_losses(connection: sqlite3.Connection) -> bool:
+    """Whether losses wait to be reported."""
+    return connection.execute("SELECT 1 FROM loss LIMIT 1").fetchone() is not None
 
 
 def counted_losses(connection: sqlite3.Connection, limit: int) -> list[Loss]:

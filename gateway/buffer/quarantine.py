@@ -31,9 +31,11 @@ class Quarantine:
         settings: BufferSettings,
         connection: sqlite3.Connection,
         boot_id: str,
-        lost: Callable[[Quarantined], None] = lambda _: None,
+        tally: Counter[str],
+        lost: Callable[[Quarantined], None],
     ) -> None:
-        """`lost` is told of what is lost from here, in the transaction that counts it."""
+        """`tally` counts `quarantine-overflow`; `lost` is told of what is lost, in the transaction that counts it."""
+        self._tally = tally
         self._lost = lost
         self._settings = settings
         self._connection = connection
@@ -77,7 +79,7 @@ class Quarantine:
             (TOPIC_FORBIDDEN, number, limit),
         ).fetchall()
 
-    def keep(self, input_: Quarantined, tally: Counter[str]) -> None:
+    def keep(self, input_: Quarantined) -> None:
         """Put input in, whole; the oldest makes room where it is over its bounds (`quarantine-overflow`)."""
         self._connection.execute(
             f"INSERT INTO quarantine ({_COLUMNS}) VALUES ({', '.join('?' * 16)})",
@@ -107,7 +109,7 @@ class Quarantine:
         bytes_max = min(self._settings.quarantine_bytes_max, self._settings.bytes_max // 10)
         while self.rows > self._settings.quarantine_rows_max or (self.bytes > bytes_max and self.rows > 1):
             self.lose(self._oldest(), OVERFLOW)
-            tally["quarantine-overflow"] += 1
+            self._tally["quarantine-overflow"] += 1
 
     def _oldest(self) -> list[int]:
         return list(self._connection.execute("SELECT min(number) FROM quarantine").fetchone())

@@ -14,6 +14,8 @@ from gateway.buffer.wal import lacks_commits
 from gateway.settings import BufferSettings
 
 PAGE_BYTES = 4096
+ROW_BYTES = 90
+"""What a row takes on disk beside its payload, its share of the indexes included; rounded up."""
 SPARE_BYTES_MIN = 256 * 1024
 SPARE_BYTES_MAX = 8_000_000
 GROWTH_BYTES = 1_000_000

@@ -110,6 +110,20 @@ class Entry(Struct, gc=False):
     """Where it sent one: no event time that is derived from it later is below this. Not stored."""
 
 
+TICK_AGE_US_MAX = 2**31 * 1_020
+"""How old its tick may make a reading: half a wrap of 32 bits, of milliseconds of the slowest clock that a sensor may
+have. That tick may be a small one: it was kept since its sensor started."""
+
+
+def earliest_event_us(entry: Entry) -> int:
+    """When an entry was measured at the earliest: CLOCK_BOOTTIME in microseconds."""
+    if entry.event_us is not None:
+        return entry.event_us
+    # Its sensor's clock may still be learnt.
+    earliest_us = entry.received_us - (0 if entry.tick_ms is None else TICK_AGE_US_MAX)
+    return earliest_us if entry.earliest_us is None else min(entry.earliest_us, earliest_us)
+
+
 class Position(NamedTuple):
     """A place in the buffer's order: lane number, then sequence in the lane."""
 

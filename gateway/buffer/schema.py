@@ -2,10 +2,12 @@
 
 import secrets
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from gateway.buffer.wal import write_again
-from gateway.reading import BufferFileError
+from gateway.reading import BufferFileError, Mark
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -139,6 +141,23 @@ def read_marks(connection: sqlite3.Connection, prefix: str) -> dict[str, bytes]:
     return dict(
         connection.execute("SELECT key, value FROM mark WHERE key >= ?1 AND key < ?1 || char(1114111)", (prefix,))
     )
+
+
+def keep_marks(connection: sqlite3.Connection, marks: Iterable[Mark]) -> None:
+    """Keep or forget marks, inside the caller's transaction."""
+    for key, value in marks:
+        if value is None:
+            connection.execute("DELETE FROM mark WHERE key = ?", (key,))
+        else:
+            connection.execute("INSERT OR REPLACE INTO mark VALUES (?, ?)", (key, value))
+
+
+def find_one(connection: sqlite3.Connection, statement: str, parameter: object) -> tuple[Any, ...]:
+    """The one row of a statement's answer. Raises BufferFileError where there is none."""
+    found: tuple[Any, ...] | None = connection.execute(statement, (parameter,)).fetchone()
+    if found is None:
+        raise BufferFileError(f"the buffer {buffer_id(connection)} does not hold this: it was begun anew in between")
+    return found
 
 
 def corruption(message: str) -> sqlite3.DatabaseError:

@@ -6,13 +6,16 @@ them is deleted before its window is written.
 """
 
 import sqlite3
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
 import structlog
+from msgspec.structs import replace
 
 from gateway.buffer.duplicate_window import DuplicateWindow, Verdict
-from gateway.buffer.rows import START, Position, Series, Span
+from gateway.buffer.rows import START, Doubt, Entry, Position, Quarantined, Series, Span
 from gateway.record_contract import counter_of
 
 RUNS_PER_COUNTER = 2
@@ -79,6 +82,30 @@ class DeviceRuns:
         self._save_due_s = 0.0
         self._known_runs: int | None = None
 
+    def judge(self, entries: Iterable[Entry], lane: int, tally: Counter[str]) -> tuple[list[Entry], list[Entry]]:
+        """The entries that are to be stored in a lane, and those of them that say what their sensor dropped.
+
+        Retransmissions are left out. `tally` counts by verdict those that are not new.
+        """
+        admit = self.admit
+        kept: list[Entry] = []
+        with_lost: list[Entry] = []
+        for entry in entries:
+            boot, number = entry.device_boot, entry.device_sequence
+            if boot is not None and number is not None:
+                verdict = admit(entry.series, boot, number, entry.payload, lane, entry.received_us)
+                if verdict is not Verdict.NEW:
+                    tally[verdict.value] += 1
+                    if verdict is Verdict.DUPLICATE:
+                        continue
+                    if verdict is Verdict.CONFLICT:
+                        kept.append(replace(entry, doubt=Doubt.CONFLICT))
+                        continue
+                elif entry.lost is not None:
+                    with_lost.append(entry)
+            kept.append(entry)
+        return kept, with_lost
+
     def admit(  # noqa: PLR0913, PLR0917 - once for each reading
         self, series: Series, boot: str, sequence: int, payload: bytes, lane: int, received_us: int
     ) -> Verdict:
@@ -99,10 +126,14 @@ class DeviceRuns:
                 self._unsaved[run] = self._used_last = known
         return verdict
 
-    def remember(self, run: Run, sequence: int, payload: bytes) -> None:
-        """Know a sequence that was acknowledged, and is no row."""
+    def remember_lost(self, input_: Quarantined) -> None:
+        """What was never judged is in no window: a later recall would tell of it as lost once more."""
+        boot, sequence = input_.device_boot, input_.device_sequence
+        if input_.series is not None or boot is None or sequence is None:
+            return
+        run = (input_.device, input_.topic or "", boot)
         known = self._known(run)
-        known.window.admit(sequence, payload)
+        known.window.admit(sequence, input_.payload)
         self._unsaved.pop(run, None)
         self._unsaved[run] = self._used_last = known
 

@@ -1,14 +1,19 @@
 """Counts what comes in and what goes to the disk for it: the figures of the write budget."""
 
+import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from gateway.clock.kernel_clock import boottime_us
+
 INTERVAL_S = 60.0
 """How often the figures are written down, and only together with something else: an idle box writes nothing."""
 _PROCESS_IO = Path("/proc/self/io")
+USAGE_HOURS = 48
+"""Hours whose figures the buffer file keeps."""
 DAY_S = 86_400.0
 SEEN_S_MIN = 600.0
 """Uptime below which a rate says too little to be told."""
@@ -70,6 +75,19 @@ def _written_bytes() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("write_bytes:")), 0)
+
+
+def add_usage(connection: sqlite3.Connection, boot_id: str, usage: Usage) -> None:
+    """Add to what this hour of a boot brought, inside the caller's transaction."""
+    hour = boottime_us() // 3_600_000_000
+    connection.execute(
+        """INSERT INTO usage (boot_id, hour, seconds, readings, stored_bytes, disk_bytes)
+        VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (boot_id, hour) DO UPDATE SET
+            seconds = seconds + excluded.seconds, readings = readings + excluded.readings,
+            stored_bytes = stored_bytes + excluded.stored_bytes, disk_bytes = disk_bytes + excluded.disk_bytes""",
+        (boot_id, hour, *usage),
+    )
+    connection.execute("DELETE FROM usage WHERE number <= (SELECT max(number) FROM usage) - ?", (USAGE_HOURS,))
 
 
 class UsageHour(NamedTuple):

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import structlog
 
-from gateway.clock.sensor_clock import DeviceClock, Kind
+from gateway.clock.oscillators import Kind
+from gateway.clock.sensor_clock import DeviceClock
 from gateway.clock.slews import Slews
 from gateway.reading import Mark
 
@@ -53,13 +54,13 @@ class Run:
         """One that knows nothing where nothing was learnt, or what was kept cannot be read."""
         if self._clock is None:
             self._clock = self._recalled()
-            self._saved, self._saved_version = None, self._clock.version
+            self._saved, self._saved_version = None, self._clock.fit.version
         return self._clock
 
     @property
     def has_news(self) -> bool:
         """Whether more was learnt than is kept."""
-        return self._clock is not None and self._clock.version != self._saved_version
+        return self._clock is not None and self._clock.fit.version != self._saved_version
 
     @property
     def mark(self) -> str:
@@ -68,7 +69,7 @@ class Run:
 
     def save(self) -> bytes:
         """Its clock, to be kept."""
-        self._saved_version = self.clock.version
+        self._saved_version = self.clock.fit.version
         return self.clock.to_bytes()
 
     def was_not_saved(self) -> None:

@@ -8,12 +8,15 @@ bounds (set-membership estimation; see Marzullo and Owicki, 1983, for intervals,
 All ticks and times are in microseconds. Without I/O, without a clock.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 ROUNDING_US = 0.01
 """Observations may touch each other in one point, which floating point numbers must not miss."""
+NO_LOWER_LIMIT = -math.inf
+"""`earliest_us` of an observation that has only an upper limit."""
 
 
 class Observation(NamedTuple):
@@ -21,7 +24,7 @@ class Observation(NamedTuple):
 
     tick_us: float
     earliest_us: float
-    """Minus infinity where only an upper limit is known."""
+    """`NO_LOWER_LIMIT` where only an upper limit is known."""
     latest_us: float
 
 
@@ -93,7 +96,7 @@ def lines_at(tick_us: float, observations: Iterable[Observation], limits: RateLi
     """
     # The nearest first: it leaves little, and most of the others then cut nothing off.
     by_distance = sorted(observations, key=lambda seen: abs(seen.tick_us - tick_us))
-    first = next(seen for seen in by_distance if seen.earliest_us > float("-inf"))
+    first = next(seen for seen in by_distance if seen.earliest_us > NO_LOWER_LIMIT)
     distance_us = first.tick_us - tick_us
     slack_us = limits.slack_us(distance_us)
     low = first.earliest_us - first.tick_us - slack_us

@@ -753,7 +753,7 @@ async def _done_here(settings: Settings, command: str, parts: list[list[int]]) -
     opened.open()
     try:
         if command == "quarantine-retry":
-            await opened.report_lanes("retry", front_door.lane_entry)
+            await opened.transact(lambda file: file.report_lanes("retry", front_door.events.lane_entry))
         do = control.handlers(front_door, opened)[command]
         return [msgspec.to_builtins(await do({"numbers": part})) for part in parts]
     finally:

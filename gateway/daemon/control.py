@@ -114,7 +114,7 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
         told = {} if parts is None else parts.told()
         counts = {**buffer.counts, **front_door.counts}
         last = front_door.counted_last
-        lost = front_door.lost_told.total()
+        lost = front_door.events.lost_told.total()
         return {
             "buffer": buffer.state,
             "usage": buffer.usage,
@@ -130,14 +130,17 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
         from gateway.daemon.device_states import DevicesAsked, devices_page  # noqa: PLC0415
 
         asked = _converted(arguments, DevicesAsked)
-        lost = front_door.lost_told
+        lost = front_door.events.lost_told
         return await devices_page(asked, front_door.heard, front_door.clocks, boottime_us(), lost)
 
     async def quarantine_retry(arguments: dict[str, Any]) -> object:
-        return await front_door.retry_quarantined(_numbers(arguments))
+        from gateway.intake.quarantine_retry import retry_quarantined  # noqa: PLC0415
+
+        return await retry_quarantined(front_door, buffer, _numbers(arguments))
 
     async def quarantine_drop(arguments: dict[str, Any]) -> object:
-        return {"dropped": await buffer.drop_quarantined(_numbers(arguments))}
+        numbers = _numbers(arguments)
+        return {"dropped": await buffer.transact(lambda file: file.lose_quarantined(numbers))}
 
     async def check_open(_arguments: dict[str, Any]) -> object:
         return front_door.checks.open()

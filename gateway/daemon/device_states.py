@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.clock.sensor_clock import Kind
+from gateway.clock.oscillators import Kind
 from gateway.clock.sensor_clocks import DeviceClocks, Run
 from gateway.intake.devices_heard import DevicesHeard, Tells, ToldDate
 
@@ -47,11 +47,11 @@ class ClockState(Struct, frozen=True):
             run.stream,
             run.boot,
             clock.kind,
-            clock.paced_by,
-            clock.drift_ppm,
-            clock.error_us_at(now_us),
-            clock.observed_us,
-            clock.has_jumped,
+            clock.fit.paced_by,
+            clock.fit.drift_ppm,
+            clock.fit.error_us_at(now_us),
+            clock.fit.observed_us,
+            clock.fit.has_jumped,
         )
 
 

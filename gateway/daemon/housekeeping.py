@@ -65,7 +65,7 @@ class LaneTurns:
 
     async def _begin(self, reason: str) -> bool:
         try:
-            await self._buffer.begin_lane(reason, self._front_door.lane_entry)
+            await self._buffer.begin_lane(reason, self._front_door.events.lane_entry)
         except BufferFileError:
             # The buffer itself says what it suffers from, and it is tried again.
             return False
@@ -146,7 +146,7 @@ class Housekeeping:
         if not self._buffer.owes_correction:
             return
         with suppress(BufferFileError):  # it is written down that it is still to be told
-            for made in await self._front_door.report_corrections():
+            for made in await self._front_door.events.report_corrections():
                 log.info(
                     "times that were told before they were known are corrected on gateway-events",
                     boot=made.boot_id,
@@ -155,12 +155,12 @@ class Housekeeping:
                 )
 
     def _tell_what_was_quarantined(self, now_s: float) -> None:
-        for reason, count in (self._front_door.quarantined - self._quarantined).items():
+        for reason, count in (self._front_door.quarantine.by_reason - self._quarantined).items():
             if now_s < self._tell_quarantined_s.get(reason, now_s):
                 continue
             self._tell_quarantined_s[reason] = now_s + QUARANTINED_INTERVAL_S
             self._quarantined[reason] += count
-            device, come_from = self._front_door.quarantined_last[reason]
+            device, come_from = self._front_door.quarantine.last[reason]
             log.warning(
                 "input quarantined: sluice buffer quarantine ls says what to do",
                 reason=reason,
@@ -182,16 +182,16 @@ class Housekeeping:
 
     async def _tell_what_became_of_files(self) -> None:
         buffer, event = self._buffer, self._front_door.event
-        while buffer.set_aside:
-            aside = buffer.set_aside.popleft()
+        while buffer.attachment.set_aside:
+            aside = buffer.attachment.set_aside.popleft()
             event("buffer-set-aside", None, file=aside.name, buffer=aside.buffer_id, rows=aside.rows)
         if buffer.id != self._lanes_told_of:
             with suppress(BufferFileError):  # tried again with the next look
                 reason = "buffer-replaced" if self._lanes_told_of else "start"
-                await buffer.report_lanes(reason, self._front_door.lane_entry)
+                await buffer.transact(lambda file: file.report_lanes(reason, self._front_door.events.lane_entry))
                 self._lanes_told_of = buffer.id
-        while buffer.salvaged:
-            done = buffer.salvaged.popleft()
+        while buffer.attachment.salvaged:
+            done = buffer.attachment.salvaged.popleft()
             event("buffer-salvaged", None, file=done.aside.name, rows=done.progress.taken, missing=done.missing)
 
     async def _report_losses(self) -> None:
@@ -199,5 +199,5 @@ class Housekeeping:
         if not self._forwarder.state.up or time.monotonic() < self._report_losses_s:
             return
         with suppress(BufferFileError):  # the counters stay, and the buffer itself says what it suffers from
-            if await self._front_door.report_losses():
+            if await self._front_door.events.report_losses():
                 self._report_losses_s = time.monotonic() + LOSSES_INTERVAL_S

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 if TYPE_CHECKING:
-    from gateway.buffer.buffer import BufferState
+    from gateway.buffer.state import BufferState
     from gateway.uplink.memory import UplinkState
 
 INTERVAL_S_MAX: Final = 10.0

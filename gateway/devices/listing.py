@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from gateway.buffer.schema import read_marks
 from gateway.buffer.status import DeviceStatus, Now, is_running, read_status, reading, this_moment
-from gateway.clock.sensor_clock import Kind
+from gateway.clock.oscillators import Kind
 from gateway.clock.sensor_clocks import MARKS, saved_run
 from gateway.daemon import control
 from gateway.daemon.device_states import ClockState, DevicesPage, DeviceState, HeardState

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.clock.sensor_clock import Kind
+from gateway.clock.oscillators import Kind
 from gateway.daemon.device_states import ClockState, HeardState
 from gateway.host.terminal_text import span
 from gateway.intake.devices_heard import STRETCH_US, ToldDate

@@ -103,4 +103,4 @@ class NewClocks:
 
     def _is_known(self, source: Source, start: _Start) -> bool:
         clock = self._clocks.find_of(source.device, start.boot, source.stream)
-        return clock is not None and clock.error_us is not None
+        return clock is not None and clock.fit.error_us is not None

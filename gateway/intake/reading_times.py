@@ -1,7 +1,8 @@
 """When a reading that comes in was taken: by its sensor's tick, or as its payload says."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from operator import attrgetter
 from typing import NamedTuple
 
 import structlog
@@ -10,22 +11,20 @@ from msgspec.structs import replace
 from gateway.buffer.rows import Entry
 from gateway.clock.gateway_clock import BootClock
 from gateway.clock.rfc3339 import rfc3339
-from gateway.clock.sensor_clock import Sample
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.clock.sensor_dates import Implausible, TimeLimits, implausible
-from gateway.intake.devices_heard import ToldDate
-from gateway.intake.payload_time import Told
+from gateway.intake.devices_heard import DevicesHeard, ToldDate
+from gateway.intake.new_clocks import NewClocks
+from gateway.intake.payload_time import NothingToldError, Reader, Told
+from gateway.reading import Reading
 from gateway.settings import Oscillator
 
 LOG_INTERVAL_US = 60_000_000
-
-
 EVENT_INTERVAL_US = 3_600_000_000
-
-
 EVENT_DEVICES_MAX = 100
 """Devices that are told of in an hour; anybody may make up names where anonymous clients are let in."""
 
+_sample = attrgetter("tick_ms", "device_sequence")
 
 log = structlog.get_logger()
 
@@ -88,42 +87,67 @@ class Arrivals:
 class IntakeTimes:
     """Puts times into rows."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what is known of times, and who is told of them
         self,
         clocks: DeviceClocks,
+        new_clocks: NewClocks,
+        heard: DevicesHeard,
         limits: TimeLimits,
         clock: Callable[[], BootClock],
+        now_us: Callable[[], int],
+        count: Callable[[str, str], None],
         report: Callable[[str, dict[str, object]], None],
-        note: Callable[[Entry, ToldDate], None],
     ) -> None:
-        """`report` takes a device and what the event about its implausible times says; `note` takes each of these."""
+        """`count` takes what is counted, and a device; `report` a device, and what the event about its times says."""
         self._clocks = clocks
+        self._new_clocks = new_clocks
+        self._heard = heard
         self._limits = limits
         self._clock = clock
-        self._note = note
+        self._now_us = now_us
+        self._count = count
         self._implausible = ImplausibleTimes(report)
 
-    def stamps(
-        self, of: Ticking, boot: str, received_us: int, samples: Iterable[Sample]
-    ) -> list[tuple[int, int] | None]:
-        """When readings were taken that came in just now, and the bounds of that; their sensor's clock is learnt.
+    def stamp(self, arrivals: Arrivals) -> None:
+        """Put times into the rows of readings that came in together, and learn their sensor's clock from them.
 
         One that was kept somewhere (by a broker, or its sensor) teaches nothing wrong: it was taken before it came.
         """
-        clock = self._clocks.of(of.device, boot, of.oscillator, of.stream)
+        of, entries, received_us = arrivals.of, arrivals.entries, arrivals.received_us
+        clock = self._clocks.of(of.device, arrivals.boot, of.oscillator, of.stream)
         clock.least_delay_us = of.least_delay_us
-        return clock.stamps(received_us, samples)
+        stamps = clock.stamps(received_us, map(_sample, entries))
+        without = 0
+        for entry, stamp in zip(entries, stamps, strict=True):
+            if stamp is None:
+                without += 1
+            else:
+                entry.event_us, entry.event_error_us = stamp
+                # It has told what it could, and stands in the payload: each byte is one for the card.
+                entry.tick_ms = None
+        if without:
+            self._new_clocks.met(entries[0].series, arrivals.boot, received_us, without)
 
     def estimate(self, of: Ticking, boot: str, tick_ms: int, received_us: int) -> tuple[int, int] | None:
         """When a reading was taken that came in some time ago, and the bound of that: nothing is learnt from it."""
         clock = self._clocks.find(of.device, boot, of.stream)
         return None if clock is None else clock.estimate(tick_ms, received_us)
 
-    def told(self, entry: Entry, told: Told, error_us: int, now_us: int) -> Entry:
-        """The row of a reading whose payload says when it was taken, to `error_us`; `now_us` is CLOCK_BOOTTIME.
+    def with_told_time(self, entry: Entry, reading: Reading, tell_time: Reader, error_us: int) -> Entry:
+        """The row of a reading that has no tick, with the time that its payload tells, to `error_us`."""
+        try:
+            told = tell_time(reading.payload)
+        except NothingToldError:
+            if not reading.is_serial:
+                self._count("time-missing", entry.series.device)
+            return entry
+        return entry if told is None else self._with_time(entry, told, error_us)
 
-        What is relative is relative to the receipt, and not believed where it is too far from that. What is absolute is
-        kept whatever it is: it is judged when the record is made, by what is known of the gateway's clock then.
+    def _with_time(self, entry: Entry, told: Told, error_us: int) -> Entry:
+        """What is relative is relative to the receipt, and not believed where it is too far from that.
+
+        What is absolute is kept whatever it is: it is judged when the record is made, by what is known of the gateway's
+        clock then.
         """
         if told.is_relative:
             if told.us > self._limits.ahead_us:
@@ -131,7 +155,7 @@ class IntakeTimes:
             else:
                 wrong = "behind" if told.us < -self._limits.behind_us else None
             if wrong is not None:
-                self._met(entry, ToldDate(wrong, f"{told.us / 1e6:+f} s", told.us, entry.received_us), now_us)
+                self._met(entry, ToldDate(wrong, f"{told.us / 1e6:+f} s", told.us, entry.received_us))
                 return entry
             event_us = entry.received_us + min(told.us, 0)
             return replace(entry, event_us=event_us, event_error_us=entry.event_error_us + error_us)
@@ -142,7 +166,7 @@ class IntakeTimes:
         wrong = implausible(told.us, timed.event_error_us, entry.received_us, clock, self._limits)
         if wrong is not None:
             off_us = None if clock.error_us is None else told.us - clock.at(entry.received_us)
-            self._met(entry, ToldDate(wrong, rfc3339(told.us).decode(), off_us, entry.received_us), now_us)
+            self._met(entry, ToldDate(wrong, rfc3339(told.us).decode(), off_us, entry.received_us))
         return timed
 
     def with_earliest(self, entry: Entry) -> Entry:
@@ -158,8 +182,11 @@ class IntakeTimes:
             earliest_us = (told_us if entry.tick_ms is not None else max(earliest_us, told_us)) - clock.error_us
         return replace(entry, earliest_us=min(earliest_us, entry.received_us))
 
-    def _met(self, entry: Entry, date: ToldDate, now_us: int) -> None:
-        self._note(entry, date)
+    def _met(self, entry: Entry, date: ToldDate) -> None:
+        """A sensor sent a time that cannot be right."""
+        device = entry.series.device
+        self._count(f"device-time-{date.reason}", device)
+        self._heard.told_odd_date(device, entry.device_boot, date)
         clock = self._clock()
         received = rfc3339(clock.at(entry.received_us)).decode() if clock.synced else None
-        self._implausible.met(date.reason, entry.series.device, date.told, received, now_us)
+        self._implausible.met(date.reason, device, date.told, received, self._now_us())

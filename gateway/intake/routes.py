@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.clock.sensor_clock import LEAST_DELAY_US
+from gateway.clock.arrival_buckets import LEAST_DELAY_US
 from gateway.record_contract import DEVICE_NAME, INTERNAL_PREFIX, KAFKA_TOPIC
-from gateway.settings import Oscillator, PayloadIdentity, RouteSettings, TimeSource
+from gateway.settings import GatewaySettings, Oscillator, PayloadIdentity, RouteSettings, TimeSource
 
 NO_ROUTE = "no-route"
 """Why a topic is refused that no template matches."""
@@ -19,6 +19,13 @@ def taken_words(routes: Sequence[RouteSettings]) -> str:
     told = ", ".join(route.topic for route in routes[:TEMPLATES_TOLD_MAX])
     more = f" and {len(routes) - TEMPLATES_TOLD_MAX} more" if len(routes) > TEMPLATES_TOLD_MAX else ""
     return f"routes here take {told}{more}" if routes else "there are no routes here"
+
+
+def kafka_key(gateway: GatewaySettings, name: str) -> str:
+    """The Kafka key of a device, or of this gateway (`gateway.key`)."""
+    prefix = f"{gateway.namespace}/"
+    # A name that begins so (by the fallback topic, an MQTT topic) would be read as another one without it.
+    return name if gateway.key == "name" and not name.startswith(prefix) else prefix + name
 
 
 class RouteError(ValueError):

@@ -1,6 +1,7 @@
 """One MQTT client's connection: what comes and goes on it, when it is read from, and how it ends.
 
-What the packets ask for is `listener.client`'s; a PUBLISH with QoS 1, which nearly all are, becomes a reading here.
+Who is let in is `listener.admission`'s, what the packets ask for `listener.client`'s; a PUBLISH with QoS 1, which
+nearly all are, becomes a reading here.
 """
 
 import asyncio
@@ -8,22 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from gateway.listener.access import Identity
+from gateway.listener.admission import Admission
 from gateway.listener.client import Client
+from gateway.listener.device_client import DeviceClient
 from gateway.listener.inflight import Inflight
 from gateway.listener.link import Link
-from gateway.listener.login_limit import Attempt, TooManyError, Waiting
-from gateway.listener.opening import UNAVAILABLE, admit, make_room
-from gateway.listener.refusals import (
-    HELD_TOO_MUCH,
-    INTAKE_REFUSED,
-    REVOKED,
-    TAKEN_OVER,
-    LoginRefusedError,
-    RefusedError,
-)
-from gateway.listener.session import Batch, Session, SessionKey
-from gateway.listener.sessions import Opening
+from gateway.listener.refusals import HELD_TOO_MUCH, INTAKE_REFUSED, REVOKED, RefusedError
+from gateway.listener.session import Batch, Session
 from gateway.listener.shared import Shared
 from gateway.listener.tls_connection import common_name
 from gateway.mqtt.protocol import (
@@ -47,21 +39,16 @@ SPARE_CONNECTIONS: Final = 64
 
 CLOSING_COMMITS_S: Final = 2.0
 """How long an end waits for commits under way, so that what they store is acknowledged and not sent again."""
-_TOO_MANY: Final = "too-many-failed-logins"
-_NOT_JUDGED: Final = (
-    "this name failed too often, and more log-ins of it wait already than may (mqtt_listener.failed_logins_held_max): "
-    "its password was not looked at"
-)
 
 
 class Connection(Link):
     """One client's connection, plain or inside TLS."""
 
     __slots__ = (
+        "_admission",
         "_clean",
         "_client",
         "_client_id",
-        "_hold_timer",
         "_inflight",
         "_opening",
         "_owes",
@@ -69,7 +56,6 @@ class Connection(Link):
         "_protocol",
         "_shared",
         "_user",
-        "_waiting",
         "_waits_for_commit",
         "_writer",
     )
@@ -88,9 +74,8 @@ class Connection(Link):
         """Whether a PUBLISH is a reading: CONNECT was accepted, and not an operator's."""
         self._opening: list[Event] | None = None
         """What came behind a CONNECT that waits: to be judged, or for its session's commit."""
-        self._waiting: Waiting | None = None
-        """Why it waits to be judged, or to be told that it is refused."""
-        self._hold_timer: asyncio.TimerHandle | None = None
+        self._admission: Admission | None = None
+        """From CONNECT until it is accepted."""
         self._clean = False
         self._inflight = Inflight(shared.settings, shared.inflight)
         self._waits_for_commit = False
@@ -135,7 +120,9 @@ class Connection(Link):
         shared, client = self._shared, self._client
         shared.connections.discard(self)
         shared.paused.discard(self)
-        self._wait_no_more()
+        if self._admission is not None:
+            self._admission.end_wait()
+            self._admission = None
         if client is None:
             return
         if self._cause is None:
@@ -147,7 +134,7 @@ class Connection(Link):
         elif self._opening is None:
             command = client.publish_will(self._cause, self._loop.time())
             if command is not None:
-                self._take(client, command, 0)
+                self._store(client, command, 0)
         if self._opening is None and client.device is not None:
             shared.devices.left(client.device)
 
@@ -161,7 +148,7 @@ class Connection(Link):
         ending: Disconnect | Violation | RefusedError | None = None
         remaining = iter(events)
         for event in remaining:
-            # The way of nearly all readings; the rest, and QoS 0 and 2, go by `Client.take`.
+            # The way of nearly all readings; the rest, and QoS 0 and 2, go by `Client.handle`.
             if type(event) is Publish and plain and event.qos == 1 and not event.dup:
                 topic = event.topic
                 readings.append(
@@ -184,16 +171,17 @@ class Connection(Link):
         if batch.at_once and self._cause is None:
             self._transport.write(b"".join(batch.at_once))
         if (readings or answers or batch.marks or batch.replies) and self._client is not None:
-            self._take(self._client, batch, wire_bytes)
+            self._store(self._client, batch, wire_bytes)
         if ending is not None:
             self._finish(ending)
 
     def _packet(self, event: Event, batch: Batch, received_us: int) -> None:
         """Act on a packet. Raises RefusedError."""
         if type(event) is Connect:
-            self._connect(event)
+            self._admission = Admission(self._shared, self._loop, self, common_name(self._transport))
+            self._admission.begin(event)
         elif self._client is not None:  # else CONNECT was refused: it comes first, or a Violation does
-            self._client.take(event, batch, received_us)
+            self._client.handle(event, batch, received_us)
 
     def _finish(self, ending: Disconnect | Violation | RefusedError) -> None:
         """End the connection: by the client's wish, or for what it sent last. What came before that was taken."""
@@ -205,133 +193,45 @@ class Connection(Link):
 
     # --- CONNECT ------------------------------------------------------------------------------------------
 
-    def _connect(self, connect: Connect) -> None:
-        """Open the session of a CONNECT, now or once it may be judged. Raises RefusedError."""
-        attempt, waiting = Attempt.of(self.peer, connect.user_name), None
-        try:
-            # Who gives no name guesses at no secret: it shows a certificate, or nothing.
-            if connect.user_name is not None:
-                waiting = self._shared.login_limit.before(attempt, self._loop.time())
-        except TooManyError:
-            self._refuse_login(connect, _TOO_MANY, _NOT_JUDGED)
-            return
-        if waiting is None:
-            self._judge(connect, attempt, is_late=False)
-        else:
-            self._wait(waiting, partial(self._judge_late, connect, attempt))
+    def suspend(self) -> None:
+        """CONNECT waits: read nothing, and keep what came behind it."""
+        self._opening = []
+        self.pause_or_resume()
 
-    def _judge(self, connect: Connect, attempt: Attempt, *, is_late: bool) -> None:
-        """Let a client in, or refuse its log-in, in a while where too many of them failed. Raises RefusedError."""
-        now_s = self._loop.time()
-        try:
-            identity = admit(self._shared, connect, common_name(self._transport), attempt)
-        except LoginRefusedError as refused:
-            waiting, answer = None, refused.answer
-            try:
-                waiting = self._shared.login_limit.failed(attempt, now_s, has_waited=is_late)
-            except TooManyError:
-                answer = b""
-            self._refuse_login(connect, refused.reason, refused.message, answer, waiting)
-            return
-        # From here on it is known who this is, and the log may say so.
-        self._user, self._client_id = identity.user, connect.client_id
-        if not identity.is_check:
-            self._shared.refusals.let_in(identity.user, self.peer)
-        self._open(connect, identity, make_room(self._shared, connect, identity, now_s))
-
-    def _judge_late(self, connect: Connect, attempt: Attempt) -> None:
-        """Go on with a CONNECT that had to wait."""
-        self._wait_no_more()
-        events, self._opening = self._opening or [], None
+    def go_on(self, decide: Callable[[], None]) -> None:
+        """Decide on a CONNECT that waited, and act on what came behind it."""
         if self._cause is not None:
             return
+        events, self._opening = self._opening or [], None
         try:
-            self._judge(connect, attempt, is_late=True)
+            decide()
         except RefusedError as refused:
             self.refuse(refused.reason, refused.message, refused.answer)
-        self._go_on(events)
+        self._catch_up(events)
 
-    def _go_on(self, events: list[Event]) -> None:
-        """Take what came behind a CONNECT that waited, unless it waits on."""
+    def _catch_up(self, events: list[Event]) -> None:
+        """Act on what came behind a CONNECT that waited, unless it waits on."""
         if self._opening is not None:
             self._opening += events
         elif self._cause is None:
             self.pause_or_resume()
             self._act(events, 0)
 
-    def _refuse_login(
-        self, connect: Connect, reason: str, message: str, answer: bytes = b"", waiting: Waiting | None = None
-    ) -> None:
-        """Log a refused log-in, and end the connection, now or in a while."""
-        self._shared.refusals.refused_login(reason, message, connect, self.peer)
-        if waiting is None:
-            self.end(reason, answer)
-        else:
-            self._wait(waiting, partial(self.end, reason, answer))
+    def identify(self, user: str | None, client_id: str) -> None:
+        """It is known who this is, and the log may say so."""
+        self._user, self._client_id = user, client_id
 
-    def _wait(self, waiting: Waiting, then: Callable[[], None]) -> None:
-        """Read nothing until `then`."""
-        self._waiting, self._opening = waiting, []
-        self._hold_timer = self._loop.call_later(waiting.seconds, then)
-        self.pause_or_resume()
+    def begin(self, client: Client) -> None:
+        """The client has its session from here on."""
+        self._client = client
 
-    def _wait_no_more(self) -> None:
-        if self._hold_timer is not None:
-            self._hold_timer.cancel()
-            self._hold_timer = None
-        if self._waiting is not None:
-            self._shared.login_limit.release(self._waiting)
-            self._waiting = None
-
-    def _open(self, connect: Connect, identity: Identity, key: SessionKey) -> None:
-        """Open the session of a client that was admitted."""
-        shared = self._shared
-        older = shared.sessions.get(key)
-        opening = shared.kept.open(key, clean=connect.clean_session)
-        if older is not None:
-            older.refuse(TAKEN_OVER, "the same client identifier connected again")  # [MQTT-3.1.4-2]
-        shared.enter(key, self)
-        client = self._client = Client(shared, connect, identity, opening, self.peer)
-        if not opening.marks:
-            self._accept(client, connect.keep_alive_s)
-            return
-        self._opening = []
-        self.pause_or_resume()
-        shared.take([], partial(self._opened, client, connect.keep_alive_s, opening), opening.marks)
-
-    def end_where_revoked(self) -> None:
-        """End the connection of a client whose secret is good no more."""
-        if self._client is not None and not self._shared.logins.holds(self._client.identity):
-            self.dismiss(REVOKED, "its secret was revoked, or replaced, or has had its time; see sluice devices list")
-
-    def _opened(
-        self,
-        client: Client,
-        keep_alive_s: int,
-        opening: Opening,
-        stored: bool,  # noqa: FBT001 - as Intake has it
-    ) -> None:
-        """Go on with a CONNECT whose session's commit is done."""
-        kept = self._shared.kept
-        if stored:
-            kept.opened(opening)
-        else:
-            kept.not_opened(opening)
-        if self._cause is not None:
-            return
-        if not stored:
-            self.refuse(INTAKE_REFUSED, "the session could not be stored", UNAVAILABLE)
-            return
-        events = self._opening or []
-        self._opening = None
-        self._accept(client, keep_alive_s)
-        self.pause_or_resume()
-        self._act(events, 0)
-
-    def _accept(self, client: Client, keep_alive_s: int) -> None:
+    def accept(self, client: Client, keep_alive_s: int) -> None:
+        """Let the client in."""
+        self._admission = None
         shared = self._shared
         shared.counts["connected"] += 1
-        self._plain, self._writer = not client.operator, client.writer
+        if isinstance(client, DeviceClient):
+            self._plain, self._writer = True, client.writer
         self._be_patient(1.5 * keep_alive_s)  # [MQTT-3.1.2-24]; 0 means no keep-alive
         # Written before anything else can be: the first packet from a server is CONNACK [MQTT-3.2.0-1].
         self._transport.write(connack(ConnectReturnCode.ACCEPTED, session_present=client.present))
@@ -339,6 +239,11 @@ class Connection(Link):
             shared.devices.appeared(client.device, self.peer)
         client.session.resume()
         self.send_commands()
+
+    def end_where_revoked(self) -> None:
+        """End the connection of a client whose secret is good no more."""
+        if self._client is not None and not self._shared.logins.holds(self._client.identity):
+            self.dismiss(REVOKED, "its secret was revoked, or replaced, or has had its time; see sluice devices list")
 
     # --- commands -----------------------------------------------------------------------------------------
 
@@ -360,7 +265,7 @@ class Connection(Link):
 
     # --- readings and their acknowledgement ---------------------------------------------------------------
 
-    def _take(self, client: Client, batch: Batch, wire_bytes: int) -> None:
+    def _store(self, client: Client, batch: Batch, wire_bytes: int) -> None:
         """Hand over what one read brought; its answers come with `_decided`."""
         shared, inflight = self._shared, self._inflight
         if not batch.waits and not inflight.batches:
@@ -376,7 +281,7 @@ class Connection(Link):
         client.complete(batch)
         weight_bytes = inflight.add(batch, wire_bytes)
         self.pause_or_resume()
-        shared.take(batch.readings, partial(self._decided, client, batch, weight_bytes), batch.marks)
+        shared.store(batch.readings, partial(self._decided, client, batch, weight_bytes), batch.marks)
 
     def _decided(
         self,
@@ -477,7 +382,8 @@ class Connection(Link):
         self._close_after_reading()
 
     def _check_silence(self) -> None:
-        if self._client is None and self._waiting is None:  # whatever it has sent of a CONNECT
+        is_waiting = self._admission is not None and self._admission.is_waiting
+        if self._client is None and not is_waiting:  # whatever it has sent of a CONNECT
             self._abort("connect-timeout", "no CONNECT within mqtt_listener.connect_timeout_s")
         else:
             super()._check_silence()

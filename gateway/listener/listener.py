@@ -101,7 +101,7 @@ class MqttListener:
         shared = self.shared
         strays = shared.kept.load(await shared.intake.marks(MARKS), shared.now_us() / 1e6)
         if strays:
-            shared.take([], lambda _: None, dict(strays))
+            shared.store([], lambda _: None, dict(strays))
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, servers: list[asyncio.Server]) -> None:
         settings, tls = self.settings, self.settings.tls

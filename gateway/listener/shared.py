@@ -87,7 +87,7 @@ class Shared:
         """Time of the event loop's clock until which the intake is held to refuse."""
         self._generated_ids = 0
 
-    def take(
+    def store(
         self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Mapping[str, bytes | None]
     ) -> None:
         """`Intake.take`, whatever happens: what waits for a commit must not wait for ever."""
@@ -99,7 +99,7 @@ class Shared:
 
     def forget(self, sessions: Sequence[Session]) -> None:
         """Have the marks of sessions that were taken out forgotten."""
-        self.take([], partial(self.kept.forgotten, sessions), self.kept.forget(sessions))
+        self.store([], partial(self.kept.forgotten, sessions), self.kept.forget(sessions))
 
     def enter(self, key: SessionKey, connection: Connected) -> None:
         """Take note of the connection that a session has now."""

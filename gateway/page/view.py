@@ -211,7 +211,7 @@ class StatusView:
 
     async def _look_at_the_file(self) -> None:
         # What is reported meanwhile is missed until the next look, and not counted twice.
-        told = self._front_door.lost_told.copy()
+        told = self._front_door.events.lost_told.copy()
         self._on_disk = await asyncio.to_thread(look_at_the_file, self._settings.buffer.path, self._buffer.boot_id)
         self._log_ins = await asyncio.to_thread(log_ins, self._settings)
         self._may_log_in = await asyncio.to_thread(may_log_in, self._settings)
@@ -292,7 +292,7 @@ class StatusView:
                 disk_free=on_disk.disk_free_bytes,
                 disk_free_min=settings.buffer.free_bytes_min,
             )
-        lost_us = max(on_disk.lost_us, self._front_door.lost_told_us)
+        lost_us = max(on_disk.lost_us, self._front_door.events.lost_told_us)
         return Facts(
             settings=settings,
             up_s=(now_us - self._started_us) / 1e6,

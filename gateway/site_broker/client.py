@@ -11,7 +11,6 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Final
 
 import structlog
@@ -23,10 +22,6 @@ from paho.mqtt.reasoncodes import ReasonCode
 from gateway.mqtt.packet_reader import MalformedPacketError, Packet, PacketReader
 
 READ_BYTES: Final = 65_536
-LINK_TIMEOUT_S: Final = 10
-"""How long a broker may leave bytes of ours unconfirmed, or TCP's own probes unanswered."""
-PROBE_AFTER_S: Final = 5
-"""Silence after which TCP probes, and between its probes."""
 _PINGREQ: Final = b"\xc0\x00"
 _PUBACK: Final = 0x40
 """What a packet of acknowledgements is queued as: paho tells only PUBLISH and DISCONNECT from the rest."""
@@ -36,77 +31,6 @@ CLOSED: Final = (
 )
 
 _log = structlog.get_logger("sluice.mqtt_broker")
-
-
-async def connect(host: str, port: int, context: ssl.SSLContext | None, resolver: Executor) -> socket.socket:
-    """Connect, with TLS where there is a context. Raises OSError, of which ssl.SSLError is a kind.
-
-    The name is looked up by `resolver`: a look-up outlives whoever stops waiting for it, and in the loop's own
-    executor it would keep others from theirs.
-    """
-    loop = asyncio.get_running_loop()
-    failure = OSError(f"{host} has no address")
-    found = await loop.run_in_executor(resolver, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-    for family, kind, protocol, _, address in found:
-        link = socket.socket(family, kind, protocol)
-        try:
-            link.setblocking(False)
-            _notice_a_dead_link(link)
-            await loop.sock_connect(link, address)
-        except OSError as error:
-            link.close()
-            failure = error
-        except BaseException:
-            link.close()
-            raise
-        else:
-            return link if context is None else await _encrypted(link, context, host)
-    raise failure
-
-
-def _notice_a_dead_link(link: socket.socket) -> None:
-    """Have TCP end the connection within seconds of a black hole or a change of this box's address."""
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LINK_TIMEOUT_S * 1000)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER_S)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_AFTER_S)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, LINK_TIMEOUT_S // PROBE_AFTER_S)
-
-
-async def _encrypted(link: socket.socket, context: ssl.SSLContext, host: str) -> ssl.SSLSocket:
-    loop = asyncio.get_running_loop()
-    try:
-        encrypted = context.wrap_socket(link, server_hostname=host, do_handshake_on_connect=False)
-    except BaseException:
-        link.close()
-        raise
-    try:
-        while True:
-            ready: asyncio.Future[None] = loop.create_future()
-            try:
-                encrypted.do_handshake()
-            except ssl.SSLWantReadError:
-                loop.add_reader(encrypted, _resolve, ready)
-            except ssl.SSLWantWriteError:
-                loop.add_writer(encrypted, _resolve, ready)
-            except ConnectionError as error:
-                raise ssl.SSLError(f"the other side ended the handshake ({error.strerror})") from error
-            else:
-                return encrypted
-            try:
-                await ready
-            finally:
-                loop.remove_reader(encrypted)
-                loop.remove_writer(encrypted)
-    except BaseException:
-        encrypted.close()
-        raise
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 class BrokerClient(Client):
@@ -133,8 +57,8 @@ class BrokerClient(Client):
         self.connack: asyncio.Future[int] = self._loop_of.create_future()
         """CONNACK's return code (section 3.2.2.3), for `packets_came` to set."""
         self.ended: asyncio.Future[str] = self._loop_of.create_future()
-        self.heard_s = self.wrote_s = self._loop_of.time()
-        """When something came last, and when something was last given to be written, on the loop's clock."""
+        self.heard_s = self.wrote_s = self.pinged_s = self._loop_of.time()
+        """When something came last, and when something, or a PINGREQ, was given to be written, on the loop's clock."""
         self.on_disconnect = self._told_end
         self.on_socket_register_write = self._wants_to_write
         self.on_socket_unregister_write = self._has_written
@@ -169,9 +93,10 @@ class BrokerClient(Client):
         """Write packets that are made already, and a PINGREQ behind them."""
         if self._sock is None:
             return
+        self.wrote_s = self._loop_of.time()
         if ping:
             packets += _PINGREQ
-        self.wrote_s = self._loop_of.time()
+            self.pinged_s = self.wrote_s
         self._packet_queue(_PUBACK, packets, 0, 0)
         self.loop_write()
 

@@ -28,7 +28,8 @@ from gateway.uplink.heartbeat import Heartbeat
 from gateway.uplink.memory import MARKS, Memory, QuotaUsedUpError, UplinkState
 from gateway.uplink.redrive import LOOK_S as REDRIVE_S
 from gateway.uplink.redrive import Redrive
-from gateway.uplink.rounds import REFUSALS, NewSession, Rounds
+from gateway.uplink.refused import REFUSALS
+from gateway.uplink.rounds import NewSession, Rounds
 
 BACKOFF_S_MIN = 0.25
 LOOK_S = 1.0
@@ -190,7 +191,7 @@ class Forwarder:
 
     async def _one_session(self) -> NewSession:
         if not self._remembers:
-            self._memory.recall(await self._buffer.marks(MARKS))
+            self._memory.recall(await self._buffer.run(lambda file: file.marks(MARKS)))
             self._remembers = True
         link = self._link = KafkaLink(self._kafka, self._dates)
         try:

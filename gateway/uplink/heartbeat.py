@@ -14,6 +14,7 @@ from gateway.buffer.rows import Lane, Row, Series
 from gateway.clock.gateway_clock import BootClock, BootTimes
 from gateway.clock.rfc3339 import rfc3339
 from gateway.intake.front_door import FrontDoor
+from gateway.intake.routes import kafka_key
 from gateway.kafka.record import RecordEncoder
 from gateway.settings import GatewaySettings, KafkaSettings
 
@@ -37,7 +38,7 @@ class Heartbeat:
         self._sequence = 0
         self.topic = kafka.events_topic
         self._quarantine_topic = kafka.quarantine_topic
-        self.key = front_door.key(gateway.id)
+        self.key = kafka_key(gateway, gateway.id)
 
     async def record(self, now_us: int, offsets: dict[tuple[str, int], int]) -> bytes:
         """The next heartbeat, encoded, as the first of a batch. Raises BufferFileError.

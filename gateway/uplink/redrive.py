@@ -8,6 +8,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.quarantine import TOPIC_FORBIDDEN
 from gateway.intake.front_door import FrontDoor
+from gateway.intake.quarantine_retry import retry_quarantined
 from gateway.kafka.topics import TopicVerdict
 from gateway.uplink.memory import Memory
 
@@ -60,7 +61,7 @@ class Redrive:
         for cause, number in self._next.items():
             count = self._may_go(verdicts[cause[0]], cause[1])
             # Somebody else may have taken it out, and nothing may wait for this topic any more.
-            if count or await self._buffer.quarantined_of_topics(number, 1) != [(number, *cause)]:
+            if count or await self._of_topics(number, 1) != [(number, *cause)]:
                 wanted[cause] = count
         await self._take(wanted)
 
@@ -69,13 +70,17 @@ class Redrive:
             self._buffer_id, self._read = self._buffer.id, 0
             self._next.clear()
         for _ in range(READS_MAX):
-            rows = await self._buffer.quarantined_of_topics(self._read + 1, READ_MAX)
+            rows = await self._of_topics(self._read + 1, READ_MAX)
             for number, topic, reason in rows:
                 if topic is not None:
                     self._next.setdefault((topic, reason), number)
                 self._read = number
             if len(rows) < READ_MAX:
                 return
+
+    async def _of_topics(self, number: int, limit: int) -> list[tuple[int, str | None, str]]:
+        """See `Quarantine.of_topics`."""
+        return await self._buffer.run(lambda file: file.quarantine.of_topics(number, limit))
 
     def _may_go(self, verdict: TopicVerdict, reason: str) -> int:
         """How many may be taken now. What would be refused again stays: each time costs the card some pages."""
@@ -98,7 +103,7 @@ class Redrive:
             if not wanted or number > self._read:
                 break
             number = max(number, min(self._next[cause] for cause in wanted))
-            rows = await self._buffer.quarantined_of_topics(number, READ_MAX)
+            rows = await self._of_topics(number, READ_MAX)
             for row, topic, reason in rows:
                 if topic is None or (topic, reason) not in wanted:
                     continue
@@ -111,10 +116,10 @@ class Redrive:
                     after[topic, reason] = row
             number = rows[-1][0] + 1 if rows else self._read + 1
             while len(found) >= AT_ONCE_MAX:
-                await self._front_door.retry_quarantined(found[:AT_ONCE_MAX])
+                await retry_quarantined(self._front_door, self._buffer, found[:AT_ONCE_MAX])
                 del found[:AT_ONCE_MAX]
         if found:
-            await self._front_door.retry_quarantined(found)
+            await retry_quarantined(self._front_door, self._buffer, found)
         after |= {cause: max(number, self._next[cause]) for cause in wanted}
         self._next = {cause: row for cause, row in (self._next | after).items() if row <= self._read}
         for topic, count in taken.items():

@@ -76,7 +76,7 @@ class Supply:
         self._under_way = under_way
         self._kafka = kafka
         self.buffer_id = buffer.id
-        self._rewinds = buffer.rewinds
+        self._rewinds = buffer.attachment.rewinds
         self.live_lane = 0
         """The lane that readings go into, as of the last look."""
         self._live = _Cursor()
@@ -96,9 +96,9 @@ class Supply:
         if self._buffer.id != self.buffer_id:
             raise _replaced()
         is_ordered = self._kafka.drain == "oldest-first"
-        if self._buffer.rewinds != self._rewinds:
+        if self._buffer.attachment.rewinds != self._rewinds:
             # Rows have come to stand before those that were read.
-            self._rewinds = self._buffer.rewinds
+            self._rewinds = self._buffer.attachment.rewinds
             self._behind.rewind(START)
             if is_ordered:
                 self._live.rewind(START)
@@ -191,14 +191,16 @@ class Supply:
         if series is None:
             if len(self._series) >= CACHE_MAX:
                 self._series.clear()
-            series = self._series[number] = await self._buffer.series(self.buffer_id, number)
+            series = await self._buffer.run(lambda file: file.series.find(number), self.buffer_id)
+            self._series[number] = series
         return series
 
     async def lane(self, number: int) -> Lane:
         """The lane of a row."""
         lane = self._lanes.get(number)
         if lane is None:
-            lane = self._lanes[number] = await self._buffer.lane_of(self.buffer_id, number)
+            lane = await self._buffer.run(lambda file: file.lanes.find(number), self.buffer_id)
+            self._lanes[number] = lane
         return lane
 
     async def _look(self, cursor: _Cursor, may_go: Callable[[Row], bool] | None) -> tuple[list[Row], list[Row]]:
@@ -239,7 +241,9 @@ class Supply:
             cursor.drops, rows = await reading
         drops = self._buffer.drops
         if rows and cursor.drops != drops:
-            rows = cursor.ahead = without(rows, await self._buffer.gone(self.buffer_id, spans_of(rows)))
+            ahead = spans_of(rows)
+            gone = await self._buffer.run(lambda file: file.gone(ahead), self.buffer_id)
+            rows = cursor.ahead = without(rows, gone)
             cursor.drops = drops
         if not rows:
             cursor.drops, rows = await self._read_file(cursor)
@@ -256,7 +260,9 @@ class Supply:
         boot_id = (await self.lane(number)).boot_id
         waits = self._held_boots.get(boot_id)
         if waits is None:
-            waits = self._held_boots[boot_id] = await self._buffer.may_be_learnt(boot_id)
+            waits = boot_id == self._buffer.boot_id
+            waits = waits or await self._buffer.run(lambda file: file.boots.may_be_learnt(boot_id))
+            self._held_boots[boot_id] = waits
         return waits
 
     async def _read_file(self, cursor: _Cursor) -> tuple[int, list[Row]]:

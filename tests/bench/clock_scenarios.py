@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway.clock.sensor_clock import LEAST_DELAY_US, OSCILLATORS, DeviceClock, Kind
+from gateway.clock.arrival_buckets import LEAST_DELAY_US
+from gateway.clock.oscillators import OSCILLATORS, Kind
+from gateway.clock.sensor_clock import DeviceClock
 from tests.bench.simple_clocks import WINDOW_US, LastOffset, LeastSquares, Receipt
 from tests.support.clock_world import (
     HOUR_US,

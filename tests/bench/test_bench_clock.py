@@ -209,6 +209,6 @@ def test_the_calls_that_are_timed_are_of_sensors_that_come_to_be_known() -> None
         times.append((sensor, received_us))
         clocks[sensor].stamp(received_us, tick_ms, sequence)
     assert len(times) == 3 * 60
-    assert all(clock.error_us is not None for clock in clocks)
+    assert all(clock.fit.error_us is not None for clock in clocks)
     assert stamp_us(3, 10, 20, 10) > 0
     assert probed_us(50) > 0

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from gateway.buffer.rows import Row
+from gateway.clock.arrival_buckets import LEAST_DELAY_US
 from gateway.clock.kernel_clock import boottime_us
-from gateway.clock.sensor_clock import LEAST_DELAY_US, OSCILLATORS
+from gateway.clock.oscillators import OSCILLATORS
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.intake.front_door import FrontDoor
 from gateway.intake.routes import compile_routes
@@ -30,7 +31,7 @@ from gateway.settings import GatewaySettings, KafkaSettings, ListenerSettings, R
 from sluice_sim.avr import FIRMWARES, Board, Wiring, build_firmware, inhibit_sampling, start_board, stop_boards
 from sluice_sim.provision import Network, provision
 from tests.support.board_scene import is_settled
-from tests.support.buffers import opened, rows
+from tests.support.buffers import opened, rows, series_of
 from tests.support.clock_world import Judged, share
 from tests.support.gateways import free_port
 from tests.support.sizes import size
@@ -205,7 +206,7 @@ class Minute:
                 for task in ends:
                     task.cancel()
             for row in await rows(buffer):
-                series = await buffer.series(buffer.id, row.series)
+                series = await series_of(buffer, row.series)
                 if not series.is_of_gateway:
                     self.rows.append((series.device, row))
 
@@ -249,8 +250,8 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     for name in STEADY:
         clock = minute.clocks.find(name, made.timed[name][-1].reading.device_boot or "")
         assert clock is not None
-        assert clock.drift_ppm is not None
-        made.drift_ppm[name] = clock.drift_ppm
+        assert clock.fit.drift_ppm is not None
+        made.drift_ppm[name] = clock.fit.drift_ppm
     made.faults = {name: [fault["fault"] for fault in board.faults()] for name, board in minute.boards.items()}
     print(made)  # noqa: T201 - `pytest -s` shows it, and a failure
     return made

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from gateway.buffer.duplicate_window import DuplicateWindow, Verdict
 from gateway.buffer.losses import LOSS_TYPE
-from gateway.intake.front_door import READING_TYPE
+from gateway.intake.resolved_topics import READING_TYPE
 from gateway.mqtt.protocol import PUBCOMP, PUBREC, Connect, Publish, PubRel, ServerProtocol, acknowledgements
 from gateway.reading import SENSOR_DROPPED
 from sluice_sim.cli import main

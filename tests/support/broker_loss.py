@@ -68,7 +68,7 @@ async def _read(broker: Mosquitto, intake: _Counting) -> None:
     settings = BrokerSettings(host="127.0.0.1", port=broker.port, topics=("device/#",), backoff_s_min=0.1)
     ingress = BrokerIngress(settings, "gw1", intake, lambda: 1, random.random)
     running = asyncio.create_task(ingress.run())
-    await asyncio.wait_for(ingress.subscribed.wait(), 10)
+    await asyncio.wait_for(ingress.session.subscriptions.answered.wait(), 10)
     count = -1
     while count < len(intake.readings):
         count = len(intake.readings)

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.rows import START, Entry, Loss, Position, Row, Series, spans_of
+from gateway.buffer.rows import START, Entry, Lane, Loss, Position, Quarantined, Row, Series, spans_of
 from gateway.clock.gateway_clock import BootClock
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
@@ -84,15 +84,31 @@ async def rows(buffer: Buffer, after: Position = START) -> list[Row]:
     return found
 
 
+async def series_of(buffer: Buffer, number: int) -> Series:
+    return await buffer.run(lambda file: file.series.find(number))
+
+
+async def lane_of(buffer: Buffer, number: int) -> Lane:
+    return await buffer.run(lambda file: file.lanes.find(number))
+
+
+async def marks_of(buffer: Buffer, prefix: str) -> dict[str, bytes]:
+    return await buffer.run(lambda file: file.marks(prefix))
+
+
+async def quarantined_of(buffer: Buffer, numbers: Sequence[int]) -> dict[int, Quarantined]:
+    return await buffer.run(lambda file: file.quarantine.find(numbers))
+
+
 async def confirm(buffer: Buffer, confirmed: Sequence[Row]) -> None:
     """Confirm rows, and have them deleted without the delay that spares the card."""
     buffer.confirm(buffer.id, spans_of(confirmed))
-    buffer._delete_due_s = 0.0
-    await buffer.marks("")  # wakes it
+    buffer._queue._delete_due_s = 0.0
+    await buffer.answers()  # wakes it
     async with asyncio.timeout(10):
-        while buffer._confirmed:
+        while buffer._outgoing.has_confirmed:
             await asyncio.sleep(0.005)
-    await buffer.marks("")  # comes behind the commit
+    await buffer.answers()  # comes behind the commit
 
 
 async def losses(buffer: Buffer) -> list[Loss]:

@@ -36,7 +36,7 @@ from gateway.kafka.record import RecordEncoder
 from gateway.reading import Reading, name_of_boot
 from gateway.settings import GatewaySettings, KafkaSettings, PayloadIdentity, RouteSettings
 from tests.support import spark_oracle
-from tests.support.buffers import CLOCK, confirm, opened, rows
+from tests.support.buffers import CLOCK, confirm, lane_of, opened, rows, series_of
 from tests.support.sizes import size
 from tests.support.spark_oracle import Event, KafkaRecord, told_apart
 from tests.support.spark_records import NOON
@@ -211,8 +211,8 @@ async def _sent(world: World, site: Site) -> tuple[list[Taken], list[KafkaRecord
 
 
 async def _record(world: World, gateway: GatewaySettings, row: Row) -> KafkaRecord:
-    series = await world.buffer.series(world.buffer.id, row.series)
-    lane = await world.buffer.lane_of(world.buffer.id, row.lane)
+    series = await series_of(world.buffer, row.series)
+    lane = await lane_of(world.buffer, row.lane)
     batch = EncodedBatch("none")
     batch.add(RecordEncoder(gateway, lane, series).encode(row, BootTimes(CLOCK), 0))
     (record,) = DefaultRecordBatch(bytes(batch._build()))

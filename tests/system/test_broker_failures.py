@@ -43,7 +43,7 @@ async def test_a_broker_that_is_stopped_and_started_loses_and_doubles_nothing(tm
     sent: list[str] = []
     with mosquitto(tmp_path / "broker", *settings) as broker:
         async with reading_from(intake, broker.port) as ingress:
-            await ingress.subscribed.wait()
+            await ingress.session.subscriptions.answered.wait()
             for _ in range(3):
                 # The broker stops while what it delivered waits for its commit.
                 intake.outcome = None
@@ -56,9 +56,9 @@ async def test_a_broker_that_is_stopped_and_started_loses_and_doubles_nothing(tm
                 while intake.waiting:
                     intake.decide(True)
                 await asyncio.to_thread(broker.start)
-                await until(ingress.subscribed.is_set)
+                await until(ingress.session.subscriptions.answered.is_set)
             await until(lambda: len(set(intake.payloads())) == len(sent))
-            assert ingress.counts["recognised"]
+            assert ingress.session.counts["recognised"]
     assert_once(intake.payloads(), sent)
 
 
@@ -69,23 +69,23 @@ async def test_a_link_that_fails_loses_and_doubles_nothing(tmp_path: Path, *, bl
     settings = ("allow_anonymous true", "max_queued_messages 0", "max_inflight_messages 20")
     with mosquitto(tmp_path / "broker", *settings) as broker:
         async with link_to(broker.port) as link, reading_from(intake, link.port, keep_alive_s=1) as ingress:
-            await ingress.subscribed.wait()
+            await ingress.session.subscriptions.answered.wait()
             rounds = 1 if black_hole else 8
             enough = asyncio.Event()
             publishing = asyncio.create_task(flowing(broker.port, enough, 200))
             for connections in range(1, rounds + 1):
                 await carried(link, 5_000)
                 # Of a broker that was not seen to count yet, what comes again is stored again, and marked.
-                await until(lambda: ingress._deliveries.counts_up)
+                await until(lambda: ingress.session.deliveries.counts_up)
                 if black_hole:
                     link.swallow()
                 else:
                     link.cut()
-                await until(lambda: ingress.counts["connections"] > connections)  # noqa: B023 - used at once
+                await until(lambda: ingress.session.counts["connections"] > connections)  # noqa: B023 - used at once
             enough.set()
             sent = await publishing
             await until(lambda: len(set(intake.payloads())) == len(sent))
-            assert ingress.counts["connections"] > rounds
+            assert ingress.session.counts["connections"] > rounds
     assert_once(intake.payloads(), sent)
 
 

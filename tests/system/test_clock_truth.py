@@ -17,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.clock.gateway_clock import BootClock, BootTimes, Look, bounded_between
-from gateway.clock.sensor_clock import TICK_US_MODULUS, DeviceClock, Kind
+from gateway.clock.oscillators import Kind
+from gateway.clock.sensor_clock import DeviceClock
+from gateway.clock.tick_counter import TICK_US_MODULUS
 from tests.support.clock_world import DAY_US, HOUR_US, SECOND_US, Network, Oscillator, SerialLine, oscillator, share
 from tests.support.sizes import size
 

@@ -319,7 +319,7 @@ async def test_whatever_page_is_damaged_the_buffer_goes_on_and_gives_no_identity
         async with opened(path, "boot-9", **SMALL) as buffer:
             await everything(buffer)
             assert await store(buffer, [entry(b"new-%d" % number, device="new") for number in range(10)]), what
-            for salvage in buffer._attachment._salvages:
+            for salvage in buffer.attachment._salvages:
                 await asyncio.to_thread(salvage.join, 10)
             await everything(buffer)
             assert buffer.state.failing is None, what
@@ -364,9 +364,9 @@ async def test_a_kill_while_a_file_is_set_aside_costs_nothing_of_what_can_be_rea
         with pytest.raises(Interrupted):
             buffer.open()
     if where in {"adopt_beside", "finish"}:
-        buffer._file.abandon()
+        buffer.attachment.file.abandon()
     async with opened(path, "boot-9", **SMALL) as buffer:
-        for salvage in buffer._attachment._salvages:
+        for salvage in buffer.attachment._salvages:
             await asyncio.to_thread(salvage.join, 10)
     after = payloads(path)
     assert len(set(before) & set(after)) > 1_400

@@ -201,7 +201,9 @@ class Card:
         with file.transaction():
             file.begin_lane("", report)
             for row in file.inserted:
-                after.rows.append(Stored(row.lane, row.sequence, "", _text(row.payload, file.series(row.series).type)))
+                after.rows.append(
+                    Stored(row.lane, row.sequence, "", _text(row.payload, file.series.find(row.series).type))
+                )
             self._possible.append(after)
         self._acknowledge(file, disk, after)
 
@@ -231,7 +233,7 @@ class Card:
         with file.transaction():
             rest = confirmed
             while rest is not None:
-                rest = file.delete(rest)
+                rest = file.deletion.delete(rest)
             file.insert(entries)
             file.keep_marks(marks)
             if losses:
@@ -252,11 +254,13 @@ class Card:
         self._attempted = []
         self.acknowledged += len(file.inserted)
         for row in file.inserted:
-            self._give(file.id, file.lane.name, row.sequence, _text(row.payload, file.series(row.series).type))
+            self._give(
+                file.id, file.lanes.current.name, row.sequence, _text(row.payload, file.series.find(row.series).type)
+            )
 
     def _insert(self, model: Model, entries: list[Entry], file: BufferFile) -> dict[tuple[str, str, int], bytes]:
         on_disk: dict[tuple[str, str, int], bytes] = {}
-        sequence = file.next_sequence
+        sequence = file.lanes.next_sequence
         for entry in entries:
             if entry.device_boot is not None and entry.device_sequence is not None:
                 identity = (entry.series.device, entry.device_boot, entry.device_sequence)
@@ -266,7 +270,7 @@ class Card:
             if entry.quarantined is not None:
                 model.quarantine.append(entry.quarantined.payload)
             text = _text(entry.payload, entry.series.type)
-            model.rows.append(Stored(file.lane.number, sequence, entry.series.device, text))
+            model.rows.append(Stored(file.lanes.current.number, sequence, entry.series.device, text))
             sequence += 1
         return on_disk
 
@@ -281,7 +285,7 @@ class Card:
         after = self.model.copy()
         oldest = min((row.lane for row in after.rows), default=0)
         with file.transaction():
-            file.drop_aged(0)
+            file.dropping.drop_aged(0)
             left = file.connection.execute(
                 "SELECT sequence FROM reading WHERE lane = ? ORDER BY sequence LIMIT 1", (oldest,)
             ).fetchone()
@@ -297,15 +301,17 @@ class Card:
         """Counters become rows that tell of them, in one commit: no loss is told twice or never."""
         after = self.model.copy()
         with file.transaction():
-            first = file.next_sequence
+            first = file.lanes.next_sequence
             file.report_losses(_report, 1_000)
             # The records' order is the file's: what they say in all is ours to check.
             for row in file.inserted:
                 body = msgspec.json.decode(row.payload)
                 loss = (body["device"] or "", body["reason"], body["count"])
-                after.rows.append(Stored(file.lane.number, row.sequence, "", _text(row.payload, LOSS_TYPE), loss=loss))
+                after.rows.append(
+                    Stored(file.lanes.current.number, row.sequence, "", _text(row.payload, LOSS_TYPE), loss=loss)
+                )
                 after.losses[loss[:2]] -= loss[2]
-            if +after.losses or -after.losses or file.next_sequence - first != len(file.inserted):
+            if +after.losses or -after.losses or file.lanes.next_sequence - first != len(file.inserted):
                 raise PromiseBrokenError(f"losses counted but not told, or told but not counted: {after.losses}")
             after.losses.clear()
             self._possible.append(after)
@@ -396,9 +402,9 @@ class Card:
         (intact,) = file.connection.execute("PRAGMA integrity_check").fetchone() or ("",)
         if intact != "ok":
             raise PromiseBrokenError(f"after cut {self._starts}: integrity_check says {intact}")
-        if file.rows != len(found.rows):
+        if file.lanes.rows != len(found.rows):
             raise PromiseBrokenError(
-                f"after cut {self._starts}: counts {file.rows} rows where there are {len(found.rows)}"
+                f"after cut {self._starts}: counts {file.lanes.rows} rows where there are {len(found.rows)}"
             )
         lanes: dict[int, list[int]] = {}
         for row in found.rows:
@@ -406,7 +412,7 @@ class Card:
         for lane, sequences in lanes.items():
             if sequences != sorted(set(sequences)):
                 raise PromiseBrokenError(f"after cut {self._starts}: lane {lane} is out of order: {sequences}")
-            name = file.lane_of(lane).name
+            name = file.lanes.find(lane).name
             for row in found.rows:
                 if row.lane == lane:
                     self._give(file.id, name, row.sequence, row.text)
@@ -577,7 +583,7 @@ def cut_the_start_after_a_failed_sync(root: Path, vfs: CuttableVfs, operation: i
         disk.sync_fails = lambda: True
         with suppress(sqlite3.OperationalError), file.transaction():
             # Pages here and there.
-            file.delete_whole(Span(file.lane.number, 0, 79))
+            file.deletion.delete_whole(Span(file.lanes.current.number, 0, 79))
             file.keep_marks([Mark("a", b"1")])
             file.count_losses([Loss("42", "refused-qos0", "boot", 1, 1, 2)])
             after = _observe(file)

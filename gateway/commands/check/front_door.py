@@ -173,7 +173,7 @@ def check_brokers(settings: Settings) -> Iterator[Finding]:
 
 
 async def _broker(settings: Settings, broker: BrokerSettings) -> Finding:
-    from gateway.site_broker.broker_ingress import REFUSALS, BrokerError, open_link, password_of  # noqa: PLC0415 - heavy
+    from gateway.site_broker.reach import REFUSALS, BrokerError, open_link, password_of  # noqa: PLC0415 - heavy
 
     subject = f"broker {spelled(broker.host, broker.port)}"
     resolver = ThreadPoolExecutor(1, thread_name_prefix="broker-name")

@@ -22,7 +22,7 @@ from gateway.commands.setup.write import CREDENTIALS_FOLDER, SECRETS_FOLDER, is_
 from gateway.config import config_file
 from gateway.host import service as setup_service
 from gateway.host.terminal_text import counted, escaped, hanging
-from gateway.intake.front_door import READING_TYPE
+from gateway.intake.resolved_topics import READING_TYPE
 from gateway.listener import credentials as device_credentials
 from gateway.reading import BufferFileError
 from gateway.settings import DEFAULT_CONFIG, BufferSettings, Settings

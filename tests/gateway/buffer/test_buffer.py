@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from gateway.buffer import buffer as buffer_module
-from gateway.buffer import file as buffer_file
 from gateway.buffer import schema as buffer_schema
-from gateway.buffer.buffer import DELETE_DELAY_S, Buffer
-from gateway.buffer.file import BufferFile
+from gateway.buffer import series as buffer_series
+from gateway.buffer import state as buffer_state
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.commit_queue import DELETE_DELAY_S
+from gateway.buffer.deletion import DELETED_SPANS_MAX, Deletion
 from gateway.buffer.lanes import LANE_PREFIX
 from gateway.buffer.losses import LOSS_TYPE, loss_body
+from gateway.buffer.read_rows import READ_BYTES_MAX
 from gateway.buffer.room import Room
 from gateway.buffer.rows import START, Doubt, Entry, Lane, Loss, Position, Quarantined, Series, Span, spans_of
 from gateway.buffer.status import read_status
@@ -38,8 +40,11 @@ from tests.support.buffers import (
     fill,
     is_full,
     is_held,
+    lane_of,
+    marks_of,
     opened,
     rows,
+    series_of,
     store,
 )
 from tests.support.waiting import until
@@ -98,7 +103,7 @@ async def test_sequences_are_dense_in_a_lane_and_each_start_has_a_lane_of_its_ow
         async with opened(path) as buffer:
             await store(buffer, [entry(), entry()])
             kept = await rows(buffer)
-            lanes.append((await buffer.lane_of(buffer.id, kept[-1].lane)).name)
+            lanes.append((await lane_of(buffer, kept[-1].lane)).name)
     assert len(set(lanes)) == 3
     assert [(row.lane, row.sequence) for row in kept] == [
         (lane, sequence) for lane in sorted({row.lane for row in kept}) for sequence in (0, 1)
@@ -112,7 +117,7 @@ async def test_a_drained_file_never_repeats_an_identity(tmp_path: Path) -> None:
         async with opened(path) as buffer:
             await store(buffer, [entry()])
             (row,) = await rows(buffer)
-            identity = ((await buffer.lane_of(buffer.id, row.lane)).name, row.sequence)
+            identity = ((await lane_of(buffer, row.lane)).name, row.sequence)
             assert identity not in seen
             seen.add(identity)
             buffer.confirm(buffer.id, spans_of([row]))
@@ -183,7 +188,7 @@ async def test_marks_alone_need_no_room(tmp_path: Path) -> None:
         buffer.confirm(buffer.id, spans_of(kept[:2]))
         assert await asyncio.wait_for(held, 10)
         assert await asyncio.wait_for(append(buffer, [], [Mark("mqtt/qos2/a/1", None)]), 10)
-        assert await buffer.marks("mqtt/") == {}
+        assert await marks_of(buffer, "mqtt/") == {}
 
 
 async def test_marks_are_kept_exactly_with_their_readings(tmp_path: Path) -> None:
@@ -193,12 +198,12 @@ async def test_marks_are_kept_exactly_with_their_readings(tmp_path: Path) -> Non
         await fail_next_commit(buffer)
         second = append(buffer, [entry(b"2")], [Mark("mqtt/qos2/a/2", b"")])
         assert await is_held(second, 0.3)
-        assert await buffer.marks("mqtt/") == {"mqtt/qos2/a/1": b"x"}
+        assert await marks_of(buffer, "mqtt/") == {"mqtt/qos2/a/1": b"x"}
         await mend(buffer)
         assert await asyncio.wait_for(second, 10)
     async with opened(path) as buffer:
-        assert await buffer.marks("mqtt/") == {"mqtt/qos2/a/1": b"x", "mqtt/qos2/a/2": b""}
-        assert await buffer.marks("") == {"mqtt/qos2/a/1": b"x", "mqtt/qos2/a/2": b"", "broker/b": b"y"}
+        assert await marks_of(buffer, "mqtt/") == {"mqtt/qos2/a/1": b"x", "mqtt/qos2/a/2": b""}
+        assert await marks_of(buffer, "") == {"mqtt/qos2/a/1": b"x", "mqtt/qos2/a/2": b"", "broker/b": b"y"}
 
 
 async def test_the_gateways_own_words_have_room_in_a_full_buffer(tmp_path: Path) -> None:
@@ -265,7 +270,7 @@ async def test_readings_that_waited_too_long_are_dropped_and_counted(tmp_path: P
         await store(buffer, [*old, entry(b"young", received_us=now_us)])
         async with asyncio.timeout(10):
             while buffer.counts["dropped"] < 3:
-                buffer._age_due_s = 0.0
+                buffer._commits._age_due_s = 0.0
                 await store(buffer, [entry(b"ride", received_us=now_us)])
         assert {row.payload for row in await rows(buffer)} == {b"young", b"ride"}
 
@@ -298,7 +303,7 @@ async def test_a_disk_that_others_have_emptied_is_noticed_although_nothing_comes
 async def test_room_is_told_of_although_nothing_comes_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(buffer_module, "ROOM_SAID_AFTER_S", 0.2)
+    monkeypatch.setattr(buffer_state, "ROOM_SAID_AFTER_S", 0.2)
     async with opened(tmp_path / "buffer.db", bytes_max=1_000_000) as buffer:
         stored, held = await fill(buffer)
         buffer.confirm(buffer.id, spans_of(await rows(buffer)))
@@ -337,12 +342,12 @@ async def test_a_commit_that_fails_is_not_acknowledged_and_leaves_no_trace(tmp_p
     """A real failure: SQLite may not let the file grow beyond the pages it has (as on a full disk)."""
     async with opened(tmp_path / "buffer.db") as buffer:
         assert await store(buffer, [entry(b"before", sequence=0)])
-        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA max_page_count = 1").fetchone())
+        await buffer.run(lambda file: file.connection.execute("PRAGMA max_page_count = 1").fetchone())
         held = append(buffer, [entry(bytes(20_000_000), sequence=1)])
         assert await is_held(held)
         assert failure(buffer) is not None
         assert len(await rows(buffer)) == 1
-        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA max_page_count = 1000000").fetchone())
+        await buffer.run(lambda file: file.connection.execute("PRAGMA max_page_count = 1000000").fetchone())
         # The window must not believe that sequence 1 was on disk.
         assert await asyncio.wait_for(held, 10)
         assert failure(buffer) is None
@@ -365,8 +370,8 @@ async def test_a_file_that_turns_out_corrupt_is_replaced_while_running(tmp_path:
     async with opened(path) as buffer:
         await store(buffer, [entry(bytes(2_000)) for _ in range(100)])
         first_id = buffer.id
-        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
-        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA cache_size = 0"))
+        await buffer.run(lambda file: file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+        await buffer.run(lambda file: file.connection.execute("PRAGMA cache_size = 0"))
         with path.open("r+b") as file:
             for page in range(3, 40):
                 file.seek(page * 4096)
@@ -392,13 +397,13 @@ async def test_damage_that_a_read_finds_is_answered_and_the_buffer_goes_on(tmp_p
     path = tmp_path / "buffer.db"
     async with opened(path) as buffer:
         await store(buffer, [entry(bytes(2_000)) for _ in range(100)])
-        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
-        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA shrink_memory").fetchone())
+        await buffer.run(lambda file: file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+        await buffer.run(lambda file: file.connection.execute("PRAGMA shrink_memory").fetchone())
         damage(path)
         with pytest.raises(BufferFileError):
             await rows(buffer)
         assert await store(buffer, [entry(b"after")])
-        (aside,) = buffer.set_aside
+        (aside,) = buffer.attachment.set_aside
         assert aside.rows == 100
         assert list(tmp_path.glob(f"{aside.name}*"))
 
@@ -416,18 +421,18 @@ async def test_damage_that_the_start_finds_is_set_aside_too(tmp_path: Path) -> N
 
 async def test_a_look_up_in_a_replaced_file_is_an_error_and_not_a_guess(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
-        for look_up in (buffer.series(buffer.id, 99), buffer.lane_of(buffer.id, 99), buffer.boot_clock("another")):
+        for look_up in (series_of(buffer, 99), lane_of(buffer, 99), buffer.boot_clock("another")):
             with pytest.raises(BufferFileError, match="begun anew"):
                 await look_up
 
 
 async def fail_next_commit(buffer: Buffer) -> None:
     """Let SQLite refuse to write, as on a file system that has gone read-only."""
-    await buffer._call(lambda: buffer._file.connection.execute("PRAGMA query_only = 1").fetchone())
+    await buffer.run(lambda file: file.connection.execute("PRAGMA query_only = 1").fetchone())
 
 
 async def mend(buffer: Buffer) -> None:
-    await buffer._call(lambda: buffer._file.connection.execute("PRAGMA query_only = 0").fetchone())
+    await buffer.run(lambda file: file.connection.execute("PRAGMA query_only = 0").fetchone())
 
 
 async def test_a_rolled_back_quarantine_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -437,19 +442,19 @@ async def test_a_rolled_back_quarantine_leaves_nothing_behind(tmp_path: Path) ->
             entry(b"report", "gw1"), quarantined=Quarantined("record-too-large", b"poison", "", "kitchen", 1)
         )
         # Fails at its very end: a trigger refuses what the transaction writes last.
-        connection = buffer._file.connection
-        await buffer._call(
-            lambda: connection.execute(
+        connection = buffer.attachment.file.connection
+        await buffer.run(
+            lambda _: connection.execute(
                 "CREATE TEMP TRIGGER refuse BEFORE INSERT ON main.reading BEGIN SELECT RAISE(ABORT, 'no'); END"
             )
         )
         with pytest.raises(BufferFileError):
             await buffer.quarantine(buffer.id, [report], [])
-        await buffer._call(lambda: connection.execute("DROP TRIGGER refuse"))
+        await buffer.run(lambda _: connection.execute("DROP TRIGGER refuse"))
         await store(buffer, [entry(b"other", "43")])
         await buffer.quarantine(buffer.id, [report], [])
         kept = await rows(buffer)
-        devices = [(await buffer.series(buffer.id, row.series)).device for row in kept]
+        devices = [(await series_of(buffer, row.series)).device for row in kept]
         assert list(zip([row.payload for row in kept], devices, strict=True)) == [
             (b"poison", "42"),
             (b"other", "43"),
@@ -478,7 +483,7 @@ async def test_a_deletion_that_cannot_be_committed_is_not_tried_in_a_hot_loop(tm
         (row,) = await rows(buffer)
         await fail_next_commit(buffer)
         tried: list[str] = []
-        await buffer._call(lambda: buffer._file.connection.set_trace_callback(tried.append))
+        await buffer.run(lambda file: file.connection.set_trace_callback(tried.append))
         buffer.confirm(buffer.id, spans_of([row]))
         await asyncio.sleep(DELETE_DELAY_S + 1.5)
         assert 1 <= sum("BEGIN" in statement for statement in tried) <= 3
@@ -533,7 +538,7 @@ async def test_one_read_is_bounded_by_bytes_too(tmp_path: Path) -> None:
 async def test_series_that_nothing_refers_to_are_forgotten_under_a_steady_flow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffer_file, "SERIES_MAX", 50)
+    monkeypatch.setattr(buffer_series, "SERIES_MAX", 50)
     path = tmp_path / "buffer.db"
     async with opened(path) as buffer:
         for number in range(300):
@@ -566,13 +571,13 @@ async def test_a_row_whose_key_is_damaged_does_not_end_forwarding(tmp_path: Path
         assert await store(buffer, [entry(b"%d" % number) for number in range(5)])
         former = buffer.id
         damaging = "UPDATE reading SET sequence = sequence | (1 << 40) WHERE sequence = 4"
-        await buffer._call(lambda: buffer._file.connection.execute(damaging).fetchone())
+        await buffer.run(lambda file: file.connection.execute(damaging).fetchone())
         with pytest.raises(BufferFileError):
             await rows(buffer)
-        await until(lambda: buffer.id != former and bool(buffer.salvaged))
+        await until(lambda: buffer.id != former and bool(buffer.attachment.salvaged))
         assert [row.payload for row in await rows(buffer)][:4] == [b"0", b"1", b"2", b"3"]
         # Nobody is told of the million million readings that would have stood between.
-        assert (buffer.salvaged[0].progress.taken, buffer.salvaged[0].missing) == (5, 0)
+        assert (buffer.attachment.salvaged[0].progress.taken, buffer.attachment.salvaged[0].missing) == (5, 0)
 
 
 async def test_large_payloads_are_read_some_at_a_time(tmp_path: Path) -> None:
@@ -581,7 +586,7 @@ async def test_large_payloads_are_read_some_at_a_time(tmp_path: Path) -> None:
         assert await store(buffer, [entry(payload) for payload in payloads])
         found, position = [], START
         while some := await rows(buffer, position):
-            assert len(some) == 1 or sum(len(row.payload) for row in some) <= buffer_file.READ_BYTES_MAX
+            assert len(some) == 1 or sum(len(row.payload) for row in some) <= READ_BYTES_MAX
             found += [row.payload for row in some]
             position = Position(some[-1].lane, some[-1].sequence)
         assert found == payloads
@@ -632,7 +637,7 @@ async def test_a_lane_begins_and_the_one_before_it_is_closed_with_its_count(tmp_
     """Lanes are read side by side: the live one from where it begins, those behind it up to there."""
     path = tmp_path / "buffer.db"
     async with opened(path) as buffer:
-        await buffer.report_lanes("start", _lane_report)
+        await buffer.transact(lambda file: file.report_lanes("start", _lane_report))
         first = buffer.lane
         await store(buffer, [entry(b"a"), entry(b"b")])
         await buffer.begin_lane("uplink-down", _lane_report)
@@ -657,7 +662,7 @@ async def test_a_killed_gateways_lane_is_closed_by_the_next_start_with_its_count
     """All of its rows may be gone by then: the count outlives them."""
     path = tmp_path / "buffer.db"
     async with opened(path) as buffer:
-        await buffer.report_lanes("start", _lane_report)
+        await buffer.transact(lambda file: file.report_lanes("start", _lane_report))
         first = buffer.lane
         await store(buffer, [entry(b"a"), entry(b"b")])
         await confirm(buffer, await rows(buffer))
@@ -665,7 +670,7 @@ async def test_a_killed_gateways_lane_is_closed_by_the_next_start_with_its_count
     for _ in range(2):
         # The second start finds that it was told.
         async with opened(path) as buffer:
-            await buffer.report_lanes("start", _lane_report)
+            await buffer.transact(lambda file: file.report_lanes("start", _lane_report))
             told = [row.payload for row in await rows(buffer)]
     assert told.count(b"lane-closed %s 3 start" % first.name.encode()) == 1
 
@@ -677,29 +682,29 @@ async def test_what_goes_with_a_confirmation_is_kept_with_its_deletion(tmp_path:
         assert await store(buffer, [entry(received_us=boottime_us()) for _ in range(10)])
         first, *_, last = await rows(buffer)
         buffer.confirm(buffer.id, [Span(first.lane, first.sequence, last.sequence)], [Mark("uplink/offset", b"10")])
-        buffer._age_due_s = 0.0
-        await buffer.marks("")  # wakes it
+        buffer._commits._age_due_s = 0.0
+        await marks_of(buffer, "")  # wakes it
         await until(lambda: buffer.state.rows == 0)
-        assert await buffer.marks("uplink/") == {"uplink/offset": b"10"}
+        assert await marks_of(buffer, "uplink/") == {"uplink/offset": b"10"}
         buffer.confirm(buffer.id, (), [Mark("uplink/cluster", b"A")])
     async with opened(path) as buffer:
-        assert await buffer.marks("uplink/") == {"uplink/cluster": b"A", "uplink/offset": b"10"}
+        assert await marks_of(buffer, "uplink/") == {"uplink/cluster": b"A", "uplink/offset": b"10"}
 
 
 async def test_a_late_confirmation_of_a_replaced_file_takes_nothing_from_the_new_one(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
         former = buffer.id
         buffer.confirm(former, (), [Mark("uplink/budget", b"1")])
-        await buffer._call(lambda: buffer._fail(buffer_schema.corruption("found just now")))
+        await buffer.run(lambda _: buffer._commits._fail(buffer_schema.corruption("found just now")))
         assert await store(buffer, [entry(b"new")])
         (row,) = await rows(buffer)
         buffer.confirm(buffer.id, (), [Mark("uplink/cluster", b"A")])
         buffer.confirm(former, [Span(row.lane, 0, 9)], [Mark("uplink/offset", b"10")])
-        buffer._delete_due_s = 0.0
+        buffer._queue._delete_due_s = 0.0
         assert await store(buffer, [entry(b"newer")])
         assert len(await rows(buffer)) == 2
         # All of it is true of Kafka, and of this box.
-        assert await buffer.marks("uplink/") == {
+        assert await marks_of(buffer, "uplink/") == {
             "uplink/budget": b"1",
             "uplink/cluster": b"A",
             "uplink/offset": b"10",
@@ -710,24 +715,24 @@ async def test_a_transaction_deletes_so_many_rows_at_the_most_however_they_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deleted: list[int] = []
-    delete_some = BufferFile.delete_some
+    delete_some = Deletion.delete_some
 
-    def counted(file: BufferFile, confirmed: Sequence[Span]) -> list[Span]:
-        before = file.rows
-        rest = delete_some(file, confirmed)
-        deleted.append(before - file.rows)
+    def counted(deletion: Deletion, confirmed: Sequence[Span]) -> list[Span]:
+        before = deletion.lanes.rows
+        rest = delete_some(deletion, confirmed)
+        deleted.append(before - deletion.lanes.rows)
         return rest
 
-    monkeypatch.setattr(BufferFile, "delete_some", counted)
+    monkeypatch.setattr(Deletion, "delete_some", counted)
     async with opened(tmp_path / "buffer.db") as buffer:
         for _ in range(3):
             assert await store(buffer, [entry() for _ in range(10_000)])
         lane = buffer.lane.number
         buffer.confirm(buffer.id, [Span(lane, sequence, sequence) for sequence in range(0, 30_000, 2)])
-        buffer._delete_due_s = 0.0
+        buffer._queue._delete_due_s = 0.0
         assert await store(buffer, [entry()])
         await until(lambda: buffer.state.rows == 15_001)
-        assert max(deleted) <= buffer_file.DELETED_SPANS_MAX
+        assert max(deleted) <= DELETED_SPANS_MAX
         assert [row.sequence % 2 for row in (await rows(buffer))[:1_000]] == [1] * 1_000
 
 
@@ -863,8 +868,8 @@ class BufferMachine(RuleBasedStateMachine):
             outcomes = [append(self.buffer, [entry(b"held %d" % number, "h")]) for number in range(count)]
             assert await is_held(outcomes[0], 0.02)
             await mend(self.buffer)
-            self.buffer._retry_s = 0.0
-            await self.buffer.marks("")  # wakes it
+            self.buffer._queue._retry_s = 0.0
+            await marks_of(self.buffer, "")  # wakes it
             assert await asyncio.wait_for(asyncio.gather(*outcomes), 10) == [True] * count
 
         self.loop.run_until_complete(hold())
@@ -934,7 +939,7 @@ class BufferMachine(RuleBasedStateMachine):
         kept = self.loop.run_until_complete(rows(self.buffer))
         assert [row.payload for row in kept] == self.model
         assert self.buffer.state.rows == len(self.model)
-        kept_marks = self.loop.run_until_complete(self.buffer.marks(""))
+        kept_marks = self.loop.run_until_complete(marks_of(self.buffer, ""))
         assert {key: value for key, value in kept_marks.items() if not key.startswith(LANE_PREFIX)} == self.marks
 
 

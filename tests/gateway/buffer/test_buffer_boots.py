@@ -238,7 +238,7 @@ def test_what_went_out_without_a_clock_is_corrected_once_it_is_known(tmp_path: P
             "supersedes": False,
         }
         assert corrections(file) == []
-        assert file.rows == 1
+        assert file.lanes.rows == 1
     with booted(path, "a", clock) as file:
         assert not file.boots.owes_correction
 
@@ -377,7 +377,7 @@ async def test_a_file_of_a_former_version_keeps_its_clocks_and_gets_their_order(
         assert clocks["z"].around(123).error_us == 1_000
         assert clocks["m"].at(HOUR_US) == clocks["a"].at(0), "in the order of their lanes"
         assert {clock.quality for clock in clocks.values()} == {"synced", "bounded"}
-        assert opened_file.rows == 3
+        assert opened_file.lanes.rows == 3
 
 
 async def test_what_is_known_of_boots_is_taken_over_from_a_damaged_file(tmp_path: Path) -> None:
@@ -393,8 +393,8 @@ async def test_what_is_known_of_boots_is_taken_over_from_a_damaged_file(tmp_path
     async with opened(path, boot="c", clock=lambda: now) as buffer:
         before = {boot: await buffer.boot_clock(boot) for boot in ("a", "b")}
         assert buffer.owes_correction
-        await buffer._call(lambda: buffer._fail(corruption("tried")))
-        await until(lambda: bool(buffer.salvaged))
+        await buffer.run(lambda _: buffer._commits._fail(corruption("tried")))
+        await until(lambda: bool(buffer.attachment.salvaged))
         after = {boot: await buffer.boot_clock(boot) for boot in ("a", "b")}
         assert after["a"].says_as(before["a"])
         assert after["b"].quality == "bounded"
@@ -405,7 +405,7 @@ async def test_what_is_known_of_boots_is_taken_over_from_a_damaged_file(tmp_path
     # This boot comes behind those that were taken over.
     async with opened(path, boot="d", clock=lambda: UNKNOWN) as buffer:
         in_order = "SELECT boot_id FROM boot WHERE ordinal > 0 ORDER BY ordinal"
-        order = await buffer._call(lambda: buffer._file.connection.execute(in_order).fetchall())
+        order = await buffer.run(lambda file: file.connection.execute(in_order).fetchall())
         assert [boot for (boot,) in order] == ["a", "b", "c", "d"]
 
 

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.file import BufferFile
+from gateway.buffer.deletion import Deletion
+from gateway.buffer.dropping import Dropping
 from gateway.buffer.room import Room
 from gateway.buffer.rows import Loss, Position, Quarantined, Row, Span, joined, spans_of, without
 from gateway.clock.kernel_clock import boottime_us
 from gateway.reading import BufferFileError
-from tests.support.buffers import append, confirm, entry, is_held, losses, opened, rows, store
+from tests.support.buffers import append, confirm, entry, is_held, losses, marks_of, opened, rows, store
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 async def statements(buffer: Buffer) -> list[str]:
     """What SQLite is told to do from now on."""
     told: list[str] = []
-    await buffer._call(lambda: buffer._file.connection.set_trace_callback(told.append))
+    await buffer.run(lambda file: file.connection.set_trace_callback(told.append))
     return told
 
 
@@ -79,8 +80,8 @@ async def test_numbers_of_a_replaced_file_mean_nothing_in_the_new_one(tmp_path: 
         await store(buffer, [entry()])
         (row,) = await rows(buffer)
         for look_up in (
-            buffer.series("another", row.series),
-            buffer.lane_of("another", row.lane),
+            buffer.run(lambda file: file.series.find(row.series), "another"),
+            buffer.run(lambda file: file.lanes.find(row.lane), "another"),
             buffer.quarantine("another", [], [row]),
         ):
             with pytest.raises(BufferFileError, match="replaced"):
@@ -107,7 +108,7 @@ async def test_what_kafka_has_is_not_lost_when_the_oldest_are_dropped(tmp_path: 
         for _ in range(100):
             # All that waits is in Kafka, and its deletion is not due yet.
             buffer.confirm(buffer.id, spans_of(await rows(buffer)))
-            buffer._delete_due_s = float("inf")
+            buffer._queue._delete_due_s = float("inf")
             assert await store(buffer, [entry(bytes(30_000))])
         assert buffer.counts["dropped"] == 0
         assert await losses(buffer) == []
@@ -145,7 +146,7 @@ async def test_who_sends_is_told_what_was_dropped_since_it_was_read(tmp_path: Pa
         gone = await buffer.hold(buffer.id, read, since)
         assert joined([*gone, *left])[0].first == read[0].first
         assert gone[-1].last + 1 == left[0].first
-        assert await buffer.gone(buffer.id, read) == gone
+        assert await buffer.run(lambda file: file.gone(read), buffer.id) == gone
         with pytest.raises(BufferFileError, match="replaced"):
             await buffer.hold("another", left, buffer.drops)
 
@@ -154,11 +155,11 @@ async def test_what_is_confirmed_while_a_commit_makes_room_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest") as buffer:
-        delete_some = BufferFile.delete_some
+        delete_some = Deletion.delete_some
 
-        def confirmed_meanwhile(file: BufferFile, confirmed: Sequence[Span]) -> list[Span]:
-            rest = delete_some(file, confirmed)
-            buffer.confirm(file.id, spans_of(sent))
+        def confirmed_meanwhile(deletion: Deletion, confirmed: Sequence[Span]) -> list[Span]:
+            rest = delete_some(deletion, confirmed)
+            buffer.confirm(buffer.id, spans_of(sent))
             return rest
 
         taken = 0
@@ -166,7 +167,7 @@ async def test_what_is_confirmed_while_a_commit_makes_room_is_not_lost(
             assert await store(buffer, [entry(bytes(30_000))])
             taken += 1
         sent = (await rows(buffer))[:5]
-        monkeypatch.setattr(BufferFile, "delete_some", confirmed_meanwhile)
+        monkeypatch.setattr(Deletion, "delete_some", confirmed_meanwhile)
         assert await store(buffer, [entry(bytes(30_000))])
         monkeypatch.undo()
         left = await rows(buffer)
@@ -178,7 +179,7 @@ async def test_what_is_read_while_it_is_dropped_is_not_held(tmp_path: Path, monk
     """Not even where it was in memory still."""
     loop = asyncio.get_running_loop()
     async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest") as buffer:
-        drop_oldest = BufferFile.drop_oldest
+        drop_oldest = Dropping.drop_oldest
         read: list[Future[list[Row]]] = []
 
         async def read_and_hold() -> list[Row]:
@@ -186,13 +187,13 @@ async def test_what_is_read_while_it_is_dropped_is_not_held(tmp_path: Path, monk
             _, found = await buffer.read(Position(buffer.lane.number, -1), 100)
             return without(found, await buffer.hold(buffer.id, spans_of(found), since))
 
-        def read_meanwhile(file: BufferFile, coming_bytes: int, spared: Sequence[Span]) -> None:
+        def read_meanwhile(dropping: Dropping, coming_bytes: int, spared: Sequence[Span]) -> None:
             read.append(asyncio.run_coroutine_threadsafe(read_and_hold(), loop))
             time.sleep(0.1)
-            drop_oldest(file, coming_bytes, spared)
+            drop_oldest(dropping, coming_bytes, spared)
 
         assert not await rows(buffer), "what comes next is kept in memory too"
-        monkeypatch.setattr(BufferFile, "drop_oldest", read_meanwhile)
+        monkeypatch.setattr(Dropping, "drop_oldest", read_meanwhile)
         while not read:
             assert await store(buffer, [entry(bytes(30_000))])
         kept = await asyncio.wrap_future(read[0])
@@ -206,8 +207,8 @@ async def test_what_is_being_sent_does_not_become_too_old(tmp_path: Path) -> Non
         assert await store(buffer, [entry(b"%d" % n, received_us=boottime_us() - 7_200_000_000) for n in range(5)])
         found = await rows(buffer)
         assert not await buffer.hold(buffer.id, spans_of(found[1:3]), buffer.drops)
-        buffer._age_due_s = 0.0
-        await buffer.marks("")  # wakes it
+        buffer._commits._age_due_s = 0.0
+        await marks_of(buffer, "")  # wakes it
         await until(lambda: buffer.counts["dropped"] == 3)
         assert await rows(buffer) == found[1:3]
 
@@ -237,8 +238,8 @@ async def test_what_was_sent_twice_is_not_read_again_before_it_is_deleted(tmp_pa
         lane = found[0].lane
         buffer.confirm(buffer.id, [Span(lane, 0, 8), Span(lane, 2, 3)])
         assert await rows(buffer) == found[9:]
-        buffer._delete_due_s = 0.0
-        await buffer.marks("")  # wakes it
+        buffer._queue._delete_due_s = 0.0
+        await marks_of(buffer, "")  # wakes it
         await until(lambda: buffer.state.rows == 1)
 
 
@@ -279,11 +280,11 @@ async def test_a_dead_thread_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
         raise RuntimeError("a fault of ours")
 
     async with opened(tmp_path / "buffer.db") as buffer:
-        monkeypatch.setattr(buffer, "_measure", fall)
+        monkeypatch.setattr(buffer._commits, "_measure", fall)
         append(buffer, [entry()])
         with pytest.raises(RuntimeError, match="a fault of ours"):
             await asyncio.wait_for(buffer.watch(), 10)
-        buffer._file.close()
+        buffer.attachment.file.close()
 
 
 async def test_quarantined_input_is_taken_in_again_once_whoever_asks(tmp_path: Path) -> None:
@@ -291,7 +292,7 @@ async def test_quarantined_input_is_taken_in_again_once_whoever_asks(tmp_path: P
         input_ = Quarantined("no-route", b"raw", "", "kitchen", 1)
         await buffer.quarantine(buffer.id, [replace(entry(b"report"), quarantined=input_)], [])
         again = {1: entry(b"raw")}
-        await asyncio.gather(*(buffer.requeue(buffer.id, again, {}) for _ in range(2)))
+        await asyncio.gather(*(buffer.transact(lambda file: file.requeue(again, {})) for _ in range(2)))
         assert [row.payload for row in await rows(buffer)] == [b"report", b"raw"]
 
 

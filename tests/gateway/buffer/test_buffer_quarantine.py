@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gateway.buffer.losses import LOSS_TYPE, loss_body
 from gateway.buffer.rows import Loss, Quarantined, Series
 from gateway.buffer.status import read_status
-from tests.support.buffers import entry, losses, opened, rows, store
+from tests.support.buffers import entry, losses, opened, quarantined_of, rows, store
 
 
 async def test_what_is_dropped_from_the_quarantine_is_counted_in_that_transaction(tmp_path: Path) -> None:
@@ -31,9 +31,9 @@ async def test_what_is_dropped_from_the_quarantine_is_counted_in_that_transactio
             Quarantined("topic-unknown", b"no loss record", "", "loss", 10, series=report),
         ):
             await buffer.quarantine(buffer.id, [replace(entry(b"report"), quarantined=input_)], [])
-        assert await buffer.drop_quarantined([1, 2, 3, 4, 5, 6, 99]) == 6
-        assert await buffer.drop_quarantined([1, 2]) == 0
-        assert await buffer.quarantined(range(1, 7)) == {}
+        assert await buffer.transact(lambda file: file.lose_quarantined([1, 2, 3, 4, 5, 6, 99])) == 6
+        assert await buffer.transact(lambda file: file.lose_quarantined([1, 2])) == 0
+        assert await quarantined_of(buffer, range(1, 7)) == {}
     assert read_status(path).losses == {
         "quarantine-dropped": 3,
         "gateway-events-dropped": 2,
@@ -52,7 +52,7 @@ async def test_what_is_taken_out_of_the_quarantine_to_be_sent_is_not_lost(tmp_pa
     async with opened(tmp_path / "buffer.db") as buffer:
         input_ = Quarantined("no-route", b"raw", "", "kitchen", 1)
         await buffer.quarantine(buffer.id, [replace(entry(b"report"), quarantined=input_)], [])
-        await buffer.requeue(buffer.id, {1: entry(b"raw")}, {})
+        await buffer.transact(lambda file: file.requeue({1: entry(b"raw")}, {}))
         assert await losses(buffer) == []
 
 

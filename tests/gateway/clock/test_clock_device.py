@@ -9,17 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.clock.sensor_clock import (
-    BUCKET_ARRIVALS,
-    BUCKET_US_MAX,
-    LEAST_DELAY_US,
-    OBSERVATIONS_MAX,
-    SAVED_MAX,
-    TICK_US_MODULUS,
-    DeviceClock,
-    Kind,
-)
+from gateway.clock.arrival_buckets import BUCKET_ARRIVALS, BUCKET_US_MAX, LEAST_DELAY_US
+from gateway.clock.oscillators import Kind
+from gateway.clock.sensor_clock import SAVED_MAX, DeviceClock
+from gateway.clock.sensor_fit import OBSERVATIONS_MAX
 from gateway.clock.slews import Slews
+from gateway.clock.tick_counter import TICK_US_MODULUS
 from tests.support.clock_world import (
     HOUR_US,
     SECOND_US,
@@ -149,7 +144,7 @@ def test_samples_of_any_age_are_within_the_bound_whatever_the_round_trips(
 def test_without_an_observation_there_is_no_time() -> None:
     clock = DeviceClock()
     assert clock.estimate(1234, 1_000_000) is None
-    assert (clock.drift_ppm, clock.error_us, clock.observed_us) == (None, None, None)
+    assert (clock.fit.drift_ppm, clock.fit.error_us, clock.fit.observed_us) == (None, None, None)
 
 
 def test_one_observation_gives_a_time_whose_bound_grows_by_one_percent() -> None:
@@ -171,11 +166,11 @@ def test_it_is_near_the_truth_and_knows_the_drift(ppm: float) -> None:
         judged = made.judge(now_us - age_us, now_us + 10_000)
         assert judged.off_us <= 1_000
         assert judged.error_us <= 3_500 + 500 + 1_500
-    assert made.clock.drift_ppm is not None
-    slowest, fastest = made.clock.drift_ppm
+    assert made.clock.fit.drift_ppm is not None
+    slowest, fastest = made.clock.fit.drift_ppm
     assert slowest <= ppm <= fastest
     assert fastest - slowest < 400
-    assert made.clock.observed_us == now_us + 3_500
+    assert made.clock.fit.observed_us == now_us + 3_500
 
 
 def test_a_round_trip_that_waited_changes_little() -> None:
@@ -257,7 +252,7 @@ def test_a_clock_that_is_worse_than_was_said_is_taken_for_one_of_a_worse_oscilla
     outcomes = [made.probe(number * 10_000_000) for number in range(1, 20)]
     assert outcomes[1:4] == [False] * 3
     assert outcomes[-10:] == [True] * 10
-    assert (made.clock.kind, made.clock.paced_by) == ("crystal", "rc")
+    assert (made.clock.kind, made.clock.fit.paced_by) == ("crystal", "rc")
     assert made.judge(190_000_000, 190_010_000).is_within
 
 
@@ -279,8 +274,8 @@ def test_samples_out_of_order_betray_a_counter_that_began_anew() -> None:
 
 def test_memory_is_bounded() -> None:
     made, _ = probed(ppm=0, probes=OBSERVATIONS_MAX * 3)
-    assert len(made.clock._observations) == OBSERVATIONS_MAX
-    ticks = [seen.tick_us for seen in made.clock._observations]
+    assert len(made.clock.fit.observations) == OBSERVATIONS_MAX
+    ticks = [seen.tick_us for seen in made.clock.fit.observations]
     assert ticks == sorted(ticks)
     assert ticks[0] == 5_000_000_000 + 10_000_000, "the first one says most of the rate"
 
@@ -307,7 +302,7 @@ def test_arrivals_that_keep_pace_give_a_time_after_ten_seconds() -> None:
     assert len(known) == len(judged) - 10
     assert all(each.is_within for each in known)
     assert known[-1].error_us <= LEAST_DELAY_US / 2 + 6_000
-    assert clock.drift_ppm is not None
+    assert clock.fit.drift_ppm is not None
 
 
 def test_what_had_waited_since_before_anything_was_known_gets_no_time() -> None:
@@ -372,7 +367,7 @@ def test_a_clock_that_is_worse_than_was_said_is_noticed_by_arrivals() -> None:
     clock, quartz = DeviceClock("crystal"), Oscillator(8_000)
     times = [(second * SECOND_US, second * SECOND_US + 8_000) for second in range(1, 1_500)]
     judged = arrivals(clock, quartz, times)
-    assert clock.paced_by == "rc"
+    assert clock.fit.paced_by == "rc"
     assert all(each is None or each.is_within for each in judged[-300:])
     assert [each for each in judged[-300:] if each is not None]
 
@@ -524,25 +519,25 @@ def test_a_clock_that_proved_worse_than_was_said_is_kept_as_that() -> None:
     for second in range(0, 200, 10):
         at_us = second * SECOND_US
         clock.probed(at_us, at_us + 1_000, *rc.tick(at_us + 500))
-    assert clock.paced_by != "crystal"
-    assert DeviceClock.from_bytes(clock.to_bytes(), "crystal").paced_by == clock.paced_by
-    assert DeviceClock.from_bytes(DeviceClock("ceramic").to_bytes(), "ceramic").paced_by == "ceramic"
+    assert clock.fit.paced_by != "crystal"
+    assert DeviceClock.from_bytes(clock.to_bytes(), "crystal").fit.paced_by == clock.fit.paced_by
+    assert DeviceClock.from_bytes(DeviceClock("ceramic").to_bytes(), "ceramic").fit.paced_by == "ceramic"
 
 
 def test_the_bound_of_a_reading_taken_now_grows_until_the_next_probe() -> None:
     made, last_us = probed(ppm=4_000, probes=8)
     clock = made.clock
-    bounds = [clock.error_us_at(last_us + after_s * SECOND_US) for after_s in (0, 10, 60, 600)]
+    bounds = [clock.fit.error_us_at(last_us + after_s * SECOND_US) for after_s in (0, 10, 60, 600)]
     assert None not in bounds
     assert bounds == sorted(bounds, key=lambda bound: bound or 0)
-    assert bounds[0] == clock.error_us or abs((bounds[0] or 0) - (clock.error_us or 0)) <= 2
+    assert bounds[0] == clock.fit.error_us or abs((bounds[0] or 0) - (clock.fit.error_us or 0)) <= 2
     # As a reading's is that is taken then and comes in a while later.
     at_us = last_us + 60 * SECOND_US
     estimate = clock.estimate(made.quartz.tick(at_us)[0], at_us + SECOND_US)
     assert estimate is not None
     assert bounds[2] is not None
     assert abs(estimate[1] - bounds[2]) <= 0.01 * bounds[2] + 2
-    assert DeviceClock().error_us_at(0) is None
+    assert DeviceClock().fit.error_us_at(0) is None
 
 
 def test_an_empty_clock_is_kept_as_one() -> None:
@@ -610,10 +605,10 @@ def test_an_arrival_that_tells_nothing_new_has_the_time_that_it_would_have_if_it
         twin = deepcopy(clock)
         found, expected = clock.stamp(now_us, tick_ms, sequence), thoroughly(twin, now_us, tick_ms, sequence)
         assert (found is None) == (expected is None)
-        assert (clock.last_sequence, clock.has_jumped) == (twin.last_sequence, twin.has_jumped)
+        assert (clock.last_sequence, clock.fit.has_jumped) == (twin.last_sequence, twin.fit.has_jumped)
         assert clock.known_from_us is None or twin.known_from_us is not None, "what it would have learnt was learnt"
         # What an arrival tells beside that may be left for the next one that is looked at.
-        if found is not None and expected is not None and clock.version == twin.version:
+        if found is not None and expected is not None and clock.fit.version == twin.fit.version:
             assert abs(found[0] - expected[0]) <= 1_000
             assert abs(found[1] - expected[1]) <= 1_000
         former.append((tick_ms, now_us))
@@ -643,8 +638,8 @@ def test_what_arrives_at_once_has_the_times_that_it_would_have_one_by_one(seed: 
             samples.append((quartz.tick(max(0, taken_us))[0], sequence))
         found = clock.stamps(now_us, samples)
         assert found == [twin.stamp(now_us, *sample) for sample in samples]
-        assert (clock.version, clock.last_sequence, clock.known_from_us) == (
-            twin.version,
+        assert (clock.fit.version, clock.last_sequence, clock.known_from_us) == (
+            twin.fit.version,
             twin.last_sequence,
             twin.known_from_us,
         )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.clock.floor import FLOOR_MARK, RELEASED_US, SAVE_US, ClockFloor
 from gateway.reading import Mark
-from tests.support.buffers import opened
+from tests.support.buffers import marks_of, opened
 
 ROOT = Path(__file__).parents[3]
 DAY_US = 86_400_000_000
@@ -99,7 +99,7 @@ async def test_it_outlives_the_process_in_the_buffer(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
         buffer.confirm(buffer.id, (), [mark])
     async with opened(tmp_path / "buffer.db") as buffer:
-        assert await buffer.marks("clock/") == {FLOOR_MARK: mark.value}
+        assert await marks_of(buffer, "clock/") == {FLOOR_MARK: mark.value}
 
 
 def test_nothing_but_tls_knows_of_it() -> None:

@@ -37,7 +37,7 @@ def test_streams_that_count_by_themselves_have_clocks_by_themselves() -> None:
 def test_another_oscillator_in_the_settings_is_another_clock() -> None:
     clocks = DeviceClocks("boot")
     learn(clocks.of("attic", "7"), 1_000_000)
-    assert clocks.of("attic", "7", "crystal").observed_us is None
+    assert clocks.of("attic", "7", "crystal").fit.observed_us is None
 
 
 def test_those_that_were_used_least_lately_go_first() -> None:
@@ -155,7 +155,7 @@ def test_what_was_kept_is_looked_into_when_it_is_needed() -> None:
     broken = {key: msgspec.msgpack.encode([*saved[:-1], b"\xff"])}
     again = DeviceClocks("boot")
     assert again.restore(broken) == []
-    assert again.of("attic", "7").observed_us is None, "it is learnt anew, and nothing else is lost"
+    assert again.of("attic", "7").fit.observed_us is None, "it is learnt anew, and nothing else is lost"
     learn(again.of("attic", "7"), 2_000_000)
     assert list(kept(again.marks(2_000_000))) == [key]
 

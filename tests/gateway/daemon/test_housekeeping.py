@@ -37,18 +37,19 @@ def test_what_grew_too_old_is_in_the_log_once_a_minute_with_its_count() -> None:
 
 
 def test_what_was_quarantined_is_in_the_log_at_once_and_then_once_a_minute_with_whose_it_is() -> None:
-    door: Any = SimpleNamespace(quarantined=Counter(), quarantined_last={})
+    quarantine = SimpleNamespace(by_reason=Counter[str](), last={})
+    door: Any = SimpleNamespace(quarantine=quarantine)
     nobody: Any = None
     clock = ClockWatch(GatewaySettings("gw1", clock="system"))
     housekeeping = Housekeeping(door, nobody, nobody, clock, nobody, nobody)
     told = []
     with capture_logs() as lines:
         for second in range(int(QUARANTINED_INTERVAL_S) + 2):
-            door.quarantined["no-pairs"] += 1
-            door.quarantined_last["no-pairs"] = f"scale{second}", "/dev/ttyUSB0"
+            quarantine.by_reason["no-pairs"] += 1
+            quarantine.last["no-pairs"] = f"scale{second}", "/dev/ttyUSB0"
             if second == 5:
-                door.quarantined["no-route"] += 2
-                door.quarantined_last["no-route"] = "", "shed/7"
+                quarantine.by_reason["no-route"] += 2
+                quarantine.last["no-route"] = "", "shed/7"
             housekeeping._tell_what_was_quarantined(float(second))
             told.append(len(lines))
     assert [(line["reason"], line["count"], line["last_device"], line["last_subject"]) for line in lines] == [
@@ -63,7 +64,7 @@ async def test_what_grew_too_old_is_told_from_what_made_room(tmp_path: Path) -> 
     old_us = boottime_us() - 7_200_000_000
     async with opened(tmp_path / "buffer.db", age_max_s=3600) as buffer:
         await store(buffer, [entry(received_us=old_us), entry(received_us=old_us)])
-        buffer._age_due_s = 0.0
+        buffer._commits._age_due_s = 0.0
         await store(buffer, [entry(received_us=boottime_us())])
         assert buffer.counts["too-old"] == buffer.counts["dropped"] == 2
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.buffer.buffer import BufferState
+from gateway.buffer.state import BufferState
 from gateway.daemon import service_notify
 from gateway.uplink.memory import UplinkState
 from tests.support.buffers import opened
@@ -107,7 +107,7 @@ async def test_a_buffer_thread_that_hangs_feeds_no_watchdog_though_the_event_loo
         while "WATCHDOG=1" not in await heard():
             pass
         disk = threading.Event()
-        hanging = asyncio.ensure_future(buffer._call(disk.wait))
+        hanging = asyncio.ensure_future(buffer.run(lambda _: disk.wait()))
         await asyncio.sleep(0.3)
         while True:
             try:

@@ -39,6 +39,7 @@ from gateway.devices.notes import (
 )
 from gateway.intake.devices_heard import DevicesHeard
 from gateway.intake.front_door import FrontDoor
+from gateway.intake.kept_clocks import keep_clocks, recall_clocks
 from gateway.intake.routes import compile_routes
 from gateway.reading import Mark, Reading
 from gateway.settings import GatewaySettings, KafkaSettings, ListenerSettings, RouteSettings
@@ -74,7 +75,7 @@ async def gateway(
         settings = msgspec.convert({"id": "gw1"}, GatewaySettings)
         clocks = DeviceClocks(boot_id())
         door = FrontDoor(buffer, compile_routes([route], None, frozenset()), settings, KAFKA, boottime_us, clocks)
-        await door.recall_clocks()
+        await recall_clocks(buffer, clocks)
         parts = control.Parts(
             uplink=UplinkState,
             clock=lambda: ClockView(synced=True, error_us=None, since_us=0),
@@ -86,7 +87,7 @@ async def gateway(
             async with answering(directory / "buffer.db", answers):
                 yield door
         finally:
-            door.keep_clocks()
+            keep_clocks(buffer, clocks, boottime_us())
 
 
 async def devices(directory: Path, *options: str, command: str = "devices") -> Result:
@@ -393,7 +394,7 @@ async def test_a_drift_has_the_digits_that_mean_something(tmp_path: Path) -> Non
         probe(door.clocks, "attic", boottime_us())
         (run,) = door.clocks.runs()
         (clock,) = (await listed(tmp_path))["attic"]["clocks"]
-    exact = run.clock.drift_ppm
+    exact = run.clock.fit.drift_ppm
     assert exact is not None
     assert clock["drift_ppm"] == [round(ppm, 1) for ppm in clock["drift_ppm"]]
     assert exact[0] - 0.1 < clock["drift_ppm"][0] <= exact[0]

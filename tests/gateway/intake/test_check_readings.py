@@ -11,7 +11,7 @@ from gateway.intake.front_door import FrontDoor
 from gateway.intake.routes import compile_routes
 from gateway.reading import Reading
 from gateway.settings import DEFAULT_ROUTE, GatewaySettings, KafkaSettings
-from tests.support.buffers import opened
+from tests.support.buffers import opened, series_of
 from tests.support.waiting import until
 
 LANE = Lane(1, "lane", "boot", "buffer")
@@ -103,11 +103,11 @@ async def test_it_goes_through_the_front_door_as_a_reading_and_out_as_an_event(t
         door.take([reading(one, writer=None)], stored.append)
         await until(lambda: len(stored) == 2)
         assert stored == [True, True]
-        (quarantined,) = door.quarantined.items()
+        (quarantined,) = door.quarantine.by_reason.items()
         assert quarantined == ("no-route", 1), "what anybody else sends there is a reading that no route takes"
         assert list(door.heard) == [], "it is no device's"
         assert door.counts["readings"] == 1, "nor is it counted as a sensor's"
-        series = [await buffer.series(buffer.id, number) for number in (1, 2)]
+        series = [await series_of(buffer, number) for number in (1, 2)]
     told = next(each for each in series if each.type == "sluice.gateway.check")
     assert (told.topic, told.key, told.device, told.subject) == ("gateway-events", "gw1", "", "check")
 

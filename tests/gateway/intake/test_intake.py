@@ -15,22 +15,25 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from msgspec.structs import replace
 
 from gateway.buffer import losses as buffer_losses
-from gateway.buffer.buffer import DELETE_DELAY_S, Buffer
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.commit_queue import DELETE_DELAY_S
 from gateway.buffer.rows import Doubt, Quarantined, Series, spans_of
 from gateway.buffer.sensor_runs import DeviceRuns, Run
 from gateway.clock.gateway_clock import BootClock, BootTimes
 from gateway.clock.rfc3339 import rfc3339
 from gateway.clock.sensor_clocks import MARKS, SAVE_INTERVAL_US
 from gateway.clock.sensor_dates import DEFAULT_LIMITS, told_us
-from gateway.intake.front_door import CLOCKS_AT_ONCE, FrontDoor, RetryOutcome
+from gateway.intake.front_door import FrontDoor
+from gateway.intake.kept_clocks import CLOCKS_AT_ONCE, keep_clocks, recall_clocks
 from gateway.intake.payload_identity import BINARY
+from gateway.intake.quarantine_retry import RetryOutcome, retry_quarantined
 from gateway.intake.routes import compile_routes
 from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.record import ESTIMATED_ROUNDING_US, RecordEncoder
 from gateway.reading import BufferFileError, Reading, Recalled
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.settings import GatewaySettings, KafkaSettings, PayloadIdentity, RouteSettings, TimeSource
-from tests.support.buffers import CLOCK, fill, opened, rows
+from tests.support.buffers import CLOCK, fill, opened, quarantined_of, rows, series_of
 
 JSON_ROUTE = RouteSettings("device/{device}/{stream}", "device-{stream}", identity="json")
 KAFKA = KafkaSettings(bootstrap=("127.0.0.1:1",))
@@ -64,7 +67,7 @@ async def test_a_reading_gets_its_series_and_its_sensors_identity(tmp_path: Path
         assert await take(door, reading(b'{"celsius": 21.5, "boot": "3-0000beef", "seq": 17}'))
         (row,) = await rows(buffer)
         assert (row.device_boot, row.device_sequence) == ("3-0000beef", 17)
-        assert await buffer.series(buffer.id, row.series) == Series(
+        assert await series_of(buffer, row.series) == Series(
             "device-thermo", "42", "42", "device/42/thermo", "sluice.reading", "application/json", "device/42/thermo"
         )
 
@@ -73,7 +76,7 @@ async def test_the_key_may_carry_the_namespace(tmp_path: Path) -> None:
     async with front_door(tmp_path, key="namespace/name") as (door, buffer):
         await take(door, reading(b"{}"))
         (row,) = await rows(buffer)
-        series = await buffer.series(buffer.id, row.series)
+        series = await series_of(buffer, row.series)
         assert (series.key, series.device) == ("north/42", "42")
 
 
@@ -117,15 +120,15 @@ async def test_whose_it_is_that_no_route_takes(tmp_path: Path) -> None:
         door = door_of(buffer, serial_topic="farm/{stream}/{device}/x")
         scale = Reading("farm/text/scale.1/x", port, b"{}", 1)
         assert await take(door, scale)
-        assert (door.quarantined, door.quarantined_last) == (
+        assert (door.quarantine.by_reason, door.quarantine.last) == (
             {"no-route": 1},
             {"no-route": ("scale.1", f"farm/text/scale.1/x ({port})")},
         )
         door.unreadable("wind", port, b"$", 1, "nmea-start")
-        assert door.quarantined_last["nmea-start"] == ("wind", port)
+        assert door.quarantine.last["nmea-start"] == ("wind", port)
         # What a stranger publishes names nobody; who had to log in is known.
         assert await take(door, reading(b"1", "farm/text/42/x"), reading(b"2", "farm/text/42/x", writer="43"))
-        kept = await buffer.quarantined(range(1, 5))
+        kept = await quarantined_of(buffer, range(1, 5))
         assert [(of.device, of.topic, of.subject) for of in kept.values()] == [
             ("scale.1", scale.topic, port),
             ("wind", None, port),
@@ -137,7 +140,7 @@ async def test_whose_it_is_that_no_route_takes(tmp_path: Path) -> None:
 async def test_ever_new_topics_take_no_memory_for_ever(tmp_path: Path) -> None:
     async with front_door(tmp_path) as (door, _):
         await take(door, *(reading(b"x", topic="kitchen/" + "x" * 60_000 + str(number)) for number in range(20)))
-        assert not door._resolved
+        assert not door._topics.known
 
 
 async def test_what_no_route_takes_is_acknowledged_and_quarantined_with_its_bytes(tmp_path: Path) -> None:
@@ -148,7 +151,7 @@ async def test_what_no_route_takes_is_acknowledged_and_quarantined_with_its_byte
         assert report["reason"] == "no-route"
         assert report["payload_base64"] == "AHJhdw=="
         assert json.loads(foreign.payload)["reason"] == "not-the-writers-device"
-        assert (await buffer.series(buffer.id, foreign.series)).topic == "gateway-quarantine"
+        assert (await series_of(buffer, foreign.series)).topic == "gateway-quarantine"
 
 
 async def test_losses_are_summed_up_by_device_and_reason(tmp_path: Path) -> None:
@@ -156,8 +159,8 @@ async def test_losses_are_summed_up_by_device_and_reason(tmp_path: Path) -> None
         door.lost("42", "refused-qos0", 2)
         door.lost("42", "refused-qos0")
         door.lost("s1", "sensor-ring-overflow", 5)
-        assert await door.report_losses() == 2
-        assert await door.report_losses() == 0  # nothing is told twice
+        assert await door.events.report_losses() == 2
+        assert await door.events.report_losses() == 0  # nothing is told twice
         kept = await rows(buffer)
         records = [json.loads(row.payload) for row in kept]
         assert [(record["device"], record["reason"], record["count"]) for record in records] == [
@@ -168,13 +171,13 @@ async def test_losses_are_summed_up_by_device_and_reason(tmp_path: Path) -> None
 
 async def test_losses_that_the_buffer_refuses_are_counted_on(tmp_path: Path) -> None:
     async with front_door(tmp_path, bytes_max=1_000_000) as (door, buffer):
-        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA query_only = 1").fetchone())
+        await buffer.run(lambda file: file.connection.execute("PRAGMA query_only = 1").fetchone())
         door.lost("42", "refused-qos0", 2)
         with pytest.raises(BufferFileError):
-            await door.report_losses()
+            await door.events.report_losses()
         door.lost("42", "refused-qos0", 1)
-        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA query_only = 0").fetchone())
-        assert await door.report_losses() == 1
+        await buffer.run(lambda file: file.connection.execute("PRAGMA query_only = 0").fetchone())
+        assert await door.events.report_losses() == 1
         (kept,) = await rows(buffer)
         assert json.loads(kept.payload)["count"] == 3
 
@@ -191,11 +194,11 @@ async def test_a_report_that_does_not_come_to_the_disk_makes_no_loss_larger(
             patched.setattr(buffer_losses, "forget_losses", fails)
             for _ in range(3):
                 with pytest.raises(BufferFileError):
-                    await door.report_losses()
-            assert not door.lost_told
-        assert await door.report_losses() == 1
-        assert door.lost_told == {"42": 2}
-        assert door.lost_told_us
+                    await door.events.report_losses()
+            assert not door.events.lost_told
+        assert await door.events.report_losses() == 1
+        assert door.events.lost_told == {"42": 2}
+        assert door.events.lost_told_us
         assert len(await rows(buffer)) == 1
 
 
@@ -205,7 +208,7 @@ async def test_losses_outlive_a_restart_until_they_are_reported(tmp_path: Path) 
         await asyncio.sleep(DELETE_DELAY_S + 0.3)
         door.lost("attic", "sensor-ring-overflow", 1, ("7-00000001", 9, 9))
     async with front_door(tmp_path) as (door, buffer):
-        assert await door.report_losses() == 1
+        assert await door.events.report_losses() == 1
         (kept,) = await rows(buffer)
         body = json.loads(kept.payload)
         assert (body["count"], body["device_boot"], body["first_sequence"], body["last_sequence"]) == (
@@ -227,13 +230,13 @@ def door_of(buffer: Buffer, *routes: RouteSettings, serial_topic: str | None = N
 async def test_quarantined_input_is_taken_in_again_once_a_route_takes_it(tmp_path: Path) -> None:
     async with front_door(tmp_path) as (door, buffer):
         assert await take(door, reading(b"1", topic="kitchen/7", redelivered=True), reading(b"2", topic="cellar"))
-        assert await door.retry_quarantined([1, 2, 99]) == RetryOutcome(0, {"no-route": 2}, 1)
+        assert await retry_quarantined(door, buffer, [1, 2, 99]) == RetryOutcome(0, {"no-route": 2}, 1)
         mended = door_of(buffer, JSON_ROUTE, OTHER_ROUTE)
-        assert await mended.retry_quarantined([1, 2, 99]) == RetryOutcome(1, {"no-route": 1}, 1)
+        assert await retry_quarantined(mended, buffer, [1, 2, 99]) == RetryOutcome(1, {"no-route": 1}, 1)
         again = (await rows(buffer))[-1]
         assert (again.payload, again.doubt) == (b"1", Doubt.REDELIVERED)
-        assert await mended.retry_quarantined([1]) == RetryOutcome(0, {}, 1)
-        assert await buffer.drop_quarantined([1, 2]) == 1
+        assert await retry_quarantined(mended, buffer, [1]) == RetryOutcome(0, {}, 1)
+        assert await buffer.transact(lambda file: file.lose_quarantined([1, 2])) == 1
 
 
 async def test_for_what_is_taken_in_again_nobody_waits(tmp_path: Path) -> None:
@@ -244,7 +247,7 @@ async def test_for_what_is_taken_in_again_nobody_waits(tmp_path: Path) -> None:
         assert await take(door_of(buffer), kept)
     async with opened(path, clock=lambda: unknown) as buffer:
         mended = door_of(buffer, replace(OTHER_ROUTE, identity="json"))
-        assert await mended.retry_quarantined([1]) == RetryOutcome(1, {}, 0)
+        assert await retry_quarantined(mended, buffer, [1]) == RetryOutcome(1, {}, 0)
         assert (await rows(buffer))[-1].tick_ms is not None
         assert not mended.new_clocks.waiting
 
@@ -257,8 +260,8 @@ async def test_what_kafka_refused_is_taken_in_again_as_it_was_although_its_seque
             "record-too-large", row.payload, "42", "device/42/thermo", 3, series=row.series, device_boot="1",
             device_sequence=7, boot_id=buffer.boot_id, doubt=Doubt.CONFLICT,
         )  # fmt: skip
-        await buffer.quarantine(buffer.id, [door.quarantine_entry(refused)], [])
-        assert await door.retry_quarantined([1]) == RetryOutcome(1, {}, 0)
+        await buffer.quarantine(buffer.id, [door.quarantine.entry(refused)], [])
+        assert await retry_quarantined(door, buffer, [1]) == RetryOutcome(1, {}, 0)
         again = (await rows(buffer))[-1]
         assert replace(again, sequence=row.sequence, received_us=row.received_us, doubt=0) == row
         assert again.doubt == Doubt.CONFLICT
@@ -269,13 +272,13 @@ async def test_times_of_another_boot_are_carried_over_with_their_bound(tmp_path:
     path = tmp_path / "buffer.db"
     quarantined = Quarantined("no-route", b"x", "", "kitchen/7", 1_000, topic="kitchen/7", event_us=900)
     async with opened(path, boot="boot-0") as buffer:
-        await buffer.quarantine(buffer.id, [door_of(buffer).quarantine_entry(quarantined)], [])
+        await buffer.quarantine(buffer.id, [door_of(buffer).quarantine.entry(quarantined)], [])
     with sqlite3.connect(path) as file:
         # That boot began a second before this one, and knew its time to 250 microseconds.
         file.execute("UPDATE boot SET offset_us = ?, error_us = 250, clock = NULL", (CLOCK.offset_us(0) - 1_000_000,))
     file.close()
     async with opened(path) as buffer:
-        assert await door_of(buffer, OTHER_ROUTE).retry_quarantined([1]) == RetryOutcome(1, {}, 0)
+        assert await retry_quarantined(door_of(buffer, OTHER_ROUTE), buffer, [1]) == RetryOutcome(1, {}, 0)
         row = (await rows(buffer))[-1]
         assert (row.received_us, row.event_us, row.event_error_us) == (-999_000, -999_100, 250)
 
@@ -283,7 +286,7 @@ async def test_times_of_another_boot_are_carried_over_with_their_bound(tmp_path:
 async def losses(door: FrontDoor, buffer: Buffer) -> list[tuple[object, ...]]:
     """Device, count, its boot, first and last sequence of each loss that is reported now."""
     before = {row.sequence for row in await rows(buffer)}
-    await door.report_losses()
+    await door.events.report_losses()
     records = [json.loads(row.payload) for row in await rows(buffer) if row.sequence not in before]
     assert {record["reason"] for record in records} <= {"sensor-ring-overflow"}
     return [
@@ -380,8 +383,8 @@ async def test_a_serial_sensor_that_only_the_fallback_takes_is_known_by_its_name
         assert await door.recall("attic", boot) == Recalled(frozenset(range(5, 9)), 5)
         assert await take(door, reading(b"1", topic))
         of_serial, of_mqtt = (await rows(buffer))[0], (await rows(buffer))[-1]
-        assert (await buffer.series(buffer.id, of_serial.series)).key == "attic"
-        assert (await buffer.series(buffer.id, of_mqtt.series)).key == topic
+        assert (await series_of(buffer, of_serial.series)).key == "attic"
+        assert (await series_of(buffer, of_mqtt.series)).key == topic
 
 
 async def test_what_is_lost_from_the_quarantine_is_not_missing_from_a_run(tmp_path: Path) -> None:
@@ -394,7 +397,7 @@ async def test_what_is_lost_from_the_quarantine_is_not_missing_from_a_run(tmp_pa
         door = door_of(buffer, JSON_ROUTE, serial_topic="{stream}/{device}/x")
         assert await take(door, sample(0), *(sample(n, "no/attic/x") for n in (1, 2, 3)), sample(4))
         assert (await door.recall("attic", "7-1a2b3c4d")).stored == set(range(5)), "1 made room"
-        assert await buffer.drop_quarantined([2, 3]) == 2
+        assert await buffer.transact(lambda file: file.lose_quarantined([2, 3])) == 2
         assert (await door.recall("attic", "7-1a2b3c4d")).stored == set(range(5))
     async with front_door(tmp_path) as (door, _):
         assert (await door.recall("attic", "7-1a2b3c4d")).stored == set(range(5))
@@ -484,22 +487,22 @@ async def test_clocks_that_a_refused_commit_was_to_keep_are_kept_with_the_next(t
 
 async def test_all_clocks_are_kept_at_the_end_and_gone_on_with(tmp_path: Path) -> None:
     names = [f"{number:04}" for number in range(2 * CLOCKS_AT_ONCE + 1)]
-    async with front_door(tmp_path) as (door, _):
+    async with front_door(tmp_path) as (door, buffer):
         for name in names:
             learnt(door, name, 1_000_000)
-        door.keep_clocks()
-    async with front_door(tmp_path) as (door, _):
-        await door.recall_clocks()
+        keep_clocks(buffer, door.clocks, 5)
+    async with front_door(tmp_path) as (door, buffer):
+        await recall_clocks(buffer, door.clocks)
         assert sorted(run.device for run in door.clocks.runs()) == names
         clock = door.clocks.find(names[-1], "7-1")
         assert clock is not None
-        assert clock.observed_us == 1_001_001
+        assert clock.fit.observed_us == 1_001_001
 
 
 async def test_clocks_that_cannot_be_read_stop_nothing(tmp_path: Path) -> None:
-    async with front_door(tmp_path) as (door, _):
+    async with front_door(tmp_path) as (door, buffer):
         pass
-    await door.recall_clocks()
+    await recall_clocks(buffer, door.clocks)
     assert list(door.clocks.runs()) == []
 
 
@@ -517,7 +520,7 @@ async def record(door: FrontDoor, buffer: Buffer, payload: bytes, received_us: i
     assert await take(door, Reading(topic, topic, payload, received_us))
     row = (await rows(buffer))[-1]
     assert row.payload == payload
-    series = await buffer.series(buffer.id, row.series)
+    series = await series_of(buffer, row.series)
     batch = EncodedBatch("none")
     batch.add(RecordEncoder(GATEWAY, buffer.lane, series).encode(row, BootTimes(buffer.clock()), 0))
     (found,) = DefaultRecordBatch(bytes(batch._build()))
@@ -672,10 +675,10 @@ async def test_a_sensors_time_outlives_the_quarantine_and_a_restart(tmp_path: Pa
             "record-too-large", row.payload, "42", "device/42/thermo", row.received_us, series=row.series,
             event_error_us=row.event_error_us, device_time_us=row.device_time_us,
         )  # fmt: skip
-        await buffer.quarantine(buffer.id, [door.quarantine_entry(refused)], [])
+        await buffer.quarantine(buffer.id, [door.quarantine.entry(refused)], [])
     async with opened(path) as buffer:
         door = door_of(buffer, route("none", "timestamp"))
-        assert await door.retry_quarantined([1]) == RetryOutcome(1, {}, 0)
+        assert await retry_quarantined(door, buffer, [1]) == RetryOutcome(1, {}, 0)
         first, *_, again = await rows(buffer)
         assert (first.device_time_us, again.device_time_us) == (said_us, said_us)
         assert again.event_error_us >= first.event_error_us

@@ -1,7 +1,7 @@
 """Whose readings wait for their sensor's clock, and until when."""
 
 from gateway.buffer.rows import Series
-from gateway.clock.sensor_clock import BUCKET_ARRIVALS_FIRST, BUCKET_US
+from gateway.clock.arrival_buckets import BUCKET_ARRIVALS_FIRST, BUCKET_US
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.intake.new_clocks import IN_VAIN_MAX, LOOK_US, READINGS_MAX, NewClocks
 

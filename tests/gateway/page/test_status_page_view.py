@@ -167,7 +167,7 @@ async def test_losses_are_told_before_and_after_they_are_reported(box: Box) -> N
     state = await box.state()
     assert (state["intake"]["lost"], state["devices"]["shown"][0]["lost"]) == (7, 7)
     assert state["headline"]["words"].startswith("7 readings are lost for good (refused), the last ")
-    await box.front_door.report_losses()
+    await box.front_door.events.report_losses()
     await box.refreshed()
     state = await box.state()
     assert (state["intake"]["lost"], state["devices"]["shown"][0]["lost"]) == (7, 7)

@@ -733,5 +733,5 @@ def test_the_clock_of_a_sensor_that_is_here_stays_whoever_else_comes() -> None:
         clocks.of("elsewhere", str(boot))
     clock = clocks.find("attic", "7-1a2b3c4d")
     assert clock is not None
-    assert clock.observed_us is not None
-    assert clock.observed_us > now_us
+    assert clock.fit.observed_us is not None
+    assert clock.fit.observed_us > now_us

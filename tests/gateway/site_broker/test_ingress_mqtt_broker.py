@@ -17,7 +17,8 @@ import structlog
 from gateway.reading import Mark, Reading
 from gateway.settings import BrokerTlsSettings
 from gateway.site_broker import broker_ingress as ingress_mqtt_broker
-from gateway.site_broker import client as broker_client
+from gateway.site_broker import commits as broker_commits
+from gateway.site_broker import reach as broker_reach
 from gateway.site_broker.client import BrokerClient
 from tests.support.broker_intake import MemoryIntake, broker_telling, delivery, numbered, published, reading_from
 from tests.support.gateways import free_port
@@ -42,15 +43,15 @@ async def test_what_the_broker_delivers_is_taken_in_order(tmp_path: Path, qos: i
     intake = MemoryIntake()
     with mosquitto(tmp_path / "broker", "allow_anonymous true", "max_queued_messages 0") as broker:
         async with reading_from(intake, broker.port, qos=2) as ingress:
-            await ingress.subscribed.wait()
+            await ingress.session.subscriptions.answered.wait()
             await published(broker.port, numbered(0, 500), qos=qos)
             await until(lambda: len(intake.stored) == 500)
         assert intake.payloads() == numbered(0, 500)
         assert intake.stored[0] == Reading("device/42/thermo", "device/42/thermo", b"reading 0", 123_456)
         async with reading_from(intake, broker.port, qos=2) as ingress:
-            await ingress.subscribed.wait()
+            await ingress.session.subscriptions.answered.wait()
             await asyncio.sleep(0.2)
-            assert ingress.counts["readings"] == 0, "all were acknowledged"
+            assert ingress.session.counts["readings"] == 0, "all were acknowledged"
 
 
 @pytest.mark.parametrize("qos", [1, 2])
@@ -58,11 +59,11 @@ async def test_nothing_is_acknowledged_before_its_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qos: int
 ) -> None:
     """Promise P1: with no commit, the broker keeps it and delivers it again."""
-    monkeypatch.setattr(ingress_mqtt_broker, "STOP_S", 0.2)
+    monkeypatch.setattr(broker_commits, "STOP_S", 0.2)
     with mosquitto(tmp_path / "broker") as broker:
         intake = MemoryIntake()
         async with reading_from(intake, broker.port, qos=qos) as ingress:
-            await ingress.subscribed.wait()
+            await ingress.session.subscriptions.answered.wait()
             intake.outcome = None
             await published(broker.port, numbered(0, 3), qos=qos)
             await until(lambda: sum(len(readings) for readings, _, _ in intake.waiting) == 3)
@@ -76,7 +77,7 @@ async def test_what_was_published_while_the_gateway_was_away_comes_later(tmp_pat
     intake = MemoryIntake()
     with mosquitto(tmp_path / "broker") as broker:
         async with reading_from(intake, broker.port) as ingress:
-            await ingress.subscribed.wait()
+            await ingress.session.subscriptions.answered.wait()
         await published(broker.port, numbered(0, 50))
         async with reading_from(intake, broker.port):
             await until(lambda: len(intake.stored) == 50)
@@ -87,13 +88,13 @@ async def test_a_refused_reading_comes_again_on_a_new_connection(tmp_path: Path)
     intake = MemoryIntake()
     with mosquitto(tmp_path / "broker") as broker:
         async with reading_from(intake, broker.port) as ingress:
-            await ingress.subscribed.wait()
+            await ingress.session.subscriptions.answered.wait()
             intake.outcome = False
             await published(broker.port, ["21.5"])
-            await until(lambda: not ingress.subscribed.is_set())
+            await until(lambda: not ingress.session.subscriptions.answered.is_set())
             intake.outcome = True
             await until(lambda: intake.stored)
-            assert ingress.counts["connections"] == 2
+            assert ingress.session.counts["connections"] == 2
     assert intake.payloads() == ["21.5"]
     assert not intake.stored[0].redelivered, "it is known that it was not stored"
 
@@ -102,7 +103,7 @@ async def test_a_full_buffer_stops_the_reading(tmp_path: Path) -> None:
     intake = MemoryIntake()
     with mosquitto(tmp_path / "broker", "allow_anonymous true", "max_inflight_messages 5") as broker:
         async with reading_from(intake, broker.port) as ingress:
-            await ingress.subscribed.wait()
+            await ingress.session.subscriptions.answered.wait()
             intake.holding, intake.outcome = True, None
             await published(broker.port, numbered(0, 40))
             await asyncio.sleep(0.3)
@@ -111,7 +112,7 @@ async def test_a_full_buffer_stops_the_reading(tmp_path: Path) -> None:
             while intake.waiting:
                 intake.decide(True)
             await until(lambda: len(intake.stored) == 40)
-            assert ingress.counts["connections"] == 1
+            assert ingress.session.counts["connections"] == 1
     assert intake.payloads() == numbered(0, 40)
 
 
@@ -141,10 +142,10 @@ async def test_while_nothing_can_be_stored_the_keep_alive_goes_on_and_memory_doe
 
     intake = MemoryIntake()
     async with speaking(speak) as port, reading_from(intake, port, keep_alive_s=1) as ingress:
-        await asyncio.wait_for(ingress.subscribed.wait(), 5)
+        await asyncio.wait_for(ingress.session.subscriptions.answered.wait(), 5)
         intake.holding, intake.outcome = True, None
         await until(lambda: heard.count(b"\xc0\x00") >= 4)
-        assert ingress.counts["connections"] == 1
+        assert ingress.session.counts["connections"] == 1
         assert sum(len(readings) for readings, _, _ in intake.waiting) < 200, "what one or two reads bring"
         assert sent[0] < 20_000_000, "TCP holds the broker back"
 
@@ -153,13 +154,13 @@ async def test_qos_0_that_cannot_be_stored_is_counted(tmp_path: Path) -> None:
     intake = MemoryIntake()
     with mosquitto(tmp_path / "broker") as broker:
         async with reading_from(intake, broker.port) as ingress:
-            await ingress.subscribed.wait()
+            await ingress.session.subscriptions.answered.wait()
             intake.outcome = False
             await published(broker.port, ["one"], qos=0)
             await until(lambda: intake.losses["refused-qos0"] == 1)
             intake.outcome = True
-            await until(lambda: ingress.counts["connections"] == 2)
-            await ingress.subscribed.wait()
+            await until(lambda: ingress.session.counts["connections"] == 2)
+            await ingress.session.subscriptions.answered.wait()
             intake.holding = True
             await published(broker.port, ["two"], qos=0)
             await until(lambda: intake.losses["refused-qos0"] == 2)
@@ -170,12 +171,12 @@ async def test_a_retained_message_is_no_reading_of_now(tmp_path: Path) -> None:
     with mosquitto(tmp_path / "broker") as broker:
         await published(broker.port, ["of yesterday"], "-r")
         async with reading_from(intake, broker.port) as ingress:
-            await until(lambda: ingress.counts["retained"] == 1)
+            await until(lambda: ingress.session.counts["retained"] == 1)
             await published(broker.port, ["of now"], "-r")
             await until(lambda: intake.stored)
         assert intake.payloads() == ["of now"]
         async with reading_from(intake, broker.port) as ingress:
-            await until(lambda: ingress.counts["retained"] == 1)
+            await until(lambda: ingress.session.counts["retained"] == 1)
         assert intake.payloads() == ["of now"], "each SUBSCRIBE brings it again, and it is no reading then either"
 
 
@@ -183,7 +184,7 @@ async def test_a_message_that_is_too_large_does_not_block_the_next(tmp_path: Pat
     intake = MemoryIntake()
     with mosquitto(tmp_path / "broker") as broker:
         async with reading_from(intake, broker.port, packet_bytes_max=2_000) as ingress:
-            await ingress.subscribed.wait()
+            await ingress.session.subscriptions.answered.wait()
             await published(broker.port, ["x" * 200_000])
             await published(broker.port, ["small"])
             await until(lambda: intake.stored)
@@ -195,9 +196,9 @@ async def test_topics_that_the_settings_no_longer_name_are_unsubscribed(tmp_path
     intake = MemoryIntake()
     with mosquitto(tmp_path / "broker") as broker:
         async with reading_from(intake, broker.port, topics=("device/#", "old/#")) as ingress:
-            await ingress.subscribed.wait()
+            await ingress.session.subscriptions.answered.wait()
         async with reading_from(intake, broker.port, topics=("device/#", "new/#")) as ingress:
-            await ingress.subscribed.wait()
+            await ingress.session.subscriptions.answered.wait()
             await published(broker.port, ["1"], topic="old/1")
             await published(broker.port, ["2"], topic="new/1")
             await until(lambda: intake.stored)
@@ -215,7 +216,7 @@ async def test_a_session_that_was_never_subscribed_is_subscribed(tmp_path: Path)
         writer.close()
         await writer.wait_closed()
         async with reading_from(intake, broker.port) as ingress:
-            await asyncio.wait_for(ingress.subscribed.wait(), 5)
+            await asyncio.wait_for(ingress.session.subscriptions.answered.wait(), 5)
             await published(broker.port, ["21.5"])
             await until(lambda: intake.stored)
 
@@ -249,7 +250,7 @@ async def test_what_came_before_a_malformed_packet_is_stored_once(said: list[Any
 
     intake = MemoryIntake()
     async with broker_telling(short_suback, delivered_again) as port, reading_from(intake, port) as ingress:
-        await until(lambda: ingress.counts["recognised"])
+        await until(lambda: ingress.session.counts["recognised"])
         await until(lambda: len(intake.stored) == 2)
     assert [(reading.payload, reading.redelivered) for reading in intake.stored] == [(b"one", False), (b"two", True)]
     assert any("not MQTT 3.1.1" in entry["event"] for entry in said)
@@ -281,7 +282,7 @@ async def test_what_could_not_be_taken_is_in_no_mark_and_comes_again(said: list[
     scripts = (too_large_behind, delivered_again)
     async with broker_telling(*scripts) as port, reading_from(intake, port, packet_bytes_max=2_000) as ingress:
         await until(lambda: len(intake.stored) == 2)
-        assert ingress.counts["recognised"] == 0
+        assert ingress.session.counts["recognised"] == 0
     assert intake.payloads() == ["one", "two"]
     assert any("a fault of this gateway" in entry["event"] for entry in said)
 
@@ -299,7 +300,7 @@ async def test_an_intake_that_raises_costs_one_connection(said: list[Any]) -> No
     intake = Faulty()
     async with broker_telling(deliver_two, delivered_again) as port, reading_from(intake, port) as ingress:
         await until(lambda: len(intake.stored) == 2)
-        assert ingress.counts["connections"] == 3
+        assert ingress.session.counts["connections"] == 3
     assert not any(reading.redelivered for reading in intake.stored), "it is known that they were not stored"
     assert any("could not be taken in" in entry["event"] for entry in said)
 
@@ -338,18 +339,18 @@ async def test_a_refused_connection_changes_nothing_of_what_is_known() -> None:
         await until(lambda: intake.waiting)
         intake.decide(True)  # the marks before CONNECT
         await until(lambda: any(readings for readings, _, _ in intake.waiting))
-        await until(lambda: not ingress.subscribed.is_set() and ingress._client is None)
+        await until(lambda: ingress._said[0].startswith("the connection ended"))
         intake.outcome = True
         while intake.waiting:
             intake.decide(True)
-        await until(lambda: ingress.counts["recognised"] == 2)
+        await until(lambda: ingress.session.counts["recognised"] == 2)
     assert intake.payloads() == ["one", "two"]
 
 
 async def test_a_large_message_that_comes_again_is_counted_once() -> None:
     async def large(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bytes) -> None:
         writer.write(b"\x20\x02\x01\x00" + first + b"\x8d\x27\x00\x01t\x00\x02" + b"x" * 5_000)
-        await until(lambda: intake.waiting if first == b"\x32" else ingress.counts["recognised"])
+        await until(lambda: intake.waiting if first == b"\x32" else ingress.session.counts["recognised"])
         del reader
 
     intake = MemoryIntake()
@@ -358,28 +359,27 @@ async def test_a_large_message_that_comes_again_is_counted_once() -> None:
     async with broker_telling(*scripts) as port, reading_from(intake, port, packet_bytes_max=2_000) as ingress:
         await until(lambda: intake.waiting)
         intake.decide(True)
-        await until(lambda: ingress.counts["too-large"] and ingress._client is None)
+        await until(lambda: ingress.session.counts["too-large"] and ingress._said[0].startswith("the connection ended"))
         intake.outcome = True
         while intake.waiting:
             intake.decide(True)
-        await until(lambda: ingress.counts["recognised"])
+        await until(lambda: ingress.session.counts["recognised"])
     assert intake.losses["packet-too-large"] == 1
 
 
 # --- who may connect, and how ------------------------------------------------------------------------------
 
 
-async def test_there_is_no_hot_loop_against_a_dead_broker(said: list[Any]) -> None:
-    intake = MemoryIntake()
-    async with reading_from(intake, free_port(), backoff_s_min=0.05, backoff_s_max=10.0) as ingress:
-        attempts: list[float] = []
-        connect = ingress._connect
+async def test_there_is_no_hot_loop_against_a_dead_broker(said: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[float] = []
+    open_link = broker_reach.open_link
 
-        async def counted() -> Any:
-            attempts.append(asyncio.get_running_loop().time())
-            return await connect()
+    async def counted(*arguments: Any) -> Any:
+        attempts.append(asyncio.get_running_loop().time())
+        return await open_link(*arguments)
 
-        ingress._connect = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(ingress_mqtt_broker, "open_link", counted)
+    async with reading_from(MemoryIntake(), free_port(), backoff_s_min=0.05, backoff_s_max=10.0):
         await asyncio.sleep(1.5)
     assert 2 <= len(attempts) < 25
     assert len([entry for entry in said if "cannot be reached" in entry["event"]]) == 1, "said once"
@@ -408,7 +408,7 @@ async def test_tls_with_user_and_password(tmp_path: Path) -> None:
 
     try:
         async with reading_from(intake, broker.port, **settings) as ingress:
-            await asyncio.wait_for(ingress.subscribed.wait(), 10)
+            await asyncio.wait_for(ingress.session.subscriptions.answered.wait(), 10)
             options = ("-h", "localhost", "--cafile", str(certificate), "-u", "gw", "-P", "correct horse")
             # Longer than one TLS record, and than one read.
             payloads = [f"{number} " + "x" * 30_000 for number in range(20)]
@@ -480,7 +480,7 @@ async def test_why_the_broker_refuses_is_said(said: list[Any], code: int, words:
 
     async with broker_telling(refuse) as port, reading_from(MemoryIntake(), port) as ingress:
         await until(lambda: any(words in entry["event"] for entry in said))
-        assert ingress.counts["connections"] == 0
+        assert ingress.session.counts["connections"] == 0
 
 
 async def test_nothing_counts_before_connack(said: list[Any]) -> None:
@@ -519,7 +519,7 @@ async def test_a_name_that_is_looked_up_for_long_takes_one_thread(monkeypatch: p
 async def test_a_socket_that_cannot_be_wrapped_is_closed() -> None:
     with socket.socket() as link:
         with pytest.raises(ValueError, match="server_hostname"):
-            await broker_client._encrypted(link, ssl.create_default_context(), "")
+            await broker_reach._encrypted(link, ssl.create_default_context(), "")
         assert link.fileno() == -1
 
 
@@ -544,7 +544,7 @@ async def test_a_refused_subscription_is_said_and_the_others_go_on(said: list[An
 
     topics = ("secret/#", "weak/#", "device/#")
     async with speaking(speak) as port, reading_from(MemoryIntake(), port, topics=topics) as ingress:
-        await asyncio.wait_for(ingress.subscribed.wait(), 5)
+        await asyncio.wait_for(ingress.session.subscriptions.answered.wait(), 5)
     told = {entry["topic"]: entry["event"] for entry in said if "topic" in entry}
     assert "refuses a subscription" in told["secret/#"]
     assert "grants QoS 0 only" in told["weak/#"]
@@ -565,7 +565,7 @@ async def test_a_suback_that_does_not_fit_is_no_answer(said: list[Any]) -> None:
         reading_from(MemoryIntake(), port, topics=("device/#", "meter/#")) as ingress,
     ):
         await until(lambda: any("another number of filters" in entry["event"] for entry in said))
-        assert not ingress.subscribed.is_set()
+        assert not ingress.session.subscriptions.answered.is_set()
 
 
 # --- what is overridden of paho ----------------------------------------------------------------------------
@@ -616,7 +616,7 @@ async def connected_pair() -> tuple[Any, tuple[asyncio.StreamReader, asyncio.Str
     )
     server = await asyncio.start_server(lambda *pair: there.set_result(pair), "127.0.0.1", 0)
     with ThreadPoolExecutor(1) as resolver:
-        ours = await broker_client.connect("127.0.0.1", server.sockets[0].getsockname()[1], None, resolver)
+        ours = await broker_reach.connect("127.0.0.1", server.sockets[0].getsockname()[1], None, resolver)
     pair = await there
     server.close()
     return ours, pair

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.settings import BrokerTlsSettings
-from gateway.site_broker.broker_ingress import BrokerError, tls_context
+from gateway.site_broker.reach import BrokerError, tls_context
 from gateway.tls.certificates import (
     FILE_BYTES_MAX,
     CertificateFileError,

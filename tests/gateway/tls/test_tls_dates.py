@@ -206,12 +206,12 @@ async def test_a_broker_is_connected_to_anew_when_the_clock_is_learnt(authority:
     tls, intake, box = BrokerTlsSettings(ca=authority.certificate), MemoryIntake(), Box(-2)
     with mosquitto(tmp_path / "broker", *files) as broker, capture_logs() as lines:
         async with reading_from(intake, broker.port, box, host="localhost", tls=tls) as ingress:
-            await until(ingress.subscribed.is_set)
+            await until(ingress.session.subscriptions.answered.is_set)
             box.passed = None
             await until(lambda: "its certificate is not accepted: certificate has expired" in told(lines))
-            assert not ingress.subscribed.is_set()
+            assert not ingress.session.subscriptions.answered.is_set()
             box.passed = -1.5
-            await until(ingress.subscribed.is_set)
+            await until(ingress.session.subscriptions.answered.is_set)
             box.passed = 0
         async with reading_from(intake, broker.port, box, host="localhost", tls=tls):
             await until(lambda: "its certificate has expired on" in told(lines))

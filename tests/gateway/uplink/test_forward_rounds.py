@@ -35,15 +35,19 @@ from gateway.buffer.rows import Entry, Quarantined, Series
 from gateway.clock.gateway_clock import BootClock, Look
 from gateway.config.config_file import route_table
 from gateway.intake.front_door import FrontDoor
+from gateway.intake.quarantine_retry import retry_quarantined
 from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.topics import TopicVerdict
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
+from gateway.uplink import delivery as forward_delivery
+from gateway.uplink import leaders as forward_leaders
 from gateway.uplink import rounds as forward_rounds
 from gateway.uplink.memory import Memory
 from gateway.uplink.redrive import Redrive
-from gateway.uplink.rounds import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS, NewSession, Rounds
-from tests.support.buffers import BOOT, CLOCK, confirm, opened, rows, store
+from gateway.uplink.refused import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS
+from gateway.uplink.rounds import NewSession, Rounds
+from tests.support.buffers import BOOT, CLOCK, confirm, opened, quarantined_of, rows, store
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -57,10 +61,10 @@ POISON = b"poison"
 @pytest.fixture(autouse=True, scope="module")
 def _quick_looks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward_rounds, "LEADERS_S", 0.05)
-        patch.setattr(forward_rounds, "GONE_S", 0.1)
+        patch.setattr(forward_leaders, "LEADERS_S", 0.05)
+        patch.setattr(forward_leaders, "GONE_S", 0.1)
         patch.setattr(forward_rounds, "IDLE_S", 0.05)
-        patch.setattr(forward_rounds, "STRAGGLERS_S_MIN", 0.2)
+        patch.setattr(forward_delivery, "STRAGGLERS_S_MIN", 0.2)
         yield
 
 
@@ -374,7 +378,7 @@ async def test_trouble_of_a_broker_sends_nothing_to_the_quarantine(tmp_path: Pat
         line.broker.ill.clear()
         line.memory._troubles.clear()
         await drained(buffer)
-        assert not await buffer.quarantined(range(1, 300))
+        assert not await quarantined_of(buffer, range(1, 300))
     assert [int(record.value) for record in line.broker.records["device-thermo", 1]] == list(range(100))
 
 
@@ -398,7 +402,7 @@ async def test_a_topic_that_is_forbidden_again_costs_one_reading_each_time(tmp_p
             line.verdicts.condemned.clear()
             await redrive.look(line.broker.admin)
             await drained(buffer)
-        assert not await buffer.quarantined(range(1, 300))
+        assert not await quarantined_of(buffer, range(1, 300))
     values = [record.value for record in line.broker.of("device-secret")]
     assert sorted(values) == sorted([b"ok", *(b"%d" % n for n in range(40))])
 
@@ -416,7 +420,7 @@ async def test_refused_records_are_found_by_halving_and_nobody_else_waits(
             line.broker.refusal = refusal
             await until(lambda: len(line.broker.records["device-thermo", 2]) == 200)
             await drained(buffer)
-        refused = await buffer.quarantined(range(10))
+        refused = await quarantined_of(buffer, range(10))
     values = [int(record.value.split()[0]) for record in line.broker.records["device-thermo", 1]]
     assert values == [n for n in range(200) if n not in {77, 78}]
     assert {input_.reason for input_ in refused.values()} == {f"broker-refused: {refusal.__name__}"}
@@ -431,7 +435,7 @@ async def test_a_topic_that_is_forbidden_goes_aside_whole(tmp_path: Path) -> Non
         assert await store(buffer, [reading("a", b"%d" % n) for n in range(50)])
         await drained(buffer)
         assert len(line.ended) == 1, "one refusal is enough"
-        refused = await buffer.quarantined(range(1, 60))
+        refused = await quarantined_of(buffer, range(1, 60))
     assert len(line.broker.of("device-thermo")) == 50
     assert len(refused) == 50
 
@@ -453,7 +457,7 @@ async def test_the_log_tells_readings_that_are_quarantined_from_the_gateways_own
             await drained(buffer)
             # The last line is written after the buffer is empty.
             await until(lambda: refused_by_lines(lines)[REFUSED_REPORTS] == 4)
-        assert len(await buffer.quarantined(range(10))) == 4
+        assert len(await quarantined_of(buffer, range(10))) == 4
     said = refused_by_lines(lines)
     assert (said[REFUSED_READINGS], said[REFUSED_EVENTS]) == (3, 1)
 
@@ -589,7 +593,7 @@ async def test_a_tick_of_a_boot_that_nothing_is_known_of_is_not_judged_by_this_o
         for at_s in (100, 110, 120):
             clock = line.front_door.clocks.of("a", "7-1a2b3c4d")
             clock.probed(at_s * 1_000_000, at_s * 1_000_000 + 3_000, 1_600_000 + at_s * 1_000, 0)
-        assert (await line.front_door.retry_quarantined([1, 2])).stored == 2
+        assert (await retry_quarantined(line.front_door, buffer, [1, 2])).stored == 2
         await drained(buffer)
     times = [record.headers for record in line.broker.of("device-thermo") if len(record.value) == 1]
     assert [each["ce_timequality"] for each in times] == ["bounded", "bounded"]
@@ -708,7 +712,7 @@ class Story:
         poison = {(device, payload) for device, payload in self.accepted if POISON in payload}
         found = [(record.key, record.value) for record in first.values()]
         assert sorted(found) == sorted(set(self.accepted) - poison), "each once, by its id; none missing"
-        quarantined = await self.buffer.quarantined(range(1, 500))
+        quarantined = await quarantined_of(self.buffer, range(1, 500))
         assert {(input_.device, input_.payload) for input_ in quarantined.values()} == poison
         order: dict[tuple[str, str], list[int]] = defaultdict(list)
         for record in first.values():

@@ -15,6 +15,7 @@ import pytest
 
 from gateway.buffer.buffer import Buffer
 from gateway.kafka.batch import EncodedBatch
+from gateway.uplink import delivery as forward_delivery
 from gateway.uplink import rounds as forward_rounds
 from gateway.uplink.link_rate import FIRST_BYTES, SHARE, Passage
 from gateway.uplink.memory import Memory
@@ -34,7 +35,7 @@ DEVICES = ("a", "b", "c")
 def _quick_looks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forward_rounds, "IDLE_S", 0.05)
-        patch.setattr(forward_rounds, "STRAGGLERS_S_MIN", 0.2)
+        patch.setattr(forward_delivery, "STRAGGLERS_S_MIN", 0.2)
         yield
 
 

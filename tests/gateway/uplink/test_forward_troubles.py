@@ -14,6 +14,8 @@ import pytest
 from gateway.buffer.rows import Doubt, Row
 from gateway.kafka.topics import TopicVerdict
 from gateway.uplink import batches as forward_batches
+from gateway.uplink import delivery as forward_delivery
+from gateway.uplink import leaders as forward_leaders
 from gateway.uplink import memory as forward_memory
 from gateway.uplink import rounds as forward_rounds
 from gateway.uplink.batches import Batcher
@@ -28,16 +30,16 @@ from tests.gateway.uplink.test_forward_rounds import (
     reading,
     uplink,
 )
-from tests.support.buffers import CLOCK, opened, store
+from tests.support.buffers import CLOCK, opened, quarantined_of, store
 from tests.support.waiting import until
 
 
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_rounds, "LEADERS_S", 0.05)
-    monkeypatch.setattr(forward_rounds, "GONE_S", 0.1)
+    monkeypatch.setattr(forward_leaders, "LEADERS_S", 0.05)
+    monkeypatch.setattr(forward_leaders, "GONE_S", 0.1)
     monkeypatch.setattr(forward_rounds, "IDLE_S", 0.05)
-    monkeypatch.setattr(forward_rounds, "STRAGGLERS_S_MIN", 0.2)
+    monkeypatch.setattr(forward_delivery, "STRAGGLERS_S_MIN", 0.2)
     monkeypatch.setattr(forward_memory, "TROUBLE_S_MIN", 0.3)
 
 
@@ -53,7 +55,7 @@ async def test_readings_of_a_topic_that_cannot_be_made_just_now_wait_and_others_
         await drained(buffer)
         assert [record.value for record in line.broker.of("device-late")] == [b"0", b"1", b"2"]
         assert not line.memory.state.parked
-        assert not await buffer.quarantined(range(1, 50))
+        assert not await quarantined_of(buffer, range(1, 50))
 
 
 async def test_a_partition_without_a_leader_is_no_reason_to_loop_once_its_topic_could_not_be_judged(
@@ -81,7 +83,7 @@ async def test_a_partition_without_a_leader_is_no_reason_to_loop_once_its_topic_
         assert rounds <= 40, "twenty looks a second are what IDLE_S asks for here"
         line.broker.leaderless.clear()
         await drained(buffer)
-        assert not await buffer.quarantined(range(1, 700))
+        assert not await quarantined_of(buffer, range(1, 700))
 
 
 async def test_sessions_that_end_for_others_do_not_lengthen_a_topics_pause(tmp_path: Path) -> None:
@@ -103,7 +105,7 @@ async def test_a_large_reading_waits_for_its_topic_as_others_do(tmp_path: Path) 
         line.verdicts.condemned["device-late"] = TopicVerdict("device-late", "topic-not-created", "later", waits=True)
         assert await store(buffer, [reading("a", bytes(1_200_000), "device-late")])
         await until(lambda: bool(line.memory.state.parked))
-        assert not await buffer.quarantined(range(1, 50))
+        assert not await quarantined_of(buffer, range(1, 50))
         assert not line.memory.too_small
 
 
@@ -135,7 +137,7 @@ async def test_a_topic_that_was_deleted_is_found_out_beside_the_rounds(tmp_path:
         await until(lambda: buffer.state.rows == 1 + under_way)
         line.verdicts.condemned["device-thermo"] = TopicVerdict("device-thermo", "topic-unknown", "create it")
         async with asyncio.timeout(10):
-            while len(await buffer.quarantined(range(1, 50))) < 1 + under_way:
+            while len(await quarantined_of(buffer, range(1, 50))) < 1 + under_way:
                 await asyncio.sleep(0.05)
 
 
@@ -162,7 +164,7 @@ async def test_what_was_said_of_a_partition_ends_with_its_readings(tmp_path: Pat
         await until(lambda: bool(line.memory.state.parked))
         line.verdicts.condemned["device-thermo"] = TopicVerdict("device-thermo", "topic-unknown")
         await until(lambda: not line.memory.state.parked)
-        assert len(await buffer.quarantined(range(1, 50))) == 1
+        assert len(await quarantined_of(buffer, range(1, 50))) == 1
 
 
 async def test_forty_partitions_that_fail_end_few_sessions(tmp_path: Path) -> None:
@@ -252,7 +254,7 @@ async def test_a_reading_whose_answer_was_lost_is_doubtful_when_it_comes_again_b
         line.broker.loses_answers = False
         assert await store(buffer, [reading("a", b"never sent")])
         await drained(buffer)
-        kept = await buffer.quarantined(range(1, 50))
+        kept = await quarantined_of(buffer, range(1, 50))
         doubts = {each.payload: each.doubt for each in kept.values()}
         assert doubts == {b"0": Doubt.REDELIVERED, b"1": Doubt.REDELIVERED, b"never sent": 0}
         line.broker.forbidden.clear()

@@ -40,7 +40,7 @@ async def test_what_is_taken_in_again_meanwhile_is_told_of_once_at_least(tmp_pat
         await confirm(buffer, await rows(buffer))
         beat = asyncio.create_task(heartbeat(buffer)._body(NOW_US, CLOCK, {}))
         await asyncio.sleep(0)
-        await buffer.requeue(buffer.id, {}, {1: entry(received_us=7)})
+        await buffer.transact(lambda file: file.requeue({}, {1: entry(received_us=7)}))
         told = await beat
         assert told["pending"] or told["quarantined"]
         again = await heartbeat(buffer)._body(NOW_US, CLOCK, {})
@@ -57,10 +57,10 @@ async def test_nothing_is_promised_while_a_damaged_file_is_salvaged(
         with monkeypatch.context() as patch:
             # As where there is no room.
             patch.setattr(Attachment, "_adopt_now", lambda *_: False)
-            await buffer._call(lambda: buffer._fail(corruption("found just now")))
+            await buffer.run(lambda _: buffer._commits._fail(corruption("found just now")))
             told = await heartbeat(buffer)._body(NOW_US, CLOCK, {})
             assert (told["pending"], told["low_watermark"]) == ([], None)
-        await until(lambda: bool(buffer.salvaged))
+        await until(lambda: bool(buffer.attachment.salvaged))
         assert (await heartbeat(buffer)._body(NOW_US, CLOCK, {}))["low_watermark"] is not None
         await confirm(buffer, await rows(buffer))
         assert (await heartbeat(buffer)._body(NOW_US, CLOCK, {}))["low_watermark"] == wall(NOW_US)
@@ -94,8 +94,8 @@ async def test_a_heartbeat_without_a_clock_is_to_be_corrected_too(tmp_path: Path
 async def test_a_salvaged_lane_has_its_floor(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
         assert await store(buffer, [entry(received_us=7)])
-        await buffer._call(lambda: buffer._fail(corruption("found just now")))
-        await until(lambda: bool(buffer.salvaged))
+        await buffer.run(lambda _: buffer._commits._fail(corruption("found just now")))
+        await until(lambda: bool(buffer.attachment.salvaged))
         assert (await heartbeat(buffer)._body(NOW_US, CLOCK, {}))["low_watermark"] == wall(7)
 
 

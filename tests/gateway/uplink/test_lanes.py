@@ -152,10 +152,10 @@ async def test_a_lane_that_the_disk_refuses_is_begun_at_the_next_look(tmp_path: 
         lanes = lane_turns(buffer)
         first = buffer.lane
         await lanes.look(UplinkState(up=False))
-        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA query_only = 1").fetchone())
+        await buffer.run(lambda file: file.connection.execute("PRAGMA query_only = 1").fetchone())
         await lanes.session_begins()
         assert buffer.lane == first
-        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA query_only = 0").fetchone())
+        await buffer.run(lambda file: file.connection.execute("PRAGMA query_only = 0").fetchone())
         await lanes.look(UplinkState(up=True))
         assert buffer.lane != first
 

@@ -1,10 +1,10 @@
 """What is taken in again from the quarantine: of each topic that is mended, whatever stays wrong beside it."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
@@ -25,6 +25,7 @@ from tests.support.buffers import BOOT, CLOCK, opened, rows, store
 
 GATEWAY, KAFKA = GatewaySettings("gw1"), KafkaSettings(("127.0.0.1:1",))
 ADMIN: Any = None
+T = TypeVar("T")
 
 
 class Verdicts:
@@ -51,6 +52,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self.id = "a"
+        self.quarantine = self
         self.rows: dict[int, tuple[str | None, str]] = {}
         self.read = 0
         self._last = 0
@@ -63,12 +65,15 @@ class Shelf:
     def left(self, topic: str) -> list[int]:
         return [number for number, (of, _) in self.rows.items() if of == topic]
 
-    async def quarantined_of_topics(self, number: int, limit: int) -> list[tuple[int, str | None, str]]:
+    async def run(self, function: Callable[["Shelf"], T]) -> T:
+        return function(self)
+
+    def of_topics(self, number: int, limit: int) -> list[tuple[int, str | None, str]]:
         found = [(each, *cause) for each, cause in self.rows.items() if each >= number][:limit]
         self.read += len(found)
         return found
 
-    async def retry_quarantined(self, numbers: Sequence[int]) -> None:
+    async def retry_quarantined(self, _buffer: object, numbers: Sequence[int]) -> None:
         for number in numbers:
             del self.rows[number]
 
@@ -96,6 +101,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     monkeypatch.setattr(redrive, "READ_MAX", 10)
     monkeypatch.setattr(redrive, "TAKEN_MAX", 20)
     monkeypatch.setattr(redrive, "AT_ONCE_MAX", 7)
+    monkeypatch.setattr(redrive, "retry_quarantined", Shelf.retry_quarantined)
     return Scene()
 
 
@@ -205,6 +211,7 @@ async def test_of_each_mended_cause_the_oldest_go_and_nothing_else(
         patch.setattr(redrive, "READ_MAX", 4)
         patch.setattr(redrive, "TAKEN_MAX", 5)
         patch.setattr(redrive, "AT_ONCE_MAX", 3)
+        patch.setattr(redrive, "retry_quarantined", Shelf.retry_quarantined)
         scene = Scene()
         for put, mended, dropped in steps:
             scene.shelf.put(*put)
@@ -235,7 +242,7 @@ async def quarantining(path: Path, reasons: Sequence[tuple[str, str]]) -> AsyncI
             Quarantined(reason, row.payload, "42", "device/42/x", row.received_us, series=row.series, boot_id=BOOT)
             for row, (_, reason) in zip(stored, reasons, strict=True)
         ]
-        await buffer.quarantine(buffer.id, [door.quarantine_entry(each) for each in aside], stored)
+        await buffer.quarantine(buffer.id, [door.quarantine.entry(each) for each in aside], stored)
         yield buffer, door
 
 
@@ -248,14 +255,16 @@ async def test_readings_of_a_mended_topic_are_in_the_buffer_again(tmp_path: Path
         before = len(await rows(buffer))
         await Redrive(buffer, door, memory).look(ADMIN)
         assert [row.payload for row in (await rows(buffer))[before:]] == [b"1"]
-        assert [number for number, _, _ in await buffer.quarantined_of_topics(0, 10)] == [1, 3]
+        assert [number for number, _, _ in await buffer.run(lambda file: file.quarantine.of_topics(0, 10))] == [1, 3]
 
 
 async def test_a_topic_is_named_where_it_is_the_cause(tmp_path: Path) -> None:
     reasons = [("a", "topic-unknown"), ("a", "record-too-large"), ("b", TOPIC_FORBIDDEN), ("b", "topic-compacted")]
     async with quarantining(tmp_path / "buffer.db", reasons) as (buffer, _):
         causes = [(1, "a", "topic-unknown"), (2, None, "record-too-large"), (3, "b", TOPIC_FORBIDDEN)]
-        assert await buffer.quarantined_of_topics(0, 3) == causes, "so many are read, whatever their cause"
-        assert await buffer.quarantined_of_topics(2, 1) == causes[1:2]
-        assert await buffer.quarantined_of_topics(4, 9) == [(4, "b", "topic-compacted")]
-        assert await buffer.quarantined_of_topics(5, 9) == []
+        assert await buffer.run(lambda file: file.quarantine.of_topics(0, 3)) == causes, (
+            "so many are read, whatever their cause"
+        )
+        assert await buffer.run(lambda file: file.quarantine.of_topics(2, 1)) == causes[1:2]
+        assert await buffer.run(lambda file: file.quarantine.of_topics(4, 9)) == [(4, "b", "topic-compacted")]
+        assert await buffer.run(lambda file: file.quarantine.of_topics(5, 9)) == []

@@ -15,13 +15,28 @@ import pytest
 from gateway.buffer.attachment import Attachment
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.file import BufferFile
+from gateway.buffer.losses import has_losses
 from gateway.buffer.rows import START, Entry, Loss, Position, Quarantined, Row, Span, spans_of
 from gateway.buffer.salvage import page_scan as buffer_scan
 from gateway.buffer.salvage import salvage as buffer_salvage
 from gateway.buffer.schema import corruption
 from gateway.buffer.sqlite_pages import INTERIOR_INDEX, PageError, btree_page
 from gateway.reading import BufferFileError, Mark
-from tests.support.buffers import BOOT, append, confirm, entry, failure, losses, opened, rows, store
+from tests.support.buffers import (
+    BOOT,
+    append,
+    confirm,
+    entry,
+    failure,
+    lane_of,
+    losses,
+    marks_of,
+    opened,
+    quarantined_of,
+    rows,
+    series_of,
+    store,
+)
 
 ROWS = 3_000
 PAGE_BYTES = 4096
@@ -52,7 +67,7 @@ def path(tmp_path: Path, filled: bytes) -> Path:
 
 async def fold(buffer: Buffer) -> None:
     """Have everything in the file itself, so that its pages can be damaged."""
-    await buffer._call(lambda: buffer._file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+    await buffer.run(lambda file: file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
 
 
 def overwrite(path: Path, *pages: int) -> None:
@@ -90,9 +105,9 @@ def leaves_of(pages: bytes) -> list[int]:
 
 async def salvaged(buffer: Buffer) -> buffer_salvage.SalvagedBatch:
     async with asyncio.timeout(20):
-        while not buffer.salvaged:
+        while not buffer.attachment.salvaged:
             await asyncio.sleep(0.01)
-    return buffer.salvaged.popleft()
+    return buffer.attachment.salvaged.popleft()
 
 
 async def identities(buffer: Buffer) -> dict[tuple[str, str, int], bytes]:
@@ -101,7 +116,7 @@ async def identities(buffer: Buffer) -> dict[tuple[str, str, int], bytes]:
     after = START
     while rows := (await buffer.read(after, 1_000))[1]:
         for row in rows:
-            lane = await buffer.lane_of(buffer.id, row.lane)
+            lane = await lane_of(buffer, row.lane)
             identity = (lane.buffer_id, lane.name, row.sequence)
             assert identity not in found
             found[identity] = row.payload
@@ -202,7 +217,7 @@ async def test_a_file_whose_beginning_is_gone_is_read_by_its_pages(path: Path, d
         assert after == {identity: before[identity] for identity in before.keys() - confirmed.keys()}
         assert (done.progress.taken, done.missing) == (ROWS - 500, 0)
         assert not await losses(buffer)
-        assert await buffer.marks("mqtt/") == {"mqtt/x": b"1"}
+        assert await marks_of(buffer, "mqtt/") == {"mqtt/x": b"1"}
         assert (await buffer.boot_clock(BOOT)).synced
         assert await store(buffer, [entry(b"%0200d" % (ROWS - 1), "42", ROWS - 1)])
         assert buffer.counts["duplicate"] == 1
@@ -263,7 +278,7 @@ async def test_what_stands_on_whole_pages_comes_back_from_a_file_with_a_hole_or_
     """Zeros over a run of pages, or nothing more behind it: wherever it is, each reading on another page is there."""
     async with opened(path) as buffer:
         before = await identities(buffer)
-        number = buffer._file.connection.execute("SELECT lane FROM reading").fetchone()[0]
+        number = buffer.attachment.file.connection.execute("SELECT lane FROM reading").fetchone()[0]
     root_of(path, "reading")
     content = bytearray(path.read_bytes())
     pages = len(content) // PAGE_BYTES
@@ -316,7 +331,7 @@ async def test_a_salvage_that_was_interrupted_goes_on_at_the_next_start(
         done = await salvaged(buffer)
         assert done.progress.taken == len(await identities(buffer)) > 2_000
     async with opened(path) as buffer:
-        assert not buffer.salvaged
+        assert not buffer.attachment.salvaged
         assert len(await identities(buffer)) == done.progress.taken
 
 
@@ -355,7 +370,7 @@ def test_damage_is_jumped_over_in_few_steps(path: Path) -> None:
 
 async def fail(buffer: Buffer) -> None:
     """Let the buffer find its file corrupt just now."""
-    await buffer._call(lambda: buffer._fail(corruption("found just now")))
+    await buffer.run(lambda _: buffer._commits._fail(corruption("found just now")))
 
 
 def refuse(_attachment: Attachment, _batch: buffer_salvage.SalvagedBatch) -> bool:
@@ -420,13 +435,13 @@ async def test_a_second_damaged_file_costs_nothing_of_the_first(
                 while len(taken) < 3:
                     await asyncio.sleep(0.01)
             assert await store(buffer, [entry(b"between", "43")])
-            buffer._attachment._anew_due_s = float("-inf")
+            buffer.attachment._anew_due_s = float("-inf")
             late = taken[-1]
             await fail(buffer)
             assert late.into != buffer.id
             # A batch that was read for the replaced file is for no other.
             with pytest.raises(BufferFileError, match="salvaged for has been replaced"):
-                await buffer._call(lambda: adopt_now(buffer._attachment, late))
+                await buffer.run(lambda _: adopt_now(buffer.attachment, late))
         done = [await salvaged(buffer), await salvaged(buffer)]
         after = await identities(buffer)
         assert b"between" in after.values()
@@ -472,13 +487,13 @@ async def test_the_quarantine_of_a_damaged_file_is_taken_over(path: Path) -> Non
     overwrite(path, path.read_bytes().index(b"%02900d" % 7) // PAGE_BYTES + 1)
     async with opened(path, "boot-2") as buffer:
         await salvaged(buffer)
-        found = list((await buffer.quarantined(range(100))).values())
+        found = list((await quarantined_of(buffer, range(100))).values())
         assert {input_.payload for input_ in found} < {input_.payload for input_ in inputs}
         assert {input_.boot_id for input_ in found} == {"boot-0"}
         assert not (await buffer.boot_clock("boot-0")).synced
         series = found[0].series
         assert series is not None
-        assert await buffer.series(buffer.id, series) == entry().series
+        assert await series_of(buffer, series) == entry().series
         lost = {loss.reason: loss.count for loss in await losses(buffer)}
         assert lost["quarantine-damaged"] == len(inputs) - len(found) > 0
 
@@ -510,9 +525,9 @@ async def test_a_card_that_damages_every_file_gets_a_new_one_ever_more_rarely(
         waits = []
         for _ in range(7):
             await fail(buffer)
-            waits.append(round(buffer._attachment._anew_due_s - time.monotonic()))
-            buffer._attachment._anew_due_s = time.monotonic()
-            await buffer.marks("")
+            waits.append(round(buffer.attachment._anew_due_s - time.monotonic()))
+            buffer.attachment._anew_due_s = time.monotonic()
+            await marks_of(buffer, "")
         assert waits == [2, 4, 8, 16, 32, 60, 60]
 
 
@@ -524,18 +539,18 @@ async def test_salvaged_files_are_deleted_when_there_are_too_many_and_others_onl
     async with opened(path, damaged_files_max=2) as buffer:
         assert await store(buffer, [entry(b"%0200d" % number) for number in range(100)])
         for _ in range(4):
-            buffer._attachment._anew_due_s = float("-inf")
+            buffer.attachment._anew_due_s = float("-inf")
             await fail(buffer)
             await salvaged(buffer)
-        await asyncio.to_thread(buffer._attachment._salvages[-1].join)
+        await asyncio.to_thread(buffer.attachment._salvages[-1].join)
         assert len(list(tmp_path.glob("buffer.db.corrupt-*.salvaged"))) == 2
         assert len(await rows(buffer)) == 100
         assert not await losses(buffer)
         monkeypatch.setattr(Attachment, "_adopt_now", refuse)
         for _ in range(3):
-            buffer._attachment._anew_due_s = float("-inf")
+            buffer.attachment._anew_due_s = float("-inf")
             await fail(buffer)
-        assert len(await buffer.marks(buffer_salvage.SALVAGE_PREFIX)) == 2
+        assert len(await marks_of(buffer, buffer_salvage.SALVAGE_PREFIX)) == 2
         assert {loss.reason for loss in await losses(buffer)} <= {"buffer-damaged", "buffer-unreadable"}
 
 
@@ -546,21 +561,21 @@ async def test_a_salvage_calls_the_forwarder_back_now_and_then_and_not_for_each_
     monkeypatch.setattr(buffer_salvage, "CHUNK_ROWS", 100)
     async with opened(path) as buffer:
         await find_damage(buffer)
-        position, rewinds, sent = START, buffer.rewinds, 0
+        position, rewinds, sent = START, buffer.attachment.rewinds, 0
         async with asyncio.timeout(20):
             while True:
-                if rewinds != buffer.rewinds:
-                    position, rewinds = START, buffer.rewinds
+                if rewinds != buffer.attachment.rewinds:
+                    position, rewinds = START, buffer.attachment.rewinds
                 buffer_id, found = await buffer.read(position, 500)
                 if found:
                     position = Position(found[-1].lane, found[-1].sequence)
                     buffer.confirm(buffer_id, spans_of(found))
                     sent += len(found)
-                elif buffer.salvaged and rewinds == buffer.rewinds:
+                elif buffer.attachment.salvaged and rewinds == buffer.attachment.rewinds:
                     break
                 await asyncio.sleep(0.005)
-        assert 1 <= buffer.rewinds <= 2 + 20 / 5
-        assert sent >= buffer.salvaged[0].progress.taken
+        assert 1 <= buffer.attachment.rewinds <= 2 + 20 / 5
+        assert sent >= buffer.attachment.salvaged[0].progress.taken
 
 
 async def test_a_salvage_outlasts_a_disk_that_refuses(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -595,7 +610,7 @@ async def test_a_sensor_that_resends_what_was_salvaged_is_recognised_after_a_rol
         await find_damage(buffer)
         assert await store(buffer, [entry(b"new", "98", 1)])
         await salvaged(buffer)
-        await buffer._call(buffer._file._runs.forget)
+        await buffer.run(lambda file: file._runs.forget())
         assert await store(buffer, [entry(b"%0200d" % (ROWS - 1), "42", ROWS - 1)])
         assert buffer.counts["duplicate"] == 1
 
@@ -611,7 +626,7 @@ async def test_a_reading_whose_series_is_lost_keeps_its_boot_and_its_sequence(tm
     async with opened(path, "boot-2") as buffer:
         await fail(buffer)
         await salvaged(buffer)
-        (kept,) = (await buffer.quarantined(range(10))).values()
+        (kept,) = (await quarantined_of(buffer, range(10))).values()
         assert (kept.boot_id, kept.received_us, kept.device_sequence) == ("boot-1", 123, 7)
         assert (kept.reason, kept.payload) == ("salvaged-without-series", b"orphan")
 
@@ -624,7 +639,7 @@ async def test_a_mark_whose_name_is_damaged_keeps_no_start_from_the_file(path: P
         await append(buffer, [], [Mark(buffer_salvage.SALVAGE_PREFIX + name, progress) for name in names])
     async with opened(path) as buffer:
         assert len(await identities(buffer)) == ROWS
-        assert not buffer.salvaged
+        assert not buffer.attachment.salvaged
 
 
 async def test_a_damaged_schema_does_not_keep_a_new_buffer_from_being_begun(path: Path) -> None:
@@ -632,7 +647,7 @@ async def test_a_damaged_schema_does_not_keep_a_new_buffer_from_being_begun(path
     async with opened(path) as buffer:
         before = await identities(buffer)
         buffer.count_loss(Loss("x", "buffer-full", BOOT, 3, 1, 1))
-        while not await buffer._call(buffer._file.has_losses):
+        while not await buffer.run(lambda file: has_losses(file.connection)):
             await asyncio.sleep(0.05)
         await fold(buffer)
     content = bytearray(path.read_bytes())
@@ -677,7 +692,7 @@ async def test_a_salvage_whose_mark_is_damaged_is_begun_again(path: Path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Attachment, "_adopt_now", refuse)
         async with opened(path, "boot-2") as buffer:
-            (mark,) = await buffer.marks(buffer_salvage.SALVAGE_PREFIX)
+            (mark,) = await marks_of(buffer, buffer_salvage.SALVAGE_PREFIX)
             await append(buffer, [], [Mark(mark, b'{"lanes":{"1":1},"lane":-1,"tequence":-1')])
     async with opened(path, "boot-3") as buffer:
         assert await store(buffer, [entry(b"after", "43", 0)])
@@ -702,11 +717,11 @@ async def test_a_salvage_that_is_cut_off_before_the_file_is_renamed_is_not_begun
     assert not list(tmp_path.glob("*.salvaged"))
     async with opened(path) as buffer:
         async with asyncio.timeout(20):
-            while await buffer.marks(buffer_salvage.SALVAGE_PREFIX):
+            while await marks_of(buffer, buffer_salvage.SALVAGE_PREFIX):
                 await asyncio.sleep(0.01)
         assert list(tmp_path.glob("*.salvaged"))
         assert not await rows(buffer)
-        assert not buffer.salvaged
+        assert not buffer.attachment.salvaged
         assert not await losses(buffer)
 
 

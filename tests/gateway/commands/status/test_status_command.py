@@ -50,7 +50,7 @@ async def test_what_was_lost_is_told_after_it_was_reported(tmp_path: Path) -> No
         await take(door, Reading("device/barn/thermo", "device/barn/thermo", b"{}", boottime_us()))
         await until(lambda: True)
         before = json.loads(await status(tmp_path, "--json"))
-        await door.report_losses()
+        await door.events.report_losses()
         after = json.loads(await status(tmp_path, "--json"))
         shown = await status(tmp_path, columns=200)
     assert before["losses_by_device"] == {"barn": 5}

@@ -1,0 +1,387 @@
+"""The thread that owns the one SQLite connection, and commits what waits.
+
+What arrives while a commit is being synced goes into the next (group commit); acknowledgements are released only after
+COMMIT has returned, which with `synchronous=FULL` means "on disk". What cannot be stored at present, for want of room
+or because the disk fails, is held in order until it can.
+"""
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TypeVar
+
+import structlog
+
+from gateway.buffer import losses as buffer_losses
+from gateway.buffer import schema as buffer_schema
+from gateway.buffer.attachment import Attachment
+from gateway.buffer.commit_queue import OWN_BYTES_MAX, RETRY_S, Append, CommitQueue, Done, Due
+from gateway.buffer.file import BufferFile
+from gateway.buffer.outgoing import OutgoingRows
+from gateway.buffer.rows import Entry, Loss
+from gateway.buffer.state import StateWatch
+from gateway.buffer.wear import WriteMeter, add_usage
+from gateway.clock.gateway_clock import BootClock
+from gateway.reading import BufferFileError
+from gateway.settings import BufferSettings
+
+AGE_CHECK_S = 60.0
+END_S = 2.0
+"""How long the end waits for the event loop."""
+LOSSES_REPORTED_MAX = 200
+"""Loss records made in one commit."""
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+class CommitLoop:
+    """What it does is done on its thread, but for `open` and `join`; what it knows may be read on any."""
+
+    def __init__(  # noqa: PLR0913 - what the thread works on, and what its file needs
+        self,
+        settings: BufferSettings,
+        boot_id: str,
+        clock: Callable[[], BootClock],
+        *,
+        resume: Callable[[BootClock], None] | None,
+        queue: CommitQueue,
+        outgoing: OutgoingRows,
+    ) -> None:
+        """`clock` and `resume` are as `Buffer` has them."""
+        self._settings = settings
+        self._boot_id = boot_id
+        self._queue = queue
+        self._outgoing = outgoing
+        self.counts: Counter[str] = Counter()
+        """What was recognised since the start; see `BufferFile`."""
+        self.committed = asyncio.Event()
+        """Set after each commit that added rows; the forwarder clears it."""
+        self.attachment = Attachment(
+            settings,
+            boot_id,
+            clock,
+            self.counts,
+            resume=resume,
+            call=queue.call,
+            on_attach=lambda: outgoing.begin(self.file.id),
+            on_rows=self._note_salvaged_rows,
+        )
+        self.state_watch = StateWatch(settings)
+        self.meter = WriteMeter(time.monotonic())
+        self.died: asyncio.Future[None]
+        """What the thread died of, should it ever."""
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread | None = None
+        self._age_due_s = 0.0
+        self._made_room = False
+        """Whether the last commit dropped rows for want of room."""
+
+    def open(self) -> None:
+        """Open the file, begin this start's lane, and start the thread. Raises BufferFileError."""
+        self._loop = asyncio.get_running_loop()
+        self.died = self._loop.create_future()
+        self._attach()
+        # What a file is grown by at its beginning tells of no day to come.
+        self.meter.reset(time.monotonic())
+        self._thread = threading.Thread(target=self._work, name="buffer", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the thread has ended: the queue was closed."""
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def file(self) -> BufferFile:
+        """The file that is open."""
+        return self.attachment.file
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there is no room even for what the gateway has to say of itself; may be asked on any thread."""
+        return self.state_watch.state.bytes_used >= self._settings.bytes_max + OWN_BYTES_MAX // 2
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            closing = False
+            while not closing:
+                calls, closing = self._queue.wait(self._due_s(), holding=self.state_watch.holding)
+                for function, future in calls:
+                    self._settle(future, function)
+                self._commit(time.monotonic(), closing=closing)
+            self._end()
+        except BaseException as error:  # noqa: BLE001 - a fault of ours: acknowledgements would wait for ever
+            self._loop.call_soon_threadsafe(self.died.set_exception, error)
+
+    def _end(self) -> None:
+        """Store what can be stored, refuse the rest, and close the file."""
+        while self._queue.has_readings and not self.state_watch.holding:
+            self._commit(time.monotonic(), closing=True)
+        self._announce([(done, False) for done in self._queue.refuse_appends()])
+        # What was refused may be lost: that is counted on the event loop, and still comes to the disk.
+        told = threading.Event()
+        self._loop.call_soon_threadsafe(told.set)
+        told.wait(END_S)
+        self._commit(time.monotonic(), closing=True)
+        self._queue.refuse_calls()
+        if self.attachment.is_attached:
+            self.file.close()
+
+    def _due_s(self) -> float:
+        """When the next commit is due, whatever is in the queue."""
+        due_s = self.state_watch.room_said_s
+        # While it is holding, others may have made room on the disk, or mended it: nothing that comes in would tell.
+        return min(due_s, self._age_due_s) if self._settings.age_max_s and not self.state_watch.holding else due_s
+
+    def _settle(self, future: Future[object], function: Callable[[], object]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            if not self.attachment.is_attached:
+                self._attach()
+            result = function()
+        except (sqlite3.Error, OSError) as error:
+            self._fail(error)
+            future.set_exception(BufferFileError(f"the buffer cannot be read or written: {error}"))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the caller
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def _announce(self, outcomes: Sequence[tuple[Done, bool]]) -> None:
+        if outcomes:
+            self._loop.call_soon_threadsafe(_announce, outcomes)
+
+    # -- group commits --------------------------------------------------------------------------
+
+    def _commit(self, now_s: float, *, closing: bool) -> None:
+        """One transaction of what waits: deletions first, for the rows that go make room for those that come."""
+        if not closing and self._queue.must_wait(now_s):
+            return
+        if not self._is_attached():
+            return
+        due = self._queue.due(now_s, self.file.room.commit_bytes_max, closing=closing, full=self.state_watch.state.full)
+        if due.is_time_to_delete:
+            # Behind that: what is confirmed from here on sets a time of its own.
+            due.confirmed, due.marks = self._outgoing.take_confirmed()
+        age_due = bool(self._settings.age_max_s) and now_s >= self._age_due_s
+        dropped = self.counts["dropped"]
+        if not (due or age_due or self.state_watch.state.failing is not None):
+            self._measure_again()
+            return
+        try:
+            stored = self._store(due, age_due=age_due)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing of it is acknowledged, and the thread goes on
+            self._outgoing.put_back(due.confirmed, due.marks)
+            self._queue.put_back(due.losses)
+            self._fail(error)
+            if not buffer_schema.is_of_disk(error) and self.attachment.is_attached:
+                self._commit_one_by_one([*due.own, *due.readings])
+            return
+        self.state_watch.recover()
+        held = len(stored) < len(due.readings)
+        self._finish(due.own, stored, held=held, dropped=dropped)
+        if due.has_all and not held:
+            self._queue.delay_appends(now_s)
+
+    def _store(self, due: Due, *, age_due: bool) -> Sequence[Append]:
+        """Have it on disk; give those of its readings that there was room for.
+
+        What else is confirmed is added to `due` where rows are dropped: those that Kafka has are not lost.
+        """
+        file = self.file
+        now_s = time.monotonic()
+        usage = self.meter.due(now_s)
+        with self._transaction():
+            if age_due or (
+                self._settings.when_full == "drop-oldest"
+                and file.room.is_full(sum(append.disk_bytes for append in due.readings))
+            ):
+                confirmed, marks = self._outgoing.take_confirmed()
+                due.confirmed += confirmed
+                due.marks |= marks
+            rest = file.deletion.delete_some(due.confirmed)
+            file.keep_marks(due.marks.values())
+            if due.losses:
+                file.count_losses(list(due.losses.values()))
+            if age_due and not rest:
+                more = file.dropping.drop_aged(int(self._settings.age_max_s * 1e6), self._outgoing.spared())
+                self._age_due_s = now_s + (0 if more else AGE_CHECK_S)
+            stored = self._fitting(due.readings, may_drop=not rest)
+            # Behind what is dropped: it would be told of as stored.
+            file.insert_judged([entry for append in due.own for entry in append.entries])
+            file.keep_marks([mark for append in stored for mark in append.marks])
+            file.insert([entry for append in stored for entry in append.entries])
+            if usage is not None:
+                add_usage(file.connection, self._boot_id, usage)
+        if rest:
+            self._outgoing.put_back(rest, {})
+            self._queue.delete_now()
+        if usage is not None:
+            self.meter.reset(now_s)
+        return stored
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """The file's transaction, and what is kept in memory of the rows that it added."""
+        with self.file.transaction():
+            yield
+        self._outgoing.extend(self.file.inserted, self.file.inserted_bytes)
+        self.meter.add(len(self.file.inserted), self.file.inserted_bytes)
+
+    def _fitting(self, readings: Sequence[Append], *, may_drop: bool) -> Sequence[Append]:
+        """Those that there is room for, in order; what they are made room by is dropped, where that is wanted."""
+        self._made_room = False
+        coming = sum(append.disk_bytes for append in readings)
+        if not coming or not self.file.room.is_full(coming):
+            return readings
+        if self._settings.when_full == "drop-oldest" and may_drop:
+            self._made_room = True
+            self.file.dropping.drop_oldest(coming, self._outgoing.spared())
+            if not self.file.room.is_full(coming):
+                return readings
+        size = 0
+        for count, append in enumerate(readings):
+            size += append.disk_bytes
+            if append.entries and self.file.room.is_full(size):
+                return readings[:count]
+        return readings
+
+    def _finish(self, own: Sequence[Append], stored: Sequence[Append], *, held: bool, dropped: int) -> None:
+        """Take what is on disk off the queue, and say so.
+
+        `held` says that some found no room, `dropped` how many rows had been dropped before.
+        """
+        self._queue.settled((*own, *stored))
+        # While deletions or droppings make room, the next commit is not waited for.
+        is_stuck = held and not stored and not self._outgoing.has_confirmed and self.counts["dropped"] == dropped
+        self.state_watch.is_stuck = is_stuck
+        self._measure(held=held or self._made_room)
+        self._queue.retry_after(RETRY_S if is_stuck else 0.0)
+        self._announce([(append.done, True) for append in (*own, *stored) if append.done is not None])
+        if self.file.inserted:
+            self._loop.call_soon_threadsafe(self.committed.set)
+
+    def _commit_one_by_one(self, appends: Sequence[Append]) -> None:
+        """Something in there cannot be stored by any disk: it must not keep the others out for ever."""
+        outcomes: list[tuple[Done, bool]] = []
+        for append in appends:
+            stored = False
+            try:
+                with self._transaction():
+                    self.file.keep_marks(append.marks)
+                    self.file.insert(append.entries)
+                stored = True
+            except Exception as error:
+                if buffer_schema.is_of_disk(error):
+                    break
+                log.exception("something could not be stored, and is refused")
+            self._queue.settled((append,))
+            if append.done is not None:
+                outcomes.append((append.done, stored))
+        else:
+            self.state_watch.recover()
+        self._announce(outcomes)
+        self._loop.call_soon_threadsafe(self.committed.set)
+        self._measure(held=False)
+
+    # -- transactions that others ask for -------------------------------------------------------
+
+    def transact(self, function: Callable[[BufferFile], T]) -> T:
+        """Run a function in a transaction of its own."""
+        with self._transaction():
+            result = function(self.file)
+        self._measure(held=self.state_watch.state.full and self._queue.has_readings)
+        self._loop.call_soon_threadsafe(self.committed.set)
+        return result
+
+    def report_losses(self, report: Callable[[Loss], Entry]) -> int:
+        """Turn what is counted as lost into rows that report it; how many."""
+        if self.is_crowded:
+            return 0
+        losses = self._queue.take_losses()
+        if not losses and not buffer_losses.has_losses(self.file.connection):
+            return 0
+
+        def move(file: BufferFile) -> int:
+            file.count_losses(list(losses.values()))
+            return file.report_losses(report, LOSSES_REPORTED_MAX)
+
+        try:
+            return self.transact(move)
+        except BaseException:
+            self._queue.put_back(losses)
+            raise
+
+    # -- the file, and how it fares -------------------------------------------------------------
+
+    def _attach(self) -> None:
+        """Open or begin the file. Raises BufferFileError."""
+        self.attachment.attach()
+        if self.file.room.lacks_commits:
+            log.error(
+                "the buffer's WAL is damaged: readings that were acknowledged last are lost, nobody knows how many; "
+                "the disk or card that buffer.path is on is probably failing and should be replaced",
+                path=str(self._settings.path),
+            )
+        self._measure(held=False)
+
+    def _is_attached(self) -> bool:
+        """Whether a file is open; one is begun where a damaged one has no successor yet."""
+        if not self.attachment.is_attached:
+            try:
+                self._attach()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the thread goes on
+                self._fail(error)
+                self._queue.retry_after(RETRY_S)
+                return False
+        return True
+
+    def _note_salvaged_rows(self) -> None:
+        self.state_watch.state.rows = self.file.lanes.rows
+        self._loop.call_soon_threadsafe(self.committed.set)
+
+    def _measure_again(self) -> None:
+        """Nothing waits: see whether there is room by now, so that sensors are let in again."""
+        if self.state_watch.state.full or self.state_watch.has_said_full:
+            self._measure(held=False)
+            self._queue.retry_after(RETRY_S if self.state_watch.holding else 0.0)
+
+    def _measure(self, *, held: bool) -> None:
+        if not self.attachment.is_attached:
+            return
+        try:
+            self.state_watch.measure(self.file, held=held)
+        except (sqlite3.Error, OSError) as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Say once that the buffer fails; a corrupt file is replaced at once."""
+        words = str(error) or type(error).__name__
+        if isinstance(error, sqlite3.Error) and buffer_schema.is_corruption(error) and self.attachment.is_attached:
+            try:
+                self.attachment.replace(error)
+            except (sqlite3.Error, OSError, BufferFileError) as problem:
+                words = f"no new buffer could be begun: {problem}"
+            else:
+                self._queue.retry_after(0.0)
+                return
+        self.state_watch.fail(words)
+
+
+def _announce(outcomes: Sequence[tuple[Done, bool]]) -> None:
+    for done, committed in outcomes:
+        try:
+            done(committed)
+        except Exception:
+            # One sensor's connection must not cost the others their acknowledgements.
+            log.exception("an acknowledgement failed")

@@ -1,0 +1,269 @@
+"""The work that waits for the buffer's thread: readings to store, losses to count, functions to run.
+
+The event loop puts it in, within bounds, and the thread takes it out.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
+
+from gateway.buffer.losses import LOSSES_MAX
+from gateway.buffer.room import ROW_BYTES
+from gateway.buffer.rows import Entry, Loss, LossKey, Span, loss_key
+from gateway.reading import BufferFileError, Mark
+from gateway.settings import BufferSettings
+
+DELETE_DELAY_S = 1.0
+"""Rows that Kafka has, and loss counters, wait this long for company: each deletion is some pages for the card."""
+RETRY_S = 1.0
+"""What could not be stored is tried again after this, and as soon as Kafka has taken something."""
+ENTRY_BYTES = 300
+"""What an entry takes in memory beside its payload, for `buffer.queue_bytes_max`."""
+OWN_BYTES_MAX = 1_000_000
+"""The gateway's own events: so much of them waits in memory at most, and has room on disk beyond `bytes_max`."""
+SLEEP_S_MAX = 3600.0
+
+Done = Callable[[bool], None]
+Call = tuple[Callable[[], object], Future[object]]
+"""A function to run, and where its result goes."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    entries: Sequence[Entry]
+    marks: Sequence[Mark]
+    done: Done | None
+    bytes: int
+    """What it takes in memory."""
+    disk_bytes: int
+
+
+@dataclass(slots=True)
+class Due:
+    """What a commit does."""
+
+    own: list[Append] = field(default_factory=list)
+    readings: list[Append] = field(default_factory=list)
+    has_all: bool = False
+    """Whether these are all appends that wait: it is time for them, and one commit may hold them."""
+    is_time_to_delete: bool = False
+    confirmed: list[Span] = field(default_factory=list)
+    marks: dict[str, Mark] = field(default_factory=dict)
+    """Kept with the deletion of what is confirmed."""
+    losses: dict[LossKey, Loss] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.own or self.readings or self.confirmed or self.marks or self.losses)
+
+
+class CommitQueue:
+    """May be used on any thread. What is appended stays until it is `settled`; all else is handed over."""
+
+    def __init__(self, settings: BufferSettings) -> None:
+        self._settings = settings
+        self._wake = threading.Condition()
+        self._readings: deque[Append] = deque()
+        self._own: deque[Append] = deque()
+        self._calls: deque[Call] = deque()
+        self._queued_bytes = 0
+        self._own_bytes = 0
+        self._losses: dict[LossKey, Loss] = {}
+        self._is_closing = False
+        self._append_due_s = 0.0
+        self._delete_due_s = float("inf")
+        self._retry_s = 0.0
+
+    # -- putting in -----------------------------------------------------------------------------
+
+    def append(self, entries: Sequence[Entry], marks: Sequence[Mark], done: Done | None) -> bool:
+        """Have entries stored; False where too much waits."""
+        payload_bytes = sum([len(entry.payload) for entry in entries])
+        size = payload_bytes + ENTRY_BYTES * (len(entries) + len(marks))
+        size += sum([len(mark.value) for mark in marks if mark.value is not None])
+        disk_bytes = payload_bytes + ROW_BYTES * len(entries)
+        with self._wake:
+            accepted = not self._is_closing and self._queued_bytes <= self._settings.queue_bytes_max
+            if accepted:
+                self._readings.append(Append(entries, marks, done, size, disk_bytes))
+                self._queued_bytes += size
+                self._wake_for_append()
+        return accepted
+
+    def append_own(self, entry: Entry, done: Done) -> bool:
+        """Have one of the gateway's own events stored; False where too much waits."""
+        size = len(entry.payload) + ENTRY_BYTES
+        with self._wake:
+            accepted = not self._is_closing and self._own_bytes + size <= OWN_BYTES_MAX
+            if accepted:
+                self._own.append(Append((entry,), (), done, size, len(entry.payload) + ROW_BYTES))
+                self._own_bytes += size
+                self._wake_for_append()
+        return accepted
+
+    def _wake_for_append(self) -> None:
+        if len(self._readings) + len(self._own) == 1:
+            self._append_due_s = time.monotonic() + self._settings.commit_delay_ms / 1000
+        self._wake.notify()
+
+    def count_loss(self, loss: Loss) -> None:
+        """Have readings counted that are gone."""
+        with self._wake:
+            if not self._losses:
+                self._delete_soon()
+            if len(self._losses) >= LOSSES_MAX and loss_key(loss) not in self._losses:
+                loss.device = loss.device_boot = ""
+            _merge(self._losses, (loss,))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Have a function run on the buffer's thread. Raises BufferFileError where the buffer is closed."""
+        future: Future[T] = Future()
+        with self._wake:
+            if self._is_closing:
+                raise _closed()
+            self._calls.append((function, future))  # type: ignore[arg-type]
+            self._wake.notify()
+        return future
+
+    def delete_soon(self) -> None:
+        """Have what is confirmed deleted, within `DELETE_DELAY_S`."""
+        with self._wake:
+            self._delete_soon()
+
+    def _delete_soon(self) -> None:
+        self._delete_due_s = min(self._delete_due_s, time.monotonic() + DELETE_DELAY_S)
+        self._wake.notify()
+
+    def delete_now(self) -> None:
+        """Have what is confirmed deleted at once."""
+        with self._wake:
+            self._delete_due_s = 0.0
+            self._wake.notify()
+
+    def retry_after(self, delay_s: float) -> None:
+        """Let the next commit wait so long."""
+        with self._wake:
+            self._retry_s = time.monotonic() + delay_s
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Take nothing more, and have the thread end."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+
+    def waiting(self) -> list[Entry]:
+        """The entries that are not stored yet."""
+        with self._wake:
+            return [entry for append in (*self._own, *self._readings) for entry in append.entries]
+
+    # -- taking out, on the buffer's thread -----------------------------------------------------
+
+    def wait(self, due_s: float, *, holding: bool) -> tuple[Sequence[Call], bool]:
+        """Sleep until there is something to do, or `due_s`. Reads do not wait for a delayed commit.
+
+        Gives the functions to run, and whether the buffer is being closed. While it is `holding`, it is only retried.
+        """
+        with self._wake:
+            while True:
+                now_s = time.monotonic()
+                next_s = max(min(due_s, self._retry_s if holding else self._due_s()), self._retry_s)
+                if self._calls or self._is_closing or next_s <= now_s:
+                    break
+                self._wake.wait(min(next_s - now_s, SLEEP_S_MAX))
+            calls, self._calls = self._calls, deque()
+            return calls, self._is_closing
+
+    def _due_s(self) -> float:
+        return min(self._append_due_s, self._delete_due_s) if self._readings or self._own else self._delete_due_s
+
+    @property
+    def has_readings(self) -> bool:
+        """Whether readings wait."""
+        return bool(self._readings)
+
+    def must_wait(self, now_s: float) -> bool:
+        """Whether it is too early to try again."""
+        with self._wake:
+            return now_s < self._retry_s
+
+    def due(self, now_s: float, bytes_max: int, *, closing: bool, full: bool) -> Due:
+        """What is to be stored and counted now: the oldest readings, as many as one commit may hold."""
+        with self._wake:
+            due = Due()
+            if closing or now_s >= self._append_due_s:
+                due.own = list(self._own)
+                due.readings = self._oldest(bytes_max)
+                due.has_all = len(due.readings) == len(self._readings)
+            due.is_time_to_delete = closing or full or now_s >= self._delete_due_s
+            if due.is_time_to_delete:
+                self._delete_due_s = float("inf")
+            if due.readings or self._delete_due_s == float("inf"):
+                # With readings, as those that a sensor still had after a loss hide that from a later recall.
+                due.losses, self._losses = self._losses, due.losses
+            return due
+
+    def _oldest(self, bytes_max: int) -> list[Append]:
+        size, count = 0, 0
+        for append in self._readings:
+            size += append.bytes
+            count += 1
+            if size > bytes_max:
+                break
+        return list(islice(self._readings, count))
+
+    def settled(self, appends: Iterable[Append]) -> None:
+        """These, the oldest of their kind, are stored or refused."""
+        with self._wake:
+            for append in appends:
+                if self._own and self._own[0] is append:
+                    self._own_bytes -= self._own.popleft().bytes
+                else:
+                    self._queued_bytes -= self._readings.popleft().bytes
+
+    def delay_appends(self, now_s: float) -> None:
+        """What came in since a commit began waits for company as long as what came before it."""
+        with self._wake:
+            self._append_due_s = now_s + self._settings.commit_delay_ms / 1000
+
+    def take_losses(self) -> dict[LossKey, Loss]:
+        """All that is to be counted as lost."""
+        with self._wake:
+            losses, self._losses = self._losses, {}
+            return losses
+
+    def put_back(self, losses: dict[LossKey, Loss]) -> None:
+        """A transaction was rolled back: all that it was to do is still to be done."""
+        with self._wake:
+            _merge(self._losses, losses.values())
+            self._delete_due_s = 0.0
+            self._retry_s = time.monotonic() + RETRY_S
+
+    def refuse_appends(self) -> list[Done]:
+        """Forget what was appended; give those who are to be told of it."""
+        with self._wake:
+            refused = [append.done for append in (*self._own, *self._readings) if append.done is not None]
+            self._own.clear()
+            self._readings.clear()
+            return refused
+
+    def refuse_calls(self) -> None:
+        """Run no more functions."""
+        for _, future in self._calls:
+            future.set_exception(_closed())
+
+
+def _closed() -> BufferFileError:
+    return BufferFileError("the buffer is closed")
+
+
+def _merge(losses: dict[LossKey, Loss], more: Iterable[Loss]) -> None:
+    for loss in more:
+        known = losses.setdefault(loss_key(loss), loss)
+        if known is not loss:
+            known.add(loss)

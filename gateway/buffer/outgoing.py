@@ -1,0 +1,147 @@
+"""The rows between the buffer and the forwarder: the newest in memory, those being sent, those that Kafka has."""
+
+import threading
+from collections.abc import Iterable
+
+from gateway.buffer.file import BufferFile
+from gateway.buffer.rows import Position, Row, Span, joined, without
+from gateway.buffer.tail import Tail
+from gateway.reading import BufferFileError, Mark
+
+
+class OutgoingRows:
+    """Rows of the file that is open, never of a former one. May be used on any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.buffer_id = ""
+        """The file that is open."""
+        self._tail = Tail()
+        self._held: list[Span] = []
+        """What is being sent: it is not dropped."""
+        self.drops = 0
+        """See `Buffer.drops`."""
+        self._confirmed: list[Span] = []
+        self._confirmed_marks: dict[str, Mark] = {}
+        """Kept with the deletion of what is confirmed."""
+
+    def begin(self, buffer_id: str) -> None:
+        """A file is open that was not before."""
+        with self._lock:
+            self.buffer_id = buffer_id
+            self._confirmed, self._held = [], []
+            self._tail.clear()
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def extend(self, rows: list[Row], payload_bytes: int) -> None:
+        """A commit has inserted rows, with so many bytes of payload."""
+        with self._lock:
+            self._tail.extend(rows, payload_bytes)
+
+    def follow(self) -> None:
+        """Rows go into a new lane: what is committed next is read next."""
+        with self._lock:
+            self._tail.follow()
+
+    def forget_newest(self) -> None:
+        """The newest rows are not all there any more: they are read from the file."""
+        with self._lock:
+            self._tail.clear()
+
+    def newest(self, after: Position, limit: int) -> tuple[str, list[Row] | None]:
+        """Rows that follow a position, and their file's id; None where the file has to be asked."""
+        with self._lock:
+            return self.buffer_id, self._tail.read(after, limit)
+
+    def read_newest(self, file: BufferFile, after: Position, limit: int) -> list[Row]:
+        """Rows that follow a position, from the file. Who comes to its end goes on with the newest in memory."""
+        rows = self.read(file, after, limit)
+        with self._lock:
+            if not rows or (rows[-1].lane, rows[-1].sequence) == file.lanes.last:
+                self._tail.follow()
+        return rows
+
+    def read(self, file: BufferFile, after: Position, limit: int) -> list[Row]:
+        """Rows of the file, but for those that are confirmed and wait for their deletion."""
+        while True:
+            rows = file.read(after, limit)
+            with self._lock:
+                confirmed = list(self._confirmed)
+            # Whoever reads on where he was has nothing behind him; after a rewind he may.
+            if not rows or not any((rows[0].lane, rows[0].sequence) <= (span.lane, span.last) for span in confirmed):
+                return rows
+            after = Position(rows[-1].lane, rows[-1].sequence)
+            rows = without(rows, confirmed)
+            if rows:
+                return rows
+
+    # -- sending --------------------------------------------------------------------------------
+
+    def hold(self, buffer_id: str, spans: list[Span], since: int) -> bool:
+        """Have rows not dropped, if `drops` is what it was before they were read. Raises BufferFileError."""
+        with self._lock:
+            if buffer_id != self.buffer_id:
+                raise replaced()
+            if self.drops == since:
+                self._held = spans
+            return self.drops == since
+
+    def hold_now(self, spans: list[Span]) -> None:
+        """Have rows not dropped, those that are gone already among them. On the buffer's thread."""
+        with self._lock:
+            self._held = spans
+
+    def spared(self) -> list[Span]:
+        """Rows that may not be dropped; what is read, or to be held, from here on is looked up behind this commit."""
+        with self._lock:
+            self.drops += 1
+            self._tail.clear()
+            # Kafka has what was confirmed since this commit began.
+            return joined([*self._held, *self._confirmed])
+
+    # -- confirmed ------------------------------------------------------------------------------
+
+    @property
+    def has_confirmed(self) -> bool:
+        """Whether rows wait for their deletion."""
+        return bool(self._confirmed)
+
+    def confirm(self, buffer_id: str, spans: Iterable[Span], marks: Iterable[Mark]) -> bool:
+        """Kafka has rows; whether these are the first since `take_confirmed`."""
+        with self._lock:
+            is_first = not (self._confirmed or self._confirmed_marks)
+            for span in spans if buffer_id == self.buffer_id else ():
+                self._tail.forget(span)
+                _append_span(self._confirmed, span)
+            for mark in marks:
+                self._confirmed_marks[mark.key] = mark
+            return is_first
+
+    def take_confirmed(self) -> tuple[list[Span], dict[str, Mark]]:
+        """What is to be deleted, and the marks that are to be kept with that."""
+        with self._lock:
+            taken = self._confirmed, self._confirmed_marks
+            self._confirmed, self._confirmed_marks = [], {}
+            return taken
+
+    def put_back(self, confirmed: list[Span], marks: dict[str, Mark]) -> None:
+        """This was not deleted yet, and these were not kept."""
+        with self._lock:
+            self._confirmed[:0] = confirmed
+            self._confirmed_marks = {**marks, **self._confirmed_marks}
+
+
+def replaced() -> BufferFileError:
+    """Numbers of another file would mean something else in this one."""
+    return BufferFileError("the buffer file was replaced in between: what was read from it is void")
+
+
+def _append_span(spans: list[Span], span: Span) -> None:
+    """Add a span, joined to the one that it follows, if that is one of the last: two lanes are sent side by side."""
+    for index in range(len(spans) - 1, max(len(spans) - 3, -1), -1):
+        last = spans[index]
+        if last.lane == span.lane and last.last + 1 == span.first:
+            spans[index] = Span(span.lane, last.first, span.last)
+            return
+    spans.append(span)

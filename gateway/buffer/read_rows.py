@@ -1,0 +1,116 @@
+"""How rows are read from the table of readings: many in one answer, and none that a damaged file made up."""
+
+import sqlite3
+from collections.abc import Iterable
+from itertools import chain, groupby
+from operator import attrgetter
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from gateway.buffer.rows import Position, Row, Span, joined
+from gateway.buffer.schema import corruption
+from gateway.reading import BufferFileError
+
+READ_BYTES_MAX = 4_000_000
+"""Payload bytes that one read gives at the most, whatever the number of rows."""
+READ_ROWS = 1_000
+"""Rows taken from SQLite at a time."""
+
+# Many rows in one answer, their payloads one behind the other: SQLite gives Python's lock up at each row that it is
+# asked for by itself, and gets it back only when the event loop has nothing to do.
+_SELECT_MANY = """
+    SELECT
+        json_group_array(json_array(
+            lane, sequence, series, received_us, event_us, event_error_us, tick_ms, device_boot, device_sequence, '',
+            doubt, device_time_us
+        )),
+        json_group_array(CASE typeof(payload) WHEN 'blob' THEN length(payload) END),
+        CAST(group_concat(payload, '') AS BLOB)
+    FROM (SELECT * FROM reading WHERE (lane, sequence) > (?, ?) ORDER BY lane, sequence LIMIT ?)
+"""
+_PAYLOAD_BYTES = """
+    SELECT total(bytes) FROM (
+        SELECT length(payload) AS bytes FROM reading WHERE (lane, sequence) > (?, ?) ORDER BY lane, sequence LIMIT ?
+    )
+"""
+_rows = msgspec.json.Decoder(list[Row])
+_sizes = msgspec.json.Decoder(list[int])
+
+
+def check_sqlite(connection: sqlite3.Connection) -> None:
+    """See that this SQLite reads rows back as they were written, before any is taken. Raises BufferFileError."""
+    fields, _, payloads = connection.execute(_SELECT_MANY, (0, -1, 0)).fetchone()
+    (joined_bytes,) = connection.execute(
+        "SELECT CAST(group_concat(column1, '') AS BLOB) FROM (VALUES (x'0061'), (x''), (x'ff00'))"
+    ).fetchone()
+    if (fields, payloads, joined_bytes) != ("[]", None, b"\0a\xff\0"):
+        raise BufferFileError(f"SQLite {sqlite3.sqlite_version} is too old for the buffer: 3.38 or later is needed")
+
+
+def read_rows(connection: sqlite3.Connection, after: Position, limit: int, last: Position) -> list[Row]:
+    """Rows that follow a position, in order: all lanes, oldest first.
+
+    `READ_BYTES_MAX` may cut the list short, but for its first row. `last` is the last row of the file.
+    """
+    rows: list[Row] = []
+    left_bytes = READ_BYTES_MAX
+    while len(rows) < limit:
+        wanted = min(limit - len(rows), READ_ROWS)
+        while (size := _payload_bytes(connection, after, wanted)) > left_bytes and wanted > 1:
+            wanted //= 2
+        if rows and size > left_bytes:
+            break
+        found = _read_some(connection, after, wanted, last)
+        rows += found
+        if len(found) < wanted:
+            break
+        left_bytes -= size
+        after = Position(found[-1].lane, found[-1].sequence)
+    return rows
+
+
+def _payload_bytes(connection: sqlite3.Connection, after: Position, limit: int) -> int:
+    (size,) = connection.execute(_PAYLOAD_BYTES, (*after, limit)).fetchone()
+    return int(size)
+
+
+def _read_some(connection: sqlite3.Connection, after: Position, limit: int, last: Position) -> list[Row]:
+    try:
+        fields, lengths, payloads = connection.execute(_SELECT_MANY, (*after, limit)).fetchone()
+        rows, sizes = _rows.decode(fields), _sizes.decode(lengths)
+    except (sqlite3.OperationalError, msgspec.DecodeError) as error:
+        # JSON has no blobs, and each field has its type: what a damaged file gives may be anything.
+        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) != sqlite3.SQLITE_ERROR:
+            raise
+        raise corruption(f"a row is none ({error})") from error
+    end = 0
+    before: tuple[int, int] = after
+    for row, size in zip(rows, sizes, strict=True):
+        start, end = end, end + size
+        # Nobody has seen the row without it.
+        force_setattr(row, "payload", payloads[start:end])
+        place = (row.lane, row.sequence)
+        if place <= before:
+            raise corruption("rows stand out of their order")
+        before = place
+    if rows and (before > last or end != len(payloads)):
+        raise corruption("a row stands beyond the last one, or is shorter than it says")
+    return rows
+
+
+def gone_rows(connection: sqlite3.Connection, spans: Iterable[Span]) -> list[Span]:
+    """Those of the rows that are not there any more. The file is looked through from the first to the last."""
+    gone = []
+    for lane, group in groupby(joined(spans), attrgetter("lane")):
+        of_lane = list(group)
+        there = sequences_of(connection, Span(lane, of_lane[0].first, of_lane[-1].last))
+        wanted = chain.from_iterable(range(span.first, span.last + 1) for span in of_lane)
+        gone += [Span(lane, sequence, sequence) for sequence in wanted if sequence not in there]
+    return joined(gone)
+
+
+def sequences_of(connection: sqlite3.Connection, span: Span) -> set[int]:
+    """The sequences of those of the rows that are there."""
+    found = connection.execute("SELECT sequence FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?", span)
+    return {sequence for (sequence,) in found}

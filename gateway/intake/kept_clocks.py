@@ -1,0 +1,30 @@
+"""What was learnt of sensors' clocks, kept in the buffer from one start of the daemon to the next."""
+
+import structlog
+
+from gateway.buffer.buffer import Buffer
+from gateway.clock.sensor_clocks import MARKS, DeviceClocks
+from gateway.reading import BufferFileError
+
+CLOCKS_AT_ONCE = 500
+"""Sensors' clocks that are written in one commit at the end, half a kilobyte each."""
+
+log = structlog.get_logger()
+
+
+async def recall_clocks(buffer: Buffer, clocks: DeviceClocks) -> None:
+    """Go on with what an earlier start in this boot of the box had learnt of sensors' clocks."""
+    try:
+        kept = await buffer.run(lambda file: file.marks(MARKS))
+    except BufferFileError as error:
+        log.warning("sensors' clocks are learnt anew: what was kept of them cannot be read", error=str(error))
+        return
+    if forgotten := clocks.restore(kept):
+        buffer.append((), None, forgotten)
+
+
+def keep_clocks(buffer: Buffer, clocks: DeviceClocks, now_us: int) -> None:
+    """Have all that was learnt of sensors' clocks written, as far as the disk has room: for the end."""
+    marks = clocks.marks(now_us, all_of_them=True)
+    for start in range(0, len(marks), CLOCKS_AT_ONCE):
+        buffer.append((), None, marks[start : start + CLOCKS_AT_ONCE])

@@ -1,0 +1,81 @@
+"""The gateway's own events, for `gateway-events`; which losses and corrections were reported by them."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.buffer.boots import Correction, correction_body
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.losses import OWN as OWN_LOSSES
+from gateway.buffer.losses import loss_body
+from gateway.buffer.rows import Entry, Lane, Loss, Series
+from gateway.intake.routes import kafka_key
+from gateway.settings import GatewaySettings, KafkaSettings
+
+LOST_TOLD_MAX = 20_000
+"""Devices whose reported losses are added up in memory."""
+
+
+def own_series(gateway: GatewaySettings, topic: str, kind: str, device: str = "", subject: str | None = None) -> Series:
+    """The series of records that speak for this gateway; their subject is the kind, unless they have another."""
+    subject = kind if subject is None else subject
+    key = kafka_key(gateway, gateway.id)
+    return Series(topic, key, device, subject, f"sluice.gateway.{kind}", "application/json")
+
+
+class OwnEvents:
+    """Makes the rows of events, and has the buffer report what it owes."""
+
+    def __init__(
+        self, buffer: Buffer, gateway: GatewaySettings, kafka: KafkaSettings, now_us: Callable[[], int]
+    ) -> None:
+        self._buffer = buffer
+        self._gateway = gateway
+        self._topic = kafka.events_topic
+        self._now_us = now_us
+        self.lost_told: Counter[str] = Counter()
+        """Readings that are gone for good, by device, as far as they were reported since the start."""
+        self.lost_told_us = 0
+        """When the last of them was lost (CLOCK_BOOTTIME)."""
+
+    def series(self, kind: str) -> Series:
+        """The series of events of this kind."""
+        return own_series(self._gateway, self._topic, kind)
+
+    def event_entry(self, kind: str, body: dict[str, object]) -> Entry:
+        """An event as a row."""
+        return Entry(self.series(kind), msgspec.json.encode(body), self._now_us())
+
+    def lane_entry(self, kind: str, lane: Lane, rows: int, reason: str) -> Entry:
+        """A `buffer.lanes.LaneReport`."""
+        body: dict[str, object] = {"lane": lane.name, "buffer": lane.buffer_id, "reason": reason}
+        if kind == "lane-closed":
+            # Numbered densely from 0: who has them all has the lane.
+            body["rows"] = rows
+        return self.event_entry(kind, body)
+
+    async def report_corrections(self) -> list[Correction]:
+        """Have times corrected that were told before they were known; which. Raises BufferFileError."""
+        return await self._buffer.report_corrections(
+            lambda correction: self.event_entry("time-correction", correction_body(correction))
+        )
+
+    async def report_losses(self) -> int:
+        """Have what is counted as lost reported on `gateway-events`; how many records. Raises BufferFileError."""
+        told: list[Loss] = []
+
+        def entry(loss: Loss) -> Entry:
+            told.append(loss)
+            return self.event_entry("loss", loss_body(loss))
+
+        count = await self._buffer.report_losses(entry)
+        # The file has forgotten them. Had it failed, they would all come again.
+        for loss in told:
+            if loss.reason in OWN_LOSSES:
+                continue
+            if loss.device in self.lost_told or len(self.lost_told) < LOST_TOLD_MAX:
+                self.lost_told[loss.device] += loss.count
+            if loss.boot_id == self._buffer.boot_id:
+                self.lost_told_us = max(self.lost_told_us, loss.last_us)
+        return count

@@ -1,0 +1,87 @@
+"""Reports on input that cannot be forwarded, for `gateway-quarantine`; they carry the input itself."""
+
+import base64
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.buffer.rows import Doubt, Entry, Quarantined
+from gateway.intake.own_events import own_series
+from gateway.reading import Reading, source
+from gateway.settings import GatewaySettings, KafkaSettings
+
+REPORT_BYTES_MAX = 65_536
+"""Raw bytes that go to Kafka with a quarantine report; the whole input stays on this box."""
+REPORT_SUBJECT_MAX = 256
+"""Characters of the topic that a report repeats: a hostile one may have 65,535."""
+REPORT_REST_BYTES = 3_000
+"""What a report needs beside the raw bytes, headers included."""
+
+
+class QuarantineReports:
+    """Makes the rows of reports, and counts by reason what they are on."""
+
+    def __init__(
+        self, gateway: GatewaySettings, kafka: KafkaSettings, now_us: Callable[[], int], counts: Counter[str]
+    ) -> None:
+        """`counts` are those of the front door: each report counts there, too."""
+        self._gateway = gateway
+        self._topic = kafka.quarantine_topic
+        # Base64 takes four bytes for three.
+        self._report_bytes = min(REPORT_BYTES_MAX, (kafka.record_bytes_max - REPORT_REST_BYTES) * 3 // 4)
+        self._now_us = now_us
+        self._counts = counts
+        self.by_reason: Counter[str] = Counter()
+        """Readings that no route could take, and what is none, since the start."""
+        self.last: dict[str, tuple[str, str]] = {}
+        """The device of the last of them, empty where it is not known, and its source, by reason."""
+
+    def set_aside(self, input_: Quarantined) -> Entry:
+        """The report on input that comes in and is no reading, or that no route takes."""
+        self.by_reason[input_.reason] += 1
+        come_from = source(input_.topic, input_.subject)[:REPORT_SUBJECT_MAX]
+        self.last[input_.reason] = input_.device, come_from
+        return self.entry(input_)
+
+    def entry(self, input_: Quarantined) -> Entry:
+        """The report as a row."""
+        self._counts[input_.reason] += 1
+        subject = input_.subject[:REPORT_SUBJECT_MAX]
+        payload = input_.payload
+        report = {
+            "reason": input_.reason,
+            "device": input_.device,
+            "subject": subject,
+            "sha256": hashlib.sha256(payload).hexdigest(),
+            "bytes": len(payload),
+            "payload_base64": base64.b64encode(payload[: self._report_bytes]).decode(),
+        }
+        return Entry(
+            own_series(self._gateway, self._topic, "quarantined", input_.device, subject),
+            msgspec.json.encode(report),
+            self._now_us(),
+            quarantined=input_,
+        )
+
+
+def refused(reading: Reading, device: str, reason: str) -> Quarantined:
+    """A reading that no route takes, as input for the quarantine."""
+    return Quarantined(
+        reason,
+        reading.payload,
+        device,
+        reading.subject,
+        reading.received_us,
+        reading.topic,
+        reading.writer,
+        None,
+        reading.event_us,
+        reading.event_error_us,
+        reading.tick_ms,
+        reading.device_boot,
+        reading.device_sequence,
+        doubt=Doubt.REDELIVERED if reading.redelivered else 0,
+        device_time_us=reading.device_time_us,
+    )

@@ -1,0 +1,66 @@
+"""What the readings of one topic have in common, resolved once: their series, and how their payloads are read."""
+
+from typing import NamedTuple
+
+from gateway.buffer.rows import Series
+from gateway.intake import payload_identity, payload_time
+from gateway.intake.reading_times import Ticking
+from gateway.intake.routes import Refusal, RouteTable, kafka_key
+from gateway.reading import Reading
+from gateway.settings import GatewaySettings
+
+TOPICS_CACHED_MAX = 20_000
+"""Resolved topics that are remembered; a sender of ever new ones makes the cache begin again."""
+TOPIC_CACHED_CHARACTERS_MAX = 256
+"""Longer topics are resolved each time: a hostile one may have 65,535 characters."""
+READING_TYPE = "sluice.reading"
+
+
+class ResolvedTopic(NamedTuple):
+    """A topic by its route."""
+
+    series: Series
+    identify: payload_identity.Reader | None
+    """None where the payload does not say who took it."""
+    ticking: Ticking | None
+    """Whose tick it is, where that gives a reading's time."""
+    tell_time: payload_time.Reader | None
+    """What finds the time of one that has no tick; None where there is nothing to be found."""
+    time_error_us: int
+
+
+class ResolvedTopics:
+    """Those that came up lately."""
+
+    def __init__(self, routes: RouteTable, gateway: GatewaySettings) -> None:
+        self._routes = routes
+        self._gateway = gateway
+        self.known: dict[tuple[str, str, str | None], ResolvedTopic | Refusal] = {}
+        """By topic, subject and writer."""
+
+    def resolve(self, reading: Reading) -> ResolvedTopic | Refusal:
+        """Resolve the topic of a reading, and remember it."""
+        topic = reading.topic
+        resolved = self._by_route(topic, reading.subject, reading.writer, is_serial=reading.is_serial)
+        if len(self.known) >= TOPICS_CACHED_MAX:
+            self.known.clear()
+        if len(topic) <= TOPIC_CACHED_CHARACTERS_MAX:
+            self.known[topic, reading.subject, reading.writer] = resolved
+        return resolved
+
+    def _by_route(self, topic: str, subject: str, writer: str | None, *, is_serial: bool) -> ResolvedTopic | Refusal:
+        found = self._routes.resolve(topic, writer, is_serial=is_serial)
+        if isinstance(found, Refusal):
+            return found
+        # One that is too long to be remembered with each clock shares that of others of its device.
+        stream = topic if len(topic) <= TOPIC_CACHED_CHARACTERS_MAX else ""
+        key = kafka_key(self._gateway, found.device)
+        return ResolvedTopic(
+            Series(found.kafka_topic, key, found.device, subject, READING_TYPE, found.content_type, topic),
+            payload_identity.reader(found.identity),
+            Ticking(found.device, stream, found.oscillator, found.least_delay_us)
+            if found.time in {"auto", "tick"}
+            else None,
+            payload_time.reader(found.time, found.identity, found.content_type),
+            found.time_error_us,
+        )

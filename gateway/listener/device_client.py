@@ -1,0 +1,108 @@
+"""A device as a client: its readings, which of them come again, and what its next connection is to know."""
+
+from gateway.listener.access import Identity
+from gateway.listener.client import Client
+from gateway.listener.device_events import reported
+from gateway.listener.redelivery import PacketIdRun, Unanswered
+from gateway.listener.session import Batch, digest
+from gateway.listener.sessions import Opening
+from gateway.listener.shared import Shared
+from gateway.mqtt.protocol import Connect, Publish
+from gateway.reading import Reading
+
+
+class DeviceClient(Client):
+    """A client whose messages are readings: a device, or `sluice check`."""
+
+    __slots__ = ("_ids", "_preceding", "_unanswered", "_will", "writer")
+
+    def __init__(self, shared: Shared, connect: Connect, identity: Identity, opening: Opening, peer: str) -> None:
+        super().__init__(shared, connect, identity, opening, peer)
+        self.writer = identity.user
+        """The device that its readings may be of; None where anybody may write as any device."""
+        if not identity.is_check:
+            self.device = identity.user or connect.client_id or None
+        self._will = None if connect.will is None else reported(connect.will)
+        self._ids = PacketIdRun()
+        self._preceding = shared.unanswered.take(self.key)
+        """What the session's preceding connection left stored and unanswered."""
+        self._unanswered: Unanswered | None = None
+        """What this connection leaves."""
+
+    def _publish(self, event: Publish, batch: Batch, received_us: int) -> None:
+        """Take a reading of a device; its first try with QoS 1 goes a shorter way, in `Connection`."""
+        redelivered = False
+        if event.qos == 0:
+            if self._shared.intake.holding:
+                self.lose_qos0(1)
+                return
+            batch.answers.append(0)
+            batch.qos0 += 1
+        elif event.qos == 1:
+            if event.dup:
+                if self._is_stored(event):
+                    batch.answer_bare(event.packet_id)
+                    return
+                redelivered = True
+            batch.answers.append(event.packet_id)
+        else:
+            message = digest(event.topic, event.payload)
+            if not self._begin(event, message, batch):
+                return
+            # In a session that this gateway did not lose, an unknown identifier means that the first try was lost,
+            # unless its exchange was released already.
+            comes_again = self.session.released.comes_again(event.packet_id, message)
+            redelivered = comes_again or (event.dup and not self.present)
+        topic = event.topic
+        batch.readings.append(
+            Reading(topic, topic, event.payload, received_us, writer=self.writer, redelivered=redelivered)
+        )
+
+    def _is_stored(self, event: Publish) -> bool:
+        """Whether a PUBLISH with QoS 1 and DUP is known to be stored already (`Unanswered`)."""
+        preceding = self._preceding
+        if not preceding or preceding.get(event.packet_id) != digest(event.topic, event.payload):
+            return False
+        del preceding[event.packet_id]
+        self._shared.counts["redelivery-recognised"] += 1
+        return True
+
+    def publish_will(self, cause: str, now_s: float) -> Batch | None:
+        """Report that it is gone, and its will, as an event."""
+        self._shared.devices.ended(self.device, cause, self.peer, self._will, now_s)
+        return None
+
+    # --- a batch and its outcome --------------------------------------------------------------------------
+
+    def complete(self, batch: Batch) -> None:
+        if batch.readings:
+            # QoS 0 has no identifiers to count.
+            ids = [answer for answer in batch.answers if answer] if batch.qos0 else batch.answers
+            if ids:
+                batch.counting_from = self._ids.advance(ids[0] & 0xFFFF, ids[-1] & 0xFFFF, len(ids))
+        super().complete(batch)
+
+    def not_stored(self, batch: Batch) -> bool:
+        self.lose_qos0(batch.qos0)
+        return super().not_stored(batch)
+
+    def lose_qos0(self, count: int) -> None:
+        """Count readings with QoS 0 that were not taken."""
+        if count:
+            self._shared.intake.lost(self.device, "refused-qos0", count)
+            self._shared.counts["refused-qos0"] += count
+
+    def leave_unanswered(self, batch: Batch) -> None:
+        """Leave for the session's next connection what is stored and could not be answered on this one."""
+        if self._unanswered is None:
+            self._unanswered = Unanswered()
+        self._unanswered.remember(batch)
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    def retire(self, *, under_way: bool) -> None:
+        super().retire(under_way=under_way)
+        if (under_way or self._unanswered) and self._client_id:
+            if self._unanswered is None:
+                self._unanswered = Unanswered()
+            self._shared.unanswered.leave(self.key, self._unanswered)

@@ -1,0 +1,169 @@
+"""One connection to a broker, from CONNECT to its end: who says what when, and how its end is noticed."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from gateway.mqtt.packet_reader import (
+    CONNACK,
+    PINGRESP,
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
+    SUBACK,
+    UNSUBACK,
+    MalformedPacketError,
+    Packet,
+    connack,
+    packet_id,
+    suback,
+)
+from gateway.site_broker.client import CLOSED, BrokerClient
+from gateway.site_broker.commits import Batch, Commits
+from gateway.site_broker.reach import REFUSALS, BrokerError
+from gateway.site_broker.session import BrokerSession
+from gateway.tls.dates import Dates
+
+HOLD_POLL_S: Final = 0.1
+"""How often a connection that is not read from looks whether it may be."""
+TICK_S: Final = 1.0
+_STRAY: Final = (PUBACK, PUBREC, PUBCOMP)
+"""They answer what another client published in this session, before it was this gateway's: of no concern here."""
+
+
+class BrokerConnection:
+    """A connection of a session, on a socket that is connected already; made anew for each."""
+
+    def __init__(
+        self,
+        session: BrokerSession,
+        link: socket.socket,
+        password: str | None,
+        dates: Dates | None,
+        on_accepted: Callable[[bool], None],
+    ) -> None:
+        """`dates` is what the broker's certificate was judged by; None where OpenSSL has judged its dates.
+
+        `on_accepted` is told when CONNACK has accepted the connection, and whether the session was there.
+        """
+        self._session = session
+        self._settings = session.settings
+        self._dates = dates
+        self._on_accepted = on_accepted
+        self._client = BrokerClient(link, session.client_id, self._settings.packet_bytes_max, self._packets_came)
+        if self._settings.user is not None:
+            self._client.username_pw_set(self._settings.user, password)
+        self._commits = Commits(session, self._client)
+
+    async def run(self) -> NoReturn:
+        """Send CONNECT, and see to the connection until it ends. Raises BrokerError, which says why it did.
+
+        Cancelled, it acknowledges what is stored, and sends DISCONNECT; the broker keeps the session.
+        """
+        loop = asyncio.get_running_loop()
+        client, settings = self._client, self._settings
+        self._session.deliveries.connecting()
+        try:
+            client.open(settings.host, settings.port, settings.keep_alive_s)
+            await self._wait_for_connack()
+            while not client.ended.done():
+                await asyncio.wait({client.ended}, timeout=TICK_S if client.is_reading else HOLD_POLL_S)
+                self._tick(loop.time())
+            raise BrokerError(f"the connection ended: {client.ended.result()}")
+        except asyncio.CancelledError:
+            await self._commits.finish()
+            client.disconnect()
+            client.loop_write()
+            raise
+        finally:
+            self._session.subscriptions.disconnected()
+            client.end(CLOSED)
+
+    async def _wait_for_connack(self) -> None:
+        """Raises BrokerError where the broker refuses the connection, or says nothing."""
+        client, timeout_s = self._client, self._settings.connect_timeout_s
+        outcomes: set[asyncio.Future[Any]] = {client.connack, client.ended}
+        await asyncio.wait(outcomes, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not client.connack.done():
+            raise BrokerError(
+                "did not accept the connection: it sent no CONNACK; check that port is the broker's port "
+                "for MQTT, without TLS where there is no [mqtt_brokers.tls]"
+            )
+        code = client.connack.result()
+        if code:
+            raise BrokerError(f"refuses the connection: {REFUSALS.get(code, f'return code {code}')}")
+
+    def _tick(self, now_s: float) -> None:
+        self._commits.resume_reading()
+        client, keep_alive_s = self._client, self._settings.keep_alive_s
+        # Half of it, for a PINGREQ must be there before the broker has heard nothing for one and a half.
+        if now_s - max(client.pinged_s, min(client.wrote_s, client.heard_s)) >= keep_alive_s / 2:
+            self._session.deliveries.pinged()
+            client.send(b"", ping=True)
+        if client.is_reading and now_s - client.heard_s >= keep_alive_s * 1.5:
+            client.end(f"it said nothing for {keep_alive_s * 1.5:g} s, not even to PINGREQ")
+        if self._dates is not None and self._dates() is None:
+            client.end("this box's clock is known now, and the date of the broker's certificate is looked at by it")
+        self._session.subscriptions.ask_again(client, now_s)
+
+    def _packets_came(self, packets: list[Packet]) -> None:
+        """Act on all that one read brought: one `Intake.take`, and one answer once it is stored."""
+        client, commits = self._client, self._commits
+        if packets and not client.connack.done():
+            self._connack_came(packets.pop(0))
+        if client.ended.done():
+            return
+        batch = Batch(sum([len(packet.body) for packet in packets]))
+        received_us = self._session.now_us()
+        try:
+            for packet in packets:
+                if packet.first & 0xF0 == PUBLISH:
+                    commits.judge(packet, received_us, batch)
+                else:
+                    self._control(packet, batch)
+        except MalformedPacketError:
+            commits.store(batch)  # what came before it is whole
+            raise
+        if batch.readings or batch.answers:
+            commits.store(batch)
+
+    def _connack_came(self, packet: Packet) -> None:
+        """The first packet [MQTT-3.2.0-1]; what is delivered again may stand behind it in the same read."""
+        if packet.first & 0xF0 != CONNACK:
+            raise MalformedPacketError("it does not begin with CONNACK")
+        code, session_present = connack(packet)
+        self._client.connack.set_result(code)
+        if not code:
+            self._accepted(session_present=session_present)
+            return
+        # It sent nothing, and nothing was given to it: the next connection must know what this one would have.
+        self._client.end(CLOSED)
+        known = self._session.deliveries.connection_refused()
+        if known:
+            self._session.keep(known)
+
+    def _accepted(self, *, session_present: bool) -> None:
+        self._session.counts["connections"] += 1
+        self._session.deliveries.connected(session_present=session_present)
+        if not session_present:
+            self._commits.store(Batch(0))
+        self._on_accepted(session_present)
+        self._session.subscriptions.connected(self._client)
+
+    def _control(self, packet: Packet, batch: Batch) -> None:
+        """Heed a packet that carries no reading. Raises MalformedPacketError."""
+        kind = packet.first & 0xF0
+        if kind == PUBREL:
+            self._commits.release(packet, batch)
+        elif kind == PINGRESP:
+            self._session.deliveries.ponged()
+        elif kind == SUBACK:
+            self._session.subscriptions.granted(*suback(packet))
+        elif kind == UNSUBACK:
+            self._session.subscriptions.ended(packet_id(packet))
+            self._session.keep((self._session.subscriptions.mark(),))
+        elif kind not in _STRAY:
+            raise MalformedPacketError(f"a packet of type {kind >> 4} where it may not stand")

@@ -1,0 +1,165 @@
+"""How a broker is reached, and why it is not, in an installer's words: its name, TCP, TLS, the password."""
+
+import asyncio
+import errno
+import socket
+import ssl
+from concurrent.futures import Executor
+from typing import Final
+
+from gateway.host.safe_files import PasswordFileError, read_password
+from gateway.settings import BrokerSettings, BrokerTlsSettings
+from gateway.tls.client import ClientTlsError, client_context, tls_reason
+from gateway.tls.dates import CertificateDateError, Dates, judge_dates
+
+LINK_TIMEOUT_S: Final = 10
+"""How long a broker may leave bytes of ours unconfirmed, or TCP's own probes unanswered."""
+PROBE_AFTER_S: Final = 5
+"""Silence after which TCP probes, and between its probes."""
+_CREDENTIALS: Final = (
+    "user or password is wrong or missing, or this gateway may not connect; mend user and password_file, "
+    "or the broker's list"
+)
+REFUSALS: Final = {
+    1: "it does not speak MQTT 3.1.1",
+    2: "it does not take this client identifier; set client_id to one that it takes",
+    3: "it says that it is not available",
+    4: _CREDENTIALS,
+    5: _CREDENTIALS,
+}
+"""CONNACK's return codes (section 3.2.2.3), in words."""
+
+
+class BrokerError(Exception):
+    """There is no connection to the broker; the message says why and what to do."""
+
+
+async def open_link(settings: BrokerSettings, dates: Dates | None, resolver: Executor) -> socket.socket:
+    """Connect to a broker, with TLS where that is set. Raises BrokerError.
+
+    `dates` is what its certificate is judged by; None is the system's clock.
+    """
+    try:
+        context = None if settings.tls is None else tls_context(settings.tls)
+        if context is not None and dates is not None:
+            judge_dates(context, dates)
+        async with asyncio.timeout(settings.connect_timeout_s):
+            return await connect(settings.host, settings.port, context, resolver)
+    except TimeoutError as error:
+        raise BrokerError(
+            f"does not answer within connect_timeout_s ({settings.connect_timeout_s:g} s); "
+            "check host and port, and the network between"
+        ) from error
+    except CertificateDateError as error:
+        raise BrokerError(f"its certificate {error.verify_message}; have it renewed at the broker") from error
+    except ssl.SSLCertVerificationError as error:
+        raise BrokerError(
+            f"its certificate is not accepted: {error.verify_message}; set tls.ca to the certificate of who "
+            "signed it, and check that host is the name in it and that this box's clock is right"
+        ) from error
+    except ssl.SSLError as error:
+        raise BrokerError(
+            f"TLS fails ({tls_reason(error)}); check that port is the broker's port for TLS, and tls.certificate"
+        ) from error
+    except OSError as error:
+        raise BrokerError(f"cannot be reached: {_why_unreachable(error)}") from error
+
+
+def password_of(settings: BrokerSettings) -> str | None:
+    """Read anew for each connection, so that it may change while the gateway runs. Raises BrokerError."""
+    path = settings.password_file
+    if path is None:
+        return settings.password
+    try:
+        return read_password(path)
+    except PasswordFileError as error:
+        raise BrokerError(str(error)) from error
+
+
+def tls_context(tls: BrokerTlsSettings) -> ssl.SSLContext:
+    """What `[mqtt_brokers.tls]` asks for. Raises BrokerError where a file cannot be used."""
+    try:
+        return client_context(tls.ca, tls.certificate, tls.key)
+    except ClientTlsError as error:
+        raise BrokerError(f"the files of TLS cannot be read: {error}") from error
+
+
+async def connect(host: str, port: int, context: ssl.SSLContext | None, resolver: Executor) -> socket.socket:
+    """Connect, with TLS where there is a context. Raises OSError, of which ssl.SSLError is a kind.
+
+    The name is looked up by `resolver`: a look-up outlives whoever stops waiting for it, and in the loop's own
+    executor it would keep others from theirs.
+    """
+    loop = asyncio.get_running_loop()
+    failure = OSError(f"{host} has no address")
+    found = await loop.run_in_executor(resolver, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    for family, kind, protocol, _, address in found:
+        link = socket.socket(family, kind, protocol)
+        try:
+            link.setblocking(False)
+            _notice_a_dead_link(link)
+            await loop.sock_connect(link, address)
+        except OSError as error:
+            link.close()
+            failure = error
+        except BaseException:
+            link.close()
+            raise
+        else:
+            return link if context is None else await _encrypted(link, context, host)
+    raise failure
+
+
+def _notice_a_dead_link(link: socket.socket) -> None:
+    """Have TCP end the connection within seconds of a black hole or a change of this box's address."""
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LINK_TIMEOUT_S * 1000)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER_S)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_AFTER_S)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, LINK_TIMEOUT_S // PROBE_AFTER_S)
+
+
+async def _encrypted(link: socket.socket, context: ssl.SSLContext, host: str) -> ssl.SSLSocket:
+    loop = asyncio.get_running_loop()
+    try:
+        encrypted = context.wrap_socket(link, server_hostname=host, do_handshake_on_connect=False)
+    except BaseException:
+        link.close()
+        raise
+    try:
+        while True:
+            ready: asyncio.Future[None] = loop.create_future()
+            try:
+                encrypted.do_handshake()
+            except ssl.SSLWantReadError:
+                loop.add_reader(encrypted, _resolve, ready)
+            except ssl.SSLWantWriteError:
+                loop.add_writer(encrypted, _resolve, ready)
+            except ConnectionError as error:
+                raise ssl.SSLError(f"the other side ended the handshake ({error.strerror})") from error
+            else:
+                return encrypted
+            try:
+                await ready
+            finally:
+                loop.remove_reader(encrypted)
+                loop.remove_writer(encrypted)
+    except BaseException:
+        encrypted.close()
+        raise
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _why_unreachable(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return "its name is not known here; check the spelling of host, and this box's DNS"
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there; check that the broker is up, and host and port"
+    if error.errno in {errno.ENETUNREACH, errno.EHOSTUNREACH}:
+        return "there is no way to it from here; check this box's network, and host"
+    return f"{error.strerror or error}; check host and port, and the network between"

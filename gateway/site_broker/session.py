@@ -1,0 +1,59 @@
+"""A session at a broker: it outlives its connections, and what this gateway keeps of it outlives the process."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from gateway.reading import Intake, Mark
+from gateway.settings import BrokerSettings
+from gateway.site_broker.deliveries import Deliveries, session_prefix
+from gateway.site_broker.reach import BrokerError
+from gateway.site_broker.subscriptions import Subscriptions
+
+
+class BrokerSession:
+    """One broker's session, as its connections share it.
+
+    `now_us` is CLOCK_BOOTTIME in microseconds. `counts` counts since the start: `readings`, `recognised` (delivered
+    again and not stored again), `doubtful` (stored with `redelivered`), `retained`, `too-large`, `connections`.
+    """
+
+    def __init__(self, settings: BrokerSettings, gateway_id: str, intake: Intake, now_us: Callable[[], int]) -> None:
+        self.settings = settings
+        self.intake = intake
+        self.now_us = now_us
+        self.client_id = settings.client_id or f"sluice-{gateway_id}"
+        self.broker = f"{settings.host}:{settings.port}"
+        """What the log and `sluice status` call the broker."""
+        self.counts: Counter[str] = Counter()
+        self._prefix = session_prefix(settings, gateway_id)
+        self.deliveries = Deliveries(self._prefix, {})
+        self.subscriptions = Subscriptions(settings, self._prefix, self.broker)
+        self.settled = asyncio.Event()
+        """Set while nothing that came waits for its commit."""
+        self.settled.set()
+        self._loaded = False
+
+    async def load(self) -> None:
+        """Read what a process before this one kept, if that was not done yet."""
+        if not self._loaded:
+            kept = await self.intake.marks(self._prefix)
+            self.deliveries = Deliveries(self._prefix, kept)
+            self.subscriptions.load(kept)
+            self._loaded = True
+
+    async def connecting(self) -> None:
+        """Have on disk what must be there before CONNECT. Raises BrokerError where it cannot be."""
+        subscribed = self.subscriptions.connecting()
+        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.intake.take(
+            (),
+            lambda outcome: None if stored.done() else stored.set_result(outcome),
+            [*self.deliveries.forget_marks(), subscribed],
+        )
+        if not await stored:
+            raise BrokerError("nothing can be stored at present, so that nothing is asked for; see the buffer")
+
+    def keep(self, marks: Sequence[Mark]) -> None:
+        """Have marks stored; nothing waits for it."""
+        self.intake.take((), lambda _stored: None, marks)

@@ -1,0 +1,128 @@
+"""Subscriptions at a broker: what is asked of it, and what it grants."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+import structlog
+
+from gateway.mqtt.packet_reader import MalformedPacketError
+from gateway.reading import Mark
+from gateway.settings import BrokerSettings
+from gateway.site_broker.client import BrokerClient
+
+SUBSCRIBE_AGAIN_S: Final = 600.0
+"""How long a refused subscription is left alone."""
+_REFUSED: Final = 0x80
+
+_log = structlog.get_logger("sluice.mqtt_broker")
+
+
+class Subscriptions:
+    """The topic filters of one broker's session."""
+
+    def __init__(self, settings: BrokerSettings, prefix: str, broker: str) -> None:
+        """`prefix` is what the keys of the session's marks begin with, `broker` what the log calls it."""
+        self._settings = settings
+        self._key = f"{prefix}topics"
+        self._broker = broker
+        self.answered = asyncio.Event()
+        """Set while there is a connection, and the broker has answered all that was asked of it."""
+        self.refused: set[str] = set()
+        """Topic filters that the broker does not let this gateway read."""
+        self._topics: set[str] = set()
+        """What the session at the broker may be subscribed to; kept, to know what to unsubscribe from."""
+        self._asked: dict[int, tuple[str, ...]] = {}
+        """Filters by the packet identifier of their SUBSCRIBE or UNSUBSCRIBE, until they are answered."""
+        self._codes: dict[str, int] = {}
+        """SUBACK's return code for each filter, as it was last said."""
+        self._ask_again_s = 0.0
+
+    def load(self, kept: Mapping[str, bytes]) -> None:
+        """Begin with what a process before this one kept."""
+        with contextlib.suppress(msgspec.DecodeError):
+            self._topics = set(msgspec.json.decode(kept.get(self._key, b"[]"), type=list[str]))
+
+    def mark(self) -> Mark:
+        """What keeps them."""
+        return Mark(self._key, msgspec.json.encode(sorted(self._topics)))
+
+    def connecting(self) -> Mark:
+        """CONNECT comes next, and a SUBSCRIBE behind it; give the mark that must be on disk before."""
+        self._topics.update(self._settings.topics)
+        return self.mark()
+
+    def connected(self, client: BrokerClient) -> None:
+        """Subscribe to all that the settings name, for a session that is there proves nothing; give up the rest.
+
+        A process that was killed between CONNECT and SUBSCRIBE leaves a session without subscriptions, and a broker may
+        come back with an old one. It costs the retained messages, which come again with each SUBSCRIBE.
+        """
+        self._subscribe(client, self._settings.topics)
+        surplus = sorted(self._topics.difference(self._settings.topics))
+        if surplus:
+            _, identifier = client.unsubscribe(surplus)
+            self._asked[identifier or 0] = tuple(surplus)
+
+    def ask_again(self, client: BrokerClient, now_s: float) -> None:
+        """Subscribe again to what was refused some time ago."""
+        if self.refused and now_s >= self._ask_again_s:
+            self._subscribe(client, sorted(self.refused))
+
+    def _subscribe(self, client: BrokerClient, names: Sequence[str]) -> None:
+        wanted: list[tuple[str, int]] = [(name, self._settings.qos) for name in names]
+        _, identifier = client.subscribe(wanted)
+        self._asked[identifier or 0] = tuple(names)
+        self._ask_again_s = asyncio.get_running_loop().time() + SUBSCRIBE_AGAIN_S
+
+    def granted(self, identifier: int, codes: bytes) -> None:
+        """SUBACK came (section 3.9). Raises MalformedPacketError."""
+        names = self._asked.get(identifier, ())
+        if len(names) != len(codes):
+            raise MalformedPacketError("a SUBACK that answers another number of filters than were asked for")
+        for name, code in zip(names, codes, strict=True):
+            if code >= _REFUSED:
+                self.refused.add(name)
+            else:
+                self.refused.discard(name)
+            if self._codes.get(name) != code:
+                self._codes[name] = code
+                self._say_granted(name, code)
+        self._was_answered(identifier)
+
+    def ended(self, identifier: int) -> None:
+        """UNSUBACK came (section 3.11)."""
+        self._topics.difference_update(self._asked.get(identifier, ()))
+        self._was_answered(identifier)
+
+    def disconnected(self) -> None:
+        """The connection is over: nothing that was asked on it is answered any more."""
+        self._asked.clear()
+        self.answered.clear()
+
+    def _was_answered(self, identifier: int) -> None:
+        self._asked.pop(identifier, None)
+        if not self._asked:
+            self.answered.set()
+
+    def _say_granted(self, name: str, code: int) -> None:
+        """Log that a subscription is less than was asked for; said once, until it changes."""
+        if code >= _REFUSED:
+            _log.error(
+                "the broker refuses a subscription, so that nothing of it is read: allow this user to read it in "
+                "the broker's access list, or change mqtt_brokers.topics",
+                broker=self._broker,
+                topic=name,
+                asked_again_in_s=SUBSCRIBE_AGAIN_S,
+            )
+        elif not code:
+            _log.warning(
+                "the broker grants QoS 0 only: what it sends while this gateway is away, or is killed, is lost; "
+                "allow QoS 1 in the broker's settings",
+                broker=self._broker,
+                topic=name,
+            )
+        elif code < self._settings.qos:
+            _log.warning("the broker grants QoS 1 where QoS 2 was asked for", broker=self._broker, topic=name)

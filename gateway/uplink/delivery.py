@@ -1,0 +1,133 @@
+"""One round on its way: each partition gets its batches, and is waited for as long as there is hope."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from gateway.intake.check_readings import CheckReadings
+from gateway.kafka.batch import EncodedBatch
+from gateway.kafka.session import KafkaSession
+from gateway.reading import BufferFileError
+from gateway.uplink.batches import Outgoing
+from gateway.uplink.link_rate import Passage
+from gateway.uplink.memory import Memory, Partition
+from gateway.uplink.parked import Parked, ParkedPartitions, end_tasks
+from gateway.uplink.supply import Supply
+
+PATIENCE_SHARE = 1 / 3
+"""What of its time-out a round is waited for while nothing comes through at all; a slow link has all of it, and so has
+a broker that has everything and does not answer yet."""
+LOOK_SHARE = 1 / 60
+"""How often, as a share of the time-out, is looked how far a round has come."""
+STRAGGLERS_S_MIN = 2.0
+STRAGGLERS_FACTOR = 4
+"""Once one has, the others have so many times as long as that took, and this at the least."""
+
+
+class Delivery:
+    """Sends the rounds of one session."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of the uplink
+        self,
+        session: KafkaSession,
+        request_timeout_s: float,
+        memory: Memory,
+        supply: Supply,
+        parked: ParkedPartitions,
+        checks: CheckReadings,
+        on_answer: Callable[[], None],
+    ) -> None:
+        self._session = session
+        self._timeout_s = request_timeout_s
+        self._patience_s = request_timeout_s * PATIENCE_SHARE
+        self._memory = memory
+        self._supply = supply
+        self._parked = parked
+        self._checks = checks
+        self._on_answer = on_answer
+
+    async def send(self, outgoing: dict[Partition, Outgoing]) -> dict[Partition, BaseException]:
+        """Send, and wait for the answers; give the errors. Partitions that do not answer are parked, if others do."""
+        started_s = time.monotonic()
+        tasks = {
+            partition: asyncio.create_task(self._send_partition(partition, out), name=f"send {partition}")
+            for partition, out in outgoing.items()
+        }
+        for partition in [each for each in tasks if self._memory.is_troubled(each)]:
+            # Nobody waits for it.
+            self._park(partition, Parked(started_s, tasks.pop(partition), outgoing[partition]), None)
+        if not tasks:
+            return {}
+        batches = [batch for partition in tasks for batch, _ in outgoing[partition].batches]
+        try:
+            pending, passage = await self._wait_for_answers(tasks, batches)
+        except asyncio.CancelledError:
+            await end_tasks(tasks.values())
+            raise
+        seconds = time.monotonic() - started_s
+        leaderless = [each for each in tasks if tasks[each] in pending and not self._session.has_leader(*each)]
+        if len(pending) == len(tasks) > len(leaderless):
+            await end_tasks(tasks.values())
+            self._memory.learn(batches, None)
+            for partition in tasks:
+                self._memory.trouble(partition, pauses=False)
+            raise TimeoutError(f"no answer from Kafka within {seconds:.0f} s")
+        for partition in [each for each, task in tasks.items() if task in pending]:
+            why = "has no leader" if partition in leaderless else "does not answer"
+            self._park(partition, Parked(started_s, tasks.pop(partition), outgoing[partition]), why)
+        errors = {partition: error for partition, task in tasks.items() if (error := error_of(task)) is not None}
+        if not pending and not errors:
+            self._memory.learn(batches, passage)
+        if len(errors) < len(tasks):
+            self._on_answer()
+        return errors
+
+    async def _wait_for_answers(
+        self, tasks: Mapping[Partition, asyncio.Task[None]], batches: Sequence[EncodedBatch]
+    ) -> tuple[set[asyncio.Task[None]], Passage]:
+        """Wait as long as there is hope; give those that have not answered, and how the bytes came through."""
+        link, timeout_s = self._session.link, self._timeout_s
+        started_s = now_s = time.monotonic()
+        passage = Passage(now_s, link.carried_bytes())
+        pending, until_s = set(tasks.values()), math.inf
+        while pending and now_s < until_s:
+            _, pending = await asyncio.wait(
+                pending,
+                timeout=min(timeout_s * LOOK_SHARE, until_s - now_s),
+                return_when=asyncio.FIRST_COMPLETED if until_s == math.inf else asyncio.ALL_COMPLETED,
+            )
+            now_s = time.monotonic()
+            passage.look(now_s, sum(batch.wire_bytes or 0 for batch in batches), link.carried_bytes())
+            if len(pending) < len(tasks):
+                until_s = min(until_s, now_s + max(STRAGGLERS_S_MIN, STRAGGLERS_FACTOR * (now_s - started_s)))
+            elif now_s - passage.handed_s >= timeout_s or not any(self._session.has_leader(*each) for each in tasks):
+                # They had leaders when they were sent something: others do not wait for what the client tries now.
+                break
+            elif now_s - passage.moved_s >= self._patience_s and not (passage.is_carried and link.peers()):
+                # What was carried is answered if its connection lives: TCP itself ends one whose way is gone.
+                break
+        return pending, passage
+
+    async def _send_partition(self, partition: Partition, out: Outgoing) -> None:
+        """Send one partition's batches in order: each goes out when the one before it is acknowledged."""
+        for batch, rows in out.batches:
+            offset = await self._session.send(*partition, batch)
+            self._memory.acknowledged(partition, offset, len(batch.records))
+            self._memory.answered(partition, rows)
+            out.acknowledged += 1
+            if self._checks.waiting:
+                # Which ended well: that a lane cannot be looked up is no trouble of the partition's.
+                with suppress(BufferFileError):
+                    lanes = [await self._supply.lane(row.lane) for row in rows]
+                    self._checks.acknowledged(partition, offset, rows, lanes)
+
+    def _park(self, partition: Partition, parked: Parked, why: str | None) -> None:
+        self._parked.park(partition, parked, why)
+        self._supply.pass_over()
+
+
+def error_of(task: asyncio.Task[None]) -> BaseException | None:
+    """Why a task that is done sent less than it was to; None where it did not."""
+    return TimeoutError("the Kafka client gave up a request") if task.cancelled() else task.exception()

@@ -1,0 +1,83 @@
+"""Partitions that take nothing at present: their rows are passed over until they may be tried again."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gateway.buffer.rows import Row
+from gateway.kafka.session import KafkaSession
+from gateway.uplink.batches import Outgoing
+from gateway.uplink.leaders import LeaderSearch
+from gateway.uplink.memory import NO_PARTITION, Memory, Partition
+
+STUCK_FACTOR = 2
+"""After so many time-outs the producer is taken for stuck: an idempotent one retries for ever."""
+TOPIC_S_MAX = 30.0
+"""How long a topic that cannot be created or judged just now is left alone at the most."""
+
+
+@dataclass(slots=True)
+class Parked:
+    """A partition that does not answer: what is under way there, None where it has no leader to send anything to."""
+
+    since_s: float
+    task: asyncio.Task[None] | None = None
+    out: Outgoing | None = None
+
+
+class ParkedPartitions(dict[Partition, Parked]):
+    """The parked partitions of one session."""
+
+    def __init__(self, session: KafkaSession, memory: Memory, request_timeout_s: float, patience_s: float) -> None:
+        """`patience_s` is how long a partition may be silent until that is told."""
+        super().__init__()
+        self._session = session
+        self._memory = memory
+        self._stuck_s = STUCK_FACTOR * request_timeout_s
+        self._patience_s = patience_s
+        self.leaders = LeaderSearch(session, memory)
+
+    def park(self, partition: Partition, parked: Parked, why: str | None) -> None:
+        """Add a partition; `why` is None where that is not known to last."""
+        self[partition] = parked
+        if why is not None:
+            self._memory.tell_parked(partition, why)
+
+    def under_way(self) -> Iterable[Row]:
+        """What was sent to partitions that do not answer."""
+        for parked in self.values():
+            for _, rows in () if parked.out is None else parked.out.batches[parked.out.settled :]:
+                yield from rows
+
+    def ready(self, now_s: float) -> list[Partition]:
+        """The partitions of which it is known what is to become of them. The cluster is asked who leads the others."""
+        leaderless = [each for each in self if each[1] != NO_PARTITION and not self._session.has_leader(*each)]
+        self.leaders.ask(leaderless, now_s)
+        return [partition for partition, parked in self.items() if self._is_ready(partition, parked, now_s)]
+
+    def _is_ready(self, partition: Partition, parked: Parked, now_s: float) -> bool:
+        """Whether it is known what is to become of a parked partition."""
+        if partition in self.leaders.gone:
+            return True
+        if partition[1] == NO_PARTITION:
+            return now_s >= min(self._memory.rests_until_s(partition), parked.since_s + TOPIC_S_MAX)
+        if parked.task is None:
+            return now_s >= self._memory.rests_until_s(partition) and self._session.has_leader(*partition)
+        if parked.task.done() or now_s - parked.since_s > self._stuck_s:
+            return True
+        if now_s - parked.since_s > self._patience_s:
+            self._memory.tell_parked(partition, self._memory.why_parked(partition))
+        return False
+
+    async def end(self) -> None:
+        """End what is under way."""
+        tasks = (self.leaders.task, *(parked.task for parked in self.values()))
+        await end_tasks([task for task in tasks if task is not None])
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks, and wait until they are done, however they end."""
+    ended = list(tasks)
+    for task in ended:
+        task.cancel()
+    await asyncio.gather(*ended, return_exceptions=True)

@@ -1,0 +1,145 @@
+"""Records that Kafka refuses: they are found in their batch, and set aside in the quarantine."""
+
+from collections import Counter
+from collections.abc import Sequence
+from operator import attrgetter
+
+import structlog
+from aiokafka.errors import (
+    BrokerResponseError,
+    CorruptRecordException,
+    InvalidTimestampError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+    RecordTooLargeError,
+    TopicAuthorizationFailedError,
+    kafka_errors,
+)
+
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.quarantine import TOPIC_FORBIDDEN
+from gateway.buffer.rows import Doubt, Lane, Quarantined, Row, Series
+from gateway.intake.front_door import FrontDoor
+from gateway.kafka.topics import TopicVerdict, forbidden_hint
+from gateway.settings import KafkaSettings
+from gateway.uplink.batches import Batcher
+from gateway.uplink.memory import Memory, Partition
+from gateway.uplink.redrive import TOPIC_REFUSING
+from gateway.uplink.supply import Supply
+
+LONE_REFUSALS_MAX = 10
+"""So many of a topic's records refused one after the other condemn the topic for a while: finding each by halving
+would hold up what comes behind."""
+REFUSED_READINGS = "readings quarantined"
+REFUSED_EVENTS = "the gateway's own events quarantined"
+REFUSED_REPORTS = "reports of what is quarantined cannot be sent, and are dropped: what they report stays on this box"
+log = structlog.get_logger()
+
+
+class InvalidRecordError(BrokerResponseError):  # type: ignore[misc] # aiokafka has no types
+    """INVALID_RECORD of Kafka's protocol, which aiokafka 0.14 takes for an UnknownError, as much that is no refusal."""
+
+    errno = 87
+    message = "INVALID_RECORD"
+    description = "The broker takes a record of this batch for invalid"
+
+
+kafka_errors.setdefault(InvalidRecordError.errno, InvalidRecordError)
+
+
+# What a broker says of a record, or of a topic, rather than of itself.
+REFUSALS = (
+    CorruptRecordException,
+    InvalidRecordError,
+    InvalidTimestampError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+    RecordTooLargeError,
+    TopicAuthorizationFailedError,
+)
+
+
+class RefusedRecords:
+    """Finds the refused records of one session, and moves them into the quarantine."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of the uplink
+        self,
+        buffer: Buffer,
+        front_door: FrontDoor,
+        kafka: KafkaSettings,
+        memory: Memory,
+        supply: Supply,
+        batcher: Batcher,
+    ) -> None:
+        self._buffer = buffer
+        self._front_door = front_door
+        self._kafka = kafka
+        self._memory = memory
+        self._supply = supply
+        self._batcher = batcher
+
+    async def narrow_down(self, partition: Partition, rows: Sequence[Row], error: BaseException) -> None:
+        """Find what a partition refuses: halve what it is sent at a time until the record stands alone.
+
+        `rows` are the batch that it refused.
+        """
+        topic = partition[0]
+        if isinstance(error, TopicAuthorizationFailedError):
+            self._memory.condemn(TopicVerdict(topic, TOPIC_FORBIDDEN, forbidden_hint(topic, self._kafka)))
+        elif len(rows) > 1 or (
+            # Its topic may take less than was read of it: the next session reads that again, and says so of the record.
+            isinstance(error, MessageSizeTooLargeError) and not self._memory.is_suspect(partition)
+        ):
+            self._memory.suspect(partition, len(rows))
+        else:
+            await self.set_aside([(rows[0], f"broker-refused: {type(error).__name__}")])
+            if self._memory.count_lone_refusal(partition) >= LONE_REFUSALS_MAX:
+                self._memory.condemn(TopicVerdict(topic, TOPIC_REFUSING, named(error)))
+        log.debug("refused", topic=topic, error=named(error), rows=len(rows))
+
+    async def set_aside(self, rows: Sequence[tuple[Row, str]]) -> None:
+        """Move rows into the quarantine, each with its reason, in one commit."""
+        reports = []
+        said: Counter[tuple[str, str, str]] = Counter()
+        for row, reason in rows:
+            series = await self._supply.series(row.series)
+            # A report that cannot be sent is not reported again: what it reports is in the quarantine already.
+            is_report = series.topic == self._kafka.quarantine_topic
+            what = REFUSED_REPORTS if is_report else REFUSED_EVENTS if series.is_of_gateway else REFUSED_READINGS
+            said[what, reason, series.topic] += 1
+            if not is_report:
+                lane = await self._supply.lane(row.lane)
+                doubt = row.doubt
+                if not doubt and self._memory.may_have(await self._batcher.topics(row.lane, row.series), row):
+                    # Taken in again it gets another id, and would be in Kafka twice with nothing to tell it by.
+                    doubt = Doubt.REDELIVERED
+                reports.append(self._front_door.quarantine.entry(_quarantined(row, series, lane, reason, doubt)))
+        if rows:
+            refused = sorted((row for row, _ in rows), key=attrgetter("lane", "sequence"))
+            await self._buffer.quarantine(self._supply.buffer_id, reports, refused)
+        for (what, reason, topic), count in said.items():
+            log.warning(what, reason=reason, topic=topic, count=count)
+
+
+def named(error: BaseException) -> str:
+    """An error in words."""
+    return str(error) or type(error).__name__
+
+
+def _quarantined(row: Row, series: Series, lane: Lane, reason: str, doubt: int) -> Quarantined:
+    return Quarantined(
+        reason,
+        row.payload,
+        series.device,
+        series.subject,
+        row.received_us,
+        series=row.series,
+        event_us=row.event_us,
+        event_error_us=row.event_error_us,
+        tick_ms=row.tick_ms,
+        device_boot=row.device_boot,
+        device_sequence=row.device_sequence,
+        boot_id=lane.boot_id,
+        doubt=doubt,
+        device_time_us=row.device_time_us,
+    )
