@@ -130,7 +130,8 @@ class Commits:
         self._answered.append(number)
 
     def _acknowledge(self) -> None:
-        if not self._answered:
+        # What was not written is not acknowledged, whatever ended the connection in this turn.
+        if not self._answered or self._client.ended.done():
             return
         for number in self._answered:
             self._deliveries.acknowledged(number)
@@ -140,7 +141,8 @@ class Commits:
         answers = bytes(self._answers)
         self._answered.clear()
         self._answers.clear()
-        if answers:
+        # What of QoS 0 was stored has no answer, but it may find that a PINGREQ is due.
+        if answers or ping:
             self._client.send(answers, ping=ping)
         self.resume_reading()
 

@@ -347,6 +347,32 @@ async def test_a_refused_connection_changes_nothing_of_what_is_known() -> None:
     assert intake.payloads() == ["one", "two"]
 
 
+async def test_a_connection_that_ends_right_behind_a_commit_has_acknowledged_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clients: list[BrokerClient] = []
+    opens = BrokerClient.open
+
+    def open_and_tell(client: BrokerClient, *where: Any) -> None:
+        clients.append(client)
+        opens(client, *where)
+
+    monkeypatch.setattr(BrokerClient, "open", open_and_tell)
+    intake = MemoryIntake()
+    intake.outcome = None
+    async with broker_telling(deliver_two, delivered_again) as port, reading_from(intake, port) as ingress:
+        await until(lambda: intake.waiting)
+        intake.decide(True)  # the marks before CONNECT
+        await until(lambda: any(readings for readings, _, _ in intake.waiting))
+        intake.decide(True)
+        clients[0].end("it says nothing any more")
+        intake.outcome = True
+        while intake.waiting:
+            intake.decide(True)
+        await until(lambda: ingress.session.counts["recognised"] == 2)
+    assert intake.payloads() == ["one", "two"]
+
+
 async def test_a_large_message_that_comes_again_is_counted_once() -> None:
     async def large(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bytes) -> None:
         writer.write(b"\x20\x02\x01\x00" + first + b"\x8d\x27\x00\x01t\x00\x02" + b"x" * 5_000)
@@ -365,6 +391,31 @@ async def test_a_large_message_that_comes_again_is_counted_once() -> None:
             intake.decide(True)
         await until(lambda: ingress.session.counts["recognised"])
     assert intake.losses["packet-too-large"] == 1
+
+
+async def test_a_pingreq_that_only_qos_0_shows_to_be_due_is_written() -> None:
+    heard = bytearray()
+
+    async def told(reader: asyncio.StreamReader, packet: bytes, times: int = 1) -> None:
+        while heard.count(packet) < times:
+            heard.extend(await reader.read(1_000))
+
+    async def acknowledged_behind_a_pingreq(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x20\x02\x01\x00" + delivery(1, b"one"))
+        await told(reader, b"\xc0\x00")
+        writer.write(delivery(2, b"two"))
+        await told(reader, b"\x40\x02\x00\x02")
+        assert heard.count(b"\xc0\x00") == 1, "one PINGREQ at a time"
+        writer.write(b"\xd0\x00" + b"\x30\x08\x00\x01tthree")
+        await told(reader, b"\xc0\x00", 2)
+        is_told.set()
+        await reader.read()
+
+    is_told = asyncio.Event()
+    # The keep-alive's own PINGREQ comes too late to be it.
+    late: dict[str, Any] = {"keep_alive_s": 3_600}
+    async with broker_telling(acknowledged_behind_a_pingreq) as port, reading_from(MemoryIntake(), port, **late):
+        await until(is_told.is_set)
 
 
 # --- who may connect, and how ------------------------------------------------------------------------------
