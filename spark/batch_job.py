@@ -28,7 +28,7 @@ from spark.engine.warehouse_folder import folder_exists, note_place, remove_fold
 from spark.finality.gateway_states import GatewayEvent
 from spark.finality.gateway_table import faults_in, with_faults
 from spark.finality.loss_table import append_losses, create_losses, losses_path, losses_schema
-from spark.ingest.batch_copies import NONE_FOUND, Copies, Found
+from spark.ingest.batch_copies import NONE_FOUND, Copies, ToldApart
 from spark.ingest.census import Census, take_census
 from spark.ingest.job_state import JobState, KafkaTopics, events_of
 from spark.ingest.record_faults import (
@@ -517,7 +517,7 @@ class BatchJob:
             copies.close()
 
     def _counts(
-        self, rows: DataFrame, census: Census, added: DataFrame, begun: float, found: Found | None = None
+        self, rows: DataFrame, census: Census, added: DataFrame, begun: float, found: ToldApart | None = None
     ) -> BatchCounts:
         """`added`: what the batch added to its windows; `found` completes the census, else rows are counted again."""
         late = added.agg(

@@ -177,7 +177,7 @@ def _read(query: "_Query", settings: IngestSettings, listener: Listener, anew: s
     _report_rest(running, query, listener)
     if not query.stop.is_set():
         # The last batches may have brought heartbeats that name other topics.
-        query.look()
+        query.check_topics()
         _report_finished(running, query, listener)
 
 
@@ -248,9 +248,9 @@ class _Query:
     def look_if_due(self) -> None:
         """See whether topics were deleted while nothing comes: Spark would never miss one. Raises TopicTroubleError."""
         if time.monotonic() - self._looked_s > LOOK_S:
-            self.look()
+            self.check_topics()
 
-    def look(self) -> None:
+    def check_topics(self) -> None:
         """See what has become of topics. Raises TopicTroubleError."""
         # That Kafka does not answer is for the query to say, which waits longer for it.
         with suppress(TopicWatchError):
@@ -266,7 +266,7 @@ class _Query:
     def _look(self) -> dict[str, TopicNow]:
         """Ask Kafka what its topics are. Raises TopicTroubleError where one cannot simply read on."""
         with self._asking:
-            now = self.choice.look(self.job.state.named)
+            now = self.choice.compare(self.job.state.named)
         self.job.kafka.gone = self.choice.gone
         self._looked_s = time.monotonic()
         found = troubles(self.job.state.topics(), now)

@@ -56,7 +56,7 @@ def boot_id() -> str:
     return _BOOT_ID.read_text().strip()
 
 
-def look(mode: ClockMode, system_error_us: int) -> Look:
+def read_clocks(mode: ClockMode, system_error_us: int) -> Look:
     """Read the clocks. Raises OSError where the kernel does not say whether it is synced.
 
     `kernel`: what adjtimex says vouches for the wall clock, and for how far. `system`: the wall clock is trusted as it
@@ -74,8 +74,8 @@ def look(mode: ClockMode, system_error_us: int) -> Look:
 
 
 def read_wall_clock(gateway: GatewaySettings) -> WallClock:
-    """What the kernel says of wall time now, with nothing known from before. Raises OSError as `look` does."""
-    found = look(gateway.clock, int(gateway.system_clock_error_ms * 1000))
+    """What the kernel says of wall time now, with nothing known from before. Raises OSError as `read_clocks` does."""
+    found = read_clocks(gateway.clock, int(gateway.system_clock_error_ms * 1000))
     return WallClock(found.offset_us, found.error_us)
 
 
@@ -124,16 +124,16 @@ class ClockWatch:
         self._system_error_us = int(gateway.system_clock_error_ms * 1000)
         self._lock = threading.Lock()
         self._is_resumed = False
-        self._looked = look(self._mode, self._system_error_us)
+        self._looked = read_clocks(self._mode, self._system_error_us)
         self._now = BootClock("unknown", gateway.clock_error_ppm_max).looked(self._looked)
 
     def now(self) -> BootClock:
         """What is known. May be called on any thread."""
         return self._now
 
-    def look(self) -> tuple[BootClock, BootClock]:
+    def read_again(self) -> tuple[BootClock, BootClock]:
         """Read the clocks again; what was known before, and what is known now. Raises OSError."""
-        found = look(self._mode, self._system_error_us)
+        found = read_clocks(self._mode, self._system_error_us)
         with self._lock:
             before = self._now
             self._looked = found

@@ -365,7 +365,7 @@ def _tell(settings: Settings, path: Path, become: str) -> Outcome:
         told: dict[str, Any] = control.call(control.socket_path(settings.buffer.path), "devices-changed")
     except control.NotRunningError:
         return Outcome("at start", "no gateway runs with these settings: this counts from when sluice starts")
-    except control.RefusedError as error:
+    except control.RequestRefusedError as error:
         words = f"the gateway that runs could not be told ({error}); restart it (sudo systemctl restart sluice)"
         return Outcome("at start", words, (words,))
     except control.ControlError as error:

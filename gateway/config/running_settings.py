@@ -68,7 +68,7 @@ class SettingsFile:
         self._seen: tuple[int, int, int] | None = None
         self._is_changed = False
 
-    def look(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether other settings stand there now. What cannot be used is not known to be others: check says so."""
         try:
             found = self._path.stat()

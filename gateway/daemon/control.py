@@ -57,7 +57,7 @@ class NotRunningError(ControlError):
     """Nobody listens at the control socket."""
 
 
-class RefusedError(ControlError):
+class RequestRefusedError(ControlError):
     """The daemon answered, with an error: raised by handlers, and by `call` for the one who asked."""
 
 
@@ -148,7 +148,7 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
     async def check_enter(arguments: dict[str, Any]) -> object:
         reading = front_door.checks.reading_of(_converted(arguments, _Check).user)
         if reading is None:
-            raise RefusedError("there is no such test reading: begin the check anew")
+            raise RequestRefusedError("there is no such test reading: begin the check anew")
         if front_door.holding:
             # It would wait for room, for as long as that takes.
             return {"stored": False}
@@ -180,7 +180,7 @@ def _converted(arguments: dict[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(arguments, kind)
     except msgspec.ValidationError as error:
-        raise RefusedError(f"the request cannot be taken: {error}") from error
+        raise RequestRefusedError(f"the request cannot be taken: {error}") from error
 
 
 async def serve(path: Path, commands: Mapping[str, Handler]) -> None:
@@ -296,7 +296,7 @@ async def _answer(line: bytes, commands: Mapping[str, Handler]) -> dict[str, obj
     except TimeoutError:
         return {"error": f"no answer within {ANSWER_TIMEOUT_S:.0f} s; it may still be done: is the buffer full?"}
     except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the one who asked, and the daemon goes on
-        if not isinstance(error, RefusedError):
+        if not isinstance(error, RequestRefusedError):
             log.warning("a command failed", command=request.command, error=str(error) or type(error).__name__)
         return {"error": str(error) or type(error).__name__}
 
@@ -334,7 +334,7 @@ def call(path: Path, command: str, **arguments: object) -> Any:
             ) from error
     answer = json.loads(line)
     if "error" in answer:
-        raise RefusedError(answer["error"])
+        raise RequestRefusedError(answer["error"])
     return answer["result"]
 
 

@@ -39,7 +39,7 @@ class LaneTurns:
         self._turning = asyncio.Lock()
         """One at a time: the second would go by what the first has changed."""
 
-    async def look(self, uplink: UplinkState) -> None:
+    async def compare(self, uplink: UplinkState) -> None:
         """Compare with how the uplink is now."""
         async with self._turning:
             now_s, is_up, oldest_us = time.monotonic(), uplink.up, uplink.live_oldest_us
@@ -113,13 +113,13 @@ class Housekeeping:
                 self._tell_what_was_quarantined(time.monotonic())
                 self._tell_what_was_too_old(time.monotonic())
                 await self._tell_what_became_of_files()
-                await self._lanes.look(self._forwarder.state)
+                await self._lanes.compare(self._forwarder.state)
                 await self._report_losses()
         finally:
             steps.stop()
 
     def _look_at_the_clock(self) -> None:
-        before, now = self._clock.look()
+        before, now = self._clock.read_again()
         now_us = boottime_us()
         offset_us, error_us = now.offset_us(now_us), now.error_us(now_us)
         self.clock_report.looked(before, now, now_us)

@@ -60,7 +60,7 @@ class NewClocks:
         """Sources whose clocks are waited for."""
         self.held: set[tuple[str, str]] = set()
         """Kafka's topic and the device of those: whose readings have to wait, for they keep their order there. It
-        becomes smaller by `look` alone: so none overtakes another."""
+        becomes smaller by `settle` alone: so none overtakes another."""
 
     def met(self, series: Series, boot: str, received_us: int, count: int = 1) -> None:
         """See readings come in at once whose ticks do not tell their times yet."""
@@ -83,7 +83,7 @@ class NewClocks:
                 self.held.add((source.topic, source.device))
         self._readings += count if self.waiting else 0
 
-    def look(self) -> bool:
+    def settle(self) -> bool:
         """See whose clock is known by now, or was waited for in vain; whether that sets anybody's readings free."""
         now_us = self._now_us()
         if now_us < self._look_due_us:

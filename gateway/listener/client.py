@@ -7,7 +7,7 @@ import abc
 
 from gateway.listener.access import Identity
 from gateway.listener.device_commands import FILTER_BYTES_MAX, REFUSED_FILTER, SUBSCRIPTIONS_MAX
-from gateway.listener.refusals import TOO_MANY_UNFINISHED, RefusedError
+from gateway.listener.refusals import TOO_MANY_UNFINISHED, ClientRefusedError
 from gateway.listener.session import Batch, SessionKey, TooManyUnfinishedError
 from gateway.listener.sessions import Opening
 from gateway.listener.shared import Shared
@@ -79,7 +79,7 @@ class Client(abc.ABC):
         try:
             new = session.begin(batch, event.packet_id, message, most)
         except TooManyUnfinishedError as error:
-            raise RefusedError(
+            raise ClientRefusedError(
                 TOO_MANY_UNFINISHED,
                 f"{session.unfinished} QoS 2 messages of this session wait for their PUBREL, and "
                 f"{session.room.unfinished} in all; what is stored is answered, and the client sends the rest again; "

@@ -14,7 +14,7 @@ from gateway.listener.client import Client
 from gateway.listener.device_client import DeviceClient
 from gateway.listener.inflight import Inflight
 from gateway.listener.link import Link
-from gateway.listener.refusals import HELD_TOO_MUCH, INTAKE_REFUSED, REVOKED, RefusedError
+from gateway.listener.refusals import HELD_TOO_MUCH, INTAKE_REFUSED, REVOKED, ClientRefusedError
 from gateway.listener.session import Batch, Session
 from gateway.listener.shared import Shared
 from gateway.listener.tls_connection import common_name
@@ -145,7 +145,7 @@ class Connection(Link):
         readings, answers = batch.readings, batch.answers
         received_us = self._shared.now_us()
         writer, plain = self._writer, self._plain
-        ending: Disconnect | Violation | RefusedError | None = None
+        ending: Disconnect | Violation | ClientRefusedError | None = None
         remaining = iter(events)
         for event in remaining:
             # The way of nearly all readings; the rest, and QoS 0 and 2, go by `Client.handle`.
@@ -161,7 +161,7 @@ class Connection(Link):
                 break
             try:
                 self._packet(event, batch, received_us)
-            except RefusedError as refused:
+            except ClientRefusedError as refused:
                 ending = refused
             if ending is not None or self._cause is not None:
                 break
@@ -183,7 +183,7 @@ class Connection(Link):
         elif self._client is not None:  # else CONNECT was refused: it comes first, or a Violation does
             self._client.handle(event, batch, received_us)
 
-    def _finish(self, ending: Disconnect | Violation | RefusedError) -> None:
+    def _finish(self, ending: Disconnect | Violation | ClientRefusedError) -> None:
         """End the connection: by the client's wish, or for what it sent last. What came before that was taken."""
         if not isinstance(ending, Disconnect):
             self.dismiss(ending.reason, ending.message, ending.answer)
@@ -205,7 +205,7 @@ class Connection(Link):
         events, self._opening = self._opening or [], None
         try:
             decide()
-        except RefusedError as refused:
+        except ClientRefusedError as refused:
             self.refuse(refused.reason, refused.message, refused.answer)
         self._catch_up(events)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from gateway.listener.access import CommandTopics, matches
-from gateway.listener.refusals import Refusals, RefusedError
+from gateway.listener.refusals import ClientRefusedError, Refusals
 from gateway.listener.session import Batch, Session, TooManyCommandsError, check_room
 from gateway.listener.sessions import Sessions
 from gateway.settings import ListenerSettings
@@ -87,7 +87,7 @@ class Commands:
         device = self._topics.device_of(topic)
         if device is None:
             # A positive acknowledgement or the end: nothing else tells the client [MQTT-3.3.5-2].
-            raise RefusedError(
+            raise ClientRefusedError(
                 "not-a-command-topic",
                 f"an operator published to {topic[:80]!r}; see mqtt_listener.command_topics",
             )
@@ -101,7 +101,7 @@ class Commands:
         try:
             check_room(queued, len(topic) + len(payload), self._commands_max)
         except TooManyCommandsError as error:
-            raise RefusedError(
+            raise ClientRefusedError(
                 "too-many-commands",
                 f"too many commands wait for {topic[:80]!r}; "
                 "see mqtt_listener.commands_max and mqtt_listener.commands_bytes_max",

@@ -160,7 +160,7 @@ class MqttListener:
 
     def look_at_logins(self) -> int:
         """Take the devices' file as it is now, and end whose secret is good no more; give how many those were."""
-        if not self.logins.look():
+        if not self.logins.reread():
             return 0
         before = self.counts[REVOKED]
         for connection in tuple(self.shared.sessions.values()):

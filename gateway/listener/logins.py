@@ -52,7 +52,7 @@ class Logins:
         self._credentials = NONE
         self._next_end_s: float | None = None
         self._unite()
-        self.look()
+        self.reread()
 
     def __contains__(self, name: object) -> bool:
         return name in self.devices or name in self.operators
@@ -68,7 +68,7 @@ class Logins:
         certified = settings.tls is not None and settings.tls.client_ca is not None
         return not (settings.anonymous or certified or self.devices)
 
-    def look(self) -> bool:
+    def reread(self) -> bool:
         """Read the file again where it has changed; tell whether somebody's secret may have ended since.
 
         A file that cannot be read, or is gone, leaves things as they are: one bad write must not lock a whole site out.

@@ -2,7 +2,7 @@
 
 from gateway.listener.access import Identity, Refusal, identify
 from gateway.listener.login_limit import Attempt
-from gateway.listener.refusals import LoginRefusedError, RefusedError
+from gateway.listener.refusals import ClientRefusedError, LoginRefusedError
 from gateway.listener.session import SessionKey
 from gateway.listener.sessions import SessionsFullError
 from gateway.listener.shared import Shared
@@ -43,7 +43,7 @@ def make_room(shared: Shared, connect: Connect, identity: Identity, now_s: float
     """
     key = (identity.user, connect.client_id or shared.generated_client_id())
     if shared.intake.holding or now_s < shared.refusing_until:
-        raise RefusedError(
+        raise ClientRefusedError(
             "connect-while-refusing",
             "the buffer takes no readings at present: it is full, or its disk fails",
             UNAVAILABLE,
@@ -52,7 +52,7 @@ def make_room(shared: Shared, connect: Connect, identity: Identity, now_s: float
         _check_connections(shared, identity.user)
     will = connect.will
     if identity.operator and will is not None and not shared.commands.speaks_to_a_device(will.topic):
-        raise RefusedError(
+        raise ClientRefusedError(
             "not-a-command-topic",
             f"an operator's will for {will.topic[:80]!r}; see mqtt_listener.command_topics",
             connack(ConnectReturnCode.NOT_AUTHORIZED),
@@ -65,13 +65,13 @@ def make_room(shared: Shared, connect: Connect, identity: Identity, now_s: float
 def _check_connections(shared: Shared, user: str | None) -> None:
     settings = shared.settings
     if len(shared.sessions) >= settings.connections_max:
-        raise RefusedError(
+        raise ClientRefusedError(
             "too-many-connections",
             f"mqtt_listener.connections_max = {settings.connections_max} are connected",
             UNAVAILABLE,
         )
     if user is not None and shared.users_connected[user] >= settings.connections_per_user_max:
-        raise RefusedError(
+        raise ClientRefusedError(
             "too-many-user-connections",
             f"{settings.connections_per_user_max} connections of user {user!r} are there; "
             "see mqtt_listener.connections_per_user_max",
@@ -85,7 +85,7 @@ def _make_session_room(shared: Shared, user: str | None) -> None:
     try:
         displaced = shared.kept.make_room(user, shared.sessions.__contains__)
     except SessionsFullError as error:
-        raise RefusedError(
+        raise ClientRefusedError(
             "too-many-sessions",
             f"mqtt_listener.sessions_max = {settings.sessions_max} sessions, or sessions_per_user_max = "
             f"{settings.sessions_per_user_max} of its user, are kept and connected; "

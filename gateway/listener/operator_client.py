@@ -2,7 +2,7 @@
 
 from gateway.listener.access import Identity
 from gateway.listener.client import Client
-from gateway.listener.refusals import RefusedError
+from gateway.listener.refusals import ClientRefusedError
 from gateway.listener.session import Batch, digest
 from gateway.listener.sessions import Opening
 from gateway.listener.shared import Shared
@@ -50,7 +50,7 @@ class OperatorClient(Client):
         batch = Batch()
         try:
             recipients = commands.recipients(will.topic, will.payload, will.qos)
-        except RefusedError:
+        except ClientRefusedError:
             self._shared.counts["command-not-delivered"] += 1
             return None
         commands.pass_on(recipients, will.topic, will.payload, batch)

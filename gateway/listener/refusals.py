@@ -85,7 +85,7 @@ class _Late(NamedTuple):
     at_s: float
 
 
-class RefusedError(Exception):
+class ClientRefusedError(Exception):
     """What a client asks for will not do: its connection ends, after `answer`.
 
     `reason` is a short stable name to count by; the message says what happened, and the setting where there is one.
@@ -98,7 +98,7 @@ class RefusedError(Exception):
         self.answer = answer
 
 
-class LoginRefusedError(RefusedError):
+class LoginRefusedError(ClientRefusedError):
     """A client's credentials will not do."""
 
 

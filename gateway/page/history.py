@@ -1,6 +1,6 @@
 """The last hour in memory: what devices measured, how deep the buffer was, when the uplink was up. All of it bounded.
 
-`look` is called every few seconds; readings themselves cost what `DevicesHeard.note` takes to keep the newest of each
+`note` is called every few seconds; readings themselves cost what `DevicesHeard.note` takes to keep the newest of each
 stream in between.
 """
 
@@ -178,7 +178,7 @@ class LiveHistory:
         missing = {device for device in devices if device not in self.traces}
         self._wanted = set(list(missing)[: self._devices_max])
 
-    def look(self, heard: DevicesHeard, sample: Sample, now_us: int) -> None:
+    def note(self, heard: DevicesHeard, sample: Sample, now_us: int) -> None:
         """See what came in since the last look."""
         latest = heard.latest or {}
         # Of a flood of readings some are enough: then what it takes to keep the newest is spared most of the time.

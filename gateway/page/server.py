@@ -64,7 +64,7 @@ class StatusPage:
     async def run(self) -> None:
         """For the pipeline's TaskGroup."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._view.look(), name="status-page-look")
+            tasks.create_task(self._view.follow(), name="status-page-follow")
             tasks.create_task(self._view.refresh(), name="status-page-refresh")
             tasks.create_task(self._serve(), name="status-page-serve")
 

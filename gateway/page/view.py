@@ -164,12 +164,12 @@ class StatusView:
 
     # -- what goes on ---------------------------------------------------------------------------
 
-    async def look(self) -> None:
+    async def follow(self) -> None:
         """Take note of what came in, every other second, until cancelled."""
         try:
             while True:
                 try:
-                    self.history.look(self._front_door.heard, self._sample(), boottime_us())
+                    self.history.note(self._front_door.heard, self._sample(), boottime_us())
                 except Exception:  # noqa: BLE001 - whatever it is, readings must not suffer for a page
                     _log.exception("the status page could not take note of what came in")
                 await asyncio.sleep(LOOK_S)
@@ -216,7 +216,7 @@ class StatusView:
         self._log_ins = await asyncio.to_thread(log_ins, self._settings)
         self._may_log_in = await asyncio.to_thread(may_log_in, self._settings)
         if self._file is not None:
-            self._is_changed = await asyncio.to_thread(self._file.look)
+            self._is_changed = await asyncio.to_thread(self._file.has_changed)
         told.update(self._on_disk.lost)
         self._lost = dict(told)
         self._lost_sum = max(self._lost_sum, told.total())

@@ -148,7 +148,7 @@ class PortLine(ABC):
     def report_faults(self) -> None:
         """Log what could not be used since the last report."""
 
-    def look(self, now_us: int) -> None:
+    def log_trouble(self, now_us: int) -> None:
         """Log what is wrong now: soon after the opening, then once a minute while more comes that is of no use."""
         trouble = self.trouble(now_us)
         if trouble is None:
@@ -277,12 +277,12 @@ class FrameLine(PortLine):
             f"[[serial.text]]; else check serial.baud ({self._port.baudrate}), wiring and ground"
         )
 
-    def look(self, now_us: int) -> None:
-        """See `PortLine.look`; and tell of a sensor that has fallen silent, or speaks again."""
+    def log_trouble(self, now_us: int) -> None:
+        """See `PortLine.log_trouble`; and tell of a sensor that has fallen silent, or speaks again."""
         # A refusal is logged as it comes, and silence once.
         if self._link.refusal is not None or self._silent:
             return
-        super().look(now_us)
+        super().log_trouble(now_us)
         if self._has_fallen_silent(now_us):
             self._silent = True
             cause = f"no frame for {span(PROBES_UNANSWERED_MAX * self._link.probe_interval_us / 1e6)}"

@@ -54,7 +54,7 @@ _HELD = frozenset({errno.EAGAIN, errno.EBUSY})
 """EAGAIN of our own lock (flock), EBUSY of a program that took the port for itself (TIOCEXCL)."""
 
 
-class Found(NamedTuple):
+class PortsFound(NamedTuple):
     """What `serial.ports` finds now."""
 
     names: dict[str, str]
@@ -62,9 +62,9 @@ class Found(NamedTuple):
     by_pattern: dict[str, list[str]]
 
 
-def find(patterns: Sequence[str]) -> Found:
+def find(patterns: Sequence[str]) -> PortsFound:
     """Look for the ports that paths, globs or `all` mean now."""
-    found = Found({}, {})
+    found = PortsFound({}, {})
     for pattern in patterns:
         names = found.by_pattern[pattern] = names_of(pattern)
         for name in names:

@@ -175,7 +175,7 @@ class SerialIngress:
         self._forget_gone({each.name for each in sight.wanted.values()}, now_us)
         for each in self._open.values():
             if isinstance(each.line, PortLine) and not each.line.closed:
-                each.line.look(now_us)
+                each.line.log_trouble(now_us)
         is_due = now_us - self._faults_reported_us >= FAULT_REPORT_INTERVAL_US
         if is_due:
             self._faults_reported_us = now_us

@@ -99,7 +99,7 @@ class Delivery:
                 return_when=asyncio.FIRST_COMPLETED if until_s == math.inf else asyncio.ALL_COMPLETED,
             )
             now_s = time.monotonic()
-            passage.look(now_s, sum(batch.wire_bytes or 0 for batch in batches), link.carried_bytes())
+            passage.measure(now_s, sum(batch.wire_bytes or 0 for batch in batches), link.carried_bytes())
             if len(pending) < len(tasks):
                 until_s = min(until_s, now_s + max(STRAGGLERS_S_MIN, STRAGGLERS_FACTOR * (now_s - started_s)))
             elif now_s - passage.handed_s >= timeout_s or not any(self._session.has_leader(*each) for each in tasks):

@@ -260,7 +260,7 @@ class Forwarder:
                 # The client would try on; with pauses of our own it is a state, and told.
                 raise _down(link)
             if time.monotonic() >= redrive_due_s:
-                await self._redrive.look(session.admin)
+                await self._redrive.take_in_again(session.admin)
                 redrive_due_s = time.monotonic() + REDRIVE_S
 
     async def _beat(self, session: KafkaSession) -> NewSession:

@@ -50,7 +50,7 @@ class Passage:
         """How long the round has taken up to the last look, from when the client was given the first of it."""
         return self._looked_s - self._begun_s
 
-    def look(self, now_s: float, handed: int, link_bytes: int) -> None:
+    def measure(self, now_s: float, handed: int, link_bytes: int) -> None:
         """Tell what the client was given of the round by now, and what the link has carried in all."""
         carried = link_bytes - self._link_bytes
         if not handed:

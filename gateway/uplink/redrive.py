@@ -50,7 +50,7 @@ class Redrive:
         self._next: dict[Cause, int] = {}
         """The number of the oldest row of each cause, or one below it."""
 
-    async def look(self, admin: AIOKafkaAdminClient) -> None:
+    async def take_in_again(self, admin: AIOKafkaAdminClient) -> None:
         """Take in again what can go now. Raises KafkaError, BufferFileError."""
         await self._read_new()
         if not self._next:

@@ -107,7 +107,7 @@ class Rounds:
     def _look_for_new_clocks(self) -> None:
         """Let readings go that waited for their sensor's clock, as far as it is known or not waited for any longer."""
         waiting = self._new_clocks.waiting
-        if waiting and self._new_clocks.look():
+        if waiting and self._new_clocks.settle():
             self._supply.come_again()
             if self._parked:
                 self._supply.pass_over()

@@ -141,7 +141,7 @@ def _from_kafka(
     read = topics_in_log(spark, warehouse, open_version(spark, warehouse))
     pattern = "|".join(f"\\Q{topic}\\E" for topic in sorted(read)) or "-"
     with TopicWatch(spark, bootstrap, options, pattern) as watch:
-        now = watch.look()
+        now = watch.ask()
         starting = watch.offsets_at(since) if isinstance(since, int) else since
     for topic in sorted(starting):
         if topic not in now or read.get(topic) != now[topic].topic_id:

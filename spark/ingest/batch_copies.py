@@ -11,7 +11,7 @@ from spark.windows.windows_table import unwindowed
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ToldApart:
     """What came out of telling a batch's copies apart."""
 
     amended: int
@@ -23,7 +23,7 @@ class Found:
     """Of both, those that would be in no window."""
 
 
-NONE_FOUND = Found(0, 0, 0, 0)
+NONE_FOUND = ToldApart(0, 0, 0, 0)
 
 
 class Copies:
@@ -51,7 +51,7 @@ class Copies:
         changed = ~F.struct("duplicate", "reject_reason").eqNullSafe(F.col("was"))
         return (F.col("ordinal") < self._ordinal) & changed
 
-    def _count(self) -> Found:
+    def _count(self) -> ToldApart:
         of_batch = F.col("ordinal") == self._ordinal
         is_conflict = F.col("reject_reason").isNotNull()
         no_reading = (F.col("ce_type") == READING_TYPE) & (F.col("duplicate") | is_conflict)
@@ -61,7 +61,7 @@ class Copies:
             F.count_if(of_batch & is_conflict).alias("conflicts"),
             F.count_if(of_batch & no_reading & unwindowed()).alias("unwindowed"),
         ).collect()
-        return Found(**row.asDict())
+        return ToldApart(**row.asDict())
 
     def close(self) -> None:
         self._judged.unpersist()

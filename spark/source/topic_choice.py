@@ -61,17 +61,17 @@ class TopicChoice:
     def begin(self, named: frozenset[str]) -> dict[str, TopicNow]:
         """Take up what gateways name by now; return all topics that are to be read. Raises TopicWatchError."""
         self._fits = _fits(self._spark, self.source.every_pattern)
-        now = self.look(named)
+        now = self.compare(named)
         if self.fresh:
             self.source = replace(self.source, named=tuple(sorted({*(self.source.named or ()), *self.fresh})))
             self._watch.pattern = self.source.every_pattern
             self._fits = _fits(self._spark, self.source.every_pattern)
-            now = self.look(named)
+            now = self.compare(named)
         return now
 
-    def look(self, named: frozenset[str]) -> dict[str, TopicNow]:
+    def compare(self, named: frozenset[str]) -> dict[str, TopicNow]:
         """Ask Kafka what its topics are, and compare them with what gateways name. Raises TopicWatchError."""
-        now = self._watch.look()
+        now = self._watch.ask()
         others = named - now.keys()
         unasked = self._ask(others)
         # These heartbeats were read before Kafka was asked: there were such topics, and there are none now.

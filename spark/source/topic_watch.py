@@ -31,10 +31,10 @@ class TopicWatchError(Exception):
     """Kafka does not say what its topics are; the message says why, and holds no secret."""
 
 
-def look(spark: "SparkSession", bootstrap: str, options: Mapping[str, str], pattern: str) -> dict[str, TopicNow]:
+def topics_now(spark: "SparkSession", bootstrap: str, options: Mapping[str, str], pattern: str) -> dict[str, TopicNow]:
     """What the topics are whose whole names match a pattern (Java's), asked once. Raises TopicWatchError."""
     with TopicWatch(spark, bootstrap, options, pattern) as watch:
-        return watch.look()
+        return watch.ask()
 
 
 class TopicWatch:
@@ -71,7 +71,7 @@ class TopicWatch:
         """End the connections, whether they answer or not."""
         self._admin.close(self._jvm.java.time.Duration.ofMillis(CLOSE_MS_MAX))
 
-    def look(self) -> dict[str, TopicNow]:
+    def ask(self) -> dict[str, TopicNow]:
         """What the topics are now. Raises TopicWatchError."""
         for _ in range(LOOKS_MAX):
             topics = self.topic_ids()
@@ -87,7 +87,7 @@ class TopicWatch:
         raise TopicWatchError("Kafka's topics are deleted while it is asked what they are: try again when that is done")
 
     def topic_ids(self) -> dict[str, str]:
-        """The topics' ids, which is quicker asked than all that `look` tells. Raises TopicWatchError."""
+        """The topics' ids, which is quicker asked than all that `ask` tells. Raises TopicWatchError."""
         for _ in range(LOOKS_MAX):
             with suppress(_UnknownTopicError):
                 return self._topic_ids()
@@ -116,7 +116,7 @@ class TopicWatch:
 
     def offsets_at(self, time_ms: int) -> dict[str, dict[int, int]]:
         """Of each partition the first offset that is not older, or else the end. Raises TopicWatchError."""
-        now = self.look()
+        now = self.ask()
         spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.forTimestamp(time_ms)
         found = self._offsets(now, spec)
         return {

@@ -152,7 +152,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Found:
+class RowContext:
     """What stands beside the rows, as far as it could be read."""
 
     copies: dict[int, dict[str, tuple[str | None, ...]]] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class Damaged:
     """By the numbers that they have in that file."""
     progress: Progress
     """Its `lanes` are not settled yet."""
-    found: Found | None
+    found: RowContext | None
     """What stands beside its rows; None where that was taken over before."""
     bytes: int
 
@@ -266,7 +266,7 @@ class Salvage(threading.Thread):
         self._hand_over(finished=True)
 
     def _read_file(self) -> None:
-        found = Found()
+        found = RowContext()
         connection = open_damaged(self._aside)
         try:
             if connection is not None:
@@ -556,9 +556,9 @@ def open_damaged(path: Path) -> sqlite3.Connection | None:
     return None
 
 
-def read_beside(path: Path, known: Lane | None) -> Found:
+def read_beside(path: Path, known: Lane | None) -> RowContext:
     """Read everything but the rows. `known` is the lane that the daemon knows of by itself."""
-    found = Found()
+    found = RowContext()
     if known is not None:
         _add_lane(found, _DAEMON, known.number, known.name, known.boot_id, known.buffer_id)
         found.own = known.buffer_id
@@ -581,7 +581,7 @@ def read_beside(path: Path, known: Lane | None) -> Found:
     return found
 
 
-def _read_tables(connection: sqlite3.Connection, found: Found) -> None:
+def _read_tables(connection: sqlite3.Connection, found: RowContext) -> None:
     """What SQLite can read."""
     with suppress(*_UNREADABLE, TypeError):
         (own,) = connection.execute("SELECT value FROM meta WHERE name = 'buffer_id'").fetchone()
@@ -619,7 +619,7 @@ def _read_tables(connection: sqlite3.Connection, found: Found) -> None:
             found.whole.add(table)
 
 
-def _read_pages(path: Path, found: Found, needed: Sequence[str], rest: Rest) -> None:
+def _read_pages(path: Path, found: RowContext, needed: Sequence[str], rest: Rest) -> None:
     """Add what SQLite could not read, from the pages: from all of them where a needed table is not known whole."""
     lacking = [table for table in SHAPES if table not in found.whole]
     if not lacking:
@@ -638,7 +638,7 @@ def _read_pages(path: Path, found: Found, needed: Sequence[str], rest: Rest) -> 
                 found.row_lanes |= small.row_lanes
 
 
-def _add_small(found: Found, small: Small) -> None:
+def _add_small(found: RowContext, small: Small) -> None:
     rows: dict[str, list[Any]] = {table: [] for table in SHAPES} | small.rows
     for _, (name, value) in rows["meta"]:
         if name == "buffer_id":
@@ -658,7 +658,7 @@ def _add_small(found: Found, small: Small) -> None:
         found.tables.setdefault(table, []).extend(values for _, values in rows[table])
 
 
-def _add_lane(found: Found, source: str, number: object, *copy: Any) -> bool:
+def _add_lane(found: RowContext, source: str, number: object, *copy: Any) -> bool:
     """Whether this says of a lane what it can: `copy` is its name, boot and file."""
     if type(number) is not int or type(copy[0]) is not str:
         return False
@@ -669,7 +669,7 @@ def _add_lane(found: Found, source: str, number: object, *copy: Any) -> bool:
     return source == _LANE_NAMES or (copy[1] is not None and (copy[2] or found.own) is not None)
 
 
-def _settled(found: Found) -> dict[int, Lane]:
+def _settled(found: RowContext) -> dict[int, Lane]:
     """By number, the lanes that most copies agree on; two never have one name."""
     boots = {str(values[0]) for values in found.tables.get("boot", ())}
     origins = {number: _most([copy[2] for copy in _copies_of(found, number)], {found.own}) for number in found.copies}
@@ -690,7 +690,7 @@ def _settled(found: Found) -> dict[int, Lane]:
     return lanes
 
 
-def _copies_of(found: Found, number: int) -> list[tuple[str | None, ...]]:
+def _copies_of(found: RowContext, number: int) -> list[tuple[str | None, ...]]:
     """What the daemon knew by itself, else what the file says, its table first."""
     copies = found.copies[number]
     return [copies[_DAEMON]] if _DAEMON in copies else [copies[source] for source in sorted(copies)]
@@ -702,14 +702,14 @@ def _most(values: Iterable[str | None], known: Container[object]) -> str | None:
     return max(votes, key=lambda value: (votes[value], value in known), default=None)
 
 
-def _agree(found: Found) -> bool:
+def _agree(found: RowContext) -> bool:
     """Whether a lane's two copies are whole, and say the same of each lane."""
     return {"lane", "lane_copy"} <= found.whole and all(
         of.get("lane") == of.get("lane_copy") for of in found.copies.values() if _DAEMON not in of
     )
 
 
-def _add_series(found: Found, number: object, *texts: object) -> bool:
+def _add_series(found: RowContext, number: object, *texts: object) -> bool:
     """Whether this is a series."""
     if not isinstance(number, int) or not all(isinstance(text, str) for text in texts):
         return False
@@ -754,7 +754,7 @@ def damaged_files(
     the daemon knows of by itself; `waiting` are those whose salvage these had not ended.
     """
     files: dict[str, Damaged] = {}
-    carried: dict[str, tuple[Progress, Found]] = {}
+    carried: dict[str, tuple[Progress, RowContext]] = {}
     for aside, lane, rows in asides:
         found = read_beside(aside, lane)
         progress = Progress({}, -1, -1, found.dense, rows, rows_max=_rows_max(aside))
@@ -780,11 +780,11 @@ def begun_again(aside: Path) -> Damaged:
     lanes = {lane.number: lane for lane in found.lanes}
     progress = Progress({}, -1, -1, found.dense, None, rows_max=_rows_max(aside))
     # Its marks and losses have been taken over, and may have been deleted since.
-    clocks = Found(floors=found.floors, tables={"boot": found.tables.get("boot", [])})
+    clocks = RowContext(floors=found.floors, tables={"boot": found.tables.get("boot", [])})
     return Damaged(aside, lanes, progress, clocks, _bytes_of(aside))
 
 
-def _carried_over(aside: Path, progress: Progress, through: Found) -> Damaged:
+def _carried_over(aside: Path, progress: Progress, through: RowContext) -> Damaged:
     """A file whose salvage another one had begun: its lanes by what that one says of them, or it says itself."""
     known = {lane.number: lane for lane in through.lanes}
     lanes = {number: known[taken_as] for number, taken_as in progress.lanes.items() if taken_as in known}
@@ -817,7 +817,7 @@ def adopt_beside(connection: sqlite3.Connection, files: Iterable[Damaged], lanes
     """
     boots = {UNKNOWN_BOOT}
     for damaged in files:
-        found = damaged.found or Found()
+        found = damaged.found or RowContext()
         boots |= {lane.boot_id for lane in damaged.lanes.values()}
         boots |= {str(values[2]) for values in found.tables.get("loss", ())}
         of_file = found.tables.get("boot", ())

@@ -50,7 +50,7 @@ def check_end_to_end(settings: Settings, why_not: str) -> Iterator[Finding]:
         credential = opened(settings)
         begun_us = boottime_us()
         door, took_ms = _sent(settings, credential)
-    except control.RefusedError as error:
+    except control.RequestRefusedError as error:
         yield remark(
             "test reading", f"not sent: the gateway that runs takes none ({error}); restart it after an upgrade"
         )
@@ -103,7 +103,7 @@ def _sent(settings: Settings, credential: CheckOpened) -> tuple[str, float]:
     begun_s = time.monotonic()
     try:
         answer: Any = ask(settings, "check-enter", user=credential.user)
-    except control.RefusedError as error:
+    except control.RequestRefusedError as error:
         raise _NotInError(f"a test reading was not stored: {error}. {_why_not_stored(settings)}") from error
     if not answer["stored"]:
         raise _NotInError(f"a test reading was not stored. {_why_not_stored(settings)}")

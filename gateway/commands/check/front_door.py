@@ -112,7 +112,7 @@ def check_listener(settings: Settings) -> Iterator[Finding]:
 
 
 def _not_asked(error: control.ControlError) -> str:
-    if isinstance(error, control.RefusedError):
+    if isinstance(error, control.RequestRefusedError):
         return f"the gateway that runs gives no credential for this ({error}); restart it after an upgrade"
     return str(error)
 

@@ -47,7 +47,7 @@ _FLASH: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ToWipe:
     """What there is to be wiped."""
 
     gateway_id: str
@@ -81,7 +81,7 @@ def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT0
     """
     config = config.absolute()
     try:
-        found = look(config)
+        found = find_what_to_wipe(config)
     except OSError as error:
         _end(f"{error.filename}: {error.strerror}: run this as root, or as the user whose files these are")
     if not (found.secrets or found.data or found.settings):
@@ -108,7 +108,7 @@ def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT0
     click.echo(hanging(f"this box is not set up now: {typed(config, 'setup')} does it anew", 4))
 
 
-def look(config: Path) -> Found:
+def find_what_to_wipe(config: Path) -> ToWipe:
     """Find what belongs to settings, be they right or wrong, or gone. Raises OSError where it may not be seen."""
     settings = None
     with suppress(ConfigError):
@@ -138,7 +138,7 @@ def look(config: Path) -> Found:
     settings_files = [*kept, *([config] if config.exists() else [])]
     gone = {*ours, *data, *settings_files}
     left = [path for path in (*beside, *named) if path not in gone]
-    return Found(
+    return ToWipe(
         _id_of(config, settings),
         buffer,
         tuple(dict.fromkeys(ours)),
@@ -182,7 +182,7 @@ def _id_of(config: Path, settings: Settings | None) -> str:
     return UNNAMED
 
 
-def _first_lines(found: Found, config: Path) -> Iterator[str]:
+def _first_lines(found: ToWipe, config: Path) -> Iterator[str]:
     """What would go, before anybody is asked."""
     yield f"This wipes the gateway {escaped(found.gateway_id)}: what waits, its secrets, its settings."
     if setup_service.is_active(config):
@@ -224,7 +224,7 @@ def _counted_apart(buffer: Path, rows: int) -> str:
     return f"{counted(readings, 'reading')} {were} NOT SENT{of_them}"
 
 
-def _confirm(found: Found, wiped_id: str | None) -> None:
+def _confirm(found: ToWipe, wiped_id: str | None) -> None:
     typed = wiped_id
     if typed is None:
         if not sys.stdin.isatty():

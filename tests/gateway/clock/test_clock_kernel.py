@@ -15,7 +15,7 @@ from gateway.clock.kernel_clock import (
     boot_id,
     boottime_us,
     kernel_error_us,
-    look,
+    read_clocks,
     read_wall_clock,
 )
 from gateway.settings import GatewaySettings
@@ -36,7 +36,7 @@ def test_system_mode_trusts_the_wall_clock_with_the_installers_bound() -> None:
 
 
 def test_kernel_mode_says_what_adjtimex_says() -> None:
-    found = look("kernel", 0)
+    found = read_clocks("kernel", 0)
     assert found.error_us is None or found.error_us >= KERNEL_ERROR_US_MIN
     assert abs((found.at_us + found.offset_us) / 1e6 - time.time()) < 5
 
@@ -63,19 +63,19 @@ def test_what_adjtimex_says_becomes_a_bound(
 
 def test_a_watch_keeps_what_it_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [Look(0, 5_000, None), Look(1_000_000, 1_000, 500), Look(2_000_000, 10**9, None)]
-    monkeypatch.setattr(clock_kernel, "look", lambda *_: looks.pop(0))
+    monkeypatch.setattr(clock_kernel, "read_clocks", lambda *_: looks.pop(0))
     watch = ClockWatch(GatewaySettings("gw1"))
     assert not watch.now().known
-    before, now = watch.look()
+    before, now = watch.read_again()
     assert (before.known, now.synced) == (False, True)
     # Somebody sets it by hand: the kernel vouches for it no more.
-    _, held = watch.look()
+    _, held = watch.read_again()
     assert held.offset_us(2_000_000) == 1_000
     assert watch.now() is held
 
 
 def test_a_watch_goes_on_from_what_an_earlier_start_knew_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock_kernel, "look", lambda *_: Look(9_000_000, 5_000, None))
+    monkeypatch.setattr(clock_kernel, "read_clocks", lambda *_: Look(9_000_000, 5_000, None))
     kept = BootClock("unknown", 50.0).looked(Look(1_000_000, 1_000, 500))
     watch = ClockWatch(GatewaySettings("gw1", clock_error_ppm_max=200.0))
     watch.resume(BootClock("unknown", 50.0))

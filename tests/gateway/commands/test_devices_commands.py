@@ -319,7 +319,7 @@ async def test_when_a_change_counts_is_told(tmp_path: Path) -> None:
     told = await told_by(tmp_path, None, "rotate", "42")
     assert told["counts"] == "at start"
     assert "restart it" in told["warnings"][0]
-    told = await told_by(tmp_path, control.RefusedError("it is busy"), "revoke", "42", "--yes")
+    told = await told_by(tmp_path, control.RequestRefusedError("it is busy"), "revoke", "42", "--yes")
     assert "it is busy" in told["said"]
 
 

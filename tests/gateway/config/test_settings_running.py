@@ -37,23 +37,23 @@ def test_the_same_settings_are_the_same_wherever_they_are_read_from(
 def test_the_daemon_sees_that_its_settings_were_changed_and_changed_back(tmp_path: Path) -> None:
     config = written(tmp_path)
     file = SettingsFile(config, load(config))
-    assert not file.look()
+    assert not file.has_changed()
     written(tmp_path, TEXT + "# a comment\n")
-    assert not file.look()
+    assert not file.has_changed()
     written(tmp_path, TEXT.replace("barn-1", "barn-9"))
-    assert file.look()
+    assert file.has_changed()
     # What cannot be used now tells nothing new.
     written(tmp_path, "[gateway")
-    assert file.look()
+    assert file.has_changed()
     config.unlink()
-    assert file.look()
+    assert file.has_changed()
     written(tmp_path)
-    assert not file.look()
+    assert not file.has_changed()
 
 
 def test_a_file_that_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = written(tmp_path)
     file = SettingsFile(config, load(config))
-    file.look()
+    file.has_changed()
     monkeypatch.setattr("gateway.config.config_file.load", lambda _: os.abort())
-    assert not file.look()
+    assert not file.has_changed()

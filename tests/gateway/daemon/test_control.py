@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.daemon import control
-from gateway.daemon.control import ControlError, Handler, NotRunningError, RefusedError, call, serve
+from gateway.daemon.control import ControlError, Handler, NotRunningError, RequestRefusedError, call, serve
 
 
 async def echo(arguments: dict[str, Any]) -> object:
@@ -48,7 +48,7 @@ async def until_it_listens(path: Path) -> None:
         while True:
             try:
                 await asyncio.to_thread(call, path, "nothing")
-            except RefusedError:
+            except RequestRefusedError:
                 return
             except ControlError:
                 await asyncio.sleep(0.01)
@@ -91,9 +91,9 @@ async def test_only_its_user_may_ask_and_the_socket_is_gone_at_the_end(tmp_path:
 async def test_what_goes_wrong_is_told_to_the_one_who_asked_and_the_daemon_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "control"
     async with serving(path):
-        with pytest.raises(RefusedError, match="no such thing"):
+        with pytest.raises(RequestRefusedError, match="no such thing"):
             await ask(path, "broken")
-        with pytest.raises(RefusedError, match="another version"):
+        with pytest.raises(RequestRefusedError, match="another version"):
             await ask(path, "unheard-of")
         for request in (b"", b"\n", b"nonsense\n", b'{"command": 1}\n', b"[]\n", b"[" * 60_000 + b"\n", b"\xff\n"):
             assert "this is not a request" in (await raw(path, request))["error"]
@@ -103,7 +103,7 @@ async def test_what_goes_wrong_is_told_to_the_one_who_asked_and_the_daemon_goes_
 async def test_a_request_has_a_largest_size(tmp_path: Path) -> None:
     path = tmp_path / "control"
     async with serving(path):
-        with pytest.raises(RefusedError, match="at most 65536 bytes"):
+        with pytest.raises(RequestRefusedError, match="at most 65536 bytes"):
             await ask(path, "echo", text="x" * 10_000_000)
         most = list(range(2**63 - control.NUMBERS_MAX, 2**63))
         assert await ask(path, "echo", numbers=most) == {"numbers": most}
@@ -135,7 +135,7 @@ async def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(
     monkeypatch.setattr(control, "ANSWER_TIMEOUT_S", 0.1)
     path = tmp_path / "control"
     async with serving(path):
-        with pytest.raises(RefusedError, match="it may still be done"):
+        with pytest.raises(RequestRefusedError, match="it may still be done"):
             await ask(path, "for-ever")
 
 

@@ -444,7 +444,7 @@ async def test_a_request_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     async with gateway(tmp_path):
         socket = control.socket_path(tmp_path / "buffer.db")
         for arguments in ({"limit": 0}, {"limit": device_states.PAGE_MAX + 1}, {"after": 7}, {"whose": "attic"}):
-            with pytest.raises(control.RefusedError, match="cannot be taken"):
+            with pytest.raises(control.RequestRefusedError, match="cannot be taken"):
                 await asyncio.to_thread(control.call, socket, "devices", **arguments)
 
 

@@ -34,7 +34,7 @@ class Site:
     def passes(self, seconds: float) -> bool:
         """Whether anybody's readings may go after that."""
         self.now_us += round(seconds * SECOND_US)
-        return self.new.look()
+        return self.new.settle()
 
 
 def test_the_first_readings_of_a_boot_wait_until_its_clock_is_known_and_no_longer() -> None:

@@ -49,19 +49,19 @@ class World:
 def test_the_settings_and_the_file_are_united_and_the_file_is_read_as_it_changes(tmp_path: Path) -> None:
     world = World(tmp_path, users=USERS, operators={"ops": "0" * 64})
     logins = world.logins()
-    assert not logins.look()
+    assert not logins.reread()
     assert set(logins) == {"m001", "m002", "ops"}
     (made,) = add(world.path, ["43"], NOW)
     assert "43" not in logins
-    assert logins.look()
-    assert not logins.look()
+    assert logins.reread()
+    assert not logins.reread()
     assert logins.devices["43"] == (digest(made.secret),)
     assert "43" in logins
     add(world.path, ["boss"], NOW, operators=True)
-    assert logins.look()
+    assert logins.reread()
     assert "boss" in logins.operators
     revoke(world.path, ["43", "boss"])
-    assert logins.look()
+    assert logins.reread()
     assert set(logins) == {"m001", "m002", "ops"}
 
 
@@ -72,14 +72,14 @@ def test_an_old_secret_ends_by_itself_and_never_comes_back(tmp_path: Path) -> No
     logins = world.logins()
     assert set(logins.devices["42"]) == {digest(old.secret), digest(new.secret)}
     world.now_s += 7_199
-    assert not logins.look()
+    assert not logins.reread()
     world.now_s += 1
-    assert logins.look()
+    assert logins.reread()
     assert logins.devices["42"] == (digest(new.secret),)
     assert not logins.holds(Identity("42", digest=digest(old.secret)))
     assert logins.holds(Identity("42", digest=digest(new.secret)))
     world.now_s -= 86_400
-    assert not logins.look()
+    assert not logins.reread()
     assert logins.devices["42"] == (digest(new.secret),)
 
 
@@ -106,7 +106,7 @@ def test_a_file_that_cannot_be_read_leaves_all_as_it_is_and_is_told_of_loudly(
         monkeypatch.setattr(os, "open", refuse)
     with capture_logs() as lines:
         for _ in range(int(TROUBLE_INTERVAL_S) + 60):
-            assert not logins.look()
+            assert not logins.reread()
             world.now_s += 1
     assert [line["log_level"] for line in lines] == ["error", "error"], "at once, and once an hour"
     assert all(str(world.path) in line["why"] and "until this gateway ends" in line["meaning"] for line in lines)
@@ -118,7 +118,7 @@ def test_a_file_that_cannot_be_read_leaves_all_as_it_is_and_is_told_of_loudly(
     world.path.write_bytes(kept)
     world.now_s += RETRY_INTERVAL_S
     with capture_logs() as lines:
-        assert logins.look()
+        assert logins.reread()
     assert [line["log_level"] for line in lines] == ["info"]
     assert logins.state()["trouble"] is None
 
@@ -138,11 +138,11 @@ def test_certificates_name_one_who_is_listed_once_there_is_a_list(tmp_path: Path
     logins = world.logins()
     assert logins.holds(Identity("42"))
     add(world.path, ["42", "43"], NOW)
-    logins.look()
+    logins.reread()
     assert logins.listed
     assert logins.holds(Identity("42"))
     revoke(world.path, ["42", "43"])
-    logins.look()
+    logins.reread()
     assert logins.listed
     assert not logins.holds(Identity("42"))
     assert world.logins().listed, "after a restart too"

@@ -43,7 +43,7 @@ class Box:
 
     def look(self, sample: Sample = QUIET, after_us: int = LOOK_US) -> None:
         self.now_us += after_us
-        self.history.look(self.heard, sample, self.now_us)
+        self.history.note(self.heard, sample, self.now_us)
 
 
 def reading(device: str = "42", payload: str = "21.5", stream: str = "thermo", sequence: int | None = None) -> Entry:

@@ -78,7 +78,7 @@ class Box:
         assert await stored
 
     def look(self) -> None:
-        self.view.history.look(self.front_door.heard, self.view._sample(), boottime_us())
+        self.view.history.note(self.front_door.heard, self.view._sample(), boottime_us())
 
     async def refreshed(self) -> None:
         """What `refresh` does once."""
@@ -268,9 +268,9 @@ async def test_devices_beyond_the_bound_have_no_label(tmp_path: Path) -> None:
 async def test_a_mistake_while_gathering_is_logged_and_tried_again(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_page_view, "LOOK_S", 0.01)
     monkeypatch.setattr(status_page_view, "DEVICES_S", 0.01)
-    monkeypatch.setattr(box.view.history, "look", lambda *_: 1 / 0)
+    monkeypatch.setattr(box.view.history, "note", lambda *_: 1 / 0)
     monkeypatch.setattr(box.view, "_list_devices", lambda: 1 / 0)
-    tasks = [asyncio.create_task(box.view.look()), asyncio.create_task(box.view.refresh())]
+    tasks = [asyncio.create_task(box.view.follow()), asyncio.create_task(box.view.refresh())]
     assert (await box.state())["devices"]["total"] == 0
     await asyncio.sleep(0.1)
     assert not any(task.done() for task in tasks)

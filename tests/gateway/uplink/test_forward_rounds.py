@@ -394,13 +394,13 @@ async def test_a_topic_that_is_forbidden_again_costs_one_reading_each_time(tmp_p
         for _ in range(3):
             line.verdicts.condemned.clear()
             reports = len(line.broker.of("gateway-quarantine"))
-            await redrive.look(line.broker.admin)
+            await redrive.take_in_again(line.broker.admin)
             await drained(buffer)
             assert len(line.broker.of("gateway-quarantine")) == reports + 1
         line.broker.forbidden.clear()
         for _ in range(2):  # one to see that it may, and the others
             line.verdicts.condemned.clear()
-            await redrive.look(line.broker.admin)
+            await redrive.take_in_again(line.broker.admin)
             await drained(buffer)
         assert not await quarantined_of(buffer, range(1, 300))
     values = [record.value for record in line.broker.of("device-secret")]

@@ -164,7 +164,7 @@ async def test_what_came_in_during_an_outage_is_backlog_when_the_first_session_s
     async with opened(tmp_path / "buffer.db") as buffer:
         door = FrontDoor(buffer, route_table(Settings(GATEWAY, kafka)), GATEWAY, kafka, lambda: 1)
         lanes = LaneTurns(door, buffer, LanePolicy(kafka, time.monotonic()))
-        await lanes.look(UplinkState(up=False))
+        await lanes.compare(UplinkState(up=False))
         assert await store(buffer, [reading("a", b"%d" % n) for n in range(100)])
         broker = Broker()
         async with forwarding(

@@ -142,8 +142,8 @@ def test_a_request_that_was_answered_late_is_not_followed_by_one_of_twice_its_si
     batch = EncodedBatch("none")
     batch.add(bytes(FIRST_BYTES))
     passage = Passage(0.0, 0)
-    passage.look(0.01, len(batch._build()), 2 * FIRST_BYTES)
-    passage.look(0.8 * TIMEOUT_S, len(batch._build()), 2 * FIRST_BYTES)
+    passage.measure(0.01, len(batch._build()), 2 * FIRST_BYTES)
+    passage.measure(0.8 * TIMEOUT_S, len(batch._build()), 2 * FIRST_BYTES)
     memory.learn([batch], passage)
     assert FIRST_BYTES < memory.rate.request_bytes_max < 1.2 * FIRST_BYTES
 

@@ -261,7 +261,7 @@ async def test_a_reading_whose_answer_was_lost_is_doubtful_when_it_comes_again_b
         redrive = Redrive(buffer, line.front_door, line.memory)
         for _ in range(2):
             line.verdicts.condemned.clear()
-            await redrive.look(None)
+            await redrive.take_in_again(None)
             await drained(buffer)
     ids = defaultdict(set)
     for record in line.broker.of("device-thermo"):

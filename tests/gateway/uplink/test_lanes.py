@@ -134,9 +134,9 @@ async def test_a_session_and_a_look_at_the_same_time_begin_one_lane(tmp_path: Pa
     async with opened(tmp_path / "buffer.db") as buffer:
         lanes = lane_turns(buffer)
         first = buffer.lane
-        await lanes.look(UplinkState(up=False))
+        await lanes.compare(UplinkState(up=False))
         assert buffer.lane == first
-        both = [lanes.session_begins(), lanes.look(UplinkState(up=True))]
+        both = [lanes.session_begins(), lanes.compare(UplinkState(up=True))]
         await asyncio.gather(*(reversed(both) if behind else both))
         told = [json.loads(row.payload) for row in await rows(buffer)]
         assert [(body["lane"], body["reason"]) for body in told] == [
@@ -151,12 +151,12 @@ async def test_a_lane_that_the_disk_refuses_is_begun_at_the_next_look(tmp_path: 
     async with opened(tmp_path / "buffer.db") as buffer:
         lanes = lane_turns(buffer)
         first = buffer.lane
-        await lanes.look(UplinkState(up=False))
+        await lanes.compare(UplinkState(up=False))
         await buffer.run(lambda file: file.connection.execute("PRAGMA query_only = 1").fetchone())
         await lanes.session_begins()
         assert buffer.lane == first
         await buffer.run(lambda file: file.connection.execute("PRAGMA query_only = 0").fetchone())
-        await lanes.look(UplinkState(up=True))
+        await lanes.compare(UplinkState(up=True))
         assert buffer.lane != first
 
 

@@ -227,7 +227,7 @@ def test_bytes_are_under_way_until_the_last_was_carried_and_not_until_it_was_ans
     passage = Passage(100.0, 5_000)
     is_carried = []
     for now_s, link_bytes in ((100.5, 5_400), (101.0, 6_000), (110.0, 6_000)):
-        passage.look(now_s, 1_000, link_bytes)
+        passage.measure(now_s, 1_000, link_bytes)
         is_carried.append(passage.is_carried)
     assert is_carried == [False, True, True]
     assert (passage.sending_s, passage.answered_s) == (1.0, 10.0)
@@ -236,33 +236,33 @@ def test_bytes_are_under_way_until_the_last_was_carried_and_not_until_it_was_ans
 
 def test_what_is_answered_before_the_first_look_was_under_way_all_the_time() -> None:
     passage = Passage(100.0, 0)
-    passage.look(100.25, 1_000, 1_060)
+    passage.measure(100.25, 1_000, 1_060)
     assert (passage.sending_s, passage.answered_s) == (0.25, 0.25)
 
 
 def test_a_batch_that_goes_when_the_one_before_it_was_answered_begins_anew() -> None:
     passage = Passage(100.0, 0)
-    passage.look(101.0, 1_000, 1_000)
-    passage.look(110.0, 1_000, 1_000)
-    passage.look(111.0, 2_000, 1_500)
+    passage.measure(101.0, 1_000, 1_000)
+    passage.measure(110.0, 1_000, 1_000)
+    passage.measure(111.0, 2_000, 1_500)
     assert not passage.is_carried
     assert passage.handed_s == 110.0
-    passage.look(112.0, 2_000, 2_000)
+    passage.measure(112.0, 2_000, 2_000)
     assert (passage.sending_s, passage.answered_s) == (3.0, 12.0)
 
 
 def test_a_round_behind_another_request_is_not_under_way() -> None:
     passage = Passage(100.0, 0)
-    passage.look(120.0, 0, 60)
+    passage.measure(120.0, 0, 60)
     assert passage.is_carried
-    passage.look(121.0, 1_000, 1_060)
+    passage.measure(121.0, 1_000, 1_060)
     assert (passage.sending_s, passage.answered_s) == (1.0, 1.0)
 
 
 def test_nothing_moves_where_nothing_is_carried() -> None:
     passage = Passage(100.0, 5_000)
     for second in range(1, 11):
-        passage.look(100.0 + second, 1_000, 5_000)
+        passage.measure(100.0 + second, 1_000, 5_000)
     assert not passage.is_carried
     assert (passage.handed_s, passage.moved_s) == (100.0, 100.0)
 

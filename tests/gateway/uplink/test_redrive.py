@@ -92,7 +92,7 @@ class Scene:
     async def look(self) -> int:
         """Look once; how many rows were read for it."""
         self.shelf.read = 0
-        await self.redrive.look(ADMIN)
+        await self.redrive.take_in_again(ADMIN)
         return self.shelf.read
 
 
@@ -253,7 +253,7 @@ async def test_readings_of_a_mended_topic_are_in_the_buffer_again(tmp_path: Path
         verdicts: Any = Verdicts()
         verdicts.mended, memory.verdicts = {"mended"}, verdicts
         before = len(await rows(buffer))
-        await Redrive(buffer, door, memory).look(ADMIN)
+        await Redrive(buffer, door, memory).take_in_again(ADMIN)
         assert [row.payload for row in (await rows(buffer))[before:]] == [b"1"]
         assert [number for number, _, _ in await buffer.run(lambda file: file.quarantine.of_topics(0, 10))] == [1, 3]
 

@@ -30,7 +30,7 @@ from spark.source.kafka_options import (
 from spark.source.kafka_source import KafkaSource, kafka_range, kafka_stream, lag, progress_offsets
 from spark.source.topic_changes import TopicRead, going_on
 from spark.source.topic_choice import FORBIDDEN, TopicChoice
-from spark.source.topic_watch import TopicWatch, TopicWatchError, look
+from spark.source.topic_watch import TopicWatch, TopicWatchError, topics_now
 from tests.support import kafka_admin
 from tests.support.certificates import Authority, make_authority
 from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
@@ -229,7 +229,7 @@ def test_a_backlog_has_a_share_of_its_own(kafka: Broker, spark: SparkSession, tm
 @pytest.mark.usefixtures("topics")
 def test_a_new_checkpoint_begins_where_it_is_told_to(kafka: Broker, spark: SparkSession, tmp_path: Path) -> None:
     source = KafkaSource(kafka.bootstrap, "device-src-.*", backlog_topics=r".*src.*\.backlog")
-    now = look(spark, kafka.bootstrap, {}, source.every_pattern)
+    now = topics_now(spark, kafka.bootstrap, {}, source.every_pattern)
     assert now.keys() == {"device-src-a", "device-src-b", "device-src-a.backlog"}
     read_before = {
         "device-src-a": TopicRead(now["device-src-a"].topic_id, {0: 18, 1: 10}),
@@ -279,7 +279,7 @@ def test_a_span_is_read_by_offsets_or_by_kafkas_time(kafka: Broker, spark: Spark
 
     # A pattern without topics gives nothing, in Spark without a word.
     nothing = KafkaSource(kafka.bootstrap, "no-such-.*")
-    assert look(spark, kafka.bootstrap, {}, nothing.every_pattern) == {}
+    assert topics_now(spark, kafka.bootstrap, {}, nothing.every_pattern) == {}
     assert found(kafka_range(spark, nothing, "earliest", "latest")) == set()
 
 
@@ -293,7 +293,7 @@ def test_what_kafka_no_longer_has_ends_the_query_with_words(kafka: Broker, spark
     asyncio.run(kafka_admin.create_topic(kafka.bootstrap, topic))
     asyncio.run(produce(kafka.bootstrap, topic, {0: 10}))
     source = KafkaSource(kafka.bootstrap, topic)
-    first = look(spark, kafka.bootstrap, {}, topic)
+    first = topics_now(spark, kafka.bootstrap, {}, topic)
     ran(kafka_stream(spark, source), tmp_path / "checkpoint")
 
     # The job stands still, and retention does not.
@@ -305,7 +305,9 @@ def test_what_kafka_no_longer_has_ends_the_query_with_words(kafka: Broker, spark
     assert "Kafka no longer has the records that are to be read next" in words
     assert "--go-on" in words
 
-    gone_on = going_on({topic: TopicRead(first[topic].topic_id, {0: 10})}, look(spark, kafka.bootstrap, {}, topic))
+    gone_on = going_on(
+        {topic: TopicRead(first[topic].topic_id, {0: 10})}, topics_now(spark, kafka.bootstrap, {}, topic)
+    )
     assert [(loss.first, loss.end) for loss in gone_on.losses] == [(10, 15)]
     read, _ = ran(kafka_stream(spark, replace(source, starting=gone_on.starting)), tmp_path / "another")
     assert set(read) == span(topic, 0, 15, 20)
@@ -371,7 +373,7 @@ def test_one_file_serves_every_client_and_its_secrets_are_seen_nowhere(
     options = kafka_options([], secrets_file(tmp_path, authority))
     check_options(spark, bootstrap, options)
     source = KafkaSource(bootstrap, "device-mine", options)
-    assert set(look(spark, bootstrap, options, source.every_pattern)) == {"device-mine"}
+    assert set(topics_now(spark, bootstrap, options, source.every_pattern)) == {"device-mine"}
 
     stream = kafka_stream(spark, source)
     read, _ = ran(stream, tmp_path / "checkpoint")
@@ -410,7 +412,7 @@ def test_who_is_not_let_in_is_told_why(secure: tuple[Cluster, Authority], spark:
         (right | {"sasl.jaas.config": f"{LOGIN} {PASSWORD}"}, "sasl.jaas.config is not written as"),
     ):
         with pytest.raises(TopicWatchError, match=words) as told:
-            look(spark, bootstrap, options, ".*")
+            topics_now(spark, bootstrap, options, ".*")
         assert PASSWORD not in str(told.value)
 
     # Whoever names it in a heartbeat does not stop the job.

@@ -27,7 +27,7 @@ from spark.source.topic_changes import (
     troubles,
 )
 from spark.source.topic_choice import FORBIDDEN, KAFKAS_OWN, NOT_OF_PATTERN, TOO_MANY, TopicChoice
-from spark.source.topic_watch import TopicWatch, TopicWatchError, look
+from spark.source.topic_watch import TopicWatch, TopicWatchError, topics_now
 from tests.support import kafka_admin
 from tests.support.kafka_records import delete_before, produce
 
@@ -97,7 +97,7 @@ def test_a_person_is_told_what_happened_and_what_to_do() -> None:
 
 ids = st.sampled_from(["AAA", "BBB"])
 spans = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted)
-topics_now = st.builds(
+topics_there = st.builds(
     lambda topic_id, ends: TopicNow(topic_id, dict(enumerate(e for e, _ in ends)), dict(enumerate(n for _, n in ends))),
     ids,
     st.lists(spans, min_size=1, max_size=3),
@@ -106,7 +106,7 @@ topics_read = st.builds(TopicRead, ids, st.dictionaries(st.integers(0, 2), st.in
 names = st.sampled_from(["a", "b", "c"])
 
 
-@given(st.dictionaries(names, topics_read), st.dictionaries(names, topics_now))
+@given(st.dictionaries(names, topics_read), st.dictionaries(names, topics_there))
 def test_each_offset_is_read_before_or_after_or_recorded_as_lost(
     read: dict[str, TopicRead], there: dict[str, TopicNow]
 ) -> None:
@@ -151,20 +151,20 @@ def test_a_real_topic_made_anew_with_more_records_is_noticed(kafka: Broker, spar
     asyncio.run(kafka_admin.create_topic(kafka.bootstrap, f"x-{topic}"))
     asyncio.run(produce(kafka.bootstrap, topic, {0: 100, 1: 1}))
     with TopicWatch(spark, kafka.bootstrap, {}, "device-watch-.*") as watch:
-        first = watch.look()
+        first = watch.ask()
         assert first.keys() == {topic}
         assert (first[topic].earliest, first[topic].latest) == ({0: 0, 1: 0}, {0: 100, 1: 1})
         read = {topic: TopicRead(first[topic].topic_id, {0: 100, 1: 0})}
-        assert troubles(read, watch.look()) == []
+        assert troubles(read, watch.ask()) == []
 
         asyncio.run(delete_before(kafka.bootstrap, topic, {1: 1}))
-        assert troubles(read, watch.look()) == [RetentionOvertook(topic, 1, 0, 1)]
+        assert troubles(read, watch.ask()) == [RetentionOvertook(topic, 1, 0, 1)]
 
         asyncio.run(kafka_admin.delete_topic(kafka.bootstrap, topic))
-        assert troubles(read, watch.look()) == [TopicGone(topic)]
+        assert troubles(read, watch.ask()) == [TopicGone(topic)]
         asyncio.run(kafka_admin.create_topic(kafka.bootstrap, topic, 3))
         asyncio.run(produce(kafka.bootstrap, topic, {0: 150}))
-        anew = watch.look()
+        anew = watch.ask()
 
     assert troubles(read, anew) == [TopicMadeAnew(topic, read[topic].topic_id, anew[topic].topic_id)]
     assert anew[topic].latest == {0: 150, 1: 0, 2: 0}
@@ -187,7 +187,7 @@ def test_of_what_gateways_name_no_more_is_read_than_may_be(
         assert choice.begin(frozenset()).keys() == {"choice-by-pattern"}
         assert (choice.left_out, choice.fresh, choice.untold()) == ({}, frozenset(), None)
         # They are named while it runs.
-        assert choice.look(named).keys() == {"choice-by-pattern"}
+        assert choice.compare(named).keys() == {"choice-by-pattern"}
         assert choice.fresh == {"choice-a", "choice-b"}
         assert choice.begin(named).keys() == {"choice-by-pattern", "choice-a", "choice-b"}
         assert choice.left_out == {"__choice": KAFKAS_OWN, "choice-c": TOO_MANY} == choice.untold()
@@ -227,7 +227,7 @@ def test_a_topic_that_the_user_may_not_know_of_is_told_and_not_taken_for_deleted
             assert choice.gone == {"deleted"}
             # Once it may be read, it is.
             asyncio.run(kafka_admin.allow(broker.bootstrap, "ANONYMOUS", "hidden", "READ", "DESCRIBE"))
-            choice.look(frozenset({"hidden"}))
+            choice.compare(frozenset({"hidden"}))
             assert choice.fresh == {"hidden"}
     finally:
         broker.stop()
@@ -238,6 +238,6 @@ def test_a_broker_that_does_not_answer_is_told_in_time(spark: SparkSession, monk
     monkeypatch.setattr("spark.source.topic_watch.ANSWER_S_MAX", 2)
     monkeypatch.setattr("spark.source.topic_watch.REQUEST_MS_MAX", 500)
     with pytest.raises(TopicWatchError, match="no broker answers"):
-        look(spark, "127.0.0.1:9", {"request.timeout.ms": "60000"}, ".*")
+        topics_now(spark, "127.0.0.1:9", {"request.timeout.ms": "60000"}, ".*")
     with pytest.raises(TopicWatchError, match="none of the names in --bootstrap"):
-        look(spark, "no-such-host.invalid:9092", {}, ".*")
+        topics_now(spark, "no-such-host.invalid:9092", {}, ".*")

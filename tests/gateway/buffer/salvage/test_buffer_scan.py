@@ -479,7 +479,7 @@ def test_one_of_three_copies_of_a_lanes_identity_may_be_wrong(made: Made, page: 
 
 
 def test_two_lanes_never_have_one_name() -> None:
-    found = buffer_salvage.Found()
+    found = buffer_salvage.RowContext()
     for source, number in (("lane", 1), ("lane_copy", 3), ("sqlite_autoindex_lane_1", 3)):
         buffer_salvage._add_lane(found, source, number, "a", "boot", "file")
     assert buffer_salvage._settled(found) == {3: Lane(3, "a", "boot", "file")}
