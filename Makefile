@@ -2,7 +2,7 @@
 # make test   every promise and every real part, in small sizes; what it draws is always the same
 # make test-fast   those of its tests that need no server, no Java, no box and no compiler, and are quick
 # make test-long   all tests, in their whole sizes, drawn anew each time; as root also the demo on other systems
-# make test-slice   a twentieth of what `make test` leaves out, chosen by the commit (SLICE=0 to 19)
+# make test-slice   a thirtieth of what `make test` leaves out, chosen by the commit (SLICE=0 to 29)
 # make check  lint, format, types, layers  make lock        constraints.txt anew from pyproject.toml
 # make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)
 # make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)

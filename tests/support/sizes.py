@@ -9,7 +9,7 @@ import pytest
 
 WHOLE: Final = os.environ.get("SLUICE_TEST_WHOLE") == "1"
 """Whether all is done, as `make test-long` and `make test-slice` set it."""
-SLICES: Final = 20
+SLICES: Final = 30
 """Parts of what `make test` leaves out. Each commit runs one, by its hash, so that in time all of them are run."""
 SLICE_S_MAX: Final = 300
 """A test that takes longer is in no slice."""
