@@ -45,7 +45,7 @@ class StubView:
         self.trouble = ""
         self.asked: list[tuple[str, int]] = []
 
-    async def look(self) -> None:
+    async def follow(self) -> None:
         await asyncio.Event().wait()
 
     async def refresh(self) -> None:
