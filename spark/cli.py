@@ -10,6 +10,7 @@ from spark.commands.replay_command import replay
 from spark.commands.table_commands import gaps, gateways, quarantine, readings, sql, windows
 from spark.commands.upkeep_commands import delete_device, maintain
 from spark.engine.warehouse_folder import CopyError, MomentsError
+from spark.source.memory_failures import explain_memory
 from spark.source.storage_failures import explain_storage
 
 
@@ -26,7 +27,7 @@ class _Commands(click.Group):
                 f"{error}: `sluice-cloud ingest` does that at its start, and so does `sluice-cloud replay`"
             ) from error
         except Exception as error:
-            words = explain_storage(error)
+            words = explain_memory(error) or explain_storage(error)
             if words is None:
                 raise
             raise click.ClickException(words) from error

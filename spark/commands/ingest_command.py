@@ -169,6 +169,7 @@ def _failures_in_words(options: Mapping[str, str]) -> Iterator[None]:
     from spark.log.log_table import CheckpointError  # noqa: PLC0415
     from spark.source.kafka_failures import explain_failure  # noqa: PLC0415
     from spark.source.kafka_options import KafkaOptionError, without  # noqa: PLC0415
+    from spark.source.memory_failures import explain_memory  # noqa: PLC0415
     from spark.source.topic_watch import TopicWatchError  # noqa: PLC0415
     from spark.windows.windows_table import WindowLengthError  # noqa: PLC0415
 
@@ -181,7 +182,7 @@ def _failures_in_words(options: Mapping[str, str]) -> Iterator[None]:
     except WindowLengthError as error:
         raise click.BadParameter(str(error), param_hint="--streams") from error
     except StreamingQueryException as error:
-        words = explain_failure(error) or without(options, str(error))
+        words = explain_memory(error) or explain_failure(error) or without(options, str(error))
         raise click.ClickException(
             f"the query failed; what was committed stays, and the next run goes on from there.\n{words}"
         ) from error

@@ -194,9 +194,15 @@ def expect_shown(command: Command, warehouse: Path, readings: int) -> None:
     assert len(shown.output.splitlines()) == 1 + readings
 
 
-@pytest.mark.long(seconds=60)
-def test_records_that_are_large_once_unpacked_are_rejects(kafka: Broker, spark: SparkSession, tmp_path: Path) -> None:
-    """Compressed, 8 MB take a kilobyte in Kafka, and 101 MB some twelve: in all it is more than Java is given."""
+@pytest.mark.long(seconds=100)
+def test_records_that_are_large_once_unpacked_are_rejects(
+    kafka: Broker,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Compressed, 8 MB take a kilobyte in Kafka, and 101 MB some twelve: too much for little memory, not for ours."""
     topic = "device-inflated"
     inflated = [b'{"t": %d, "text": "%s"}' % (number, b"x" * 8_000_000) for number in range(60)]
     values = [b'{"t": 21.5}', *inflated, b"\x00" * 101_000_000, b'{"t": 22.5}']
@@ -211,6 +217,11 @@ def test_records_that_are_large_once_unpacked_are_rejects(kafka: Broker, spark: 
 
     asyncio.run(create_topic(kafka.bootstrap, topic))
     asyncio.run(send())
+    with monkeypatch.context() as little:
+        little.setenv("SPARK_DRIVER_MEMORY", "900m")
+        with ingest(kafka, tmp_path, "--once", topics=topic) as process:
+            assert process.wait(300) == 1
+    assert "Java's memory did not suffice. Give it more" in capfd.readouterr().err
     with ingest(kafka, tmp_path, "--once", topics=topic) as process:
         assert process.wait(300) == 0
 
