@@ -25,7 +25,7 @@ from spark.log.quarantine_view import open_quarantine
 from spark.views.evidence import open_gaps
 from spark.windows.windows_table import TimeSpan, time_spans
 from tests.support import spark_oracle
-from tests.support.sizes import SEED, size
+from tests.support.sizes import SEED
 from tests.support.spark_oracle import KafkaRecord, WindowRow
 from tests.support.spark_records import (
     BUFFER,
@@ -93,13 +93,13 @@ def dying(warehouse: Warehouse, number: int, records: list[KafkaRecord], place: 
     warehouse.job = BatchJob(warehouse.spark, warehouse.path)
 
 
-@pytest.mark.campaign(seconds=60)
+@pytest.mark.long(seconds=60)
 def test_the_tables_do_not_depend_on_batches_order_or_crashes(warehouse: Warehouse) -> None:
     rng = random.Random(SEED)  # noqa: S311
     records = drawn_records(rng, 250)
     batches = drawn_batches(rng, records)
     # A draw may put all into two batches.
-    dying_in = rng.sample(range(len(batches)), min(size(1, 3), len(batches)))
+    dying_in = rng.sample(range(len(batches)), min(3, len(batches)))
     crashes = dict(zip(dying_in, rng.sample(list(PLACES), len(dying_in)), strict=True))
     repeated = rng.randrange(len(batches))
 
@@ -414,6 +414,7 @@ def test_identity_is_the_whole_ce_id(warehouse: Warehouse) -> None:
     assert warehouse.tables() == spark_oracle.tables([*same_sequence, *copies, torn, torn_alone, *again, *later])
 
 
+@pytest.mark.long(seconds=20)
 def test_a_number_of_a_device_counts_once_and_another_payload_under_it_is_a_conflict(warehouse: Warehouse) -> None:
     # A device changes over to another gateway: the acknowledgement of number 8 was lost with the first one's link.
     first = [through("a", 0, 7, offset=0), through("a", 1, 8, offset=1)]

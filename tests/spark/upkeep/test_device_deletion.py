@@ -146,6 +146,7 @@ def test_what_a_device_sent_is_deleted_and_stays_so(spark: SparkSession, new_war
     assert seen(spark, warehouse) == {"43": other}
 
 
+@pytest.mark.long(seconds=35)
 def test_the_command_asks_first_and_deletes_for_good(spark: SparkSession, new_warehouse: str) -> None:
     records = [*FIRST[:2], FIRST[-1]]
     take(BatchJob(spark, new_warehouse), 0, records)

@@ -39,7 +39,6 @@ from spark.views.evidence import open_gaps
 from spark.views.windows_view import open_windows
 from spark.windows.window_changes import read_changes
 from tests.support import spark_oracle
-from tests.support.sizes import size
 from tests.support.spark_records import drawn_batches, drawn_records, kafka_frame, reading, reading_headers
 from tests.support.spark_warehouse import expect_rows
 
@@ -67,12 +66,12 @@ def no_report(_: ReplayProgress) -> None:
     return None
 
 
-@pytest.mark.campaign(seconds=50)
+@pytest.mark.long(seconds=50)
 def test_a_replay_makes_the_same_tables_and_the_job_goes_on_with_them(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
     rng = random.Random(5)  # noqa: S311 - the same draw every time
-    records = drawn_records(rng, size(60, 200))
-    *batches, last = size([records[:40], records[40:]], drawn_batches(rng, records))
+    records = drawn_records(rng, 200)
+    *batches, last = drawn_batches(rng, records)
     job = BatchJob(spark, warehouse)
     start = first_start(1)
     append_start(spark, job.tables, start)

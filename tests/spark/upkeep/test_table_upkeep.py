@@ -26,14 +26,13 @@ from spark.views.windows_view import open_windows
 from spark.windows import windows_table
 from spark.windows.window_changes import changes_path, read_changes
 from spark.windows.windows_table import fold_date, folded, read_parts, replace_area, windows_path
-from tests.support.sizes import size
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
 from tests.support.spark_warehouse import expect_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
-BATCHES = size(3, 4)
+BATCHES = 4
 
 
 def sent(sequence: int) -> KafkaRecord:
@@ -63,7 +62,7 @@ def expect_contents(spark: SparkSession, warehouse: str, before: list[list[Row]]
         expect_rows(view, rows)
 
 
-@pytest.mark.campaign(seconds=35)
+@pytest.mark.long(seconds=35)
 def test_files_become_few_and_rows_stay(
     spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
