@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gateway.buffer.buffer import Buffer
-from gateway.clock.floor import MARKS as CLOCK_MARKS
-from gateway.clock.floor import ClockFloor
+from gateway.clock.floor import CLOCK_MARKS, ClockFloor
 from gateway.clock.kernel_clock import ClockWatch, boot_id, boottime_us
 from gateway.clock.sensor_clocks import DeviceClocks
-from gateway.config import running_settings as settings_running
+from gateway.config import running_settings
 from gateway.config.config_file import route_table
 from gateway.daemon import control, service_notify
 from gateway.daemon.housekeeping import Housekeeping, LaneTurns
@@ -37,7 +36,7 @@ from gateway.intake.kept_clocks import keep_clocks, recall_clocks
 from gateway.listener.credentials import file_of
 from gateway.reading import BufferFileError
 from gateway.settings import NO_SOURCE, Settings
-from gateway.site_broker.deliveries import MARKS, removed_sessions
+from gateway.site_broker.deliveries import BROKER_MARKS, removed_sessions
 from gateway.tls.dates import CertificateDates
 from gateway.uplink.forwarder import Forwarder
 from gateway.uplink.lane_policy import LanePolicy
@@ -89,7 +88,7 @@ async def run(settings: Settings, config: Path | None = None) -> None:
             parts = control.Parts(
                 uplink=forwarder.report,
                 clock=housekeeping.clock_report.view,
-                settings=partial(settings_running.of, settings),
+                settings=partial(running_settings.of, settings),
                 mqtt_listener=listener.counts.copy if listener else None,
                 logins=listener.logins.state if listener else None,
                 log_ins_refused=listener.refusals.lately if listener else None,
@@ -153,7 +152,7 @@ def _brokers(settings: Settings, front_door: FrontDoor, dates: CertificateDates)
 
 async def _forget_removed_brokers(settings: Settings, front_door: FrontDoor) -> None:
     """Forget the sessions of brokers that were taken out of the settings."""
-    strays = removed_sessions(await front_door.marks(MARKS), settings.mqtt_brokers, settings.gateway.id)
+    strays = removed_sessions(await front_door.marks(BROKER_MARKS), settings.mqtt_brokers, settings.gateway.id)
     if strays:
         front_door.take((), lambda _: None, strays)
 
@@ -187,6 +186,6 @@ def _status_page(
     from gateway.page.view import StatusView  # noqa: PLC0415
 
     assert settings.status_page is not None  # noqa: S101 - it is called where that is
-    file = None if config is None else settings_running.SettingsFile(config, settings)
+    file = None if config is None else running_settings.SettingsFile(config, settings)
     view = StatusView(settings, front_door, buffer, parts, file)
     return StatusPage(settings.status_page, view)

@@ -6,9 +6,9 @@ import click
 
 from spark.commands.ingest_command import ingest
 from spark.commands.registry_commands import devices, registry
-from spark.commands.replay_command import replay
+from spark.commands.replay_command import replay_command
 from spark.commands.table_commands import gaps, gateways, quarantine, readings, sql, windows
-from spark.commands.upkeep_commands import delete_device, maintain
+from spark.commands.upkeep_commands import delete_device_command, maintain_command
 from spark.engine.warehouse_folder import CopyError, MomentsError
 from spark.source.memory_failures import explain_memory
 from spark.source.storage_failures import explain_storage
@@ -39,9 +39,21 @@ def main() -> None:
     """The cloud side of Sluice: Kafka's records made into Delta tables that can be trusted."""
 
 
-for command in (ingest, readings, windows, gaps, gateways, quarantine, sql, replay, maintain, devices, registry):
+for command in (
+    ingest,
+    readings,
+    windows,
+    gaps,
+    gateways,
+    quarantine,
+    sql,
+    replay_command,
+    maintain_command,
+    devices,
+    registry,
+):
     main.add_command(command)
-devices.add_command(delete_device)
+devices.add_command(delete_device_command)
 
 
 if __name__ == "__main__":

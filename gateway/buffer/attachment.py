@@ -16,13 +16,22 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from gateway.buffer import schema as buffer_schema
+from gateway.buffer import schema
 from gateway.buffer.file import BufferFile
 from gateway.buffer.room import ROW_BYTES
 from gateway.buffer.rows import Lane
 from gateway.buffer.salvage import aside as buffer_aside
-from gateway.buffer.salvage import salvage as buffer_salvage
-from gateway.buffer.salvage.salvage import SALVAGE_PREFIX, Damaged, Salvage, SalvagedBatch
+from gateway.buffer.salvage.salvage import (
+    SALVAGE_PREFIX,
+    Damaged,
+    Salvage,
+    SalvagedBatch,
+    adopt_beside,
+    begun_again,
+    damaged_files,
+    keep_largest,
+    kept_marks,
+)
 from gateway.clock.gateway_clock import BootClock
 from gateway.reading import BufferFileError, Mark
 from gateway.settings import BufferSettings
@@ -116,7 +125,7 @@ class Attachment:
                         raise
                     self._reset()
                 except sqlite3.Error as error:
-                    if not buffer_schema.is_corruption(error):
+                    if not schema.is_corruption(error):
                         raise
                     self.replace(error)
         except (sqlite3.Error, OSError) as error:
@@ -127,13 +136,13 @@ class Attachment:
 
     def _remember(self) -> None:
         """Begin those salvages again whose marks are lost."""
-        known = buffer_salvage.kept_marks(self.file.marks(SALVAGE_PREFIX))
+        known = kept_marks(self.file.marks(SALVAGE_PREFIX))
         asides = [aside for aside in buffer_aside.waiting(self._settings.path) if aside.name not in known]
         if not asides:
             return
         log.error("how far a salvage had come is lost: begun again", asides=[aside.name for aside in asides])
         self.file.close()
-        again = [buffer_salvage.begun_again(aside) for aside in asides]
+        again = [begun_again(aside) for aside in asides]
         # Their lanes come before this start's.
         lanes = [lane for damaged in again for lane in damaged.lanes.values()]
         self.file = BufferFile(self._settings, self._boot_id, self._clock, self._counts, lanes)
@@ -204,10 +213,10 @@ class Attachment:
         known = [
             self._known.get(name, SetAside(name, "unknown", None)) for name in map(buffer_aside.final_name, asides)
         ]
-        files = buffer_salvage.damaged_files(
+        files = damaged_files(
             [(aside, of.lane, of.rows) for aside, of in zip(asides, known, strict=True)], buffer_aside.waiting(path)
         )
-        kept, given_up = buffer_salvage.within(files.values(), self._settings.damaged_files_max)
+        kept, given_up = keep_largest(files.values(), self._settings.damaged_files_max)
         try:
             lanes = [lane for damaged in kept for lane in damaged.lanes.values()]
             self.file = BufferFile(self._settings, self._boot_id, self._clock, self._counts, lanes)
@@ -243,9 +252,9 @@ class Attachment:
         file = self.file
         file.connection.execute("SAVEPOINT beside")
         try:
-            buffer_salvage.adopt_beside(file.connection, (*kept, *given_up), file.salvaged)
+            adopt_beside(file.connection, (*kept, *given_up), file.salvaged)
         except Exception as error:
-            if buffer_schema.is_of_disk(error):
+            if schema.is_of_disk(error):
                 raise
             log.exception(
                 "what stood beside the readings of a damaged buffer could not be taken over: its clocks are unknown, "
@@ -253,7 +262,7 @@ class Attachment:
             )
             file.connection.execute("ROLLBACK TO beside")
             bare = [replace(damaged, found=None) for damaged in (*kept, *given_up)]
-            buffer_salvage.adopt_beside(file.connection, bare, file.salvaged)
+            adopt_beside(file.connection, bare, file.salvaged)
         file.connection.execute("RELEASE beside")
         file.boots.adopted()
         for damaged in kept:
@@ -266,7 +275,7 @@ class Attachment:
 
     def _begin_salvages(self) -> None:
         """Go on with what damaged files still hold, the last start's too."""
-        marks = buffer_salvage.kept_marks(self.file.marks(SALVAGE_PREFIX))
+        marks = kept_marks(self.file.marks(SALVAGE_PREFIX))
         # The newest first: what it took over of an older one comes before the rest of that.
         work = [(self._settings.path.with_name(name), marks[name]) for name in sorted(marks, reverse=True)]
         if work:

@@ -325,7 +325,7 @@ def _boot(values: Sequence[object]) -> _Boot:
     return _Boot(row.ordinal, clock, row.seen_us or 0, row.version, row.owed, row.told_error_us)
 
 
-def adopt(connection: sqlite3.Connection, boots: Iterable[Sequence[object]]) -> None:
+def adopt_boots(connection: sqlite3.Connection, boots: Iterable[Sequence[object]]) -> None:
     """Write boots of a damaged file into another, as `COLUMNS` has them, or the first few of these (former versions).
 
     What is known of one already stays, but for what has to be corrected, and how often it was. Of one that makes no

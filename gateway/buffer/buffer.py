@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import IO, TypeVar
 
-from gateway.buffer import lock as buffer_lock
+from gateway.buffer import lock
 from gateway.buffer.boots import Correction
 from gateway.buffer.commit_loop import CommitLoop
 from gateway.buffer.commit_queue import OWN_BYTES_MAX, CommitQueue, Done
@@ -62,7 +62,7 @@ class Buffer:
     def open(self) -> None:
         """Open the file, begin this start's lane, and start the thread. Raises BufferFileError."""
         self._loop = asyncio.get_running_loop()
-        self._lock_file = buffer_lock.acquire(self._settings.path)
+        self._lock_file = lock.acquire(self._settings.path)
         try:
             self._commits.open()
         except BaseException:

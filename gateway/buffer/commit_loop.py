@@ -17,11 +17,11 @@ from typing import TypeVar
 
 import structlog
 
-from gateway.buffer import losses as buffer_losses
-from gateway.buffer import schema as buffer_schema
+from gateway.buffer import schema
 from gateway.buffer.attachment import Attachment
 from gateway.buffer.commit_queue import OWN_BYTES_MAX, RETRY_S, Append, CommitQueue, Done, Due
 from gateway.buffer.file import BufferFile
+from gateway.buffer.losses import has_losses
 from gateway.buffer.outgoing import OutgoingRows
 from gateway.buffer.rows import Entry, Loss
 from gateway.buffer.state import StateWatch
@@ -184,7 +184,7 @@ class CommitLoop:
             self._outgoing.put_back(due.confirmed, due.marks)
             self._queue.put_back(due.losses)
             self._fail(error)
-            if not buffer_schema.is_of_disk(error) and self.attachment.is_attached:
+            if not schema.is_of_disk(error) and self.attachment.is_attached:
                 self._commit_one_by_one([*due.own, *due.readings])
             return
         self.state_watch.recover()
@@ -282,7 +282,7 @@ class CommitLoop:
                     self.file.insert(append.entries)
                 stored = True
             except Exception as error:
-                if buffer_schema.is_of_disk(error):
+                if schema.is_of_disk(error):
                     break
                 log.exception("something could not be stored, and is refused")
             self._queue.settled((append,))
@@ -309,7 +309,7 @@ class CommitLoop:
         if self.is_crowded:
             return 0
         losses = self._queue.take_losses()
-        if not losses and not buffer_losses.has_losses(self.file.connection):
+        if not losses and not has_losses(self.file.connection):
             return 0
 
         def move(file: BufferFile) -> int:
@@ -367,7 +367,7 @@ class CommitLoop:
     def _fail(self, error: Exception) -> None:
         """Say once that the buffer fails; a corrupt file is replaced at once."""
         words = str(error) or type(error).__name__
-        if isinstance(error, sqlite3.Error) and buffer_schema.is_corruption(error) and self.attachment.is_attached:
+        if isinstance(error, sqlite3.Error) and schema.is_corruption(error) and self.attachment.is_attached:
             try:
                 self.attachment.replace(error)
             except (sqlite3.Error, OSError, BufferFileError) as problem:

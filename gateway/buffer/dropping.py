@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.buffer import losses as buffer_losses
 from gateway.buffer.boots import BootTable
 from gateway.buffer.deletion import Deletion
 from gateway.buffer.lanes import Lanes
+from gateway.buffer.losses import count_losses, losses_of_rows
 from gateway.buffer.room import ROW_BYTES, Room
 from gateway.buffer.rows import START, Position, Span, span_at
 from gateway.clock.gateway_clock import BootClock
@@ -99,10 +99,10 @@ class Dropping:
         found.close()
         if span is None:
             return None, 0
-        losses = buffer_losses.losses_of_rows(self.connection, span, reason)
+        losses = losses_of_rows(self.connection, span, reason)
         before = self.lanes.rows
         self.deletion.delete_whole(span)
-        buffer_losses.count_losses(self.connection, losses)
+        count_losses(self.connection, losses)
         for counted in ("dropped", reason):
             self.tally[counted] += before - self.lanes.rows
         return span, size

@@ -10,18 +10,18 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from gateway.buffer import losses as buffer_losses
-from gateway.buffer import schema as buffer_schema
+from gateway.buffer import schema
 from gateway.buffer.boots import BootTable, Correction
 from gateway.buffer.deletion import Deletion
 from gateway.buffer.dropping import Dropping
 from gateway.buffer.insert import insert_entries, insert_rows
 from gateway.buffer.lanes import LaneReport, Lanes
+from gateway.buffer.losses import count_losses, counted_losses, dropped_by_sensor, forget_losses, note_told, told_below
 from gateway.buffer.quarantine import DROPPED, Quarantine
 from gateway.buffer.read_rows import check_sqlite, gone_rows, read_rows, sequences_of
 from gateway.buffer.room import Room
 from gateway.buffer.rows import Entry, Lane, Loss, Outstanding, Position, Quarantined, Row, Series, Span
-from gateway.buffer.salvage import salvage as buffer_salvage
+from gateway.buffer.salvage.salvage import SALVAGE_PREFIX, Progress, kept_marks
 from gateway.buffer.sensor_runs import DeviceRuns
 from gateway.buffer.series import SeriesTable
 from gateway.clock.gateway_clock import BootClock
@@ -59,7 +59,7 @@ class BufferFile:
         """Rows that the last transaction added to the current lane."""
         self.inserted_bytes = 0
         """What their payloads have."""
-        self.connection = buffer_schema.connect(settings.path)
+        self.connection = schema.connect(settings.path)
         try:
             self.room = Room(settings, self.connection)
         except BaseException:
@@ -68,7 +68,7 @@ class BufferFile:
         try:
             check_sqlite(self.connection)
             self.room.prepare()
-            self.id = buffer_schema.buffer_id(self.connection)
+            self.id = schema.buffer_id(self.connection)
             self.lanes = Lanes(self.connection, boot_id, self.id)
             self.series = SeriesTable(self.connection)
             self._runs = DeviceRuns(self.connection)
@@ -133,7 +133,7 @@ class BufferFile:
         new, with_lost = self._runs.judge(entries, self.lanes.current.number, self._tally)
         self.insert_judged(new)
         if with_lost:
-            self.count_losses([buffer_losses.dropped_by_sensor(entry, self._boot_id) for entry in with_lost])
+            self.count_losses([dropped_by_sensor(entry, self._boot_id) for entry in with_lost])
         if self.inserted:
             self._runs.save_if_due(self.lanes.last, time.monotonic())
 
@@ -163,7 +163,7 @@ class BufferFile:
     def recall(self, device: str, boot: str) -> Recalled:
         """See `SerialIntake.recall`."""
         stored = self._runs.recent_sequences(device, boot) | self.quarantine.sequences(boot)
-        return Recalled(stored, buffer_losses.told_below(self.connection, device, boot))
+        return Recalled(stored, told_below(self.connection, device, boot))
 
     # -- lanes ----------------------------------------------------------------------------------
 
@@ -187,22 +187,22 @@ class BufferFile:
 
     def marks(self, prefix: str) -> dict[str, bytes]:
         """The marks whose keys begin with `prefix`."""
-        return buffer_schema.read_marks(self.connection, prefix)
+        return schema.read_marks(self.connection, prefix)
 
     def keep_marks(self, marks: Iterable[Mark]) -> None:
         """Keep or forget what ingresses want remembered."""
-        buffer_schema.keep_marks(self.connection, marks)
+        schema.keep_marks(self.connection, marks)
 
     def count_losses(self, losses: Sequence[Loss]) -> None:
         """Count readings that never came to be rows."""
-        buffer_losses.count_losses(self.connection, losses)
-        buffer_losses.note_told(self.connection, losses)
+        count_losses(self.connection, losses)
+        note_told(self.connection, losses)
 
     def report_losses(self, report: Callable[[Loss], Entry], limit: int) -> int:
         """Turn loss counters into rows that report them; how many."""
-        losses = buffer_losses.counted_losses(self.connection, limit)
+        losses = counted_losses(self.connection, limit)
         self.insert([report(loss) for loss in losses])
-        buffer_losses.forget_losses(self.connection, losses)
+        forget_losses(self.connection, losses)
         return len(losses)
 
     def report_corrections(self, report: Callable[[Correction], Entry]) -> list[Correction]:
@@ -263,8 +263,8 @@ class BufferFile:
             if row.series not in numbers:
                 self.quarantine.keep(_without_series(row, lane.boot_id))
 
-    def _salvages(self) -> Iterable[buffer_salvage.Progress]:
-        return buffer_salvage.kept_marks(self.marks(buffer_salvage.SALVAGE_PREFIX)).values()
+    def _salvages(self) -> Iterable[Progress]:
+        return kept_marks(self.marks(SALVAGE_PREFIX)).values()
 
 
 def _without_series(row: Row, boot_id: str) -> Quarantined:

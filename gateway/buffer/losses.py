@@ -12,7 +12,7 @@ LOSSES_MAX = 20_000
 """Counters kept apart; beyond it losses are counted without their device."""
 EVENTS_DROPPED = "gateway-events-dropped"
 EVENT_REFUSED = "event-refused"
-OWN = frozenset({EVENTS_DROPPED, EVENT_REFUSED})
+OWN_LOSSES = frozenset({EVENTS_DROPPED, EVENT_REFUSED})
 """Why the gateway's own events are lost, which are no readings."""
 TOLD_MARK = "ring/"
 """So begin the marks of what sensors' rings dropped; the device follows. Kept with the counter, in one commit."""

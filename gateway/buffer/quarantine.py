@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
-from gateway.buffer import losses as buffer_losses
+from gateway.buffer.losses import EVENTS_DROPPED, LOSS_TYPE, count_losses, told_loss
 from gateway.buffer.rows import OWN_TYPES, Loss, Quarantined, QuarantinedSpan
 from gateway.settings import BufferSettings
 
@@ -137,7 +137,7 @@ class Quarantine:
     def lose(self, numbers: Sequence[int], reason: str) -> int:
         """Take these out for good, each counted as lost; how many there were."""
         found = self.find(numbers)
-        buffer_losses.count_losses(self._connection, [self._loss(input_, reason) for input_ in found.values()])
+        count_losses(self._connection, [self._loss(input_, reason) for input_ in found.values()])
         for input_ in found.values():
             self._lost(input_)
         return self.drop(list(found))
@@ -146,14 +146,14 @@ class Quarantine:
         (type_,) = self._connection.execute(
             "SELECT coalesce((SELECT type FROM series WHERE number = ?), '')", (input_.series,)
         ).fetchone()
-        if type_ == buffer_losses.LOSS_TYPE:
+        if type_ == LOSS_TYPE:
             # It was not sent: what it tells of is counted again.
             with suppress(msgspec.DecodeError, UnicodeDecodeError):
-                return buffer_losses.told_loss(input_.payload)
+                return told_loss(input_.payload)
         at_us = input_.received_us if input_.event_us is None else input_.event_us
         return Loss(
             input_.device,
-            buffer_losses.EVENTS_DROPPED if type_.startswith(OWN_TYPES) else reason,
+            EVENTS_DROPPED if type_.startswith(OWN_TYPES) else reason,
             input_.boot_id or "",
             1,
             at_us,

@@ -118,7 +118,7 @@ class BufferStatus(Struct, frozen=True):
 
 def read_status(path: Path) -> BufferStatus:
     """Look at a buffer file. Raises BufferFileError where there is none, or it cannot be read."""
-    with reading(path) as connection:
+    with open_to_read(path) as connection:
         # One transaction: all figures are of the same moment.
         connection.execute("BEGIN")
         return _read(connection, path)
@@ -130,12 +130,14 @@ def read_quarantine(path: Path) -> dict[str, int]:
     No file is left beside that of a gateway that was stopped, which has no WAL then.
     """
     is_alone = not is_running(path) and not path.with_name(path.name + "-wal").exists()
-    with reading(path, _connect_alone if is_alone else _connect) as connection:
+    with open_to_read(path, _connect_alone if is_alone else _connect) as connection:
         return _quarantine_reasons(connection)
 
 
 @contextmanager
-def reading(path: Path, connect: "Callable[[Path], sqlite3.Connection] | None" = None) -> Iterator[sqlite3.Connection]:
+def open_to_read(
+    path: Path, connect: "Callable[[Path], sqlite3.Connection] | None" = None
+) -> Iterator[sqlite3.Connection]:
     """Open a buffer file for reading; sqlite3.Error in the block becomes BufferFileError, as does a wrong schema."""
     require_file(path)
     try:

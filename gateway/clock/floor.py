@@ -16,8 +16,8 @@ RELEASED_US: Final = 1_795_305_600_000_000
 """The same of this version: to be set anew with each release."""
 SAVE_US: Final = 3_600_000_000
 """It is written down no more often than this, for the card's sake."""
-MARKS: Final = "clock/"
-FLOOR_MARK: Final = MARKS + "floor"
+CLOCK_MARKS: Final = "clock/"
+FLOOR_MARK: Final = CLOCK_MARKS + "floor"
 """What the buffer keeps it by: microseconds since 1970, in decimal."""
 _DIGITS_MAX: Final = 16
 """Up to the year 2286: what is longer is damaged. int() refuses thousands of digits, and no date goes that far."""
@@ -37,7 +37,7 @@ class ClockFloor:
         return self._us
 
     def recall(self, marks: Mapping[str, bytes]) -> None:
-        """Go on from what the buffer has kept under `MARKS`; without it where that is damaged. Raises nothing."""
+        """Go on from what the buffer has kept under `CLOCK_MARKS`; without it where that is damaged. Raises nothing."""
         kept = marks.get(FLOOR_MARK, b"")
         if kept.isdigit() and len(kept) <= _DIGITS_MAX:
             self._kept_us = int(kept)

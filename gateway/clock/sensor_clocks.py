@@ -14,7 +14,7 @@ from gateway.clock.sensor_clock import DeviceClock
 from gateway.clock.slews import Slews
 from gateway.reading import Mark
 
-MARKS = "clock/device/"
+SENSOR_CLOCK_MARKS = "clock/device/"
 RUNS_MAX = 10_000
 """Clocks that are kept in memory, four kilobytes each at the most; those that were used least lately go first."""
 SAVE_INTERVAL_US = 10_000_000
@@ -65,7 +65,7 @@ class Run:
     @property
     def mark(self) -> str:
         """The key that it is kept under: a former boot's makes room for the next one's."""
-        return f"{MARKS}{self.device}/{self.stream}"
+        return f"{SENSOR_CLOCK_MARKS}{self.device}/{self.stream}"
 
     def save(self) -> bytes:
         """Its clock, to be kept."""

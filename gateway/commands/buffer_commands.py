@@ -30,7 +30,7 @@ from gateway.buffer.wear import (
     write_budget,
 )
 from gateway.clock.sensor_dates import TimeLimits
-from gateway.commands import buffer_reading as buffer_inspect
+from gateway.commands import buffer_reading
 from gateway.commands.buffer_reading import Depths, QuarantinedInput, QuarantineReason, Reading, Space
 from gateway.commands.buffer_verify import Verdict, verify
 from gateway.commands.options import FINDING, as_typed, config_option, json_option, load_settings, named
@@ -156,7 +156,7 @@ class _Overview(Struct, frozen=True):
     """With the last day's intake, and nothing leaving; null where too little was seen, or nothing came in."""
     write_budget: WriteBudget
     lost: int
-    devices: list[buffer_inspect.DeviceDepth]
+    devices: list[buffer_reading.DeviceDepth]
 
 
 @buffer.command(
@@ -192,9 +192,9 @@ def ls(config: Path, card_endurance_tbw: float, write_amplification: float, as_j
     """
     settings = load_settings(config)
     with _opened(settings) as db:
-        depths = buffer_inspect.depths(db)
-        space = buffer_inspect.space(db)
-        hours = buffer_inspect.usage(db)
+        depths = buffer_reading.depths(db)
+        space = buffer_reading.space(db)
+        hours = buffer_reading.usage(db)
     path = settings.buffer.path
     day = last_day([*_not_written_yet(path), *hours])
     room = _room_bytes(settings, space)
@@ -242,8 +242,8 @@ def read_room_left(settings: Settings, daemon: dict[str, Any] | None) -> RoomLef
     Raises click.ClickException where the file cannot be read.
     """
     with _opened(settings) as db:
-        space = buffer_inspect.space(db)
-        hours = buffer_inspect.usage(db)
+        space = buffer_reading.space(db)
+        hours = buffer_reading.usage(db)
     day = last_day([*_unwritten(daemon or {}), *hours])
     room = _room_bytes(settings, space)
     writes = write_budget(day)
@@ -372,7 +372,7 @@ def peek(config: Path, device: str | None, limit: int, newest: bool, as_json: bo
     settings = load_settings(config)
     with _opened(settings) as db:
         limits = TimeLimits.of(settings.gateway)
-        found = list(islice(buffer_inspect.readings(db, device, newest_first=newest, limits=limits), limit))
+        found = list(islice(buffer_reading.readings(db, device, newest_first=newest, limits=limits), limit))
     if as_json:
         click.echo(msgspec.json.encode(found))
         return
@@ -411,9 +411,9 @@ def export(config: Path, device: str | None, quarantine: bool) -> None:  # noqa:
     with _opened(settings) as db:
         found: Iterable[Struct]
         if quarantine:
-            found = buffer_inspect.quarantined(db, device=device)
+            found = buffer_reading.quarantined(db, device=device)
         else:
-            found = buffer_inspect.readings(db, device, limits=TimeLimits.of(settings.gateway))
+            found = buffer_reading.readings(db, device, limits=TimeLimits.of(settings.gateway))
         is_empty = True
         with _to_stdout() as write:
             for item in found:
@@ -501,14 +501,14 @@ def quarantine_ls(
     with _opened(settings) as db:
         found: Iterator[QuarantinedInput]
         found = islice(
-            buffer_inspect.quarantined(db, reason, device, newest_first=True),
+            buffer_reading.quarantined(db, reason, device, newest_first=True),
             limit if as_json else limit or QUARANTINE_ROWS,
         )
         if as_json:
             told = [msgspec.structs.replace(item, payload=UNSET, payload_base64=UNSET) for item in found]
             click.echo(msgspec.json.encode(told))
             return
-        reasons = buffer_inspect.quarantine_reasons(db, reason, device)
+        reasons = buffer_reading.quarantine_reasons(db, reason, device)
         if not reasons:
             click.echo(hanging(_nothing_set_aside(db, reason, device), 4))
             return
@@ -529,7 +529,7 @@ def quarantine_ls(
             click.echo()
             for line in _quarantine_lines(page):
                 click.echo(line)
-        older = buffer_inspect.quarantine_count(db, reason, device) - shown
+        older = buffer_reading.quarantine_count(db, reason, device) - shown
         if older > 0:
             click.echo(hanging(as_typed(f"and {older:,} older (--limit N; all: sluice buffer export --quarantine)"), 4))
 
@@ -540,7 +540,7 @@ def _nothing_set_aside(db: Database, reason: str | None, device: str | None) -> 
     if reason is None:
         return f"nothing{whose} stands in the quarantine" if whose else "the quarantine is empty"
     # Of the same device: what others have there is no answer.
-    there = [escaped(each.reason) for each in buffer_inspect.quarantine_reasons(db, device=device)]
+    there = [escaped(each.reason) for each in buffer_reading.quarantine_reasons(db, device=device)]
     where = "of it there is" if whose else "in the quarantine is"
     return f"nothing{whose} was set aside for '{escaped(reason)}'; {where}: {', '.join(there) or 'nothing'}"
 
@@ -697,7 +697,7 @@ def _chosen(settings: Settings, numbers: tuple[int, ...], reason: str | None, *,
     if sum((bool(numbers), reason is not None, everything)) != 1:
         raise click.UsageError("say which: NUMBER..., --reason REASON or --all, and only one of these")
     with _opened(settings) as db:
-        found = buffer_inspect.quarantine_sizes(db, reason)
+        found = buffer_reading.quarantine_sizes(db, reason)
         if reason is not None and not found:
             raise click.ClickException(_nothing_set_aside(db, reason, None))
         return {number: found.get(number, 0) for number in numbers} if numbers else found
@@ -766,7 +766,7 @@ async def _done_here(settings: Settings, command: str, parts: list[list[int]]) -
 @contextmanager
 def _opened(settings: Settings) -> Iterator[Database]:
     try:
-        with buffer_inspect.opened(settings.buffer.path) as db:
+        with buffer_reading.opened(settings.buffer.path) as db:
             yield db
     except BufferFileError as error:
         raise click.ClickException(str(error)) from error

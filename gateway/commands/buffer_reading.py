@@ -12,11 +12,10 @@ from pathlib import Path
 from msgspec import UNSET, Struct, UnsetType
 from sqlite_utils import Database
 
-from gateway.buffer import status as buffer_status
 from gateway.buffer.boots import clock_of
-from gateway.buffer.losses import OWN
+from gateway.buffer.losses import OWN_LOSSES
 from gateway.buffer.rows import OWN_TYPES, Row, Series
-from gateway.buffer.status import Moment, moment
+from gateway.buffer.status import Moment, moment, open_to_read
 from gateway.buffer.wear import UsageHour
 from gateway.clock.gateway_clock import BootClock, BootTimes
 from gateway.clock.rfc3339 import rfc3339
@@ -163,7 +162,7 @@ class LaneEnds(Struct, frozen=True):
 @contextmanager
 def opened(path: Path) -> Iterator[Database]:
     """Open a buffer file for reading. Raises BufferFileError, also for what SQLite meets within the block."""
-    with buffer_status.reading(path) as connection:
+    with open_to_read(path) as connection:
         # No plugins: what the user has installed for sqlite-utils is none of ours.
         yield Database(connection, execute_plugins=False)
 
@@ -220,7 +219,7 @@ def depths(db: Database) -> Depths:
                 depth.oldest = _earlier(depth.oldest, _moment(lane, oldest_us))
                 depth.newest = _later(depth.newest, _moment(lane, newest_us))
                 oldest = _earlier(oldest, depth.oldest)
-    for device, lost in db.execute(_LOST, sorted(OWN)).fetchall():
+    for device, lost in db.execute(_LOST, sorted(OWN_LOSSES)).fetchall():
         found.setdefault(device, DeviceDepth(device)).lost = lost
     return Depths(sorted(found.values(), key=lambda depth: (-depth.rows, depth.device or "")), oldest)
 

@@ -14,7 +14,7 @@ from gateway.clock.kernel_clock import boottime_us, read_wall_clock
 from gateway.commands.options import FINDING, WrappingGroup, as_typed, config_option, json_option, load_settings, named
 from gateway.daemon import control
 from gateway.host.terminal_text import aligned, counted, hanging, span
-from gateway.listener import credentials as device_credentials
+from gateway.listener import credentials
 from gateway.listener.credentials import CredentialsError, Made, Secrets
 from gateway.reading import BufferFileError
 from gateway.settings import ListenerSettings, Settings
@@ -100,12 +100,12 @@ def devices(context: click.Context, config: Path, as_json: bool) -> None:  # noq
         given = {name: context.params[name] for name in context.params if context.get_parameter_source(name) == source}
         context.default_map = dict.fromkeys(devices.commands, given)
         return
-    from gateway.devices import listing as device_listing  # noqa: PLC0415 - the other commands need none of it
-    from gateway.devices import words as devices_text  # noqa: PLC0415 - the other commands need none of it
+    from gateway.devices.listing import read_devices  # noqa: PLC0415 - the other commands need none of it
+    from gateway.devices.words import devices_lines  # noqa: PLC0415 - the other commands need none of it
 
     settings = load_settings(config)
     try:
-        listing = device_listing.read_devices(settings)
+        listing = read_devices(settings)
     except BufferFileError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
@@ -113,7 +113,7 @@ def devices(context: click.Context, config: Path, as_json: bool) -> None:  # noq
         known["not_heard"] = listing.not_heard
         click.echo(msgspec.json.encode({**known, "unheard": listing.unheard or None}))
     else:
-        for line in devices_text.devices_lines(listing):
+        for line in devices_lines(listing):
             click.echo(as_typed(line))
     sys.exit(FINDING if any(device.finding for device in listing.devices) else 0)
 
@@ -147,7 +147,7 @@ def list_command(config: Path, as_json: bool) -> None:  # noqa: FBT001 - click p
 
 
 def _log_ins(settings: Settings, listener: ListenerSettings) -> Iterator[LogIn]:
-    kept = _done(lambda: device_credentials.load(device_credentials.file_of(settings)))
+    kept = _done(lambda: credentials.load(credentials.file_of(settings)))
     heard = _heard(settings)
     now_s = datetime.now(UTC).timestamp()
     for operator, written, added in (
@@ -166,10 +166,10 @@ def _times(secrets: Secrets, now_s: float) -> tuple[SecretTimes, ...]:
 
 
 def _heard(settings: Settings) -> dict[str, float | None]:
-    from gateway.devices import listing as device_listing  # noqa: PLC0415 - the other commands need none of it
+    from gateway.devices.listing import read_devices  # noqa: PLC0415 - the other commands need none of it
 
     try:
-        return {device.device: device.heard_s for device in device_listing.read_devices(settings).devices}
+        return {device.device: device.heard_s for device in read_devices(settings).devices}
     except BufferFileError:
         # A gateway that has never run has heard nobody.
         return {}
@@ -226,11 +226,11 @@ def add(
     settings = load_settings(config)
     listener = _listener(settings)
     _refuse_written(listener, names)
-    path = device_credentials.file_of(settings)
+    path = credentials.file_of(settings)
     warnings = list(_warnings(listener))
     if listener.tls is not None and listener.tls.client_ca is not None and not listener.users and not path.exists():
         warnings.append(_CERTIFICATES_LISTED)
-    made = _done(lambda: device_credentials.add(path, names, _now(settings), operators=operator))
+    made = _done(lambda: credentials.add(path, names, _now(settings), operators=operator))
     outcome = _tell(settings, path, f"{_it(made)} may log in")
     _show_secrets(settings, listener, made, outcome, warnings, operator=operator, qr=not no_qr, as_json=as_json)
 
@@ -241,7 +241,7 @@ def add(
 @click.option(
     "--keep-old",
     "keep_old_hours",
-    type=named(click.FloatRange(0, device_credentials.KEEP_HOURS_MAX), "number of hours"),
+    type=named(click.FloatRange(0, credentials.KEEP_HOURS_MAX), "number of hours"),
     default=0,
     show_default=True,
     metavar="HOURS",
@@ -263,16 +263,16 @@ def rotate(
     settings = load_settings(config)
     listener = _listener(settings)
     _refuse_written(listener, (name,))
-    path = device_credentials.file_of(settings)
+    path = credentials.file_of(settings)
     # All that may fail comes before the secret is made: once it is, it must be shown.
-    operator = name in _done(lambda: device_credentials.load(path)).operators
+    operator = name in _done(lambda: credentials.load(path)).operators
     warnings = list(_warnings(listener))
     now = _now(settings)
-    made = _done(lambda: device_credentials.rotate(path, name, now, keep_old_hours))
+    made = _done(lambda: credentials.rotate(path, name, now, keep_old_hours))
     outcome = _tell(settings, path, "it has its new secret")
     old = None
     if keep_old_hours and now is not None:
-        old = device_credentials.spelled(now + timedelta(hours=keep_old_hours))
+        old = credentials.spelled(now + timedelta(hours=keep_old_hours))
     _show_secrets(
         settings, listener, [made], outcome, warnings, operator=operator, qr=not no_qr, as_json=as_json, old_until=old
     )
@@ -291,13 +291,13 @@ def revoke(names: tuple[str, ...], config: Path, yes: bool, as_json: bool) -> No
     settings = load_settings(config)
     listener = _listener(settings)
     _refuse_written(listener, names)
-    path = device_credentials.file_of(settings)
+    path = credentials.file_of(settings)
     if not yes:
-        known = _done(lambda: device_credentials.load(path))
+        known = _done(lambda: credentials.load(path))
         if all(name in known for name in names):
             are = "It is" if len(set(names)) == 1 else "They are"
             click.confirm(f"Revoke {_named(names)}? {are} disconnected at once.", abort=True, err=True)
-    gone = _done(lambda: device_credentials.revoke(path, names))
+    gone = _done(lambda: credentials.revoke(path, names))
     outcome = _tell(settings, path, f"{_it(gone)} {'is' if len(gone) == 1 else 'are'} let in no more")
     if as_json:
         told = {"revoked": gone, "counts": outcome.counts, "said": outcome.words, "warnings": outcome.warnings}

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import FieldInfo, fields
 
-from gateway import settings as declared
+from gateway import settings
 from gateway.commands.options import FINDING, json_option
 from gateway.config.config_file import struct_of, wanted
 from gateway.host.terminal_text import hanging
@@ -111,7 +111,7 @@ def _setting(field: FieldInfo, hint: object, header: str, about: str) -> Setting
 def _notes() -> dict[str, dict[str, str]]:
     """By class and name, what stands below each setting in the source; below "" what the section is for."""
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(declared)).body:
+    for node in ast.parse(inspect.getsource(settings)).body:
         if not isinstance(node, ast.ClassDef):
             continue
         about = found[node.name] = {"": _plain(ast.get_docstring(node) or "")}

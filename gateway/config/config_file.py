@@ -19,7 +19,7 @@ from gateway.config.payload_mistakes import payload_mistakes
 from gateway.config.serial_mistakes import SERIAL_EXAMPLES, serial_elsewhere, serial_mistakes
 from gateway.intake.routes import RouteError, RouteTable, compile_route, compile_routes
 from gateway.listener.access import CommandTopics
-from gateway.mqtt import topic_filters as mqtt_filters
+from gateway.mqtt import topic_filters
 from gateway.record_contract import DEVICE_NAME, INTERNAL_PREFIX, KAFKA_TOPIC
 from gateway.settings import (
     BrokerSettings,
@@ -28,8 +28,7 @@ from gateway.settings import (
     RouteSettings,
     Settings,
 )
-from gateway.toml_files.mistakes import ConfigError, Mistake, Place, line_of, lines_of, spell, syntax_mistake
-from gateway.toml_files.mistakes import show as _show
+from gateway.toml_files.mistakes import ConfigError, Mistake, Place, line_of, lines_of, show, spell, syntax_mistake
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -276,7 +275,7 @@ def _value_mistakes(hint: object, value: object, place: Place) -> Iterator[tuple
     try:
         msgspec.convert(value, hint, dec_hook=_decode_path)
     except msgspec.ValidationError:
-        shown = "what stands here" if _may_be_secret(place) else _show(value)
+        shown = "what stands here" if _may_be_secret(place) else show(value)
         yield place, f"{shown} will not do; write {_instead(hint, value, place)}"
         return
     texts = [value] if isinstance(value, str) else value if isinstance(value, list) else ()
@@ -292,7 +291,7 @@ def _instead(hint: object, value: object, place: Place) -> str:
         return _array_words(item, value, place)
     if isinstance(value, str) and not _may_be_secret(place):
         if get_origin(hint) is tuple and kinds[0] is str and "@" not in value:
-            return f"it in brackets: {_show([part.strip() for part in value.split(',')])}"
+            return f"it in brackets: {show([part.strip() for part in value.split(',')])}"
         # A list of numbers to choose from has the numbers themselves.
         if kinds and (kinds[0] in {int, float} or isinstance(kinds[0], int)) and get_origin(hint) is not tuple:
             return f"a number, without quotes: {wanted(hint)}"
@@ -337,7 +336,7 @@ def wanted(hint: object) -> str:
             if isinstance(argument, Meta) and argument.description:
                 return argument.description
     if origin is Literal:
-        return "one of " + ", ".join(_show(argument) for argument in arguments)
+        return "one of " + ", ".join(show(argument) for argument in arguments)
     if origin is tuple:
         return 'a list of texts, such as ["...", "..."]'
     if origin is dict:
@@ -390,7 +389,7 @@ def _topic_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
     """Topics that are named outright, without a template."""
     kafka = settings.kafka
     if kafka.events_topic == kafka.quarantine_topic:
-        yield ("kafka", "quarantine_topic"), f"{_show(kafka.quarantine_topic)} {_TOPIC_OF_EVENTS}"
+        yield ("kafka", "quarantine_topic"), f"{show(kafka.quarantine_topic)} {_TOPIC_OF_EVENTS}"
     named: dict[Place, str | None] = {
         ("kafka", "events_topic"): kafka.events_topic,
         ("kafka", "quarantine_topic"): kafka.quarantine_topic,
@@ -400,12 +399,12 @@ def _topic_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
         if topic is None:
             continue
         if KAFKA_TOPIC.fullmatch(topic) is None:
-            yield place, f"{_show(topic)} {_NO_TOPIC}"
+            yield place, f"{show(topic)} {_NO_TOPIC}"
         elif topic.startswith(INTERNAL_PREFIX):
-            yield place, f"{_show(topic)} {_INTERNAL}"
+            yield place, f"{show(topic)} {_INTERNAL}"
     owner = _own_topics(kafka).get(settings.fallback_topic or "")
     if owner is not None:
-        yield ("fallback_topic",), f'{_show(settings.fallback_topic)} is {owner}, {_SPEAKS}, such as "strays"'
+        yield ("fallback_topic",), f'{show(settings.fallback_topic)} is {owner}, {_SPEAKS}, such as "strays"'
 
 
 def _route_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
@@ -426,15 +425,15 @@ def _route_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
         if route.kafka in own:
             yield (
                 ("routes", index, "kafka"),
-                f'{_show(route.kafka)} is {own[route.kafka]}, {_SPEAKS}, such as "device-{{stream}}"',
+                f'{show(route.kafka)} is {own[route.kafka]}, {_SPEAKS}, such as "device-{{stream}}"',
             )
         elif route.kafka.startswith(INTERNAL_PREFIX):
-            yield ("routes", index, "kafka"), f"{_show(route.kafka)} {_INTERNAL}"
+            yield ("routes", index, "kafka"), f"{show(route.kafka)} {_INTERNAL}"
 
 
 def _same_topics(route: RouteSettings, index: int, earlier: RouteSettings) -> str:
     return (
-        f"{_show(route.topic)} takes the same topics as {_show(earlier.topic)} of routes[{index}]: where the two "
+        f"{show(route.topic)} takes the same topics as {show(earlier.topic)} of routes[{index}]: where the two "
         "routes differ, every reading of them goes to the quarantine as ambiguous; remove one of the two"
     )
 
@@ -449,7 +448,7 @@ def _bootstrap_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
     for address in kafka.bootstrap:
         mistake = _address_mistake(address)
         if mistake:
-            yield place, f"{_show(address)}{mistake}"
+            yield place, f"{show(address)}{mistake}"
 
 
 def _address_mistake(address: str) -> str:
@@ -458,10 +457,10 @@ def _address_mistake(address: str) -> str:
     found = _ADDRESS.fullmatch(address)
     scheme, slashes, _ = address.partition("://")
     if "," in address:
-        each = _show([part.strip() for part in address.split(",")])
+        each = show([part.strip() for part in address.split(",")])
         mistake = f" is several addresses in one text; write each in quotes of its own: {each}"
     elif slashes:
-        mistake = f" is no address; leave out {_show(scheme + slashes)}: host:port alone, such as 'kafka.example:9092'"
+        mistake = f" is no address; leave out {show(scheme + slashes)}: host:port alone, such as 'kafka.example:9092'"
     elif found is None:
         six = ", or '[2001:db8::1]:9092' with an address of IPv6" if _LIKE_IPV6.fullmatch(address) else ""
         mistake = f" is no address; write host:port, such as 'kafka.example:9092'{six}"
@@ -532,7 +531,7 @@ def _backlog_topic_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
         return
     first, *rest = template.split("{topic}")
     if len(rest) != 1:
-        yield place, f"{_show(template)} must hold {{topic}} once, as in {_BACKLOG_EXAMPLE}"
+        yield place, f"{show(template)} must hold {{topic}} once, as in {_BACKLOG_EXAMPLE}"
         return
     last = rest[0]
     if not first + last:
@@ -540,17 +539,17 @@ def _backlog_topic_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
         return
     if KAFKA_TOPIC.fullmatch(f"{first}x{last}") is None:
         wanted = "letters, digits, '.', '_' or '-'"
-        yield place, f"{_show(template)} makes no topic name: beside {{topic}} write {wanted}, as in {_BACKLOG_EXAMPLE}"
+        yield place, f"{show(template)} makes no topic name: beside {{topic}} write {wanted}, as in {_BACKLOG_EXAMPLE}"
         return
     if first.startswith(INTERNAL_PREFIX):
-        yield place, f"{_show(template)} {_INTERNAL}"
+        yield place, f"{show(template)} {_INTERNAL}"
     for topic, setting in _own_topics(settings.kafka).items():
         if len(topic) > len(first + last) and topic.startswith(first) and topic.endswith(last):
-            made = f"{_show(template)} could make {_show(topic)}"
+            made = f"{show(template)} could make {show(topic)}"
             yield place, f"{made}, which is {setting}, {_SPEAKS}, such as {_BACKLOG_EXAMPLE}"
     for topic in _topics_of_readings(settings):
         if KAFKA_TOPIC.fullmatch(made := f"{first}{topic}{last}") is None:
-            yield place, f"makes a name of {len(made)} characters from {_show(topic)}, and Kafka takes 249; shorten one"
+            yield place, f"makes a name of {len(made)} characters from {show(topic)}, and Kafka takes 249; shorten one"
 
 
 def _topics_of_readings(settings: Settings) -> list[str]:
@@ -573,7 +572,7 @@ def _own_host_mistakes(place: Place, host: str) -> Iterator[tuple[Place, str]]:
     elif _BRACKETED.fullmatch(host):
         yield place, _without_brackets(host)
     elif not _can_be_looked_up(host):
-        yield place, f'{_show(host)}: {_NO_HOST}, such as "0.0.0.0" for all of this box'
+        yield place, f'{show(host)}: {_NO_HOST}, such as "0.0.0.0" for all of this box'
 
 
 def _port_mistakes(settings: Settings, written: Container[Place]) -> Iterator[tuple[Place, str]]:
@@ -627,7 +626,7 @@ def _broker_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
         if _BRACKETED.fullmatch(broker.host):
             yield (*place, "host"), _without_brackets(broker.host)
         elif not broker.host or not _can_be_looked_up(broker.host):
-            yield (*place, "host"), f'{_show(broker.host)}: {_NO_HOST}, such as "mosquitto.example"'
+            yield (*place, "host"), f'{show(broker.host)}: {_NO_HOST}, such as "mosquitto.example"'
         session = (_same_host(broker.host), broker.port, broker.client_id or f"sluice-{settings.gateway.id}")
         earlier = sessions.setdefault(session, index)
         if earlier != index:
@@ -648,13 +647,13 @@ def _subscription_mistakes(broker: BrokerSettings, place: Place) -> Iterator[tup
     if not broker.topics:
         yield place, 'is empty, so that nothing would be read; write at least one filter, such as ["device/#"]'
     for number, topic_filter in enumerate(broker.topics):
-        mistake = mqtt_filters.mistake(topic_filter)
+        mistake = topic_filters.mistake(topic_filter)
         if mistake is not None:
-            yield place, f"{_show(topic_filter)} {mistake}"
+            yield place, f"{show(topic_filter)} {mistake}"
             continue
         for other in broker.topics[:number]:
-            if mqtt_filters.mistake(other) is None and mqtt_filters.overlap(topic_filter, other):
-                yield place, f"{_show(topic_filter)} and {_show(other)} {_OVERLAP}"
+            if topic_filters.mistake(other) is None and topic_filters.overlap(topic_filter, other):
+                yield place, f"{show(topic_filter)} and {show(other)} {_OVERLAP}"
 
 
 def _credential_mistakes(broker: BrokerSettings, place: Place) -> Iterator[tuple[Place, str]]:
@@ -668,7 +667,7 @@ def _credential_mistakes(broker: BrokerSettings, place: Place) -> Iterator[tuple
 
 
 def _without_brackets(host: str) -> str:
-    return f"{_show(host)}: an address stands here without brackets; write {_show(host[1:-1])}"
+    return f"{show(host)}: an address stands here without brackets; write {show(host[1:-1])}"
 
 
 def _can_be_looked_up(host: str) -> bool:

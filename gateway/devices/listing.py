@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Struct
 
 from gateway.buffer.schema import read_marks
-from gateway.buffer.status import DeviceStatus, Now, is_running, read_status, reading, this_moment
+from gateway.buffer.status import DeviceStatus, Now, is_running, open_to_read, read_status, this_moment
 from gateway.clock.oscillators import Kind
-from gateway.clock.sensor_clocks import MARKS, saved_run
+from gateway.clock.sensor_clocks import SENSOR_CLOCK_MARKS, saved_run
 from gateway.daemon import control
 from gateway.daemon.device_states import ClockState, DevicesPage, DeviceState, HeardState
 from gateway.devices.notes import NO_LOG_IN, RESTARTED, Note, note_on, note_on_clocks
@@ -109,11 +109,11 @@ def read_devices(settings: Settings) -> Listing:
         except control.ControlError as error:
             states, unheard = None, str(error)
     now = this_moment(settings.gateway)
-    with reading(path) as connection:
+    with open_to_read(path) as connection:
         places = _places(connection) | ports
         if states is None:
             # What it has in memory is newer than what is kept of it.
-            saved, restarted = states_from_marks(read_marks(connection, MARKS), now)
+            saved, restarted = states_from_marks(read_marks(connection, SENSOR_CLOCK_MARKS), now)
         else:
             saved, restarted = states, frozenset[str]()
     devices = list(

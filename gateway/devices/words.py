@@ -44,7 +44,7 @@ def _rows(device: Device) -> Iterator[tuple[str, ...]]:
         if clock is None:
             yield escaped(device.device), escaped(where), heard, boot, UNKNOWN, UNKNOWN, UNKNOWN
             continue
-        known = drift(clock), bound(clock.error_us), _ago(clock.observed_s)
+        known = drift_words(clock), bound(clock.error_us), _ago(clock.observed_s)
         yield escaped(device.device), escaped(where), heard, escaped(clock.boot), *known
 
 
@@ -52,7 +52,7 @@ def _ago(seconds: float | None) -> str:
     return UNKNOWN if seconds is None else f"{span(seconds)} ago"
 
 
-def drift(clock: Clock) -> str:
+def drift_words(clock: Clock) -> str:
     """`+7,950 ± 40`: the middle of what is possible, and how far it is from there to the ends."""
     if clock.drift_ppm is None or clock.error_us is None:
         return UNKNOWN

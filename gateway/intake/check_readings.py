@@ -23,8 +23,8 @@ LIFE_US = 120_000_000
 """For so long a credential is good, and a test reading looked out for."""
 USER_PREFIX = "$check-"
 """No device's name begins so."""
-TOPIC_PREFIX = "$sluice/check/"
-KIND = "check"
+CHECK_TOPIC_PREFIX = "$sluice/check/"
+CHECK_KIND = "check"
 """Behind `sluice.gateway.` in `ce_type`."""
 
 
@@ -80,7 +80,7 @@ class CheckReadings:
             self._drop(next(iter(self._by_user)))
         name = secrets.token_hex(8)
         payload = msgspec.json.encode({"check": secrets.token_hex(16)}).decode()
-        opened = CheckOpened(USER_PREFIX + name, secrets.token_urlsafe(16), TOPIC_PREFIX + name, payload)
+        opened = CheckOpened(USER_PREFIX + name, secrets.token_urlsafe(16), CHECK_TOPIC_PREFIX + name, payload)
         self._by_user[opened.user] = _Test(opened, self._now_us() + LIFE_US)
         return opened
 

@@ -11,9 +11,7 @@ from gateway.buffer.losses import EVENT_REFUSED
 from gateway.buffer.rows import Doubt, Entry, Loss, Quarantined
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.clock.sensor_dates import TimeLimits
-from gateway.intake.check_readings import KIND as CHECK
-from gateway.intake.check_readings import TOPIC_PREFIX as CHECK_TOPICS
-from gateway.intake.check_readings import CheckReadings
+from gateway.intake.check_readings import CHECK_KIND, CHECK_TOPIC_PREFIX, CheckReadings
 from gateway.intake.devices_heard import DevicesHeard
 from gateway.intake.new_clocks import NewClocks
 from gateway.intake.own_events import OwnEvents
@@ -199,8 +197,8 @@ class FrontDoor:
 
     def _resolved(self, reading: Reading) -> ResolvedTopic | Refusal:
         """The topic of a reading, where it is not among those that are known."""
-        if reading.topic.startswith(CHECK_TOPICS) and self.checks.takes(reading):
+        if reading.topic.startswith(CHECK_TOPIC_PREFIX) and self.checks.takes(reading):
             # No sensor's.
             self.counts["readings"] -= 1
-            return ResolvedTopic(self.events.series(CHECK), None, None, None, 0)
+            return ResolvedTopic(self.events.series(CHECK_KIND), None, None, None, 0)
         return self._topics.resolve(reading)

@@ -3,7 +3,7 @@
 import structlog
 
 from gateway.buffer.buffer import Buffer
-from gateway.clock.sensor_clocks import MARKS, DeviceClocks
+from gateway.clock.sensor_clocks import SENSOR_CLOCK_MARKS, DeviceClocks
 from gateway.reading import BufferFileError
 
 CLOCKS_AT_ONCE = 500
@@ -15,7 +15,7 @@ log = structlog.get_logger()
 async def recall_clocks(buffer: Buffer, clocks: DeviceClocks) -> None:
     """Go on with what an earlier start in this boot of the box had learnt of sensors' clocks."""
     try:
-        kept = await buffer.run(lambda file: file.marks(MARKS))
+        kept = await buffer.run(lambda file: file.marks(SENSOR_CLOCK_MARKS))
     except BufferFileError as error:
         log.warning("sensors' clocks are learnt anew: what was kept of them cannot be read", error=str(error))
         return

@@ -7,8 +7,7 @@ import msgspec
 
 from gateway.buffer.boots import Correction, correction_body
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.losses import OWN as OWN_LOSSES
-from gateway.buffer.losses import loss_body
+from gateway.buffer.losses import OWN_LOSSES, loss_body
 from gateway.buffer.rows import Entry, Lane, Loss, Series
 from gateway.intake.routes import kafka_key
 from gateway.settings import GatewaySettings, KafkaSettings

@@ -36,8 +36,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from gateway.host.name_lookup import Address, names
 from gateway.kafka.broker_socket import BrokerSocket
-from gateway.kafka.reach import HOST_SHOWN_MAX, Fault, Stage, plain_words, reach_words
-from gateway.kafka.reach import address as spelled
+from gateway.kafka.reach import HOST_SHOWN_MAX, Fault, Stage, host_and_port, plain_words, reach_words
 from gateway.kafka.secret_files import (
     KafkaFileError,
     UnusableFiles,
@@ -91,8 +90,8 @@ class _IterationsError(Exception):
     def fault(host: str, port: int) -> Fault:
         """It in words."""
         return Fault(
-            f"{spelled(host[:HOST_SHOWN_MAX], port)} asks for more than {SCRAM_ITERATIONS_MAX} iterations of SCRAM, "
-            "and this gateway does not log in for that",
+            f"{host_and_port(host[:HOST_SHOWN_MAX], port)} asks for more than {SCRAM_ITERATIONS_MAX} iterations of "
+            "SCRAM, and this gateway does not log in for that",
             "have the user's password set anew at the brokers with fewer (iterations=4096 is usual); where they do not "
             "ask for so many, it is not one of them that answers: set [kafka.tls]",
             is_reached=True,
@@ -177,7 +176,7 @@ class KafkaLink:
         tls, sasl = self._kafka.tls, self._kafka.sasl
         protocol = "SSL" if tls is not None else "PLAINTEXT"
         options: dict[str, Any] = {
-            "bootstrap_servers": [spelled(*_BOOTSTRAP)],
+            "bootstrap_servers": [host_and_port(*_BOOTSTRAP)],
             "security_protocol": protocol if sasl is None else f"SASL_{protocol}",
             "ssl_context": self._files.context,
         }
@@ -242,7 +241,7 @@ class KafkaLink:
     @property
     def faults(self) -> dict[str, Fault]:
         """By `host:port`, what is wrong with each broker's address that failed and did not succeed since."""
-        return {spelled(*address): pause.fault for address, pause in self._pauses.items()}
+        return {host_and_port(*address): pause.fault for address, pause in self._pauses.items()}
 
     @property
     def was_cut(self) -> bool:

@@ -135,12 +135,12 @@ def _fault(
 def plain_words(error: BaseException, host: str, port: int) -> Fault:
     """Words for any attempt that failed: they look into nothing that a peer sent."""
     return Fault(
-        f"{address(host[:HOST_SHOWN_MAX], port)} cannot be reached: {_told(error)}",
+        f"{host_and_port(host[:HOST_SHOWN_MAX], port)} cannot be reached: {_told(error)}",
         "check kafka.bootstrap, this box's network, and the way between",
     )
 
 
-def address(host: str, port: int) -> str:
+def host_and_port(host: str, port: int) -> str:
     """`host:port` as `kafka.bootstrap` has it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -154,7 +154,7 @@ class _Place:
     kafka: KafkaSettings
 
     def __str__(self) -> str:
-        return address(self.host, self.port)
+        return host_and_port(self.host, self.port)
 
     @property
     def is_advertised(self) -> bool:

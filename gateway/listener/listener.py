@@ -20,7 +20,7 @@ from gateway.intake.check_readings import CheckReadings
 from gateway.listener.connection import CLOSING_COMMITS_S, SPARE_CONNECTIONS, Connection
 from gateway.listener.logins import NOBODY, Logins
 from gateway.listener.refusals import REVOKED, SHUTDOWN
-from gateway.listener.session import MARKS
+from gateway.listener.session import SESSION_MARKS
 from gateway.listener.shared import Shared
 from gateway.listener.tls_connection import TlsConnection, TlsFiles, TlsFilesError, handshake_failure
 from gateway.reading import Intake
@@ -99,7 +99,7 @@ class MqttListener:
 
     async def _load_sessions(self) -> None:
         shared = self.shared
-        strays = shared.kept.load(await shared.intake.marks(MARKS), shared.now_us() / 1e6)
+        strays = shared.kept.load(await shared.intake.marks(SESSION_MARKS), shared.now_us() / 1e6)
         if strays:
             shared.store([], lambda _: None, dict(strays))
 

@@ -17,7 +17,7 @@ from gateway.listener.released import Released
 from gateway.mqtt.protocol import PUBCOMP, PUBREC, publish
 from gateway.reading import Mark, Reading
 
-MARKS: Final = "mqtt/"
+SESSION_MARKS: Final = "mqtt/"
 """How the keys of all marks of this ingress begin."""
 RELEASED: Final = "released"
 """In the place of a packet identifier: the mark of the exchanges that were released last."""
@@ -356,11 +356,11 @@ class Session:
     def mark(self) -> Mark:
         """What keeps this session, without its exchanges and commands, which have marks of their own."""
         kept = KeptSession(self.key[0], self.key[1], self.number, self.subscriptions)
-        return Mark(f"{MARKS}session/{self.name}", msgspec.msgpack.encode(kept))
+        return Mark(f"{SESSION_MARKS}session/{self.name}", msgspec.msgpack.encode(kept))
 
     def forgetting(self) -> dict[str, bytes | None]:
         """The marks that forget this session and all that belongs to it."""
-        keys = [f"{MARKS}session/{self.name}"]
+        keys = [f"{SESSION_MARKS}session/{self.name}"]
         keys += map(self._qos2_key, {*self.stored, *self.changing})
         if self.released.packed:
             keys.append(self._qos2_key(RELEASED))
@@ -368,10 +368,10 @@ class Session:
         return dict.fromkeys(keys)
 
     def _qos2_key(self, packet_id: int | str) -> str:
-        return f"{MARKS}qos2/{self.name}/{packet_id}"
+        return f"{SESSION_MARKS}qos2/{self.name}/{packet_id}"
 
     def _command_key(self, packet_id: int) -> str:
-        return f"{MARKS}command/{self.name}/{packet_id}"
+        return f"{SESSION_MARKS}command/{self.name}/{packet_id}"
 
 
 def digest(topic: str, payload: bytes) -> bytes:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from gateway.listener.released import Released
-from gateway.listener.session import MARKS, RELEASED, Command, KeptSession, Room, Session, SessionKey
+from gateway.listener.session import RELEASED, SESSION_MARKS, Command, KeptSession, Room, Session, SessionKey
 from gateway.reading import Mark
 
 
@@ -50,7 +50,7 @@ class Sessions:
         """Take up what was kept before a restart; give the marks that forget what belongs to no session."""
         by_name: dict[str, Session] = {}
         strays: list[str] = []
-        for key, value in sorted(marks.items(), key=lambda item: not item[0].startswith(f"{MARKS}session/")):
+        for key, value in sorted(marks.items(), key=lambda item: not item[0].startswith(f"{SESSION_MARKS}session/")):
             if not self._load(by_name, key, value):
                 strays.append(key)
         forget = dict.fromkeys(strays)

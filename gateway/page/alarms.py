@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from gateway.buffer.losses import OWN
+from gateway.buffer.losses import OWN_LOSSES
 from gateway.buffer.status import BufferStatus
 from gateway.buffer.wear import WriteBudget
 from gateway.clock.report import ClockView, hold_words
@@ -359,7 +359,7 @@ def _days(seconds: float) -> str:
 
 def _losses(facts: Facts) -> Iterator[Alarm]:
     if facts.lost and facts.lost_s is not None and facts.lost_s < LOST_TOLD_S:
-        reasons = facts.found.losses.keys() - OWN if facts.found is not None else set[str]()
+        reasons = facts.found.losses.keys() - OWN_LOSSES if facts.found is not None else set[str]()
         why = f" ({', '.join(sorted(reasons))})" if reasons else ""
         yield Alarm(
             "bad",

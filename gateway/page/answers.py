@@ -17,9 +17,8 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from gateway.page import password as page_password
 from gateway.page.access import LogIns, Remembered, Sessions, is_loopback, is_our_name
-from gateway.page.password import PagePasswordError
+from gateway.page.password import PagePasswordError, read_password_line, verify_password
 from gateway.page.view import SHOWN, SHOWN_MAX, StatusView
 from gateway.settings import StatusPageSettings
 
@@ -266,7 +265,7 @@ class Answers:
         self._waiting += 1
         try:
             async with self._hashing:
-                is_right = await asyncio.to_thread(page_password.verify, password, line)
+                is_right = await asyncio.to_thread(verify_password, password, line)
         finally:
             self._waiting -= 1
         # Another password may have been set meanwhile.
@@ -292,7 +291,7 @@ class Answers:
         """With another password nobody stays logged in."""
         try:
             # A disk that hangs must not hang the event loop, which readings need.
-            line, trouble = await asyncio.to_thread(page_password.read, self._settings.password_file), ""
+            line, trouble = await asyncio.to_thread(read_password_line, self._settings.password_file), ""
         except PagePasswordError as error:
             line, trouble = "", str(error)
         if trouble and trouble != self.trouble:

@@ -27,13 +27,13 @@ class PagePasswordError(Exception):
     """There is no password that somebody could be let in by; the message says why and what to do."""
 
 
-def make(password: str) -> str:
+def make_password_line(password: str) -> str:
     """The line that stands for a password: `scrypt$n$r$p$salt_hex$hash_hex`. Takes a while, by design."""
     salt = secrets.token_bytes(SALT_BYTES)
     return f"scrypt${N}${R}${P}${salt.hex()}${_hash(password, salt, N, R, P, HASH_BYTES).hex()}"
 
 
-def verify(password: str, line: str) -> bool:
+def verify_password(password: str, line: str) -> bool:
     """Whether the line stands for this password; False where it stands for none. Takes a while, by design."""
     if len(password) > PASSWORD_CHARACTERS_MAX:
         return False
@@ -44,7 +44,7 @@ def verify(password: str, line: str) -> bool:
     return hmac.compare_digest(_hash(password, salt, n, r, p, len(wanted)), wanted)
 
 
-def read(path: Path) -> str:
+def read_password_line(path: Path) -> str:
     """The line of a file, or of the credential of that name that systemd hands over. Raises PagePasswordError."""
     folder = os.environ.get("CREDENTIALS_DIRECTORY", "")
     credential = Path(folder, CREDENTIALS_PREFIX + path.name) if folder else None

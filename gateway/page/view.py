@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 from msgspec import Struct
 
-from gateway.buffer.losses import OWN
-from gateway.buffer.status import BufferStatus, read_status, reading, this_moment
+from gateway.buffer.losses import OWN_LOSSES
+from gateway.buffer.status import BufferStatus, open_to_read, read_status, this_moment
 from gateway.buffer.wear import UsageHour, hours_until_full, last_day, room_bytes, write_budget
 from gateway.clock.kernel_clock import boottime_us
 from gateway.clock.report import known_words
 from gateway.daemon.device_states import DevicesAsked, DeviceState, devices_page
-from gateway.devices import words as devices_text
 from gateway.devices.listing import (
     Device,
     is_silent,
@@ -33,6 +32,7 @@ from gateway.devices.listing import (
     not_heard_words,
     places_on_ports,
 )
+from gateway.devices.words import drift_words
 from gateway.host import disk_health, terminal_text
 from gateway.host.disk_health import Trouble
 from gateway.host.terminal_text import size
@@ -418,7 +418,7 @@ class StatusView:
             None if trace is None or not trace.decoded_us else max(0.0, round((now_us - trace.decoded_us) / 1e6, 1)),
             0 if of is None else of.missing or 0,
             self._lost.get(device.device, 0),
-            "" if clock is None else devices_text.drift(clock),
+            "" if clock is None else drift_words(clock),
             "" if clock is None else terminal_text.bound(clock.error_us),
             device.note,
             device.finding,
@@ -508,11 +508,11 @@ def look_at_the_file(path: Path, boot: str) -> OnDisk:
         seen = disk_health.read_disk(path.parent)
         disk = disk_health.health_words(seen) if seen.name and seen.what != NO_KIND else ""
         wrong = tuple(disk_health.troubles(seen, path.parent))
-    own = tuple(OWN)
+    own = tuple(OWN_LOSSES)
     of_sensors = f"reason NOT IN ({', '.join('?' * len(own))})"
     try:
         found = read_status(path)
-        with reading(path) as connection:
+        with open_to_read(path) as connection:
             (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
             (unused,) = connection.execute("PRAGMA freelist_count").fetchone()
             hours = connection.execute(

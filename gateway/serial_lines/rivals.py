@@ -73,7 +73,7 @@ def holders(ports: Collection[str]) -> dict[str, list[Holder]]:
 def rivals(ports: Mapping[str, str]) -> dict[str, str]:
     """Of ports that could be opened, by their real paths: who speaks or listens there too, and what to do.
 
-    `ports` has how each is no longer served (`serial_ports.leave_out`).
+    `ports` has how each is no longer served (`leave_out` in `ports.py`).
     """
     found = {port: who_words(held, port, ports[port]) for port, held in holders(ports).items()}
     for port in ports:

@@ -52,7 +52,7 @@ from urllib.parse import quote
 from gateway.reading import Mark
 from gateway.settings import BrokerSettings
 
-MARKS: Final = "broker/"
+BROKER_MARKS: Final = "broker/"
 """What the keys of all marks of all brokers begin with."""
 
 PACKET_IDS: Final = 65_535
@@ -367,7 +367,7 @@ class Deliveries:
 
 
 def removed_sessions(kept: Mapping[str, bytes], brokers: Sequence[BrokerSettings], gateway_id: str) -> list[Mark]:
-    """What forgets, of all that is kept under `MARKS`, that which goes with none of the brokers in the settings."""
+    """Marks that forget what is kept under `BROKER_MARKS` and goes with none of the brokers in the settings."""
     prefixes = tuple(session_prefix(broker, gateway_id) for broker in brokers)
     return [Mark(key, None) for key in kept if not key.startswith(prefixes)]
 
@@ -375,7 +375,7 @@ def removed_sessions(kept: Mapping[str, bytes], brokers: Sequence[BrokerSettings
 def session_prefix(broker: BrokerSettings, gateway_id: str) -> str:
     """What the keys of a session's marks begin with."""
     name = broker.client_id or f"sluice-{gateway_id}"
-    return f"{MARKS}{quote(broker.host, safe='')}:{broker.port}/{quote(name, safe='')}/"
+    return f"{BROKER_MARKS}{quote(broker.host, safe='')}:{broker.port}/{quote(name, safe='')}/"
 
 
 def _packed(entries: Iterable[_Entry]) -> bytes:

@@ -25,9 +25,8 @@ from gateway.reading import BufferFileError, Mark
 from gateway.settings import GatewaySettings, KafkaSettings
 from gateway.tls.dates import Dates, by_system_clock
 from gateway.uplink.heartbeat import Heartbeat
-from gateway.uplink.memory import MARKS, Memory, QuotaUsedUpError, UplinkState
-from gateway.uplink.redrive import LOOK_S as REDRIVE_S
-from gateway.uplink.redrive import Redrive
+from gateway.uplink.memory import UPLINK_MARKS, Memory, QuotaUsedUpError, UplinkState
+from gateway.uplink.redrive import REDRIVE_S, Redrive
 from gateway.uplink.refused import REFUSALS
 from gateway.uplink.rounds import NewSession, Rounds
 
@@ -191,7 +190,7 @@ class Forwarder:
 
     async def _one_session(self) -> NewSession:
         if not self._remembers:
-            self._memory.recall(await self._buffer.run(lambda file: file.marks(MARKS)))
+            self._memory.recall(await self._buffer.run(lambda file: file.marks(UPLINK_MARKS)))
             self._remembers = True
         link = self._link = KafkaLink(self._kafka, self._dates)
         try:

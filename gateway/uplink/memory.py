@@ -27,12 +27,12 @@ LIVE_S = 1.0
 RATIO_FIRST = 3.0
 """How far records are compressed, until it is known."""
 PAUSE_S_MAX = 1.0
-MARKS = "uplink/"
-OFFSET_MARKS = MARKS + "offset/"
+UPLINK_MARKS = "uplink/"
+OFFSET_MARKS = UPLINK_MARKS + "offset/"
 """Before topic, `/` and partition: the offset that was acknowledged last."""
-CLUSTER_MARK = MARKS + "cluster"
+CLUSTER_MARK = UPLINK_MARKS + "cluster"
 """Whose offsets these are."""
-BUDGET_MARK = MARKS + "budget"
+BUDGET_MARK = UPLINK_MARKS + "budget"
 BUDGET_SAVE_S = 30.0
 """What was used of a metered link is written down no more often than this."""
 
@@ -146,7 +146,7 @@ class Memory:
         self._spent_bytes = 0
 
     def recall(self, marks: Mapping[str, bytes]) -> None:
-        """Go on from what the buffer has kept under `MARKS`."""
+        """Go on from what the buffer has kept under `UPLINK_MARKS`."""
         self.cluster_id = marks.get(CLUSTER_MARK, b"").decode(errors="replace")
         self.offsets = _offsets(marks)
         if self._kafka.bytes_per_s_max or self._kafka.bytes_per_day_max:

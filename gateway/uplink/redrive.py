@@ -24,7 +24,7 @@ READ_MAX = 2_000
 """Rows read at once: commits wait for that long."""
 READS_MAX = 250
 """In one look, for what is new and for what can go."""
-LOOK_S = 15.0
+REDRIVE_S = 15.0
 """How often topics are looked at that something waits for in the quarantine."""
 
 Cause = tuple[str, str]
@@ -56,7 +56,7 @@ class Redrive:
         if not self._next:
             return
         topics = {topic for topic, _ in self._next}
-        verdicts = await self._memory.verdicts.of_all(admin, sorted(topics), LOOK_S)
+        verdicts = await self._memory.verdicts.of_all(admin, sorted(topics), REDRIVE_S)
         wanted = {}
         for cause, number in self._next.items():
             count = self._may_go(verdicts[cause[0]], cause[1])

@@ -35,7 +35,7 @@ def starting(_context: click.Context, _parameter: click.Parameter, since: str | 
     return _offsets(since) if since.lstrip().startswith("{") else _time_ms(since)
 
 
-@click.command(short_help="Make all tables anew, from `log` or from Kafka.")
+@click.command("replay", short_help="Make all tables anew, from `log` or from Kafka.")
 @warehouse_option
 @streams_option
 @click.option(
@@ -50,7 +50,7 @@ def starting(_context: click.Context, _parameter: click.Parameter, since: str | 
 )
 @kafka_config_option
 @kafka_option
-def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
+def replay_command(  # noqa: PLR0913, PLR0917 - one argument for each option
     warehouse: str,
     streams: "Streams | None",
     bootstrap: str | None,
@@ -74,7 +74,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
     from spark.log.warehouse_version import open_version  # noqa: PLC0415
     from spark.source.kafka_options import KafkaOptionError  # noqa: PLC0415
     from spark.source.topic_watch import TopicWatchError  # noqa: PLC0415
-    from spark.upkeep.replay_job import replay as make_anew  # noqa: PLC0415
+    from spark.upkeep.replay_job import replay  # noqa: PLC0415
     from spark.windows.windows_table import WindowLengthError  # noqa: PLC0415
 
     told = ""
@@ -92,7 +92,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
         if bootstrap is not None and since is not None:
             kafka = _from_kafka(spark, warehouse, bootstrap, options, since)
         with only_replay(warehouse):
-            version = make_anew(spark, warehouse, streams, kafka, only_writer, report)
+            version = replay(spark, warehouse, streams, kafka, only_writer, report)
         click.echo(f"readers see v{version.number} now, by declarations {version.streams.version}")
         for line in _rejects_lines(spark, warehouse, before, version):
             click.echo(line)

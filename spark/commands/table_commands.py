@@ -166,10 +166,10 @@ def list_quarantine(warehouse: str, device: str | None, limit: int, as_json: boo
     print_rows(latest, chosen_columns, limit=limit, as_json=as_json, spare=("retried", "device"))
 
 
-@quarantine.command(short_help="Read rejects again, after their declaration was mended.")
+@quarantine.command("retry", short_help="Read rejects again, after their declaration was mended.")
 @warehouse_option
 @streams_option
-def retry(warehouse: str, streams: "Streams | None") -> None:
+def retry_command(warehouse: str, streams: "Streams | None") -> None:
     """Read rejects once more, after their declaration was mended; what can be read now becomes readings.
 
     `ingest` must not run meanwhile. The declarations of --streams hold from then on.
@@ -177,14 +177,14 @@ def retry(warehouse: str, streams: "Streams | None") -> None:
     spark = session("sluice-quarantine")
     from spark.batch_job import BatchJob  # noqa: PLC0415
     from spark.log.warehouse_version import open_version  # noqa: PLC0415
-    from spark.upkeep.quarantine_retry import retry as read_again  # noqa: PLC0415
+    from spark.upkeep.quarantine_retry import retry  # noqa: PLC0415
     from spark.windows.windows_table import WindowLengthError  # noqa: PLC0415
 
     opened(spark, warehouse, open_version)
     try:
         with writing_alone(warehouse):
             job = BatchJob(spark, warehouse, streams)
-            counts = read_again(job)
+            counts = retry(job)
     except WindowLengthError as error:
         raise click.BadParameter(str(error), param_hint="--streams") from error
     declared = job.streams.version

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@click.command(short_help="Remove what is older than it is kept, and unneeded files.")
+@click.command("maintain", short_help="Remove what is older than it is kept, and unneeded files.")
 @warehouse_option
 @click.option(
     "--keep-days",
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "query may fail.",
 )
 @click.option("--old-versions", is_flag=True, help="Remove what replays left: the tables of all earlier versions.")
-def maintain(warehouse: str, keep_days: float, old_versions: bool) -> None:  # noqa: FBT001 - a flag
+def maintain_command(warehouse: str, keep_days: float, old_versions: bool) -> None:  # noqa: FBT001 - a flag
     """Remove what is older than streams.toml keeps it, and files that no table needs any more.
 
     `ingest` does this by itself once a day, and makes small files one as it goes. It must not run meanwhile.
@@ -31,8 +31,11 @@ def maintain(warehouse: str, keep_days: float, old_versions: bool) -> None:  # n
     spark = session("sluice-maintain")
     from spark.batch_job import BatchJob  # noqa: PLC0415
     from spark.log.warehouse_version import open_version  # noqa: PLC0415
-    from spark.upkeep.table_upkeep import maintain as do_all  # noqa: PLC0415
-    from spark.upkeep.table_upkeep import newest_day, remove_old_versions  # noqa: PLC0415
+    from spark.upkeep.table_upkeep import (  # noqa: PLC0415
+        maintain,
+        newest_day,
+        remove_old_versions,
+    )
 
     opened(spark, warehouse, open_version)
     with writing_alone(warehouse):
@@ -41,7 +44,7 @@ def maintain(warehouse: str, keep_days: float, old_versions: bool) -> None:  # n
         if old_versions:
             for number in remove_old_versions(spark, warehouse):
                 click.echo(f"v{number} is removed")
-        failed = do_all(job, newest_day(job), keep_days=keep_days, report=click.echo)
+        failed = maintain(job, newest_day(job), keep_days=keep_days, report=click.echo)
         if failed:
             raise click.ClickException("\n".join([*failed, "the other tables are done"]))
 
@@ -52,7 +55,7 @@ def maintain(warehouse: str, keep_days: float, old_versions: bool) -> None:  # n
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--unheard", is_flag=True, help="Also where nothing of it is here yet: refuse what comes.")
 @click.argument("device")
-def delete_device(warehouse: str, namespace: str, yes: bool, unheard: bool, device: str) -> None:  # noqa: FBT001 - flags
+def delete_device_command(warehouse: str, namespace: str, yes: bool, unheard: bool, device: str) -> None:  # noqa: FBT001 - flags
     """Delete all that a device ever sent, from every table; nobody can bring it back.
 
     What Kafka or a gateway still holds of it is refused when it comes, and so it is by a replay. What the device
@@ -60,8 +63,11 @@ def delete_device(warehouse: str, namespace: str, yes: bool, unheard: bool, devi
     when nothing has needed them for a week, or by `sluice-cloud maintain --keep-days 0` at once.
     """
     spark = session("sluice-devices")
-    from spark.upkeep.device_deletion import delete_device as delete  # noqa: PLC0415
-    from spark.upkeep.device_deletion import is_known, rows_of_device  # noqa: PLC0415
+    from spark.upkeep.device_deletion import (  # noqa: PLC0415
+        delete_device,
+        is_known,
+        rows_of_device,
+    )
 
     def counted(spark: "SparkSession", warehouse: str) -> int:
         return rows_of_device(spark, warehouse, namespace, device)
@@ -77,6 +83,8 @@ def delete_device(warehouse: str, namespace: str, yes: bool, unheard: bool, devi
         what = f"delete {rows} records of {whose} for good" if rows else f"refuse all of {whose}"
         click.confirm(f"{what}, and what comes later of before now?", abort=True)
     with writing_alone(warehouse):
-        done = delete(spark, warehouse, namespace, device, report=lambda table: click.echo(f"deleted from {table}"))
+        done = delete_device(
+            spark, warehouse, namespace, device, report=lambda table: click.echo(f"deleted from {table}")
+        )
     until = f"{done.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     click.echo(f"{done.records} records of {whose} are deleted; what it measured before {until} is refused from now on")

@@ -5,14 +5,14 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.decode.loss_bodies import BODY_TYPE, LOSS_TYPE, NUMBERS, TEXTS, fault, member_of
-from spark.log.sequence_runs import RUN
+from spark.log.sequence_runs import RUN_COLUMNS
 
 NO_READINGS = ("event-refused", "gateway-events-dropped", "will-not-reported")
 """Reasons of what is no reading. One that is not known is taken for a reading's: a newer gateway may have more."""
 REJECTED = "in the quarantine"
 """The reason of readings that came and could not be taken."""
 
-SCHEMA = """
+LOSSES_SCHEMA = """
     namespace string, gateway string, device string, reason string, count bigint,
     device_boot string, first_sequence bigint, last_sequence bigint,
     gateway_boot string, first_boottime_us bigint, last_boottime_us bigint,
@@ -23,7 +23,7 @@ SCHEMA = """
 
 
 def losses_in(log: DataFrame) -> DataFrame:
-    """Derive the losses of readings from `log`, or from any part of it: rows of `SCHEMA`.
+    """Derive the losses of readings from `log`, or from any part of it: rows of `LOSSES_SCHEMA`.
 
     Malformed ones are rejects, and left out where `log` holds some from before they were.
     """
@@ -43,7 +43,7 @@ def losses_in(log: DataFrame) -> DataFrame:
     )
     named = parsed.withColumnRenamed("boot", "gateway_boot").where(F.col("fault").isNull())
     of_readings = named.where(~F.col("reason").isin(*NO_READINGS))
-    return of_readings.select(*(_name(column) for column in SCHEMA.split(",")))
+    return of_readings.select(*(_name(column) for column in LOSSES_SCHEMA.split(",")))
 
 
 def _name(column: str) -> str:
@@ -53,14 +53,14 @@ def _name(column: str) -> str:
 def rejects_as_losses(log: DataFrame) -> DataFrame:
     """Readings that came with a number and could not be taken, as losses: they are no readings, and not unexplained.
 
-    Rows of `SCHEMA`, as the gateway would tell them, one for each run of numbers. `log` as it counts now: one that
-    could be read after all is none. A conflict's number is there.
+    Rows of `LOSSES_SCHEMA`, as the gateway would tell them, one for each run of numbers. `log` as it counts now: one
+    that could be read after all is none. A conflict's number is there.
     """
     reason = F.col("reject_reason")
     # Where headers cannot be read, whose number it was is not known either.
     named = F.col("ce_id").isNotNull() & F.col("device_sequence").isNotNull() & F.col("device").isNotNull()
     rejects = log.where(reason.isNotNull() & ~reason.startswith("conflict") & named)
-    numbers = rejects.groupBy(*RUN, "gateway", "gateway_boot").agg(
+    numbers = rejects.groupBy(*RUN_COLUMNS, "gateway", "gateway_boot").agg(
         F.sort_array(F.collect_set("device_sequence")).alias("numbers"),
         F.min("boot_time_us").alias("first_boottime_us"),
         F.max("boot_time_us").alias("last_boottime_us"),
@@ -70,7 +70,9 @@ def rejects_as_losses(log: DataFrame) -> DataFrame:
     firsts = F.filter("numbers", lambda number, place: _is_beyond(number, F.get("numbers", place - 1)))
     spans = F.arrays_zip(firsts.alias("first_sequence"), lasts.alias("last_sequence"))
     each = numbers.select("*", F.inline(spans))
-    identity = F.concat_ws("/", F.lit("rejected"), *RUN, "gateway", "gateway_boot", "first_sequence", "last_sequence")
+    identity = F.concat_ws(
+        "/", F.lit("rejected"), *RUN_COLUMNS, "gateway", "gateway_boot", "first_sequence", "last_sequence"
+    )
     return each.select(
         "namespace",
         "gateway",

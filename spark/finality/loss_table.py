@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
 from spark.engine.delta_staging import AppendTable, pinned
-from spark.finality.loss_records import SCHEMA, losses_in
+from spark.finality.loss_records import LOSSES_SCHEMA, losses_in
 from spark.log.log_table import ORDINAL
 
 
@@ -23,7 +23,7 @@ def losses_path(tables: str) -> str:
 
 def losses_schema() -> StructType:
     """Return the table's columns; needs a running session."""
-    return cast("StructType", StructType.fromDDL(SCHEMA))
+    return cast("StructType", StructType.fromDDL(LOSSES_SCHEMA))
 
 
 def create_losses(spark: SparkSession, tables: str) -> None:

@@ -19,7 +19,7 @@ TOPICS_TOLD_MAX = 3
 
 
 class DeviceIsland(NamedTuple):
-    """An island of a device, as `sequence_runs.SCHEMA` has it."""
+    """An island of a device, as `sequence_runs.ISLANDS_SCHEMA` has it."""
 
     stream: str
     device_counter: str
@@ -31,7 +31,7 @@ class DeviceIsland(NamedTuple):
 
 
 class DeviceLoss(NamedTuple):
-    """A loss that may be the device's, as `loss_records.SCHEMA` has it."""
+    """A loss that may be the device's, as `loss_records.LOSSES_SCHEMA` has it."""
 
     gateway: str
     is_its_own: bool

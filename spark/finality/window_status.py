@@ -60,9 +60,9 @@ class Evidence:
     """All that tells whether windows are final: of devices tables, of gateways rows."""
 
     islands: DataFrame
-    """`sequence_runs.SCHEMA`"""
+    """`sequence_runs.ISLANDS_SCHEMA`"""
     losses: DataFrame
-    """`loss_records.SCHEMA`"""
+    """`loss_records.LOSSES_SCHEMA`"""
     services: DataFrame
     """Which gateways ever served a device: `SERVICES_SCHEMA`; further columns are passed over."""
     heard: DataFrame
@@ -76,7 +76,7 @@ class Evidence:
     """All that were told: rows of `time_corrections`."""
 
 
-def gaps(evidence: Evidence) -> DataFrame:
+def derive_gaps(evidence: Evidence) -> DataFrame:
     """Derive `gaps`: what is missing of devices' own numbers, with times as they are known now."""
     sites = _sites(evidence)
 

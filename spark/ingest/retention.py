@@ -26,8 +26,7 @@ from spark.log.amendments import amendments_path, effective_log
 from spark.log.log_table import IMPLAUSIBLE_DATE, date_of, log_path
 from spark.log.quarantine_view import still_rejected
 from spark.windows.window_changes import changes_path
-from spark.windows.windows_table import PARTITION as WINDOW_DATE
-from spark.windows.windows_table import windows_path
+from spark.windows.windows_table import WINDOW_PARTITION, windows_path
 
 SCHEMA = "what string, before date, at timestamp"
 LOG, WINDOWS, CHANGES, FILES = "log", "windows", "window_changes", "files"
@@ -112,7 +111,7 @@ def expire(spark: SparkSession, warehouse: str, tables: str, streams: Streams, t
         # Afterwards: what dies in between leaves holes unexplained, and none explained by one reject twice.
         append_expired(spark, tables, rejects)
     if WINDOWS in befores:
-        delete_rows(spark, windows_path(tables), F.col(WINDOW_DATE) < F.lit(befores[WINDOWS]))
+        delete_rows(spark, windows_path(tables), F.col(WINDOW_PARTITION) < F.lit(befores[WINDOWS]))
     if CHANGES in befores:
         delete_rows(spark, changes_path(warehouse), F.col("at_date") < F.lit(befores[CHANGES]))
     return befores

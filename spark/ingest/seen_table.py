@@ -15,6 +15,8 @@ from spark.log.copies import Suspects
 from spark.log.lane_sequences import BatchSpan, Lane, SeenLane, joined, without
 from spark.log.sequence_runs import (
     EDGE_TYPE,
+    ISLANDS_SCHEMA,
+    RUN_COLUMNS,
     Island,
     RunKey,
     SeenRun,
@@ -24,8 +26,6 @@ from spark.log.sequence_runs import (
     islands_as_rows,
     settle,
 )
-from spark.log.sequence_runs import RUN as RUN_COLUMNS
-from spark.log.sequence_runs import SCHEMA as ISLANDS_SCHEMA
 from spark.log.state_table import StateTable, read_states
 
 LANE_COLUMNS = """
@@ -59,7 +59,7 @@ def settled_path(tables: str) -> str:
 
 
 def read_islands(spark: SparkSession, tables: str) -> DataFrame:
-    """Return the islands of all runs as they were last saved, as `sequence_runs.SCHEMA`.
+    """Return the islands of all runs as they were last saved, as `sequence_runs.ISLANDS_SCHEMA`.
 
     Some may overlap: what came again of settled numbers is an island of its own, and a job that was killed as it saved
     settles the same again.

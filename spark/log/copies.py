@@ -1,9 +1,10 @@
 """Copies: which of several records of one reading counts, and which are of another reading under the same name.
 
-A reading is named by its `ce_id`, and where its sensor sends a sequence by that and its run (`sequence_runs.RUN`): a
-sensor that changes over to another gateway may send again what the first one has. Of the copies with one payload the
-one with the smallest bound of its time counts, then the first in Kafka's order; where payloads differ the first in
-Kafka's order tells which is right, and the others are conflicts: rejects, never duplicates.
+A reading is named by its `ce_id`, and where its sensor sends a sequence by that and its run
+(`sequence_runs.RUN_COLUMNS`): a sensor that changes over to another gateway may send again what the first one has. Of
+the copies with one payload the one with the smallest bound of its time counts, then the first in Kafka's order; where
+payloads differ the first in Kafka's order tells which is right, and the others are conflicts: rejects, never
+duplicates.
 
 What is rejected for another reason is nobody's copy: a record that was damaged on its way must not hide a good one.
 """
@@ -16,12 +17,12 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark.decode.codec_declarations import Streams
 from spark.decode.kafka_records import READING_TYPE
 from spark.log.amendments import ROW
-from spark.log.sequence_runs import RUN, counter
+from spark.log.sequence_runs import RUN_COLUMNS, counter
 
 CONFLICT = "conflict"
 CONFLICT_CE_ID = f"{CONFLICT}: another payload came first with this ce_id"
 CONFLICT_SEQUENCE = f"{CONFLICT}: another payload came first with this boot and sequence of the device"
-NUMBER = (*RUN, "device_sequence", "has_sequence")
+NUMBER = (*RUN_COLUMNS, "device_sequence", "has_sequence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def suspected(rows: DataFrame, suspects: Suspects) -> DataFrame:
     lanes = spark.createDataFrame(suspects.lanes, "buffer string, lane string, first bigint, last bigint")
     runs = spark.createDataFrame(
         suspects.runs,
-        ", ".join(f"{name} string" for name in RUN) + ", first bigint, last bigint",
+        ", ".join(f"{name} string" for name in RUN_COLUMNS) + ", first bigint, last bigint",
     )
     copies = rows.where(may_be_copy())
     by_lane = copies.alias("row").join(

@@ -32,7 +32,7 @@ SCHEMA = f"""
 """`device_counter` is null where device and stream imply it (`record_contract.implied_counter`); `headers` are kept of
 records whose headers are not the contract's; `pack_span_us`: how long before the record's
 event time the earliest value of a pack was taken, null where there is one time alone."""
-PARTITION = "event_date"
+LOG_PARTITION = "event_date"
 SKIPPING_COLUMNS = (
     "event_time,ordinal,device,ce_type,topic,partition,offset,lane,lane_sequence,reject_reason,"
     "gateway_boot,boot_time_us,boot_time_error_us,pack_span_us,kafka_timestamp,ingest"
@@ -89,7 +89,7 @@ def create_log(spark: SparkSession, tables: str) -> None:
         DeltaTable.createIfNotExists(spark)
         .location(log_path(tables))
         .addColumns(log_schema())
-        .partitionedBy(PARTITION)
+        .partitionedBy(LOG_PARTITION)
         .property("delta.appendOnly", "true")
         .property("delta.dataSkippingStatsColumns", SKIPPING_COLUMNS)
         .property(*CHECKPOINT_INTERVAL)

@@ -20,13 +20,13 @@ from spark.decode.kafka_records import READING_TYPE
 from spark.engine.built_once import recorded
 from spark.log.lane_sequences import joined
 
-RUN = ("namespace", "device", "stream", "device_counter", "device_boot")
+RUN_COLUMNS = ("namespace", "device", "stream", "device_counter", "device_boot")
 """What a run of numbers is of. `device_counter` is empty where a record does not name one."""
 EDGE_TYPE = (
     "struct<event_us: bigint, time_error_us: bigint, time_quality: string, gateway: string, gateway_boot: string, "
     "boot_time_us: bigint, boot_time_error_us: bigint>"
 )
-SCHEMA = f"""
+ISLANDS_SCHEMA = f"""
     namespace string, device string, stream string, device_counter string, device_boot string,
     first bigint, last bigint, first_edge {EDGE_TYPE}, last_edge {EDGE_TYPE}, batch_first bigint, batch_last bigint
 """
@@ -291,7 +291,7 @@ def batch_runs(rows: DataFrame) -> DataFrame:
     ahead, behind = F.col("device_sequence"), F.bitwise_not(F.col("device_sequence"))
     runs = (
         _numbered(rows)
-        .groupBy(*RUN)
+        .groupBy(*RUN_COLUMNS)
         .agg(
             F.min(F.struct(ahead.alias("number"), "time_error_us", edge().alias("edge"))).alias("start"),
             F.min(F.struct(behind.alias("number"), "time_error_us", edge().alias("edge"))).alias("end"),
@@ -303,7 +303,7 @@ def batch_runs(rows: DataFrame) -> DataFrame:
     # Decimals: the span of two numbers may be wider than any of them.
     span = last.cast("decimal(20,0)") - first.cast("decimal(20,0)") + 1
     return runs.select(
-        *RUN,
+        *RUN_COLUMNS,
         first.alias("first"),
         last.alias("last"),
         F.col("start.edge").alias("first_edge"),
@@ -315,9 +315,9 @@ def batch_runs(rows: DataFrame) -> DataFrame:
 
 def inner_edges(rows: DataFrame, wanted: Sequence[tuple[str, str, str, str, str, int]]) -> DataFrame:
     """Find the times of these numbers: of a run's key and number a row with `edge`."""
-    schema = ", ".join(f"{name} string" for name in RUN) + ", device_sequence bigint"
+    schema = ", ".join(f"{name} string" for name in RUN_COLUMNS) + ", device_sequence bigint"
     chosen = F.broadcast(rows.sparkSession.createDataFrame(wanted, schema))
-    numbers = [*RUN, "device_sequence"]
+    numbers = [*RUN_COLUMNS, "device_sequence"]
     found = _numbered(rows).join(chosen, numbers, "left_semi")
     surest = F.min(F.struct("time_error_us", edge().alias("edge")))
     return found.groupBy(*numbers).agg(surest.alias("surest")).select(*numbers, F.col("surest.edge").alias("edge"))
@@ -331,7 +331,7 @@ def is_numbered() -> Column:
 
 
 def counter(rows: str = "") -> Column:
-    """Return a row's counter as `RUN` has it; `rows` is the alias of `log`, with a point behind it."""
+    """Return a row's counter as `RUN_COLUMNS` has it; `rows` is the alias of `log`, with a point behind it."""
     return F.coalesce(F.col(f"{rows}device_counter"), F.lit(""))
 
 
@@ -355,12 +355,12 @@ def islands_of(run: Row, edges: dict[int, Edge], batch: int) -> list[Island]:
 
 
 def islands_as_rows(key: RunKey, islands: Iterable[Island]) -> list[tuple[object, ...]]:
-    """Islands of a run as rows of `SCHEMA`."""
+    """Islands of a run as rows of `ISLANDS_SCHEMA`."""
     return [(*key, *island) for island in islands]
 
 
 def island_of_row(row: Row) -> tuple[RunKey, Island]:
-    """What a row of `SCHEMA` says."""
+    """What a row of `ISLANDS_SCHEMA` says."""
     ends = edge_of(row.first_edge), edge_of(row.last_edge)
     return run_key(row), Island(row.first, row.last, *ends, row.batch_first, row.batch_last)
 
@@ -373,7 +373,7 @@ def edge_of(row: Row) -> Edge:
 
 
 def run_key(row: Row) -> RunKey:
-    """Return the run that a row with the columns of `RUN` is of."""
+    """Return the run that a row with the columns of `RUN_COLUMNS` is of."""
     return intern(row.namespace), intern(row.device), intern(row.stream), intern(row.device_counter), row.device_boot
 
 

@@ -18,7 +18,7 @@ from spark.ingest.devices_heard import heard_path
 from spark.ingest.seen_table import runs_path, settled_path
 from spark.log.amendments import amendments_path
 from spark.log.deletions import DELETED, EMPTIED, append_deletion, is_of_device, read_deletions, was_deleted
-from spark.log.log_table import IMPLAUSIBLE_DATE, PARTITION, log_path, log_schema, read_log
+from spark.log.log_table import IMPLAUSIBLE_DATE, LOG_PARTITION, log_path, log_schema, read_log
 from spark.log.warehouse_version import folder_of, seen_tables, versions_of
 from spark.windows.window_changes import changes_path
 from spark.windows.windows_table import windows_path
@@ -116,5 +116,5 @@ def _nothing() -> dict[str, str | Column]:
     return values | {
         "reject_reason": F.lit(DELETED),
         "duplicate": F.lit(False),
-        PARTITION: F.lit(IMPLAUSIBLE_DATE).cast("date"),
+        LOG_PARTITION: F.lit(IMPLAUSIBLE_DATE).cast("date"),
     }

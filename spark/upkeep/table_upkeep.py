@@ -20,13 +20,11 @@ from spark.engine.delta_upkeep import FILE_BYTES, compact, file_count, files_by_
 from spark.engine.warehouse_folder import folder_exists, folders_in, remove_folder
 from spark.ingest.retention import FILES, expire, last_day, note_upkeep, read_horizons
 from spark.log.amendments import amendments_path
-from spark.log.log_table import PARTITION as LOG_PARTITION
-from spark.log.log_table import log_path, read_log
+from spark.log.log_table import LOG_PARTITION, log_path, read_log
 from spark.log.warehouse_version import first_made, folder_of, open_version, versions_of
 from spark.source.kafka_failures import innermost
 from spark.windows.window_changes import changes_path
-from spark.windows.windows_table import PARTITION as WINDOW_PARTITION
-from spark.windows.windows_table import fold_date, windows_path
+from spark.windows.windows_table import WINDOW_PARTITION, fold_date, windows_path
 
 LOOK_BATCHES = 8
 """After so many batches tables are looked at."""

@@ -7,11 +7,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.finality.gateway_table import read_gateways
-from spark.finality.loss_records import SCHEMA as LOSSES_SCHEMA
-from spark.finality.loss_records import rejects_as_losses
+from spark.finality.loss_records import LOSSES_SCHEMA, rejects_as_losses
 from spark.finality.loss_table import read_losses
-from spark.finality.window_status import Evidence
-from spark.finality.window_status import gaps as gaps_by
+from spark.finality.window_status import Evidence, derive_gaps
 from spark.ingest.devices_heard import heard_path
 from spark.ingest.reading_starts import ReadingStart, read_starts
 from spark.ingest.seen_table import read_islands
@@ -50,7 +48,7 @@ def read_evidence(spark: SparkSession, warehouse: str, version: Version | None =
 
 def open_gaps(spark: SparkSession, warehouse: str, version: Version | None = None) -> DataFrame:
     """Return `gaps`, which SQL then finds as the temporary view of that name."""
-    view = gaps_by(read_evidence(spark, warehouse, version))
+    view = derive_gaps(read_evidence(spark, warehouse, version))
     view.createOrReplaceTempView("gaps")
     return view
 

@@ -41,7 +41,7 @@ SCHEMA = f"""
     first {VALUE_TYPE}, first_at {ORDER_TYPE}, last {VALUE_TYPE}, last_at {ORDER_TYPE},
     values array<{VALUE_TYPE}>, late bigint, ordinal bigint, window_date date
 """
-PARTITION = "window_date"
+WINDOW_PARTITION = "window_date"
 SKIPPING_COLUMNS = "window_start,device,metric,stream,ordinal"
 WINDOW_PROPERTY = "sluice.windowSeconds"
 """Property of the table: how long its windows are."""
@@ -78,7 +78,7 @@ class Area:
 
     def holds_reading(self) -> str:
         """The same for readings with `window_start`, which have no date of their window."""
-        return self.holds().replace(f"{PARTITION} IN", "to_date(window_start) IN", 1)
+        return self.holds().replace(f"{WINDOW_PARTITION} IN", "to_date(window_start) IN", 1)
 
     def holds(self) -> str:
         """A condition on rows of the table, in literals: Delta passes over all other files."""
@@ -87,7 +87,7 @@ class Area:
             for span in self.spans
         )
         dates = ", ".join(f"DATE'{day.isoformat()}'" for day in dates_of(self.spans))
-        condition = f"{PARTITION} IN ({dates}) AND ({spans})"
+        condition = f"{WINDOW_PARTITION} IN ({dates}) AND ({spans})"
         if self.devices is not None:
             condition += f" AND device IN ({', '.join(_quoted(name) for name in self.devices)})"
         return condition
@@ -117,7 +117,7 @@ def create_windows(spark: SparkSession, tables: str, window_s: int = WINDOW_S) -
         DeltaTable.createIfNotExists(spark)
         .location(windows_path(tables))
         .addColumns(windows_schema())
-        .partitionedBy(PARTITION)
+        .partitionedBy(WINDOW_PARTITION)
         .property("delta.dataSkippingStatsColumns", SKIPPING_COLUMNS)
         .property(*CHECKPOINT_INTERVAL)
         .property(WINDOW_PROPERTY, str(window_s))
@@ -331,9 +331,9 @@ def fold_date(spark: SparkSession, tables: str, day: date, files: int = 1) -> No
     path = windows_path(tables)
     staged = AppendTable(spark, path, windows_schema()).begin()
     parts_then = spark.read.format("delta").option("versionAsOf", staged.version).load(path)
-    whole = folded(parts_then.where(f"{PARTITION} = DATE'{day.isoformat()}'"))
+    whole = folded(parts_then.where(f"{WINDOW_PARTITION} = DATE'{day.isoformat()}'"))
     staged.write(whole.repartitionByRange(files, *KEY).sortWithinPartitions(*KEY))
-    staged.commit({}, instead_of=f"partitionValues['{PARTITION}'] = '{day.isoformat()}'")
+    staged.commit({}, instead_of=f"partitionValues['{WINDOW_PARTITION}'] = '{day.isoformat()}'")
 
 
 def near(spans: Sequence[TimeSpan]) -> Column:

@@ -9,8 +9,7 @@ BENCH_PROFILE=out.svg         the last gateway under py-spy (out.txt: folded sta
 import sys
 from dataclasses import replace
 
-from tests.bench import load as generator
-from tests.bench import parts_clock_accuracy, parts_clock_cost
+from tests.bench import load, parts_clock_accuracy, parts_clock_cost
 from tests.bench.load import LoadError
 from tests.bench.processes import NotMeasuredError
 from tests.bench.report import Report, table
@@ -31,7 +30,7 @@ def clock_table(report: Report) -> str:
 
 def prepare() -> None:
     """Build the load generator."""
-    generator.build()
+    load.build()
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ BENCH_PROFILE=out.svg         the gateway under py-spy (out.txt: folded stacks)
 import resource
 import sys
 
-from tests.bench import load as generator
-from tests.bench import parts_faults, parts_rate, parts_size
+from tests.bench import load, parts_faults, parts_rate, parts_size
 from tests.bench.load import LoadError
 from tests.bench.processes import NotMeasuredError
 from tests.bench.report import Result
@@ -51,7 +50,7 @@ def compare(results: list[Result]) -> list[Result]:
 
 def prepare() -> None:
     """Build the load generator, and let this process hold the connections over TLS."""
-    generator.build()
+    load.build()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from systemd.deb_python import TARGETS
 from tests.bench.context import Bench, say
 from tests.bench.report import Result
-from tests.support import box as boxes
+from tests.support.box import build, new_box
 from tests.support.netns import new_network
 from tests.support.package_site import Site, install, measure, set_up, wait_for_first_reading
 from tests.support.page_weight import browser, page_weight
@@ -31,7 +31,7 @@ SETTLE_S = 30
 async def package(bench: Bench) -> list[Result]:
     """Build the packages of all targets: the largest one's size."""
     directory = bench.directory / "package"
-    built = await asyncio.to_thread(boxes.build, directory, *map(str, TARGETS))
+    built = await asyncio.to_thread(build, directory, *map(str, TARGETS))
     sizes = {path.name: path.stat().st_size / 1e6 for path in built}
     for name, size in sizes.items():
         say(f"package: {name}: {size:.1f} MB")
@@ -46,10 +46,10 @@ async def box(bench: Bench) -> list[Result]:
 
 def _box(bench: Bench) -> list[Result]:
     directory = bench.directory / "box"
-    (built,) = boxes.build(directory, TARGET)
+    (built,) = build(directory, TARGET)
     (directory / "scene").mkdir()
     with (
-        boxes.new_box(directory) as made,
+        new_box(directory) as made,
         new_network(directory / "scene") as network,
         scene_in(network, directory / "scene") as scene,
     ):
@@ -106,8 +106,8 @@ async def questions(bench: Bench) -> list[Result]:
 
 
 def _ask(directory: Path) -> list[str]:
-    (built,) = boxes.build(directory, TARGET)
-    with boxes.new_box(directory) as made:
+    (built,) = build(directory, TARGET)
+    with new_box(directory) as made:
         made.boot()
         install(made, built)
         program = made.inside("env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", "TERM=xterm", "sluice")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import box as boxes
+from tests.support.box import build
 
 OLD, NEW = "1.0.0", "1.1.0"
 
@@ -21,6 +21,6 @@ class Packages:
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
     directory = tmp_path_factory.mktemp("packages")
-    (old,) = boxes.build(directory, "amd64_deb12", version=OLD)
-    (new,) = boxes.build(directory, "amd64_deb12", version=NEW)
+    (old,) = build(directory, "amd64_deb12", version=OLD)
+    (new,) = build(directory, "amd64_deb12", version=NEW)
     return Packages(old, new)

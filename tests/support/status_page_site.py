@@ -14,14 +14,14 @@ from urllib.parse import urlencode
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion
 
-from gateway.page import password as page_password
+from gateway.page.password import make_password_line
 from tests.support.gateways import daemon, free_port, wait_for_port, write_config
 
 if TYPE_CHECKING:
     from subprocess import Popen
 
 PASSWORD = "meadow gate"  # noqa: S105 - of daemons that live for a test
-HASHED = page_password.make(PASSWORD)
+HASHED = make_password_line(PASSWORD)
 UNREACHABLE = "127.0.0.1:1"
 
 

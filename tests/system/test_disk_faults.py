@@ -18,11 +18,11 @@ import pytest
 
 from demo.kafka_broker import Broker
 from demo.uplink import Uplink
-from gateway.buffer import attachment as buffer_attachment
+from gateway.buffer import attachment
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.rows import START, Position
 from gateway.buffer.salvage import aside as buffer_aside
-from gateway.buffer.salvage import salvage as buffer_salvage
+from gateway.buffer.salvage import salvage
 from gateway.reading import BufferFileError
 from gateway.settings import BufferSettings
 from tests.support.buffers import CLOCK, entry, opened, store
@@ -319,8 +319,8 @@ async def test_whatever_page_is_damaged_the_buffer_goes_on_and_gives_no_identity
         async with opened(path, "boot-9", **SMALL) as buffer:
             await everything(buffer)
             assert await store(buffer, [entry(b"new-%d" % number, device="new") for number in range(10)]), what
-            for salvage in buffer.attachment._salvages:
-                await asyncio.to_thread(salvage.join, 10)
+            for thread in buffer.attachment._salvages:
+                await asyncio.to_thread(thread.join, 10)
             await everything(buffer)
             assert buffer.state.failing is None, what
         after = payloads(path)
@@ -346,7 +346,7 @@ async def test_a_kill_while_a_file_is_set_aside_costs_nothing_of_what_can_be_rea
     path = tmp_path / "buffer.db"
     shutil.copy(three_lanes, path)
     damage(path, reading_pages(path)[-1:])
-    owner = {"BufferFile": buffer_attachment, "finish": buffer_aside}.get(where, buffer_salvage)
+    owner = {"read_beside": salvage, "finish": buffer_aside}.get(where, attachment)
     original = getattr(owner, where)
     calls = 0
 
@@ -366,8 +366,8 @@ async def test_a_kill_while_a_file_is_set_aside_costs_nothing_of_what_can_be_rea
     if where in {"adopt_beside", "finish"}:
         buffer.attachment.file.abandon()
     async with opened(path, "boot-9", **SMALL) as buffer:
-        for salvage in buffer.attachment._salvages:
-            await asyncio.to_thread(salvage.join, 10)
+        for thread in buffer.attachment._salvages:
+            await asyncio.to_thread(thread.join, 10)
     after = payloads(path)
     assert len(set(before) & set(after)) > 1_400
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from demo.kafka_broker import Broker
-from tests.support import kill_loop as loop
 from tests.support.kill_loop import KINDS, kill_loop
 from tests.support.sizes import size
 
@@ -59,13 +58,13 @@ def test_nothing_acknowledged_is_missing_in_kafka_after_some_kills(kafka: Broker
 def test_the_loop_finds_a_gateway_that_acknowledges_before_its_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "COMMAND", (sys.executable, "-c", HASTY, "run"))
+    monkeypatch.setattr("tests.support.kill_loop.COMMAND", (sys.executable, "-c", HASTY, "run"))
     outcome = kill_loop(3, tmp_path, 1.0, None, 6)
     assert sum(outcome.missing.values()) > 0
 
 
 def test_the_loop_finds_a_gateway_that_forgets_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "COMMAND", (sys.executable, "-c", FORGETFUL, "run"))
+    monkeypatch.setattr("tests.support.kill_loop.COMMAND", (sys.executable, "-c", FORGETFUL, "run"))
     # By this seed no kill comes before the sensors are let in.
     outcome = kill_loop(8, tmp_path, 0.8, None, 153)
     assert outcome.duplicates["qos1-sequence"] > 0

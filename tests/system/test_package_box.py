@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import box as boxes
-from tests.support.box import Box, box_or_skip
+from tests.support.box import Box, box_or_skip, build
 from tests.support.fixtures_boxes import NEW, OLD, Packages
 from tests.support.package_site import (
     SECRET,
@@ -286,7 +285,7 @@ def test_the_next_debian_takes_its_package_which_sets_itself_up_from_the_boot_pa
     tmp_path: Path, packages: Packages
 ) -> None:
     with box_or_skip(tmp_path, 13) as box:
-        (package,) = boxes.build(tmp_path / "packages", "amd64_deb13", version=OLD)
+        (package,) = build(tmp_path / "packages", "amd64_deb13", version=OLD)
         # There is no Kafka, and no network: it starts all the same.
         write_answers(box, "/boot/firmware", "kafka.example:9092")
         box.boot()

@@ -16,7 +16,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from gateway.buffer import schema as buffer_schema
+from gateway.buffer import schema
 from gateway.buffer.file import BufferFile
 from gateway.buffer.lanes import LANE_PREFIX
 from gateway.buffer.losses import EVENTS_DROPPED, LOSS_TYPE, loss_body
@@ -539,8 +539,8 @@ def cut(
 def schema_1(directory: Path) -> tuple[Path, Model]:
     """A file of the first version, with readings that wait."""
     directory.mkdir()
-    with mock.patch.object(buffer_schema, "MIGRATIONS", buffer_schema.MIGRATIONS[:1]):
-        connection = buffer_schema.connect(directory / "buffer.db")
+    with mock.patch.object(schema, "MIGRATIONS", schema.MIGRATIONS[:1]):
+        connection = schema.connect(directory / "buffer.db")
     connection.execute(
         "INSERT INTO boot (boot_id, offset_us, error_us) VALUES ('boot', ?, 1000)", (CLOCK.offset_us(0),)
     )

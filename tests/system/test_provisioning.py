@@ -19,8 +19,8 @@ from gateway.commands.setup.answers import SECRETS_NAME
 from gateway.commands.setup.provision import DONE_NAME, REPORT_NAME, TAKEN_NAME
 from gateway.commands.setup.provision_media import MediumError
 from gateway.config import config_file
-from gateway.listener import credentials as device_credentials
-from gateway.page import password as page_password
+from gateway.listener import credentials
+from gateway.page.password import read_password_line, verify_password
 
 ANSWERS = """\
 # from the office
@@ -74,9 +74,9 @@ def assert_set_up(config: Path) -> None:
     assert settings.kafka.sasl is not None
     assert settings.kafka.sasl.password_file.read_text() == "kafka-9d2c1b77\n"
     assert settings.status_page is not None
-    assert page_password.verify("page-51ab03fe", page_password.read(settings.status_page.password_file))
-    devices = device_credentials.load(config.with_name("devices.json")).devices
-    assert [each.sha256 for each in devices["42"]] == [device_credentials.digest("device-0123456789")]
+    assert verify_password("page-51ab03fe", read_password_line(settings.status_page.password_file))
+    devices = credentials.load(config.with_name("devices.json")).devices
+    assert [each.sha256 for each in devices["42"]] == [credentials.digest("device-0123456789")]
     assert set(devices) == {"42", "43"}
 
 
@@ -231,7 +231,7 @@ def test_whatever_lies_there_ends_in_a_report_without_secrets(
 KILLED = """\
 import os, signal, sys
 from gateway.commands.setup import provision
-from gateway.commands.setup import write as setup_write
+from gateway.commands.setup import write
 from gateway.cli import main
 
 step = int(sys.argv[1])
@@ -245,7 +245,7 @@ def until_killed(real):
         return real(*arguments)
     return step_by_step
 
-steps = ((setup_write, "_rename"), (setup_write, "sync_folder"), (provision, "_rename"), (provision, "sync_folder"))
+steps = ((write, "_rename"), (write, "sync_folder"), (provision, "_rename"), (provision, "sync_folder"))
 for module, name in steps:
     setattr(module, name, until_killed(getattr(module, name)))
 provision.wipe = until_killed(provision.wipe)

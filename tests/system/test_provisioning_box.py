@@ -9,7 +9,7 @@ import pytest
 
 from gateway.commands.setup.dialogue import QUESTIONS_MAX
 from gateway.commands.setup.provision import DONE_NAME, REPORT_NAME
-from gateway.page import password as page_password
+from gateway.page.password import verify_password
 from gateway.settings import DEFAULT_CONFIG
 from tests.support.box import Box, box_or_skip
 from tests.support.fixtures_boxes import Packages
@@ -195,7 +195,7 @@ def test_a_person_sets_it_up_at_the_terminal_and_it_runs(bare: Box) -> None:
     assert box.call(*PUBLISH, "-P", found[1]).returncode == 0
     page = re.search(r"^    status page +(\S+)\r$", shown, re.MULTILINE)
     assert page is not None
-    assert page_password.verify(page[1], (box.root / "etc/sluice/credentials/status-page").read_text())
+    assert verify_password(page[1], (box.root / "etc/sluice/credentials/status-page").read_text())
     # Again, with Enter all the way: nothing changes, and it is restarted.
     before = (box.root / "etc/sluice/gateway.toml").read_bytes()
     shown, code = set_up(DEFAULT_CONFIG, [ENTER, ENTER, "y", *[ENTER] * 6], [*inside, "sluice"])

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 import structlog
 
-from gateway.buffer import boots as buffer_boots
+from gateway.buffer.boots import adopt_boots, is_ordered, order_by_lanes
 from gateway.buffer.rows import Lane, Loss, Quarantined, Row, Series, Span, is_sound, spans_of
 from gateway.buffer.salvage.aside import final_name
 from gateway.buffer.salvage.page_scan import (
@@ -795,7 +795,7 @@ def _carried_over(aside: Path, progress: Progress, through: RowContext) -> Damag
     return Damaged(aside, lanes, progress, None, _bytes_of(aside))
 
 
-def within(files: Iterable[Damaged], files_max: int) -> tuple[list[Damaged], list[Damaged]]:
+def keep_largest(files: Iterable[Damaged], files_max: int) -> tuple[list[Damaged], list[Damaged]]:
     """Those to be salvaged, and those that are too many: the smallest, for a card that damages each new file."""
     by_size = sorted(files, key=lambda damaged: damaged.bytes)
     too_many = by_size[: max(0, len(by_size) - files_max)]
@@ -821,9 +821,9 @@ def adopt_beside(connection: sqlite3.Connection, files: Iterable[Damaged], lanes
         boots |= {lane.boot_id for lane in damaged.lanes.values()}
         boots |= {str(values[2]) for values in found.tables.get("loss", ())}
         of_file = found.tables.get("boot", ())
-        buffer_boots.adopt(connection, of_file)
-        if not any(buffer_boots.is_ordered(values) for values in of_file):
-            buffer_boots.order_by_lanes(connection, _first_lanes(damaged.lanes))
+        adopt_boots(connection, of_file)
+        if not any(is_ordered(values) for values in of_file):
+            order_by_lanes(connection, _first_lanes(damaged.lanes))
         for table in _COPIED_TABLES:
             if table == "boot":
                 continue
@@ -843,7 +843,7 @@ def adopt_beside(connection: sqlite3.Connection, files: Iterable[Damaged], lanes
         [(number,) for number in lanes.values()],
     )
     # Of a boot whose clock is lost nothing is known; that there was one must be.
-    buffer_boots.adopt(connection, [(boot, 0) for boot in sorted(boots)])
+    adopt_boots(connection, [(boot, 0) for boot in sorted(boots)])
 
 
 def _first_lanes(lanes: Mapping[int, Lane]) -> list[tuple[str, int]]:

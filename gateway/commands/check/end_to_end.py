@@ -19,7 +19,7 @@ from gateway.commands.check.kafka import certificate_dates
 from gateway.commands.check.mqtt_probe import NoAnswerError
 from gateway.daemon import control
 from gateway.host.terminal_text import counted, milliseconds, span
-from gateway.intake.check_readings import KIND, CheckOpened, CheckPlace
+from gateway.intake.check_readings import CHECK_KIND, CheckOpened, CheckPlace
 from gateway.kafka.link import KafkaLink
 from gateway.kafka.secret_files import KafkaFileError
 from gateway.kafka.topics import ADMIN_CONFIG, ADMIN_WORDS, allow_command
@@ -245,7 +245,7 @@ def _flaw(settings: Settings, record: ConsumerRecord, credential: CheckOpened, p
         "ce_specversion": "1.0",
         "ce_id": place.ce_id,
         "ce_source": f"/{gateway.namespace}/{gateway.id}",
-        "ce_type": f"{OWN_TYPES}{KIND}",
+        "ce_type": f"{OWN_TYPES}{CHECK_KIND}",
         "content-type": "application/json",
     }
     if record.offset != place.offset:

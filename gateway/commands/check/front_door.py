@@ -19,7 +19,7 @@ from gateway.commands.check.mqtt_probe import Conversation, NoAnswerError, conve
 from gateway.daemon import control
 from gateway.host.terminal_text import milliseconds
 from gateway.intake.check_readings import CheckOpened
-from gateway.kafka.reach import address as spelled
+from gateway.kafka.reach import host_and_port
 from gateway.settings import BrokerSettings, ListenerSettings, Settings
 from gateway.tls.client import tls_reason
 
@@ -46,7 +46,7 @@ class Door(NamedTuple):
     is_tls: bool
 
     def __str__(self) -> str:
-        return spelled(self.host, self.port)
+        return host_and_port(self.host, self.port)
 
 
 class DoorError(Exception):
@@ -175,7 +175,7 @@ def check_brokers(settings: Settings) -> Iterator[Finding]:
 async def _broker(settings: Settings, broker: BrokerSettings) -> Finding:
     from gateway.site_broker.reach import REFUSALS, BrokerError, open_link, password_of  # noqa: PLC0415 - heavy
 
-    subject = f"broker {spelled(broker.host, broker.port)}"
+    subject = f"broker {host_and_port(broker.host, broker.port)}"
     resolver = ThreadPoolExecutor(1, thread_name_prefix="broker-name")
     begun_s = time.monotonic()
     dates = certificate_dates(settings)

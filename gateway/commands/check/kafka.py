@@ -13,13 +13,12 @@ from aiokafka.errors import KafkaError
 from msgspec import structs
 
 from gateway.buffer.schema import read_marks
-from gateway.buffer.status import is_running, reading
-from gateway.clock.floor import MARKS as CLOCK_MARKS
-from gateway.clock.floor import ClockFloor
+from gateway.buffer.status import is_running, open_to_read
+from gateway.clock.floor import CLOCK_MARKS, ClockFloor
 from gateway.clock.kernel_clock import boottime_us, read_wall_clock
 from gateway.commands.check.finding import Finding, remark, well
 from gateway.kafka.link import KafkaLink
-from gateway.kafka.reach import address as spelled
+from gateway.kafka.reach import host_and_port
 from gateway.kafka.secret_files import KafkaFileError
 from gateway.kafka.topics import (
     ADMIN_CONFIG,
@@ -89,7 +88,7 @@ def known_floor(buffer: Path) -> ClockFloor:
     """
     floor = ClockFloor()
     if is_running(buffer):
-        with suppress(BufferFileError), reading(buffer) as connection:
+        with suppress(BufferFileError), open_to_read(buffer) as connection:
             floor.recall(read_marks(connection, CLOCK_MARKS))
     return floor
 
@@ -142,7 +141,7 @@ async def _dial(admin: AIOKafkaAdminClient, link: KafkaLink, kafka: KafkaSetting
     means = ", and readings whose partition it leads wait on this box" if len(failed) < len(brokers) else ""
     unreached = {}
     for broker in failed:
-        address = spelled(broker.host, broker.port)
+        address = host_and_port(broker.host, broker.port)
         fault = link.faults.get(address)
         what = "it does not answer" if fault is None else f"{fault.words}; {fault.hint}"
         words = f"{_cannot(is_reached=fault is not None and fault.is_reached)}{means}: {what}"

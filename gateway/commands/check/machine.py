@@ -16,7 +16,7 @@ from typing import Final
 from msgspec import structs
 
 from gateway.buffer.schema import MIGRATIONS, read_marks
-from gateway.buffer.status import is_running, reading
+from gateway.buffer.status import is_running, open_to_read
 from gateway.clock.gateway_clock import WallClock
 from gateway.clock.kernel_clock import boottime_us, read_wall_clock
 from gateway.commands.check.clock import check_clock
@@ -426,7 +426,7 @@ def _quota(kafka: KafkaSettings, buffer: Path, clock: WallClock) -> Iterator[Fin
     # Its file is not opened beside no gateway: that would leave files of SQLite's there.
     if not kafka.bytes_per_day_max or not is_running(buffer):
         return
-    with suppress(BufferFileError), reading(buffer) as connection:
+    with suppress(BufferFileError), open_to_read(buffer) as connection:
         budget = UplinkBudget(0, kafka.bytes_per_day_max, read_marks(connection, BUDGET_MARK).get(BUDGET_MARK))
         now_us = boottime_us()
         now_s, wall_s = now_us / 1e6, clock.at(now_us) / 1e6 if clock.synced else None

@@ -15,9 +15,8 @@ from gateway.commands.check.finding import Finding, remark, well, wrong
 from gateway.commands.check.ports import check_port
 from gateway.commands.handout import own_hosts
 from gateway.host.service_user import as_root
-from gateway.kafka.reach import address as spelled
-from gateway.page import password as page_password
-from gateway.page.password import PagePasswordError
+from gateway.kafka.reach import host_and_port
+from gateway.page.password import PagePasswordError, read_password_line
 from gateway.settings import StatusPageSettings
 
 HOSTS_MAX: Final = 2
@@ -39,7 +38,7 @@ def _password(page: StatusPageSettings) -> Finding:
     try:
         # What systemd hands to the service is root's alone.
         with as_root():
-            page_password.read(page.password_file)
+            read_password_line(page.password_file)
     except PagePasswordError as error:
         if isinstance(error.__cause__, PermissionError):
             return remark(
@@ -67,7 +66,7 @@ def _served(page: StatusPageSettings) -> Finding:
         )
     if status != "ok":
         return wrong("status page", f"it says that the gateway fails: {told.get('reason', status)}")
-    where = [f"http://{spelled(host, page.port)}" for host in islice(own_hosts(page.host), HOSTS_MAX)]
+    where = [f"http://{host_and_port(host, page.port)}" for host in islice(own_hosts(page.host), HOSTS_MAX)]
     return well("status page", f"served: {' or '.join(where) or 'no network has given this box an address yet'}")
 
 

@@ -29,7 +29,7 @@ from gateway.commands.setup.kafka_trial import IN_QUESTIONS, NONE, Broker, best_
 from gateway.commands.setup.new_settings import LISTENER_PORT, Existing, make
 from gateway.config import config_file
 from gateway.host.terminal_text import counted, escaped, hanging
-from gateway.listener import credentials as device_credentials
+from gateway.listener import credentials
 from gateway.listener.credentials import CredentialsError
 from gateway.record_contract import DEVICE_NAME
 from gateway.serial_lines.ports import ALL, names_of
@@ -447,7 +447,7 @@ class Dialogue:
         known = {*(listener.users if listener is not None else ())}
         # One that cannot be read is told when it is to be changed.
         with suppress(CredentialsError):
-            known |= {*device_credentials.load(device_credentials.file_of(settings)).devices}
+            known |= {*credentials.load(credentials.file_of(settings)).devices}
         return sorted(known)
 
     def _port_free(self, listener: ListenerSettings | None) -> None:

@@ -12,9 +12,9 @@ import msgspec
 from gateway.commands.setup.answers import SECRETS_NAME, Answers, Given, ca_text
 from gateway.commands.setup.hardware import is_clock_synced, proposed_id
 from gateway.commands.setup.new_settings import Existing, Made, make
-from gateway.commands.setup.write import SetupWriteError, make_folders, refuse_changed, wipe, write
-from gateway.listener import credentials as device_credentials
-from gateway.page import password as page_password
+from gateway.commands.setup.write import SetupWriteError, make_folders, refuse_changed, wipe, write_files
+from gateway.listener import credentials
+from gateway.page.password import make_password_line
 from gateway.settings import GatewaySettings
 from gateway.toml_files.mistakes import ConfigError, Mistake, Place
 
@@ -69,7 +69,7 @@ def plan(given: Given, config: Path, existing: Existing, *, is_watched: bool, ca
         password = answers.secrets.page_password
         if password is None and existing.page_password is None:
             password = made_password = new_page_password()
-        hashed = None if password is None else page_password.make(password)
+        hashed = None if password is None else make_password_line(password)
     gateway_id = answers.gateway.id or _id_in_place(existing) or proposed_id()
     if mistakes:
         # What else is wrong is told with it.
@@ -86,11 +86,11 @@ def plan(given: Given, config: Path, existing: Existing, *, is_watched: bool, ca
         raise ConfigError(given.path, taken)
     known = _known_devices(made, existing)
     digests = dict(answers.secrets.devices_sha256)
-    digests |= {name: device_credentials.digest(secret) for name, secret in answers.secrets.devices.items()}
+    digests |= {name: credentials.digest(secret) for name, secret in answers.secrets.devices.items()}
     new = [name for name in answers.sensors.devices if name not in digests and name not in known]
-    shown = {name: device_credentials.new_secret() for name in new}
+    shown = {name: credentials.new_secret() for name in new}
     kept = tuple(name for name in answers.sensors.devices if name in known and name not in digests)
-    digests |= {name: device_credentials.digest(secret) for name, secret in shown.items()}
+    digests |= {name: credentials.digest(secret) for name, secret in shown.items()}
     return Plan(config, existing, made, digests, shown, kept, made_password)
 
 
@@ -103,9 +103,9 @@ def carry_out(planned: Plan) -> None:
     make_folders(planned.made.folders)
     try:
         _put(planned, without_shown(planned).digests)
-    except device_credentials.CredentialsError as error:
+    except credentials.CredentialsError as error:
         raise SetupWriteError(str(error)) from error
-    write(planned.made.files, planned.config, planned.existing.text)
+    write_files(planned.made.files, planned.config, planned.existing.text)
     for path in planned.made.replaced:
         wipe(path)
 
@@ -121,7 +121,7 @@ def store_shown(planned: Plan) -> None:
 def take_back_shown(planned: Plan) -> None:
     """Take them out again, where the terminal was gone before they were shown. Raises CredentialsError."""
     if planned.shown:
-        device_credentials.revoke(device_credentials.file_of(planned.made.settings), planned.shown)
+        credentials.revoke(credentials.file_of(planned.made.settings), planned.shown)
 
 
 def without_shown(planned: Plan) -> Plan:
@@ -133,7 +133,7 @@ def without_shown(planned: Plan) -> Plan:
 def _put(planned: Plan, digests: Mapping[str, str]) -> None:
     settings = planned.made.settings
     if digests:
-        device_credentials.put(device_credentials.file_of(settings), digests, _now(settings.gateway))
+        credentials.put(credentials.file_of(settings), digests, _now(settings.gateway))
 
 
 def _now(gateway: GatewaySettings) -> datetime | None:
@@ -144,7 +144,7 @@ def _now(gateway: GatewaySettings) -> datetime | None:
 def _taken_names(given: Given, made: Made) -> Iterator[Mistake]:
     """Devices whose names are somebody's already, and would be two."""
     listener = made.settings.mqtt_listener
-    operators = device_credentials.load(device_credentials.file_of(made.settings)).operators
+    operators = credentials.load(credentials.file_of(made.settings)).operators
     users: Collection[str] = () if listener is None else listener.users
     secrets_given = {*given.answers.secrets.devices, *given.answers.secrets.devices_sha256}
     for name in dict.fromkeys((*given.answers.sensors.devices, *secrets_given)):
@@ -166,7 +166,7 @@ def _known_devices(made: Made, existing: Existing) -> set[str]:
     if existing.settings is None:
         return set()
     listener = existing.settings.mqtt_listener
-    return {*device_credentials.load(device_credentials.file_of(made.settings)).devices} | {
+    return {*credentials.load(credentials.file_of(made.settings)).devices} | {
         *(listener.users if listener is not None else ())
     }
 
@@ -200,7 +200,7 @@ def _without_secret(answers: Answers, existing: Existing) -> list[str]:
     known: set[str] = {*answers.secrets.devices, *answers.secrets.devices_sha256}
     if existing.settings is not None:
         listener = existing.settings.mqtt_listener
-        known |= {*device_credentials.load(device_credentials.file_of(existing.settings)).devices}
+        known |= {*credentials.load(credentials.file_of(existing.settings)).devices}
         known |= {*(listener.users if listener is not None else ())}
     return [name for name in answers.sensors.devices if name not in known]
 

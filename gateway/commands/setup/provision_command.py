@@ -11,7 +11,7 @@ from gateway.commands.options import FINDING, config_option
 from gateway.commands.setup.provision import Provisioned, is_asked, provision
 from gateway.commands.setup.provision_media import BOOT_FOLDERS, MediumError, make_writable, mounted, sticks
 from gateway.commands.setup.setup_command import written_lines
-from gateway.host import service as setup_service
+from gateway.host import service
 
 _NOTHING = "no sluice.toml is there: nothing was to be done"
 
@@ -43,11 +43,11 @@ def provision_command(config: Path, folders: tuple[Path, ...]) -> None:
         _tell(outcome)
     if not done:
         click.echo(_NOTHING)
-    if any(outcome.starts for outcome in done) and setup_service.is_there(config) and setup_service.may_be_changed():
+    if any(outcome.starts for outcome in done) and service.is_there(config) and service.may_be_changed():
         try:
             # This may itself run before the service.
-            setup_service.start(wait=False)
-        except setup_service.ServiceError as error:
+            service.start(wait=False)
+        except service.ServiceError as error:
             raise click.ClickException(str(error)) from error
     sys.exit(FINDING if any(outcome.trouble for outcome in done) else 0)
 

@@ -11,8 +11,8 @@ from typing import Final, NoReturn
 
 import click
 
-from gateway.buffer import lock as buffer_lock
-from gateway.buffer.status import read_status, reading
+from gateway.buffer import lock
+from gateway.buffer.status import open_to_read, read_status
 from gateway.commands.options import FINDING, config_option
 from gateway.commands.setup.new_settings import secret_files
 from gateway.commands.setup.provision import PROVISIONING_NAMES
@@ -20,10 +20,10 @@ from gateway.commands.setup.provision_media import BOOT_FOLDERS
 from gateway.commands.setup.setup_command import typed
 from gateway.commands.setup.write import CREDENTIALS_FOLDER, SECRETS_FOLDER, is_unfinished, wipe
 from gateway.config import config_file
-from gateway.host import service as setup_service
+from gateway.host import service
 from gateway.host.terminal_text import counted, escaped, hanging
 from gateway.intake.resolved_topics import READING_TYPE
-from gateway.listener import credentials as device_credentials
+from gateway.listener import credentials
 from gateway.reading import BufferFileError
 from gateway.settings import DEFAULT_CONFIG, BufferSettings, Settings
 from gateway.toml_files.mistakes import ConfigError
@@ -114,9 +114,7 @@ def find_what_to_wipe(config: Path) -> ToWipe:
     with suppress(ConfigError):
         settings = config_file.load(config)
     buffer = settings.buffer.path if settings is not None else _buffer_of(config)
-    devices = (
-        buffer.with_name(device_credentials.FILE_NAME) if settings is None else device_credentials.file_of(settings)
-    )
+    devices = buffer.with_name(credentials.FILE_NAME) if settings is None else credentials.file_of(settings)
     folder = config.parent
     named = [path for path in secret_files(settings) if path.exists()]
     ours = [
@@ -185,7 +183,7 @@ def _id_of(config: Path, settings: Settings | None) -> str:
 def _first_lines(found: ToWipe, config: Path) -> Iterator[str]:
     """What would go, before anybody is asked."""
     yield f"This wipes the gateway {escaped(found.gateway_id)}: what waits, its secrets, its settings."
-    if setup_service.is_active(config):
+    if service.is_active(config):
         yield "The gateway runs: it would be stopped for that."
     if found.buffer.exists():
         try:
@@ -214,7 +212,7 @@ def _waiting(buffer: Path, rows: int) -> str:
 
 
 def _counted_apart(buffer: Path, rows: int) -> str:
-    with reading(buffer) as connection:
+    with open_to_read(buffer) as connection:
         (readings,) = connection.execute(_READINGS, (READING_TYPE,)).fetchone()
     events = counted(max(rows - readings, 0), "event")
     if not readings:
@@ -243,24 +241,24 @@ def _confirm(found: ToWipe, wiped_id: str | None) -> None:
 @contextmanager
 def _stopped(config: Path, buffer: Path, *, may_stop: bool, may_ask: bool) -> Iterator[None]:
     """Keep the gateway from running meanwhile. Raises BufferFileError where it does."""
-    if setup_service.is_active(config):
+    if service.is_active(config):
         if not may_stop and not (may_ask and _may_stop()):
             _end("the gateway runs: nothing was wiped. Stop it (sudo systemctl stop sluice), or give --stop")
         try:
-            setup_service.stop()
-        except setup_service.ServiceError as error:
+            service.stop()
+        except service.ServiceError as error:
             _end(f"{error}; nothing was wiped")
     if not buffer.parent.is_dir():
         yield
         return
-    with buffer_lock.acquire(buffer):
+    with lock.acquire(buffer):
         yield
         # It is made by whoever takes it.
         buffer_lock_file(buffer).unlink(missing_ok=True)
 
 
 def buffer_lock_file(buffer: Path) -> Path:
-    """As `buffer_lock.acquire` names it."""
+    """As `lock.acquire` names it."""
     return buffer.with_name(f"{buffer.name}.lock")
 
 

@@ -11,12 +11,12 @@ import click
 
 from gateway.commands.handout import handout
 from gateway.commands.options import FINDING, config_option
-from gateway.commands.setup import hardware as setup_hardware
+from gateway.commands.setup import hardware
 from gateway.commands.setup.answers import EXAMPLE, Given, load
 from gateway.commands.setup.new_settings import Existing, read_existing
 from gateway.commands.setup.plan import Plan, carry_out, plan, store_shown, take_back_shown, without_shown
 from gateway.commands.setup.write import SetupWriteError, not_interrupted, writable_trouble
-from gateway.host import service as setup_service
+from gateway.host import service
 from gateway.host.terminal_text import hanging, span
 from gateway.listener.credentials import CredentialsError, Made
 from gateway.settings import DEFAULT_CONFIG, ListenerSettings
@@ -89,7 +89,7 @@ def _at_a_terminal(config: Path, existing: Existing) -> int:
         "answered; Ctrl-C ends it at any time."
         + (" Settings are in place: they are what is proposed." if existing.settings is not None else "")
     )
-    can_start = setup_service.is_there(config) and setup_service.may_be_changed()
+    can_start = service.is_there(config) and service.may_be_changed()
     try:
         told = Dialogue(config, existing, can_start=can_start).run()
     except (click.Abort, KeyboardInterrupt):
@@ -162,7 +162,7 @@ def _tell(planned: Plan, *, start: bool, findings: Sequence[str]) -> int:
     lines += (f"to be mended: {words}" for words in findings)
     for line in (*lines, *_clock_lines(planned), *_next_lines(planned, started=started)):
         click.echo(hanging(line, 4))
-    return FINDING if findings or (start and not started and setup_service.is_there(planned.config)) else 0
+    return FINDING if findings or (start and not started and service.is_there(planned.config)) else 0
 
 
 def _stored_and_shown(planned: Plan) -> Iterator[str]:
@@ -248,15 +248,15 @@ def _page_lines(planned: Plan, *, started: bool) -> Iterator[str]:
 
 
 def _started(config: Path, *, start: bool) -> tuple[bool, list[str]]:
-    if not setup_service.is_there(config):
+    if not service.is_there(config):
         return False, [f"start it: sluice run --config {shlex.quote(str(config))}"]
-    if not start or not setup_service.may_be_changed():
-        if setup_service.is_active(config):
+    if not start or not service.may_be_changed():
+        if service.is_active(config):
             return True, ["the gateway runs with the settings that it had: sudo systemctl restart sluice"]
         return False, ["start it, now and at every boot: sudo systemctl enable --now sluice"]
     try:
-        setup_service.start()
-    except setup_service.ServiceError as error:
+        service.start()
+    except service.ServiceError as error:
         return False, [f"not started: {error}"]
     return True, ["the gateway was started, and starts at every boot"]
 
@@ -271,11 +271,11 @@ def _next_lines(planned: Plan, *, started: bool) -> Iterator[str]:
 def _clock_lines(planned: Plan) -> Iterator[str]:
     """What readings wait for first of all, on a box that was never connected to anything."""
     gateway = planned.made.settings.gateway
-    if gateway.clock != "kernel" or setup_hardware.is_clock_synced(gateway):
+    if gateway.clock != "kernel" or hardware.is_clock_synced(gateway):
         return
     from gateway.commands.check.clock import time_daemons  # noqa: PLC0415 - only where the clock is not synced
 
-    found, inside = time_daemons(), setup_hardware.virtualization()
+    found, inside = time_daemons(), hardware.virtualization()
     if found:
         todo = f"{found} runs (timedatectl tells how far it is)"
     elif inside.startswith("container"):

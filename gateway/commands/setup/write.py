@@ -146,7 +146,7 @@ def refuse_changed(config: Path, before: str) -> None:
         )
 
 
-def write(files: Sequence[NewFile], config: Path, before: str) -> None:
+def write_files(files: Sequence[NewFile], config: Path, before: str) -> None:
     """Have the files there, in the order given; the last one, `config`, is what makes the others count.
 
     All are prepared under other names and on disk before the first takes its place. `before` is what `config` said

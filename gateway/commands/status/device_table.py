@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from gateway.devices.listing import Clock, Device, Listing, is_silent
-from gateway.devices.words import drift
+from gateway.devices.words import drift_words
 from gateway.host.terminal_text import aligned, bound, counted, escaped, span
 
 RATE_S_MIN = 5.0
@@ -120,7 +120,7 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
         rate(row.per_s),
         _UNKNOWN if row.missing is None else f"{row.missing:,}",
         f"{row.lost:,}",
-        drift(clock),
+        drift_words(clock),
         bound(row.error_us),
         _UNKNOWN if row.place is None else escaped(row.place),
     )

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from gateway.buffer import schema as buffer_schema
-from gateway.buffer import series as buffer_series
-from gateway.buffer import state as buffer_state
+from gateway.buffer import schema, state
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.commit_queue import DELETE_DELAY_S
 from gateway.buffer.deletion import DELETED_SPANS_MAX, Deletion
@@ -303,7 +301,7 @@ async def test_a_disk_that_others_have_emptied_is_noticed_although_nothing_comes
 async def test_room_is_told_of_although_nothing_comes_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(buffer_state, "ROOM_SAID_AFTER_S", 0.2)
+    monkeypatch.setattr(state, "ROOM_SAID_AFTER_S", 0.2)
     async with opened(tmp_path / "buffer.db", bytes_max=1_000_000) as buffer:
         stored, held = await fill(buffer)
         buffer.confirm(buffer.id, spans_of(await rows(buffer)))
@@ -538,7 +536,7 @@ async def test_one_read_is_bounded_by_bytes_too(tmp_path: Path) -> None:
 async def test_series_that_nothing_refers_to_are_forgotten_under_a_steady_flow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffer_series, "SERIES_MAX", 50)
+    monkeypatch.setattr("gateway.buffer.series.SERIES_MAX", 50)
     path = tmp_path / "buffer.db"
     async with opened(path) as buffer:
         for number in range(300):
@@ -609,7 +607,7 @@ async def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
         file.execute("PRAGMA user_version = 99")
     file.close()
     with pytest.raises(BufferFileError, match="newer Sluice"):
-        buffer_schema.connect(path)
+        schema.connect(path)
 
 
 async def test_pending_lanes_tell_the_earliest_event_time_until_drained(tmp_path: Path) -> None:
@@ -695,7 +693,7 @@ async def test_a_late_confirmation_of_a_replaced_file_takes_nothing_from_the_new
     async with opened(tmp_path / "buffer.db") as buffer:
         former = buffer.id
         buffer.confirm(former, (), [Mark("uplink/budget", b"1")])
-        await buffer.run(lambda _: buffer._commits._fail(buffer_schema.corruption("found just now")))
+        await buffer.run(lambda _: buffer._commits._fail(schema.corruption("found just now")))
         assert await store(buffer, [entry(b"new")])
         (row,) = await rows(buffer)
         buffer.confirm(buffer.id, (), [Mark("uplink/cluster", b"A")])

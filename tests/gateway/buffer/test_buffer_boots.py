@@ -10,9 +10,8 @@ from unittest import mock
 
 import pytest
 
-from gateway.buffer import file as buffer_file
-from gateway.buffer import schema as buffer_schema
-from gateway.buffer.boots import BOOTS_MAX, COLUMNS, SEEN_SAVE_S, BootTable, Correction, adopt, correction_body
+from gateway.buffer import schema
+from gateway.buffer.boots import BOOTS_MAX, COLUMNS, SEEN_SAVE_S, BootTable, Correction, adopt_boots, correction_body
 from gateway.buffer.file import BufferFile
 from gateway.buffer.rows import Entry
 from gateway.buffer.schema import corruption
@@ -39,7 +38,7 @@ def synced(zero_us: int, at_us: int = HOUR_US, error_us: int = 1_000) -> BootClo
 def booted(path: Path, boot: str, clock: BootClock, seen_us: int = HOUR_US) -> Iterator[BufferFile]:
     """One start of the gateway, at that CLOCK_BOOTTIME of a boot."""
     with (
-        mock.patch.object(buffer_file, "boottime_us", return_value=seen_us),
+        mock.patch("gateway.buffer.file.boottime_us", return_value=seen_us),
         closing(BufferFile(BufferSettings(path=path), boot, lambda: clock, Counter())) as file,
     ):
         yield file
@@ -359,8 +358,8 @@ async def test_a_crowded_buffer_waits_with_corrections(tmp_path: Path) -> None:
 async def test_a_file_of_a_former_version_keeps_its_clocks_and_gets_their_order(tmp_path: Path, version: int) -> None:
     path = tmp_path / "buffer.db"
     with (
-        mock.patch.object(buffer_schema, "MIGRATIONS", buffer_schema.MIGRATIONS[:version]),
-        closing(buffer_schema.connect(path)) as file,
+        mock.patch.object(schema, "MIGRATIONS", schema.MIGRATIONS[:version]),
+        closing(schema.connect(path)) as file,
     ):
         # Not in the order of their names; the last is of no lane any more.
         boots = [("z", NOON_US, 1_000), ("m", 5, None), ("a", 5, None), ("q", NOON_US, None)]
@@ -426,7 +425,7 @@ def test_a_boot_of_a_damaged_file_that_makes_no_sense_is_known_to_have_been(tmp_
     damaged = [2**63 - 1 if name == column else value for name, value in zip(COLUMNS, found, strict=True)]
     with booted(tmp_path / "new.db", "b", synced(NOON_US)) as file:
         with file.transaction():
-            adopt(file.connection, [damaged])
+            adopt_boots(file.connection, [damaged])
             file.boots.adopted()
         assert not file.boots.clock("a").known
         assert file.boots.clock("b").known

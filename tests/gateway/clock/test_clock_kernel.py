@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from gateway.clock import kernel_clock as clock_kernel
+from gateway.clock import kernel_clock
 from gateway.clock.gateway_clock import BootClock, Look
 from gateway.clock.kernel_clock import (
     KERNEL_ERROR_US_MIN,
@@ -63,7 +63,7 @@ def test_what_adjtimex_says_becomes_a_bound(
 
 def test_a_watch_keeps_what_it_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [Look(0, 5_000, None), Look(1_000_000, 1_000, 500), Look(2_000_000, 10**9, None)]
-    monkeypatch.setattr(clock_kernel, "read_clocks", lambda *_: looks.pop(0))
+    monkeypatch.setattr(kernel_clock, "read_clocks", lambda *_: looks.pop(0))
     watch = ClockWatch(GatewaySettings("gw1"))
     assert not watch.now().known
     before, now = watch.read_again()
@@ -75,7 +75,7 @@ def test_a_watch_keeps_what_it_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_watch_goes_on_from_what_an_earlier_start_knew_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock_kernel, "read_clocks", lambda *_: Look(9_000_000, 5_000, None))
+    monkeypatch.setattr(kernel_clock, "read_clocks", lambda *_: Look(9_000_000, 5_000, None))
     kept = BootClock("unknown", 50.0).looked(Look(1_000_000, 1_000, 500))
     watch = ClockWatch(GatewaySettings("gw1", clock_error_ppm_max=200.0))
     watch.resume(BootClock("unknown", 50.0))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gateway.clock import steps as clock_steps
 from gateway.clock.steps import StepWatch
 
 
@@ -21,18 +20,18 @@ async def watched(steps: list[float], seconds: float) -> None:
 
 async def test_a_clock_that_is_set_is_looked_at_in_that_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The timer is real and goes off; that the kernel cancelled it, as it does for a step, is what the read says."""
-    monkeypatch.setattr(clock_steps, "FAR_S", int(time.time()) + 1)
+    monkeypatch.setattr("gateway.clock.steps.FAR_S", int(time.time()) + 1)
     read = os.read
 
     def cancelled(fd: int, size: int) -> bytes:
         read(fd, size)
-        monkeypatch.setattr(clock_steps, "FAR_S", 9_000_000_000)
+        monkeypatch.setattr("gateway.clock.steps.FAR_S", 9_000_000_000)
         raise OSError(errno.ECANCELED, "Operation canceled")
 
     steps: list[float] = []
     watch = StepWatch(lambda: steps.append(time.monotonic()))
     fake: Any = type("Os", (), {**vars(os), "read": staticmethod(cancelled)})
-    monkeypatch.setattr(clock_steps, "os", fake)
+    monkeypatch.setattr("gateway.clock.steps.os", fake)
     assert watch.start()
     try:
         await watched(steps, 10)
@@ -51,7 +50,7 @@ async def test_where_the_kernel_has_no_such_timer_the_look_of_each_second_stays(
         def timerfd_create(self, *_: object) -> int:
             return -1
 
-    monkeypatch.setattr(clock_steps, "_libc", Refusing())
+    monkeypatch.setattr("gateway.clock.steps._libc", Refusing())
     watch = StepWatch(lambda: None)
     assert not watch.start()
     watch.stop()
@@ -69,7 +68,7 @@ async def test_a_timer_that_is_stopped_leaves_nothing_open() -> None:
 
 async def test_a_timer_that_goes_off_by_itself_is_not_armed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where seconds have 32 bits, and the clock is beyond them: it would go off at once, for ever."""
-    monkeypatch.setattr(clock_steps, "FAR_S", 1)
+    monkeypatch.setattr("gateway.clock.steps.FAR_S", 1)
     steps: list[float] = []
     watch = StepWatch(lambda: steps.append(time.monotonic()))
     assert watch.start()

@@ -3,7 +3,13 @@
 import msgspec
 
 from gateway.clock.sensor_clock import DeviceClock
-from gateway.clock.sensor_clocks import MARKS, SAVE_INTERVAL_US, SAVED_AGAIN_US, SAVED_AT_ONCE_MAX, DeviceClocks
+from gateway.clock.sensor_clocks import (
+    SAVE_INTERVAL_US,
+    SAVED_AGAIN_US,
+    SAVED_AT_ONCE_MAX,
+    SENSOR_CLOCK_MARKS,
+    DeviceClocks,
+)
 from gateway.reading import Mark
 
 
@@ -54,7 +60,7 @@ def test_what_was_learnt_is_kept_once_and_gone_on_with() -> None:
     learn(clocks.of("attic", "7", "crystal"), 1_000_000)
     clocks.of("cellar", "1")
     marks = clocks.marks(2_000_000)
-    assert [mark.key for mark in marks] == [f"{MARKS}attic/"], "of the other nothing is known"
+    assert [mark.key for mark in marks] == [f"{SENSOR_CLOCK_MARKS}attic/"], "of the other nothing is known"
     assert clocks.save_due_us == 2_000_000 + SAVE_INTERVAL_US
     assert clocks.marks(clocks.save_due_us) == []
     again = DeviceClocks("boot")
@@ -85,7 +91,10 @@ def test_what_was_not_written_after_all_is_due_again_and_no_sooner() -> None:
     # "c" takes the place of "a", which is to be forgotten.
     learn(clocks.of("c", "1"), 12_000_000)
     refused = clocks.marks(12_000_000)
-    assert [(mark.key, mark.value is None) for mark in refused] == [(f"{MARKS}a/", True), (f"{MARKS}c/", False)]
+    assert [(mark.key, mark.value is None) for mark in refused] == [
+        (f"{SENSOR_CLOCK_MARKS}a/", True),
+        (f"{SENSOR_CLOCK_MARKS}c/", False),
+    ]
     clocks.not_kept(refused)
     assert clocks.save_due_us == 12_000_000 + SAVE_INTERVAL_US, "what is refused may be refused for long"
     assert clocks.marks(clocks.save_due_us) == refused
@@ -99,9 +108,9 @@ def test_a_clock_that_came_back_before_it_was_forgotten_is_not_forgotten() -> No
     learn(clocks.of("b", "1"), 12_000_000)
     refused = clocks.marks(12_000_000)
     learn(clocks.of("a", "2"), 22_000_000)
-    assert f"{MARKS}a/" in kept(clocks.marks(22_000_000))
+    assert f"{SENSOR_CLOCK_MARKS}a/" in kept(clocks.marks(22_000_000))
     clocks.not_kept(refused)
-    assert Mark(f"{MARKS}a/", None) not in clocks.marks(32_000_000)
+    assert Mark(f"{SENSOR_CLOCK_MARKS}a/", None) not in clocks.marks(32_000_000)
 
 
 def test_of_many_some_are_written_at_a_time_and_all_in_the_end() -> None:
@@ -113,7 +122,7 @@ def test_of_many_some_are_written_at_a_time_and_all_in_the_end() -> None:
     for _ in range(3):
         marks = clocks.marks(clocks.save_due_us)
         assert len(marks) == SAVED_AT_ONCE_MAX
-        written += [mark.key.removeprefix(MARKS).removesuffix("/") for mark in marks]
+        written += [mark.key.removeprefix(SENSOR_CLOCK_MARKS).removesuffix("/") for mark in marks]
     assert sorted(written) == sorted(names)
 
 
@@ -132,16 +141,22 @@ def test_after_a_restart_of_the_box_it_is_void() -> None:
     learn(clocks.of("attic", "7"), 1_000_000)
     marks = kept(clocks.marks(1_000_000))
     later = DeviceClocks("another")
-    assert later.restore(marks) == [Mark(f"{MARKS}attic/", None)]
+    assert later.restore(marks) == [Mark(f"{SENSOR_CLOCK_MARKS}attic/", None)]
     assert later.find("attic", "7") is None
 
 
 def test_a_mark_that_is_none_is_forgotten_and_costs_nothing_else() -> None:
     clocks = DeviceClocks("boot")
     learn(clocks.of("attic", "7"), 1_000_000)
-    marks = kept(clocks.marks(1_000_000)) | {f"{MARKS}cellar/": b"\xff\x00", f"{MARKS}roof/": b""}
+    marks = kept(clocks.marks(1_000_000)) | {
+        f"{SENSOR_CLOCK_MARKS}cellar/": b"\xff\x00",
+        f"{SENSOR_CLOCK_MARKS}roof/": b"",
+    }
     again = DeviceClocks("boot")
-    assert again.restore(marks) == [Mark(f"{MARKS}cellar/", None), Mark(f"{MARKS}roof/", None)]
+    assert again.restore(marks) == [
+        Mark(f"{SENSOR_CLOCK_MARKS}cellar/", None),
+        Mark(f"{SENSOR_CLOCK_MARKS}roof/", None),
+    ]
     assert again.find("attic", "7") is not None
 
 
@@ -174,7 +189,9 @@ def test_a_clock_that_is_known_no_more_is_forgotten_on_disk_too() -> None:
                 del on_disk[mark.key]
             else:
                 on_disk[mark.key] = mark.value
-        assert {key.removeprefix(MARKS).partition("/")[0] for key in on_disk} == {run.device for run in clocks.runs()}
+        assert {key.removeprefix(SENSOR_CLOCK_MARKS).partition("/")[0] for key in on_disk} == {
+            run.device for run in clocks.runs()
+        }
 
 
 def test_a_boot_that_follows_takes_the_place_of_the_one_before_on_disk() -> None:
@@ -193,5 +210,5 @@ def test_more_than_is_kept_in_memory_is_not_kept_on_disk_either() -> None:
     for name in "abc":
         learn(clocks.of(name, "1"), 1_000_000)
     again = DeviceClocks("boot", runs_max=2)
-    assert again.restore(kept(clocks.marks(1_000_000))) == [Mark(f"{MARKS}c/", None)]
+    assert again.restore(kept(clocks.marks(1_000_000))) == [Mark(f"{SENSOR_CLOCK_MARKS}c/", None)]
     assert [run.device for run in again.runs()] == ["a", "b"]

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.buffer import schema as buffer_schema
+from gateway.buffer import schema
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.quarantine import TOPIC_FORBIDDEN
 from gateway.buffer.status import read_status
@@ -27,7 +27,7 @@ from gateway.config.config_file import route_table
 from gateway.daemon import control
 from gateway.intake import routes
 from gateway.intake.front_door import FrontDoor
-from gateway.kafka import topics as kafka_topics
+from gateway.kafka import topics
 from gateway.reading import Reading
 from tests.support.gateways import SLUICE
 
@@ -145,7 +145,7 @@ def is_harmless(output: str) -> bool:
 
 
 def put_usage(config: Path, hours: int, readings: int, disk_bytes: int) -> None:
-    connection = buffer_schema.connect(config.with_name("buffer.db"))
+    connection = schema.connect(config.with_name("buffer.db"))
     connection.execute("DELETE FROM usage")
     connection.executemany(
         "INSERT INTO usage (boot_id, hour, seconds, readings, stored_bytes, disk_bytes) VALUES ('b', ?, 3600, ?, ?, ?)",
@@ -270,7 +270,7 @@ def test_peek_shows_the_oldest_or_the_newest_and_no_terminal_obeys_them(config: 
 
 def forget_the_clock(config: Path, *, of_all: bool = True) -> None:
     """Let no boot's clock ever have been synced; or only not that of one in which quarantined input 2 came."""
-    with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
+    with closing(schema.connect(config.with_name("buffer.db"))) as connection:
         if of_all:
             connection.execute("UPDATE boot SET error_us = NULL, clock = NULL")
         else:
@@ -324,7 +324,7 @@ async def test_an_export_of_nothing_says_so_beside_the_lines(tmp_path: Path) -> 
     for options, words in expected.items():
         exported = sluice(config, "export", *options.split(" "))
         assert (exported.exit_code, exported.stderr, bool(exported.stdout)) == (0, words, not words)
-    with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
+    with closing(schema.connect(config.with_name("buffer.db"))) as connection:
         connection.execute("DELETE FROM reading")
     assert sluice(config, "export").stderr == "nothing waits\n"
 
@@ -461,7 +461,7 @@ async def test_reports_on_the_quarantine_wait_as_the_gateways_own(tmp_path: Path
 
 
 def test_each_reason_that_a_route_or_a_topic_has_is_told_with_what_to_do() -> None:
-    sources = [Path(module.__file__ or "").read_text() for module in (routes, kafka_topics)]
+    sources = [Path(module.__file__ or "").read_text() for module in (routes, topics)]
     reasons = re.findall(
         r'(?:Refusal\(|TopicVerdict\(\s*topic,\s*|UNKNOWN = |NO_ROUTE = )"([a-z-]+)"', "\n".join(sources)
     )
@@ -473,19 +473,19 @@ def test_each_reason_that_a_route_or_a_topic_has_is_told_with_what_to_do() -> No
     "reason", ["not-the-writers-device", "kafka-topic-name-invalid", "device-name-invalid", "salvaged-without-series"]
 )
 def test_what_no_retry_can_mend_is_told_as_such(config: Path, reason: str) -> None:
-    with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
+    with closing(schema.connect(config.with_name("buffer.db"))) as connection:
         connection.execute("UPDATE quarantine SET reason = ? WHERE number = 1", (reason,))
     shown = words_of(sluice(config, "quarantine", "ls").output)
     assert "then drop it" in shown
     assert "Once it is mended: sluice buffer quarantine retry" in shown, "the other input may be mended"
-    with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
+    with closing(schema.connect(config.with_name("buffer.db"))) as connection:
         connection.execute("UPDATE quarantine SET reason = ?", (reason,))
     assert "retry" not in words_of(sluice(config, "quarantine", "ls").output)
 
 
 def set_aside_for(config: Path, *reasons: str) -> None:
     """Let what stands in the quarantine, number by number, stand there for these reasons."""
-    with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
+    with closing(schema.connect(config.with_name("buffer.db"))) as connection:
         for number, reason in enumerate(reasons, 1):
             connection.execute("UPDATE quarantine SET reason = ? WHERE number = ?", (reason, number))
 
@@ -519,14 +519,14 @@ async def test_one_is_told_as_one(config: Path) -> None:
 
 def test_a_long_reason_is_shown_whole(config: Path) -> None:
     reason = "broker-refused: PolicyViolationError"
-    with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
+    with closing(schema.connect(config.with_name("buffer.db"))) as connection:
         connection.execute("UPDATE quarantine SET reason = ?", (reason,))
     table = sluice(config, "quarantine", "ls").output.split("\n\n")[1]
     assert table.count(reason) == 2
 
 
 def test_a_reason_is_shown_whole_where_there_is_room(config: Path) -> None:
-    with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
+    with closing(schema.connect(config.with_name("buffer.db"))) as connection:
         connection.execute(
             "UPDATE quarantine SET reason = 'kafka-topic-name-invalid', subject = 'device/' || hex(zeroblob(40))"
         )
@@ -537,7 +537,7 @@ def test_a_reason_is_shown_whole_where_there_is_room(config: Path) -> None:
 
 def test_an_empty_quarantine_is_told_as_such(tmp_path: Path) -> None:
     config = write_config(tmp_path)
-    buffer_schema.connect(tmp_path / "buffer.db").close()
+    schema.connect(tmp_path / "buffer.db").close()
     for command in ("ls", "retry --all", "drop --all"):
         shown = sluice(config, "quarantine", *command.split())
         assert (shown.exit_code, shown.output) == (0, "the quarantine is empty\n")
@@ -659,7 +659,7 @@ async def test_verify_of_a_running_gateway_and_of_a_broken_file(config: Path) ->
     assert running.exit_code == 0
     assert "FAIL" not in running.stdout
     assert running.stdout.startswith("ok    schema: version")
-    connection = buffer_schema.connect(config.with_name("buffer.db"))
+    connection = schema.connect(config.with_name("buffer.db"))
     connection.execute("DELETE FROM reading WHERE sequence = 1")
     connection.close()
     broken = sluice(config, "verify")
@@ -676,7 +676,7 @@ async def test_verify_tells_what_sqlite_finds_on_one_line(tmp_path: Path) -> Non
     async with front_door(config) as (door, _):
         await take(door, [reading("device/42/thermo", bytes(3_000)) for _ in range(100)])
     path = config.with_name("buffer.db")
-    connection = buffer_schema.connect(path)
+    connection = schema.connect(path)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.close()
@@ -719,7 +719,7 @@ def test_looking_changes_no_row(command: str, config: Path) -> None:
 
 
 def dump(config: Path) -> list[str]:
-    connection = buffer_schema.connect(config.with_name("buffer.db"))
+    connection = schema.connect(config.with_name("buffer.db"))
     try:
         return list(connection.iterdump())
     finally:

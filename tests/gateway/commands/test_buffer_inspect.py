@@ -15,11 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.buffer import schema as buffer_schema
-from gateway.buffer import status as buffer_status
+from gateway.buffer import schema
 from gateway.buffer.salvage import aside as buffer_aside
-from gateway.buffer.status import Moment, Now
-from gateway.commands import buffer_reading as buffer_inspect
+from gateway.buffer.status import Moment, Now, read_status
+from gateway.commands import buffer_reading
 from gateway.commands.buffer_reading import depths, lanes, opened, quarantined, readings
 from gateway.commands.buffer_verify import verify
 from gateway.reading import BufferFileError
@@ -33,7 +32,7 @@ BOOT_OFFSET_US = 1_700_000_000_000_000
 @contextmanager
 def written(path: Path) -> Iterator[sqlite3.Connection]:
     """A buffer file to put things into by hand, with a boot that was synced and one that never was."""
-    connection = buffer_schema.connect(path)
+    connection = schema.connect(path)
     try:
         connection.execute(
             "INSERT INTO boot (boot_id, offset_us, error_us) VALUES ('synced', ?, 1000), ('unsynced', 5, NULL)",
@@ -159,7 +158,7 @@ def test_paging_gives_each_row_once_and_in_order(
         expected.reverse()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in sizes.items():
-            patch.setattr(buffer_inspect, name.upper(), value)
+            patch.setattr(buffer_reading, name.upper(), value)
         with opened(path) as db:
             numbers = {lane.name: lane.number for lane in lanes(db)}
             found = [
@@ -174,7 +173,7 @@ def test_paging_gives_each_row_once_and_in_order(
 async def test_reading_everything_holds_no_transaction_and_survives_what_the_daemon_deletes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffer_inspect, "PAGE_ROWS", 10)
+    monkeypatch.setattr(buffer_reading, "PAGE_ROWS", 10)
     path = tmp_path / "buffer.db"
     async with opened_buffer(path) as buffer:
         assert await store(buffer, [entry(b"%d" % number) for number in range(100)])
@@ -243,7 +242,7 @@ def test_why_input_is_quarantined_is_told_without_a_copy_of_all_of_it(tmp_path: 
         connection.execute("COMMIT")
     with opened(path) as db:
         before = written_bytes()
-        told = buffer_inspect.quarantine_reasons(db)
+        told = buffer_reading.quarantine_reasons(db)
         assert written_bytes() - before < 1_000_000
     assert [(each.reason, each.count, each.example[:3], each.device) for each in told] == [
         ("no-route", 500, b"999", "42"),
@@ -252,7 +251,7 @@ def test_why_input_is_quarantined_is_told_without_a_copy_of_all_of_it(tmp_path: 
 
 
 def test_the_quarantine_is_listed_by_reason_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_inspect, "PAGE_ROWS", 2)
+    monkeypatch.setattr(buffer_reading, "PAGE_ROWS", 2)
     path = tmp_path / "buffer.db"
     with written(path) as connection:
         for number in range(7):
@@ -262,16 +261,16 @@ def test_the_quarantine_is_listed_by_reason_in_pages(tmp_path: Path, monkeypatch
         assert [item.number for item in quarantined(db)] == list(range(1, 9))
         assert [item.number for item in quarantined(db, "no-route")] == [2, 4, 6, 8]
         assert list(quarantined(db, device="43")) == []
-        assert buffer_inspect.quarantine_sizes(db, "too-large") == {1: 2, 3: 2, 5: 2, 7: 2}
-        assert [(each.reason, each.count) for each in buffer_inspect.quarantine_reasons(db)] == [
+        assert buffer_reading.quarantine_sizes(db, "too-large") == {1: 2, 3: 2, 5: 2, 7: 2}
+        assert [(each.reason, each.count) for each in buffer_reading.quarantine_reasons(db)] == [
             ("no-route", 4),
             ("too-large", 4),
         ]
-        (of_one,) = buffer_inspect.quarantine_reasons(db, "too-large", "42")
+        (of_one,) = buffer_reading.quarantine_reasons(db, "too-large", "42")
         assert (of_one.reason, of_one.count, of_one.example) == ("too-large", 4, b"\xff6")
-        assert buffer_inspect.quarantine_reasons(db, device="43") == []
-        assert [item.number for item in buffer_inspect.quarantined(db, newest_first=True)] == [*range(8, 0, -1)]
-        assert buffer_inspect.quarantine_count(db, "no-route") == 4
+        assert buffer_reading.quarantine_reasons(db, device="43") == []
+        assert [item.number for item in buffer_reading.quarantined(db, newest_first=True)] == [*range(8, 0, -1)]
+        assert buffer_reading.quarantine_count(db, "no-route") == 4
         *_, last = quarantined(db)
     assert (last.received_time, last.payload) == (None, "of a boot that is forgotten")
 
@@ -380,7 +379,7 @@ def test_files_that_were_set_aside_are_named(tmp_path: Path) -> None:
         names.append(buffer_aside.begin(path).name)
     with written(path):
         pass
-    assert list(buffer_status.read_status(path).set_aside) == names
+    assert list(read_status(path).set_aside) == names
 
 
 # -- verify ---------------------------------------------------------------------------------------

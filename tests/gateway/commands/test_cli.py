@@ -18,11 +18,10 @@ from click.testing import CliRunner
 from structlog.testing import capture_logs
 
 from gateway import pipeline
-from gateway.buffer import schema as buffer_schema
-from gateway.buffer import status as buffer_status
+from gateway.buffer import schema
 from gateway.buffer.salvage import aside as buffer_aside
+from gateway.buffer.status import read_status
 from gateway.cli import main
-from gateway.commands import options as cli_options
 from gateway.commands.buffer_commands import read_rows_behind
 from gateway.commands.options import WrappingGroup, load_settings
 from gateway.settings import NO_SOURCE
@@ -90,7 +89,7 @@ async def test_status_tells_losses_and_files_set_aside(tmp_path: Path) -> None:
     buffer_aside.finish(unfinished)
     aside = buffer_aside.final_name(unfinished)
     await fill(path)
-    connection = buffer_schema.connect(path)
+    connection = schema.connect(path)
     connection.execute("INSERT INTO loss VALUES ('42', 'buffer-full', 'b', '', 1200, 0, 0, NULL, NULL)")
     connection.execute("INSERT INTO loss VALUES ('43', 'ring', 'b', '', 0, 0, 0, NULL, NULL)")
     connection.close()
@@ -132,11 +131,11 @@ async def test_commands_are_told_as_they_are_typed_where_the_settings_are_the_se
     await fill(tmp_path / "buffer.db")
     async with daemon(tmp_path / "buffer.db", state):
         own = await asyncio.to_thread(wide.invoke, main, ["status", "--config", str(config)])
-        monkeypatch.setattr(cli_options, "DEFAULT_CONFIG", config)
+        monkeypatch.setattr("gateway.commands.options.DEFAULT_CONFIG", config)
         services = await asyncio.to_thread(wide.invoke, main, ["status", "--config", str(config)])
     assert "            sluice check says what to do\n" in own.output
     assert "            sudo sluice check says what to do\n" in services.output
-    monkeypatch.setattr(cli_options, "DEFAULT_CONFIG", listener)
+    monkeypatch.setattr("gateway.commands.options.DEFAULT_CONFIG", listener)
     refused = wide.invoke(main, ["devices", "rotate", "42", "--config", str(listener)])
     words = "was made by sudo sluice devices add; sudo sluice devices list shows"
     assert words in refused.stderr
@@ -187,10 +186,10 @@ async def test_status_of_a_daemon_that_cannot_be_asked_falls_back_to_the_file(tm
 async def test_status_does_not_vouch_for_a_date_that_nothing_vouches_for(tmp_path: Path) -> None:
     config = write(tmp_path)
     await fill(tmp_path / "buffer.db")
-    connection = buffer_schema.connect(tmp_path / "buffer.db")
+    connection = schema.connect(tmp_path / "buffer.db")
     connection.execute("UPDATE boot SET error_us = NULL, offset_us = 946684800000000, clock = NULL")
     connection.close()
-    connection = buffer_schema.connect(tmp_path / "buffer.db")
+    connection = schema.connect(tmp_path / "buffer.db")
     connection.execute("UPDATE reading SET received_us = 26549000000")
     connection.close()
     when = "boot + 7:22:29 (this box's clock was not synced)"
@@ -210,7 +209,7 @@ async def test_status_knows_the_devices_whose_windows_are_not_written_yet(tmp_pa
         assert await store(buffer, [entry(b"new", "44", sequence=0, received_us=9_000_000)])
         assert await store(buffer, [entry(b"again", sequence=2, received_us=9_000_000)])
         assert await store(buffer, [entry(b"none", "45", received_us=9_000_000)])
-        connection = buffer_schema.connect(path)
+        connection = schema.connect(path)
         written = connection.execute("SELECT device, window FROM device_run").fetchall()
         connection.close()
         shown = await status(config)
@@ -228,14 +227,14 @@ async def test_devices_behind_the_windows_are_looked_for_in_a_bounded_number_of_
     async with opened(path) as buffer:
         assert await store(buffer, [entry(sequence=9)])
         assert await store(buffer, [entry(device=name, sequence=0) for name in ("oldest", "newer", "newest")])
-        monkeypatch.setattr(buffer_status, "UNSAVED_ROWS_MAX", 2)
-        assert [device.device for device in buffer_status.read_status(path).devices] == ["42", "newer", "newest"]
+        monkeypatch.setattr("gateway.buffer.status.UNSAVED_ROWS_MAX", 2)
+        assert [device.device for device in read_status(path).devices] == ["42", "newer", "newest"]
 
 
 async def test_a_device_whose_lane_is_gone_is_told_with_a_doubt(tmp_path: Path) -> None:
     config = write(tmp_path)
     await fill(tmp_path / "buffer.db")
-    connection = buffer_schema.connect(tmp_path / "buffer.db")
+    connection = schema.connect(tmp_path / "buffer.db")
     connection.execute("DELETE FROM reading")
     connection.execute("DELETE FROM lane")
     connection.execute("UPDATE device_run SET seen_us = 946684800000000")

@@ -13,8 +13,7 @@ import segno
 from click.testing import CliRunner, Result
 
 from gateway.cli import main
-from gateway.commands import devices_commands
-from gateway.commands import handout as device_handout
+from gateway.commands import devices_commands, handout
 from gateway.commands.handout import is_only_for_this_box, qr_code
 from gateway.daemon import control
 from gateway.listener.credentials import digest, load
@@ -120,9 +119,9 @@ def test_listening_everywhere_gives_this_boxs_name_and_addresses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "barn-1.example")
-    monkeypatch.setattr(device_handout, "_AVAHI", tmp_path / "avahi")
-    monkeypatch.setattr(device_handout, "running", lambda _program: 7)
-    monkeypatch.setattr(device_handout, "_UDP", tmp_path)
+    monkeypatch.setattr(handout, "_AVAHI", tmp_path / "avahi")
+    monkeypatch.setattr(handout, "running", lambda _program: 7)
+    monkeypatch.setattr(handout, "_UDP", tmp_path)
     (tmp_path / "udp").write_text("   1: 00000000:14EB 00000000:0000 07\n")
     config = write(tmp_path)
     config.write_text(config.read_text().replace("192.0.2.7", "0.0.0.0"))  # noqa: S104 - no listener is started

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.config_file import parse
-from gateway.mqtt import topic_filters as mqtt_filters
+from gateway.mqtt import topic_filters
 from gateway.settings import BrokerSettings, BrokerTlsSettings
 from gateway.toml_files.mistakes import ConfigError
 
@@ -113,10 +113,10 @@ def test_a_password_is_never_shown(value: str) -> None:
     ],
 )
 def test_which_filters_overlap(one: str, other: str, *, expected: bool) -> None:
-    assert mqtt_filters.overlap(one, other) is expected
-    assert mqtt_filters.overlap(other, one) is expected
+    assert topic_filters.overlap(one, other) is expected
+    assert topic_filters.overlap(other, one) is expected
 
 
 def test_the_hint_for_a_shared_subscription_is_the_filter_within() -> None:
-    assert "write 'meter/#'" in (mqtt_filters.mistake("$share/site/meter/#") or "")
-    assert "write 'meter/#'" in (mqtt_filters.mistake("$queue/meter/#") or "")
+    assert "write 'meter/#'" in (topic_filters.mistake("$share/site/meter/#") or "")
+    assert "write 'meter/#'" in (topic_filters.mistake("$queue/meter/#") or "")

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.config.config_file import load, parse, route_table
-from gateway.kafka.reach import address
+from gateway.kafka.reach import host_and_port
 from gateway.settings import KafkaSaslSettings, KafkaTlsSettings, ListenerSettings, Settings, TlsSettings
 from gateway.toml_files.mistakes import ConfigError, Mistake
 
@@ -432,7 +432,7 @@ def test_an_address_is_read_in_one_spelling(written: str, read: str) -> None:
     assert parse(text, PATH).kafka.bootstrap == (read,)
     host, _, port = read.rpartition(":")
     # As everybody else spells it who knows host and port.
-    assert address(host.strip("[]"), int(port)) == read
+    assert host_and_port(host.strip("[]"), int(port)) == read
 
 
 def test_an_address_that_stands_there_twice_is_one() -> None:

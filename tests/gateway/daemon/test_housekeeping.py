@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.clock import kernel_clock as clock_kernel
+from gateway.clock import kernel_clock
 from gateway.clock.floor import ClockFloor
 from gateway.clock.gateway_clock import Look
 from gateway.clock.kernel_clock import ClockWatch, boottime_us
@@ -85,7 +85,7 @@ async def test_once_the_clock_is_learnt_what_went_before_is_corrected(
     now_us = boottime_us()
     unsynced, synced = Look(now_us, 10**12, None), Look(now_us + 2_000_000, 1_800_000_000_000_000, 20_000)
     wrong = Look(now_us + 4_000_000, 1_900_000_000_000_000, 20_000)
-    monkeypatch.setattr(clock_kernel, "read_clocks", Looks(unsynced, unsynced, synced, synced, wrong))
+    monkeypatch.setattr(kernel_clock, "read_clocks", Looks(unsynced, unsynced, synced, synced, wrong))
     gateway, kafka = GatewaySettings("gw1"), KafkaSettings(("127.0.0.1:1",))
     clock = ClockWatch(gateway)
     nobody: Any = None

@@ -22,7 +22,7 @@ from gateway.config import config_file
 from gateway.config.running_settings import RunningSettings
 from gateway.daemon import control, device_states
 from gateway.daemon.device_states import DevicesAsked, devices_page
-from gateway.devices import listing as device_listing
+from gateway.devices.listing import read_devices
 from gateway.devices.notes import (
     BEGINS_ANEW,
     HEARD_BEFORE,
@@ -196,7 +196,7 @@ async def test_a_sensor_that_cannot_log_in_is_marked_where_a_list_decides(tmp_pa
 
         async def notes(listener: ListenerSettings | None) -> dict[str, tuple[bool, str | None]]:
             given = msgspec.structs.replace(settings, mqtt_listener=listener)
-            found = await asyncio.to_thread(device_listing.read_devices, given)
+            found = await asyncio.to_thread(read_devices, given)
             return {each.device: (each.no_log_in, each.note) for each in found.devices}
 
         assert await notes(listener) == {

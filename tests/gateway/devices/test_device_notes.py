@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.daemon.device_states import ClockState, HeardState
-from gateway.devices import notes as device_notes
+from gateway.devices import notes
 from gateway.devices.notes import SETTLED_READINGS, SETTLED_US, Note, note_on
 from gateway.intake.devices_heard import ToldDate
 
@@ -16,7 +16,7 @@ UNKNOWN = replace(CLOCK, drift_ppm=None, error_us=None, observed_us=None)
 NEW = HeardState("device/42/thermo", False, "7-1", "tick", 1, 0, 0)
 SETTLED = replace(NEW, readings=SETTLED_READINGS, received_us=SETTLED_US)
 BEFORE_SYNC = ToldDate("behind", "1970-01-01T00:00:05.000000Z", None, SETTLED_US)
-SLEEPER = replace(NEW, short_boots=device_notes.SHORT_BOOTS, short_since_us=-SETTLED_US)
+SLEEPER = replace(NEW, short_boots=notes.SHORT_BOOTS, short_since_us=-SETTLED_US)
 ON_A_PORT = replace(SETTLED, is_serial=True, subject="/dev/ttyUSB0")
 
 
@@ -34,35 +34,35 @@ class Case:
     [
         Case(SETTLED, (CLOCK,), None),
         Case(None, (CLOCK,), None),
-        Case(None, (), device_notes.NOT_HEARD),
-        Case(None, (UNKNOWN,), device_notes.NO_ANSWER, has_probes=True),
-        Case(replace(ON_A_PORT, readings=1), (UNKNOWN,), device_notes.NO_ANSWER, has_probes=True),
-        Case(ON_A_PORT, (UNKNOWN,), device_notes.NEVER_ANSWERED, has_probes=True, is_finding=True),
-        Case(ON_A_PORT, (replace(UNKNOWN, has_jumped=True),), device_notes.JUMPED, has_probes=True),
-        Case(NEW, (UNKNOWN,), device_notes.LEARNING),
-        Case(replace(NEW, readings=1_000), (UNKNOWN,), device_notes.LEARNING),
-        Case(replace(NEW, received_us=SETTLED_US), (UNKNOWN,), device_notes.LEARNING),
-        Case(SETTLED, (UNKNOWN,), device_notes.NO_CLOCK, is_finding=True),
-        Case(replace(SETTLED, paces=(0.6, 1.019)), (UNKNOWN,), device_notes.NO_CLOCK, is_finding=True),
-        Case(replace(SETTLED, paces=(0.0,)), (UNKNOWN,), device_notes.STANDS_STILL, is_finding=True),
+        Case(None, (), notes.NOT_HEARD),
+        Case(None, (UNKNOWN,), notes.NO_ANSWER, has_probes=True),
+        Case(replace(ON_A_PORT, readings=1), (UNKNOWN,), notes.NO_ANSWER, has_probes=True),
+        Case(ON_A_PORT, (UNKNOWN,), notes.NEVER_ANSWERED, has_probes=True, is_finding=True),
+        Case(ON_A_PORT, (replace(UNKNOWN, has_jumped=True),), notes.JUMPED, has_probes=True),
+        Case(NEW, (UNKNOWN,), notes.LEARNING),
+        Case(replace(NEW, readings=1_000), (UNKNOWN,), notes.LEARNING),
+        Case(replace(NEW, received_us=SETTLED_US), (UNKNOWN,), notes.LEARNING),
+        Case(SETTLED, (UNKNOWN,), notes.NO_CLOCK, is_finding=True),
+        Case(replace(SETTLED, paces=(0.6, 1.019)), (UNKNOWN,), notes.NO_CLOCK, is_finding=True),
+        Case(replace(SETTLED, paces=(0.0,)), (UNKNOWN,), notes.STANDS_STILL, is_finding=True),
         Case(replace(SETTLED, paces=(0.0,)), (CLOCK,), None),
-        Case(replace(NEW, paces=(0.0,)), (UNKNOWN,), device_notes.LEARNING),
+        Case(replace(NEW, paces=(0.0,)), (UNKNOWN,), notes.LEARNING),
         # Lines of text are asked nothing.
-        Case(ON_A_PORT, (UNKNOWN,), device_notes.NO_CLOCK, is_finding=True),
+        Case(ON_A_PORT, (UNKNOWN,), notes.NO_CLOCK, is_finding=True),
         # Of a PROBE's answer too, it is what is to be mended.
         Case(
             replace(ON_A_PORT, paces=(0.0,)),
             (replace(UNKNOWN, has_jumped=True),),
-            device_notes.STANDS_STILL,
+            notes.STANDS_STILL,
             has_probes=True,
             is_finding=True,
         ),
-        Case(SLEEPER, (UNKNOWN,), device_notes.RESTARTS, is_finding=True),
-        Case(SLEEPER, (UNKNOWN,), device_notes.NO_ANSWER, has_probes=True),
+        Case(SLEEPER, (UNKNOWN,), notes.RESTARTS, is_finding=True),
+        Case(SLEEPER, (UNKNOWN,), notes.NO_ANSWER, has_probes=True),
         # Boots that a sensor had kept, and sends at once; and one that lasts.
-        Case(replace(SLEEPER, short_since_us=-SETTLED_US + 1), (UNKNOWN,), device_notes.LEARNING),
-        Case(replace(SLEEPER, received_us=SETTLED_US), (UNKNOWN,), device_notes.LEARNING),
-        Case(replace(SETTLED, tick_restarts=1), (CLOCK,), device_notes.BEGINS_ANEW, is_finding=True),
+        Case(replace(SLEEPER, short_since_us=-SETTLED_US + 1), (UNKNOWN,), notes.LEARNING),
+        Case(replace(SLEEPER, received_us=SETTLED_US), (UNKNOWN,), notes.LEARNING),
+        Case(replace(SETTLED, tick_restarts=1), (CLOCK,), notes.BEGINS_ANEW, is_finding=True),
         Case(
             replace(SETTLED, tells="time", odd_date=BEFORE_SYNC),
             (),
@@ -70,8 +70,8 @@ class Case:
             "that it sends the unit that its route is to find",
             is_finding=True,
         ),
-        Case(replace(SETTLED, tells="nothing"), (), device_notes.NO_TICK),
-        Case(replace(SETTLED, tells="time"), (), device_notes.OWN_TIMES),
+        Case(replace(SETTLED, tells="nothing"), (), notes.NO_TICK),
+        Case(replace(SETTLED, tells="time"), (), notes.OWN_TIMES),
         # One stream's clock is known, and the other's will be.
         Case(SETTLED, (UNKNOWN, CLOCK), None),
     ],

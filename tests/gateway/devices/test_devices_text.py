@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.devices.listing import Clock, Device, Listing
-from gateway.devices.words import devices_lines, drift
+from gateway.devices.words import devices_lines, drift_words
 from gateway.host.terminal_text import bound
 
 CLOCK = Clock("", "7-1a2b3c4d", "rc", "rc", (7_912.0, 7_988.0), 2_040, 9.0)
@@ -70,7 +70,7 @@ def test_nothing_that_a_sensor_says_reaches_the_terminal_as_it_is() -> None:
 @given(st.floats(-20_000, 20_000), st.floats(0, 20_000))
 def test_the_drift_that_is_shown_holds_what_is_possible(least: float, width: float) -> None:
     clock = Clock("", "1", "rc", "rc", (least, least + width), 1_000, 0.0)
-    middle, half = (float(part.replace(",", "")) for part in drift(clock).split(" ± "))
+    middle, half = (float(part.replace(",", "")) for part in drift_words(clock).split(" ± "))
     assert middle - half <= least + 1e-6
     assert middle + half >= least + width - 1e-6
     assert half <= width / 2 + 2

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.commands.check import disk as check_disk
+from gateway.commands.check.disk import check_disk
 from gateway.commands.check.finding import Finding
 from gateway.host.disk_health import Disk, health_words, read_disk, troubles
 
@@ -52,7 +52,7 @@ class System:
 
 
 def judged(tmp_path: Path, system: System) -> list[Finding]:
-    return list(check_disk.check_disk(tmp_path / "buffer.db", system.sys, system.mounts))
+    return list(check_disk(tmp_path / "buffer.db", system.sys, system.mounts))
 
 
 EMMC = {"device/type": "MMC", "device/name": "DG4032"}
@@ -147,8 +147,8 @@ def test_what_is_mapped_onto_a_partition_is_looked_through(tmp_path: Path, devic
 
 def test_where_nothing_is_told_nothing_is_said(tmp_path: Path) -> None:
     assert read_disk(tmp_path, tmp_path / "none", tmp_path / "none") == Disk("")
-    assert list(check_disk.check_disk(tmp_path / "buffer.db", tmp_path / "none", tmp_path / "none")) == []
-    assert list(check_disk.check_disk(tmp_path / "none/buffer.db")) == []
+    assert list(check_disk(tmp_path / "buffer.db", tmp_path / "none", tmp_path / "none")) == []
+    assert list(check_disk(tmp_path / "none/buffer.db")) == []
 
 
 DISKS = st.builds(
@@ -172,4 +172,4 @@ def test_whatever_a_disk_says_there_are_words_for_it(disk: Disk) -> None:
 
 
 def test_this_machine_can_be_looked_at() -> None:
-    assert all(found.words for found in check_disk.check_disk(Path.cwd() / "buffer.db"))
+    assert all(found.words for found in check_disk(Path.cwd() / "buffer.db"))

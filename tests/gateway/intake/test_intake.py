@@ -14,14 +14,13 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
 from msgspec.structs import replace
 
-from gateway.buffer import losses as buffer_losses
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.commit_queue import DELETE_DELAY_S
 from gateway.buffer.rows import Doubt, Quarantined, Series, spans_of
 from gateway.buffer.sensor_runs import DeviceRuns, Run
 from gateway.clock.gateway_clock import BootClock, BootTimes
 from gateway.clock.rfc3339 import rfc3339
-from gateway.clock.sensor_clocks import MARKS, SAVE_INTERVAL_US
+from gateway.clock.sensor_clocks import SAVE_INTERVAL_US, SENSOR_CLOCK_MARKS
 from gateway.clock.sensor_dates import DEFAULT_LIMITS, told_us
 from gateway.intake.front_door import FrontDoor
 from gateway.intake.kept_clocks import CLOCKS_AT_ONCE, keep_clocks, recall_clocks
@@ -191,7 +190,7 @@ async def test_a_report_that_does_not_come_to_the_disk_makes_no_loss_larger(
     async with front_door(tmp_path) as (door, buffer):
         door.lost("42", "refused-qos0", 2)
         with monkeypatch.context() as patched:
-            patched.setattr(buffer_losses, "forget_losses", fails)
+            patched.setattr("gateway.buffer.file.forget_losses", fails)
             for _ in range(3):
                 with pytest.raises(BufferFileError):
                     await door.events.report_losses()
@@ -458,15 +457,15 @@ async def test_clocks_are_kept_in_commits_that_store_readings_and_no_oftener_tha
     async with front_door(tmp_path) as (door, buffer):
         learnt(door, "42", 1)
         await take(door)
-        assert await door.marks(MARKS) == {}, "for them alone no card is worn"
+        assert await door.marks(SENSOR_CLOCK_MARKS) == {}, "for them alone no card is worn"
         assert await take(door, reading(b"{}"))
-        kept = await door.marks(MARKS)
-        assert list(kept) == [f"{MARKS}42/"]
+        kept = await door.marks(SENSOR_CLOCK_MARKS)
+        assert list(kept) == [f"{SENSOR_CLOCK_MARKS}42/"]
         learnt(door, "43", 2_000_000)
         assert await take(door, reading(b"{}"))
-        assert await door.marks(MARKS) == kept, "it is not ten seconds later"
+        assert await door.marks(SENSOR_CLOCK_MARKS) == kept, "it is not ten seconds later"
         assert await take(door, replace(reading(b"{}"), received_us=1 + SAVE_INTERVAL_US))
-        assert list(await door.marks(MARKS)) == [f"{MARKS}42/", f"{MARKS}43/"]
+        assert list(await door.marks(SENSOR_CLOCK_MARKS)) == [f"{SENSOR_CLOCK_MARKS}42/", f"{SENSOR_CLOCK_MARKS}43/"]
         assert len(await rows(buffer)) == 3
 
 
@@ -480,9 +479,9 @@ async def test_clocks_that_a_refused_commit_was_to_keep_are_kept_with_the_next(t
         await asyncio.sleep(0)
         assert not await take(door, replace(reading(b"{}"), received_us=1 + SAVE_INTERVAL_US))
         assert await large
-        assert await door.marks(MARKS) == {}
+        assert await door.marks(SENSOR_CLOCK_MARKS) == {}
         assert await take(door, replace(reading(b"{}"), received_us=1 + 2 * SAVE_INTERVAL_US))
-        assert list(await door.marks(MARKS)) == [f"{MARKS}42/"]
+        assert list(await door.marks(SENSOR_CLOCK_MARKS)) == [f"{SENSOR_CLOCK_MARKS}42/"]
 
 
 async def test_all_clocks_are_kept_at_the_end_and_gone_on_with(tmp_path: Path) -> None:

@@ -30,10 +30,9 @@ from aiokafka.protocol.metadata import MetadataRequest
 from demo.kafka_broker import Broker, kafka_broker
 from gateway.host.name_lookup import Address, names
 from gateway.kafka import link as kafka_link
-from gateway.kafka import secret_files as kafka_files
 from gateway.kafka.broker_socket import KEEP_ALIVE_IDLE_S, KEEP_ALIVE_INTERVAL_S, USER_TIMEOUT_MS, BrokerSocket
 from gateway.kafka.link import PAUSE_S_MAX, PAUSE_S_MIN, KafkaLink
-from gateway.kafka.secret_files import KafkaFileError, KafkaFiles
+from gateway.kafka.secret_files import KafkaFileError, KafkaFiles, read_files
 from gateway.kafka.topics import read_cluster
 from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
 from gateway.tls.dates import Dates
@@ -1044,7 +1043,7 @@ def test_a_new_file_that_cannot_be_used_is_read_once_and_logged_once(
 ) -> None:
     link = link_to("kafka.example:9092", sasl=sasl)
     reads = []
-    read = kafka_files.read_files
+    read = read_files
 
     def counted(kafka: KafkaSettings, judge: Dates | None) -> KafkaFiles:
         reads.append(kafka)

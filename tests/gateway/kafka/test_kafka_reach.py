@@ -14,7 +14,7 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
 )
 
-from gateway.kafka import reach as kafka_reach
+from gateway.kafka import reach
 from gateway.kafka.reach import Stage, plain_words, reach_words
 from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
 
@@ -62,7 +62,7 @@ def alert(reason: str) -> ssl.SSLError:
     ],
 )
 def test_connecting(error: OSError, words: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_reach, "_has_default_route", lambda: True)
+    monkeypatch.setattr(reach, "_has_default_route", lambda: True)
     fault = reach_words(error, "kafka.example", 9092, BOOTSTRAP)
     assert words in fault.words
     assert hint in fault.hint
@@ -70,7 +70,7 @@ def test_connecting(error: OSError, words: str, hint: str, monkeypatch: pytest.M
 
 
 def test_a_look_up_that_takes_too_long_is_a_dead_dns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_reach, "_has_default_route", lambda: True)
+    monkeypatch.setattr(reach, "_has_default_route", lambda: True)
     fault = reach_words(TimeoutError(), "kafka.example", 9092, BOOTSTRAP, stage="name")
     assert fault.words == "the name kafka.example does not resolve: this box's DNS does not answer"
 
@@ -89,7 +89,7 @@ def test_a_name_that_nobody_can_be_asked_for_is_none() -> None:
 
 
 def test_a_dead_dns_and_no_way_out_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_reach, "_has_default_route", lambda: False)
+    monkeypatch.setattr(reach, "_has_default_route", lambda: False)
     fault = reach_words(socket.gaierror(socket.EAI_AGAIN, "x"), "kafka.example", 9092, BOOTSTRAP)
     assert fault.words.endswith("does not resolve: no DNS server answers, and this box has no default route")
 
@@ -121,7 +121,7 @@ def test_only_a_default_route_leads_out(tmp_path: Path, four: str | None, six: s
     for name, table in (("route", four), ("ipv6_route", six)):
         if table is not None:
             (tmp_path / name).write_text(table)
-    assert kafka_reach._has_default_route(tmp_path) is leads_out
+    assert reach._has_default_route(tmp_path) is leads_out
 
 
 def test_an_address_that_a_broker_gave_is_told_as_such() -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from aiokafka.client import AIOKafkaClient
 
-from gateway.kafka import session as kafka_session
 from gateway.kafka.link import KafkaLink
-from gateway.kafka.session import NetworkChangedError, TopicVerdicts, open_session
+from gateway.kafka.session import NetworkChangedError, TopicVerdicts, _pace, open_session
 from gateway.kafka.topics import TopicVerdict
 from gateway.settings import KafkaSettings
 from tests.support.kafka_peers import API_VERSIONS, INIT_PRODUCER_ID, METADATA, FakeBroker
@@ -69,7 +68,7 @@ async def test_a_client_that_is_closed_leaves_no_request_for_metadata_behind() -
         link = KafkaLink(KafkaSettings((f"127.0.0.1:{port}",)))
         with link.entered():
             client = AIOKafkaClient(**link.options(), request_timeout_ms=5_000)
-            end_pace = kafka_session._pace(client)
+            end_pace = _pace(client)
             await client.bootstrap()
             assert await client.ready(1)
         end_pace()
@@ -84,14 +83,14 @@ async def test_a_client_that_is_closed_leaves_no_request_for_metadata_behind() -
 
 
 async def test_more_topics_at_once_than_are_remembered_are_judged_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_session, "TOPICS_MAX", 2)
+    monkeypatch.setattr("gateway.kafka.session.TOPICS_MAX", 2)
     asked: list[str] = []
 
     async def well(_: Any, topics: Sequence[str], __: KafkaSettings) -> list[TopicVerdict]:
         asked.extend(topics)
         return [TopicVerdict(topic) for topic in topics]
 
-    monkeypatch.setattr(kafka_session, "inspect_topics", well)
+    monkeypatch.setattr("gateway.kafka.session.inspect_topics", well)
     verdicts = TopicVerdicts(KafkaSettings(("kafka.example:9092",)))
     topics = ["a", "b", "c", "d", "e"]
     admin: Any = None

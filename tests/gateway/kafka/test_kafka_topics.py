@@ -37,7 +37,6 @@ from msgspec import structs
 from demo.kafka_broker import Broker, kafka_broker
 from gateway.buffer.rows import Lane, Row, Series
 from gateway.clock.gateway_clock import BootClock, BootTimes
-from gateway.kafka import topics as kafka_topics
 from gateway.kafka.batch import HEADER_BYTES, EncodedBatch
 from gateway.kafka.record import RecordEncoder
 from gateway.kafka.topics import (
@@ -572,7 +571,7 @@ async def test_one_who_asked_is_told_whether_a_topic_was_there_before() -> None:
 
 
 async def test_a_created_topic_that_is_not_known_everywhere_yet_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_topics, "CREATION_S_MAX", 0.0)
+    monkeypatch.setattr("gateway.kafka.topics.CREATION_S_MAX", 0.0)
     cluster = answers()
     cluster.unknown, cluster.codes = {"unknown"}, {"leaderless": LEADER_NOT_AVAILABLE}
     verdicts = await create_topics(cluster, ["unknown", "leaderless", "sound"], SETTINGS)
@@ -644,7 +643,7 @@ async def test_metadata_that_name_no_controller_are_no_trouble() -> None:
 
 async def test_controllers_that_say_nothing_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them nothing is created, and readings are taken as ever."""
-    monkeypatch.setattr(kafka_topics, "ANSWER_S_MAX", 0.05)
+    monkeypatch.setattr("gateway.kafka.topics.ANSWER_S_MAX", 0.05)
 
     class Silent(Answers):
         async def send(self, node: int, request: Any) -> Any:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.listener import credentials as device_credentials
+from gateway.listener import credentials
 from gateway.listener.credentials import (
     ALPHABET,
     NONE,
@@ -142,14 +142,14 @@ def test_whatever_stands_there_is_read_or_told(text: bytes, tmp_path: Path) -> N
 
 
 def test_a_file_that_is_too_large_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_credentials, "FILE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(credentials, "FILE_BYTES_MAX", 1_000)
     file(tmp_path).write_bytes(b" " * 1_001)
     with pytest.raises(CredentialsFileError, match="more than 1000 bytes"):
         load(file(tmp_path))
 
 
 def test_no_more_names_than_there_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_credentials, "NAMES_MAX", 2)
+    monkeypatch.setattr(credentials, "NAMES_MAX", 2)
     add(file(tmp_path), ["1", "2"], NOW)
     with pytest.raises(CredentialsError, match="more than 2 names"):
         add(file(tmp_path), ["3"], NOW)
@@ -241,9 +241,9 @@ def test_commands_at_the_same_time_lose_nothing_of_each_other(tmp_path: Path) ->
 def test_a_command_that_does_not_end_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_credentials, "LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr(credentials, "LOCK_WAIT_S", 0.1)
     with (
-        device_credentials._changing(file(tmp_path)),
+        credentials._changing(file(tmp_path)),
         pytest.raises(CredentialsError, match="another command has been changing"),
     ):
         add(file(tmp_path), ["42"], NOW)

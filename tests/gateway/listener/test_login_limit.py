@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gateway.listener import admission as mqtt_admission
-from gateway.listener import connection as mqtt_connection
+from gateway.listener import admission, connection
 from gateway.listener.login_limit import ENTRIES_MAX, MANY, Attempt, LoginLimit, TooManyError, Waiting, source_of
 from gateway.listener.refusals import LOGIN
 from tests.support.mqtt_peers import (
@@ -220,7 +219,7 @@ async def test_whoever_shows_a_certificate_does_not_wait_because_others_show_not
     ) as listener:
         async with connected(listener, connect()) as peer:
             assert await peer.read_to_end() == NOT_AUTHORIZED
-        monkeypatch.setattr(mqtt_connection, "common_name", lambda _: "m001")
+        monkeypatch.setattr(connection, "common_name", lambda _: "m001")
         async with asyncio.timeout(1), connected(listener, connect("certified"), ACCEPTED):
             assert not listener.shared.login_limit.waiting
 
@@ -299,7 +298,7 @@ async def test_a_mistake_of_ours_shows_no_secret_in_its_traceback(
         if waits:
             async with connected(listener, connect(login=("hush-hush", "hush-hush"))) as peer:
                 assert await peer.read_to_end() == WRONG
-        monkeypatch.setattr(mqtt_admission, "admit", fail)
+        monkeypatch.setattr(admission, "admit", fail)
         async with connected(listener, connect("hush-hush", login=("hush-hush", "hush-hush"))):
             await until(lambda: "a mistake" in caplog.text)
     assert "hush" not in caplog.text

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gateway.listener import listener as ingress_mqtt_listener
 from tests.support.mqtt_peers import (
     ACCEPTED,
     PINGREQ,
@@ -85,7 +84,7 @@ async def test_beyond_a_cap_while_the_buffer_holds_the_connection_is_closed(cap:
 
 
 async def test_a_paused_connection_is_closed_when_the_buffer_begins_to_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingress_mqtt_listener, "HOUSEKEEPING_INTERVAL_S", 0.02)
+    monkeypatch.setattr("gateway.listener.listener.HOUSEKEEPING_INTERVAL_S", 0.02)
     intake = RecordingIntake()
     intake.outcome = None
     async with listening(intake, inflight_messages_max=1) as listener, connected(listener) as peer:

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.listener import link as mqtt_link
+from gateway.listener import link
 from tests.support.mqtt_peers import ACCEPTED, PINGREQ, PINGRESP, RecordingIntake, connect, connected, listening
 from tests.support.waiting import until
 
@@ -52,7 +52,7 @@ async def test_keep_alive_closes_the_silent_and_not_the_pinging() -> None:
 
 
 async def test_a_peer_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mqtt_link, "WRITE_STALL_S", 0.3)
+    monkeypatch.setattr(link, "WRITE_STALL_S", 0.3)
     with capture_logs() as lines:
         await _stall()
     (line,) = [line for line in lines if line.get("reason") == "write-stall"]

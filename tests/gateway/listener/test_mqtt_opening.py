@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.listener import connection as mqtt_connection
-from gateway.listener import listener as ingress_mqtt_listener
+from gateway.listener import connection
 from tests.support.mqtt_peers import (
     ACCEPTED,
     CODEWORD,
@@ -102,7 +101,7 @@ async def test_beyond_connections_max_connack_3_but_a_known_client_may_come_agai
 
 
 async def test_far_beyond_connections_max_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mqtt_connection, "SPARE_CONNECTIONS", 0)
+    monkeypatch.setattr(connection, "SPARE_CONNECTIONS", 0)
     async with (
         listening(RecordingIntake(), connections_max=1) as listener,
         connected(listener),
@@ -114,7 +113,7 @@ async def test_far_beyond_connections_max_there_is_no_answer(monkeypatch: pytest
 async def test_while_the_intake_refuses_connack_3_answers_and_then_it_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mqtt_connection, "REFUSAL_HOLD_S", 0.3)
+    monkeypatch.setattr(connection, "REFUSAL_HOLD_S", 0.3)
     intake = RecordingIntake()
     async with listening(intake) as listener:
         async with connected(listener) as peer:
@@ -221,7 +220,7 @@ async def test_a_users_sessions_and_connections_are_capped_and_cost_nobody_else_
 
 
 async def test_sessions_are_capped_and_expire(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingress_mqtt_listener, "HOUSEKEEPING_INTERVAL_S", 0.02)
+    monkeypatch.setattr("gateway.listener.listener.HOUSEKEEPING_INTERVAL_S", 0.02)
     intake = RecordingIntake()
     now_us = 0
     async with listening(intake, sessions_max=1, session_expiry_s=3_600, clock=lambda: now_us) as listener:

@@ -5,8 +5,7 @@ from typing import Literal, NamedTuple
 
 import pytest
 
-from gateway.listener import connection as mqtt_connection
-from gateway.listener import link as mqtt_link
+from gateway.listener import connection, link
 from tests.support.mqtt_peers import (
     ACCEPTED,
     PINGREQ,
@@ -333,7 +332,7 @@ async def test_whatever_closes_a_connection_what_is_being_stored_is_answered_fir
 
 
 async def test_a_commit_that_takes_too_long_holds_no_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mqtt_connection, "CLOSING_COMMITS_S", 0.1)
+    monkeypatch.setattr(connection, "CLOSING_COMMITS_S", 0.1)
     intake = RecordingIntake()
     async with listening(intake) as listener, connected(listener) as peer:
         intake.outcome = None
@@ -345,7 +344,7 @@ async def test_a_commit_that_takes_too_long_holds_no_connection_open(monkeypatch
 
 
 async def test_a_client_that_reads_nothing_holds_no_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mqtt_link, "LINGER_S", 0.1)
+    monkeypatch.setattr(link, "LINGER_S", 0.1)
     async with listening(RecordingIntake()) as listener, connected(listener) as peer:
         peer.writer.write(publish2("a", 1) + b"\xff\x00")
         await until(lambda: not listener.shared.connections)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.listener import refusals as mqtt_refusals
 from gateway.listener.listener import MqttListener
 from gateway.listener.refusals import ADDRESSES_MAX, LATELY_MAX, LINES_MAX, LOGIN, LOGINS_AGAIN, Refusals
 from gateway.mqtt.protocol import Connect
@@ -35,7 +34,7 @@ async def test_a_mistyped_password_is_logged_of_each_device_once_and_then_summed
 
 
 async def test_a_minute_later_it_is_logged_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mqtt_refusals, "LOG_INTERVAL_S", 0.05)
+    monkeypatch.setattr("gateway.listener.refusals.LOG_INTERVAL_S", 0.05)
     with capture_logs() as lines:
         settings: dict[str, Any] = {"anonymous": False, "users": USERS, "failed_logins_per_minute_max": 1_000}
         async with listening(RecordingIntake(), **settings) as listener, asyncio.timeout(5):

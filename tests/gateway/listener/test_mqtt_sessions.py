@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.listener.session import (
-    MARKS,
+    SESSION_MARKS,
     Batch,
     Room,
     Session,
@@ -123,7 +123,9 @@ def test_what_is_loaded_is_what_was_kept() -> None:
 def test_marks_that_belong_to_nothing_are_forgotten(key: str, value: bytes) -> None:
     session = opened(sessions())
     after = sessions()
-    assert after.load({**kept_marks(session.mark()), MARKS + key: value}, 0.0) == [Mark(MARKS + key, None)]
+    assert after.load({**kept_marks(session.mark()), SESSION_MARKS + key: value}, 0.0) == [
+        Mark(SESSION_MARKS + key, None)
+    ]
     assert list(after.kept) == [(None, "m001")]
 
 

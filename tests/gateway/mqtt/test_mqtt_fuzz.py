@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.mqtt import protocol as mqtt_protocol
+from gateway.mqtt import protocol
 from tests.support.mqtt_fuzz import PACKET_BYTES_MAX, fuzz
 
 
@@ -23,16 +23,16 @@ def test_the_same_seed_gives_the_same_cases() -> None:
 @pytest.mark.parametrize("broken", ["raises", "loses what a split leaves"])
 def test_a_parser_with_a_defect_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if broken == "raises":
-        monkeypatch.setattr(mqtt_protocol, "_text", bytes.decode)
+        monkeypatch.setattr(protocol, "_text", bytes.decode)
     else:
-        monkeypatch.setattr(mqtt_protocol.ServerProtocol, "receive", _forgetful)
+        monkeypatch.setattr(protocol.ServerProtocol, "receive", _forgetful)
     assert fuzz(2_000, seed=3).failures
 
 
-def _forgetful(self: mqtt_protocol.ServerProtocol, data: bytes) -> list[mqtt_protocol.Event]:
-    events: list[mqtt_protocol.Event] = []
+def _forgetful(self: protocol.ServerProtocol, data: bytes) -> list[protocol.Event]:
+    events: list[protocol.Event] = []
     try:
         self._parse(data, events)
-    except mqtt_protocol.ProtocolError as error:
+    except protocol.ProtocolError as error:
         events.append(error.violation)
     return events

@@ -20,11 +20,10 @@ from structlog.testing import capture_logs
 
 from gateway import pipeline
 from gateway.config.config_file import load
-from gateway.page import answers as status_page_answers
-from gateway.page import password as page_password
-from gateway.page import server as status_page
+from gateway.page import answers, server
 from gateway.page.access import FAILURES_MAX
 from gateway.page.answers import Answers
+from gateway.page.password import make_password_line, read_password_line, verify_password
 from gateway.page.server import PER_ADDRESS_MAX, StatusPage
 from gateway.settings import StatusPageSettings
 from tests.support.gateways import free_port
@@ -163,13 +162,13 @@ def test_a_wrong_password_lets_nobody_in_and_has_its_line(served: Served) -> Non
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was hashed: that costs."""
-    verify, found = page_password.verify, list[str]()
+    verify, found = verify_password, list[str]()
 
     def noted(password: str, line: str) -> bool:
         found.append(password)
         return verify(password, line)
 
-    monkeypatch.setattr(page_password, "verify", noted)
+    monkeypatch.setattr("gateway.page.answers.verify_password", noted)
     return found
 
 
@@ -190,7 +189,7 @@ def test_without_a_password_file_nobody_is_let_in_and_is_told_what_to_do(served:
     assert served.ask("/api/state")[0].status == 401, "who was in is out"
     answer = served.log_in()
     assert answer.status == 503
-    served.password_file.write_text(page_password.make("another") + "\n")
+    served.password_file.write_text(make_password_line("another") + "\n")
     served.password_file.chmod(0o400)
     assert served.log_in().status == 401
     assert served.log_in("another").status == 303
@@ -199,7 +198,7 @@ def test_without_a_password_file_nobody_is_let_in_and_is_told_what_to_do(served:
 def test_another_password_ends_all_sessions_before_long(served: Served) -> None:
     served.log_in()
     served.password_file.unlink()
-    served.password_file.write_text(page_password.make("another") + "\n")
+    served.password_file.write_text(make_password_line("another") + "\n")
     served.password_file.chmod(0o400)
     asyncio.run_coroutine_threadsafe(served.page._answers.tidy(), served.loop).result(10)
     assert served.ask("/api/state")[0].status == 401
@@ -208,15 +207,15 @@ def test_another_password_ends_all_sessions_before_long(served: Served) -> None:
 def test_a_disk_that_hangs_takes_one_thread_and_lets_in_whom_it_did_before(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_page_answers, "READ_S", 0.1)
-    hangs, read, begun = threading.Event(), page_password.read, []
+    monkeypatch.setattr(answers, "READ_S", 0.1)
+    hangs, read, begun = threading.Event(), read_password_line, []
 
     def hung(path: Path) -> str:
         begun.append(path)
         assert hangs.wait(20)
         return read(path)
 
-    monkeypatch.setattr(page_password, "read", hung)
+    monkeypatch.setattr("gateway.page.answers.read_password_line", hung)
     try:
         assert [served.ask("/")[0].status for _ in range(4)] == [200] * 4
         assert served.log_in().status == 303
@@ -299,7 +298,7 @@ def test_metrics_are_for_this_box_and_for_who_knows_the_password(
     served: Served, hashed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert served.ask("/metrics")[1] == b"sluice_readings_total 1.0\n"
-    monkeypatch.setattr(status_page, "_peer", lambda _: "192.168.1.9")
+    monkeypatch.setattr(server, "_peer", lambda _: "192.168.1.9")
     answer, _ = served.ask("/metrics")
     assert answer.status == 401
     assert answer.getheader("WWW-Authenticate", "").startswith("Basic ")
@@ -340,7 +339,7 @@ def test_a_name_that_is_not_ours_is_refused(served: Served) -> None:
 
 
 def test_who_asks_from_elsewhere_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_page, "_peer", lambda _: "203.0.114.5")
+    monkeypatch.setattr(server, "_peer", lambda _: "203.0.114.5")
     for path in ("/", "/health", "/app.js"):
         answer, body = served.ask(path)
         assert (answer.status, answer.getheader("Connection")) == (403, "close")
@@ -386,7 +385,7 @@ def test_several_requests_on_one_connection(served: Served) -> None:
 
 
 def test_a_connection_says_when_it_ends(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_page, "REQUESTS_MAX", 2)
+    monkeypatch.setattr(server, "REQUESTS_MAX", 2)
     answered = spoken(served, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
     first, _, second = answered.partition(b'"]}')
     assert b"connection: close" not in first
@@ -395,7 +394,7 @@ def test_a_connection_says_when_it_ends(served: Served, monkeypatch: pytest.Monk
 
 
 def test_a_slow_one_is_ended_and_others_are_served_meanwhile(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_page, "REQUEST_S", 1.0)
+    monkeypatch.setattr(server, "REQUEST_S", 1.0)
     with ExitStack() as held:
         slow = [
             held.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=5))
@@ -417,7 +416,7 @@ def test_one_address_does_not_get_all_connections(served: Served, monkeypatch: p
             lambda: served.page.turned_away == CONNECTIONS_MAX - PER_ADDRESS_MAX,
             words="the others are turned away",
         )
-        monkeypatch.setattr(status_page, "_peer", lambda _: "192.168.1.9")
+        monkeypatch.setattr(server, "_peer", lambda _: "192.168.1.9")
         assert served.ask("/health")[0].status == 200
     until_there(served, 0)
     assert not served.page._by_address

@@ -7,56 +7,55 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.page import password as page_password
-from gateway.page.password import PagePasswordError, make, read, verify
+from gateway.page.password import PagePasswordError, _parsed, make_password_line, read_password_line, verify_password
 
-LINE = make("correct horse")
+LINE = make_password_line("correct horse")
 
 
 def test_a_password_is_known_again_and_another_is_not() -> None:
     assert LINE.startswith("scrypt$16384$8$1$")
-    assert verify("correct horse", LINE)
-    assert verify("correct horse", LINE + "\n")
-    assert not verify("correct horse ", LINE)
-    assert not verify("", LINE)
-    assert make("correct horse") != LINE, "each has a salt of its own"
+    assert verify_password("correct horse", LINE)
+    assert verify_password("correct horse", LINE + "\n")
+    assert not verify_password("correct horse ", LINE)
+    assert not verify_password("", LINE)
+    assert make_password_line("correct horse") != LINE, "each has a salt of its own"
 
 
 def test_a_keyboard_that_composes_letters_otherwise_is_no_other_password() -> None:
-    assert verify("cafe\u0301", make("caf\u00e9"))
+    assert verify_password("cafe\u0301", make_password_line("caf\u00e9"))
 
 
 def test_what_is_longer_than_any_password_is_not_hashed() -> None:
-    assert not verify("x" * 1_000_000, LINE)
+    assert not verify_password("x" * 1_000_000, LINE)
 
 
 @settings(max_examples=200)
 @given(st.text(max_size=200) | st.from_regex(r"\Ascrypt\$[0-9]{1,9}\$[0-9]{1,4}\$[0-9]{1,4}\$[0-9a-f]*\$[0-9a-f]*\Z"))
 def test_any_line_but_the_right_one_lets_nobody_in(line: str) -> None:
     """Whatever costs it asks for: none takes more memory than the bound."""
-    parsed = page_password._parsed(line)
+    parsed = _parsed(line)
     if parsed is not None:
         n, r, p, _, _ = parsed
         assert 128 * n * r * p <= 2**30
     else:
-        assert not verify("correct horse", line)
+        assert not verify_password("correct horse", line)
 
 
 def test_a_file_without_a_password_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "status-page"
     with pytest.raises(PagePasswordError, match="run sluice setup"):
-        read(path)
+        read_password_line(path)
     path.write_text("swordfish\n")
     path.chmod(0o400)
     with pytest.raises(PagePasswordError, match=r"holds no line of scrypt.*run sluice setup") as raised:
-        read(path)
+        read_password_line(path)
     assert "swordfish" not in str(raised.value)
     path.chmod(0o644)
     with pytest.raises(PagePasswordError, match="chmod 0400"):
-        read(path)
+        read_password_line(path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(PagePasswordError, match="is no file"):
-        read(tmp_path / "pipe")
+        read_password_line(tmp_path / "pipe")
 
 
 def test_a_file_of_roots_alone_is_handed_over_at_the_next_start(
@@ -67,19 +66,19 @@ def test_a_file_of_roots_alone_is_handed_over_at_the_next_start(
 
     monkeypatch.setattr(Path, "stat", refused)
     with pytest.raises(PagePasswordError, match="systemctl restart sluice"):
-        read(tmp_path / "status-page")
+        read_password_line(tmp_path / "status-page")
 
 
 def test_what_systemd_hands_over_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "status-page"
     path.write_text(LINE + "\n")
     path.chmod(0o400)
-    assert read(path) == LINE
+    assert read_password_line(path) == LINE
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
-    assert read(path) == LINE, "without a credential the file counts"
-    handed_over = make("another")
+    assert read_password_line(path) == LINE, "without a credential the file counts"
+    handed_over = make_password_line("another")
     (tmp_path / "sluice_status-page").write_text(handed_over + "\n")
-    assert read(path) == handed_over
+    assert read_password_line(path) == handed_over
 
 
 def test_a_folder_of_systemds_that_cannot_be_looked_into_hands_over_nothing(
@@ -90,4 +89,4 @@ def test_a_folder_of_systemds_that_cannot_be_looked_into_hands_over_nothing(
     path = tmp_path / "status-page"
     path.write_text(LINE + "\n")
     path.chmod(0o400)
-    assert read(path) == LINE
+    assert read_password_line(path) == LINE

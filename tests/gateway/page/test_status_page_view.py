@@ -23,7 +23,7 @@ from gateway.config.config_file import route_table
 from gateway.daemon.control import Parts
 from gateway.intake.front_door import FrontDoor
 from gateway.listener.credentials import add
-from gateway.page import view as status_page_view
+from gateway.page import view
 from gateway.page.view import StatusView, look_at_the_file
 from gateway.reading import Reading
 from gateway.settings import (
@@ -177,7 +177,7 @@ async def test_losses_are_told_before_and_after_they_are_reported(box: Box) -> N
 async def test_an_offline_and_a_full_gateway_is_healthy_and_a_failing_one_is_not(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_page_view, "HEALTH_S", 0)
+    monkeypatch.setattr(view, "HEALTH_S", 0)
     assert await box.view.health() == (True, "", [])
     box.uplink = UplinkState(error="secret.example refuses the password of barn-1")
     box.buffer.state.full = True
@@ -217,7 +217,7 @@ async def test_a_clock_that_is_taken_as_it_is_is_not_said_to_be_synced(box: Box)
 
 
 async def test_a_thread_that_hangs_is_no_health(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_page_view, "ANSWER_S", 0.1)
+    monkeypatch.setattr(view, "ANSWER_S", 0.1)
     monkeypatch.setattr(box.buffer, "answers", asyncio.Event().wait)
     is_well, reason, _ = await box.view.health()
     assert not is_well
@@ -266,8 +266,8 @@ async def test_devices_beyond_the_bound_have_no_label(tmp_path: Path) -> None:
 
 
 async def test_a_mistake_while_gathering_is_logged_and_tried_again(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_page_view, "LOOK_S", 0.01)
-    monkeypatch.setattr(status_page_view, "DEVICES_S", 0.01)
+    monkeypatch.setattr(view, "LOOK_S", 0.01)
+    monkeypatch.setattr(view, "DEVICES_S", 0.01)
     monkeypatch.setattr(box.view.history, "note", lambda *_: 1 / 0)
     monkeypatch.setattr(box.view, "_list_devices", lambda: 1 / 0)
     tasks = [asyncio.create_task(box.view.follow()), asyncio.create_task(box.view.refresh())]
@@ -282,12 +282,12 @@ async def test_a_mistake_while_gathering_is_logged_and_tried_again(box: Box, mon
 async def test_nothing_is_gathered_while_nobody_looks(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
 
-    def look_at(*_: object) -> status_page_view.OnDisk:
+    def look_at(*_: object) -> view.OnDisk:
         nonlocal looks
         looks += 1
-        return status_page_view.NOTHING_FOUND
+        return view.NOTHING_FOUND
 
-    monkeypatch.setattr(status_page_view, "look_at_the_file", look_at)
+    monkeypatch.setattr(view, "look_at_the_file", look_at)
     task = asyncio.create_task(box.view.refresh())
     await asyncio.sleep(0.2)
     assert looks == 0
@@ -299,7 +299,7 @@ async def test_nothing_is_gathered_while_nobody_looks(box: Box, monkeypatch: pyt
 
 async def test_who_looks_after_a_while_sees_nothing_that_is_old(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("WATCHED_S", 0.1), ("DEVICES_S", 0.05), ("FILE_S", 60)):
-        monkeypatch.setattr(status_page_view, name, seconds)
+        monkeypatch.setattr(view, name, seconds)
     task = asyncio.create_task(box.view.refresh())
     assert (await box.state())["devices"]["total"] == 0
     await asyncio.sleep(0.3)

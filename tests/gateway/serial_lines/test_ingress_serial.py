@@ -22,12 +22,9 @@ from pymodbus.framer import FramerRTU
 from structlog.testing import capture_logs
 
 from gateway.reading import Mark, Reading, Recalled
-from gateway.serial_lines import frame_link as serial_link
-from gateway.serial_lines import port_line as serial_line
-from gateway.serial_lines import ports as serial_ports
-from gateway.serial_lines import serial_ingress as ingress_serial
+from gateway.serial_lines import frame_link, port_line, serial_ingress
 from gateway.serial_lines.frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, Probe, Reply, encode_frame
-from gateway.serial_lines.ports import open_port
+from gateway.serial_lines.ports import _PTY_MAJORS, open_port
 from gateway.serial_lines.serial_ingress import FAULT_REPORT_INTERVAL_US, SerialIngress
 from gateway.serial_lines.text_line import TextLine
 from gateway.settings import (
@@ -353,7 +350,7 @@ async def test_only_on_a_port_that_may_be_a_wire_is_what_bytes_take_on_it_left_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_cdc: bool
 ) -> None:
     if is_cdc:
-        monkeypatch.setattr(serial_ports, "_CDC_MAJORS", serial_ports._PTY_MAJORS)
+        monkeypatch.setattr("gateway.serial_lines.ports._CDC_MAJORS", _PTY_MAJORS)
     bench = Bench(tmp_path, RecordingIntake())
     # At 2400 baud PROBE and REPLY take more than 100 ms.
     settings = SerialSettings(ports=(f"{tmp_path}/ttyUSB*",), baud=2400, scan_interval_s=0.02)
@@ -361,7 +358,7 @@ async def test_only_on_a_port_that_may_be_a_wire_is_what_bytes_take_on_it_left_o
     async with plugged(bench, "ttyUSB0") as (sensor,), running(ingress):
         await sensor.opened()
         await sensor.send(Hello(7, INCARNATION, 2, 0, 0, "attic", "1.0", ("thermo",)))
-        for _ in range(serial_link.WIRE_TRIPS + 2):
+        for _ in range(frame_link.WIRE_TRIPS + 2):
             await sensor.expect(Probe)
             tick_us = bench.now_us()
             await asyncio.sleep(0.15)
@@ -391,7 +388,7 @@ async def test_random_bits_are_drawn_for_probes_alone(tmp_path: Path) -> None:
                 done(True)
                 await sensor.expect(Ack)
         sensor.listen()
-        assert drawn <= 1 + serial_link.PROBES_FIRST
+        assert drawn <= 1 + frame_link.PROBES_FIRST
 
 
 async def test_data_of_an_unknown_sensor_is_asked_about(bench: Bench) -> None:
@@ -466,7 +463,7 @@ async def test_garbage_costs_nothing_and_is_reported_once_a_minute(bench: Bench)
 
 async def test_a_sensor_that_does_not_read_holds_up_nobody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     # No probe falls due meanwhile, so that nothing but the line itself sets the writing going again.
-    monkeypatch.setattr(serial_link, "PROBE_FIRST_INTERVAL_US", 3_600_000_000)
+    monkeypatch.setattr(frame_link, "PROBE_FIRST_INTERVAL_US", 3_600_000_000)
     deaf, other = bench.plug("ttyUSB0", "deaf"), bench.plug("ttyUSB1", "other")
     await deaf.hello()
     await other.hello()
@@ -506,7 +503,7 @@ async def refused_with(bench: Bench, monkeypatch: pytest.MonkeyPatch, fail: Call
     """What is logged of a port whose opening fails so."""
     with capture_logs() as logs:
         with monkeypatch.context() as patch:
-            patch.setattr(ingress_serial, "open_port", lambda _name, _baud: fail())
+            patch.setattr(serial_ingress, "open_port", lambda _name, _baud: fail())
             (bench.ports / "ttyUSB5").write_bytes(b"")
             await until(lambda: any(line["event"].startswith("serial port cannot") for line in logs))
         (bench.ports / "ttyUSB5").unlink()
@@ -566,7 +563,7 @@ async def test_a_port_that_is_not_there_is_told_once_and_again_when_it_has_gone_
 async def test_a_pattern_that_finds_nothing_yet_is_no_trouble_and_a_port_that_is_named_is(
     name: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingress_serial, "brltty_words", lambda: None)
+    monkeypatch.setattr(serial_ingress, "brltty_words", lambda: None)
     settings = SerialSettings(ports=(f"{tmp_path}/{name}",), scan_interval_s=0.01)
     ingress = SerialIngress(settings, RecordingIntake(), lambda: 0, lambda: 0)
     with capture_logs() as logs:
@@ -612,12 +609,12 @@ async def test_a_port_that_went_with_its_sensor_is_missed_until_it_is_back_or_th
         await until(lambda: gone(ingress) == {})
         moved.unplug()
         await until(lambda: set(gone(ingress)) == {str(moved.port)})
-        bench.skipped_us += ingress_serial.GONE_FOR_US_MAX
+        bench.skipped_us += serial_ingress.GONE_FOR_US_MAX
         await until(lambda: gone(ingress) == {})
 
 
 async def test_of_many_ports_that_went_the_last_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingress_serial, "GONE_MAX", 2)
+    monkeypatch.setattr(serial_ingress, "GONE_MAX", 2)
     bench = Bench(tmp_path, RecordingIntake())
     async with plugged(bench), bench.serving() as ingress:
         sensors = [bench.plug(f"ttyUSB{number}", f"s{number}") for number in range(3)]
@@ -847,7 +844,7 @@ def unusable(logs: Sequence[MutableMapping[str, Any]]) -> list[str]:
 async def test_a_sensor_that_falls_silent_is_told_once_and_when_it_speaks_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serial_link, "PROBE_FIRST_INTERVAL_US", 20_000)
+    monkeypatch.setattr(frame_link, "PROBE_FIRST_INTERVAL_US", 20_000)
     bench = Bench(tmp_path, RecordingIntake())
     settings = SerialSettings(ports=(f"{tmp_path}/ttyUSB*",), scan_interval_s=0.02, probe_interval_s=0.05)
     ingress = SerialIngress(settings, bench.intake, bench.now_us, lambda: 0xC0FFEE)
@@ -882,7 +879,7 @@ async def test_a_gateway_that_was_stopped_for_long_does_not_call_its_sensors_sil
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # After the first PROBE none is due here.
-    monkeypatch.setattr(serial_link, "PROBE_FIRST_INTERVAL_US", 3_600_000_000)
+    monkeypatch.setattr(frame_link, "PROBE_FIRST_INTERVAL_US", 3_600_000_000)
     sensor = bench.plug()
     await sensor.hello()
     bench.skipped_us += 600_000_000
@@ -1071,7 +1068,7 @@ async def test_a_port_of_text_takes_no_more_than_its_baud_carries(
         flood.cancel()
         took_s = time.monotonic() - begun
         # 115,200 baud are 11,520 bytes a second; what a read goes beyond that is paid for by a pause.
-        assert 0 < taken <= took_s * 14_400 + 2 * serial_line.READ_BYTES_MAX
+        assert 0 < taken <= took_s * 14_400 + 2 * port_line.READ_BYTES_MAX
 
 
 async def test_a_board_that_is_a_usb_device_is_read_in_time_whatever_its_baud_says(tmp_path: Path) -> None:
@@ -1109,9 +1106,9 @@ async def test_a_flood_is_read_slowly_and_its_neighbour_at_once(bench: Bench) ->
         assert await quiet.expect(Ack) == Ack(7 ^ INCARNATION, sequence + 1, 0)
         await asyncio.sleep(0.02)
     task.cancel()
-    took_s = time.monotonic() - begun + serial_line.FLOOD_WINDOW_US / 1e6
+    took_s = time.monotonic() - begun + port_line.FLOOD_WINDOW_US / 1e6
     # What the kernel holds of a terminal comes on top.
-    assert written <= took_s * serial_line.FLOOD_BYTES_PER_S_MAX + serial_line.READ_BYTES_MAX + 65_536
+    assert written <= took_s * port_line.FLOOD_BYTES_PER_S_MAX + port_line.READ_BYTES_MAX + 65_536
 
 
 async def test_a_port_that_another_program_has_open_is_told(tmp_path: Path) -> None:
@@ -1180,7 +1177,7 @@ async def test_a_right_that_comes_a_moment_after_the_port_is_no_trouble_to_tell(
             raise PermissionError(errno.EACCES, "")
         return open_port(name, baud)
 
-    monkeypatch.setattr(ingress_serial, "open_port", open_late)
+    monkeypatch.setattr(serial_ingress, "open_port", open_late)
     with capture_logs() as logs:
         async with plugged(bench, "ttyUSB0") as (sensor,), bench.serving():
             await sensor.hello()
@@ -1189,7 +1186,7 @@ async def test_a_right_that_comes_a_moment_after_the_port_is_no_trouble_to_tell(
 
 
 async def test_more_ports_than_are_served_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingress_serial, "PORTS_MAX", 1)
+    monkeypatch.setattr(serial_ingress, "PORTS_MAX", 1)
     bench = Bench(tmp_path, RecordingIntake())
     async with plugged(bench, "ttyUSB0", "ttyUSB1") as (first, second), bench.serving() as ingress:
         await first.hello()

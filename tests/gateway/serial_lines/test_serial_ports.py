@@ -15,8 +15,7 @@ from types import SimpleNamespace
 import pytest
 import serial
 
-from gateway.serial_lines import ports as serial_ports
-from gateway.serial_lines import rivals as serial_rivals
+from gateway.serial_lines import ports, rivals
 from gateway.serial_lines.ports import close_port, find, is_usb_cdc, leave_out, open_port, ports_of, why_not_opened
 
 
@@ -50,9 +49,7 @@ def test_a_port_with_several_names_is_found_once_by_the_first(tmp_path: Path) ->
 def test_all_means_every_usb_adapter_and_no_port_of_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ttyUSB0", "ttyACM3", "ttyS0", "ttyAMA0"):
         (tmp_path / name).touch()
-    monkeypatch.setattr(
-        serial_ports, "USB_PORTS", tuple(str(tmp_path / Path(usb).name) for usb in serial_ports.USB_PORTS)
-    )
+    monkeypatch.setattr(ports, "USB_PORTS", tuple(str(tmp_path / Path(usb).name) for usb in ports.USB_PORTS))
     assert sorted(find(("all",)).names) == [f"{tmp_path}/ttyACM3", f"{tmp_path}/ttyUSB0"]
 
 
@@ -90,10 +87,10 @@ def test_a_real_port_is_closed_to_programs_that_ask_for_no_lock(
         asked.append(request)
         return real(fd, request, *arguments)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(serial_ports, "fcntl", SimpleNamespace(ioctl=ioctl))
+    monkeypatch.setattr(ports, "fcntl", SimpleNamespace(ioctl=ioctl))
     close_port(open_port(terminal[1], 9600))
     assert termios.TIOCEXCL not in asked
-    monkeypatch.setattr(serial_ports, "_PTY_MAJORS", ())
+    monkeypatch.setattr(ports, "_PTY_MAJORS", ())
     port = open_port(terminal[1], 9600)
     assert asked.count(termios.TIOCEXCL) == 1
     close_port(port)
@@ -164,7 +161,7 @@ def test_an_error_without_a_hint_is_the_systems_and_one_without_a_number_the_lib
 def test_a_port_that_is_held_by_nobody_knows_whom(
     number: int, terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serial_rivals, "running", lambda _program: None)
+    monkeypatch.setattr(rivals, "running", lambda _program: None)
     told = why_not_opened(OSError(number, ""), terminal[1], "[[serial.text]]")
     assert told == (
         f"another program has the port open (sudo fuser -v {terminal[1]} names it): stop it, or remove its "
@@ -173,7 +170,7 @@ def test_a_port_that_is_held_by_nobody_knows_whom(
 
 
 def test_a_port_that_modem_manager_most_likely_has(terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serial_rivals, "running", {"ModemManager": 812}.get)
+    monkeypatch.setattr(rivals, "running", {"ModemManager": 812}.get)
     told = why_not_opened(OSError(errno.EBUSY, ""), terminal[1])
     assert "most likely ModemManager (process 812) has it open" in told
     assert "sudo systemctl disable --now ModemManager" in told

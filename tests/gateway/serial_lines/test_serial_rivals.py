@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 from serial.tools import list_ports
 
-from gateway.serial_lines import rivals as serial_rivals
 from gateway.serial_lines.rivals import (
     Adapter,
     Holder,
@@ -62,7 +61,7 @@ def test_a_login_is_seen_by_its_terminal_whatever_it_shows_of_its_files(
     port: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A login console is root's, and what it has open is told to root alone; which terminal it has, to everybody."""
-    monkeypatch.setattr(serial_rivals, "opened_by", lambda _process: [])
+    monkeypatch.setattr("gateway.serial_lines.rivals.opened_by", lambda _process: [])
     # The first terminal that the leader of a session opens becomes its own.
     with process("os.open(sys.argv[1], os.O_RDWR)", port) as pid:
         assert [holder.process for holder in holders((port,))[port]] == [pid]
@@ -79,7 +78,7 @@ def test_what_to_do_depends_on_the_program() -> None:
 
 
 def test_modem_manager_is_kept_from_one_make_of_adapters_or_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serial_rivals, "adapters", lambda: [CH340])
+    monkeypatch.setattr("gateway.serial_lines.rivals.adapters", lambda: [CH340])
     told = who_words([Holder(812, "ModemManager")], "/dev/ttyUSB0", OR_ELSE)
     assert told.startswith("ModemManager (process 812) has it open: it opens new ports to try them for modems")
     assert 'ATTRS{idVendor}=="1a86", ATTRS{idProduct}=="7523", ENV{ID_MM_DEVICE_IGNORE}="1"' in told
@@ -88,7 +87,7 @@ def test_modem_manager_is_kept_from_one_make_of_adapters_or_stopped(monkeypatch:
 
 
 def test_a_port_that_udevs_rules_keep_from_modem_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serial_rivals, "_UDEV", tmp_path)
+    monkeypatch.setattr("gateway.serial_lines.rivals._UDEV", tmp_path)
     assert not is_spared_by_modem_manager("/dev/null")
     (tmp_path / "c1:3").write_text("S:serial/by-id/x\nE:ID_BUS=usb\n")
     assert not is_spared_by_modem_manager("/dev/null")
@@ -98,8 +97,8 @@ def test_a_port_that_udevs_rules_keep_from_modem_manager(tmp_path: Path, monkeyp
 
 def test_the_consoles_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     active, command_line = tmp_path / "active", tmp_path / "cmdline"
-    monkeypatch.setattr(serial_rivals, "_CONSOLES", active)
-    monkeypatch.setattr(serial_rivals, "_COMMAND_LINE", command_line)
+    monkeypatch.setattr("gateway.serial_lines.rivals._CONSOLES", active)
+    monkeypatch.setattr("gateway.serial_lines.rivals._COMMAND_LINE", command_line)
     assert not is_console("/dev/ttyAMA0")
     active.write_text("tty0 ttyAMA0\n")
     assert is_console("/dev/ttyAMA0")
@@ -113,7 +112,7 @@ def test_the_consoles_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_console_that_nobody_has_open_has_a_rival_all_the_same(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rivals({port: OR_ELSE}) == {}
-    monkeypatch.setattr(serial_rivals, "is_console", lambda _port: True)
+    monkeypatch.setattr("gateway.serial_lines.rivals.is_console", lambda _port: True)
     assert rivals({port: OR_ELSE})[port].startswith("the kernel writes its messages there: a login console answers")
     with process("port = open(sys.argv[1])", port) as pid:
         assert f"(process {pid}) has it open: stop it, or {OR_ELSE}" in rivals({port: OR_ELSE})[port]
@@ -121,12 +120,12 @@ def test_a_console_that_nobody_has_open_has_a_rival_all_the_same(port: str, monk
 
 def test_brltty_is_known_by_its_rules_or_when_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = tmp_path / "85-brltty.rules"
-    monkeypatch.setattr(serial_rivals, "_BRLTTY_RULES", (rules,))
+    monkeypatch.setattr("gateway.serial_lines.rivals._BRLTTY_RULES", (rules,))
     assert brltty_words() is None
     rules.touch()
     assert "sudo apt remove brltty" in str(brltty_words())
     rules.unlink()
-    monkeypatch.setattr(serial_rivals, "running", {"brltty": 5}.get)
+    monkeypatch.setattr("gateway.serial_lines.rivals.running", {"brltty": 5}.get)
     assert "sudo apt remove brltty" in str(brltty_words())
 
 

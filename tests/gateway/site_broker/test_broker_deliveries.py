@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from gateway.reading import Mark
 from gateway.settings import BrokerSettings
-from gateway.site_broker import deliveries as broker_deliveries
-from gateway.site_broker.deliveries import FRESH_IDS_MIN, PACKET_IDS, Deliveries, Judgement, removed_sessions
+from gateway.site_broker.deliveries import (
+    FRESH_IDS_MIN,
+    PACKET_IDS,
+    UNCONFIRMED_MAX,
+    Deliveries,
+    Judgement,
+    removed_sessions,
+)
 
 PREFIX = "broker/b:1883/gw/"
 A, B = b"a" * 8, b"b" * 8
@@ -232,7 +238,7 @@ def test_marks_are_forgotten_once_the_broker_has_handled_the_pubacks() -> None:
 def test_a_ping_is_wanted_when_many_acknowledgements_are_unconfirmed() -> None:
     deliveries, disk, last = counting()
     wanted = []
-    for packet_id in range(last + 1, last + 1 + broker_deliveries.UNCONFIRMED_MAX):
+    for packet_id in range(last + 1, last + 1 + UNCONFIRMED_MAX):
         wanted.append(deliveries.wants_ping)
         deliver(deliveries, disk, packet_id, A)
     assert not any(wanted)
@@ -598,8 +604,8 @@ class Model:
 def trust_soon() -> Iterator[None]:
     """A few identifiers make the model's brokers trusted, as a hundred do in earnest."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(broker_deliveries, "FRESH_IDS_MIN", 3)
-        patch.setattr(broker_deliveries, "UNCONFIRMED_MAX", 3)
+        patch.setattr("gateway.site_broker.deliveries.FRESH_IDS_MIN", 3)
+        patch.setattr("gateway.site_broker.deliveries.UNCONFIRMED_MAX", 3)
         yield
 
 

@@ -16,9 +16,7 @@ import structlog
 
 from gateway.reading import Mark, Reading
 from gateway.settings import BrokerTlsSettings
-from gateway.site_broker import broker_ingress as ingress_mqtt_broker
-from gateway.site_broker import commits as broker_commits
-from gateway.site_broker import reach as broker_reach
+from gateway.site_broker import broker_ingress, commits, reach
 from gateway.site_broker.client import BrokerClient
 from tests.support.broker_intake import MemoryIntake, broker_telling, delivery, numbered, published, reading_from
 from tests.support.gateways import free_port
@@ -59,7 +57,7 @@ async def test_nothing_is_acknowledged_before_its_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qos: int
 ) -> None:
     """Promise P1: with no commit, the broker keeps it and delivers it again."""
-    monkeypatch.setattr(broker_commits, "STOP_S", 0.2)
+    monkeypatch.setattr(commits, "STOP_S", 0.2)
     with mosquitto(tmp_path / "broker") as broker:
         intake = MemoryIntake()
         async with reading_from(intake, broker.port, qos=qos) as ingress:
@@ -423,13 +421,13 @@ async def test_a_pingreq_that_only_qos_0_shows_to_be_due_is_written() -> None:
 
 async def test_there_is_no_hot_loop_against_a_dead_broker(said: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     attempts: list[float] = []
-    open_link = broker_reach.open_link
+    open_link = reach.open_link
 
     async def counted(*arguments: Any) -> Any:
         attempts.append(asyncio.get_running_loop().time())
         return await open_link(*arguments)
 
-    monkeypatch.setattr(ingress_mqtt_broker, "open_link", counted)
+    monkeypatch.setattr(broker_ingress, "open_link", counted)
     async with reading_from(MemoryIntake(), free_port(), backoff_s_min=0.05, backoff_s_max=10.0):
         await asyncio.sleep(1.5)
     assert 2 <= len(attempts) < 25
@@ -570,7 +568,7 @@ async def test_a_name_that_is_looked_up_for_long_takes_one_thread(monkeypatch: p
 async def test_a_socket_that_cannot_be_wrapped_is_closed() -> None:
     with socket.socket() as link:
         with pytest.raises(ValueError, match="server_hostname"):
-            await broker_reach._encrypted(link, ssl.create_default_context(), "")
+            await reach._encrypted(link, ssl.create_default_context(), "")
         assert link.fileno() == -1
 
 
@@ -667,7 +665,7 @@ async def connected_pair() -> tuple[Any, tuple[asyncio.StreamReader, asyncio.Str
     )
     server = await asyncio.start_server(lambda *pair: there.set_result(pair), "127.0.0.1", 0)
     with ThreadPoolExecutor(1) as resolver:
-        ours = await broker_reach.connect("127.0.0.1", server.sockets[0].getsockname()[1], None, resolver)
+        ours = await reach.connect("127.0.0.1", server.sockets[0].getsockname()[1], None, resolver)
     pair = await there
     server.close()
     return ours, pair

@@ -40,9 +40,7 @@ from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.topics import TopicVerdict
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
-from gateway.uplink import delivery as forward_delivery
-from gateway.uplink import leaders as forward_leaders
-from gateway.uplink import rounds as forward_rounds
+from gateway.uplink import delivery, leaders
 from gateway.uplink.memory import Memory
 from gateway.uplink.redrive import Redrive
 from gateway.uplink.refused import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS
@@ -61,10 +59,10 @@ POISON = b"poison"
 @pytest.fixture(autouse=True, scope="module")
 def _quick_looks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward_leaders, "LEADERS_S", 0.05)
-        patch.setattr(forward_leaders, "GONE_S", 0.1)
-        patch.setattr(forward_rounds, "IDLE_S", 0.05)
-        patch.setattr(forward_delivery, "STRAGGLERS_S_MIN", 0.2)
+        patch.setattr(leaders, "LEADERS_S", 0.05)
+        patch.setattr(leaders, "GONE_S", 0.1)
+        patch.setattr("gateway.uplink.rounds.IDLE_S", 0.05)
+        patch.setattr(delivery, "STRAGGLERS_S_MIN", 0.2)
         yield
 
 

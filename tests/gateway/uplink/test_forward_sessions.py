@@ -20,7 +20,6 @@ from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.topics import TopicVerdict
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
 from gateway.tls.dates import Dates
-from gateway.uplink import forwarder as forward_kafka
 from gateway.uplink.forwarder import Forwarder, _is_as_good
 from gateway.uplink.lane_policy import LanePolicy
 from gateway.uplink.memory import UplinkState
@@ -102,9 +101,9 @@ async def forwarding(
         broker.link = link
         yield broker
 
-    monkeypatch.setattr(forward_kafka, "open_session", session)
-    monkeypatch.setattr(forward_kafka, "KafkaLink", Link)
-    monkeypatch.setattr(forward_kafka, "LOOK_S", 0.1)
+    monkeypatch.setattr("gateway.uplink.forwarder.open_session", session)
+    monkeypatch.setattr("gateway.uplink.forwarder.KafkaLink", Link)
+    monkeypatch.setattr("gateway.uplink.forwarder.LOOK_S", 0.1)
     kafka = kafka_settings(backoff_s_max=0.2, **changes)
     front_door = FrontDoor(buffer, route_table(Settings(GATEWAY, kafka)), GATEWAY, kafka, lambda: 1)
     forwarder = Forwarder(buffer, front_door, GATEWAY, kafka, lambda: clock, on_session)
@@ -197,7 +196,7 @@ async def test_an_address_that_changes_while_a_session_is_opened_begins_another_
             await until(lambda: bool(came))
             await asyncio.sleep(0.2)
             changed_s = time.monotonic()
-            monkeypatch.setattr(forward_kafka, "source_address", lambda _: "10.0.0.3")
+            monkeypatch.setattr("gateway.uplink.forwarder.source_address", lambda _: "10.0.0.3")
             forwarder.network_changed()
             await until(lambda: len(came) >= 2)
             assert came[1] - changed_s < 5.0, "before the first attempt could have timed out"

@@ -15,8 +15,7 @@ import pytest
 
 from gateway.buffer.buffer import Buffer
 from gateway.kafka.batch import EncodedBatch
-from gateway.uplink import delivery as forward_delivery
-from gateway.uplink import rounds as forward_rounds
+from gateway.uplink import delivery
 from gateway.uplink.link_rate import FIRST_BYTES, SHARE, Passage
 from gateway.uplink.memory import Memory
 from tests.gateway.uplink.test_forward_rounds import FakeBroker, Uplink, drained, kafka_settings, reading, uplink
@@ -34,8 +33,8 @@ DEVICES = ("a", "b", "c")
 @pytest.fixture(autouse=True, scope="module")
 def _quick_looks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward_rounds, "IDLE_S", 0.05)
-        patch.setattr(forward_delivery, "STRAGGLERS_S_MIN", 0.2)
+        patch.setattr("gateway.uplink.rounds.IDLE_S", 0.05)
+        patch.setattr(delivery, "STRAGGLERS_S_MIN", 0.2)
         yield
 
 

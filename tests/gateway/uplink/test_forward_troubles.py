@@ -13,13 +13,9 @@ import pytest
 
 from gateway.buffer.rows import Doubt, Row
 from gateway.kafka.topics import TopicVerdict
-from gateway.uplink import batches as forward_batches
-from gateway.uplink import delivery as forward_delivery
-from gateway.uplink import leaders as forward_leaders
-from gateway.uplink import memory as forward_memory
-from gateway.uplink import rounds as forward_rounds
+from gateway.uplink import batches, delivery, leaders
 from gateway.uplink.batches import Batcher
-from gateway.uplink.memory import Memory
+from gateway.uplink.memory import NO_PARTITION, TROUBLE_S_MIN, Memory
 from gateway.uplink.redrive import Redrive
 from tests.gateway.uplink.test_forward_rounds import (
     POISON,
@@ -36,11 +32,11 @@ from tests.support.waiting import until
 
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_leaders, "LEADERS_S", 0.05)
-    monkeypatch.setattr(forward_leaders, "GONE_S", 0.1)
-    monkeypatch.setattr(forward_rounds, "IDLE_S", 0.05)
-    monkeypatch.setattr(forward_delivery, "STRAGGLERS_S_MIN", 0.2)
-    monkeypatch.setattr(forward_memory, "TROUBLE_S_MIN", 0.3)
+    monkeypatch.setattr(leaders, "LEADERS_S", 0.05)
+    monkeypatch.setattr(leaders, "GONE_S", 0.1)
+    monkeypatch.setattr("gateway.uplink.rounds.IDLE_S", 0.05)
+    monkeypatch.setattr(delivery, "STRAGGLERS_S_MIN", 0.2)
+    monkeypatch.setattr("gateway.uplink.memory.TROUBLE_S_MIN", 0.3)
 
 
 async def test_readings_of_a_topic_that_cannot_be_made_just_now_wait_and_others_go_on(tmp_path: Path) -> None:
@@ -93,8 +89,8 @@ async def test_sessions_that_end_for_others_do_not_lengthen_a_topics_pause(tmp_p
         assert await store(buffer, [reading("b", POISON if n == 7 else b"%d" % n) for n in range(200)])
         await until(lambda: buffer.state.rows == 1)
         assert len(line.ended) >= 5
-        pause_s = line.memory.rests_until_s(("device-late", forward_memory.NO_PARTITION)) - time.monotonic()
-        assert pause_s <= 4 * forward_memory.TROUBLE_S_MIN
+        pause_s = line.memory.rests_until_s(("device-late", NO_PARTITION)) - time.monotonic()
+        assert pause_s <= 4 * TROUBLE_S_MIN
 
 
 async def test_a_large_reading_waits_for_its_topic_as_others_do(tmp_path: Path) -> None:
@@ -206,7 +202,7 @@ async def test_a_record_that_fits_after_all_keeps_its_place(tmp_path: Path) -> N
 
 
 async def test_more_series_than_are_remembered_cost_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_batches, "ROUTES_MAX", 50)
+    monkeypatch.setattr(batches, "ROUTES_MAX", 50)
     async with opened(tmp_path / "buffer.db") as buffer:
         for lane in range(4):
             for start in range(0, 80, 20):

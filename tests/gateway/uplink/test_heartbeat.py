@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gateway.buffer.attachment import Attachment
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.rows import Quarantined
-from gateway.buffer.salvage import salvage as buffer_salvage
+from gateway.buffer.salvage import salvage
 from gateway.buffer.schema import corruption
 from gateway.clock.gateway_clock import BootClock, Look
 from gateway.clock.rfc3339 import rfc3339
@@ -50,7 +50,7 @@ async def test_what_is_taken_in_again_meanwhile_is_told_of_once_at_least(tmp_pat
 async def test_nothing_is_promised_while_a_damaged_file_is_salvaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffer_salvage, "WAIT_S", 0.05)
+    monkeypatch.setattr(salvage, "WAIT_S", 0.05)
     async with opened(tmp_path / "buffer.db") as buffer:
         assert await store(buffer, [entry(b"%d" % n, received_us=7) for n in range(10)])
         assert (await heartbeat(buffer)._body(NOW_US, CLOCK, {}))["low_watermark"] == wall(7)

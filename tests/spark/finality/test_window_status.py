@@ -105,7 +105,7 @@ def evidence_of(
         retired |= {(namespace, gateway): us for gateway, us in site.retired_from_us.items()}
     log = spark.createDataFrame(events, LOG_SCHEMA)
     return Evidence(
-        islands=spark.createDataFrame(islands, sequence_runs.SCHEMA),
+        islands=spark.createDataFrame(islands, sequence_runs.ISLANDS_SCHEMA),
         losses=losses_in(log),
         services=spark.createDataFrame(sorted(services), window_status.SERVICES_SCHEMA),
         heard=spark.createDataFrame(heard, window_status.HEARD_SCHEMA),
@@ -218,7 +218,7 @@ def verdicts(spark: SparkSession, evidence: Evidence, windows: Iterable[Window])
 
 def gap_rows(evidence: Evidence) -> dict[str, list[GapRow]]:
     found: dict[str, list[GapRow]] = {}
-    for row in window_status.gaps(evidence).collect():
+    for row in window_status.derive_gaps(evidence).collect():
         assert row["count"] == row.last - row.first + 1
         gap = GapRow(row.device, row.stream, row.device_counter, row.device_boot, row.first, row.last, row.explained)
         found.setdefault(row.namespace, []).append(gap)
@@ -426,7 +426,7 @@ def test_corrections_move_the_ends(spark: SparkSession) -> None:
     window = Window("s", "42", THERMO, at(60), at(120))
     (row,) = verdicts(spark, evidence, [window]).values()
     assert (row.status, row.basis) == ("complete_with_loss", "sequence")
-    (gap,) = window_status.gaps(evidence).collect()
+    (gap,) = window_status.derive_gaps(evidence).collect()
     assert (gap.after_time, gap.before_time) == tuple(time(at(s)).replace(tzinfo=None) for s in (100, 105))
     assert (gap.after_error_us, gap.before_error_us, gap.explained) == (1_000, 1_000, True)
 

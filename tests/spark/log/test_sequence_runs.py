@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark.log.sequence_runs import (
     ISLANDS_MAX,
-    SCHEMA,
+    ISLANDS_SCHEMA,
     BatchRun,
     Edge,
     Island,
@@ -213,7 +213,7 @@ def test_a_batch_gives_its_runs_with_the_times_of_all_ends(spark: SparkSession) 
 @pytest.mark.usefixtures("interpreted")
 def test_islands_go_into_a_table_and_come_back(spark: SparkSession) -> None:
     islands = [island(1, 3), island(5, 2**30)]
-    table = spark.createDataFrame(islands_as_rows(KEY, islands), SCHEMA)
+    table = spark.createDataFrame(islands_as_rows(KEY, islands), ISLANDS_SCHEMA)
     assert [island_of_row(row) for row in table.orderBy("first").collect()] == [(KEY, one) for one in islands]
 
 

@@ -34,8 +34,8 @@ from spark.log.warehouse_version import (
 from spark.source.topic_changes import GoingOn, TopicNow
 from spark.upkeep import replay_job
 from spark.upkeep.replay_job import ReplayProgress, replay
-from spark.views import views as views_module
 from spark.views.evidence import open_gaps
+from spark.views.views import OPENERS, open_all
 from spark.views.windows_view import open_windows
 from spark.windows.window_changes import read_changes
 from tests.support import spark_oracle
@@ -274,8 +274,8 @@ def test_a_reader_sees_all_tables_of_one_version(spark: SparkSession, new_wareho
         replay(spark, new_warehouse, declared, None, only_writer, no_report)
         return open_gaps(*opening)
 
-    with patch.dict(views_module.OPENERS, gaps=in_between):
-        tables = views_module.open_all(spark, new_warehouse)
+    with patch.dict(OPENERS, gaps=in_between):
+        tables = open_all(spark, new_warehouse)
 
     assert open_version(spark, new_warehouse).number == 2
     assert {row.metric for row in tables["readings"].select("metric").distinct().collect()} == {

@@ -17,8 +17,7 @@ from gateway.buffer.buffer import Buffer
 from gateway.buffer.file import BufferFile
 from gateway.buffer.losses import has_losses
 from gateway.buffer.rows import START, Entry, Loss, Position, Quarantined, Row, Span, spans_of
-from gateway.buffer.salvage import page_scan as buffer_scan
-from gateway.buffer.salvage import salvage as buffer_salvage
+from gateway.buffer.salvage import page_scan, salvage
 from gateway.buffer.schema import corruption
 from gateway.buffer.sqlite_pages import INTERIOR_INDEX, PageError, btree_page
 from gateway.reading import BufferFileError, Mark
@@ -103,7 +102,7 @@ def leaves_of(pages: bytes) -> list[int]:
     ]
 
 
-async def salvaged(buffer: Buffer) -> buffer_salvage.SalvagedBatch:
+async def salvaged(buffer: Buffer) -> salvage.SalvagedBatch:
     async with asyncio.timeout(20):
         while not buffer.attachment.salvaged:
             await asyncio.sleep(0.01)
@@ -290,7 +289,7 @@ async def test_what_stands_on_whole_pages_comes_back_from_a_file_with_a_hole_or_
     for page in range(1, len(content) // PAGE_BYTES):
         with suppress(PageError):
             part = bytes(content[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
-            keys = buffer_scan.reading_keys(part, btree_page(part, page + 1, PAGE_BYTES))
+            keys = page_scan.reading_keys(part, btree_page(part, page + 1, PAGE_BYTES))
             intact |= {sequence for (lane, sequence), _ in keys if lane == number}
     path.write_bytes(content)
     async with opened(path, "boot-2") as buffer:
@@ -310,11 +309,11 @@ async def test_a_salvage_that_was_interrupted_goes_on_at_the_next_start(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damage(path, 0.1)
-    monkeypatch.setattr(buffer_salvage, "CHUNK_ROWS", 100)
+    monkeypatch.setattr(salvage, "CHUNK_ROWS", 100)
     adopt_now = Attachment._adopt_now
-    taken: list[buffer_salvage.SalvagedBatch] = []
+    taken: list[salvage.SalvagedBatch] = []
 
-    def only_five(self: Attachment, batch: buffer_salvage.SalvagedBatch) -> bool:
+    def only_five(self: Attachment, batch: salvage.SalvagedBatch) -> bool:
         if len(taken) == 5:
             return False
         taken.append(batch)
@@ -356,7 +355,7 @@ def test_damage_is_jumped_over_in_few_steps(path: Path) -> None:
     damage(path, 0.5)
     connection = sqlite3.connect(path)
     found: list[Row] = []
-    for chunk in buffer_salvage.salvaged_rows(connection, 1, -1):
+    for chunk in salvage.salvaged_rows(connection, 1, -1):
         if isinstance(chunk, Span):
             continue
         found += chunk
@@ -373,7 +372,7 @@ async def fail(buffer: Buffer) -> None:
     await buffer.run(lambda _: buffer._commits._fail(corruption("found just now")))
 
 
-def refuse(_attachment: Attachment, _batch: buffer_salvage.SalvagedBatch) -> bool:
+def refuse(_attachment: Attachment, _batch: salvage.SalvagedBatch) -> bool:
     """No room for anything that is salvaged."""
     return False
 
@@ -417,12 +416,12 @@ async def test_a_second_damaged_file_costs_nothing_of_the_first(
 ) -> None:
     path = tmp_path / "buffer.db"
     before = await fill_lanes(path)
-    monkeypatch.setattr(buffer_salvage, "CHUNK_ROWS", 100)
-    monkeypatch.setattr(buffer_salvage, "WAIT_S", 0.05)
+    monkeypatch.setattr(salvage, "CHUNK_ROWS", 100)
+    monkeypatch.setattr(salvage, "WAIT_S", 0.05)
     adopt_now = Attachment._adopt_now
-    taken: list[buffer_salvage.SalvagedBatch] = []
+    taken: list[salvage.SalvagedBatch] = []
 
-    def only_two(self: Attachment, batch: buffer_salvage.SalvagedBatch) -> bool:
+    def only_two(self: Attachment, batch: salvage.SalvagedBatch) -> bool:
         if batch.rows:
             taken.append(batch)
         return len(taken) <= 2 and adopt_now(self, batch)
@@ -502,7 +501,7 @@ async def test_a_card_that_damages_every_file_gets_a_new_one_ever_more_rarely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "buffer.db"
-    monkeypatch.setattr(buffer_salvage, "WAIT_S", 0.05)
+    monkeypatch.setattr(salvage, "WAIT_S", 0.05)
 
     def damaged(*_: object) -> None:
         raise corruption("a page is damaged")
@@ -535,7 +534,7 @@ async def test_salvaged_files_are_deleted_when_there_are_too_many_and_others_onl
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "buffer.db"
-    monkeypatch.setattr(buffer_salvage, "WAIT_S", 0.05)
+    monkeypatch.setattr(salvage, "WAIT_S", 0.05)
     async with opened(path, damaged_files_max=2) as buffer:
         assert await store(buffer, [entry(b"%0200d" % number) for number in range(100)])
         for _ in range(4):
@@ -550,7 +549,7 @@ async def test_salvaged_files_are_deleted_when_there_are_too_many_and_others_onl
         for _ in range(3):
             buffer.attachment._anew_due_s = float("-inf")
             await fail(buffer)
-        assert len(await marks_of(buffer, buffer_salvage.SALVAGE_PREFIX)) == 2
+        assert len(await marks_of(buffer, salvage.SALVAGE_PREFIX)) == 2
         assert {loss.reason for loss in await losses(buffer)} <= {"buffer-damaged", "buffer-unreadable"}
 
 
@@ -558,7 +557,7 @@ async def test_a_salvage_calls_the_forwarder_back_now_and_then_and_not_for_each_
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damage(path, 0.01)
-    monkeypatch.setattr(buffer_salvage, "CHUNK_ROWS", 100)
+    monkeypatch.setattr(salvage, "CHUNK_ROWS", 100)
     async with opened(path) as buffer:
         await find_damage(buffer)
         position, rewinds, sent = START, buffer.attachment.rewinds, 0
@@ -580,8 +579,8 @@ async def test_a_salvage_calls_the_forwarder_back_now_and_then_and_not_for_each_
 
 async def test_a_salvage_outlasts_a_disk_that_refuses(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     damage(path, 0.01)
-    monkeypatch.setattr(buffer_salvage, "WAIT_S", 0.05)
-    monkeypatch.setattr(buffer_salvage, "CHUNK_ROWS", 500)
+    monkeypatch.setattr(salvage, "WAIT_S", 0.05)
+    monkeypatch.setattr(salvage, "CHUNK_ROWS", 500)
     adopt, failures = BufferFile.adopt, 3
 
     def failing(self: BufferFile, *arguments: object) -> None:
@@ -633,10 +632,10 @@ async def test_a_reading_whose_series_is_lost_keeps_its_boot_and_its_sequence(tm
 
 async def test_a_mark_whose_name_is_damaged_keeps_no_start_from_the_file(path: Path) -> None:
     """A bit makes a `.` to a `/`."""
-    progress = msgspec.json.encode(buffer_salvage.Progress({1: 1}, -1, -1, [1], 5))
+    progress = msgspec.json.encode(salvage.Progress({1: 1}, -1, -1, [1], 5))
     names = ["buffer/db.corrupt-20260101T000000.000000", "/", ".", "..", "", "x\0.corrupt-20260101T000000.000000"]
     async with opened(path) as buffer:
-        await append(buffer, [], [Mark(buffer_salvage.SALVAGE_PREFIX + name, progress) for name in names])
+        await append(buffer, [], [Mark(salvage.SALVAGE_PREFIX + name, progress) for name in names])
     async with opened(path) as buffer:
         assert len(await identities(buffer)) == ROWS
         assert not buffer.attachment.salvaged
@@ -667,15 +666,14 @@ async def test_small_tables_that_cannot_be_taken_over_are_done_without(
     async with opened(path) as buffer:
         before = await identities(buffer)
         await fold(buffer)
-    adopt_beside = buffer_salvage.adopt_beside
     failures = [sqlite3.ProgrammingError("Incorrect number of bindings supplied")]
 
     def failing(*arguments: object) -> None:
-        adopt_beside(*arguments)  # type: ignore[arg-type]
+        salvage.adopt_beside(*arguments)  # type: ignore[arg-type]
         if failures:
             raise failures.pop()
 
-    monkeypatch.setattr(buffer_salvage, "adopt_beside", failing)
+    monkeypatch.setattr("gateway.buffer.attachment.adopt_beside", failing)
     overwrite(path, root_of(path, "meta"))
     async with opened(path, "boot-2") as buffer:
         assert (await salvaged(buffer)).missing == 0
@@ -692,7 +690,7 @@ async def test_a_salvage_whose_mark_is_damaged_is_begun_again(path: Path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Attachment, "_adopt_now", refuse)
         async with opened(path, "boot-2") as buffer:
-            (mark,) = await marks_of(buffer, buffer_salvage.SALVAGE_PREFIX)
+            (mark,) = await marks_of(buffer, salvage.SALVAGE_PREFIX)
             await append(buffer, [], [Mark(mark, b'{"lanes":{"1":1},"lane":-1,"tequence":-1')])
     async with opened(path, "boot-3") as buffer:
         assert await store(buffer, [entry(b"after", "43", 0)])
@@ -717,7 +715,7 @@ async def test_a_salvage_that_is_cut_off_before_the_file_is_renamed_is_not_begun
     assert not list(tmp_path.glob("*.salvaged"))
     async with opened(path) as buffer:
         async with asyncio.timeout(20):
-            while await marks_of(buffer, buffer_salvage.SALVAGE_PREFIX):
+            while await marks_of(buffer, salvage.SALVAGE_PREFIX):
                 await asyncio.sleep(0.01)
         assert list(tmp_path.glob("*.salvaged"))
         assert not await rows(buffer)
@@ -727,8 +725,8 @@ async def test_a_salvage_that_is_cut_off_before_the_file_is_renamed_is_not_begun
 
 def test_a_mark_of_an_older_version_says_what_was_taken_over() -> None:
     name = "buffer.db.corrupt-20260101T000000.000000"
-    progress = buffer_salvage.Progress({1: 1}, 1, 1499, [1], None, taken=1500)
-    kept = buffer_salvage.kept_marks({buffer_salvage.SALVAGE_PREFIX + name: msgspec.json.encode(progress)})
+    progress = salvage.Progress({1: 1}, 1, 1499, [1], None, taken=1500)
+    kept = salvage.kept_marks({salvage.SALVAGE_PREFIX + name: msgspec.json.encode(progress)})
     assert kept[name].ends == {1: (0, 1499)}
 
 
@@ -738,5 +736,5 @@ async def test_reading_a_damaged_file_changes_neither_it_nor_its_wal(path: Path)
     log = path.with_name("buffer.db-wal")
     before = path.read_bytes(), log.read_bytes()
     assert len(before[1]) > 0
-    assert buffer_salvage.read_beside(path, None).lanes
+    assert salvage.read_beside(path, None).lanes
     assert (path.read_bytes(), log.read_bytes()) == before

@@ -18,11 +18,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.buffer import schema as buffer_schema
-from gateway.buffer import sqlite_pages
+from gateway.buffer import schema, sqlite_pages
 from gateway.buffer.rows import Entry, Lane, Quarantined, Row, Span
-from gateway.buffer.salvage import page_scan as buffer_scan
-from gateway.buffer.salvage import salvage as buffer_salvage
+from gateway.buffer.salvage import page_scan, salvage
 from gateway.buffer.salvage.page_scan import DamagedPages
 from gateway.buffer.salvage.salvage import Progress, Salvage, SalvagedBatch
 from gateway.buffer.sqlite_pages import Cell, PageError, payload, record
@@ -134,8 +132,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 @pytest.fixture(autouse=True, scope="module")
 def no_pauses() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buffer_salvage, "WORK_S", 0.0)
-        patch.setattr(buffer_salvage, "CHUNK_ROWS", 50)
+        patch.setattr(salvage, "WORK_S", 0.0)
+        patch.setattr(salvage, "CHUNK_ROWS", 50)
         yield
 
 
@@ -149,12 +147,12 @@ class CutOffError(BaseException):
     """The daemon ends here."""
 
 
-def salvage(path: Path, batches_max: int, expected: int | None, dense: list[int] | None = None) -> Taken:
+def salvage_all(path: Path, batches_max: int, expected: int | None, dense: list[int] | None = None) -> Taken:
     """All that comes of a file; each start goes on where the last one was, after so many batches.
 
     `dense` are the lanes without holes, where these are not all that the file has opened.
     """
-    damaged = buffer_salvage.damaged_files([(path, None, expected)], [])[path.name]
+    damaged = salvage.damaged_files([(path, None, expected)], [])[path.name]
     progress = msgspec.structs.replace(damaged.progress, lanes={number: number for number in damaged.lanes})
     if dense is not None:
         progress = msgspec.structs.replace(progress, dense=dense)
@@ -193,7 +191,7 @@ def salvage(path: Path, batches_max: int, expected: int | None, dense: list[int]
 
 def salvaged_from(content: bytes, log: bytes = b"", batches_max: int = 10**9, expected: int | None = None) -> Taken:
     with written(content, log) as path:
-        return salvage(path, batches_max, expected)
+        return salvage_all(path, batches_max, expected)
 
 
 def judge(made: Made, taken: Taken, touched: set[int]) -> None:
@@ -304,7 +302,7 @@ def test_a_row_between_pages_that_leads_the_search_astray_costs_itself_alone(
     """SQLite passes over the pages in front of a row of a lower lane, and no error tells."""
     content = made.folded()
     with written(bytes(content), b"") as path, closing(DamagedPages(path)) as pages:
-        root = buffer_scan._roots(pages)["reading"]
+        root = page_scan._roots(pages)["reading"]
         part, page = pages.btree(root)
     assert page.kind == sqlite_pages.INTERIOR_INDEX
     for cell in page.cells:
@@ -312,7 +310,7 @@ def test_a_row_between_pages_that_leads_the_search_astray_costs_itself_alone(
         # The lane is the first value behind the record's header.
         broken[(root - 1) * PAGE_BYTES + cell.start + part[cell.start]] = 0
         with written(bytes(broken), b"") as path:
-            taken = salvage(path, batches_max, None, dense)
+            taken = salvage_all(path, batches_max, None, dense)
         assert {of for of, pages in made.pages_of.items() if root not in pages} <= taken.rows.keys()
         assert len(taken.rows) == len(made.rows) - 1
         assert taken.progress.missing() == (1 if dense is None else None)
@@ -321,10 +319,10 @@ def test_a_row_between_pages_that_leads_the_search_astray_costs_itself_alone(
 def test_a_number_between_pages_of_the_quarantine_that_is_wrong_hides_no_input(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffer_salvage, "QUARANTINE_CHUNK_ROWS", 4)
+    monkeypatch.setattr(salvage, "QUARANTINE_CHUNK_ROWS", 4)
     content = made.folded()
     with written(bytes(content), b"") as path, closing(DamagedPages(path)) as pages:
-        root = buffer_scan._roots(pages)["quarantine"]
+        root = page_scan._roots(pages)["quarantine"]
         _, page = pages.btree(root)
     assert page.kind == sqlite_pages.INTERIOR_TABLE
     for cell in page.cells:
@@ -353,7 +351,7 @@ def test_what_was_committed_into_the_wal_counts(made: Made, damaged: set[int]) -
 def test_few_pages_in_the_index_at_a_time_give_the_same(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     content = b"\xff" * PAGE_BYTES + bytes(made.folded())[PAGE_BYTES:]
     for pages_max in (1, 3):
-        monkeypatch.setattr(buffer_scan, "INDEX_PAGES_MAX", pages_max)
+        monkeypatch.setattr(page_scan, "INDEX_PAGES_MAX", pages_max)
         taken = salvaged_from(content)
         assert taken.rows == made.rows
         assert taken.progress.missing() == 0
@@ -403,7 +401,7 @@ def test_a_scan_that_is_to_stop_ends_in_the_middle_of_the_file(made: Made) -> No
     content = b"\xff" * PAGE_BYTES + bytes(made.folded())[PAGE_BYTES:]
     ended: list[Path] = []
     with written(content, b"") as path:
-        damaged = buffer_salvage.damaged_files([(path, None, None)], [])[path.name]
+        damaged = salvage.damaged_files([(path, None, None)], [])[path.name]
         progress = msgspec.structs.replace(damaged.progress, lanes={number: number for number in damaged.lanes})
         batches: list[SalvagedBatch] = []
 
@@ -419,15 +417,15 @@ def test_a_scan_that_is_to_stop_ends_in_the_middle_of_the_file(made: Made) -> No
 
 
 def test_gaps_beyond_the_bound_are_joined_where_they_are_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_salvage, "GAPS_MAX", 2)
+    monkeypatch.setattr(salvage, "GAPS_MAX", 2)
     gaps = [Span(1, 0, 5), Span(1, 100, 110), Span(1, 115, 120), Span(1, 4, 7)]
-    assert buffer_salvage._joined(gaps) == [Span(1, 0, 7), Span(1, 100, 120)]
+    assert salvage._joined(gaps) == [Span(1, 0, 7), Span(1, 100, 120)]
 
 
 @given(st.lists(st.integers(0, 30), max_size=30))
 def test_of_keys_out_of_order_the_most_that_are_in_order_stay(numbers: list[int]) -> None:
     cell = Cell(0, 0, 0, 0, None)
-    kept = [key[1] for key, _ in buffer_scan._ascending([((1, number), cell) for number in numbers])]
+    kept = [key[1] for key, _ in page_scan._ascending([((1, number), cell) for number in numbers])]
     assert kept == sorted(set(kept))
     longest = [0] * (len(numbers) + 1)
     for place, number in enumerate(numbers):
@@ -461,7 +459,7 @@ def test_a_header_that_is_not_of_such_a_file_is_damage(made: Made, place: int, f
 
 def lanes_of(content: bytes) -> list[Lane]:
     with written(content, b"") as path:
-        return buffer_salvage.read_beside(path, None).lanes
+        return salvage.read_beside(path, None).lanes
 
 
 @pytest.mark.parametrize("page", [LANE, LANE_NAMES, LANE_COPY, META])
@@ -479,10 +477,10 @@ def test_one_of_three_copies_of_a_lanes_identity_may_be_wrong(made: Made, page: 
 
 
 def test_two_lanes_never_have_one_name() -> None:
-    found = buffer_salvage.RowContext()
+    found = salvage.RowContext()
     for source, number in (("lane", 1), ("lane_copy", 3), ("sqlite_autoindex_lane_1", 3)):
-        buffer_salvage._add_lane(found, source, number, "a", "boot", "file")
-    assert buffer_salvage._settled(found) == {3: Lane(3, "a", "boot", "file")}
+        salvage._add_lane(found, source, number, "a", "boot", "file")
+    assert salvage._settled(found) == {3: Lane(3, "a", "boot", "file")}
 
 
 def test_rows_of_a_lane_that_is_gone_were_deleted(made: Made) -> None:
@@ -494,17 +492,17 @@ def test_rows_of_a_lane_that_is_gone_were_deleted(made: Made) -> None:
                     "INSERT INTO reading VALUES (?, 7, 1, 1, NULL, 0, NULL, NULL, NULL, x'00', 0, NULL)", (lane,)
                 )
             file.commit()
-        found = buffer_salvage.read_beside(path, None).lanes
+        found = salvage.read_beside(path, None).lanes
     # The later one may have been opened after the two copies were written last.
     assert found[:-1] == lanes
-    assert (found[-1].number, found[-1].boot_id) == (50, buffer_salvage.UNKNOWN_BOOT)
+    assert (found[-1].number, found[-1].boot_id) == (50, salvage.UNKNOWN_BOOT)
 
 
 def cell_of(made: Made, identity: Identity, content: bytes) -> tuple[int, int]:
     """A row's page, and where its record begins on it."""
     page = next(iter(made.pages_of[identity]))
     part = bytes(content[(page - 1) * PAGE_BYTES : page * PAGE_BYTES])
-    keyed = buffer_scan.reading_keys(part, sqlite_pages.btree_page(part, page, PAGE_BYTES))
+    keyed = page_scan.reading_keys(part, sqlite_pages.btree_page(part, page, PAGE_BYTES))
     return page, next(cell.start for (_, sequence), cell in keyed if sequence == identity[2])
 
 
@@ -529,20 +527,20 @@ def test_a_row_that_is_none_makes_a_scan_one_that_is_not_whole(made: Made) -> No
     types = [(page - 1) * PAGE_BYTES + start + 3 for page, start in cells]
     content[next(place for place in types if content[place] == 9)] = 0
     with written(bytes(content), b"") as path, closing(DamagedPages(path)) as pages:
-        scan = buffer_scan.Scan(pages, "reading", buffer_scan.reading_keys, buffer_scan.no_rest)
-        found = list(buffer_scan.found_rows(scan, (0, -1), lambda _: True))
+        scan = page_scan.Scan(pages, "reading", page_scan.reading_keys, page_scan.no_rest)
+        found = list(page_scan.found_rows(scan, (0, -1), lambda _: True))
         assert len(found) == len(made.rows) - 1
         assert not scan.is_whole()
 
 
 def test_chunks_are_bounded_in_bytes(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_salvage, "CHUNK_BYTES", 5_000)
+    monkeypatch.setattr(salvage, "CHUNK_BYTES", 5_000)
     with written(bytes(made.folded()), b"") as path:
-        connection = buffer_salvage.open_damaged(path)
+        connection = salvage.open_damaged(path)
         assert connection is not None
         with closing(connection):
-            chunks = [found for lane in (2, 3) for found in buffer_salvage.salvaged_rows(connection, lane, -1)]
-            inputs, failed = buffer_salvage._read_quarantine_chunk(connection, 1)
+            chunks = [found for lane in (2, 3) for found in salvage.salvaged_rows(connection, lane, -1)]
+            inputs, failed = salvage._read_quarantine_chunk(connection, 1)
     sizes = [sum(len(row.payload) for row in chunk if not isinstance(row, int)) for chunk in chunks]
     assert sum(map(len, chunks)) == len(made.rows)
     assert max(sizes) <= 5_000 + max(map(len, made.rows.values()))
@@ -570,17 +568,17 @@ def test_a_small_table_costs_little_whatever_it_says() -> None:
             file.execute("CREATE TABLE mark (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
             file.execute("INSERT INTO mark VALUES ('a', x'00'), ('b', zeroblob(2000000) || x'01')")
             file.commit()
-        with closing(DamagedPages(path, buffer_scan.SMALL_BYTES_MAX)) as pages:
-            small = buffer_scan.read_small(pages, ["mark"])
+        with closing(DamagedPages(path, page_scan.SMALL_BYTES_MAX)) as pages:
+            small = page_scan.read_small(pages, ["mark"])
     assert [values[0] for _, values in small.rows["mark"]] == ["a"]
     assert "mark" not in small.whole
-    assert buffer_scan._queue([3, 3, 0, 99, 4], bytearray(10)) == [3, 4]
+    assert page_scan._queue([3, 3, 0, 99, 4], bytearray(10)) == [3, 4]
 
 
 def test_a_file_that_the_program_fails_on_is_told_as_lost_and_keeps_no_other_waiting(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read_tables = buffer_salvage._read_tables
+    read_tables = salvage._read_tables
     failures = [MemoryError]
 
     def failing(*arguments: object) -> None:
@@ -591,9 +589,9 @@ def test_a_file_that_the_program_fails_on_is_told_as_lost_and_keeps_no_other_wai
     batches: list[SalvagedBatch] = []
     ended: list[Path] = []
     with written(bytes(made.folded()), b"") as path:
-        damaged = buffer_salvage.damaged_files([(path, None, None)], [])[path.name]
+        damaged = salvage.damaged_files([(path, None, None)], [])[path.name]
         progress = msgspec.structs.replace(damaged.progress, lanes={number: number for number in damaged.lanes})
-        monkeypatch.setattr(buffer_salvage, "_read_tables", failing)
+        monkeypatch.setattr(salvage, "_read_tables", failing)
         Salvage([(path, progress), (path, progress)], "x", lambda b: not batches.append(b), ended.append).run()  # type: ignore[func-returns-value]
     assert len(ended) == 2
     assert [batch.missing for batch in batches if batch.finished] == [None, 0]
@@ -603,7 +601,7 @@ def test_a_file_that_the_program_fails_on_is_told_as_lost_and_keeps_no_other_wai
 def test_of_more_gaps_than_are_remembered_nobody_knows_how_much_is_missing(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffer_salvage, "GAPS_MAX", 2)
+    monkeypatch.setattr(salvage, "GAPS_MAX", 2)
     content = made.folded()
     leaves = sorted({next(iter(pages)) for pages in made.pages_of.values() if len(pages) == 1})[1::2]
     for page in leaves:
@@ -633,13 +631,13 @@ OF_SCHEMAS: dict[int, tuple[list[Row], Quarantined]] = {
 
 
 @pytest.mark.parametrize("is_headless", [False, True])
-@pytest.mark.parametrize("schema", OF_SCHEMAS)
-def test_a_file_of_each_schema_gives_all_that_it_has(tmp_path: Path, schema: int, *, is_headless: bool) -> None:
+@pytest.mark.parametrize("version", OF_SCHEMAS)
+def test_a_file_of_each_schema_gives_all_that_it_has(tmp_path: Path, version: int, *, is_headless: bool) -> None:
     """Through SQLite, and from the pages alone."""
     path = tmp_path / ASIDE
     with (
-        mock.patch.object(buffer_schema, "MIGRATIONS", buffer_schema.MIGRATIONS[:schema]),
-        closing(buffer_schema.connect(path)) as file,
+        mock.patch.object(schema, "MIGRATIONS", schema.MIGRATIONS[:version]),
+        closing(schema.connect(path)) as file,
     ):
         file.execute("INSERT INTO lane (number, name, boot_id) VALUES (1, '0123456789ab', 'boot')")
         fields = "topic, key, device, subject, type, content_type"
@@ -658,7 +656,7 @@ def test_a_file_of_each_schema_gives_all_that_it_has(tmp_path: Path, schema: int
         file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     if is_headless:
         path.write_bytes(b"\xff" * 100 + path.read_bytes()[100:])
-    damaged = buffer_salvage.damaged_files([(path, None, None)], [])[path.name]
+    damaged = salvage.damaged_files([(path, None, None)], [])[path.name]
     progress = msgspec.structs.replace(damaged.progress, lanes={number: number for number in damaged.lanes})
     taken: list[SalvagedBatch] = []
 
@@ -667,6 +665,6 @@ def test_a_file_of_each_schema_gives_all_that_it_has(tmp_path: Path, schema: int
         return True
 
     Salvage([(path, progress)], "x", adopt, lambda _: None).run()
-    rows_kept, input_kept = OF_SCHEMAS[schema]
+    rows_kept, input_kept = OF_SCHEMAS[version]
     assert [row for batch in taken for row in batch.rows] == rows_kept
     assert [input_ for batch in taken for input_ in batch.quarantined] == [input_kept]

@@ -14,7 +14,7 @@ from gateway.clock.floor import RELEASED_US, ClockFloor
 from gateway.clock.gateway_clock import WallClock
 from gateway.clock.kernel_clock import boottime_us
 from gateway.clock.report import ClockView
-from gateway.commands.check import clock as check_clock
+from gateway.commands.check.clock import check_clock
 from gateway.commands.check.finding import Finding, Remark
 from gateway.config.config_file import load
 from gateway.settings import Settings
@@ -30,8 +30,8 @@ SUBJECT = "clock of the sluice that runs"
 @pytest.fixture(autouse=True)
 def nothing_of_this_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No time daemon, and no fake-hwclock, unless a test says so."""
-    monkeypatch.setattr(check_clock, "processes", list)
-    monkeypatch.setattr(check_clock, "FAKE_HWCLOCK", tmp_path / "fake-hwclock.data")
+    monkeypatch.setattr("gateway.commands.check.clock.processes", list)
+    monkeypatch.setattr("gateway.commands.check.clock.FAKE_HWCLOCK", tmp_path / "fake-hwclock.data")
     return iter((None,))
 
 
@@ -49,9 +49,7 @@ def showing(now: datetime, error_us: int | None = None) -> WallClock:
 
 
 def judged(settings: Settings, clock: WallClock) -> dict[str, tuple[str, str]]:
-    return {
-        finding.subject: (judgement(finding), finding.words) for finding in check_clock.check_clock(settings, clock)
-    }
+    return {finding.subject: (judgement(finding), finding.words) for finding in check_clock(settings, clock)}
 
 
 def judgement(finding: Finding) -> str:
@@ -59,8 +57,8 @@ def judgement(finding: Finding) -> str:
 
 
 def runs(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    monkeypatch.setattr(check_clock, "processes", lambda: list(range(len(names))))
-    monkeypatch.setattr(check_clock, "name_of", lambda process: names[process])
+    monkeypatch.setattr("gateway.commands.check.clock.processes", lambda: list(range(len(names))))
+    monkeypatch.setattr("gateway.commands.check.clock.name_of", lambda process: names[process])
 
 
 # -- what the kernel says -------------------------------------------------------------------------
@@ -85,7 +83,7 @@ def test_the_kernel_does_not_vouch_for_it(tmp_path: Path, monkeypatch: pytest.Mo
     assert "Readings wait on this box for it, once Kafka is reached, for 10 min at most" in words
     assert f"It says {LATER:%Y-%m-%d %H:%M:%S} UTC, which may be right" in words
     runs(monkeypatch, "ntpd")
-    check_clock.FAKE_HWCLOCK.touch()
+    (tmp_path / "fake-hwclock.data").touch()
     _, words = judged(settings, showing(LATER))["clock"]
     assert "; ntpd runs, and has not succeeded yet: see that it" in words
     assert "which may be right, or late by as long as the box was off (fake-hwclock)" in words
@@ -122,7 +120,7 @@ def test_whoever_wrote_system_vouches_for_it(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_clock_that_is_set_to_when_it_was_saved_is_no_clock_to_trust(tmp_path: Path) -> None:
-    check_clock.FAKE_HWCLOCK.touch()
+    (tmp_path / "fake-hwclock.data").touch()
     how, words = judged(settings_of(tmp_path, 'clock = "system"'), showing(LATER, 1_000))["gateway.clock"]
     assert how == "warn"
     assert "plausible and late" in words

@@ -11,7 +11,7 @@ from aiokafka import ConsumerRecord
 from msgspec import structs
 
 from gateway.clock.kernel_clock import boottime_us
-from gateway.commands.check import end_to_end as module
+from gateway.commands.check import end_to_end
 from gateway.commands.check.end_to_end import check_end_to_end
 from gateway.commands.check.finding import Finding
 from gateway.daemon.control import Handler
@@ -36,8 +36,8 @@ UP: dict[str, Any] = {"uplink": {"up": True}, "buffer": {"rows": 1}}
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOOK_S", 0.01)
-    monkeypatch.setattr(module, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(end_to_end, "_LOOK_S", 0.01)
+    monkeypatch.setattr(end_to_end, "PATIENCE_S", 0.2)
 
 
 async def looked(
@@ -204,10 +204,10 @@ def changed(name: str, value: bytes) -> list[tuple[str, bytes]]:
     ],
 )
 def test_a_record_that_is_not_what_was_sent_is_found_out(changes: dict[str, Any], flaw: str | None) -> None:
-    found = module._flaw(SETTINGS, record(**changes), OPENED, PLACE)
+    found = end_to_end._flaw(SETTINGS, record(**changes), OPENED, PLACE)
     assert found == flaw if flaw is None else (found or "").startswith(flaw)
 
 
 def test_the_key_may_have_its_namespace() -> None:
     settings = structs.replace(SETTINGS, gateway=structs.replace(SETTINGS.gateway, key="namespace/name"))
-    assert module._flaw(settings, record(key=b"default/gw1"), OPENED, PLACE) is None
+    assert end_to_end._flaw(settings, record(key=b"default/gw1"), OPENED, PLACE) is None

@@ -22,16 +22,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gateway.buffer import schema as buffer_schema
+from gateway.buffer import schema
 from gateway.cli import main
 from gateway.clock.floor import FLOOR_MARK, RELEASED_US, ClockFloor
 from gateway.clock.gateway_clock import WallClock
 from gateway.clock.kernel_clock import boottime_us
-from gateway.commands.check import machine as check_machine
-from gateway.commands.check import ports as check_ports
+from gateway.commands.check import machine
 from gateway.commands.check.finding import Finding, Remark
 from gateway.commands.check.kafka import known_floor
-from gateway.config import running_settings as settings_running
+from gateway.config import running_settings
 from gateway.config.config_file import load
 from gateway.reading import Mark
 from gateway.settings import NO_SOURCE
@@ -68,7 +67,7 @@ def write_config(folder: Path, more: str = "", **changes: str) -> Path:
 
 def findings(config: Path) -> dict[str, Finding]:
     """By subject; where several have the same one, the last."""
-    return {finding.subject: finding for finding in check_machine.check_machine(load(config), config)}
+    return {finding.subject: finding for finding in machine.check_machine(load(config), config)}
 
 
 def judgement(finding: Finding) -> str:
@@ -78,7 +77,7 @@ def judgement(finding: Finding) -> str:
 @pytest.fixture(autouse=True)
 def _no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the machine's own disk is like is not for these tests to know."""
-    monkeypatch.setattr(check_machine, "check_disk", lambda _buffer: [])
+    monkeypatch.setattr(machine, "check_disk", lambda _buffer: [])
 
 
 # -- the buffer -----------------------------------------------------------------------------------
@@ -135,7 +134,7 @@ def test_a_path_that_cannot_hold_the_buffer(tmp_path: Path, change: str, subject
     (tmp_path / "folder").mkdir()
     with closing(sqlite3.connect(tmp_path / "mail.db")) as connection:
         connection.execute("CREATE TABLE mail (text)")
-    with closing(buffer_schema.connect(tmp_path / "newer.db")) as connection:
+    with closing(schema.connect(tmp_path / "newer.db")) as connection:
         connection.execute("PRAGMA user_version = 99")
         connection.execute("PRAGMA journal_mode = DELETE")
     found = findings(write_config(tmp_path, **{"/buffer.db": change}))[subject]
@@ -272,7 +271,7 @@ async def test_a_port_that_this_gateway_has_is_no_mistake(tmp_path: Path) -> Non
 async def test_a_user_who_is_not_told_whose_a_port_is_hears_what_is_likely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check_ports, "_processes_listening", lambda _address, _port: [])
+    monkeypatch.setattr("gateway.commands.check.ports._processes_listening", lambda _address, _port: [])
     with socket.create_server(("127.0.0.1", 0)) as server:
         config = write_config(tmp_path, listener(server.getsockname()[1]))
         anybodys = findings(config)["mqtt_listener.port"]
@@ -286,7 +285,7 @@ async def test_a_user_who_is_not_told_whose_a_port_is_hears_what_is_likely(
 def test_a_gateway_that_runs_with_another_buffer_is_told_as_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check_ports, "name_of", lambda _: "sluice")
+    monkeypatch.setattr("gateway.commands.check.ports.name_of", lambda _: "sluice")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         found = findings(write_config(tmp_path, listener(port)))["mqtt_listener.port"]
@@ -297,13 +296,13 @@ def test_a_gateway_that_runs_with_another_buffer_is_told_as_what_it_is(
 
 async def test_settings_that_were_changed_since_the_gateway_was_started(tmp_path: Path) -> None:
     config = write_config(tmp_path, "")
-    running = settings_running.of(load(config))
+    running = running_settings.of(load(config))
 
     async def state(_arguments: dict[str, Any]) -> object:
         return {"settings": running}
 
     async def told() -> list[str]:
-        found = await asyncio.to_thread(lambda: list(check_machine.check_machine(load(config), config)))
+        found = await asyncio.to_thread(lambda: list(machine.check_machine(load(config), config)))
         return [each.words for each in found if each.subject == "settings" and each.result == "warning"]
 
     async with opened(load(config).buffer.path), answering(load(config).buffer.path, {"state": state}):
@@ -447,7 +446,7 @@ def with_tls(folder: Path, certificate: Path, key: Path, more: str = "") -> Path
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, now: datetime, *, synced: bool = True) -> None:
     clock = WallClock(int(now.timestamp() * 1e6) - boottime_us(), 1_000 if synced else None)
-    monkeypatch.setattr(check_machine, "read_wall_clock", lambda _: clock)
+    monkeypatch.setattr(machine, "read_wall_clock", lambda _: clock)
 
 
 def test_a_certificate_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,7 +488,7 @@ def test_what_ended_before_the_latest_time_that_is_known_has_ended_whatever_an_u
     config = with_tls(tmp_path, certificate, key, f'client_ca = "{certificate}"\n')
     set_clock(monkeypatch, dates.begin - timedelta(days=9000), synced=False)
     floor = ClockFloor()
-    monkeypatch.setattr(check_machine, "known_floor", lambda _: floor)
+    monkeypatch.setattr(machine, "known_floor", lambda _: floor)
 
     def told() -> tuple[str, str]:
         found = findings(config)

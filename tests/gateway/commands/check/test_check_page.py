@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.commands.check.page import check_page
-from gateway.page import password as page_password
 from gateway.page.password import PagePasswordError
 from gateway.settings import StatusPageSettings
 from tests.support.gateways import free_port
@@ -46,7 +45,7 @@ def test_a_file_of_roots_is_no_mistake(tmp_path: Path, monkeypatch: pytest.Monke
     def refused(_: Path) -> str:
         raise PagePasswordError("cannot be read") from PermissionError()
 
-    monkeypatch.setattr(page_password, "read", refused)
+    monkeypatch.setattr("gateway.commands.check.page.read_password_line", refused)
     (result, words), _ = told(settings_in(tmp_path), tmp_path)
     assert result == "warning"
     assert "run this with sudo" in words

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.commands.check import serial_lines as check_serial
+from gateway.commands.check import serial_lines
 from gateway.commands.check.finding import Finding, Remark
 from gateway.intake.routes import compile_routes
-from gateway.serial_lines import rivals as serial_rivals
+from gateway.serial_lines import rivals
 from gateway.serial_lines.modbus_mistakes import ANSWER_S
 from gateway.serial_lines.rivals import Adapter, Holder
 from gateway.settings import (
@@ -28,15 +28,15 @@ FTDI = (0x0403, 0x6001, "A5069RR4")
 @pytest.fixture(autouse=True)
 def quiet_box(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other program, and no adapter but those that a test plugs in."""
-    monkeypatch.setattr(check_serial, "running", lambda _program: None)
-    monkeypatch.setattr(check_serial, "brltty_words", lambda: None)
-    monkeypatch.setattr(check_serial, "holders", lambda _ports: {})
+    monkeypatch.setattr(serial_lines, "running", lambda _program: None)
+    monkeypatch.setattr(serial_lines, "brltty_words", lambda: None)
+    monkeypatch.setattr(serial_lines, "holders", lambda _ports: {})
     plug(monkeypatch)
 
 
 def plug(monkeypatch: pytest.MonkeyPatch, *adapters: Adapter) -> None:
-    monkeypatch.setattr(check_serial, "adapters", lambda: list(adapters))
-    monkeypatch.setattr(serial_rivals, "adapters", lambda: list(adapters))
+    monkeypatch.setattr(serial_lines, "adapters", lambda: list(adapters))
+    monkeypatch.setattr(rivals, "adapters", lambda: list(adapters))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def look(tmp_path: Path, settings: SerialSettings) -> list[tuple[str, str, str]]
     """Judgement, subject and words of each finding."""
     return [
         (judgement(finding), finding.subject, finding.words)
-        for finding in check_serial.check_serial(settings, tmp_path / "buffer.db")
+        for finding in serial_lines.check_serial(settings, tmp_path / "buffer.db")
     ]
 
 
@@ -136,7 +136,7 @@ def test_what_is_no_port_is_told_as_its_section_has_it(section: str, words: str,
 def test_a_device_that_is_no_terminal_is_no_port_whoever_has_it_open(
     tmp_path: Path, ports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check_serial, "holders", lambda _ports: {"/dev/null": [Holder(1, "init"), Holder(2, "cron")]})
+    monkeypatch.setattr(serial_lines, "holders", lambda _ports: {"/dev/null": [Holder(1, "init"), Holder(2, "cron")]})
     settings = SerialSettings(ports=("/dev/null", ports[0]))
     words = "/dev/null: it is no serial port: leave it out, or write what matches serial ports only"
     null, port = look(tmp_path, settings)
@@ -177,7 +177,7 @@ def test_all_without_an_adapter_may_wait(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_console_of_the_kernel_is_no_port_for_a_sensor(
     tmp_path: Path, ports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check_serial, "is_console", lambda path: path == ports[0])
+    monkeypatch.setattr(serial_lines, "is_console", lambda path: path == ports[0])
     how, _, words = look(tmp_path, SerialSettings(ports=(ports[0],)))[0]
     assert how == "FAIL"
     assert "is this box's console, on which the kernel writes: a login console answers" in words
@@ -187,7 +187,7 @@ def test_a_port_that_another_program_has_and_one_that_the_gateway_has(
     tmp_path: Path, ports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = {ports[0]: [Holder(1, "minicom")], ports[1]: [Holder(os.getpid(), "sluice")]}
-    monkeypatch.setattr(check_serial, "holders", lambda _ports: held)
+    monkeypatch.setattr(serial_lines, "holders", lambda _ports: held)
     lock = tmp_path / "buffer.db.lock"
     with lock.open("w"):
         (first, _, words), (second, _, _) = look(tmp_path, SerialSettings(ports=tuple(ports)))
@@ -202,14 +202,14 @@ def test_modem_manager_is_told_once_for_each_make_until_a_rule_keeps_it_away(
     tmp_path: Path, ports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plug(monkeypatch, Adapter(ports[0], *CH340, "1-1"), Adapter(ports[1], *CH340, "1-2"))
-    monkeypatch.setattr(check_serial, "_means_usb", lambda _pattern: True)
+    monkeypatch.setattr(serial_lines, "_means_usb", lambda _pattern: True)
     settings = SerialSettings(ports=tuple(ports))
     assert [how for how, _, _ in look(tmp_path, settings)] == ["ok", "ok"]
-    monkeypatch.setattr(check_serial, "running", {"ModemManager": 812}.get)
+    monkeypatch.setattr(serial_lines, "running", {"ModemManager": 812}.get)
     (words,) = [words for how, _, words in look(tmp_path, settings) if how == "warn"]
     assert words.startswith(f"ModemManager runs, and may take {ports[1]}: ")
     assert 'ATTRS{idVendor}=="1a86"' in words
-    monkeypatch.setattr(check_serial, "is_spared_by_modem_manager", lambda _port: True)
+    monkeypatch.setattr(serial_lines, "is_spared_by_modem_manager", lambda _port: True)
     assert [how for how, _, _ in look(tmp_path, settings)] == ["ok", "ok"]
 
 
@@ -217,8 +217,8 @@ def test_modem_manager_is_told_once_for_each_make_until_a_rule_keeps_it_away(
 def test_programs_that_take_usb_adapters_are_told_before_one_is_plugged_in(
     pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check_serial, "running", {"ModemManager": 812}.get)
-    monkeypatch.setattr(check_serial, "brltty_words", lambda: "brltty is on this box")
+    monkeypatch.setattr(serial_lines, "running", {"ModemManager": 812}.get)
+    monkeypatch.setattr(serial_lines, "brltty_words", lambda: "brltty is on this box")
 
     def told(*patterns: str) -> list[str]:
         found = look(tmp_path, SerialSettings(patterns))
@@ -248,7 +248,7 @@ def test_a_number_of_the_kernel_may_be_another_adapters_after_a_restart(
     for folder in (by_id, by_path):
         folder.mkdir()
         (folder / "x").symlink_to(ports[0])
-    monkeypatch.setattr(check_serial, "_LINKS", (str(by_id), str(by_path)))
+    monkeypatch.setattr(serial_lines, "_LINKS", (str(by_id), str(by_path)))
     settings = SerialSettings(text=(text(ports[0]),))
 
     def told() -> list[str]:
@@ -314,7 +314,7 @@ def test_a_sensor_whose_readings_no_route_takes(tmp_path: Path, ports: list[str]
 
     def told(*topics: str) -> list[tuple[str, str, str]]:
         routes = compile_routes([RouteSettings(topic, "device-a") for topic in topics], None, frozenset())
-        found = check_serial.check_serial(settings, tmp_path / "buffer.db", routes)
+        found = serial_lines.check_serial(settings, tmp_path / "buffer.db", routes)
         return [(judgement(each), each.subject, each.words) for each in found if "topic" in each.words]
 
     assert told("device/{device}/text", "device/{device}/modbus") == []
@@ -372,7 +372,7 @@ def test_sensors_with_our_frames_of_which_no_route_takes_any_reading(
 
     def told(fallback: str | None) -> list[tuple[str, str]]:
         table = compile_routes(routes, fallback, frozenset(), template)
-        found = check_serial.check_serial(settings, tmp_path / "buffer.db", table)
+        found = serial_lines.check_serial(settings, tmp_path / "buffer.db", table)
         return [(judgement(each), each.words) for each in found if each.subject == "serial.topic"]
 
     words = (
@@ -385,5 +385,5 @@ def test_sensors_with_our_frames_of_which_no_route_takes_any_reading(
 
 def test_a_route_that_takes_frames_is_not_missed_where_there_are_none(tmp_path: Path, ports: list[str]) -> None:
     routes = compile_routes([RouteSettings("device/scale/{device}", "x")], None, frozenset())
-    found = check_serial.check_serial(SerialSettings(text=(text(ports[0]),)), tmp_path / "buffer.db", routes)
+    found = serial_lines.check_serial(SerialSettings(text=(text(ports[0]),)), tmp_path / "buffer.db", routes)
     assert "serial.topic" not in [each.subject for each in found]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gateway.commands.check import kafka_way as check_way
+from gateway.commands.check import kafka_way
 from gateway.commands.check.finding import Remark
 from gateway.commands.check.kafka_way import Way
 from gateway.host.name_lookup import Address, names
@@ -20,7 +20,7 @@ SETTINGS = Settings(GatewaySettings("gw1"), KafkaSettings(("127.0.0.1:1",), conn
 
 async def way(*bootstrap: str, tls: KafkaTlsSettings | None = None, sasl: KafkaSaslSettings | None = None) -> Way:
     kafka = structs.replace(SETTINGS.kafka, bootstrap=bootstrap, tls=tls, sasl=sasl)
-    return await check_way.check_way(structs.replace(SETTINGS, kafka=kafka))
+    return await kafka_way.check_way(structs.replace(SETTINGS, kafka=kafka))
 
 
 def told(found: Way) -> list[tuple[str, str, str]]:
@@ -134,4 +134,4 @@ async def test_a_name_tells_its_addresses_and_those_that_are_dead(monkeypatch: p
 )
 def test_a_way_without_tls_is_warned_of_where_it_leaves_the_box(bootstrap: str, result: str) -> None:
     kafka = structs.replace(SETTINGS.kafka, bootstrap=(bootstrap,))
-    assert check_way._without_tls(kafka).result == result
+    assert kafka_way._without_tls(kafka).result == result

@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from gateway.buffer import lock as buffer_lock
+from gateway.buffer import lock
 from gateway.buffer.rows import Entry, Quarantined, Series
 from gateway.buffer.salvage import aside as buffer_aside
 from gateway.cli import main
 from gateway.commands.setup import reset_command
-from gateway.host import service as setup_service
+from gateway.host import service
 from tests.support.buffers import entry, opened, store
 from tests.support.setup_dialogue import CTRL_C, PROMPT, at_a_terminal
 
@@ -36,7 +36,7 @@ page_password = "page-51ab03fe"
 @pytest.fixture(autouse=True)
 def no_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine runs is none of these tests'."""
-    monkeypatch.setattr(setup_service, "is_active", lambda _config: False)
+    monkeypatch.setattr(service, "is_active", lambda _config: False)
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_without_a_terminal_the_id_has_to_be_given(config: Path) -> None:
 
 def test_a_buffer_in_use_is_not_wiped(config: Path) -> None:
     before = left(config) | {"buffer.db.lock"}
-    with buffer_lock.acquire(config.with_name("buffer.db")):
+    with lock.acquire(config.with_name("buffer.db")):
         told = reset(config, "--yes-wipe", "barn-1")
     assert told.exit_code == 2
     assert "is in use by another sluice: stop that one" in told.output
@@ -155,8 +155,8 @@ def test_a_service_that_runs_is_stopped_only_where_it_may_be(
     arguments: tuple[str, ...], config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = []
-    monkeypatch.setattr(setup_service, "is_active", lambda _config: True)
-    monkeypatch.setattr(setup_service, "stop", lambda: stopped.append("sluice"))
+    monkeypatch.setattr(service, "is_active", lambda _config: True)
+    monkeypatch.setattr(service, "stop", lambda: stopped.append("sluice"))
     done = reset(config, "--yes-wipe", "barn-1", *arguments)
     assert done.output.splitlines()[1] == "The gateway runs: it would be stopped for that."
     assert stopped == (["sluice"] if arguments else [])

@@ -19,17 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cli import main
-from gateway.commands.check import clock as check_clock
-from gateway.commands.setup import answers as setup_answers
-from gateway.commands.setup import hardware as setup_hardware
-from gateway.commands.setup import plan as setup_plan
-from gateway.commands.setup import write as setup_write
+from gateway.commands.check import clock
+from gateway.commands.setup import hardware
 from gateway.commands.setup.answers import (
     ANONYMOUS_WORDS,
     EXAMPLE,
     SECRETS_NAME,
     Answers,
     Secrets,
+    load,
     parse,
     parse_secrets,
 )
@@ -37,11 +35,21 @@ from gateway.commands.setup.hardware import proposed_id
 from gateway.commands.setup.new_settings import Existing
 from gateway.commands.setup.plan import carry_out, new_page_password, plan
 from gateway.commands.setup.setup_command import typed
-from gateway.commands.setup.write import Folder, NewFile, Owner, SetupWriteError, owners_for, writable_trouble
+from gateway.commands.setup.write import (
+    Folder,
+    NewFile,
+    Owner,
+    SetupWriteError,
+    make_folders,
+    owners_for,
+    wipe,
+    writable_trouble,
+    write_files,
+)
 from gateway.config import config_file
 from gateway.host import service_user
-from gateway.listener import credentials as device_credentials
-from gateway.page import password as page_password
+from gateway.listener import credentials
+from gateway.page.password import read_password_line, verify_password
 from gateway.settings import DEFAULT_CONFIG
 from gateway.toml_files.mistakes import ConfigError
 from gateway.toml_files.writer import toml_text
@@ -105,9 +113,9 @@ def test_a_file_of_answers_sets_a_gateway_up(tmp_path: Path) -> None:
     assert settings.kafka.sasl.password_file == tmp_path / "etc" / "secrets" / "kafka.password"
     assert settings.kafka.sasl.password_file.read_text() == "kafka-9d2c1b77\n"
     assert settings.status_page is not None
-    assert page_password.verify("page-51ab03fe", page_password.read(settings.status_page.password_file))
-    (known,) = device_credentials.load(tmp_path / "etc" / "devices.json").devices["42"]
-    assert known.sha256 == device_credentials.digest("device-0123456789")
+    assert verify_password("page-51ab03fe", read_password_line(settings.status_page.password_file))
+    (known,) = credentials.load(tmp_path / "etc" / "devices.json").devices["42"]
+    assert known.sha256 == credentials.digest("device-0123456789")
     for secret in ("kafka-9d2c1b77", "page-51ab03fe", "device-0123456789"):
         assert secret not in done.output
         assert secret not in config.read_text()
@@ -142,16 +150,14 @@ def test_secrets_that_nobody_gave_are_made_and_shown_once(tmp_path: Path) -> Non
     config = tmp_path / "gateway.toml"
     answers = write(tmp_path / "given", secrets='kafka_password = "kafka-9d2c1b77"')
     shown = setup(config, "--answers", answers, "--no-check").output
-    made = device_credentials.load(tmp_path / "devices.json").devices
+    made = credentials.load(tmp_path / "devices.json").devices
     lines = dict(line.split()[-2:] for line in shown.splitlines() if line.startswith("    "))
-    assert {device_credentials.digest(lines[name]) for name in ("42", "43")} == {
-        each.sha256 for (each,) in made.values()
-    }
+    assert {credentials.digest(lines[name]) for name in ("42", "43")} == {each.sha256 for (each,) in made.values()}
     assert "Shown once" in shown
     again = setup(config, "--answers", answers, "--no-check").output
     assert "Shown once" not in again
     assert f"42 keeps the secret that it has: sluice devices rotate 42 --config {config} makes another" in again
-    assert device_credentials.load(tmp_path / "devices.json").devices == made
+    assert credentials.load(tmp_path / "devices.json").devices == made
 
 
 @pytest.mark.parametrize(
@@ -170,9 +176,9 @@ def test_a_clock_that_is_not_synced_is_told_first_with_what_to_do(
     class Unsynced:
         synced = False
 
-    monkeypatch.setattr(setup_hardware, "read_wall_clock", lambda _gateway: Unsynced)
-    monkeypatch.setattr(check_clock, "time_daemons", lambda: runs)
-    monkeypatch.setattr(setup_hardware, "virtualization", lambda: inside)
+    monkeypatch.setattr(hardware, "read_wall_clock", lambda _gateway: Unsynced)
+    monkeypatch.setattr(clock, "time_daemons", lambda: runs)
+    monkeypatch.setattr(hardware, "virtualization", lambda: inside)
     config, answers = tmp_path / "gateway.toml", write(tmp_path / "given")
     shown = setup(config, "--answers", answers, "--no-check").output
     assert "readings wait for it, at most 10 min: " in shown
@@ -386,12 +392,12 @@ def test_what_the_settings_themselves_refuse_is_told_at_the_answer(answers: str,
 
 def test_names_that_are_somebody_elses_are_told(tmp_path: Path) -> None:
     config = tmp_path / "gateway.toml"
-    device_credentials.add(tmp_path / "devices.json", ["43"], None, operators=True)
+    credentials.add(tmp_path / "devices.json", ["43"], None, operators=True)
     answers = write(tmp_path / "given")
     told = setup(config, "--answers", answers, "--no-check")
     assert told.exit_code == 2
     assert "barn-1.toml:9: sensors.devices: 43 is an operator's name" in told.output
-    device_credentials.revoke(tmp_path / "devices.json", ["43"])
+    credentials.revoke(tmp_path / "devices.json", ["43"])
     assert setup(config, "--answers", answers, "--no-check").exit_code == 0
     digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     config.write_text(config.read_text() + f'[mqtt_listener.users]\n"42" = "{digest}"\n')
@@ -464,7 +470,7 @@ def test_a_folder_that_may_not_be_looked_into_is_told(tmp_path: Path, monkeypatc
 
 def test_the_services_place_is_roots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    told = setup_write.writable_trouble(Path("/etc/sluice/gateway.toml"))
+    told = writable_trouble(Path("/etc/sluice/gateway.toml"))
     assert told is not None
     assert "sudo sluice setup" in told
 
@@ -537,11 +543,11 @@ def test_a_secret_that_is_no_toml_is_not_told() -> None:
 KILLED = """\
 import os, signal, sys
 from pathlib import Path
-from gateway.commands.setup import write as setup_write
+from gateway.commands.setup import write
 from gateway.cli import main
 
 step, name = int(sys.argv[1]), sys.argv[2]
-real = getattr(setup_write, name)
+real = getattr(write, name)
 
 def until_killed(*arguments):
     global step
@@ -550,7 +556,7 @@ def until_killed(*arguments):
     step -= 1
     return real(*arguments)
 
-setattr(setup_write, name, until_killed)
+setattr(write, name, until_killed)
 main(sys.argv[3:])
 """
 OTHER = ANSWERS.replace('user = "barn-1"', 'user = "barn-2"').replace('"43"]', '"43", "44"]')
@@ -613,7 +619,7 @@ def assert_set_up(config: Path, user: str, password: str) -> None:
     sasl = config_file.load(config).kafka.sasl
     assert sasl is not None
     assert (sasl.user, sasl.password_file.read_text()) == (user, f"{password}\n")
-    assert {"42", "43"} <= set(device_credentials.load(config.with_name("devices.json")).devices)
+    assert {"42", "43"} <= set(credentials.load(config.with_name("devices.json")).devices)
 
 
 @pytest.mark.slow
@@ -667,7 +673,7 @@ def test_a_disk_that_fails_leaves_what_was_in_place(call: str, tmp_path: Path, m
     }
     monkeypatch.setattr(*faults.get(call, (os, call, failing)))
     with pytest.raises(SetupWriteError, match="No space left on device; the settings are as they were"):
-        setup_write.write(files, config, "old")
+        write_files(files, config, "old")
     monkeypatch.undo()
     assert config.read_text() == "old"
     assert not list(tmp_path.glob(".*"))
@@ -675,7 +681,7 @@ def test_a_disk_that_fails_leaves_what_was_in_place(call: str, tmp_path: Path, m
 
 def test_settings_that_were_changed_meanwhile_are_not_overwritten(tmp_path: Path) -> None:
     config = tmp_path / "etc" / "gateway.toml"
-    planned = plan(setup_answers.load(write(tmp_path / "given")), config, Existing(), is_watched=True)
+    planned = plan(load(write(tmp_path / "given")), config, Existing(), is_watched=True)
     config.parent.mkdir()
     config.write_text("somebody else's")
     with pytest.raises(SetupWriteError, match="was changed meanwhile"):
@@ -689,17 +695,17 @@ def test_no_secret_that_was_made_here_is_stored_unseen(
 ) -> None:
     config = tmp_path / "gateway.toml"
     answers = write(tmp_path / "given", secrets='kafka_password = "kafka-9d2c1b77"')
-    planned = plan(setup_answers.load(answers), config, Existing(), is_watched=True)
+    planned = plan(load(answers), config, Existing(), is_watched=True)
 
     def failing(*_arguments: object) -> NoReturn:
         raise SetupWriteError("the disk is full")
 
-    where = setup_plan if name in {"refuse_changed", "make_folders"} else setup_write
-    monkeypatch.setattr(where, name, failing)
+    where = "plan" if name in {"refuse_changed", "make_folders"} else "write"
+    monkeypatch.setattr(f"gateway.commands.setup.{where}.{name}", failing)
     with pytest.raises(SetupWriteError):
         carry_out(planned)
     monkeypatch.undo()
-    assert device_credentials.load(tmp_path / "devices.json").devices == {}
+    assert credentials.load(tmp_path / "devices.json").devices == {}
     assert setup(config, "--answers", answers, "--no-check").output.count("Shown once") == 1
 
 
@@ -713,9 +719,9 @@ def test_secrets_that_nobody_can_be_shown_are_not_stored(tmp_path: Path, monkeyp
     assert isinstance(setup(config, "--answers", answers, "--no-check").exception, OSError)
     monkeypatch.undo()
     assert config.exists()
-    assert device_credentials.load(tmp_path / "devices.json").devices == {}
+    assert credentials.load(tmp_path / "devices.json").devices == {}
     shown = setup(config, "--answers", answers, "--no-check").output
-    assert set(device_credentials.load(tmp_path / "devices.json").devices) == {"42", "43"}
+    assert set(credentials.load(tmp_path / "devices.json").devices) == {"42", "43"}
     assert shown.count("Shown once") == 1
 
 
@@ -723,9 +729,9 @@ def test_secrets_that_cannot_be_stored_are_not_shown_and_the_page_password_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_arguments: object) -> NoReturn:
-        raise device_credentials.CredentialsError("the disk is full")
+        raise credentials.CredentialsError("the disk is full")
 
-    monkeypatch.setattr(device_credentials, "put", failing)
+    monkeypatch.setattr(credentials, "put", failing)
     config = tmp_path / "gateway.toml"
     answers = write(tmp_path / "given", secrets='kafka_password = "kafka-9d2c1b77"')
     done = setup(config, "--answers", answers, "--no-check")
@@ -736,7 +742,7 @@ def test_secrets_that_cannot_be_stored_are_not_shown_and_the_page_password_is(
 
 
 def test_a_plan_tells_no_secret(tmp_path: Path) -> None:
-    planned = plan(setup_answers.load(write(tmp_path / "given")), tmp_path / "g.toml", Existing(), is_watched=True)
+    planned = plan(load(write(tmp_path / "given")), tmp_path / "g.toml", Existing(), is_watched=True)
     for secret in ("kafka-9d2c1b77", "page-51ab03fe", "device-0123456789"):
         assert secret not in repr(planned)
     assert "[kafka.sasl]" in planned.made.files[-1].content.decode()
@@ -745,8 +751,8 @@ def test_a_plan_tells_no_secret(tmp_path: Path) -> None:
 def test_folders_and_files_have_their_modes_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        setup_write.make_folders([Folder(tmp_path / "secrets", 0o750)])
-        setup_write.write([NewFile(tmp_path / "secrets" / "a", b"x", 0o400)], tmp_path / "none", "")
+        make_folders([Folder(tmp_path / "secrets", 0o750)])
+        write_files([NewFile(tmp_path / "secrets" / "a", b"x", 0o400)], tmp_path / "none", "")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "secrets").stat().st_mode) == 0o750
@@ -771,7 +777,7 @@ def test_what_is_wiped_is_overwritten_first(tmp_path: Path) -> None:
     secret.chmod(0o400)
     # A second name of the same file shows what became of its bytes.
     os.link(secret, other)
-    setup_write.wipe(secret)
+    wipe(secret)
     assert not secret.exists()
     assert other.read_bytes() == bytes(7)
-    setup_write.wipe(secret)
+    wipe(secret)

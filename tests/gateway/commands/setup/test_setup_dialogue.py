@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 
 from gateway.clock.gateway_clock import WallClock
 from gateway.commands.check.finding import Finding
-from gateway.commands.setup import dialogue as setup_dialogue
-from gateway.commands.setup import hardware as setup_hardware
+from gateway.commands.setup import dialogue, hardware
 from gateway.commands.setup.answers import ANONYMOUS_WORDS, Given
 from gateway.commands.setup.dialogue import QUESTIONS_MAX, Dialogue
 from gateway.commands.setup.kafka_trial import IN_ANSWERS, IN_QUESTIONS, Broker
 from gateway.commands.setup.new_settings import Existing
 from gateway.commands.setup.plan import plan
 from gateway.config import config_file
-from gateway.kafka import reach as kafka_reach
-from gateway.listener import credentials as device_credentials
-from gateway.page import password as page_password
+from gateway.kafka import reach
+from gateway.listener import credentials
+from gateway.page.password import verify_password
 from tests.support.setup_dialogue import ANYWAY, CTRL_C, ENTER, PROMPT, TLS, at_a_terminal, questions_asked, set_up
 
 NOWHERE = "127.0.0.1:1"
@@ -73,10 +72,10 @@ def test_a_whole_setup_without_a_network(tmp_path: Path) -> None:
     assert PASSWORD not in config.read_text()
     # What is shown once is what counts.
     secrets = dict(re.findall(r"^    (status page|42|43) +(\S+)\r$", shown, re.MULTILINE))
-    assert page_password.verify(secrets["status page"], (tmp_path / "credentials" / "status-page").read_text())
-    devices = device_credentials.load(tmp_path / "devices.json").devices
+    assert verify_password(secrets["status page"], (tmp_path / "credentials" / "status-page").read_text())
+    devices = credentials.load(tmp_path / "devices.json").devices
     assert {name: each.sha256 for name, (each,) in devices.items()} == {
-        name: device_credentials.digest(secrets[name]) for name in ("42", "43")
+        name: credentials.digest(secrets[name]) for name in ("42", "43")
     }
 
 
@@ -107,7 +106,7 @@ def test_a_second_setup_keeps_what_it_does_not_ask_for_and_the_old_file(tmp_path
     assert f"written: {old} (as it was before)" in " ".join(shown.split())
     # The password in place was not written over before the settings that go with it.
     assert files_below(tmp_path / "secrets") == {"kafka-2.password"}
-    assert set(device_credentials.load(tmp_path / "devices.json").devices) == {"42", "43", "44"}
+    assert set(credentials.load(tmp_path / "devices.json").devices) == {"42", "43", "44"}
 
 
 def test_a_password_goes_nowhere_in_the_clear_where_tls_is_given_up(tmp_path: Path) -> None:
@@ -168,7 +167,7 @@ def test_wrong_answers_are_told_and_asked_again(tmp_path: Path) -> None:
     assert settings.kafka.tls is None
     assert settings.serial is not None
     assert settings.serial.ports == ("/dev/ttyUSB97",)
-    assert page_password.verify("12345678", (tmp_path / "credentials" / "status-page").read_text())
+    assert verify_password("12345678", (tmp_path / "credentials" / "status-page").read_text())
 
 
 def test_nobody_is_anonymous_but_in_so_many_words(tmp_path: Path) -> None:
@@ -301,8 +300,8 @@ def test_a_container_is_offered_the_clock_of_its_host(
         return next(answers, "yes")
 
     monkeypatch.setattr(click, "prompt", next_answer)
-    monkeypatch.setattr(setup_dialogue, "virtualization", lambda: inside)
-    monkeypatch.setattr(setup_hardware, "read_wall_clock", lambda _: WallClock(0, error_us))
+    monkeypatch.setattr(dialogue, "virtualization", lambda: inside)
+    monkeypatch.setattr(hardware, "read_wall_clock", lambda _: WallClock(0, error_us))
     told = Dialogue(config, Existing(), can_start=True).run()
     assert any("[y/N]" in each and "clock" in each for each in asked) == (typed_there is not None)
     made = plan(Given(told.answers, Path("answers"), {}), config, Existing(), is_watched=True).made
@@ -330,7 +329,7 @@ def test_ctrl_c_at_any_question_leaves_nothing(answered: int, tmp_path: Path) ->
 
 
 def test_what_settings_are_called_elsewhere_is_what_kafkas_troubles_speak_of() -> None:
-    told = "".join(ast.unparse(ast.parse(inspect.getsource(kafka_reach))).split())
+    told = "".join(ast.unparse(ast.parse(inspect.getsource(reach))).split())
     for name in {**IN_ANSWERS, **IN_QUESTIONS}:
         assert "".join(name.split()) in told, name
 
@@ -372,10 +371,10 @@ def test_whatever_is_typed_nothing_is_written_before_the_end(answers: list[str],
 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(click, "prompt", next_answer)
-        patch.setattr(setup_dialogue, "look_at", looked_at)
-        patch.setattr(setup_dialogue, "try_settings", tried)
-        patch.setattr(setup_dialogue, "ports", list)
-        patch.setattr(setup_dialogue, "virtualization", lambda: "container (lxc)")
+        patch.setattr(dialogue, "look_at", looked_at)
+        patch.setattr(dialogue, "try_settings", tried)
+        patch.setattr(dialogue, "ports", list)
+        patch.setattr(dialogue, "virtualization", lambda: "container (lxc)")
         config = Path(folder) / "gateway.toml"
         try:
             told = Dialogue(config, Existing(), can_start=True).run()

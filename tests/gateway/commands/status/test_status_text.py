@@ -12,9 +12,8 @@ from msgspec import structs
 
 from gateway.buffer.status import BufferStatus, DeviceStatus, Moment, Now
 from gateway.commands.buffer_commands import RoomLeft
-from gateway.commands.status import words as status_text
-from gateway.commands.status.words import DEVICES_MAX, NAMED_MAX, Glance, status_lines
-from gateway.config import running_settings as settings_running
+from gateway.commands.status.words import DEVICES_MAX, INDENT, NAMED_MAX, Glance, _Uplink, status_lines
+from gateway.config import running_settings
 from gateway.kafka.topics import ADMIN_WORDS
 from gateway.settings import (
     NO_SOURCE,
@@ -55,12 +54,12 @@ def uplink(seen: Glance) -> list[str]:
     lines = [*status_lines(seen)]
     begin = next(number for number, line in enumerate(lines) if line.startswith("uplink"))
     end = next(number for number, line in enumerate(lines) if line.startswith("buffer"))
-    return [line[status_text.INDENT :] for line in lines[begin:end]]
+    return [line[INDENT:] for line in lines[begin:end]]
 
 
 def test_what_is_read_of_the_daemons_answer_is_what_the_daemon_says() -> None:
     said = {field.name for field in dataclasses.fields(UplinkState)}
-    assert set(status_text._Uplink.__struct_fields__) <= said
+    assert set(_Uplink.__struct_fields__) <= said
 
 
 @pytest.mark.parametrize("serial", [None, SerialSettings()])
@@ -81,23 +80,23 @@ def test_a_gateway_that_nothing_can_reach_is_told(serial: SerialSettings | None)
 
 def test_a_gateway_that_runs_with_other_settings_goes_by_their_name() -> None:
     before = structs.replace(SETTINGS, gateway=GatewaySettings("barn-1"))
-    told = msgspec.to_builtins(settings_running.of(before))
+    told = msgspec.to_builtins(running_settings.of(before))
     first, second, *_ = status_lines(glance({"up": True}, answer={"settings": told}))
     assert first == "gateway     barn-1, running"
     assert second.strip().startswith(
         "SETTINGS changed since the gateway was started, which goes on with those of before"
     )
-    told = msgspec.to_builtins(settings_running.of(SETTINGS))
+    told = msgspec.to_builtins(running_settings.of(SETTINGS))
     assert not any("SETTINGS" in line for line in status_lines(glance({"up": True}, answer={"settings": told})))
 
 
 def test_who_was_not_heard_and_how_a_stopped_gateway_is_started() -> None:
     lines = [*status_lines(glance({"up": True}, devices=[], not_heard=("42", "43")))]
-    assert lines[-2:] == ["devices     none heard yet", f"{' ' * status_text.INDENT}not heard yet: 42, 43"]
+    assert lines[-2:] == ["devices     none heard yet", f"{' ' * INDENT}not heard yet: 42, 43"]
     stopped = [*status_lines(glance(None, running=False, to_start="start it: sudo systemctl start sluice"))]
     assert stopped[:2] == [
         "gateway     gw1, not running",
-        f"{' ' * status_text.INDENT}start it: sudo systemctl start sluice",
+        f"{' ' * INDENT}start it: sudo systemctl start sluice",
     ]
 
 

@@ -17,9 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.commands.status import watch as status_watch
 from gateway.commands.status.device_table import DeviceRow
-from gateway.commands.status.watch import _with_rates, drawing
+from gateway.commands.status.watch import DEVICES_MIN, _with_rates, drawing
 from gateway.commands.status.words import Glance
 from tests.gateway.commands.status.test_status_text import DOWN, glance
 from tests.support.gateways import SLUICE, daemon, free_port, write_config
@@ -58,7 +57,7 @@ def test_long_words_leave_some_lines_to_the_devices() -> None:
     lines = drawing(with_devices(60, **DOWN), "", 0.0, 2.0, 40, 14)
     table = next(number for number, line in enumerate(lines) if line.startswith("DEVICE"))
     assert lines[table - 1] == "... sluice status says more"
-    assert len(lines) - table == status_watch.DEVICES_MIN
+    assert len(lines) - table == DEVICES_MIN
 
 
 def test_what_cannot_be_looked_at_is_told_in_its_place() -> None:
