@@ -24,7 +24,7 @@ class DeviceClient(Client):
             self.device = identity.user or connect.client_id or None
         self._will = None if connect.will is None else reported(connect.will)
         self._ids = PacketIdRun()
-        self._preceding = shared.unanswered.take(self.key)
+        self._preceding = shared.unanswered.pick_up(self.key)
         """What the session's preceding connection left stored and unanswered."""
         self._unanswered: Unanswered | None = None
         """What this connection leaves."""

@@ -18,7 +18,7 @@ class OperatorClient(Client):
         super().__init__(shared, connect, identity, opening, peer)
         self._will = connect.will
         # What a device of this name left counts for the session's next connection alone, which is this one.
-        shared.unanswered.take(self.key)
+        shared.unanswered.pick_up(self.key)
 
     def _publish(self, event: Publish, batch: Batch, received_us: int) -> None:
         """Pass on what an operator says to a device.

@@ -65,7 +65,7 @@ class PacketIdRun:
 
 
 class RecentlyUnanswered:
-    """The `Unanswered` of connections that ended, until the next connection of the session takes them."""
+    """The `Unanswered` of connections that ended, until the next connection of the session picks them up."""
 
     def __init__(self) -> None:
         self._by_key: OrderedDict[SessionKey, Unanswered] = OrderedDict()
@@ -77,6 +77,6 @@ class RecentlyUnanswered:
         if len(self._by_key) > UNANSWERED_SESSIONS_MAX:
             self._by_key.popitem(last=False)
 
-    def take(self, key: SessionKey) -> Unanswered | None:
-        """Take what the preceding connection left; the connection after this one will not find it."""
+    def pick_up(self, key: SessionKey) -> Unanswered | None:
+        """Pick up what the preceding connection left; the connection after this one will not find it."""
         return self._by_key.pop(key, None)

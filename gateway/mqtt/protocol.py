@@ -424,20 +424,20 @@ class _Fields:
         self._body = body
         self._at = 0
 
-    def take(self, count: int) -> bytes:
+    def next_bytes(self, count: int) -> bytes:
         start, self._at = self._at, self._at + count
         if self._at > len(self._body):
             raise ProtocolError("packet-too-short", "2.2.3", f"a {self._packet} that ends inside a field")
         return self._body[start : self._at]
 
     def byte(self) -> int:
-        return self.take(1)[0]
+        return self.next_bytes(1)[0]
 
     def number(self) -> int:
-        return int.from_bytes(self.take(2), "big")
+        return int.from_bytes(self.next_bytes(2), "big")
 
     def binary(self) -> bytes:
-        return self.take(self.number())
+        return self.next_bytes(self.number())
 
     def text(self) -> str:
         return _text(self.binary())

@@ -112,7 +112,7 @@ class Answers:
         self._hashing = asyncio.Lock()
         self._waiting = 0
         self._line = ""
-        self._reading: asyncio.Task[None] | None = None
+        self._rereading: asyncio.Task[None] | None = None
         """That of the password's file which was begun last."""
         self.trouble = ""
         """Why nobody can log in; empty where somebody can."""
@@ -278,16 +278,16 @@ class Answers:
     async def _read_password(self) -> None:
         """Take the file as it is now; where its disk hangs, what was read before counts until it answers."""
         # One at a time: each that hangs would keep a thread from others, who open serial ports on theirs.
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(self._take_password(), name="status-page-password")
-        done, _ = await asyncio.wait([self._reading], timeout=READ_S)
+        if self._rereading is None or self._rereading.done():
+            self._rereading = asyncio.create_task(self._reread_password(), name="status-page-password")
+        done, _ = await asyncio.wait([self._rereading], timeout=READ_S)
         if not (done or self._line or self.trouble):
             self.trouble = f"{self._settings.password_file} cannot be read: its disk does not answer"
             _log.warning("nobody can log in to the status page", why=self.trouble)
         for each in done:
             each.result()
 
-    async def _take_password(self) -> None:
+    async def _reread_password(self) -> None:
         """With another password nobody stays logged in."""
         try:
             # A disk that hangs must not hang the event loop, which readings need.

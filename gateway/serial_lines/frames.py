@@ -88,9 +88,9 @@ class Hello:
         if len(content) < _HELLO.size:
             raise FrameError(Defect.BAD_FIELDS)
         _, _, boot, incarnation, reset_cause, oldest, following = _HELLO.unpack_from(content)
-        device, rest = _take_text(content[_HELLO.size :])
-        firmware, rest = _take_text(rest)
-        streams, rest = _take_text(rest)
+        device, rest = _split_text(content[_HELLO.size :])
+        firmware, rest = _split_text(rest)
+        streams, rest = _split_text(rest)
         if rest:
             raise FrameError(Defect.BAD_FIELDS)
         names = tuple(streams.split(",")) if streams else ()
@@ -344,7 +344,7 @@ def _pack_text(text: str) -> bytes:
     return bytes((len(encoded),)) + encoded
 
 
-def _take_text(content: bytes) -> tuple[str, bytes]:
+def _split_text(content: bytes) -> tuple[str, bytes]:
     if not content or len(content) < 1 + content[0]:
         raise FrameError(Defect.BAD_FIELDS)
     end = 1 + content[0]

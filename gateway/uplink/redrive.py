@@ -63,7 +63,7 @@ class Redrive:
             # Somebody else may have taken it out, and nothing may wait for this topic any more.
             if count or await self._of_topics(number, 1) != [(number, *cause)]:
                 wanted[cause] = count
-        await self._take(wanted)
+        await self._retry_oldest(wanted)
 
     async def _read_new(self) -> None:
         if self._buffer_id != self._buffer.id:
@@ -93,7 +93,7 @@ class Redrive:
         is_doubtful = reason in {TOPIC_FORBIDDEN, TOPIC_REFUSING} and verdict.topic not in self._memory.proven
         return 1 if is_doubtful else TAKEN_MAX
 
-    async def _take(self, wanted: dict[Cause, int]) -> None:
+    async def _retry_oldest(self, wanted: dict[Cause, int]) -> None:
         """Take in again so many of each cause, the oldest first, and find out which is the next then."""
         found: list[int] = []
         taken: Counter[str] = Counter()

@@ -130,14 +130,14 @@ class Supply:
             self._is_held = is_held
             self._held_boots.clear()
         for _ in range(SCANS_MAX):
-            taken = await self._take(budget, may_go)
+            taken = await self._choose(budget, may_go)
             held = await self._hold(*taken)
             if any(held) or not any(taken):
                 return held
         self.has_more = True
         return [], []
 
-    async def _take(
+    async def _choose(
         self, budget: Callable[[bool], float], may_go: Callable[[Row], bool] | None
     ) -> tuple[list[Row], list[Row]]:
         """What is next, as far as it was not dropped meanwhile."""

@@ -359,14 +359,14 @@ class Salvage(threading.Thread):
                     continue
                 whole = [row for row in found if not check.is_damaged(row)]
                 self._note_gaps((), torn=len(whole) < len(found) and lane not in self._progress.dense)
-                self._take(lane, whole)
+                self._count_rows(lane, whole)
                 self._replace(lane=lane, sequence=found[-1].sequence)
                 self._hand_over(
                     [msgspec.structs.replace(row, lane=self._progress.lanes[lane]) for row in whole], series=series
                 )
             self._look_at_the_ends(connection, lane)
 
-    def _take(self, lane: int, rows: Sequence[Row], *, certain: bool = True) -> None:
+    def _count_rows(self, lane: int, rows: Sequence[Row], *, certain: bool = True) -> None:
         """Count rows that are taken over, in order, and what is missing between those that are known of their lane.
 
         Before a lane's first row there may have been others, which Kafka has. Nothing follows from rows that had been
@@ -444,18 +444,18 @@ class Salvage(threading.Thread):
         size = 0
         for row in found_rows(scan, self._progress.scanned, Wanted(self._progress.gaps)):
             if rows and (row.lane != rows[0].lane or len(rows) >= CHUNK_ROWS or size >= CHUNK_BYTES):
-                self._take_scanned(rows, series, certain=scan.certain)
+                self._hand_over_scanned(rows, series, certain=scan.certain)
                 rows, size = [], 0
             rows.append(row)
             size += len(row.payload)
         if rows:
-            self._take_scanned(rows, series, certain=scan.certain)
+            self._hand_over_scanned(rows, series, certain=scan.certain)
         # Where nothing that the file had is missing from it, nothing is, whatever the b-trees hid.
         self._replace(torn=not scan.is_whole() and (self._progress.torn or not scan.certain))
 
-    def _take_scanned(self, rows: Sequence[Row], series: dict[int, Series], *, certain: bool) -> None:
+    def _hand_over_scanned(self, rows: Sequence[Row], series: dict[int, Series], *, certain: bool) -> None:
         lane = rows[0].lane
-        self._take(lane, rows, certain=certain)
+        self._count_rows(lane, rows, certain=certain)
         self._replace(scanned=(lane, rows[-1].sequence))
         self._hand_over([msgspec.structs.replace(row, lane=self._progress.lanes[lane]) for row in rows], series=series)
 
@@ -474,13 +474,13 @@ class Salvage(threading.Thread):
             chunk.append((number, input_))
             size += len(input_.payload)
             if len(chunk) >= QUARANTINE_CHUNK_ROWS or size >= CHUNK_BYTES:
-                self._take_quarantined(chunk, series)
+                self._hand_over_quarantined(chunk, series)
                 chunk, size = [], 0
         if chunk:
-            self._take_quarantined(chunk, series)
+            self._hand_over_quarantined(chunk, series)
         self._replace(quarantine_torn=self._progress.quarantine_torn and not scan.is_whole())
 
-    def _take_quarantined(self, chunk: Sequence[tuple[int, Quarantined]], series: dict[int, Series]) -> None:
+    def _hand_over_quarantined(self, chunk: Sequence[tuple[int, Quarantined]], series: dict[int, Series]) -> None:
         counted = [gap for gap in self._progress.quarantine_gaps if gap.last < _SEQUENCE_MAX]
         was_counted = Wanted(counted)
         self._replace(

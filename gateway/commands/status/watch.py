@@ -128,18 +128,18 @@ class _Screen:
 
     def __enter__(self) -> Self:
         self._former = termios.tcgetattr(self.keys)
-        self._take()
+        self._take_terminal()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._give_back()
+        self._give_terminal_back()
 
-    def _take(self) -> None:
+    def _take_terminal(self) -> None:
         # Ctrl-C and Ctrl-Z are signals as ever.
         tty.setcbreak(self.keys, termios.TCSADRAIN)
         self._write(_ENTER)
 
-    def _give_back(self) -> None:
+    def _give_terminal_back(self) -> None:
         # A terminal that is gone needs nothing.
         with suppress(OSError, termios.error):
             self._write(_LEAVE)
@@ -148,11 +148,11 @@ class _Screen:
 
     def suspend(self) -> None:
         """Ctrl-Z: give the terminal back, stop, and take it again when going on."""
-        self._give_back()
+        self._give_terminal_back()
         former = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, former)
-        self._take()
+        self._take_terminal()
 
     def draw(self, looking: "_Looking") -> None:
         """Draw what was seen last."""
