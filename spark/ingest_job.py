@@ -381,10 +381,10 @@ def _report_finished(running: StreamingQuery, query: _Query, listener: Listener)
 
 def _report_of(progress: StreamingQueryProgress, counts: BatchCounts) -> BatchReport:
     end_offsets, _ = progress_offsets(progress)
-    behind = lag(progress)
-    ended = min(counts.newest_us.values(), default=None) if behind else max(counts.newest_us.values(), default=None)
+    left = lag(progress)
+    ended = min(counts.newest_us.values(), default=None) if left else max(counts.newest_us.values(), default=None)
     behind_s = None if ended is None else max(0.0, time.time() - ended / 1_000_000)
-    return BatchReport(progress.batchId, counts, behind, behind_s, end_offsets)
+    return BatchReport(progress.batchId, counts, left, behind_s, end_offsets)
 
 
 def _report_rest(running: StreamingQuery, query: _Query, listener: Listener) -> None:

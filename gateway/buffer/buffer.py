@@ -219,7 +219,7 @@ class Buffer:
             return buffer_id, rows
         return await self.run(lambda file: (file.id, self._outgoing.read_newest(file, after, limit)))
 
-    async def read_behind(self, after: Position, limit: int, before_lane: int) -> tuple[str, list[Row]]:
+    async def read_backlog(self, after: Position, limit: int, before_lane: int) -> tuple[str, list[Row]]:
         """The same of the lanes before one."""
 
         def read(file: BufferFile) -> tuple[str, list[Row]]:

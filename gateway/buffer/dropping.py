@@ -82,7 +82,7 @@ class Dropping:
         found = self.connection.execute(
             "SELECT lane, sequence, length(payload), received_us FROM reading WHERE (lane, sequence) > (?, ?)"
             " ORDER BY lane, sequence LIMIT ?",
-            (*self._behind_spared(after, spared), DROPPED_ROWS_MAX),
+            (*self._after_spared(after, spared), DROPPED_ROWS_MAX),
         )
         span: Span | None = None
         size = 0
@@ -107,7 +107,7 @@ class Dropping:
             self.tally[counted] += before - self.lanes.rows
         return span, size
 
-    def _behind_spared(self, after: Position, spared: Sequence[Span]) -> Position:
+    def _after_spared(self, after: Position, spared: Sequence[Span]) -> Position:
         """The position before the first row that is not spared."""
         while True:
             first = self.connection.execute(

@@ -182,7 +182,7 @@ class Lanes:
         return self._state.rows
 
     @property
-    def behind(self) -> int:
+    def backlog_lanes(self) -> int:
         """Lanes before this one that hold rows."""
         return sum(1 for number, count in self._state.counts.items() if count.rows and number != self.current.number)
 

@@ -24,7 +24,7 @@ class BufferState:
 
     bytes_used: int = 0
     rows: int = 0
-    lanes_behind: int = 0
+    backlog_lanes: int = 0
     """Lanes that hold rows, before the one that rows go into."""
     full: bool = False
     failing: str | None = None
@@ -59,7 +59,7 @@ class StateWatch:
         state.bytes_used = file.room.used_bytes()
         full = held or file.room.is_full()
         state.rows = file.lanes.rows
-        state.lanes_behind = file.lanes.behind
+        state.backlog_lanes = file.lanes.backlog_lanes
         state.full = full
         now_s = time.monotonic()
         if full:

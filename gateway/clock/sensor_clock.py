@@ -102,7 +102,7 @@ class DeviceClock:
         tick_us = counter.unwrapped(tick_ms * 1000, received_us)
         if sequence < counter.last_sequence:
             # Sent again, or of before: how long it was under way tells nothing of the clock.
-            self._see_behind(sequence)
+            self._see_earlier(sequence)
             return True
         span = fit.span(tick_us) if fit.lines is not None else None
         # Taken before the one before it, or after it arrived: the tick began anew, or jumped ahead; or all arrivals so
@@ -172,12 +172,12 @@ class DeviceClock:
             return None
         return round((earliest_us + latest_us) / 2), int((latest_us - earliest_us) / 2) + 2
 
-    def estimate_behind(self, tick_ms: int, now_us: int) -> tuple[int, int] | None:
+    def estimate_earlier(self, tick_ms: int, now_us: int) -> tuple[int, int] | None:
         """`estimate` for samples of some time ago, in their order, while others arrive."""
         fit, counter = self.fit, self._counter
         if fit.lines is None or fit.former:
             return None
-        bounds = fit.bounds_behind
+        bounds = fit.bounds_earlier
         if bounds is not None and not counter.is_doubted and fit.slewed_us == self._slews.quiet_us:
             from_us, until_us, earliest_us, earliest_rate, latest_us, latest_rate = bounds
             tick_us = counter.wrapped_us + tick_ms * 1000
@@ -190,9 +190,9 @@ class DeviceClock:
                         latest_us = now_us
                     half_us = (latest_us - earliest_us) / 2
                     return int(earliest_us + half_us), int(half_us) + 2
-        fit.bounds, fit.bounds_behind = fit.bounds_behind, fit.bounds
+        fit.bounds, fit.bounds_earlier = fit.bounds_earlier, fit.bounds
         found = self.estimate(tick_ms, now_us)
-        fit.bounds, fit.bounds_behind = fit.bounds_behind, fit.bounds
+        fit.bounds, fit.bounds_earlier = fit.bounds_earlier, fit.bounds
         return found
 
     def stamp(self, received_us: int, tick_ms: int, sequence: int) -> tuple[int, int] | None:
@@ -209,9 +209,9 @@ class DeviceClock:
 
     def _stamp_telling(self, received_us: int, tick_ms: int, sequence: int) -> tuple[int, int] | None:
         """`stamp` for an arrival that may tell something new."""
-        is_behind = sequence < self._counter.last_sequence
+        is_earlier = sequence < self._counter.last_sequence
         estimate = self.estimate(tick_ms, received_us) if self.arrived(received_us, tick_ms, sequence) else None
-        if estimate is None or not is_behind:
+        if estimate is None or not is_earlier:
             return estimate
         # Of before; or the sensor has restarted, and its boot counter failed. Both are within this.
         earliest = estimate[0] - estimate[1]
@@ -314,7 +314,7 @@ class DeviceClock:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _see_behind(self, sequence: int) -> None:
+    def _see_earlier(self, sequence: int) -> None:
         """The sensor sends what it had kept; or it has restarted, and neither its boot nor a lower tick says so."""
         fit, counter, buckets = self.fit, self._counter, self._buckets
         if counter.is_sent_again(sequence):

@@ -33,7 +33,7 @@ class SensorFit:
     __slots__ = (
         "_contradictions",
         "bounds",
-        "bounds_behind",
+        "bounds_earlier",
         "former",
         "lines",
         "observations",
@@ -57,7 +57,7 @@ class SensorFit:
         self.lines: Lines | None = None
         """At the newest observation's tick."""
         self.bounds: StraightBounds | None = None
-        self.bounds_behind: StraightBounds | None = None
+        self.bounds_earlier: StraightBounds | None = None
         """The same for samples of some time ago, which are asked for in turns with new ones."""
         self.version = 0
         """Another one whenever something was learnt."""
@@ -116,7 +116,7 @@ class SensorFit:
     def restart(self) -> None:
         """Forget all observations: the counter is another one."""
         self.observations, self.former = [], []
-        self.lines = self.bounds = self.bounds_behind = None
+        self.lines = self.bounds = self.bounds_earlier = None
         self.version += 1
 
     def observe(self, seen: Observation) -> bool:
@@ -191,7 +191,7 @@ class SensorFit:
     def _fit(self) -> bool:
         """Find the lines that agree with all observations; whether there are any."""
         self.version += 1
-        self.bounds = self.bounds_behind = self.lines = None
+        self.bounds = self.bounds_earlier = self.lines = None
         if self._has_lower():
             limits = rate_limits(self.paced_by, self.strain)
             self.lines = lines_at(self.observations[-1].tick_us, self.observations, limits)

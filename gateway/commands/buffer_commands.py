@@ -250,7 +250,7 @@ def read_room_left(settings: Settings, daemon: dict[str, Any] | None) -> RoomLef
     return RoomLeft(room, hours_until_full(room, day), day.seconds, writes.disk_bytes_per_day, writes.card_days)
 
 
-def read_rows_behind(settings: Settings) -> int:
+def read_backlog_rows(settings: Settings) -> int:
     """How many rows wait in other lanes than the newest of this file's own, which readings go into.
 
     Raises click.ClickException where the file cannot be read.

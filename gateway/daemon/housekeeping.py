@@ -47,7 +47,7 @@ class LaneTurns:
                 now_s,
                 is_up=is_up,
                 live_age_s=0.0 if oldest_us is None else (boottime_us() - oldest_us) / 1e6,
-                lanes_behind=self._buffer.state.lanes_behind,
+                backlog_lanes=self._buffer.state.backlog_lanes,
             )
             if reason is not None and await self._begin(reason):
                 self._policy.begun(now_s, is_up=is_up)
@@ -59,7 +59,7 @@ class LaneTurns:
         """
         async with self._turning:
             now_s = time.monotonic()
-            reason = self._policy.reason_at_session(now_s, lanes_behind=self._buffer.state.lanes_behind)
+            reason = self._policy.reason_at_session(now_s, backlog_lanes=self._buffer.state.backlog_lanes)
             if reason is not None and await self._begin(reason):
                 self._policy.begun_at_session(now_s)
 

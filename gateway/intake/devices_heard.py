@@ -136,7 +136,7 @@ class Heard:
         ahead_ms = (tick_ms - self.tick_ms) % TICK_MODULUS
         # A counter that has wrapped is ahead.
         if ahead_ms >= TICK_MODULUS // 2 and ahead_ms < TICK_MODULUS - ORDER_SLACK_MS:
-            self._step_behind(tick_ms, received_us)
+            self._step_back(tick_ms, received_us)
             return
         if self.back_from is not None:
             # Those were readings of before.
@@ -148,7 +148,7 @@ class Heard:
             self.paces = *self.paces[-1:], ticks_ms * 1_000 / (received_us - self.from_us)
             self._begin_stretch(self.tick_ms, received_us)
 
-    def _step_behind(self, tick_ms: int, received_us: int) -> None:
+    def _step_back(self, tick_ms: int, received_us: int) -> None:
         if self.back_from is None:
             # Until it is known what this is, each reading is looked at.
             self.back_from, self.due_us = (received_us, tick_ms), 0

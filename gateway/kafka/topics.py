@@ -487,10 +487,10 @@ def _out_of_sync(config: Config, partitions: Sequence[Partition]) -> Iterator[Fl
     """What brokers that are away do to it just now."""
     least = _number(config, MIN_IN_SYNC) or 1
     refused = [each for each in partitions if each.leader < 0 or len(each.in_sync) < least]
-    behind = [each for each in partitions if each not in refused and len(each.in_sync) < len(each.replicas)]
+    lagging = [each for each in partitions if each not in refused and len(each.in_sync) < len(each.replicas)]
     for some, meaning, fails in (
         (refused, f"Kafka accepts no readings just now (fewer in sync than {MIN_IN_SYNC}={least}): they wait", True),
-        (behind, "not every replica is in sync, and fewer brokers than usual may fail", False),
+        (lagging, "not every replica is in sync, and fewer brokers than usual may fail", False),
     ):
         if some:
             absent = sorted({node for each in some for node in each.replicas if node not in each.in_sync})

@@ -54,7 +54,7 @@ class PacketReader:
         """Take what one read brought, and give the packets that are whole now. Raises MalformedPacketError."""
         packets: list[Packet] = []
         if self._long is not None:
-            data = self._behind_long(data, packets)
+            data = self._after_long(data, packets)
         elif self._rest:
             # Joined when a packet is whole, and not at each read: a large one comes in hundreds of them.
             self._rest += data
@@ -89,7 +89,7 @@ class PacketReader:
         self._rest += data[position:]
         return packets
 
-    def _behind_long(self, data: bytes, packets: list[Packet]) -> bytes:
+    def _after_long(self, data: bytes, packets: list[Packet]) -> bytes:
         """What follows the end of the packet that is too long; nothing while that end is still to come."""
         if len(data) < self._skip or self._long is None:
             self._skip -= len(data)

@@ -165,7 +165,7 @@ class Batcher:
                     # It came in before anything was known of its sensor's clock, and has a time by what is known now.
                     if estimate_of != (row.tick_ms, row.received_us):
                         estimate_of = row.tick_ms, row.received_us
-                        estimate = clock.estimate_behind(*estimate_of)
+                        estimate = clock.estimate_earlier(*estimate_of)
                     if estimate is not None:
                         row = replace(row, event_us=estimate[0], event_error_us=estimate[1])  # noqa: PLW2901
             record = encode(row, times, len(records))

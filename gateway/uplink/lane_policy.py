@@ -19,10 +19,10 @@ class LanePolicy:
         self._session_lane_s_min = kafka.lane_s_min
         """How old a lane must be to end as a session begins: older each time that nothing comes of one."""
 
-    def reason(self, now_s: float, *, is_up: bool, live_age_s: float, lanes_behind: int) -> str | None:
+    def reason(self, now_s: float, *, is_up: bool, live_age_s: float, backlog_lanes: int) -> str | None:
         """Why a new lane should begin now; None to go on with this one.
 
-        `live_age_s` is how long the oldest live reading that Kafka does not have has waited, and `lanes_behind` how
+        `live_age_s` is how long the oldest live reading that Kafka does not have has waited, and `backlog_lanes` how
         many lanes before this one hold readings. Times are a monotonic clock's, in seconds.
         """
         age_s = now_s - self._began_s
@@ -34,7 +34,7 @@ class LanePolicy:
             self._is_up = is_up
         if is_young:
             return None
-        if lanes_behind + 1 >= self._kafka.lanes_max:
+        if backlog_lanes + 1 >= self._kafka.lanes_max:
             return None
         if is_up and not self._is_up:
             return "uplink-up"
@@ -44,7 +44,7 @@ class LanePolicy:
             return "uplink-slow"
         return None
 
-    def reason_at_session(self, now_s: float, *, lanes_behind: int) -> str | None:
+    def reason_at_session(self, now_s: float, *, backlog_lanes: int) -> str | None:
         """The same as a session with Kafka begins, before anything is sent in it.
 
         What came in during an outage has to be behind by then. That a session has begun does not say that anything
@@ -52,7 +52,7 @@ class LanePolicy:
         """
         if self._is_up or now_s - self._began_s < self._session_lane_s_min:
             return None
-        return None if lanes_behind + 1 >= self._kafka.lanes_max else "uplink-up"
+        return None if backlog_lanes + 1 >= self._kafka.lanes_max else "uplink-up"
 
     def begun(self, now_s: float, *, is_up: bool) -> None:
         """A new lane has begun."""

@@ -79,19 +79,19 @@ class Rounds:
                     return new_session
                 self._look_for_new_clocks()
                 is_held = self._holds()
-                live, behind = await self._supply.next(
+                live, backlog = await self._supply.next(
                     self._memory.round_bytes, self._may_go if self._parked else None, is_held
                 )
                 self._tell_live(live)
-                if live or behind:
-                    if (new_session := await self._send(live, behind)) is not None:
+                if live or backlog:
+                    if (new_session := await self._send(live, backlog)) is not None:
                         return new_session
                 elif not self._parked:
                     self._memory.nothing_waits()
                     self._on_answer()
-                if not live and not behind and not self._supply.has_more:
+                if not live and not backlog and not self._supply.has_more:
                     await self._wait_for_rows(is_held=is_held)
-                elif not behind and len(live) < LINGER_ROWS:
+                elif not backlog and len(live) < LINGER_ROWS:
                     # Live: what comes in meanwhile shares the next request. A backlog does not wait.
                     self._memory.state.live_oldest_us = None
                     await asyncio.sleep(self._linger_s)
@@ -140,14 +140,14 @@ class Rounds:
 
     # -- a round --------------------------------------------------------------------------------
 
-    async def _send(self, live: Sequence[Row], behind: Sequence[Row]) -> NewSession | None:
+    async def _send(self, live: Sequence[Row], backlog: Sequence[Row]) -> NewSession | None:
         """Have all of them in Kafka or in the quarantine, but for those of partitions that do not answer.
 
         Raises what Kafka answers where all partitions fail, and none refuses.
         """
         outgoing: dict[Partition, Outgoing] = {}
         aside: Aside = []
-        for rows in (live, behind):
+        for rows in (live, backlog):
             await self._batcher.encode(rows, outgoing, aside)
         is_cut = self._cut(outgoing) | await self._batcher.look_again(aside, outgoing)
         try:
@@ -161,7 +161,7 @@ class Rounds:
                 self._settle_acknowledged(out)
         else:
             # All of it at once: rows in their order are few spans.
-            for rows in (live, behind):
+            for rows in (live, backlog):
                 self._settle(rows)
         if is_cut:
             self._supply.come_again()

@@ -1,4 +1,4 @@
-"""Which rows are sent next: live ones, and those of the lanes behind, each with its share.
+"""Which rows are sent next: live ones, and those of the backlog, each with its share.
 
 Rows that cannot go at present (their partition does not answer) are passed over, and come again when they can.
 """
@@ -32,15 +32,15 @@ class _Cursor:
     def __init__(self) -> None:
         self.position = START
         self.ahead: list[Row] = []
-        """Read behind `position`."""
+        """Read after `position`."""
         self.drops = 0
         """What `Buffer.drops` was when they were there."""
         self.reading: asyncio.Task[tuple[int, list[Row]]] | None = None
-        """The next rows behind `position`, being read while a round is sent."""
+        """The next rows after `position`, being read while a round is sent."""
         self.is_over = False
         """Whether nothing more was there."""
         self.passed_over = False
-        """Whether rows were left behind it that have to be sent."""
+        """Whether rows were left before it that have to be sent."""
 
     def rewind(self, to: Position) -> None:
         """Read again from there; rows that are confirmed are not read twice."""
@@ -80,7 +80,7 @@ class Supply:
         self.live_lane = 0
         """The lane that readings go into, as of the last look."""
         self._live = _Cursor()
-        self._behind = _Cursor()
+        self._backlog = _Cursor()
         self.has_more = False
         """Whether nothing was found to send, and not everything was looked at."""
         self._live_s = float("-inf")
@@ -99,7 +99,7 @@ class Supply:
         if self._buffer.attachment.rewinds != self._rewinds:
             # Rows have come to stand before those that were read.
             self._rewinds = self._buffer.attachment.rewinds
-            self._behind.rewind(START)
+            self._backlog.rewind(START)
             if is_ordered:
                 self._live.rewind(START)
         lane = self._buffer.lane.number
@@ -107,9 +107,9 @@ class Supply:
             return False
         self.live_lane = lane
         if not is_ordered:
-            self._behind.passed_over |= self._live.passed_over
-            self._behind.forget()
-            self._behind.is_over = False
+            self._backlog.passed_over |= self._live.passed_over
+            self._backlog.forget()
+            self._backlog.is_over = False
             self._live.rewind(Position(lane, -1))
         return True
 
@@ -119,7 +119,7 @@ class Supply:
         may_go: Callable[[Row], bool] | None,
         is_held: bool,  # noqa: FBT001 - how things stand, not what to do
     ) -> tuple[list[Row], list[Row]]:
-        """The rows to send now: live ones and those behind, in order.
+        """The rows to send now: live ones and those of the backlog, in order.
 
         `budget` says how many bytes they may take before they are compressed, and is told whether both are there;
         `may_go` which of them may be sent, None that all may. `is_held` says that a time may still be learnt for rows
@@ -146,41 +146,41 @@ class Supply:
             rows, going = await self._look(self._live, may_go)
             return self._advance(self._live, rows, _within(going, budget(False))), []
         live_rows, live = await self._look(self._live, may_go)
-        behind: list[Row] = []
+        backlog: list[Row] = []
         if live:
             self._live_s = time.monotonic()
-        is_shared = not self._behind.is_over and time.monotonic() < self._live_s + LIVE_S
+        is_shared = not self._backlog.is_over and time.monotonic() < self._live_s + LIVE_S
         left = budget(is_shared)
-        if not self._behind.is_over:
+        if not self._backlog.is_over:
             # What live readings do not need of their share, the backlog has, and the other way round.
             live_bytes = min(_bytes_of(live), left * (1 - self._kafka.backlog_share))
-            rows, going = await self._look(self._behind, may_go)
+            rows, going = await self._look(self._backlog, may_go)
             going = _within(going, left - live_bytes)
-            behind = self._advance(self._behind, rows, going[:SHARED_ROWS_MAX] if is_shared else going)
-            left -= _bytes_of(behind)
-        return self._advance(self._live, live_rows, _within(live, left)), behind
+            backlog = self._advance(self._backlog, rows, going[:SHARED_ROWS_MAX] if is_shared else going)
+            left -= _bytes_of(backlog)
+        return self._advance(self._live, live_rows, _within(live, left)), backlog
 
-    async def _hold(self, live: list[Row], behind: list[Row]) -> tuple[list[Row], list[Row]]:
+    async def _hold(self, live: list[Row], backlog: list[Row]) -> tuple[list[Row], list[Row]]:
         """See that none of them is dropped from here on; those that were not dropped before."""
         if not self._buffer.may_drop:
-            return live, behind
-        drops = [cursor.drops for cursor, rows in ((self._live, live), (self._behind, behind)) if rows]
+            return live, backlog
+        drops = [cursor.drops for cursor, rows in ((self._live, live), (self._backlog, backlog)) if rows]
         gone = await self._buffer.hold(
             self.buffer_id,
-            [*spans_of(live), *spans_of(behind)],
+            [*spans_of(live), *spans_of(backlog)],
             min(drops, default=self._buffer.drops),
             spans_of(sorted(self._under_way(), key=attrgetter("lane", "sequence"))),
         )
-        return (without(live, gone), without(behind, gone)) if gone else (live, behind)
+        return (without(live, gone), without(backlog, gone)) if gone else (live, backlog)
 
     def pass_over(self) -> None:
         """Rows that were given are left behind: `come_again` gives them once more."""
-        self._live.passed_over = self._behind.passed_over = True
+        self._live.passed_over = self._backlog.passed_over = True
 
     def come_again(self) -> None:
         """What was passed over may go now."""
-        if self._behind.passed_over:
-            self._behind.rewind(START)
+        if self._backlog.passed_over:
+            self._backlog.rewind(START)
         if self._live.passed_over:
             is_ordered = self._kafka.drain == "oldest-first"
             self._live.rewind(START if is_ordered else Position(self.live_lane, -1))
@@ -204,7 +204,7 @@ class Supply:
         return lane
 
     async def _look(self, cursor: _Cursor, may_go: Callable[[Row], bool] | None) -> tuple[list[Row], list[Row]]:
-        """The next rows behind a cursor, and those of them that may go; chunks of which none may are passed over."""
+        """The next rows after a cursor, and those of them that may go; chunks of which none may are passed over."""
         for _ in range(SCANS_MAX):
             rows = await self._read(cursor)
             going = rows if may_go is None else [row for row in rows if may_go(row)]
@@ -223,14 +223,14 @@ class Supply:
         return (series.topic, series.device) in self._new_clocks.held
 
     def _advance(self, cursor: _Cursor, rows: list[Row], taken: list[Row]) -> list[Row]:
-        """The cursor comes to stand behind the last of what is taken of `rows`; what follows is read meanwhile."""
+        """The cursor comes to stand after the last of what is taken of `rows`; what follows is read meanwhile."""
         passed = len(rows)
         if taken and taken[-1] is not rows[-1]:
             place = taken[-1].lane, taken[-1].sequence
             passed = sum(1 for row in rows if (row.lane, row.sequence) <= place)
         cursor.passed_over |= len(taken) < passed
         cursor.advance(rows[:passed], rows[passed:])
-        if cursor is self._behind and taken and not cursor.ahead:
+        if cursor is self._backlog and taken and not cursor.ahead:
             cursor.reading = asyncio.create_task(self._read_file(cursor), name="read ahead")
         return taken
 
@@ -249,7 +249,7 @@ class Supply:
             cursor.drops, rows = await self._read_file(cursor)
             cursor.is_over = not rows
         if self._is_held:
-            # What lies behind the first of them is later still: a boot that was synced would have told its time.
+            # What lies after the first of them is later still: a boot that was synced would have told its time.
             for place, row in enumerate(rows):
                 if await self._waits(row.lane):
                     return rows[:place]
@@ -266,10 +266,10 @@ class Supply:
         return waits
 
     async def _read_file(self, cursor: _Cursor) -> tuple[int, list[Row]]:
-        """The rows behind a cursor, and what `Buffer.drops` was before they were read."""
+        """The rows after a cursor, and what `Buffer.drops` was before they were read."""
         limit, drops = self._kafka.batch_rows_max, self._buffer.drops
-        if cursor is self._behind:
-            buffer_id, rows = await self._buffer.read_behind(cursor.position, limit, self.live_lane)
+        if cursor is self._backlog:
+            buffer_id, rows = await self._buffer.read_backlog(cursor.position, limit, self.live_lane)
         else:
             buffer_id, rows = await self._buffer.read(cursor.position, limit)
         if buffer_id != self.buffer_id:
@@ -279,8 +279,8 @@ class Supply:
     async def close(self) -> None:
         """Read no more, and have the buffer drop again what it has to."""
         self._buffer.release()
-        reading = self._behind.reading
-        self._behind.forget()
+        reading = self._backlog.reading
+        self._backlog.forget()
         if reading is not None:
             await asyncio.gather(reading, return_exceptions=True)
 

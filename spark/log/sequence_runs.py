@@ -162,8 +162,8 @@ def _fewer(spans: Iterable[SettledSpan], most: int) -> tuple[SettledSpan, ...]:
         return span.missing * (span.batch_last - span.batch_first + 1) / (newest - span.batch_last + 1)
 
     def more(place: int) -> float:
-        before, behind = found[place - 1], found[place]
-        return cost(_spanned(before, behind)) - cost(before) - cost(behind)
+        before, after = found[place - 1], found[place]
+        return cost(_spanned(before, after)) - cost(before) - cost(after)
 
     while len(found) > most:
         place = min(range(1, len(found)), key=more)
@@ -288,13 +288,13 @@ def batch_runs(rows: DataFrame) -> DataFrame:
     `repeated` tells whether one came more than once.
     """
     # An aggregate each, which needs no sorting of readings; the numbers alone are gathered.
-    ahead, behind = F.col("device_sequence"), F.bitwise_not(F.col("device_sequence"))
+    rising, falling = F.col("device_sequence"), F.bitwise_not(F.col("device_sequence"))
     runs = (
         _numbered(rows)
         .groupBy(*RUN_COLUMNS)
         .agg(
-            F.min(F.struct(ahead.alias("number"), "time_error_us", edge().alias("edge"))).alias("start"),
-            F.min(F.struct(behind.alias("number"), "time_error_us", edge().alias("edge"))).alias("end"),
+            F.min(F.struct(rising.alias("number"), "time_error_us", edge().alias("edge"))).alias("start"),
+            F.min(F.struct(falling.alias("number"), "time_error_us", edge().alias("edge"))).alias("end"),
             F.sort_array(F.collect_set("device_sequence")).alias("sorted"),
             F.count("*").alias("count"),
         )

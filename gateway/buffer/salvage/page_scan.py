@@ -277,15 +277,15 @@ def _tree(
             if ranks_of is not None and not (is_leaf and number == root):
                 # A page that is sound and in the wrong place is out of order, and so is damage between two pages.
                 ranks = ranks_of(pages, number, content)
-                behind = between[place : place + 1]
+                following = between[place : place + 1]
                 if ranks is None:
                     unreadable += 1
                 elif not is_leaf:
                     between_below.extend(ranks)
-                    between_below.extend(behind)
+                    between_below.extend(following)
                 else:
-                    unreadable += ranks[0] <= last or any(rank <= ranks[-1] for rank in behind)
-                    last = behind[0] if behind else ranks[-1]
+                    unreadable += ranks[0] <= last or any(rank <= ranks[-1] for rank in following)
+                    last = following[0] if following else ranks[-1]
             if page is not None and page.children:
                 new = _queue(page.children, queued)
                 known = known and page.whole and len(new) == len(page.children)
@@ -470,7 +470,7 @@ def _beginning(content: bytes, cell: Cell, columns: int) -> tuple[Value, ...]:
 
 def _ascending(keyed: list[tuple[Key, Cell]]) -> list[tuple[Key, Cell]]:
     """Without what is out of the order that SQLite keeps: the longest ascending run of keys, for those are right."""
-    if all(before[0] < behind[0] for before, behind in pairwise(keyed)):
+    if all(before[0] < after[0] for before, after in pairwise(keyed)):
         return keyed
     # By length, the least key that a run can end with; and what stands before each in its run.
     ends: list[Key] = []

@@ -319,18 +319,18 @@ class Salvage(threading.Thread):
             if chunk:
                 numbers = [start - 1, *(number for number, _ in chunk)]
                 start = numbers[-1] + 1
-                self._note_unseen([Span(0, before + 1, behind - 1) for before, behind in pairwise(numbers)])
+                self._note_unseen([Span(0, before + 1, after - 1) for before, after in pairwise(numbers)])
                 self._replace(quarantined=start - 1)
                 self._hand_over(quarantined=[input_ for _, input_ in chunk], series=series)
             elif not failed:
                 break
             if failed:
-                jumped = _behind_damage(lambda number: _is_quarantine_readable(connection, number), start)
-                behind = max(start, (last or 0) + 1) if jumped is None else jumped
+                jumped = _after_damage(lambda number: _is_quarantine_readable(connection, number), start)
+                after = max(start, (last or 0) + 1) if jumped is None else jumped
                 known = jumped is not None or last is not None
-                self._note_quarantine_gap(Span(0, start, behind - 1 if known else _SEQUENCE_MAX))
+                self._note_quarantine_gap(Span(0, start, after - 1 if known else _SEQUENCE_MAX))
                 self._replace(
-                    quarantined=behind - 1, quarantine_missing=self._progress.quarantine_missing + behind - start
+                    quarantined=after - 1, quarantine_missing=self._progress.quarantine_missing + after - start
                 )
                 if jumped is None:
                     break
@@ -524,9 +524,9 @@ def _joined(gaps: Sequence[Span]) -> list[Span]:
             joined.append(gap)
     while len(joined) > GAPS_MAX:
         between = [
-            (behind.first - before.last, place)
-            for place, (before, behind) in enumerate(pairwise(joined))
-            if before.lane == behind.lane
+            (after.first - before.last, place)
+            for place, (before, after) in enumerate(pairwise(joined))
+            if before.lane == after.lane
         ]
         if not between:
             break  # as many lanes as that: each has one gap
@@ -906,7 +906,7 @@ def salvaged_rows(connection: sqlite3.Connection, lane: int, after: int) -> Iter
             return
         if failed or not chunk:
             # A page that holds something else may also end the rows before their time.
-            jumped = _behind_damage(lambda sequence: _is_readable(connection, lane, sequence, last), start)
+            jumped = _after_damage(lambda sequence: _is_readable(connection, lane, sequence, last), start)
             yield Span(lane, start, _SEQUENCE_MAX if jumped is None else jumped - 1)
             if jumped is None:
                 return
@@ -956,7 +956,7 @@ def _is_readable(connection: sqlite3.Connection, lane: int, sequence: int, last:
     return bool(rows) or (not failed and (last is None or sequence > last))
 
 
-def _behind_damage(is_readable: Callable[[int], bool], start: int) -> int | None:
+def _after_damage(is_readable: Callable[[int], bool], start: int) -> int | None:
     """The first sequence behind `start` from which rows can be read again; None where there is none.
 
     Doubles its step until something is readable, then halves it back to the edge of the damage.

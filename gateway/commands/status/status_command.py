@@ -76,7 +76,7 @@ def told(seen: Glance) -> dict[str, Any]:
 def glance(settings: Settings, config: Path) -> Glance:
     """Look at the buffer file, and ask the daemon where one runs. Raises BufferFileError, click.ClickException."""
     from gateway.buffer.status import read_status, this_moment  # noqa: PLC0415
-    from gateway.commands.buffer_commands import read_room_left, read_rows_behind  # noqa: PLC0415
+    from gateway.commands.buffer_commands import read_backlog_rows, read_room_left  # noqa: PLC0415
     from gateway.commands.status.device_table import device_rows  # noqa: PLC0415
     from gateway.daemon import control  # noqa: PLC0415
     from gateway.devices.listing import read_devices  # noqa: PLC0415
@@ -104,7 +104,7 @@ def glance(settings: Settings, config: Path) -> Glance:
         daemon,
         unheard,
         read_room_left(settings, daemon),
-        read_rows_behind(settings),
+        read_backlog_rows(settings),
         this_moment(settings.gateway),
         time.time(),
         devices=devices,

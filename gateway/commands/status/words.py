@@ -58,7 +58,7 @@ class Glance:
     unheard: str
     """Why a daemon that runs did not answer; empty where it did."""
     room: "RoomLeft"
-    rows_behind: int
+    backlog_rows: int
     """Of the rows that wait, those of other lanes than the one that readings go into."""
     now: "Now"
     wall_s: float
@@ -304,12 +304,12 @@ def _up_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
             f"{span(seen.settings.gateway.hold_new_clock_s)}"
         )
     # Those of this boot wait as well.
-    if seen.rows_behind and not uplink.waits_for_clock:
+    if seen.backlog_rows and not uplink.waits_for_clock:
         how = "sent first, in their order" if kafka.drain == "oldest-first" else "sent beside new ones"
-        behind = f"{_readings_and_events(seen.rows_behind)} from earlier {'is' if seen.rows_behind == 1 else 'are'}"
-        yield f"{_BESIDE}{behind} still to go, {how} (kafka.drain)"
+        backlog = f"{_readings_and_events(seen.backlog_rows)} from earlier {'is' if seen.backlog_rows == 1 else 'are'}"
+        yield f"{_BESIDE}{backlog} still to go, {how} (kafka.drain)"
     # Where nothing is behind them, the line of the buffer tells the oldest.
-    if seen.rows_behind and uplink.live_oldest_us is not None:
+    if seen.backlog_rows and uplink.live_oldest_us is not None:
         waited_s = (seen.now.boottime_us - uplink.live_oldest_us) / 1e6
         if waited_s > LIVE_AGE_SHOWN_S:
             yield f"{_BESIDE}of the new readings, the oldest has waited for {span(waited_s)}"

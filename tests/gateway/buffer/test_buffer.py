@@ -648,11 +648,11 @@ async def test_a_lane_begins_and_the_one_before_it_is_closed_with_its_count(tmp_
             b"c",
         ]
         assert [row.sequence for row in live] == [0, 1, 2]
-        _, behind = await buffer.read_behind(START, 100, second.number)
+        _, behind = await buffer.read_backlog(START, 100, second.number)
         assert [row.payload for row in behind] == [b"lane-opened %s 0 start" % first.name.encode(), b"a", b"b"]
-        assert buffer.state.lanes_behind == 1
+        assert buffer.state.backlog_lanes == 1
         await confirm(buffer, behind)
-        await until(lambda: buffer.state.lanes_behind == 0)
+        await until(lambda: buffer.state.backlog_lanes == 0)
         assert buffer.state.rows == 3
 
 

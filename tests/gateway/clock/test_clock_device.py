@@ -614,7 +614,7 @@ def test_an_arrival_that_tells_nothing_new_has_the_time_that_it_would_have_if_it
         former.append((tick_ms, now_us))
         place = rng.randrange(len(former))
         for of_former in former[place : place + 5]:
-            expected, found = deepcopy(clock).estimate(*of_former), clock.estimate_behind(*of_former)
+            expected, found = deepcopy(clock).estimate(*of_former), clock.estimate_earlier(*of_former)
             assert (found is None) == (expected is None)
             if found is not None and expected is not None:
                 # Both hold the true time; how tight they are depends on where a stretch of ticks was begun.

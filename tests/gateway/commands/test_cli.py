@@ -22,7 +22,7 @@ from gateway.buffer import schema
 from gateway.buffer.salvage import aside as buffer_aside
 from gateway.buffer.status import read_status
 from gateway.cli import main
-from gateway.commands.buffer_commands import read_rows_behind
+from gateway.commands.buffer_commands import read_backlog_rows
 from gateway.commands.options import WrappingGroup, load_settings
 from gateway.settings import NO_SOURCE
 from tests.support.buffers import entry, opened, store
@@ -394,7 +394,7 @@ async def test_status_counts_what_waits_in_the_lanes_behind(tmp_path: Path) -> N
     async with opened(tmp_path / "buffer.db") as buffer:
         assert await store(buffer, [entry(b"new")])
         settings = load_settings(config)
-        assert (read_rows_behind(settings), buffer.state.rows) == (3, 4)
+        assert (read_backlog_rows(settings), buffer.state.rows) == (3, 4)
 
 
 async def test_status_of_a_buffer_with_nothing_in_it(tmp_path: Path) -> None:

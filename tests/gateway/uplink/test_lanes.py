@@ -26,7 +26,7 @@ GATEWAY = GatewaySettings("gw1")
 
 def reason(policy: LanePolicy, now_s: float, *, up: bool, live_age_s: float = 0.0, behind: int = 0) -> str | None:
     """Ask, and begin the lane if there is to be one."""
-    found = policy.reason(now_s, is_up=up, live_age_s=live_age_s, lanes_behind=behind)
+    found = policy.reason(now_s, is_up=up, live_age_s=live_age_s, backlog_lanes=behind)
     if found is not None:
         policy.begun(now_s, is_up=up)
     return found
@@ -76,7 +76,7 @@ def test_a_link_slower_than_the_intake_makes_backlog_of_what_waits_too_long() ->
 
 def session(policy: LanePolicy, now_s: float, *, behind: int = 0) -> str | None:
     """A session begins, and with it the lane if there is to be one."""
-    found = policy.reason_at_session(now_s, lanes_behind=behind)
+    found = policy.reason_at_session(now_s, backlog_lanes=behind)
     if found is not None:
         policy.begun_at_session(now_s)
     return found

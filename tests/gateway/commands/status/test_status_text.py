@@ -270,7 +270,7 @@ def test_an_uplink_that_is_well_is_one_line() -> None:
 def test_a_backlog_that_drains(drain: str, how: str) -> None:
     kafka = KafkaSettings(("kafka.example:9092",), drain=drain)  # type: ignore[arg-type]
     oldest_us = glance({}).now.boottime_us - 12_000_000
-    seen = glance({"up": True, "live_oldest_us": oldest_us}, rows_behind=5_000_000)
+    seen = glance({"up": True, "live_oldest_us": oldest_us}, backlog_rows=5_000_000)
     assert uplink(dataclasses.replace(seen, settings=Settings(SETTINGS.gateway, kafka))) == [
         "up",
         f"5,000,000 readings and events from earlier are still to go, {how} (kafka.drain)",
@@ -280,7 +280,7 @@ def test_a_backlog_that_drains(drain: str, how: str) -> None:
 
 def test_readings_that_wait_for_the_clock_are_counted_down_and_not_said_to_go() -> None:
     until_us = glance({}).now.boottime_us + 7 * 60_000_000
-    assert uplink(glance({"up": True, "waits_for_clock": True, "clock_until_us": until_us}, rows_behind=15)) == [
+    assert uplink(glance({"up": True, "waits_for_clock": True, "clock_until_us": until_us}, backlog_rows=15)) == [
         "up",
         (
             "READINGS WAIT on this box until its clock is synced, for 7 min more at most (gateway.hold_unsynced_s); "
@@ -333,7 +333,7 @@ def test_of_several_topics_the_words_are_plural_and_who_runs_their_commands_is_s
 
 
 def test_one_is_told_as_one() -> None:
-    lines = [*status_lines(glance({"up": True}, rows=1, rows_behind=1))]
+    lines = [*status_lines(glance({"up": True}, rows=1, backlog_rows=1))]
     assert any(line.startswith("buffer      1 row safe on disk") for line in lines)
     assert any("1 reading or event from earlier is still to go" in line for line in lines)
     assert any("; 1 reading or event safe on disk" in line for line in uplink(glance(DOWN, rows=1)))
