@@ -79,7 +79,7 @@ class Intake(Protocol):
     """The front door of the buffer, as an ingress sees it."""
 
     @property
-    def holding(self) -> bool:
+    def cannot_store(self) -> bool:
         """Whether nothing can be stored at present: the buffer is full, or the disk fails.
 
         What is taken meanwhile waits in memory, unacknowledged and in order, and `done` is called when it could be

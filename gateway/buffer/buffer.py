@@ -135,9 +135,9 @@ class Buffer:
         return self._outgoing.drops
 
     @property
-    def holding(self) -> bool:
-        """See `Intake.holding`."""
-        return self._state_watch.holding
+    def cannot_store(self) -> bool:
+        """See `Intake.cannot_store`."""
+        return self._state_watch.cannot_store
 
     @property
     def owes_correction(self) -> bool:
@@ -228,29 +228,29 @@ class Buffer:
 
         return await self.run(read)
 
-    async def hold(
+    async def keep_from_drop(
         self, buffer_id: str, spans: Sequence[Span], since: int, under_way: Sequence[Span] = ()
     ) -> list[Span]:
-        """Have rows that are sent now not dropped, until others are held instead; give those that are gone already.
+        """Have rows that are sent now not dropped, until others are kept instead; give those that are gone already.
 
         `since` is what `drops` was before they were read, `under_way` are others that are being sent still. Raises
         BufferFileError.
         """
-        held = [*spans, *under_way]
-        if self._outgoing.hold(buffer_id, held, since):
+        kept = [*spans, *under_way]
+        if self._outgoing.keep_from_drop(buffer_id, kept, since):
             return []
 
-        def hold(file: BufferFile) -> list[Span]:
+        def keep(file: BufferFile) -> list[Span]:
             # Between two commits: nothing is being dropped.
             gone = file.gone(spans)
-            self._outgoing.hold_now(held)
+            self._outgoing.keep_from_drop_now(kept)
             return gone
 
-        return await self.run(hold, buffer_id)
+        return await self.run(keep, buffer_id)
 
     def release(self) -> None:
         """Nothing is being sent any more: all of it may be dropped."""
-        self._outgoing.hold_now([])
+        self._outgoing.keep_from_drop_now([])
         if self.state.full:
             self._queue.retry_after(0.0)
 

@@ -114,7 +114,7 @@ class CommitLoop:
         try:
             closing = False
             while not closing:
-                calls, closing = self._queue.wait(self._due_s(), holding=self.state_watch.holding)
+                calls, closing = self._queue.wait(self._due_s(), cannot_store=self.state_watch.cannot_store)
                 for function, future in calls:
                     self._settle(future, function)
                 self._commit(time.monotonic(), closing=closing)
@@ -124,7 +124,7 @@ class CommitLoop:
 
     def _end(self) -> None:
         """Store what can be stored, refuse the rest, and close the file."""
-        while self._queue.has_readings and not self.state_watch.holding:
+        while self._queue.has_readings and not self.state_watch.cannot_store:
             self._commit(time.monotonic(), closing=True)
         self._announce([(done, False) for done in self._queue.refuse_appends()])
         # What was refused may be lost: that is counted on the event loop, and still comes to the disk.
@@ -139,8 +139,8 @@ class CommitLoop:
     def _due_s(self) -> float:
         """When the next commit is due, whatever is in the queue."""
         due_s = self.state_watch.room_said_s
-        # While it is holding, others may have made room on the disk, or mended it: nothing that comes in would tell.
-        return min(due_s, self._age_due_s) if self._settings.age_max_s and not self.state_watch.holding else due_s
+        # While it cannot store, others may have made room on the disk, or mended it: nothing that comes in would tell.
+        return min(due_s, self._age_due_s) if self._settings.age_max_s and not self.state_watch.cannot_store else due_s
 
     def _settle(self, future: Future[object], function: Callable[[], object]) -> None:
         if not future.set_running_or_notify_cancel():
@@ -188,9 +188,9 @@ class CommitLoop:
                 self._commit_one_by_one([*due.own, *due.readings])
             return
         self.state_watch.recover()
-        held = len(stored) < len(due.readings)
-        self._finish(due.own, stored, held=held, dropped=dropped)
-        if due.has_all and not held:
+        without_room = len(stored) < len(due.readings)
+        self._finish(due.own, stored, without_room=without_room, dropped=dropped)
+        if due.has_all and not without_room:
             self._queue.delay_appends(now_s)
 
     def _store(self, due: Due, *, age_due: bool) -> Sequence[Append]:
@@ -256,16 +256,18 @@ class CommitLoop:
                 return readings[:count]
         return readings
 
-    def _finish(self, own: Sequence[Append], stored: Sequence[Append], *, held: bool, dropped: int) -> None:
+    def _finish(self, own: Sequence[Append], stored: Sequence[Append], *, without_room: bool, dropped: int) -> None:
         """Take what is on disk off the queue, and say so.
 
-        `held` says that some found no room, `dropped` how many rows had been dropped before.
+        `without_room` says that some found no room, `dropped` how many rows had been dropped before.
         """
         self._queue.settled((*own, *stored))
         # While deletions or droppings make room, the next commit is not waited for.
-        is_stuck = held and not stored and not self._outgoing.has_confirmed and self.counts["dropped"] == dropped
+        is_stuck = (
+            without_room and not stored and not self._outgoing.has_confirmed and self.counts["dropped"] == dropped
+        )
         self.state_watch.is_stuck = is_stuck
-        self._measure(held=held or self._made_room)
+        self._measure(without_room=without_room or self._made_room)
         self._queue.retry_after(RETRY_S if is_stuck else 0.0)
         self._announce([(append.done, True) for append in (*own, *stored) if append.done is not None])
         if self.file.inserted:
@@ -292,7 +294,7 @@ class CommitLoop:
             self.state_watch.recover()
         self._announce(outcomes)
         self._loop.call_soon_threadsafe(self.committed.set)
-        self._measure(held=False)
+        self._measure(without_room=False)
 
     # -- transactions that others ask for -------------------------------------------------------
 
@@ -300,7 +302,7 @@ class CommitLoop:
         """Run a function in a transaction of its own."""
         with self._transaction():
             result = function(self.file)
-        self._measure(held=self.state_watch.state.full and self._queue.has_readings)
+        self._measure(without_room=self.state_watch.state.full and self._queue.has_readings)
         self._loop.call_soon_threadsafe(self.committed.set)
         return result
 
@@ -333,7 +335,7 @@ class CommitLoop:
                 "the disk or card that buffer.path is on is probably failing and should be replaced",
                 path=str(self._settings.path),
             )
-        self._measure(held=False)
+        self._measure(without_room=False)
 
     def _is_attached(self) -> bool:
         """Whether a file is open; one is begun where a damaged one has no successor yet."""
@@ -353,14 +355,14 @@ class CommitLoop:
     def _measure_again(self) -> None:
         """Nothing waits: see whether there is room by now, so that sensors are let in again."""
         if self.state_watch.state.full or self.state_watch.has_said_full:
-            self._measure(held=False)
-            self._queue.retry_after(RETRY_S if self.state_watch.holding else 0.0)
+            self._measure(without_room=False)
+            self._queue.retry_after(RETRY_S if self.state_watch.cannot_store else 0.0)
 
-    def _measure(self, *, held: bool) -> None:
+    def _measure(self, *, without_room: bool) -> None:
         if not self.attachment.is_attached:
             return
         try:
-            self.state_watch.measure(self.file, held=held)
+            self.state_watch.measure(self.file, without_room=without_room)
         except (sqlite3.Error, OSError) as error:
             self._fail(error)
 

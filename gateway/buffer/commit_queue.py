@@ -164,15 +164,15 @@ class CommitQueue:
 
     # -- taking out, on the buffer's thread -----------------------------------------------------
 
-    def wait(self, due_s: float, *, holding: bool) -> tuple[Sequence[Call], bool]:
+    def wait(self, due_s: float, *, cannot_store: bool) -> tuple[Sequence[Call], bool]:
         """Sleep until there is something to do, or `due_s`. Reads do not wait for a delayed commit.
 
-        Gives the functions to run, and whether the buffer is being closed. While it is `holding`, it is only retried.
+        Gives the functions to run, and whether the buffer is being closed. While it `cannot_store`, it is only retried.
         """
         with self._wake:
             while True:
                 now_s = time.monotonic()
-                next_s = max(min(due_s, self._retry_s if holding else self._due_s()), self._retry_s)
+                next_s = max(min(due_s, self._retry_s if cannot_store else self._due_s()), self._retry_s)
                 if self._calls or self._is_closing or next_s <= now_s:
                     break
                 self._wake.wait(min(next_s - now_s, SLEEP_S_MAX))

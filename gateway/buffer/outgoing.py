@@ -17,7 +17,7 @@ class OutgoingRows:
         self.buffer_id = ""
         """The file that is open."""
         self._tail = Tail()
-        self._held: list[Span] = []
+        self._kept_from_drop: list[Span] = []
         """What is being sent: it is not dropped."""
         self.drops = 0
         """See `Buffer.drops`."""
@@ -29,7 +29,7 @@ class OutgoingRows:
         """A file is open that was not before."""
         with self._lock:
             self.buffer_id = buffer_id
-            self._confirmed, self._held = [], []
+            self._confirmed, self._kept_from_drop = [], []
             self._tail.clear()
 
     # -- reading --------------------------------------------------------------------------------
@@ -78,27 +78,27 @@ class OutgoingRows:
 
     # -- sending --------------------------------------------------------------------------------
 
-    def hold(self, buffer_id: str, spans: list[Span], since: int) -> bool:
+    def keep_from_drop(self, buffer_id: str, spans: list[Span], since: int) -> bool:
         """Have rows not dropped, if `drops` is what it was before they were read. Raises BufferFileError."""
         with self._lock:
             if buffer_id != self.buffer_id:
                 raise replaced()
             if self.drops == since:
-                self._held = spans
+                self._kept_from_drop = spans
             return self.drops == since
 
-    def hold_now(self, spans: list[Span]) -> None:
+    def keep_from_drop_now(self, spans: list[Span]) -> None:
         """Have rows not dropped, those that are gone already among them. On the buffer's thread."""
         with self._lock:
-            self._held = spans
+            self._kept_from_drop = spans
 
     def spared(self) -> list[Span]:
-        """Rows that may not be dropped; what is read, or to be held, from here on is looked up behind this commit."""
+        """Rows that may not be dropped. What is read, or to be kept from drop, from here on is looked up afterwards."""
         with self._lock:
             self.drops += 1
             self._tail.clear()
             # Kafka has what was confirmed since this commit began.
-            return joined([*self._held, *self._confirmed])
+            return joined([*self._kept_from_drop, *self._confirmed])
 
     # -- confirmed ------------------------------------------------------------------------------
 

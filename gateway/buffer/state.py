@@ -43,21 +43,21 @@ class StateWatch:
         self._full_seen_s = 0.0
 
     @property
-    def holding(self) -> bool:
-        """See `Intake.holding`."""
-        is_held = self.state.full and (self._settings.when_full == "refuse" or self.is_stuck)
-        return is_held or self.state.failing is not None
+    def cannot_store(self) -> bool:
+        """See `Intake.cannot_store`."""
+        is_without_room = self.state.full and (self._settings.when_full == "refuse" or self.is_stuck)
+        return is_without_room or self.state.failing is not None
 
     @property
     def room_said_s(self) -> float:
         """When it may be said that there is room again; infinite where it was not said that there is none."""
         return self._full_seen_s + ROOM_SAID_AFTER_S if self.has_said_full else float("inf")
 
-    def measure(self, file: BufferFile, *, held: bool) -> None:
+    def measure(self, file: BufferFile, *, without_room: bool) -> None:
         """See how much room is left; say so when that changes. Raises sqlite3.Error, OSError."""
         state = self.state
         state.bytes_used = file.room.used_bytes()
-        full = held or file.room.is_full()
+        full = without_room or file.room.is_full()
         state.rows = file.lanes.rows
         state.backlog_lanes = file.lanes.backlog_lanes
         state.full = full

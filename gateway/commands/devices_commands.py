@@ -162,7 +162,7 @@ def _log_ins(settings: Settings, listener: ListenerSettings) -> Iterator[LogIn]:
 
 
 def _times(secrets: Secrets, now_s: float) -> tuple[SecretTimes, ...]:
-    return tuple(SecretTimes(secret.made, secret.until) for secret in secrets if secret.holds(now_s))
+    return tuple(SecretTimes(secret.made, secret.until) for secret in secrets if secret.is_valid(now_s))
 
 
 def _heard(settings: Settings) -> dict[str, float | None]:

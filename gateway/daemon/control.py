@@ -149,7 +149,7 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
         reading = front_door.checks.reading_of(_converted(arguments, _Check).user)
         if reading is None:
             raise RequestRefusedError("there is no such test reading: begin the check anew")
-        if front_door.holding:
+        if front_door.cannot_store:
             # It would wait for room, for as long as that takes.
             return {"stored": False}
         stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

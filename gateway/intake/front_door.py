@@ -66,9 +66,9 @@ class FrontDoor:
         )
 
     @property
-    def holding(self) -> bool:
-        """See `Intake.holding`."""
-        return self._buffer.holding
+    def cannot_store(self) -> bool:
+        """See `Intake.cannot_store`."""
+        return self._buffer.cannot_store
 
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
         """See `Intake.take`."""
@@ -108,7 +108,7 @@ class FrontDoor:
 
     def unreadable(self, device: str, subject: str, payload: bytes, received_us: int, reason: str) -> None:
         """See `SerialIntake.unreadable`."""
-        if self.holding:
+        if self.cannot_store:
             self.lost(device, reason)
             return
         entry = self.quarantine.set_aside(Quarantined(reason, payload, device, subject, received_us))

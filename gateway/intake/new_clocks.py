@@ -58,7 +58,7 @@ class NewClocks:
         """Met since nobody waited last."""
         self.waiting: dict[Source, _Start] = {}
         """Sources whose clocks are waited for."""
-        self.held: set[tuple[str, str]] = set()
+        self.waiting_devices: set[tuple[str, str]] = set()
         """Kafka's topic and the device of those: whose readings have to wait, for they keep their order there. It
         becomes smaller by `settle` alone: so none overtakes another."""
 
@@ -80,7 +80,7 @@ class NewClocks:
             start = self._starts[source] = _Start(boot, until_us, in_vain)
             if hold_us and self._readings < READINGS_MAX:
                 self.waiting[source] = start
-                self.held.add((source.topic, source.device))
+                self.waiting_devices.add((source.topic, source.device))
         self._readings += count if self.waiting else 0
 
     def settle(self) -> bool:
@@ -89,17 +89,17 @@ class NewClocks:
         if now_us < self._look_due_us:
             return False
         self._look_due_us = now_us + LOOK_US
-        before = len(self.held)
+        before = len(self.waiting_devices)
         for source, start in list(self.waiting.items()):
             clock = self._clocks.find_of(source.device, start.boot, source.stream)
             due_us = None if clock is None else clock.known_from_us
             is_in_vain = now_us >= start.until_us or (due_us is not None and due_us > start.until_us)
             if is_in_vain or self._is_known(source, start) or self._readings >= READINGS_MAX:
                 del self.waiting[source]
-        self.held = {(source.topic, source.device) for source in self.waiting}
+        self.waiting_devices = {(source.topic, source.device) for source in self.waiting}
         if not self.waiting:
             self._readings = 0
-        return len(self.held) < before
+        return len(self.waiting_devices) < before
 
     def _is_known(self, source: Source, start: _Start) -> bool:
         clock = self._clocks.find_of(source.device, start.boot, source.stream)

@@ -50,7 +50,7 @@ class Connection(Link):
         "_client",
         "_client_id",
         "_inflight",
-        "_opening",
+        "_kept_events",
         "_owes",
         "_plain",
         "_protocol",
@@ -72,8 +72,8 @@ class Connection(Link):
         """The client's, for the way of nearly all readings."""
         self._plain = False
         """Whether a PUBLISH is a reading: CONNECT was accepted, and not an operator's."""
-        self._opening: list[Event] | None = None
-        """What came behind a CONNECT that waits: to be judged, or for its session's commit."""
+        self._kept_events: list[Event] | None = None
+        """What came after a CONNECT that waits: to be judged, or for its session's commit. None while none waits."""
         self._admission: Admission | None = None
         """From CONNECT until it is accepted."""
         self._clean = False
@@ -105,8 +105,8 @@ class Connection(Link):
             return
         self._heard = self._loop.time()
         events = self._protocol.receive(data)
-        if self._opening is not None:
-            self._opening += events
+        if self._kept_events is not None:
+            self._kept_events += events
         else:
             self._act(events, len(data))
 
@@ -131,11 +131,11 @@ class Connection(Link):
         self._retire()
         if self._clean:
             shared.counts["disconnected"] += 1
-        elif self._opening is None:
+        elif not self._connect_waits:
             command = client.publish_will(self._cause, self._loop.time())
             if command is not None:
                 self._store(client, command, 0)
-        if self._opening is None and client.device is not None:
+        if not self._connect_waits and client.device is not None:
             shared.devices.left(client.device)
 
     # --- what one read brought ----------------------------------------------------------------------------
@@ -165,8 +165,8 @@ class Connection(Link):
                 ending = refused
             if ending is not None or self._cause is not None:
                 break
-            if self._opening is not None:
-                self._opening += remaining
+            if self._kept_events is not None:
+                self._kept_events += remaining
             writer, plain = self._writer, self._plain
         if batch.at_once and self._cause is None:
             self._transport.write(b"".join(batch.at_once))
@@ -193,16 +193,20 @@ class Connection(Link):
 
     # --- CONNECT ------------------------------------------------------------------------------------------
 
+    @property
+    def _connect_waits(self) -> bool:
+        return self._kept_events is not None
+
     def suspend(self) -> None:
-        """CONNECT waits: read nothing, and keep what came behind it."""
-        self._opening = []
+        """CONNECT waits: read nothing, and keep what comes after it."""
+        self._kept_events = []
         self.pause_or_resume()
 
     def go_on(self, decide: Callable[[], None]) -> None:
-        """Decide on a CONNECT that waited, and act on what came behind it."""
+        """Decide on a CONNECT that waited, and act on what came after it."""
         if self._cause is not None:
             return
-        events, self._opening = self._opening or [], None
+        events, self._kept_events = self._kept_events or [], None
         try:
             decide()
         except ClientRefusedError as refused:
@@ -210,9 +214,9 @@ class Connection(Link):
         self._catch_up(events)
 
     def _catch_up(self, events: list[Event]) -> None:
-        """Act on what came behind a CONNECT that waited, unless it waits on."""
-        if self._opening is not None:
-            self._opening += events
+        """Act on what came after a CONNECT that waited, unless it waits on."""
+        if self._kept_events is not None:
+            self._kept_events += events
         elif self._cause is None:
             self.pause_or_resume()
             self._act(events, 0)
@@ -242,7 +246,7 @@ class Connection(Link):
 
     def end_where_revoked(self) -> None:
         """End the connection of a client whose secret is good no more."""
-        if self._client is not None and not self._shared.logins.holds(self._client.identity):
+        if self._client is not None and not self._shared.logins.is_valid(self._client.identity):
             self.dismiss(REVOKED, "its secret was revoked, or replaced, or has had its time; see sluice devices list")
 
     # --- commands -----------------------------------------------------------------------------------------
@@ -261,7 +265,7 @@ class Connection(Link):
         return True
 
     def _can_be_sent_commands(self) -> bool:
-        return self._opening is None and not self._waits_for_peer and self._cause is None
+        return not (self._connect_waits or self._waits_for_peer) and self._cause is None
 
     # --- readings and their acknowledgement ---------------------------------------------------------------
 
@@ -274,9 +278,9 @@ class Connection(Link):
             if self._cause is None:
                 self._write_answers(batch)
             return
-        if batch.readings and shared.inflight.bytes > shared.inflight.bytes_max and shared.intake.holding:
+        if batch.readings and shared.inflight.bytes > shared.inflight.bytes_max and shared.intake.cannot_store:
             client.not_stored(batch)
-            self._hold_no_more()
+            self._end_for_too_much_waiting()
             return
         client.complete(batch)
         weight_bytes = inflight.add(batch, wire_bytes)
@@ -320,7 +324,7 @@ class Connection(Link):
 
     def _not_stored(self, client: Client, batch: Batch) -> None:
         shared = self._shared
-        if shared.intake.holding:
+        if shared.intake.cannot_store:
             shared.refusing_until = self._loop.time() + REFUSAL_HOLD_S
         if client.not_stored(batch):
             self.dismiss(
@@ -328,7 +332,7 @@ class Connection(Link):
                 "the buffer did not take the readings: they stay with the client, which sends them again",
             )
 
-    def _hold_no_more(self) -> None:
+    def _end_for_too_much_waiting(self) -> None:
         self.dismiss(
             HELD_TOO_MUCH,
             "the buffer takes no readings at present, and more wait in memory than mqtt_listener.inflight_bytes_max, "
@@ -347,13 +351,13 @@ class Connection(Link):
                 shared.paused.add(self)
             else:
                 shared.paused.discard(self)
-        if waits and shared.intake.holding:
+        if waits and shared.intake.cannot_store:
             # Waiting on would only let it believe that it is heard: connected, it never sends again by itself.
-            self._hold_no_more()
+            self._end_for_too_much_waiting()
             return
-        reading = not (waits or self._waits_for_peer or self._opening is not None)
-        if reading != self._reading:
-            self._read(reading)
+        is_read_from = not (waits or self._waits_for_peer or self._connect_waits)
+        if is_read_from != self._is_read_from:
+            self._read(is_read_from)
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -371,7 +375,7 @@ class Connection(Link):
             self._cause = reason
             self._retire()
             self._owes = True
-            if self._inflight.batches and not self._shared.intake.holding:
+            if self._inflight.batches and not self._shared.intake.cannot_store:
                 self._end_within(CLOSING_COMMITS_S, self._owe_nothing)
             else:
                 self._owe_nothing()

@@ -59,7 +59,7 @@ class Secret(Struct, frozen=True):
     until: Annotated[str, Meta(pattern=_MOMENT)] | None = None
     """When it ends, in UTC; None for never."""
 
-    def holds(self, now_s: float) -> bool:
+    def is_valid(self, now_s: float) -> bool:
         """Whether it still works at `now_s`, in seconds since 1970."""
         return self.until is None or now_s < seconds(self.until)
 
@@ -237,7 +237,7 @@ def rotate(path: Path, name: str, now: datetime | None, keep_old_hours: float = 
             old = [
                 _ending(secret, now + timedelta(hours=keep_old_hours))
                 for secret in (known.devices.get(name) or known.operators.get(name, ()))
-                if secret.holds(now.timestamp())
+                if secret.is_valid(now.timestamp())
             ]
             if len(old) >= SECRETS_MAX:
                 raise CredentialsError(

@@ -33,7 +33,7 @@ class DeviceClient(Client):
         """Take a reading of a device; its first try with QoS 1 goes a shorter way, in `Connection`."""
         redelivered = False
         if event.qos == 0:
-            if self._shared.intake.holding:
+            if self._shared.intake.cannot_store:
                 self.lose_qos0(1)
                 return
             batch.answers.append(0)

@@ -91,5 +91,5 @@ class Inflight:
         return (
             self.bytes > self._settings.inflight_bytes_max
             or self.messages > self._settings.inflight_messages_max
-            or (self._total.beyond and (self.bytes > 0 or not intake.holding))
+            or (self._total.beyond and (self.bytes > 0 or not intake.cannot_store))
         )

@@ -25,9 +25,9 @@ class Link(asyncio.Protocol, abc.ABC):
     __slots__ = (
         "_cause",
         "_heard",
+        "_is_read_from",
         "_loop",
         "_patience_s",
-        "_reading",
         "_timer",
         "_transport",
         "_waits_for_peer",
@@ -46,7 +46,7 @@ class Link(asyncio.Protocol, abc.ABC):
         self._heard = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        self._reading = True
+        self._is_read_from = True
         self._waits_for_peer = False
 
     # --- what its subclass knows --------------------------------------------------------------------------
@@ -98,10 +98,10 @@ class Link(asyncio.Protocol, abc.ABC):
 
     # --- silence ------------------------------------------------------------------------------------------
 
-    def _read(self, reading: bool) -> None:  # noqa: FBT001 - what `_reading` becomes
+    def _read(self, is_read_from: bool) -> None:  # noqa: FBT001 - what `_is_read_from` becomes
         """Begin to read from the peer again, or stop."""
-        self._reading = reading
-        if reading:
+        self._is_read_from = is_read_from
+        if is_read_from:
             self._heard = self._loop.time()
             self._transport.resume_reading()
         else:
@@ -126,7 +126,7 @@ class Link(asyncio.Protocol, abc.ABC):
         One timer a connection, set anew when it fires, not per packet.
         """
         now = self._loop.time()
-        if not self._reading:
+        if not self._is_read_from:
             self._heard = now  # its silence is our doing and does not count
         if now < self._heard + self._patience_s:
             self._arm_timer()
@@ -181,7 +181,7 @@ class Link(asyncio.Protocol, abc.ABC):
 
     def _end_within(self, seconds: float, then: Callable[[], None]) -> None:
         """Read on, to drop it, and do `then` after a while; nobody asks any more how long the peer is silent."""
-        if not self._reading:
+        if not self._is_read_from:
             self._read(True)
         if self._timer is not None:
             self._timer.cancel()

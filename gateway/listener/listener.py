@@ -148,14 +148,14 @@ class MqttListener:
     def _keep_house(self, now_s: float) -> None:
         """Once a second: what no packet brings about."""
         shared = self.shared
-        if shared.intake.holding or shared.inflight.beyond:
+        if shared.intake.cannot_store or shared.inflight.beyond:
             shared.pause_or_resume()
         shared.devices.flush(now_s)
         self.look_at_logins()
         if self._judged and self._tls_files is not None and not self._tls_files.judges:
             self._judged = False
             self._judge_again()
-        if not shared.intake.holding:
+        if not shared.intake.cannot_store:
             self._expire_sessions()
 
     def look_at_logins(self) -> int:
@@ -206,7 +206,7 @@ class MqttListener:
     async def _wait_for_commits(self) -> None:
         """Take nothing more, and let what is under way be stored and acknowledged."""
         self.shared.stopping = True
-        if not self.shared.intake.holding:
+        if not self.shared.intake.cannot_store:
             await self.shared.inflight.wait_until_empty(CLOSING_COMMITS_S)
 
     def _allow_open_files(self) -> None:

@@ -80,7 +80,7 @@ class Logins:
             self._unite()
         return changed
 
-    def holds(self, identity: Identity) -> bool:
+    def is_valid(self, identity: Identity) -> bool:
         """Whether what a client logged in with is good still."""
         user = identity.user
         if user is None or identity.is_check:
@@ -152,9 +152,9 @@ def _united(
 ) -> dict[str, tuple[str, ...]]:
     united: dict[str, tuple[str, ...]] = {name: (digest,) for name, digest in settings.items()}
     for name, secrets in credentials.items():
-        held = tuple(secret.sha256 for secret in secrets if secret.holds(now_s))
-        if held:
-            united[name] = united.get(name, ()) + held
+        valid = tuple(secret.sha256 for secret in secrets if secret.is_valid(now_s))
+        if valid:
+            united[name] = united.get(name, ()) + valid
     return united
 
 
@@ -162,4 +162,6 @@ def _ends(credentials: Credentials, now_s: float) -> Iterator[float]:
     """When secrets that hold now will end."""
     for of in (credentials.devices, credentials.operators):
         for secrets in of.values():
-            yield from (seconds(secret.until) for secret in secrets if secret.until is not None and secret.holds(now_s))
+            yield from (
+                seconds(secret.until) for secret in secrets if secret.until is not None and secret.is_valid(now_s)
+            )

@@ -42,7 +42,7 @@ def make_room(shared: Shared, connect: Connect, identity: Identity, now_s: float
     `now_s` is of the event loop's clock. Raises RefusedError, with the CONNACK to answer.
     """
     key = (identity.user, connect.client_id or shared.generated_client_id())
-    if shared.intake.holding or now_s < shared.refusing_until:
+    if shared.intake.cannot_store or now_s < shared.refusing_until:
         raise ClientRefusedError(
             "connect-while-refusing",
             "the buffer takes no readings at present: it is full, or its disk fails",

@@ -287,7 +287,7 @@ class ModbusLine:
 
     async def _turn(self, unit: _Unit) -> None:
         """Ask a unit for all of its registers, and hand over those that it gives."""
-        if self._intake.holding:
+        if self._intake.cannot_store:
             self._intake.lost(unit.device, "cannot-wait")
             return
         unit.turn_fault = None

@@ -123,7 +123,7 @@ class TextLine(PortLine):
         self._intake.event("device-appeared", self.device, port=self.name, format=self._format, acknowledges=False)
 
     def _take(self, readings: Sequence[Reading]) -> None:
-        if self._intake.holding:
+        if self._intake.cannot_store:
             self._settled(len(readings), False)
         else:
             self._intake.take(readings, partial(self._settled, len(readings)))

@@ -100,7 +100,7 @@ class BrokerIngress:
         await session.load()
         # What the last connection brought must be decided before CONNECT, for then it is known what is stored.
         await session.settled.wait()
-        while self._intake.holding:  # noqa: ASYNC110 - the intake tells nobody when it ends
+        while self._intake.cannot_store:  # noqa: ASYNC110 - the intake tells nobody when it ends
             await asyncio.sleep(HOLD_POLL_S)
         password = password_of(settings)
         dates = self._dates if settings.tls is not None and self._dates() is not None else None

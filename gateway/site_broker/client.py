@@ -53,7 +53,7 @@ class BrokerClient(Client):
         self._link: socket.socket = link
         self._reader = PacketReader(packet_bytes_max)
         self._packets_came = packets_came
-        self._reading = False
+        self._is_read_from = False
         self.connack: asyncio.Future[int] = self._loop_of.create_future()
         """CONNACK's return code (section 3.2.2.3), for `packets_came` to set."""
         self.ended: asyncio.Future[str] = self._loop_of.create_future()
@@ -72,20 +72,20 @@ class BrokerClient(Client):
         self.loop_write()
 
     @property
-    def is_reading(self) -> bool:
+    def is_read_from(self) -> bool:
         """Whether what the broker sends is taken from the socket."""
-        return self._reading
+        return self._is_read_from
 
     def pause_reading(self) -> None:
         """Leave what comes in the socket, which slows the broker down; what is written goes out all the same."""
-        if self._reading:
-            self._reading = False
+        if self._is_read_from:
+            self._is_read_from = False
             self._loop_of.remove_reader(self._link)
 
     def resume_reading(self) -> None:
         """Take what comes again."""
-        if not self._reading and self._sock is not None:
-            self._reading = True
+        if not self._is_read_from and self._sock is not None:
+            self._is_read_from = True
             self.heard_s = self._loop_of.time()
             self._loop_of.add_reader(self._link, self._read)
 

@@ -72,7 +72,7 @@ class Commits:
             self._intake.lost(None, "packet-too-large")
             return
         if not qos:
-            if self._intake.holding:
+            if self._intake.cannot_store:
                 self._intake.lost(None, "refused-qos0")
                 return
             batch.unanswered += 1
@@ -117,7 +117,7 @@ class Commits:
         except Exception:  # noqa: BLE001 - what waits for a commit must not wait for ever
             _log.exception("readings could not be taken in, which is a fault of this gateway: report it")
             done(False)
-        if self._inflight_bytes > self._inflight_bytes_max or self._intake.holding:
+        if self._inflight_bytes > self._inflight_bytes_max or self._intake.cannot_store:
             client.pause_reading()
 
     def _answer(self, number: int, answers: bytearray) -> None:
@@ -148,9 +148,9 @@ class Commits:
 
     def resume_reading(self) -> None:
         """Read from the broker again, once little enough waits and the buffer can store something."""
-        if self._client.is_reading or self._stopping:
+        if self._client.is_read_from or self._stopping:
             return
-        if self._inflight_bytes <= self._inflight_bytes_max // 2 and not self._intake.holding:
+        if self._inflight_bytes <= self._inflight_bytes_max // 2 and not self._intake.cannot_store:
             self._client.resume_reading()
 
     async def finish(self) -> None:

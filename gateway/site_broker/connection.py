@@ -70,7 +70,7 @@ class BrokerConnection:
             client.open(settings.host, settings.port, settings.keep_alive_s)
             await self._wait_for_connack()
             while not client.ended.done():
-                await asyncio.wait({client.ended}, timeout=TICK_S if client.is_reading else HOLD_POLL_S)
+                await asyncio.wait({client.ended}, timeout=TICK_S if client.is_read_from else HOLD_POLL_S)
                 self._tick(loop.time())
             raise BrokerError(f"the connection ended: {client.ended.result()}")
         except asyncio.CancelledError:
@@ -103,7 +103,7 @@ class BrokerConnection:
         if now_s - max(client.pinged_s, min(client.wrote_s, client.heard_s)) >= keep_alive_s / 2:
             self._session.deliveries.pinged()
             client.send(b"", ping=True)
-        if client.is_reading and now_s - client.heard_s >= keep_alive_s * 1.5:
+        if client.is_read_from and now_s - client.heard_s >= keep_alive_s * 1.5:
             client.end(f"it said nothing for {keep_alive_s * 1.5:g} s, not even to PINGREQ")
         if self._dates is not None and self._dates() is None:
             client.end("this box's clock is known now, and the date of the broker's certificate is looked at by it")

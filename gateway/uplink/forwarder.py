@@ -80,7 +80,7 @@ class Forwarder:
         """Whether what the buffer kept of former starts was read: a disk that fails is waited for."""
         self._heartbeat = Heartbeat(buffer, front_door, gateway, kafka, clock)
         self._heartbeat_from_s = 0.0
-        self._hold_from_s = time.monotonic()
+        self._clock_wait_from_s = time.monotonic()
         self._told_unsynced = False
         """Whether it was said that readings go although the clock is not known."""
         self._link: KafkaLink | None = None
@@ -200,7 +200,7 @@ class Forwarder:
                 if not self._memory.state.was_reached:
                     # NTP comes with the network: what waits for a clock waits from here. Once: it may never come.
                     self._memory.state.was_reached = True
-                    self._hold_from_s = time.monotonic()
+                    self._clock_wait_from_s = time.monotonic()
                 self._memory.verdicts.begin_session()
                 self._keep(self._memory.enter(session.cluster_id))
                 await self._on_session()
@@ -211,7 +211,7 @@ class Forwarder:
                     self._gateway,
                     self._kafka,
                     self._memory,
-                    self._holds,
+                    self._waits_for_clock,
                     self._note_up,
                 )
                 self._remember_addresses(link)
@@ -266,7 +266,7 @@ class Forwarder:
         """Say every `heartbeat_interval_s` how far this gateway has come; a missed one is never made up for."""
         topic = self._heartbeat.topic
         while True:
-            due = time.monotonic() >= self._heartbeat_from_s and (self._clock().synced or not self._holds())
+            due = time.monotonic() >= self._heartbeat_from_s and (self._clock().synced or not self._waits_for_clock())
             if due and (verdict := await self._memory.verdicts.of(session.admin, topic)).usable:
                 partition = await session.partition(topic, self._heartbeat.key.encode())
                 rests = time.monotonic() < self._memory.rests_until_s((topic, partition))
@@ -305,10 +305,10 @@ class Forwarder:
 
     # -- how it is ------------------------------------------------------------------------------
 
-    def _holds(self) -> bool:
+    def _waits_for_clock(self) -> bool:
         """Whether this boot's readings wait because a time for them may still be learnt (`gateway.hold_unsynced_s`)."""
-        left_s = self._gateway.hold_unsynced_s - (time.monotonic() - self._hold_from_s)
-        holds = not self._clock().synced and left_s > 0
+        left_s = self._gateway.hold_unsynced_s - (time.monotonic() - self._clock_wait_from_s)
+        waits = not self._clock().synced and left_s > 0
         state = self._memory.state
         if left_s <= 0 and not self._told_unsynced and not self._clock().synced:
             self._told_unsynced = True
@@ -319,16 +319,16 @@ class Forwarder:
                 waited_s=self._gateway.hold_unsynced_s,
                 setting="gateway.hold_unsynced_s",
             )
-        if holds and not state.waits_for_clock:
+        if waits and not state.waits_for_clock:
             log.info(
                 "readings wait on disk until the kernel says that the clock is synced: see to NTP, or, where this box "
                 'cannot know, set clock = "system" under [gateway]',
                 seconds_at_most=round(left_s),
                 setting="gateway.hold_unsynced_s",
             )
-        state.waits_for_clock = holds
-        state.clock_until_us = boottime_us() + round(left_s * 1e6) if holds else None
-        return holds
+        state.waits_for_clock = waits
+        state.clock_until_us = boottime_us() + round(left_s * 1e6) if waits else None
+        return waits
 
     async def _wait_for_quota(self) -> None:
         """Nothing may be sent today: leave Kafka alone until tomorrow."""

@@ -50,14 +50,17 @@ class Rounds:
         gateway: GatewaySettings,
         kafka: KafkaSettings,
         memory: Memory,
-        holds: Callable[[], bool],
+        waits_for_clock: Callable[[], bool],
         on_answer: Callable[[], None],
     ) -> None:
-        """`holds` tells whether a time for this boot's readings may still be learnt; `on_answer` that Kafka answers."""
+        """`waits_for_clock` tells whether a time for this boot's readings may still be learnt.
+
+        `on_answer` is told that Kafka answers.
+        """
         self._session = session
         self._buffer = buffer
         self._memory = memory
-        self._holds = holds
+        self._waits_for_clock = waits_for_clock
         self._on_answer = on_answer
         self._new_clocks = front_door.new_clocks
         timeout_s = kafka.request_timeout_s
@@ -78,9 +81,9 @@ class Rounds:
                 if (new_session := await self._see_to_parked()) is not None:
                     return new_session
                 self._look_for_new_clocks()
-                is_held = self._holds()
+                waits_for_clock = self._waits_for_clock()
                 live, backlog = await self._supply.next(
-                    self._memory.round_bytes, self._may_go if self._parked else None, is_held
+                    self._memory.round_bytes, self._may_go if self._parked else None, waits_for_clock
                 )
                 self._tell_live(live)
                 if live or backlog:
@@ -90,7 +93,7 @@ class Rounds:
                     self._memory.nothing_waits()
                     self._on_answer()
                 if not live and not backlog and not self._supply.has_more:
-                    await self._wait_for_rows(is_held=is_held)
+                    await self._wait_for_rows(waits_for_clock=waits_for_clock)
                 elif not backlog and len(live) < LINGER_ROWS:
                     # Live: what comes in meanwhile shares the next request. A backlog does not wait.
                     self._memory.state.live_oldest_us = None
@@ -125,9 +128,9 @@ class Rounds:
             live[0].received_us + self._new_clocks.hold_us if timed is None else timed.received_us
         )
 
-    async def _wait_for_rows(self, *, is_held: bool) -> None:
+    async def _wait_for_rows(self, *, waits_for_clock: bool) -> None:
         """Wait for a commit, for a parked partition that answers, or for the time to look again."""
-        if is_held:
+        if waits_for_clock:
             # What is committed meanwhile has to wait as well: each look would read all that does, for nothing.
             await asyncio.sleep(CLOCK_POLL_S)
             return

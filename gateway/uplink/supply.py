@@ -35,7 +35,7 @@ class _Cursor:
         """Read after `position`."""
         self.drops = 0
         """What `Buffer.drops` was when they were there."""
-        self.reading: asyncio.Task[tuple[int, list[Row]]] | None = None
+        self.next_read: asyncio.Task[tuple[int, list[Row]]] | None = None
         """The next rows after `position`, being read while a round is sent."""
         self.is_over = False
         """Whether nothing more was there."""
@@ -51,11 +51,11 @@ class _Cursor:
     def forget(self) -> None:
         """What was read ahead may not be what is there now."""
         self.ahead = []
-        if self.reading is not None:
-            if not self.reading.cancel() and not self.reading.cancelled():
+        if self.next_read is not None:
+            if not self.next_read.cancel() and not self.next_read.cancelled():
                 # Retrieved, so that asyncio does not complain of it: what went wrong is met again.
-                self.reading.exception()
-            self.reading = None
+                self.next_read.exception()
+            self.next_read = None
 
     def advance(self, rows: Sequence[Row], ahead: list[Row]) -> None:
         """Those are taken, or passed over; these follow them."""
@@ -85,8 +85,8 @@ class Supply:
         """Whether nothing was found to send, and not everything was looked at."""
         self._live_s = float("-inf")
         """When there were live rows last."""
-        self._is_held = False
-        self._held_boots: dict[str, bool] = {}
+        self._waits_for_clock = False
+        self._waiting_boots: dict[str, bool] = {}
         """Boots of this gateway, and whether their rows wait for a clock."""
         self._series: dict[int, Series] = {}
         self._lanes: dict[int, Lane] = {}
@@ -117,23 +117,23 @@ class Supply:
         self,
         budget: Callable[[bool], float],
         may_go: Callable[[Row], bool] | None,
-        is_held: bool,  # noqa: FBT001 - how things stand, not what to do
+        waits_for_clock: bool,  # noqa: FBT001 - how things stand, not what to do
     ) -> tuple[list[Row], list[Row]]:
         """The rows to send now: live ones and those of the backlog, in order.
 
         `budget` says how many bytes they may take before they are compressed, and is told whether both are there;
-        `may_go` which of them may be sent, None that all may. `is_held` says that a time may still be learnt for rows
-        of this boot, and of earlier ones that were never synced: these have to wait. The buffer drops none of what is
-        given before it is asked for the next.
+        `may_go` which of them may be sent, None that all may. `waits_for_clock` says that a time may still be
+        learnt for rows of this boot, and of earlier ones that were never synced: these have to wait. The buffer drops
+        none of what is given before it is asked for the next.
         """
-        if is_held != self._is_held:
-            self._is_held = is_held
-            self._held_boots.clear()
+        if waits_for_clock != self._waits_for_clock:
+            self._waits_for_clock = waits_for_clock
+            self._waiting_boots.clear()
         for _ in range(SCANS_MAX):
             taken = await self._choose(budget, may_go)
-            held = await self._hold(*taken)
-            if any(held) or not any(taken):
-                return held
+            kept = await self._keep_from_drop(*taken)
+            if any(kept) or not any(taken):
+                return kept
         self.has_more = True
         return [], []
 
@@ -160,12 +160,12 @@ class Supply:
             left -= _bytes_of(backlog)
         return self._advance(self._live, live_rows, _within(live, left)), backlog
 
-    async def _hold(self, live: list[Row], backlog: list[Row]) -> tuple[list[Row], list[Row]]:
+    async def _keep_from_drop(self, live: list[Row], backlog: list[Row]) -> tuple[list[Row], list[Row]]:
         """See that none of them is dropped from here on; those that were not dropped before."""
         if not self._buffer.may_drop:
             return live, backlog
         drops = [cursor.drops for cursor, rows in ((self._live, live), (self._backlog, backlog)) if rows]
-        gone = await self._buffer.hold(
+        gone = await self._buffer.keep_from_drop(
             self.buffer_id,
             [*spans_of(live), *spans_of(backlog)],
             min(drops, default=self._buffer.drops),
@@ -208,8 +208,8 @@ class Supply:
         for _ in range(SCANS_MAX):
             rows = await self._read(cursor)
             going = rows if may_go is None else [row for row in rows if may_go(row)]
-            if self._new_clocks.held:
-                going = [row for row in going if not await self._waits_for_clock(row)]
+            if self._new_clocks.waiting_devices:
+                going = [row for row in going if not await self._waits_for_sensor_clock(row)]
             if going or not rows:
                 return rows, going
             cursor.advance(rows, [])
@@ -217,10 +217,10 @@ class Supply:
         self.has_more = True
         return [], []
 
-    async def _waits_for_clock(self, row: Row) -> bool:
+    async def _waits_for_sensor_clock(self, row: Row) -> bool:
         """Whether a row has to wait until its sensor's clock is known, or one that would overtake such a row."""
         series = await self.series(row.series)
-        return (series.topic, series.device) in self._new_clocks.held
+        return (series.topic, series.device) in self._new_clocks.waiting_devices
 
     def _advance(self, cursor: _Cursor, rows: list[Row], taken: list[Row]) -> list[Row]:
         """The cursor comes to stand after the last of what is taken of `rows`; what follows is read meanwhile."""
@@ -231,14 +231,14 @@ class Supply:
         cursor.passed_over |= len(taken) < passed
         cursor.advance(rows[:passed], rows[passed:])
         if cursor is self._backlog and taken and not cursor.ahead:
-            cursor.reading = asyncio.create_task(self._read_file(cursor), name="read ahead")
+            cursor.next_read = asyncio.create_task(self._read_file(cursor), name="read ahead")
         return taken
 
     async def _read(self, cursor: _Cursor) -> list[Row]:
         rows = cursor.ahead
-        if not rows and cursor.reading is not None:
-            reading, cursor.reading = cursor.reading, None
-            cursor.drops, rows = await reading
+        if not rows and cursor.next_read is not None:
+            next_read, cursor.next_read = cursor.next_read, None
+            cursor.drops, rows = await next_read
         drops = self._buffer.drops
         if rows and cursor.drops != drops:
             ahead = spans_of(rows)
@@ -248,21 +248,21 @@ class Supply:
         if not rows:
             cursor.drops, rows = await self._read_file(cursor)
             cursor.is_over = not rows
-        if self._is_held:
+        if self._waits_for_clock:
             # What lies after the first of them is later still: a boot that was synced would have told its time.
             for place, row in enumerate(rows):
-                if await self._waits(row.lane):
+                if await self._waits_for_boot_clock(row.lane):
                     return rows[:place]
         return rows
 
-    async def _waits(self, number: int) -> bool:
+    async def _waits_for_boot_clock(self, number: int) -> bool:
         """Whether a time may still be learnt for the rows of a lane."""
         boot_id = (await self.lane(number)).boot_id
-        waits = self._held_boots.get(boot_id)
+        waits = self._waiting_boots.get(boot_id)
         if waits is None:
             waits = boot_id == self._buffer.boot_id
             waits = waits or await self._buffer.run(lambda file: file.boots.may_be_learnt(boot_id))
-            self._held_boots[boot_id] = waits
+            self._waiting_boots[boot_id] = waits
         return waits
 
     async def _read_file(self, cursor: _Cursor) -> tuple[int, list[Row]]:
@@ -279,10 +279,10 @@ class Supply:
     async def close(self) -> None:
         """Read no more, and have the buffer drop again what it has to."""
         self._buffer.release()
-        reading = self._backlog.reading
+        next_read = self._backlog.next_read
         self._backlog.forget()
-        if reading is not None:
-            await asyncio.gather(reading, return_exceptions=True)
+        if next_read is not None:
+            await asyncio.gather(next_read, return_exceptions=True)
 
 
 def _replaced() -> BufferFileError:

@@ -278,9 +278,9 @@ async def test_a_refusing_intake_costs_no_acknowledged_reading(tmp_path: Path) -
         stopping = asyncio.Event()
         running = asyncio.create_task(run_fleet(options, stopping, ignore))
         await until(lambda: len(intake.stored) > 50)
-        intake.outcome, intake.holding = False, True
+        intake.outcome, intake.cannot_store = False, True
         await until(lambda: listener.counts["intake-refused"] and listener.counts["connect-while-refusing"])
-        intake.outcome, intake.holding = True, False
+        intake.outcome, intake.cannot_store = True, False
         before = len(intake.stored)
         await until(lambda: len(intake.stored) > before + 50)
         stopping.set()

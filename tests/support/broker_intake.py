@@ -26,7 +26,7 @@ class MemoryIntake:
         self.waiting: list[tuple[Sequence[Reading], Done, Sequence[Mark]]] = []
         self.outcome: bool | None = True
         """None: what is taken waits for `decide`."""
-        self.holding = False
+        self.cannot_store = False
         self.losses: Counter[str] = Counter()
         self.events: list[str] = []
 

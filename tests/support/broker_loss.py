@@ -15,7 +15,7 @@ QUIET_S = 0.3
 
 
 class _Counting:
-    holding = False
+    cannot_store = False
 
     def __init__(self) -> None:
         self.readings: set[bytes] = set()

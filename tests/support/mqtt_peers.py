@@ -34,7 +34,7 @@ class RecordingIntake:
         self._marks: list[Sequence[Mark]] = []
         """Of the same batches."""
         self.outcome: bool | None = True
-        self.holding = False
+        self.cannot_store = False
         self.losses: list[tuple[str | None, str, int]] = []
         self.events: list[tuple[str, str | None, dict[str, object]]] = []
 

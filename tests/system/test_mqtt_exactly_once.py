@@ -116,8 +116,8 @@ class OneClient(RuleBasedStateMachine):
     def in_loop(self, step: Callable[[], object]) -> None:
         """Do something that the gateway does in its event loop; each time is another time of receipt."""
         self.now += 1
-        if self.connection is not None and self.line is not None and self.connection._opening is not None:
-            # What came behind a CONNECT is read when its commit is done.
+        if self.connection is not None and self.line is not None and self.connection._connect_waits:
+            # What came after a CONNECT is read when its commit is done.
             for message in self.line.messages.values():
                 message.arrivals.add(self.now)
 
@@ -270,7 +270,7 @@ class OneClient(RuleBasedStateMachine):
         self.in_loop(self.listener._expire_sessions)
 
     @rule()
-    @precondition(lambda self: self.connection is not None and self.connection._opening is not None)
+    @precondition(lambda self: self.connection is not None and self.connection._connect_waits)
     def take_over_while_opening(self) -> None:
         self.give_up()
 

@@ -157,7 +157,7 @@ async def test_a_full_buffer_holds_what_comes_and_goes_on_when_there_is_room(tmp
         stored, held = await fill(buffer)
         behind = append(buffer, [entry(b"behind")])
         assert is_full(buffer)
-        assert buffer.holding
+        assert buffer.cannot_store
         assert await is_held(held)
         assert buffer.state.bytes_used < 1_000_000
         kept = await rows(buffer)
@@ -166,7 +166,7 @@ async def test_a_full_buffer_holds_what_comes_and_goes_on_when_there_is_room(tmp
         assert await asyncio.wait_for(held, 10)
         assert await asyncio.wait_for(behind, 10)
         assert [len(row.payload) for row in await rows(buffer)] == [50_000, len(b"behind")]
-        assert not buffer.holding
+        assert not buffer.cannot_store
 
 
 async def test_what_is_held_when_the_buffer_closes_was_not_stored(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ async def test_drop_oldest_makes_room_and_accounts_for_what_went(tmp_path: Path)
             if sequence % 100 == 99:
                 assert await append(buffer, [])
         kept = await rows(buffer)
-        assert not buffer.holding
+        assert not buffer.cannot_store
         assert buffer.state.bytes_used <= 1_000_000
         assert [int(row.payload) for row in kept] == list(range(3_000 - len(kept), 3_000))
         losses: list[Loss] = []
@@ -278,7 +278,7 @@ async def test_the_disk_of_others_counts(tmp_path: Path) -> None:
         # The free pages that the file has are used up first.
         stored, held = await fill(buffer, 1_000_000)
         assert stored > 0
-        assert buffer.holding
+        assert buffer.cannot_store
         held.cancel()
 
 
@@ -288,14 +288,14 @@ async def test_a_disk_that_others_have_emptied_is_noticed_although_nothing_comes
     async with opened(tmp_path / "buffer.db") as buffer:
         monkeypatch.setattr(Room, "is_full", lambda *_: True)
         buffer.append_own(entry(b"event"), lambda _: None)
-        await until(lambda: buffer.holding)
+        await until(lambda: buffer.cannot_store)
         monkeypatch.undo()
-        await until(lambda: not buffer.holding)
+        await until(lambda: not buffer.cannot_store)
         await fail_next_commit(buffer)
         buffer.append_own(entry(b"event"), lambda _: None)
-        await until(lambda: buffer.holding)
+        await until(lambda: buffer.cannot_store)
         await mend(buffer)
-        await until(lambda: not buffer.holding)
+        await until(lambda: not buffer.cannot_store)
 
 
 async def test_room_is_told_of_although_nothing_comes_in(
@@ -880,7 +880,7 @@ class BufferMachine(RuleBasedStateMachine):
         async def overflow() -> None:
             outcomes = [append(self.buffer, [entry(b"%0100000d" % number, "f")]) for number in range(12)]
             async with asyncio.timeout(10):
-                while not self.buffer.holding:
+                while not self.buffer.cannot_store:
                     await asyncio.sleep(0.01)
             assert not outcomes[-1].done()
             self.model += [b"%0100000d" % number for number in range(12)]

@@ -97,7 +97,7 @@ async def test_with_nothing_left_to_drop_the_buffer_holds_and_waits(
         monkeypatch.setattr(Room, "is_full", lambda *_: True)
         held = append(buffer, [entry()])
         assert await is_held(held)
-        assert buffer.holding
+        assert buffer.cannot_store
         assert sum("BEGIN" in statement for statement in told) <= 4
         monkeypatch.undo()
         assert await asyncio.wait_for(held, 10)
@@ -126,7 +126,7 @@ async def test_what_is_being_sent_is_not_dropped_but_what_stands_behind_it(tmp_p
         assert await store(buffer, [entry(b"%d" % n) for n in range(20)])
         first = await rows(buffer)
         sent, under_way = [*first[2:7], *first[9:12]], first[15:16]
-        assert not await buffer.hold(buffer.id, spans_of(sent), buffer.drops, spans_of(under_way))
+        assert not await buffer.keep_from_drop(buffer.id, spans_of(sent), buffer.drops, spans_of(under_way))
         await drop_some(buffer)
         assert (await rows(buffer))[: len(sent) + 1] == [*sent, *under_way]
         buffer.release()
@@ -143,12 +143,12 @@ async def test_who_sends_is_told_what_was_dropped_since_it_was_read(tmp_path: Pa
         read = spans_of(await rows(buffer))
         await drop_some(buffer)
         left = spans_of(await rows(buffer))
-        gone = await buffer.hold(buffer.id, read, since)
+        gone = await buffer.keep_from_drop(buffer.id, read, since)
         assert joined([*gone, *left])[0].first == read[0].first
         assert gone[-1].last + 1 == left[0].first
         assert await buffer.run(lambda file: file.gone(read), buffer.id) == gone
         with pytest.raises(BufferFileError, match="replaced"):
-            await buffer.hold("another", left, buffer.drops)
+            await buffer.keep_from_drop("another", left, buffer.drops)
 
 
 async def test_what_is_confirmed_while_a_commit_makes_room_is_not_lost(
@@ -185,7 +185,7 @@ async def test_what_is_read_while_it_is_dropped_is_not_held(tmp_path: Path, monk
         async def read_and_hold() -> list[Row]:
             since = buffer.drops
             _, found = await buffer.read(Position(buffer.lane.number, -1), 100)
-            return without(found, await buffer.hold(buffer.id, spans_of(found), since))
+            return without(found, await buffer.keep_from_drop(buffer.id, spans_of(found), since))
 
         def read_meanwhile(dropping: Dropping, coming_bytes: int, spared: Sequence[Span]) -> None:
             read.append(asyncio.run_coroutine_threadsafe(read_and_hold(), loop))
@@ -206,7 +206,7 @@ async def test_what_is_being_sent_does_not_become_too_old(tmp_path: Path) -> Non
     async with opened(tmp_path / "buffer.db", age_max_s=3600) as buffer:
         assert await store(buffer, [entry(b"%d" % n, received_us=boottime_us() - 7_200_000_000) for n in range(5)])
         found = await rows(buffer)
-        assert not await buffer.hold(buffer.id, spans_of(found[1:3]), buffer.drops)
+        assert not await buffer.keep_from_drop(buffer.id, spans_of(found[1:3]), buffer.drops)
         buffer._commits._age_due_s = 0.0
         await marks_of(buffer, "")  # wakes it
         await until(lambda: buffer.counts["dropped"] == 3)
@@ -267,7 +267,7 @@ async def test_what_is_refused_at_the_end_is_counted_on_disk(tmp_path: Path) -> 
 
         for _ in range(12):
             buffer.append([entry(bytes(100_000))], done)
-        await until(lambda: buffer.holding)
+        await until(lambda: buffer.cannot_store)
     with sqlite3.connect(path) as file:
         ((count,),) = file.execute("SELECT sum(count) FROM loss").fetchall()
         (stored,) = file.execute("SELECT count(*) FROM reading").fetchone()

@@ -42,7 +42,7 @@ def test_the_first_readings_of_a_boot_wait_until_its_clock_is_known_and_no_longe
     assert site.hears() is None
     begun_us = site.now_us
     while not site.passes(1):
-        assert site.new.held == {("device-thermo", "42")}
+        assert site.new.waiting_devices == {("device-thermo", "42")}
         site.hears()
     assert site.hears() is not None
     assert not site.new.waiting
@@ -120,7 +120,7 @@ def test_sensors_wait_each_by_itself() -> None:
     site.new.met(series("43", "device/43/baro", "device-baro"), "1", site.now_us)
     assert site.passes(31)
     assert len(site.new.waiting) == 3
-    assert site.new.held == {("device-thermo", "43"), ("device-baro", "43")}
+    assert site.new.waiting_devices == {("device-thermo", "43"), ("device-baro", "43")}
 
 
 def test_of_two_streams_that_keep_their_order_none_goes_before_the_other_may() -> None:
@@ -129,9 +129,9 @@ def test_of_two_streams_that_keep_their_order_none_goes_before_the_other_may() -
     site.passes(30)
     site.hears(stream="device/42/hygro")
     assert not site.passes(31)
-    assert site.new.held == {("device-thermo", "42")}
+    assert site.new.waiting_devices == {("device-thermo", "42")}
     assert site.passes(30)
-    assert not site.new.held
+    assert not site.new.waiting_devices
 
 
 def test_of_very_many_readings_none_waits() -> None:

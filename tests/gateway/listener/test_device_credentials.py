@@ -38,7 +38,7 @@ def file(directory: Path) -> Path:
 
 
 def digests(path: Path, name: str, now: datetime = NOW) -> set[str]:
-    return {secret.sha256 for secret in load(path).devices.get(name, ()) if secret.holds(now.timestamp())}
+    return {secret.sha256 for secret in load(path).devices.get(name, ()) if secret.is_valid(now.timestamp())}
 
 
 def test_a_secret_is_random_can_be_typed_and_is_kept_as_its_hash_alone(tmp_path: Path) -> None:

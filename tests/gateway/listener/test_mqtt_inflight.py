@@ -51,7 +51,7 @@ async def test_a_flood_waits_in_the_network_while_its_commit_takes_long() -> Non
 async def test_while_the_buffer_holds_readings_wait_and_pings_are_answered() -> None:
     intake = RecordingIntake()
     async with listening(intake) as listener, connected(listener, connect(keep_alive_s=1), ACCEPTED) as peer:
-        intake.outcome, intake.holding = None, True
+        intake.outcome, intake.cannot_store = None, True
         for number in range(1, 8):
             peer.writer.write(publish("a", number) + publish("qos 0") + PINGREQ)
             assert await peer.read(2) == PINGRESP
@@ -59,7 +59,7 @@ async def test_while_the_buffer_holds_readings_wait_and_pings_are_answered() -> 
         async with connected(listener, connect("m002")) as other:
             assert await other.read_to_end() == UNAVAILABLE
         assert intake.losses == [("m001", "refused-qos0", 1)] * 7
-        intake.holding = False
+        intake.cannot_store = False
         intake.decide_all()
         assert await peer.read(28) == puback(*range(1, 8))
     assert [reading.payload for reading in intake.stored] == [b"a"] * 7
@@ -71,7 +71,7 @@ async def test_while_the_buffer_holds_readings_wait_and_pings_are_answered() -> 
 async def test_beyond_a_cap_while_the_buffer_holds_the_connection_is_closed(cap: dict[str, Any]) -> None:
     intake = RecordingIntake()
     async with listening(intake, **cap) as listener, connected(listener) as peer:
-        intake.outcome, intake.holding = None, True
+        intake.outcome, intake.cannot_store = None, True
         peer.writer.write(publish("a", 1))
         await until(lambda: intake.batches)
         peer.writer.write(PINGREQ)
@@ -91,7 +91,7 @@ async def test_a_paused_connection_is_closed_when_the_buffer_begins_to_hold(monk
         peer.writer.write(publish("a", 1) + publish("b", 2))
         await until(lambda: listener.shared.paused)
         assert await peer.silent()
-        intake.holding = True
+        intake.cannot_store = True
         assert await peer.read_to_end() == b""
 
 
@@ -102,7 +102,7 @@ async def test_with_the_total_exceeded_while_the_buffer_holds_nothing_more_is_ta
         connected(listener) as one,
         connected(listener, connect("m002"), ACCEPTED) as two,
     ):
-        intake.outcome, intake.holding = None, True
+        intake.outcome, intake.cannot_store = None, True
         one.writer.write(publish("x" * 100, 1) * 10)
         await one.read_to_end()
         assert len(intake.batches) == 1

@@ -76,8 +76,8 @@ def test_an_old_secret_ends_by_itself_and_never_comes_back(tmp_path: Path) -> No
     world.now_s += 1
     assert logins.reread()
     assert logins.devices["42"] == (digest(new.secret),)
-    assert not logins.holds(Identity("42", digest=digest(old.secret)))
-    assert logins.holds(Identity("42", digest=digest(new.secret)))
+    assert not logins.is_valid(Identity("42", digest=digest(old.secret)))
+    assert logins.is_valid(Identity("42", digest=digest(new.secret)))
     world.now_s -= 86_400
     assert not logins.reread()
     assert logins.devices["42"] == (digest(new.secret),)
@@ -136,23 +136,23 @@ def test_a_gateway_that_starts_with_a_damaged_file_lets_nobody_of_it_in(tmp_path
 def test_certificates_name_one_who_is_listed_once_there_is_a_list(tmp_path: Path) -> None:
     world = World(tmp_path)
     logins = world.logins()
-    assert logins.holds(Identity("42"))
+    assert logins.is_valid(Identity("42"))
     add(world.path, ["42", "43"], NOW)
     logins.reread()
     assert logins.listed
-    assert logins.holds(Identity("42"))
+    assert logins.is_valid(Identity("42"))
     revoke(world.path, ["42", "43"])
     logins.reread()
     assert logins.listed
-    assert not logins.holds(Identity("42"))
+    assert not logins.is_valid(Identity("42"))
     assert world.logins().listed, "after a restart too"
 
 
 def test_who_has_no_secret_keeps_none(tmp_path: Path) -> None:
     logins = World(tmp_path, users=USERS).logins()
-    assert logins.holds(Identity(None))
-    assert logins.holds(Identity("$check-1", is_check=True))
-    assert not logins.holds(Identity("m001", operator=True, digest=USERS["m001"]))
+    assert logins.is_valid(Identity(None))
+    assert logins.is_valid(Identity("$check-1", is_check=True))
+    assert not logins.is_valid(Identity("m001", operator=True, digest=USERS["m001"]))
 
 
 @pytest.mark.parametrize(

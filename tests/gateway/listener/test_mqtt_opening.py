@@ -117,10 +117,10 @@ async def test_while_the_intake_refuses_connack_3_answers_and_then_it_is_tried_a
     intake = RecordingIntake()
     async with listening(intake) as listener:
         async with connected(listener) as peer:
-            intake.outcome, intake.holding = False, True
+            intake.outcome, intake.cannot_store = False, True
             peer.writer.write(publish("a", 1))
             await peer.read_to_end()
-        intake.outcome, intake.holding = True, False
+        intake.outcome, intake.cannot_store = True, False
         async with connected(listener, connect()) as peer:
             assert await peer.read_to_end() == UNAVAILABLE
         await asyncio.sleep(0.3)
@@ -131,7 +131,7 @@ async def test_while_the_intake_refuses_connack_3_answers_and_then_it_is_tried_a
 
 async def test_whoever_logged_in_and_is_turned_away_for_another_reason_is_named() -> None:
     intake = RecordingIntake()
-    intake.holding = True
+    intake.cannot_store = True
     with capture_logs() as lines:
         async with (
             listening(intake, anonymous=False, users=USERS) as listener,

@@ -52,7 +52,7 @@ class RecordingIntake:
     events: list[tuple[str, str | None, dict[str, object]]] = field(default_factory=list)
     recent: dict[tuple[str, str], frozenset[int]] = field(default_factory=dict)
 
-    holding: bool = False
+    cannot_store: bool = False
 
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
         assert not marks
@@ -701,7 +701,7 @@ async def test_text_that_finds_no_room_is_lost_and_counted(tmp_path: Path) -> No
         _, done = await bench.intake.next()
         done(False)
         assert bench.intake.losses == [("scale", "cannot-wait", 1)]
-        bench.intake.holding = True
+        bench.intake.cannot_store = True
         await weight.write(b"grams=3\n")
         await until(lambda: len(bench.intake.losses) == 2)
         assert bench.intake.losses[1] == ("scale", "cannot-wait", 1)

@@ -52,12 +52,12 @@ class RecordingIntake:
     losses: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     events: list[tuple[str, str | None]] = field(default_factory=list)
     details: list[dict[str, object]] = field(default_factory=list)
-    holding: bool = False
+    cannot_store: bool = False
     stores: bool = True
 
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
         assert not marks
-        assert not self.holding
+        assert not self.cannot_store
         self.readings += readings
         done(self.stores)
 
@@ -860,7 +860,7 @@ async def test_while_the_buffer_takes_nothing_nobody_is_asked(
     def take_and_hold(readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
         # At the end of a turn: at another moment an answer may be on its way.
         take(readings, done, marks)
-        bench.intake.holding = True
+        bench.intake.cannot_store = True
 
     monkeypatch.setattr(bench.intake, "take", take_and_hold)
     async with bench.polling(unit(1, "meter"), timeout_s=0.2):
@@ -869,7 +869,7 @@ async def test_while_the_buffer_takes_nothing_nobody_is_asked(
         asked = len(puppet.asked)
         await until(lambda: bench.intake.losses["meter", "cannot-wait"] >= 6)
         assert len(puppet.asked) == asked
-        bench.intake.holding = False
+        bench.intake.cannot_store = False
         await bench.intake.next_of("meter")
         assert puppet.asked[asked:]
 

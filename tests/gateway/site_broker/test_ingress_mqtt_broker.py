@@ -102,11 +102,11 @@ async def test_a_full_buffer_stops_the_reading(tmp_path: Path) -> None:
     with mosquitto(tmp_path / "broker", "allow_anonymous true", "max_inflight_messages 5") as broker:
         async with reading_from(intake, broker.port) as ingress:
             await ingress.session.subscriptions.answered.wait()
-            intake.holding, intake.outcome = True, None
+            intake.cannot_store, intake.outcome = True, None
             await published(broker.port, numbered(0, 40))
             await asyncio.sleep(0.3)
             assert sum(len(readings) for readings, _, _ in intake.waiting) <= 5
-            intake.holding, intake.outcome = False, True
+            intake.cannot_store, intake.outcome = False, True
             while intake.waiting:
                 intake.decide(True)
             await until(lambda: len(intake.stored) == 40)
@@ -141,7 +141,7 @@ async def test_while_nothing_can_be_stored_the_keep_alive_goes_on_and_memory_doe
     intake = MemoryIntake()
     async with speaking(speak) as port, reading_from(intake, port, keep_alive_s=1) as ingress:
         await asyncio.wait_for(ingress.session.subscriptions.answered.wait(), 5)
-        intake.holding, intake.outcome = True, None
+        intake.cannot_store, intake.outcome = True, None
         await until(lambda: heard.count(b"\xc0\x00") >= 4)
         assert ingress.session.counts["connections"] == 1
         assert sum(len(readings) for readings, _, _ in intake.waiting) < 200, "what one or two reads bring"
@@ -159,7 +159,7 @@ async def test_qos_0_that_cannot_be_stored_is_counted(tmp_path: Path) -> None:
             intake.outcome = True
             await until(lambda: ingress.session.counts["connections"] == 2)
             await ingress.session.subscriptions.answered.wait()
-            intake.holding = True
+            intake.cannot_store = True
             await published(broker.port, ["two"], qos=0)
             await until(lambda: intake.losses["refused-qos0"] == 2)
 

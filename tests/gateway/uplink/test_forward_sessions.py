@@ -147,12 +147,12 @@ async def test_until_when_readings_wait_for_a_clock_is_told(tmp_path: Path) -> N
         door = FrontDoor(buffer, route_table(Settings(GATEWAY, kafka)), GATEWAY, kafka, lambda: 1)
         unsynced = BootClock.constant(0, None)
         forwarder = Forwarder(buffer, door, GATEWAY, kafka, lambda: unsynced, nothing_to_do)
-        assert forwarder._holds()
+        assert forwarder._waits_for_clock()
         until_us = forwarder.report().clock_until_us
         assert until_us is not None
         assert 0 < until_us - boottime_us() <= GATEWAY.hold_unsynced_s * 1e6
         await asyncio.sleep(GATEWAY.hold_unsynced_s)
-        assert not forwarder._holds()
+        assert not forwarder._waits_for_clock()
         assert forwarder.report().clock_until_us is None
 
 

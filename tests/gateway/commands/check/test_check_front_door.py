@@ -89,7 +89,7 @@ async def test_with_tls_the_certificate_need_not_be_trusted_here(tmp_path: Path)
 async def test_a_listener_that_lets_nobody_in_is_told(tmp_path: Path) -> None:
     intake = RecordingIntake()
     async with listening(intake) as listener, served(tmp_path, listener) as settings:
-        intake.holding = True
+        intake.cannot_store = True
         (found,) = await looked(settings)
     assert found.result == "fail"
     assert found.words.startswith("refused (CONNACK 3): it lets nobody in just now, for readings cannot be stored")
