@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def size(small: T, whole: T) -> T:
-    """How much a test does. Those that ask have the mark `campaign`."""
+    """How much a test does. Those that ask have the mark `campaign`, or `test_sizes` fails."""
     return whole if WHOLE else small
 
 
