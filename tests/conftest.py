@@ -7,7 +7,12 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.sizes import SEED, WHOLE, slice_of
 
-pytest_plugins = ["tests.support.fixtures_boxes", "tests.support.fixtures_kafka", "tests.support.fixtures_spark"]
+pytest_plugins = [
+    "tests.support.fixtures_boxes",
+    "tests.support.fixtures_kafka",
+    "tests.support.fixtures_spark",
+    "tests.support.fixtures_time",
+]
 
 # A slow machine is no finding: how long an example takes is measured in benches. What `make test` draws is always the
 # same; `make test-long` draws anew, and prints what brings back a failure.

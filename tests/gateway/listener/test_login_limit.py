@@ -188,6 +188,7 @@ def test_what_is_remembered_is_bounded() -> None:
 # -- at the listener ------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_a_wrong_sensor_beside_right_ones_is_slowed_down_and_they_are_not() -> None:
     async with listening(
         RecordingIntake(), anonymous=False, users=USERS, failed_logins_per_minute_max=2, failed_login_delay_s=0.5
@@ -210,6 +211,7 @@ async def test_a_wrong_sensor_beside_right_ones_is_slowed_down_and_they_are_not(
         await until(lambda: not listener.shared.login_limit.waiting)
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_whoever_shows_a_certificate_does_not_wait_because_others_show_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -224,6 +226,7 @@ async def test_whoever_shows_a_certificate_does_not_wait_because_others_show_not
             assert not listener.shared.login_limit.waiting
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_whoever_does_not_wait_for_an_answer_learns_nothing_sooner() -> None:
     """A guesser that takes no answer within a moment for a refusal: its right guess is not answered sooner either."""
     async with listening(
@@ -242,6 +245,7 @@ async def test_whoever_does_not_wait_for_an_answer_learns_nothing_sooner() -> No
         assert not listener.shared.sessions
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_beyond_those_that_may_wait_a_log_in_ends_unjudged_and_is_told() -> None:
     with capture_logs() as lines:
         async with listening(
@@ -267,6 +271,7 @@ async def test_beyond_those_that_may_wait_a_log_in_ends_unjudged_and_is_told() -
     assert reasons == ["bad-credentials", "too-many-failed-logins"]
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_a_listener_that_ends_does_not_wait_for_those_that_wait() -> None:
     begun = time.monotonic()
     async with listening(
@@ -304,6 +309,7 @@ async def test_a_mistake_of_ours_shows_no_secret_in_its_traceback(
     assert "hush" not in caplog.text
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_patience_with_a_client_that_waits_is_no_shorter_than_its_pause() -> None:
     async with listening(
         RecordingIntake(),

@@ -1071,6 +1071,7 @@ async def test_a_port_of_text_takes_no_more_than_its_baud_carries(
         assert 0 < taken <= took_s * 14_400 + 2 * port_line.READ_BYTES_MAX
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_a_board_that_is_a_usb_device_is_read_in_time_whatever_its_baud_says(tmp_path: Path) -> None:
     bench = Bench(tmp_path, RecordingIntake())
     async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)):

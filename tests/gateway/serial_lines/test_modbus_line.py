@@ -39,9 +39,6 @@ from tests.support.waiting import until
 from tests.test_imports import imported_by
 
 DEADLINE_S = 30.0
-HELD_UP_S_MAX = 0.002
-"""As much as `steady_time` lets pass at a time: a twenty-fifth of what tests wait for an answer. The kernel hands on
-what is written to a terminal when it comes to that, which a busy machine puts off as often as this process."""
 
 
 @dataclass
@@ -195,7 +192,11 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+async def bench(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    steady_time: None,  # noqa: ARG001 - its time-outs are short
+) -> AsyncIterator[Bench]:
     monkeypatch.setattr(modbus_line, "LATE_S_MAX", 0.4)
     bench = Bench(Wire(tmp_path / "ttyUSB0"), RecordingIntake())
     yield bench
@@ -205,33 +206,6 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 @pytest.fixture
 def puppet(bench: Bench) -> Puppet:
     return Puppet(bench.wire)
-
-
-@pytest.fixture
-async def steady_time(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    """The event loop's time stands still while the machine holds this process up.
-
-    A test's units share it with the gateway: what they answer in time by their own count would come late, or never.
-    """
-    loop = asyncio.get_running_loop()
-    clock = loop.time
-    seen_s = passed_s = clock()
-
-    def steady() -> float:
-        nonlocal seen_s, passed_s
-        now_s = clock()
-        passed_s += min(now_s - seen_s, HELD_UP_S_MAX)
-        seen_s = now_s
-        return passed_s
-
-    async def look_often() -> None:
-        while True:
-            await asyncio.sleep(HELD_UP_S_MAX / 2)
-
-    monkeypatch.setattr(loop, "time", steady)
-    looking = asyncio.create_task(look_often())
-    yield
-    looking.cancel()
 
 
 @asynccontextmanager
@@ -570,7 +544,6 @@ async def test_noise_makes_no_reading_that_was_not_there(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.usefixtures("steady_time")
 async def test_a_late_answer_is_never_taken_for_the_next_request(
     bench: Bench, puppet: Puppet, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -598,7 +571,6 @@ async def test_a_late_answer_is_never_taken_for_the_next_request(
     assert {value for said in bench.intake.of("quick") for value in said.values()} == {0}
 
 
-@pytest.mark.usefixtures("steady_time")
 async def test_a_request_that_finds_no_answer_is_asked_again_before_another(bench: Bench, puppet: Puppet) -> None:
     dropped = 0
 
@@ -616,7 +588,6 @@ async def test_a_request_that_finds_no_answer_is_asked_again_before_another(benc
     assert bench.intake.of("meter")[0] == {"at-0": 0}
 
 
-@pytest.mark.usefixtures("steady_time")
 async def test_a_fence_parts_an_answer_that_may_still_come_from_the_next_request(bench: Bench, puppet: Puppet) -> None:
     loop = asyncio.get_running_loop()
     free_s = 0.0
@@ -647,7 +618,6 @@ def in_order(puppet: Puppet, delay_s: Callable[[int], float], step_s: float = 0.
 
 
 @pytest.mark.parametrize(("code", "says"), [(6, [{"at-0": 0}]), (2, [{"at-0": 0, "at-100": 100}])])
-@pytest.mark.usefixtures("steady_time")
 async def test_a_fence_that_is_refused_is_one_but_a_busy_unit_may_yet_answer_what_was_asked_before(
     bench: Bench, puppet: Puppet, code: int, says: list[dict[str, int]]
 ) -> None:
@@ -667,7 +637,6 @@ async def test_a_fence_that_is_refused_is_one_but_a_busy_unit_may_yet_answer_wha
         assert await bench.intake.next_of("meter") == says
 
 
-@pytest.mark.usefixtures("steady_time")
 async def test_a_late_refusal_of_what_was_asked_before_is_not_taken_for_that_of_the_fence(
     bench: Bench, puppet: Puppet
 ) -> None:
@@ -681,7 +650,6 @@ async def test_a_late_refusal_of_what_was_asked_before_is_not_taken_for_that_of_
         assert await bench.intake.next_of("meter") == [{"at-100": 100, "at-200": 200}]
 
 
-@pytest.mark.usefixtures("steady_time")
 async def test_an_attempt_may_yet_be_answered_after_the_answer_to_an_earlier_one(bench: Bench, puppet: Puppet) -> None:
     in_order(puppet, lambda address: 0.55 if address else 0)
     async with bench.polling(unit(1, "meter", *registers(0, 100), interval_s=0.9), timeout_s=0.2, retries=3):
@@ -690,7 +658,6 @@ async def test_an_attempt_may_yet_be_answered_after_the_answer_to_an_earlier_one
         assert all(name == f"at-{value}" for name, value in said.items())
 
 
-@pytest.mark.usefixtures("steady_time")
 async def test_an_answer_to_what_was_asked_before_the_port_was_opened_is_taken_for_nothing(
     bench: Bench, puppet: Puppet
 ) -> None:
@@ -708,7 +675,9 @@ async def test_an_answer_that_was_here_in_time_counts_although_the_gateway_was_h
 ) -> None:
     def answer(frame: bytes) -> None:
         puppet.send(frame)
-        time.sleep(0.3)
+        until_s = time.monotonic() + 0.3
+        while time.monotonic() < until_s:
+            time.sleep(0.001)
 
     puppet.answer = answer
     async with bench.polling(unit(1, "meter", interval_s=600), timeout_s=0.2, retries=0):
@@ -779,7 +748,6 @@ async def test_a_defect_is_reported_and_gives_the_port_back(
     assert isinstance(reports[0]["exception"], ZeroDivisionError)
 
 
-@pytest.mark.usefixtures("steady_time")
 async def test_a_unit_that_goes_and_comes_back(bench: Bench, puppet: Puppet) -> None:
     async with bench.polling(unit(1, "meter"), timeout_s=0.05, retries=0) as line:
         await bench.intake.next_of("meter")
@@ -795,7 +763,6 @@ async def test_a_unit_that_goes_and_comes_back(bench: Bench, puppet: Puppet) -> 
     assert bench.intake.losses == Counter()
 
 
-@pytest.mark.usefixtures("steady_time")
 async def test_a_unit_that_misses_a_turn_is_not_gone(bench: Bench, puppet: Puppet) -> None:
     answers = 0
 
@@ -811,7 +778,6 @@ async def test_a_unit_that_misses_a_turn_is_not_gone(bench: Bench, puppet: Puppe
     assert bench.intake.events == [("device-appeared", "meter")]
 
 
-@pytest.mark.usefixtures("steady_time")
 async def test_a_silent_unit_is_asked_less_and_less_and_starves_nobody(bench: Bench, puppet: Puppet) -> None:
     puppet.silent |= {(1, 0), (2, 0)}
     async with bench.polling(unit(1, "a"), unit(2, "b"), unit(3, "c"), timeout_s=0.05):
@@ -839,7 +805,6 @@ async def test_a_quick_unit_does_not_keep_a_slow_one_from_its_turn(bench: Bench,
     assert len(bench.intake.of("greedy")) > 5
 
 
-@pytest.mark.usefixtures("steady_time")
 async def test_a_request_that_is_ignored_does_not_cost_the_others(
     bench: Bench, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,6 +174,7 @@ async def test_what_came_in_during_an_outage_is_backlog_when_the_first_session_s
     assert len(broker.of("device-thermo.backlog")) == 100
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_an_address_that_changes_while_a_session_is_opened_begins_another_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
