@@ -47,19 +47,21 @@ test: LEFT_OUT := and not long
 test-long test-slice: export SLUICE_TEST_WHOLE := 1
 
 # Most tests wait more than they compute. Those of Spark, in one session, run beside all others, which are the first to
-# get a core. Tests of one file share servers, boards and boxes. A failure does not stop the rest.
+# get a core. Tests of one file share servers, boards and boxes. A failure does not stop the rest. Promises in seconds
+# are judged at the end, when nothing of ours competes.
 test test-long: build/apt-test install jars $(TEST_JARS)
 	@$(COMPILE); failed=0; \
-	nice $(BIN)/pytest --durations 15 -m "spark $(LEFT_OUT)" > build/test-spark.log 2>&1 & spark=$$!; \
-	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS)) $(LEFT_OUT)" || failed=1; \
-	$(BIN)/pytest --numprocesses 3 --dist loadfile --durations 15 -m "($(WITH_SERVERS)) and not spark $(LEFT_OUT)" || failed=1; \
+	nice $(BIN)/pytest --durations 15 -m "spark and not alone $(LEFT_OUT)" > build/test-spark.log 2>&1 & spark=$$!; \
+	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or alone) $(LEFT_OUT)" || failed=1; \
+	$(BIN)/pytest --numprocesses 3 --dist loadfile --durations 15 -m "($(WITH_SERVERS)) and not (spark or alone) $(LEFT_OUT)" || failed=1; \
 	wait $$spark || failed=1; \
 	cat build/test-spark.log; \
+	$(BIN)/pytest --durations 0 -m "alone $(LEFT_OUT)" || failed=1; \
 	exit $$failed
 
 test-fast: build/apt-test install
 	@$(COMPILE)
-	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or slow or long)"
+	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or slow or long or alone)"
 
 test-slice: build/apt-test install jars $(TEST_JARS)
 	@$(COMPILE)

@@ -1,5 +1,7 @@
-"""How tests wait: for a condition, and longer where others keep the processors busy. What is a promise in seconds is
-asserted by its test itself, and never so.
+"""How tests wait: for a condition, and longer where others keep the processors busy.
+
+A promise in seconds is asserted as it stands, by a test with the mark `alone`. Where all that a test judges happens in
+its own process, the fixture `steady_time` has its clock stand still while others have the processor.
 """
 
 import asyncio

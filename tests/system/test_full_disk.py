@@ -19,6 +19,7 @@ from demo.uplink import Uplink
 from tests.support.gateways import consume, free_port, header, write_config
 from tests.support.kill_loop import KINDS, PINGREQ, UNREACHABLE, LedgerSensor
 from tests.support.small_disk import SmallDisk, daemon_on, mount_refusal, small_disk
+from tests.support.waiting import patience
 
 REFUSAL = mount_refusal()
 pytestmark = pytest.mark.skipif(REFUSAL is not None, reason=REFUSAL or "")
@@ -118,7 +119,7 @@ async def held(disk: SmallDisk, of: list[LedgerSensor]) -> None:
 
     A checkpoint may give back what its file was grown by beforehand; and it stops while there is a little room yet.
     """
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patience(30)):
         before = -1
         while before != acknowledged(of) or disk.free_bytes():
             before = acknowledged(of)
@@ -129,7 +130,7 @@ async def held(disk: SmallDisk, of: list[LedgerSensor]) -> None:
 async def answered(talks: list[Talk], pings: int) -> None:
     """Wait until each sensor has had so many answers more."""
     wanted = [talk.pings + pings for talk in talks]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patience(20)):
         while any(talk.pings < enough for talk, enough in zip(talks, wanted, strict=True)):
             await asyncio.sleep(0.05)
 
@@ -138,7 +139,7 @@ async def finished(talks: list[Talk]) -> None:
     """Let nothing new come, and wait until nothing is in flight."""
     for talk in talks:
         talk.flowing.clear()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patience(20)):
         while any(talk.sensor.in_flight for talk in talks):
             await asyncio.sleep(0.05)
 
@@ -194,6 +195,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         yield mounted
 
 
+@pytest.mark.alone
 async def test_a_full_disk_holds_the_readings_answers_pings_and_goes_on_by_itself(
     disk: SmallDisk, tmp_path: Path
 ) -> None:
@@ -214,7 +216,7 @@ async def test_a_full_disk_holds_the_readings_answers_pings_and_goes_on_by_itsel
             await answered(talks, 5)
             assert all(sensor.unanswered > 0 for sensor in devices), "nothing waits: the disk was not full"
             disk.empty()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(patience(5)):
                 while [len(sensor.acknowledged) for sensor in devices] == while_full:
                     await asyncio.sleep(0.05)
             await finished(talks)
@@ -244,7 +246,7 @@ async def test_a_kill_and_a_start_on_a_full_disk_cost_nothing(disk: SmallDisk, t
         for sensor in devices:
             assert set(sensor.acknowledged) <= set(on_disk.numbers[sensor.device])
         disk.empty()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patience(20)):
             while True:
                 # A full buffer answers CONNACK 3: a sensor tries again.
                 try:
@@ -273,7 +275,7 @@ async def test_drop_oldest_accounts_for_each_reading_that_is_gone(disk: SmallDis
             disk.fill()
             full_at = acknowledged(devices)
             # More than the 2 MB that the buffer may take, with not a byte free beside it.
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(patience(40)):
                 while acknowledged(devices) < full_at + 5_000:
                     await asyncio.sleep(0.1)
                     disk.fill()  # others take whatever the file gives back
@@ -315,12 +317,12 @@ async def test_with_kafka_reachable_again_a_full_disk_drains_by_itself(
                 # A reading that waits is acknowledged when Kafka has taken others: the disk stays full.
                 before = acknowledged(devices)
                 uplink.open(int(kafka.bootstrap.rpartition(":")[2]))
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(patience(30)):
                     while acknowledged(devices) < before + 500:
                         await asyncio.sleep(0.05)
                         disk.fill()  # others take whatever the file gives back
                 await finished(talks)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(patience(20)):
                 while any(found(disk).numbers.values()):
                     await asyncio.sleep(0.2)
     for sensor in devices:
