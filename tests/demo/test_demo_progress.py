@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from demo.progress import Progress
+from tests.support.waiting import patience
 
 
 def plain_progress() -> tuple[Progress, io.StringIO]:
@@ -49,7 +50,7 @@ def test_a_step_in_which_no_figure_changes_is_not_silent(monkeypatch: pytest.Mon
     progress, output = plain_progress()
     with progress, progress.step("Wait for Spark") as step:
         step.state = lambda: "it reads its tables"
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + patience(10)
         # The event loop, or whatever waits, need not do anything for it.
         while output.getvalue().count("\n") < 3 and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from spark.engine.session import SHORT_LIVED
+from tests.support.waiting import patience
 
 PATIENCE_S = 120
 MARK = "SLUICE_TEST_MARK"
@@ -34,7 +35,7 @@ def processes(mark: str) -> dict[int, str]:
 
 def nothing_left(mark: str) -> dict[int, str]:
     """Wait until no such program runs; what is still there after a while."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience(PATIENCE_S)
     while (left := processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left
@@ -81,7 +82,7 @@ def measuring_demo(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def until_all_run(mark: str) -> dict[int, str]:
     """The demo's programs once each has taken its name: a process just forked still has its parent's."""
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + patience(PATIENCE_S)
     while True:
         running = processes(mark)
         commands = " ".join(running.values())

@@ -7,6 +7,7 @@ import pytest
 from demo.uplink import Uplink
 from tests.support.gateways import free_port
 from tests.support.stream_server import speaking
+from tests.support.waiting import patience
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -35,7 +36,7 @@ async def client(port: int) -> AsyncIterator[Stream]:
 
 async def ask(stream: Stream, question: bytes) -> bytes:
     stream[1].write(question)
-    return await asyncio.wait_for(stream[0].readexactly(len(question)), 5)
+    return await asyncio.wait_for(stream[0].readexactly(len(question)), patience(5))
 
 
 async def silent(stream: Stream) -> bool:
@@ -51,7 +52,7 @@ async def test_bytes_pass_both_ways_and_an_end_is_handed_on() -> None:
     async with line_to_echo() as uplink, client(uplink.port) as stream:
         assert await ask(stream, b"a" * 200_000) == b"a" * 200_000
         stream[1].write_eof()
-        assert await asyncio.wait_for(stream[0].read(), 5) == b""
+        assert await asyncio.wait_for(stream[0].read(), patience(5)) == b""
 
 
 async def test_a_cut_line_is_silent_and_what_stood_on_it_is_reset_at_its_return() -> None:
@@ -65,8 +66,8 @@ async def test_a_cut_line_is_silent_and_what_stood_on_it_is_reset_at_its_return(
             assert await silent(during)
             await uplink.restore()
             with pytest.raises(ConnectionResetError):
-                await asyncio.wait_for(before[0].read(1), 5)
-            assert await asyncio.wait_for(during[0].readexactly(8), 5) == b"anybody?"
+                await asyncio.wait_for(before[0].read(1), patience(5))
+            assert await asyncio.wait_for(during[0].readexactly(8), patience(5)) == b"anybody?"
         async with client(uplink.port) as after:
             assert await ask(after, b"hello again") == b"hello again"
 
@@ -85,4 +86,4 @@ async def test_a_target_that_refuses_resets_the_client() -> None:
         uplink.open(free_port())
         async with client(uplink.port) as stream:
             with pytest.raises(ConnectionResetError):
-                await asyncio.wait_for(stream[0].read(1), 5)
+                await asyncio.wait_for(stream[0].read(1), patience(5))

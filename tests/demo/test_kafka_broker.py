@@ -12,6 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from demo import child_process, kafka_broker
 from demo.kafka_broker import BrokerError
+from tests.support.waiting import patience
 
 
 async def create_topic(bootstrap: str, name: str) -> None:
@@ -32,7 +33,7 @@ def alive(pid: int) -> bool:
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patience(10)
     while not condition():
         if time.monotonic() > deadline:
             return False

@@ -39,7 +39,7 @@ from sluice_sim.avr_faults import FaultRate, schedule
 from sluice_sim.provision import Network, provision
 from tests.support.board_scene import known
 from tests.support.mosquitto import Mosquitto, mosquitto
-from tests.support.waiting import wait_until
+from tests.support.waiting import patience, wait_until
 
 pytestmark = pytest.mark.avr
 
@@ -68,7 +68,7 @@ class Listener:
         return self.hellos[-1] if self.hellos else None
 
     def until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience(PATIENCE_S)
         while not condition():
             assert time.monotonic() < deadline, f"waited in vain; hello {self.hello}, samples {list(self.samples)}"
             self.read()
@@ -97,7 +97,7 @@ class Listener:
 
     def until_reply(self, nonce: int) -> tuple[int, Reply]:
         """Wait for the answer to a PROBE: when it came, in CLOCK_BOOTTIME, and what it says."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience(PATIENCE_S)
         while time.monotonic() < deadline:
             got = self.port.read(self.port.in_waiting or 1)
             received_us = boottime_us()
@@ -353,7 +353,7 @@ def test_unplugged_in_the_middle_of_a_frame(bench: Bench) -> None:
 
 def test_opening_the_port_resets_a_board_that_is_wired_like_an_arduino(bench: Bench) -> None:
     board = bench.on(Wiring(auto_reset=True))
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience(PATIENCE_S)
     while not board.ledger.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -712,7 +712,7 @@ def test_one_port_that_was_opened_does_not_speak_for_another(
 
 
 def _open_when_it_is_there(port: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience(PATIENCE_S)
     while not port.exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)

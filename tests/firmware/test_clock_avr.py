@@ -35,6 +35,7 @@ from tests.support.buffers import opened, rows, series_of
 from tests.support.clock_world import Judged, share
 from tests.support.gateways import free_port
 from tests.support.sizes import size
+from tests.support.waiting import patience
 
 pytestmark = [pytest.mark.avr, pytest.mark.campaign(seconds=10)]
 
@@ -200,7 +201,7 @@ class Minute:
                 fates = [fate(self.boards[name]) for name, (_, fate) in (FATES | BY_MQTT).items()]
                 await asyncio.gather(asyncio.sleep(RUNS_S), *fates)
                 inhibit_sampling([*self.boards.values()])
-                async with asyncio.timeout(SETTLE_S_MAX):
+                async with asyncio.timeout(patience(SETTLE_S_MAX)):
                     while not all(is_settled(board) for board in self.boards.values()):
                         await asyncio.sleep(0.5)
                 for task in ends:

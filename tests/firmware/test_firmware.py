@@ -44,6 +44,7 @@ from sluice_sim.avr import (
 from sluice_sim.avr_faults import Build
 from tests.support.firmware_host import bitmap
 from tests.support.mqtt_peers import RecordingIntake, listening
+from tests.support.waiting import patience, until
 
 pytestmark = pytest.mark.avr
 
@@ -88,7 +89,7 @@ class GatewayEnd:
 
     def until(self, condition: Callable[[], object]) -> None:
         """Read until the condition holds."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience(PATIENCE_S)
         while not condition():
             assert time.monotonic() < deadline, f"waited in vain; received {self.frames}"
             self._read()
@@ -509,12 +510,6 @@ async def mqtt_board(folder: Path, port: int, interval_ms: int = 100) -> AsyncIt
         await asyncio.to_thread(stop_boards, [board])
 
 
-async def patience(condition: Callable[[], object], seconds: float = 60) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.05)
-
-
 def stored(intake: RecordingIntake) -> list[dict[str, Any]]:
     return [json.loads(reading.payload) for reading in intake.stored]
 
@@ -535,7 +530,7 @@ async def drained(board: Board) -> None:
         decided = sequences(boot["acknowledged"]) + sequences(boot["dropped"])
         return len(decided) == int(boot["taken"])
 
-    await patience(nothing_is_held)
+    await until(nothing_is_held, 60)
 
 
 def sequences(ranges: list[list[int]]) -> list[int]:
@@ -545,7 +540,7 @@ def sequences(ranges: list[list[int]]) -> list[int]:
 async def test_over_mqtt_samples_arrive_with_identity_value_and_tick(tmp_path: Path) -> None:
     intake = RecordingIntake()
     async with listening(intake) as listener, mqtt_board(tmp_path, listener.port) as board:
-        await patience(lambda: len(intake.stored) >= 50)
+        await until(lambda: len(intake.stored) >= 50, 60)
         await drained(board)
     (boot,) = account(board)
     readings = stored(intake)
@@ -562,10 +557,10 @@ async def test_over_mqtt_a_gateway_that_was_away_gets_what_the_ring_held_and_wor
     async with contextlib.AsyncExitStack() as stack:
         async with listening(intake) as listener:
             board = await stack.enter_async_context(mqtt_board(tmp_path, listener.port, interval_ms=50))
-            await patience(lambda: len(intake.stored) >= 20)
+            await until(lambda: len(intake.stored) >= 20, 60)
         await asyncio.sleep(5)
         async with listening(intake, listener.port):
-            await patience(lambda: any("lost" in reading for reading in stored(intake)))
+            await until(lambda: any("lost" in reading for reading in stored(intake)), 60)
             await drained(board)
     (boot,) = account(board)
     arrived = {reading["seq"] for reading in stored(intake)}
@@ -581,10 +576,10 @@ async def test_over_mqtt_after_a_reset_of_the_chip_or_of_the_modem_it_comes_back
     """The chip's reset leaves the modem in transparent mode, in the middle of whatever was being sent."""
     intake = RecordingIntake()
     async with listening(intake) as listener, mqtt_board(tmp_path, listener.port) as board:
-        await patience(lambda: len(intake.stored) >= 20)
+        await until(lambda: len(intake.stored) >= 20, 60)
         await asyncio.to_thread(board.do, command)
         before = len(intake.stored)
-        await patience(lambda: len(intake.stored) >= before + 20)
+        await until(lambda: len(intake.stored) >= before + 20, 60)
         await drained(board)
     boots = account(board)
     assert len(boots) == (1 if command == "modem-reset" else 2)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sluice_sim.avr_board import PROJECT
+from tests.support.waiting import patience
 
 pytestmark = pytest.mark.avr
 
@@ -104,7 +105,7 @@ class Modem:
 
     def expect(self, text: str, within_s: float = PATIENCE_S) -> str:
         """Let modem's time and real time pass until the chip has got the text."""
-        got, deadline = "", time.monotonic() + within_s
+        got, deadline = "", time.monotonic() + patience(within_s)
         while text not in got:
             assert time.monotonic() < deadline, f"{text!r} did not come; {got!r} did"
             self.wait(SLICE_MS)
@@ -320,7 +321,7 @@ def test_a_broken_connection_is_dialled_again_and_the_chip_is_not_told(modem: Mo
     modem.send("lost, and nobody knows")
     modem.wait(1200)
     with accept(server) as connection:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience(PATIENCE_S)
         connection.setblocking(False)
         got = b""
         while not got and time.monotonic() < deadline:
@@ -430,7 +431,7 @@ def test_whether_a_gateway_lets_it_in_is_noted(modem: Modem, server: socket.sock
         assert modem.link() == "let in"
     connection.close()
     expected = f"127.0.0.1:{server.getsockname()[1]}: {noted}"
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience(PATIENCE_S)
     while modem.link() != expected:
         assert time.monotonic() < deadline, modem.link()
         modem.wait(SLICE_MS)

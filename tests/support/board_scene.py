@@ -17,6 +17,7 @@ from gateway.buffer.status import read_status
 from sluice_sim.avr import AvrOptions, Board, Network, inhibit_sampling, start_boards, stop_boards
 from tests.support.board_audit import Account, Known, heard_in, in_kafka, known_of, lost_in, settle
 from tests.support.gateways import SLUICE, consume, free_port, wait_for_port, write_config
+from tests.support.waiting import patience
 
 SETTLE_S_MAX = 120.0
 """How long boards may take to have all that they hold acknowledged, once they measure no more."""
@@ -73,19 +74,19 @@ class Scene:
 
     async def until_acknowledged(self, count: int) -> None:
         """Wait until each board has had so many acknowledgements, in whichever of its boots."""
-        async with asyncio.timeout(SETTLE_S_MAX):
+        async with asyncio.timeout(patience(SETTLE_S_MAX)):
             while min(len(known(board).acknowledged) for board in self.boards) < count:
                 await asyncio.sleep(0.1)
 
     async def finish(self) -> Account:
         """Stop measuring, let everything arrive, and compare. What is wrong after `ARRIVE_S_MAX` stays wrong."""
         inhibit_sampling(self.boards)
-        async with asyncio.timeout(SETTLE_S_MAX):
+        async with asyncio.timeout(patience(SETTLE_S_MAX)):
             while not all(is_settled(board) for board in self.boards):
                 await asyncio.sleep(0.2)
         stop_boards(self.boards)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + ARRIVE_S_MAX
+        deadline = loop.time() + patience(ARRIVE_S_MAX)
         # Losses are counted, then reported, each within a second or so.
         while (account := await self.compare()).faults or read_status(self.directory / "buffer.db").rows:
             if loop.time() > deadline:

@@ -19,6 +19,7 @@ import pytest
 from demo import child_process
 from tests.support.cgroups import Cgroup, new_cgroup
 from tests.support.netns import DNS_ADDRESS, Namespace
+from tests.support.waiting import patience
 
 ROOT = Path(__file__).parents[2]
 TREES = ROOT / "build" / "box"
@@ -70,7 +71,7 @@ class Box:
         command += [*network, f"--directory={self.root}"]
         self._nspawn = child_process.spawn(self._cgroup.joined(*APART, *command), self._log)
         self._leader = self._wait_for_leader()
-        deadline = begin + BOOT_S_MAX
+        deadline = begin + patience(BOOT_S_MAX)
         while (state := self.call("systemctl", "is-system-running").stdout.strip()) not in {"running", "degraded"}:
             assert time.monotonic() < deadline, f"the box does not come up ({state}):\n{self.console()}"
             time.sleep(0.05)
@@ -80,7 +81,7 @@ class Box:
     def _wait_for_leader(self) -> int:
         """The process number of the box's own first process."""
         assert self._nspawn is not None
-        deadline = time.monotonic() + BOOT_S_MAX
+        deadline = time.monotonic() + patience(BOOT_S_MAX)
         while True:
             assert self._nspawn.poll() is None, f"systemd-nspawn ended:\n{self.console()}"
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -165,7 +166,7 @@ class Box:
             self._nspawn.wait()
             leader = Path(f"/proc/{self._leader}")
             # The kernel ends it a moment later.
-            deadline = time.monotonic() + STOP_S_MAX
+            deadline = time.monotonic() + patience(STOP_S_MAX)
             while leader.exists() and time.monotonic() < deadline:
                 time.sleep(0.02)
             self._nspawn = None

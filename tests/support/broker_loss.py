@@ -9,6 +9,7 @@ from gateway.reading import Mark, Reading
 from gateway.settings import BrokerSettings
 from gateway.site_broker.broker_ingress import BrokerIngress
 from tests.support.mosquitto import Mosquitto, publish
+from tests.support.waiting import patience
 
 QUIET_S = 0.3
 """How long nothing comes any more before it is held to be all."""
@@ -68,7 +69,7 @@ async def _read(broker: Mosquitto, intake: _Counting) -> None:
     settings = BrokerSettings(host="127.0.0.1", port=broker.port, topics=("device/#",), backoff_s_min=0.1)
     ingress = BrokerIngress(settings, "gw1", intake, lambda: 1, random.random)
     running = asyncio.create_task(ingress.run())
-    await asyncio.wait_for(ingress.session.subscriptions.answered.wait(), 10)
+    await asyncio.wait_for(ingress.session.subscriptions.answered.wait(), patience(10))
     count = -1
     while count < len(intake.readings):
         count = len(intake.readings)

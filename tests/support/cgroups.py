@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.waiting import patience
+
 NAMED = "name=systemd"
 """The hierarchy that systemd keeps its units in where cgroup 1 is mounted, beside or without cgroup 2."""
 GONE_S_MAX = 10.0
@@ -30,7 +32,7 @@ class Cgroup:
 
     def remove(self) -> None:
         """With all groups below it, once their last process is gone. Raises OSError where one stays."""
-        deadline = time.monotonic() + GONE_S_MAX
+        deadline = time.monotonic() + patience(GONE_S_MAX)
         for folder in self._folders:
             for below, _, _ in os.walk(folder, topdown=False):
                 while True:

@@ -15,6 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from demo.kafka_broker import free_ports
 from gateway.daemon import control
+from tests.support.waiting import patience
 
 SLUICE = Path(sys.executable).with_name("sluice")
 
@@ -86,12 +87,12 @@ def daemon(config: Path, port: int, environment: Mapping[str, str] | None = None
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        process.wait(patience(20))
         log.close()
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience(20)
     while process.poll() is None and time.monotonic() < deadline:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -141,7 +142,7 @@ async def consume(bootstrap: str, *topics: str) -> list[ConsumerRecord]:
 
 async def consume_until(bootstrap: str, count: int, *topics: str) -> list[ConsumerRecord]:
     """What stands in the topics once there are at least `count` records."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patience(60)):
         while len(records := await consume(bootstrap, *topics)) < count:
             await asyncio.sleep(0.2)
     return records

@@ -8,6 +8,7 @@ from subprocess import Popen
 
 from demo import child_process
 from demo.kafka_broker import java_program
+from tests.support.waiting import patience
 
 START_S_MAX = 90.0
 """They are up in 5 s on an idle machine."""
@@ -21,7 +22,7 @@ def java_server(
     options = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     process = child_process.spawn([java_program(), *options, *arguments], log)
     try:
-        deadline = time.monotonic() + START_S_MAX
+        deadline = time.monotonic() + patience(START_S_MAX)
         while not is_ready():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{name} did not start:\n{child_process.log_tail(log)}")

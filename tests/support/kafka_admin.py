@@ -36,6 +36,8 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
+from tests.support.waiting import patience
+
 TIMEOUT_MS = 20_000
 SCRAM_ITERATIONS = 4096
 """The fewest that Kafka takes; these users live for the length of a test."""
@@ -61,7 +63,7 @@ async def administered(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
 async def _ask(admin: AIOKafkaAdminClient, request: Any) -> Any:
     """Have a node answer that is up, whichever: each knows the way to the controller."""
     client = admin._client
-    async with asyncio.timeout(TIMEOUT_MS / 1000):
+    async with asyncio.timeout(patience(TIMEOUT_MS / 1000)):
         while True:
             for node in [broker.nodeId for broker in client.cluster.brokers()]:
                 with suppress(KafkaError, OSError):
@@ -122,7 +124,7 @@ async def alter_topic(bootstrap: str, topic: str, **config: str) -> None:
 async def until_refused(bootstrap: str, topic: str, size: int) -> None:
     """Return once the broker refuses a record of so many bytes; those that it takes until then stand in the topic."""
     async with (
-        asyncio.timeout(TIMEOUT_MS / 1000),
+        asyncio.timeout(patience(TIMEOUT_MS / 1000)),
         AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all") as producer,
     ):
         with suppress(MessageSizeTooLargeError):
@@ -173,7 +175,7 @@ async def _partitions(admin: AIOKafkaAdminClient, topic: str) -> list[dict[str, 
 
 async def _until(admin: AIOKafkaAdminClient, reached: Any, topic: str) -> None:
     """Wait until a topic's leaders are as wanted, as one node sees them."""
-    async with asyncio.timeout(TIMEOUT_MS / 1000):
+    async with asyncio.timeout(patience(TIMEOUT_MS / 1000)):
         while not reached(await _leaders(admin, topic)):
             await asyncio.sleep(0.1)
 

@@ -18,6 +18,7 @@ from typing import Literal
 
 from demo import child_process
 from demo.kafka_broker import JARS, JVM_OPTIONS, BrokerError, free_ports, java_program, require_kafka
+from tests.support.waiting import patience
 
 LOOPBACK = "127.0.0.1"
 DIRECT = "DIRECT"
@@ -142,7 +143,7 @@ class Node:
 
     def wait_until_ready(self, patience_s: float = START_S_MAX) -> None:
         """Return once the cluster has taken it in. Raises BrokerError where it ended or took longer."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + patience(patience_s)
         while STARTED not in self._logged():
             if self.process is None or self.process.poll() is not None:
                 raise BrokerError(f"node {self.number} ended while starting:\n{child_process.log_tail(self.log)}")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from tests.support.gateways import SLUICE, consume, free_port, header, wait_for_port, write_config
+from tests.support.waiting import patience
 
 Kind = Literal["qos1-sequence", "qos2", "qos1"]
 KINDS: tuple[Kind, ...] = ("qos1-sequence", "qos2", "qos1")
@@ -259,7 +260,7 @@ async def _kill_loop(
 
 
 async def _finished(sensors: Sequence[LedgerSensor]) -> None:
-    async with asyncio.timeout(FINISH_S):
+    async with asyncio.timeout(patience(FINISH_S)):
         while any(sensor.in_flight for sensor in sensors):
             await asyncio.sleep(0.05)
 

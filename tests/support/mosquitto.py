@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.support.gateways import free_port
 from tests.support.stream_server import speaking
+from tests.support.waiting import patience
 
 MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin") or "mosquitto"
 
@@ -49,7 +50,7 @@ class Mosquitto:
         config.write_text("\n".join(lines) + "\n")
         with (self.directory / "mosquitto.log").open("ab") as log:
             self.process = subprocess.Popen([MOSQUITTO, "-c", config], stdout=log, stderr=log)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + patience(10)
         while self.process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()

@@ -12,6 +12,7 @@ from gateway.reading import Mark, Reading
 from gateway.settings import ListenerSettings
 from gateway.tls.dates import Dates, by_system_clock
 from tests.support.gateways import free_port
+from tests.support.waiting import patience
 
 Done = Callable[[bool], None]
 CODEWORD = "correct horse"
@@ -99,7 +100,7 @@ async def listening(
     running = asyncio.create_task(listener.run())
     begun = asyncio.create_task(listener.listening.wait())
     try:
-        await asyncio.wait((running, begun), timeout=5, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((running, begun), timeout=patience(5), return_when=asyncio.FIRST_COMPLETED)
         begun.cancel()
         if running.done():
             await running
@@ -119,11 +120,11 @@ class Peer:
         self.writer = writer
 
     async def read(self, count: int) -> bytes:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patience(5)):
             return await self.reader.readexactly(count)
 
     async def read_to_end(self) -> bytes:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patience(5)):
             try:
                 return await self.reader.read()
             except ConnectionResetError:

@@ -30,6 +30,7 @@ import pytest
 
 from demo import child_process
 from tests.support import dns_server
+from tests.support.waiting import patience
 
 BROKERS_NET = "203.0.113"
 DNS_ADDRESS = f"{BROKERS_NET}.53"
@@ -201,7 +202,7 @@ class Network:
         # The kernel drops masqueraded state of an interface that goes down (nf_nat_masquerade), in its own time.
         self.router.ip("link", "set", "wan0", "down")
         self.router.ip("link", "set", "wan0", "up")
-        deadline = time.monotonic() + FORGOTTEN_S_MAX
+        deadline = time.monotonic() + patience(FORGOTTEN_S_MAX)
         while older & self._masqueraded():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the router still knows connections after {FORGOTTEN_S_MAX:.0f} s")

@@ -14,6 +14,7 @@ from tests.support.box import Box
 from tests.support.netns import GATEWAY_NETS
 from tests.support.uplink_ledger import acknowledged_in, audit, in_kafka
 from tests.support.uplink_scene import Scene
+from tests.support.waiting import patience
 
 SECRET = "correct-horse-battery"  # noqa: S105 - made up for this
 TOPIC = "device-thermo"
@@ -47,14 +48,14 @@ class Site:
         return read_status(self.box.root / "var/lib/sluice/buffer.db").rows
 
     def wait_until_drained(self, patience_s: float = 60.0) -> None:
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + patience(patience_s)
         while self.rows():
             assert time.monotonic() < deadline, f"{self.rows()} rows still wait:\n{self.box.journal()[-3000:]}"
             time.sleep(0.2)
 
     def wait_until_full(self, patience_s: float = 60.0) -> None:
         """Until the gateway says that nothing more fits into its buffer."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + patience(patience_s)
         while not json.loads(self.box.run("sluice", "status", "--json"))["daemon"]["buffer"]["full"]:
             assert time.monotonic() < deadline, f"{self.rows()} rows, and not full:\n{self.box.journal()[-3000:]}"
             time.sleep(0.5)
@@ -111,7 +112,7 @@ def wait_for_first_reading(site: Site, patience_s: float = 60.0) -> None:
     """Publish as a sensor does until a reading is in Kafka."""
     command = ["mosquitto_pub", "-h", site.address, "-u", SENSORS[0], "-P", SECRET, "-q", "1"]
     command += ["-t", f"device/{SENSORS[0]}/thermo", "-m", '{"boot": "0-00000000", "seq": 0, "c": 21.5}']
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + patience(patience_s)
     while subprocess.run(
         [*site.scene.network.router.prefix, *command], capture_output=True, check=False, timeout=30
     ).returncode:

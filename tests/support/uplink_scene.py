@@ -24,6 +24,7 @@ from tests.support.gateways import SLUICE, consume, header, wait_for_port, write
 from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
 from tests.support.netns import BROKERS_NET, BROKERS_NET6, Network, network_or_skip
 from tests.support.uplink_ledger import Audit, acknowledged_in, audit, in_kafka
+from tests.support.waiting import patience
 
 KAFKA_NAME = "kafka.example"
 LISTENER = "GATEWAY"
@@ -191,7 +192,7 @@ class RunningGateway:
 
     def wait_until_calm(self, patience_s: float) -> bool:
         """Wait until no more than live readings wait on disk; whether it came to that."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + patience(patience_s)
         while self.rows > CALM_ROWS:
             if time.monotonic() > deadline:
                 return False
@@ -205,8 +206,8 @@ class RunningGateway:
     def finish(self, patience_s: float = 30.0) -> "Outcome":
         """Let the sensors end, the buffer drain, and compare. Raises AssertionError where it does not drain."""
         self.fleet.send_signal(signal.SIGTERM)
-        self.fleet.wait(patience_s)
-        deadline = time.monotonic() + patience_s
+        self.fleet.wait(patience(patience_s))
+        deadline = time.monotonic() + patience(patience_s)
         while self.rows:
             assert time.monotonic() < deadline, (
                 f"{self.rows} rows still wait {patience_s:.0f} s after the last reading; the daemon says:\n"
@@ -289,7 +290,7 @@ def running_gateway(
 
 
 def _wait_for_first_record(running: RunningGateway) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patience(30)
     while not running.scene.consume(f"{running.prefix}-thermo"):
         assert time.monotonic() < deadline, f"nothing arrives:\n{running.log_lines()[-5:]}"
         time.sleep(0.3)

@@ -24,6 +24,7 @@ from tests.support.certificates import Authority, make_authority
 from tests.support.fake_clock import YEAR_2000, FakeClock
 from tests.support.gateways import SLUICE, consume, consume_until, free_port, header
 from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
+from tests.support.waiting import patience
 
 pytestmark = [
     pytest.mark.kafka,
@@ -123,7 +124,7 @@ class Box:
     async def uplink(self, **wanted: object) -> dict[str, Any]:
         """What `sluice status` says of the uplink, once all of this holds."""
         found: dict[str, Any] = {}
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience(PATIENCE_S)):
             while not found or {name: found[name] for name in wanted} != wanted:
                 status = await asyncio.to_thread(self.command, "status", "--json")
                 found = json.loads(status.stdout)["daemon"]["uplink"]
@@ -131,7 +132,7 @@ class Box:
 
     async def says(self, words: str) -> None:
         """Wait until the log has it."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience(PATIENCE_S)):
             while words not in self.log:
                 await asyncio.sleep(0.1)
 
@@ -329,7 +330,7 @@ async def test_what_went_before_the_clock_was_known_is_put_right_by_a_correction
         assert all(time_of(record)[1] == TIME_ERROR_UNKNOWN_US for record in records)
         clock.sync(SYNC_MS)
         events: list[ConsumerRecord] = []
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience(PATIENCE_S)):
             while not events:
                 await asyncio.sleep(0.2)
                 found = await consume(brokers.plain, f"{box.prefix}-events")

@@ -30,6 +30,7 @@ from tests.support.gateways import consume, daemon, free_port, header, write_con
 from tests.support.kill_loop import KINDS, UNREACHABLE
 from tests.support.sizes import SEED
 from tests.support.syscall_replay import strace_refusal
+from tests.support.waiting import patience
 from tests.system.test_full_disk import Talk, acknowledged, answered, finished, log_of, sensors, talking
 
 REFUSAL = strace_refusal()
@@ -82,7 +83,7 @@ def stored(path: Path) -> dict[str, list[int]]:
 
 
 async def logged(config: Path, words: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patience(30)):
         while words not in log_of(config):
             await asyncio.sleep(0.05)
 
@@ -111,11 +112,11 @@ async def test_a_card_that_refuses_costs_nothing_and_the_daemon_goes_on_when_it_
                 assert acknowledged(devices) == while_failing, "acknowledged what no disk has taken"
                 on_disk = stored(tmp_path / "buffer.db")
                 assert all(set(sensor.acknowledged) <= set(on_disk[sensor.device]) for sensor in devices)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(patience(5)):
                 while acknowledged(devices) == while_failing:
                     await asyncio.sleep(0.05)
             await finished(talks)
-        assert max(talk.longest_silence_s for talk in talks) < 2
+        assert max(talk.longest_silence_s for talk in talks) < patience(2)
     numbers = stored(tmp_path / "buffer.db")
     for sensor in devices:
         assert numbers[sensor.device] == sensor.acknowledged == list(range(sensor.next_number))
@@ -171,7 +172,7 @@ async def fill(config: Path, port: int, talks: list[Talk], count: int, until: st
     devices = [talk.sensor for talk in talks]
     with daemon(config, port):
         async with talking(talks, port):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(patience(30)):
                 before = acknowledged(devices)
                 while acknowledged(devices) < before + count:
                     await asyncio.sleep(0.05)
@@ -284,7 +285,7 @@ def counted(path: Path) -> list[tuple[str, int]]:
 
 async def everything(buffer: Buffer) -> None:
     """Read all rows as the forwarder does: from the beginning, until there is no more, and again after an error."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patience(10)):
         while True:
             after = START
             try:
@@ -393,7 +394,7 @@ async def test_a_page_that_goes_bad_under_the_running_daemon_costs_what_stood_on
                 uplink.open(int(kafka.bootstrap.rpartition(":")[2]))
                 await logged(config, "buffer is corrupt: set aside")
                 before = acknowledged(devices)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(patience(10)):
                     while acknowledged(devices) < before + 100:
                         await asyncio.sleep(0.05)
                 await logged(config, "a damaged buffer was salvaged")

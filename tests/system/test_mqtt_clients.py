@@ -27,7 +27,7 @@ from gateway.settings import TlsSettings
 from gateway.tls.client import client_context
 from tests.support.gateways import daemon, free_port, write_config
 from tests.support.mqtt_peers import CODEWORD, USERS, RecordingIntake, listening
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 OPERATORS = {"ops": hashlib.sha256(CODEWORD.encode()).hexdigest()}
 COMMANDED: dict[str, Any] = {"anonymous": False, "users": USERS, "operators": OPERATORS}
@@ -402,7 +402,7 @@ async def test_mosquitto_sub_gets_a_command_and_nothing_of_others(qos: str) -> N
 
 
 async def handshake(port: int, context: ssl.SSLContext) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port, ssl=context), 5)
+    return await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port, ssl=context), patience(5))
 
 
 def trusting(certificates: Certificates) -> ssl.SSLContext:
@@ -432,10 +432,10 @@ async def test_tls_below_1_2_and_no_tls_at_all_get_nowhere(certificates: Certifi
     async with listening_with_tls(RecordingIntake(), tls, connect_timeout_s=0.3) as listener:
         reader, writer = await asyncio.open_connection("127.0.0.1", tls.port)
         writer.write(CONNECT)
-        assert ACCEPTED not in await asyncio.wait_for(reader.read(), 5)
+        assert ACCEPTED not in await asyncio.wait_for(reader.read(), patience(5))
         writer.close()
         silent_reader, silent_writer = await asyncio.open_connection("127.0.0.1", tls.port)
-        assert await asyncio.wait_for(silent_reader.read(), 5) == b"", "the handshake has its time-out"
+        assert await asyncio.wait_for(silent_reader.read(), patience(5)) == b"", "the handshake has its time-out"
         silent_writer.close()
         await until(lambda: listener.counts["tls-handshake-failed"] == 2)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -538,7 +538,7 @@ async def test_over_tls_too_a_connection_is_closed_behind_the_answers(certificat
         writer.write(CONNECT + one * 100 + b"\xff\x00" + one * 100)
         await until(lambda: listener.counts["reserved-packet-type"])
         intake.decide_all()
-        assert await asyncio.wait_for(reader.read(), 5) == ACCEPTED + b"\x40\x02\x00\x01" * 100
+        assert await asyncio.wait_for(reader.read(), patience(5)) == ACCEPTED + b"\x40\x02\x00\x01" * 100
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()

@@ -16,6 +16,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from gateway.buffer.rows import Doubt
 from tests.support.gateways import daemon, free_port, write_config
+from tests.support.waiting import patience
 
 BACKLOG = 10_000
 """Nearly three hours of a reading each second."""
@@ -71,7 +72,7 @@ def finish(sensors: Sequence[Sensor], seconds: float) -> None:
     """Wait until the sensors have finished. Raises TimeoutError."""
     began = time.monotonic()
     while any(sensor.left for sensor in sensors):
-        if time.monotonic() - began > seconds:
+        if time.monotonic() - began > patience(seconds):
             raise TimeoutError(f"unfinished after {seconds:.0f} s: {[sensor.left for sensor in sensors]}")
         time.sleep(0.05)
 

@@ -22,6 +22,7 @@ from tests.support.package_site import (
     write_answers,
 )
 from tests.support.uplink_scene import scene_or_skip
+from tests.support.waiting import patience
 
 pytestmark = [pytest.mark.box, pytest.mark.kafka, pytest.mark.timeout(900)]
 
@@ -54,7 +55,7 @@ def test_the_service_is_light_and_little_is_open_to_it(site: Site) -> None:
     found = measure(site.box)
     assert found.exposure <= EXPOSURE_MAX
     # Of a busy machine; the bench has what an idle one takes.
-    assert found.start_s < 20
+    assert found.start_s < patience(20)
     assert found.rss_mb < 100
 
 
@@ -157,7 +158,7 @@ def test_a_daemon_that_hangs_is_started_anew(site: Site) -> None:
     time.sleep(3)
     assert site.box.property("sluice.service", "MainPID") == pid, "it feeds the watchdog"
     site.box.run("systemctl", "kill", "--signal=STOP", "sluice.service")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patience(30)
     while site.box.property("sluice.service", "MainPID") in {pid, "0"}:
         assert time.monotonic() < deadline, site.box.journal()[-2000:]
         time.sleep(0.2)

@@ -14,6 +14,7 @@ from gateway.settings import DEFAULT_CONFIG
 from tests.support.box import Box, box_or_skip
 from tests.support.fixtures_boxes import Packages
 from tests.support.setup_dialogue import ENTER, questions_asked, set_up
+from tests.support.waiting import patience
 
 pytestmark = [pytest.mark.box, pytest.mark.timeout(900)]
 
@@ -63,7 +64,7 @@ def provisioned(box: Box) -> Box:
         lay(box)
         box.run("systemctl", "restart", "sluice-provision.service")
         # Which starts the service, and does not wait for it.
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + patience(30)
         while box.call(*PUBLISH, "-P", "device-0123456789").returncode:
             assert time.monotonic() < deadline, box.journal()
             time.sleep(0.2)

@@ -25,6 +25,7 @@ from tests.support.certificates import Authority, Identity, make_authority
 from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
 from tests.support.sizes import left_to_long
 from tests.support.uplink_site import BACK_S_MAX, Site, records_of, records_until
+from tests.support.waiting import patience
 
 pytestmark = [
     pytest.mark.kafka,
@@ -327,7 +328,7 @@ async def told_why(site: Site, words: str) -> None:
     """Wait until `sluice status --json` tells what is wrong; then the log has told it too."""
     error = None
     try:
-        async with asyncio.timeout(TOLD_S_MAX):
+        async with asyncio.timeout(patience(TOLD_S_MAX)):
             while True:
                 uplink = (await site.status())["daemon"]["uplink"]
                 error = uplink["error"]
@@ -405,7 +406,7 @@ async def test_a_password_changed_at_the_broker_and_in_the_file(broker: Broker, 
 async def let_in_by(broker: Broker, password: str) -> None:
     """Wait until the broker goes by a password that was set a moment ago."""
     caller = Caller("LOGIN", let_in=True, mechanism="SCRAM-SHA-256", password=password)
-    async with asyncio.timeout(BACK_S_MAX):
+    async with asyncio.timeout(patience(BACK_S_MAX)):
         while True:
             client = client_of(broker, caller)
             try:
@@ -431,7 +432,7 @@ async def test_a_password_that_changes_under_a_session_that_works_begins_another
             await kafka_admin.set_password(broker.plain, USER, "SCRAM-SHA-256", changed)
             await let_in_by(broker, changed)
             papers.log_in_by(changed)
-            async with asyncio.timeout(BACK_S_MAX):
+            async with asyncio.timeout(patience(BACK_S_MAX)):
                 while "has changed: connecting anew" not in site.log:
                     await asyncio.sleep(0.1)
             publish(site, 1)

@@ -20,7 +20,7 @@ from gateway.buffer.rows import Loss, Position, Quarantined, Row, Span, joined, 
 from gateway.clock.kernel_clock import boottime_us
 from gateway.reading import BufferFileError
 from tests.support.buffers import append, confirm, entry, is_held, losses, marks_of, opened, rows, store
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -333,5 +333,5 @@ async def test_asking_for_losses_where_there_are_none_delays_nobody(tmp_path: Pa
     async with opened(tmp_path / "buffer.db") as buffer:
         for number in range(20):
             assert await losses(buffer) == []
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(patience(0.5)):
                 assert await append(buffer, [entry(b"%d" % number)])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.daemon import control
 from gateway.daemon.control import ControlError, Handler, NotRunningError, RequestRefusedError, call, serve
+from tests.support.waiting import patience
 
 
 async def echo(arguments: dict[str, Any]) -> object:
@@ -44,7 +45,7 @@ async def serving(path: Path, handlers: Mapping[str, Handler] = HANDLERS) -> Asy
 
 
 async def until_it_listens(path: Path) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         while True:
             try:
                 await asyncio.to_thread(call, path, "nothing")

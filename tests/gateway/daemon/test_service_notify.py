@@ -15,6 +15,7 @@ from gateway.daemon import service_notify
 from gateway.uplink.memory import UplinkState
 from tests.support.buffers import opened
 from tests.support.gateways import daemon, free_port, write_config
+from tests.support.waiting import patience
 
 UNREACHABLE = "127.0.0.1:1"
 
@@ -131,15 +132,15 @@ async def no_wait() -> None:
 
 async def test_a_buffer_without_a_file_answers_all_the_same(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patience(5)):
             await buffer.answers()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         await buffer.answers()
 
 
 async def test_without_systemd_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         await service_notify.watch(None, no_wait, lambda: "well")
 
 

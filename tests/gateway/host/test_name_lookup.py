@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from gateway.host import name_lookup
 from gateway.host.name_lookup import RESOLVER_OPTIONS, UNDER_WAY_MAX, NameLookup
+from tests.support.waiting import patience
 
 REAL = socket.getaddrinfo
 
@@ -83,7 +83,7 @@ async def test_a_dead_dns_does_not_delay_the_next_attempt_once_it_is_back(
     dns.address = "127.0.0.9"
     await asyncio.sleep(0.1)
     # The first look-up hangs for ever: a second one, begun beside it, has the answer.
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         ((_, _, _, address),) = await names.addresses("kafka.example", 9092)
     assert address == ("127.0.0.9", 9092)
     assert not dns.go_on.is_set()
@@ -122,7 +122,7 @@ async def test_a_thread_that_cannot_be_started_is_an_error_of_that_time_only(
         # One that is under way is joined all the same.
         await asked_in_vain(names)
     dns.address = "127.0.0.9"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         assert await names.addresses("kafka.example", 9092)
 
 
@@ -166,15 +166,18 @@ async def test_nobody_waits_at_the_end_for_a_look_up_that_hangs() -> None:
         "import asyncio, socket, time\n"
         "from gateway.host.name_lookup import NameLookup\n"
         "real = socket.getaddrinfo\n"
-        "socket.getaddrinfo = lambda *a, **o: real(*a, **o) if o.get('flags') else time.sleep(60)\n"
+        "socket.getaddrinfo = lambda *a, **o: real(*a, **o) if o.get('flags') else time.sleep(3600)\n"
         "asyncio.run(asyncio.wait_for(NameLookup().addresses('kafka.example', 1), 0.05))\n"
     )
-    begun_s = time.monotonic()
     ended = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
+        subprocess.run,
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=patience(25),
+        check=False,
     )
     assert "TimeoutError" in ended.stderr
-    assert time.monotonic() - begun_s < 25
 
 
 def test_glibc_is_told_to_ask_again_soon_and_the_users_own_wish_counts(monkeypatch: pytest.MonkeyPatch) -> None:

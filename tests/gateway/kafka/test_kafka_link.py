@@ -38,7 +38,7 @@ from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
 from gateway.tls.dates import Dates
 from tests.support.kafka_peers import API_VERSIONS, METADATA, Authority, FakeBroker, server_context
 from tests.support.stream_server import speaking
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 METADATA_REQUEST = MetadataRequest([])
 VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
@@ -537,7 +537,7 @@ async def test_a_connection_that_was_not_answered_is_none(answers: frozenset[int
         assert (link.carried_bytes() > 0) == bool(answers)
         link.abort()
         with pytest.raises(KafkaConnectionError):
-            await asyncio.wait_for(asked, 5)
+            await asyncio.wait_for(asked, patience(5))
         await until(lambda: not link._sockets)
         assert (link.carried_bytes() > 0) == bool(answers)
         assert link.fault is None
@@ -582,7 +582,7 @@ async def test_abort_ends_what_is_being_connected_and_blames_nobody(
     await until(lambda: link._sockets)
     link.abort()
     with pytest.raises(KafkaConnectionError, match="given up"):
-        await asyncio.wait_for(attempt, 5)
+        await asyncio.wait_for(attempt, patience(5))
     assert [address[3] for address in dialled] == [silent], "the next address is not tried"
     assert not link._sockets
     assert link.fault is None
@@ -604,7 +604,7 @@ async def test_abort_ends_a_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
         await asked.wait()
         link.abort()
         with pytest.raises(KafkaConnectionError):
-            await asyncio.wait_for(attempt, 5)
+            await asyncio.wait_for(attempt, patience(5))
     assert link.fault is None
 
 
@@ -620,7 +620,7 @@ async def test_abort_fails_the_requests_that_wait() -> None:
         await asyncio.sleep(0.05)
         link.abort()
         with pytest.raises(KafkaConnectionError):
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, patience(5))
         assert closed == [CloseReason.CONNECTION_BROKEN]
         assert link.fault is None
         assert not link._sockets
@@ -642,7 +642,7 @@ async def test_those_from_an_address_that_is_gone_are_ended_and_no_others(
         assert link.abort_stale(lambda own: own == "::1")
         assert not link._pauses, "what failed was tried from an address that is gone"
         with pytest.raises(KafkaConnectionError, match="given up"):
-            await asyncio.wait_for(opening, 5)
+            await asyncio.wait_for(opening, patience(5))
         await opened.send(METADATA_REQUEST)
         assert answered_from(link) == {"::1"}
         assert link.abort_stale(lambda _: False)

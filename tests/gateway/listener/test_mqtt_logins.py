@@ -28,7 +28,7 @@ from tests.support.mqtt_peers import (
     puback,
     publish,
 )
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 NOW = datetime(2026, 11, 27, 12, tzinfo=UTC)
 LOGIN = ("m001", CODEWORD)
@@ -204,7 +204,7 @@ class Sensor:
         self._client.loop_start()
 
     async def is_in(self) -> bool:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patience(5)):
             return await self.answer == "Success"
 
     async def measure(self, topic: str) -> None:

@@ -10,6 +10,7 @@ from gateway.listener.listener import MqttListener
 from gateway.listener.refusals import ADDRESSES_MAX, LATELY_MAX, LINES_MAX, LOGIN, LOGINS_AGAIN, Refusals
 from gateway.mqtt.protocol import Connect
 from tests.support.mqtt_peers import CODEWORD, USERS, RecordingIntake, connect, connected, listening
+from tests.support.waiting import patience
 
 LOGGED = "refused by the MQTT listener"
 AGAIN = "an older connection was ended: the same client identifier connected again"
@@ -37,7 +38,7 @@ async def test_a_minute_later_it_is_logged_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("gateway.listener.refusals.LOG_INTERVAL_S", 0.05)
     with capture_logs() as lines:
         settings: dict[str, Any] = {"anonymous": False, "users": USERS, "failed_logins_per_minute_max": 1_000}
-        async with listening(RecordingIntake(), **settings) as listener, asyncio.timeout(5):
+        async with listening(RecordingIntake(), **settings) as listener, asyncio.timeout(patience(5)):
             while sum(line["event"] == LOGIN for line in lines) < 3:
                 await try_to_log_in(listener, "m001")
                 await asyncio.sleep(0.02)

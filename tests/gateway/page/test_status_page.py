@@ -6,7 +6,6 @@ import gzip
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,7 +27,7 @@ from gateway.page.server import PER_ADDRESS_MAX, StatusPage
 from gateway.settings import StatusPageSettings
 from tests.support.gateways import free_port
 from tests.support.status_page_site import HASHED, PASSWORD, UNREACHABLE, Site, page_config
-from tests.support.waiting import wait_until
+from tests.support.waiting import until, wait_until
 
 if TYPE_CHECKING:
     from gateway.page.view import StatusView
@@ -423,10 +422,7 @@ def test_one_address_does_not_get_all_connections(served: Served, monkeypatch: p
 
 
 def until_there(served: Served, count: int) -> None:
-    deadline = time.monotonic() + 5
-    while len(served.page._connections) != count:
-        assert time.monotonic() < deadline, len(served.page._connections)
-        time.sleep(0.02)
+    wait_until(lambda: len(served.page._connections) == count, words=lambda: str(len(served.page._connections)))
 
 
 def test_a_port_that_is_taken_is_told_and_ends_nothing(tmp_path: Path) -> None:
@@ -445,14 +441,18 @@ def test_an_address_of_another_machine_is_told_and_ends_nothing(tmp_path: Path) 
 def told_of(wanted: StatusPageSettings) -> str:
     """Why a page with these settings cannot be served, as its first warning says."""
 
-    async def run() -> None:
+    async def run() -> str:
         page = StatusPage(wanted, cast("StatusView", StubView()))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(page.run(), 0.3)
+        serving = asyncio.create_task(page.run())
+        try:
+            return await until(
+                lambda: next((str(line["event"]) for line in lines if "cannot be served" in line["event"]), None)
+            )
+        finally:
+            serving.cancel()
 
     with capture_logs() as lines:
-        asyncio.run(run())
-    return next(str(line["event"]) for line in lines if "cannot be served" in line["event"])
+        return asyncio.run(run())
 
 
 @pytest.mark.parametrize(("of", "what"), [(StatusPage, "__init__"), (StatusPage, "run"), (Answers, "tidy")])

@@ -17,7 +17,7 @@ from demo.kafka_broker import Broker
 from gateway.listener.credentials import add
 from tests.support.page_weight import CHROMIUM, browser, log_in, page_weight
 from tests.support.status_page_site import PASSWORD, Site, add_sensors, site
-from tests.support.waiting import wait_until
+from tests.support.waiting import patience, wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,7 +30,7 @@ MISTAKES = re.compile(r"Content Security|TypeError: (?!Failed to fetch)|Referenc
 """In the console: what is no network's doing."""
 KILOBYTES_MAX = 60
 FIRST_PAINT_MS_MAX = 2_000
-"""Of a machine that is busy with other tests; alone it takes a tenth."""
+"""On an idle machine it takes a tenth."""
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_the_page_is_light(page: Page, tmp_path: Path) -> None:
         add_sensors(gateway)
         weight = page_weight(page, gateway.url, PASSWORD)
         assert weight.kilobytes < KILOBYTES_MAX
-        assert weight.first_paint_ms < FIRST_PAINT_MS_MAX
+        assert weight.first_paint_ms < patience(FIRST_PAINT_MS_MAX)
         assert weight.requests <= 6
         # Nobody looks: nothing is asked.
         page.evaluate("Object.defineProperty(document, 'hidden', {get: () => true})")

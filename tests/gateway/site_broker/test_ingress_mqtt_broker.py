@@ -22,7 +22,7 @@ from tests.support.broker_intake import MemoryIntake, broker_telling, delivery, 
 from tests.support.gateways import free_port
 from tests.support.mosquitto import Mosquitto, mosquitto, self_signed
 from tests.support.stream_server import speaking
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 from tests.test_imports import imported_by
 
 
@@ -140,7 +140,7 @@ async def test_while_nothing_can_be_stored_the_keep_alive_goes_on_and_memory_doe
 
     intake = MemoryIntake()
     async with speaking(speak) as port, reading_from(intake, port, keep_alive_s=1) as ingress:
-        await asyncio.wait_for(ingress.session.subscriptions.answered.wait(), 5)
+        await asyncio.wait_for(ingress.session.subscriptions.answered.wait(), patience(5))
         intake.cannot_store, intake.outcome = True, None
         await until(lambda: heard.count(b"\xc0\x00") >= 4)
         assert ingress.session.counts["connections"] == 1
@@ -214,7 +214,7 @@ async def test_a_session_that_was_never_subscribed_is_subscribed(tmp_path: Path)
         writer.close()
         await writer.wait_closed()
         async with reading_from(intake, broker.port) as ingress:
-            await asyncio.wait_for(ingress.session.subscriptions.answered.wait(), 5)
+            await asyncio.wait_for(ingress.session.subscriptions.answered.wait(), patience(5))
             await published(broker.port, ["21.5"])
             await until(lambda: intake.stored)
 
@@ -457,7 +457,7 @@ async def test_tls_with_user_and_password(tmp_path: Path) -> None:
 
     try:
         async with reading_from(intake, broker.port, **settings) as ingress:
-            await asyncio.wait_for(ingress.session.subscriptions.answered.wait(), 10)
+            await asyncio.wait_for(ingress.session.subscriptions.answered.wait(), patience(10))
             options = ("-h", "localhost", "--cafile", str(certificate), "-u", "gw", "-P", "correct horse")
             # Longer than one TLS record, and than one read.
             payloads = [f"{number} " + "x" * 30_000 for number in range(20)]
@@ -593,7 +593,7 @@ async def test_a_refused_subscription_is_said_and_the_others_go_on(said: list[An
 
     topics = ("secret/#", "weak/#", "device/#")
     async with speaking(speak) as port, reading_from(MemoryIntake(), port, topics=topics) as ingress:
-        await asyncio.wait_for(ingress.session.subscriptions.answered.wait(), 5)
+        await asyncio.wait_for(ingress.session.subscriptions.answered.wait(), patience(5))
     told = {entry["topic"]: entry["event"] for entry in said if "topic" in entry}
     assert "refuses a subscription" in told["secret/#"]
     assert "grants QoS 0 only" in told["weak/#"]
@@ -638,7 +638,7 @@ async def test_the_private_parts_of_paho_are_as_they_were() -> None:
     writer.write(b"\x30\x05\x00\x01t21\x30\x05\x00\x01t22")
     await until(lambda: len(came) == 2)
     writer.write(b"\x30\xff\xff\xff\xff")
-    assert "more than four bytes" in await asyncio.wait_for(client.ended, 5)
+    assert "more than four bytes" in await asyncio.wait_for(client.ended, patience(5))
     assert client.socket() is None  # _sock_close
     writer.close()
 
