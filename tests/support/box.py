@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -311,10 +312,10 @@ def entered_or_skip(context: AbstractContextManager[Made]) -> Iterator[Made]:
         yield made
 
 
-def build(output: Path, *targets: str, version: str | None = None, key: Path | None = None) -> list[Path]:
-    """The packages of these targets, as `make deb` builds them."""
+def build(output: Path, *targets: str, version: str | None = None, xz_level: int = 6) -> list[Path]:
+    """The packages of these targets, as `make deb` builds them; packed in no time at level 0."""
     from systemd import build_deb
     from systemd.deb_python import TARGETS
 
-    release = build_deb.prepare(version, key)
+    release = replace(build_deb.prepare(version, None), xz_level=xz_level)
     return [build_deb.build(target, release, output) for target in TARGETS if str(target) in targets]

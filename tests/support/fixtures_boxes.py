@@ -19,8 +19,17 @@ class Packages:
 
 
 @pytest.fixture(scope="session")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
-    directory = tmp_path_factory.mktemp("packages")
-    (old,) = build(directory, "amd64_deb12", version=OLD)
-    (new,) = build(directory, "amd64_deb12", version=NEW)
-    return Packages(old, new)
+def old_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Alone, for whoever installs no other."""
+    return _build(tmp_path_factory, OLD)
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory, old_package: Path) -> Packages:
+    return Packages(old_package, _build(tmp_path_factory, NEW))
+
+
+def _build(factory: pytest.TempPathFactory, version: str) -> Path:
+    # `test_package` judges how small a package is: these are made quickly.
+    (made,) = build(factory.mktemp("packages"), "amd64_deb12", version=version, xz_level=0)
+    return made

@@ -256,8 +256,8 @@ def test_an_upgrade_that_does_not_fit_the_settings_leaves_the_old_one_running(si
     finally:
         site.box.write("/etc/sluice/gateway.toml", toml, 0o640)
     site.box.run("dpkg", "--configure", "sluice-gateway")
+    # It stays: the tests that follow take either version.
     assert site.box.property("sluice.service", "MainPID") not in {pid, "0"}
-    site.box.apt("install", "--allow-downgrades", f"/root/{packages.old.name}")
 
 
 def test_the_journal_tells_no_secret_and_no_traceback(site: Site) -> None:
@@ -286,7 +286,7 @@ def test_the_next_debian_takes_its_package_which_sets_itself_up_from_the_boot_pa
     tmp_path: Path, packages: Packages
 ) -> None:
     with box_or_skip(tmp_path, 13) as box:
-        (package,) = build(tmp_path / "packages", "amd64_deb13", version=OLD)
+        (package,) = build(tmp_path / "packages", "amd64_deb13", version=OLD, xz_level=0)
         # There is no Kafka, and no network: it starts all the same.
         write_answers(box, "/boot/firmware", "kafka.example:9092")
         box.boot()

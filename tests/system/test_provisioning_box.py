@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,6 @@ from gateway.commands.setup.provision import DONE_NAME, REPORT_NAME
 from gateway.page.password import verify_password
 from gateway.settings import DEFAULT_CONFIG
 from tests.support.box import Box, box_or_skip
-from tests.support.fixtures_boxes import Packages
 from tests.support.setup_dialogue import ENTER, questions_asked, set_up
 from tests.support.waiting import patience
 
@@ -40,12 +40,12 @@ WORDS = ("kafka-9d2c1b77", "page-51ab03fe", "device-0123456789")
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory, packages: Packages) -> Iterator[Box]:
+def box(tmp_path_factory: pytest.TempPathFactory, old_package: Path) -> Iterator[Box]:
     """A box with the package installed, never set up."""
     with box_or_skip(tmp_path_factory.mktemp("provisioned")) as box:
         box.boot()
-        box.take(packages.old)
-        box.apt("install", f"/root/{packages.old.name}")
+        box.take(old_package)
+        box.apt("install", f"/root/{old_package.name}")
         yield box
 
 
