@@ -15,6 +15,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from gateway.buffer.status import read_status
+from gateway.daemon import control
 from tests.support import gateways, kafka_admin
 from tests.support.uplink_ledger import Audit, Delivery, acknowledged_in, audit, in_kafka
 from tests.support.waiting import patience
@@ -34,7 +35,7 @@ id = "gw1"
 clock = "system"
 
 [buffer]
-path = "{directory}/buffer.db"
+path = "{buffer}"
 
 [mqtt_listener]
 port = {port}
@@ -76,6 +77,10 @@ class Site:
         return self.directory / "gateway.toml"
 
     @property
+    def buffer(self) -> Path:
+        return self.directory / "buffer.db"
+
+    @property
     def ledger(self) -> Path:
         return self.directory / "fleet.ledger"
 
@@ -93,7 +98,7 @@ class Site:
 
     def write_config(self) -> Path:
         text = CONFIG.format(
-            directory=self.directory,
+            buffer=self.buffer,
             port=self.port,
             bootstrap=json.dumps(self.bootstrap),
             create_topics=str(self.create_topics).lower(),
@@ -118,10 +123,24 @@ class Site:
         found: dict[str, Any] = json.loads((await self.command("status", "--json")).stdout)
         return found
 
+    async def uplink(self) -> dict[str, Any]:
+        """What the daemon tells `sluice status` of its uplink: without a process for each time it is asked."""
+        path = control.socket_path(self.buffer)
+        answer = await asyncio.to_thread(control.call, path, "state")
+        found: dict[str, Any] = answer["uplink"]
+        return found
+
     async def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run one of `sluice`'s commands on this site's settings, whatever its exit code."""
         command = [str(gateways.SLUICE), *arguments, "--config", str(self.config)]
         return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+
+    async def set_aside(self, count: int, patience_s: float) -> list[dict[str, Any]]:
+        """The quarantine, once it holds so many. Raises TimeoutError."""
+        async with asyncio.timeout(patience(patience_s)):
+            while read_status(self.buffer).quarantined < count:
+                await asyncio.sleep(0.1)
+        return await self.quarantine()
 
     async def quarantine(self) -> list[dict[str, Any]]:
         """`sluice buffer quarantine ls --json`."""
@@ -131,7 +150,7 @@ class Site:
     async def drained(self, patience_s: float = DRAINED_S_MAX) -> None:
         """Return once nothing waits for Kafka. Raises TimeoutError, with how many rows do."""
         deadline = time.monotonic() + patience(patience_s)
-        while rows := read_status(self.directory / "buffer.db").rows:
+        while rows := read_status(self.buffer).rows:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{rows} rows still wait after {patience_s:.0f} s; the daemon said:\n{self.log}")
             await asyncio.sleep(0.1)
@@ -205,7 +224,7 @@ async def records_until(bootstrap: str, topic: str, count: int, patience_s: floa
     try:
         async with asyncio.timeout(patience(patience_s)):
             while len(records) < count:
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.3)
                 records = await records_of(bootstrap, topic)
     except TimeoutError:
         raise TimeoutError(f"{len(records)} records, not {count}, in {topic} after {patience_s:.0f} s") from None

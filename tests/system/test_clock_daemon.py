@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from aiokafka import ConsumerRecord
 
+from gateway.daemon import control
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from tests.support import gateways
 from tests.support.certificates import Authority, make_authority
@@ -122,12 +123,13 @@ class Box:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
 
     async def uplink(self, **wanted: object) -> dict[str, Any]:
-        """What `sluice status` says of the uplink, once all of this holds."""
+        """What the daemon tells `sluice status` of the uplink, once all of this holds."""
         found: dict[str, Any] = {}
         async with asyncio.timeout(patience(PATIENCE_S)):
             while not found or {name: found[name] for name in wanted} != wanted:
-                status = await asyncio.to_thread(self.command, "status", "--json")
-                found = json.loads(status.stdout)["daemon"]["uplink"]
+                await asyncio.sleep(0.1)
+                answer = await asyncio.to_thread(control.call, control.socket_path(self.folder / "buffer.db"), "state")
+                found = answer["uplink"]
         return found
 
     async def says(self, words: str) -> None:

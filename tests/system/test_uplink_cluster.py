@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from aiokafka import TopicPartition
 
 from tests.support import kafka_admin
 from tests.support.gateways import header
 from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
 from tests.support.uplink_ledger import Delivery, in_kafka
-from tests.support.uplink_site import BACK_S_MAX, Site, compare, fleet, grown, records_of, records_until
+from tests.support.uplink_site import BACK_S_MAX, Site, compare, fleet, grown, looking, records_of, records_until
 from tests.support.waiting import patience
 
 pytestmark = [
@@ -114,10 +115,10 @@ async def test_all_nodes_go_and_come_back(cluster: Cluster, tmp_path: Path) -> N
     async with flowing(site):
         cluster.kill()
         deadline = time.monotonic() + patience(TOLD_S_MAX)
-        while (told := (await site.status())["daemon"]["uplink"])["up"]:
+        while (told := await site.uplink())["up"]:
             assert time.monotonic() < deadline, f"nobody is there, and after {TOLD_S_MAX:.0f} s status says {told}"
             await asyncio.sleep(0.5)
-        assert "nothing listens at 127.0.0.1" in told["error"]
+        assert "nothing listens at 127.0.0.1" in (await site.status())["daemon"]["uplink"]["error"]
         cluster.start()
         await grown(site.plain, site.topic(), PARTITIONS)
 
@@ -207,9 +208,7 @@ async def test_topics_that_refuse_do_not_stop_the_others_and_are_sent_to_once_me
         for stream in reasons:
             for value in range(3):
                 site.publish(f"device/42/{stream}", json.dumps({"celsius": value, "boot": "b", "seq": value}))
-        async with asyncio.timeout(patience(ASIDE_S_MAX)):
-            while len(aside := await site.quarantine()) < 3 * len(reasons):
-                await asyncio.sleep(0.2)
+        aside = await site.set_aside(3 * len(reasons), ASIDE_S_MAX)
         assert {(each["subject"], each["reason"]) for each in aside} == {
             (f"device/42/{stream}", reason) for stream, reason in reasons.items()
         }
@@ -255,9 +254,7 @@ async def test_a_record_that_the_broker_refuses_goes_aside_alone(cluster: Cluste
         await asyncio.sleep(1)
         # A device of the fleet's own kind, in a partition that others share.
         site.publish("device/large/thermo", large)
-        async with asyncio.timeout(patience(ASIDE_S_MAX)):
-            while not (aside := await site.quarantine()):
-                await asyncio.sleep(0.2)
+        aside = await site.set_aside(1, ASIDE_S_MAX)
         await grown(site.plain, site.topic(), PARTITIONS)
         assert [each["subject"] for each in aside] == ["device/large/thermo"]
         assert aside[0]["reason"] == "topic-max-message-bytes"
@@ -268,7 +265,12 @@ async def test_a_record_that_the_broker_refuses_goes_aside_alone(cluster: Cluste
 
 async def arrived(site: Site, value: bytes) -> None:
     """Return once a record with this value is in Kafka."""
+    partitions = [TopicPartition(site.topic(), number) for number in PARTITIONS]
     deadline = time.monotonic() + patience(REDRIVEN_S_MAX)
-    while value not in [record.value for record in await records_of(site.plain, site.topic())]:
-        assert time.monotonic() < deadline, f"not taken in again; the quarantine holds {await site.quarantine()}"
-        await asyncio.sleep(0.2)
+    async with looking(site.plain) as consumer:
+        consumer.assign(partitions)
+        while True:
+            came = await consumer.getmany(*partitions, timeout_ms=500)
+            if any(record.value == value for records in came.values() for record in records):
+                return
+            assert time.monotonic() < deadline, f"not taken in again; the quarantine holds {await site.quarantine()}"

@@ -329,16 +329,15 @@ async def told_why(site: Site, words: str) -> None:
     error = None
     try:
         async with asyncio.timeout(patience(TOLD_S_MAX)):
-            while True:
-                uplink = (await site.status())["daemon"]["uplink"]
-                error = uplink["error"]
-                if error is not None and re.search(words, error):
-                    assert not uplink["up"]
-                    assert uplink["barred"], "it is reached, and refuses"
-                    break
-                await asyncio.sleep(0.5)
+            while error is None or not re.search(words, error):
+                await asyncio.sleep(0.2)
+                error = (await site.uplink())["error"]
     except TimeoutError:
         pytest.fail(f"status says {error!r}, and not {words!r}")
+    uplink = (await site.status())["daemon"]["uplink"]
+    assert re.search(words, uplink["error"]), uplink
+    assert not uplink["up"]
+    assert uplink["barred"], "it is reached, and refuses"
     assert re.search(words, site.log), site.log
 
 
