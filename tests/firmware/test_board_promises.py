@@ -54,7 +54,7 @@ async def test_byte_errors_on_the_line_lose_nothing_and_make_nothing_wrong(
     tmp_path: Path, kafka: Broker, rate: float, least: int
 ) -> None:
     async with scene(tmp_path, kafka, f"noise-{rate}") as bench:
-        boards = await bench.switch_on(4, "s")
+        boards = await bench.switch_on(size(2, 4), "s")
         # Heard first: where noise hits three HELLOs in a row, a ring of 3.2 s is full before anybody listens.
         await bench.until_acknowledged(1)
         for board in boards:
@@ -109,8 +109,8 @@ async def test_resets_one_after_the_other(tmp_path: Path, kafka: Broker) -> None
 @pytest.mark.campaign(seconds=40)
 async def test_the_gateway_is_killed_while_frames_are_in_flight(tmp_path: Path, kafka: Broker) -> None:
     async with scene(tmp_path, kafka, "kills") as bench:
-        await bench.switch_on(3, "s", options=AvrOptions(noise=1e-3))
-        await bench.switch_on(2, "w", options=bench.on_mqtt())
+        await bench.switch_on(size(1, 3), "s", options=AvrOptions(noise=1e-3))
+        await bench.switch_on(size(1, 2), "w", options=bench.on_mqtt())
         await bench.until_acknowledged(5)
         draw = random.Random(9)  # noqa: S311 - repeatable
         for _ in range(KILLS):
@@ -143,7 +143,7 @@ async def test_what_rings_drop_is_told_exactly_although_the_gateway_is_killed_on
     tmp_path: Path, kafka: Broker
 ) -> None:
     async with scene(tmp_path, kafka, "away-noise") as bench:
-        await bench.switch_on(4, "s", options=AvrOptions(noise=1e-2))
+        await bench.switch_on(size(2, 4), "s", options=AvrOptions(noise=1e-2))
         await bench.until_acknowledged(20)
         for _ in range(size(1, 3)):
             bench.kill_gateway()
@@ -191,14 +191,14 @@ async def test_an_erased_eeprom_in_the_midst(tmp_path: Path, kafka: Broker) -> N
 @pytest.mark.campaign(seconds=30)
 async def test_the_way_of_mqtt_breaks_again_and_again(tmp_path: Path, kafka: Broker) -> None:
     async with scene(tmp_path, kafka, "wifi") as bench:
-        boards = await bench.switch_on(3, "w", options=bench.on_mqtt())
+        boards = await bench.switch_on(size(2, 3), "w", options=bench.on_mqtt())
         await bench.until_acknowledged(10)
         for number in range(size(2, 6)):
-            board = boards[number % 3]
+            board = boards[number % len(boards)]
             await do(board, "wifi off")
             await asyncio.sleep(0.5 + number % 2 * 5)
             await do(board, "wifi on")
-            await do(boards[(number + 1) % 3], "modem-reset")
+            await do(boards[(number + 1) % len(boards)], "modem-reset")
         await bench.until_acknowledged(60)
         account = await bench.finish()
         assert account.faults == (), str(account)
@@ -208,7 +208,8 @@ async def test_the_way_of_mqtt_breaks_again_and_again(tmp_path: Path, kafka: Bro
 @pytest.mark.parametrize("build", ["serial", "mqtt"])
 async def test_a_random_schedule_of_everything_at_once(tmp_path: Path, kafka: Broker, build: Build) -> None:
     async with scene(tmp_path, kafka, f"random-{build}") as bench:
-        boards = await bench.switch_on(4, "b", options=bench.on_mqtt() if build == "mqtt" else AvrOptions())
+        options = bench.on_mqtt() if build == "mqtt" else AvrOptions()
+        boards = await bench.switch_on(size(2, 4), "b", options=options)
         await bench.until_acknowledged(5)
         await run_schedule(boards, build)
         account = await bench.finish()

@@ -36,6 +36,7 @@ from tests.support.firmware_host import (
     build,
     load,
 )
+from tests.support.sizes import size
 
 pytestmark = pytest.mark.avr
 
@@ -112,6 +113,7 @@ def test_hello_is_given_when_asked_for_although_an_ack_comes_before_it_is_sent(h
 # --- Under damaged input
 
 
+@pytest.mark.campaign(seconds=10)
 @pytest.mark.parametrize("seed", [1, 20_000])
 def test_the_fuzzer_finds_nothing_in_a_few_seconds(seed: int) -> None:
     command = [
@@ -121,7 +123,7 @@ def test_the_fuzzer_finds_nothing_in_a_few_seconds(seed: int) -> None:
         str(FIRMWARE_SIM),
         f"BUILD={build().parent}",
         f"SEED={seed}",
-        "SECONDS=3",
+        f"SECONDS={size(1, 3)}",
         "fuzz",
     ]
     fuzzed = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -196,7 +198,8 @@ def test_c_receives_good_frames_of_32_bytes_at_most_and_nothing_else(
     assert received == [piece for is_frame, piece in pieces if is_frame and len(piece) <= 32]
 
 
-@settings(max_examples=60)
+@pytest.mark.campaign(seconds=12)
+@settings(max_examples=size(20, 60))
 @given(st.randoms(use_true_random=True), st.integers(1, 150), st.sampled_from((0.0, 0.3, 0.9)))
 def test_over_a_lossy_line_every_sample_ends_acknowledged_or_dropped(
     host: ctypes.CDLL, chance: random.Random, samples: int, loss: float

@@ -26,6 +26,7 @@ from gateway.mqtt.protocol import (
 from sluice_sim.avr import Network, provision
 from tests.support.at_modem import AtModem
 from tests.support.firmware_host import ACKNOWLEDGED, DROPPED, SENT, TAKEN, HostBoard, load
+from tests.support.sizes import size
 
 pytestmark = pytest.mark.avr
 
@@ -555,7 +556,8 @@ class Troubles:
 TROUBLES = [trouble.__func__ for trouble in vars(Troubles).values() if isinstance(trouble, staticmethod)]
 
 
-@settings(max_examples=15)
+@pytest.mark.campaign(seconds=20)
+@settings(max_examples=size(5, 15))
 @given(
     st.lists(st.tuples(st.sampled_from(TROUBLES), st.floats(0.01, 30)), max_size=8), st.sampled_from((50, 300, 1000))
 )

@@ -35,7 +35,7 @@ RECOVERY_S_MAX = 15.0
 CALM_ROWS = 50
 """Fewer rows than this wait when nothing but live readings is on its way."""
 SENSORS = 20
-INTERVAL_MS = 100
+INTERVAL_MS = 200
 
 
 @dataclass(slots=True)

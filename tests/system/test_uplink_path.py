@@ -199,7 +199,7 @@ def test_a_link_slower_than_the_intake_makes_progress(scene: Scene) -> None:
 
     Requests have to be smaller than what waits, or none is ever answered.
     """
-    with running_gateway(scene, 'compression = "none"\nrequest_timeout_s = 10') as running:
+    with running_gateway(scene, 'compression = "none"\nrequest_timeout_s = 10', interval_ms=100) as running:
         FAULTS["blackhole"].begin(scene)
         time.sleep(3)
         with outage(running, "128-kbit") as suffered:
