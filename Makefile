@@ -31,7 +31,7 @@ MAVEN := mvn --quiet --batch-mode
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
 TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static chromium fonts-dejavu-core
 WITH_SERVERS := kafka or spark or avr or box
-TEST_JARS := build/jars/registry.done build/jars/s3.done build/jars/s3proxy.done
+TEST_JARS := build/jars/kafka_classes.done build/jars/registry.done build/jars/s3.done build/jars/s3proxy.done
 SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
 SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 # Tests start our programs some thousand times. Bytecode is kept, whatever the environment says of it.
@@ -116,6 +116,11 @@ build/jars/spark.done: spark/pom.xml | build/apt-demo
 build/jars/classes.done: build/jars/spark.done build/java $(VENV)/installed
 	@echo "writing the classes of Spark to one file (a minute, 200 MB): each command then starts in a third less time"
 	@$(BIN)/python -m spark.commands.class_archive || echo "that failed (see above): commands start without it"
+	@touch $@
+
+# The same for the brokers of the tests: some thirty starts.
+build/jars/kafka_classes.done: build/jars/kafka.done build/java $(VENV)/installed
+	@$(BIN)/python -m demo.kafka_classes || echo "that failed (see above): brokers start without it"
 	@touch $@
 
 build/java: always | build/apt-demo

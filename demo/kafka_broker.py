@@ -18,6 +18,8 @@ from demo import child_process
 
 JARS = Path(__file__).resolve().parent.parent / "build" / "jars" / "kafka"
 HOST = "127.0.0.1"
+CLASSES = "classes.jsa"
+"""Beside the jars, if somebody made it: see `demo.kafka_classes`."""
 START_S_MAX = 60.0
 """A broker is up in 5 s on an idle machine; two busy cores take several times that."""
 
@@ -146,7 +148,7 @@ def format_storage(
     cluster_id = "A" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
     log = log or directory / "broker.log"
     process = child_process.spawn(
-        _java("kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", properties), log
+        [*java_command(), "kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", properties], log
     )
     if process.wait(START_S_MAX) != 0:
         raise BrokerError(f"StorageTool cannot format {directory}/data:\n{child_process.log_tail(log)}")
@@ -170,9 +172,17 @@ def java_program() -> str:
     return f"{home}/bin/java" if home else "java"
 
 
-def launch_broker(files: BrokerFiles) -> Broker:
+def java_command(*options: str) -> list[str | Path]:
+    """Java with Kafka's jars: the name of a class and its arguments follow."""
+    classes = JARS / CLASSES
+    # That this file is of another Java is no news for whoever starts a broker: the classes are in the jars, too.
+    shared = [f"-XX:SharedArchiveFile={classes}", "-Xlog:cds*=off"] if classes.exists() else []
+    return [java_program(), *JVM_OPTIONS, *shared, *options, "-cp", f"{JARS}/*"]
+
+
+def launch_broker(files: BrokerFiles, *java_options: str) -> Broker:
     """Start the broker and return at once; it dies with the calling thread at the latest."""
-    process = child_process.spawn(_java("kafka.Kafka", files.properties), files.log)
+    process = child_process.spawn([*java_command(*java_options), "kafka.Kafka", files.properties], files.log)
     return Broker(process, files.port, files.gateway_listener_port, files.log)
 
 
@@ -212,10 +222,6 @@ def free_ports(count: int) -> list[int]:
                 _given.add(port)
                 ports.append(port)
     return ports
-
-
-def _java(*arguments: str | Path) -> list[str | Path]:
-    return [java_program(), *JVM_OPTIONS, "-cp", f"{JARS}/*", *arguments]
 
 
 def _broker_count(port: int) -> int:

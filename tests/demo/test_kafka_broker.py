@@ -87,6 +87,19 @@ def test_missing_jars_are_told_with_what_to_do(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.kafka
+def test_a_file_of_classes_that_is_of_no_use_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jars = tmp_path / "jars"
+    jars.mkdir()
+    for jar in kafka_broker.JARS.glob("*.jar"):
+        (jars / jar.name).symlink_to(jar)
+    (jars / kafka_broker.CLASSES).write_bytes(b"of another Java")
+    monkeypatch.setattr(kafka_broker, "JARS", jars)
+    assert any(kafka_broker.CLASSES in str(word) for word in kafka_broker.java_command())
+    files = kafka_broker.format_storage(tmp_path / "broker")
+    assert "jsa" not in files.log.read_text()
+
+
+@pytest.mark.kafka
 def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
     files = kafka_broker.format_storage(tmp_path)
     files.properties.write_text(files.properties.read_text() + "num.network.threads=0\n")

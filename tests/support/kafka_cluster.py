@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from demo import child_process
-from demo.kafka_broker import JARS, JVM_OPTIONS, BrokerError, free_ports, java_program, require_kafka
+from demo.kafka_broker import BrokerError, free_ports, java_command, require_kafka
 from tests.support.waiting import patience
 
 LOOPBACK = "127.0.0.1"
@@ -183,8 +183,7 @@ class Node:
             self.process = None
 
     def _spawn(self, *command: str | Path) -> subprocess.Popen[bytes]:
-        java = [java_program(), *JVM_OPTIONS, *LOGGED, "-cp", f"{JARS}/*"]
-        return child_process.spawn([*self.command_prefix, *java, *command], self.log)
+        return child_process.spawn([*self.command_prefix, *java_command(*LOGGED), *command], self.log)
 
     def _logged(self) -> str:
         with self.log.open("rb") as file:

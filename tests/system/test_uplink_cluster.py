@@ -62,7 +62,7 @@ async def flowing(site: Site) -> AsyncIterator[None]:
     What is asserted: promises P1, P2, P3 and P8.
     """
     with site.daemon():
-        async with fleet(site):
+        async with fleet(site, interval_ms=200):
             await grown(site.plain, site.topic(), PARTITIONS)
             yield
         await site.drained()
