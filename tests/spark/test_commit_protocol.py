@@ -603,7 +603,7 @@ MISTAKES: list[type[Job]] = [
 ]
 
 
-SEEDS: dict[type[Job], int] = {SettlesAfterItForgets: 1}
+SEEDS: dict[type[Job], int] = {SettlesAfterItForgets: 1, TellsBeforeWindows: 1}
 """From where plans are drawn, if not from 7: one of the first thousand shows the mistake."""
 
 

@@ -254,7 +254,7 @@ def readings_among(records: Sequence[KafkaRecord]) -> list[Event]:
 
 
 @pytest.mark.campaign(seconds=20)
-@settings(max_examples=size(200, 2_000))
+@settings(max_examples=size(60, 2_000))
 @given(site=sites(list(TYPES), [None, "others"]))
 def test_what_is_acknowledged_counts_once_by_the_rules_of_the_tables(world: World, site: Site) -> None:
     acknowledged, records = sent(world, site)

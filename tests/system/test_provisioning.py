@@ -254,7 +254,13 @@ main(sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize("inline", [False, True], ids=["beside", "among-the-answers"])
+@pytest.mark.parametrize(
+    "inline",
+    [
+        pytest.param(False, id="beside"),
+        pytest.param(True, marks=pytest.mark.long(seconds=10), id="among-the-answers"),
+    ],
+)
 def test_cut_off_at_any_step_it_is_gone_on_with(inline: bool, tmp_path: Path) -> None:  # noqa: FBT001 - a test's case
     answers = f"{ANSWERS}[secrets]\n{SECRETS.replace('[devices', '[secrets.devices')}" if inline else ANSWERS
     step, killed = 0, True

@@ -26,6 +26,7 @@ from tests.support.clock_world import (
     probed_readings,
     sent_readings,
 )
+from tests.support.sizes import size
 
 KINDS: dict[Kind, float] = {"rc": 10_000, "ceramic": 5_000, "crystal": 50}
 
@@ -576,7 +577,8 @@ def thoroughly(clock: DeviceClock, received_us: int, tick_ms: int, sequence: int
     return (earliest_us + received_us) // 2, (received_us - earliest_us) // 2 + 2
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.campaign(seconds=8)
+@settings(max_examples=size(20, 60), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(KINDS)), st.sampled_from([0.1, 1.0, 15.0, 120.0]))
 @example(694_812, "ceramic", 0.1)
 def test_an_arrival_that_tells_nothing_new_has_the_time_that_it_would_have_if_it_did(

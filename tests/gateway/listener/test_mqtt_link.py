@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 
 import pytest
 from structlog.testing import capture_logs
@@ -63,6 +64,8 @@ async def _stall() -> None:
     async with listening(RecordingIntake()) as listener, connected(listener, connect(keep_alive_s=0)) as peer:
         transport = peer.writer.transport
         assert isinstance(transport, asyncio.Transport)
+        # The less it takes without reading, the sooner it is full.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         transport.pause_reading()
         with contextlib.suppress(ConnectionError):
             while not listener.counts["write-stall"]:

@@ -954,7 +954,7 @@ async def test_through_a_real_gateway_into_its_buffer(bench: Bench, tmp_path: Pa
     async def wait_for(count: int) -> dict[str, list[dict[str, Any]]]:
         async with asyncio.timeout(DEADLINE_S):
             while min(map(len, (found := await stored()).values())) < count:
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.5)
         return found
 
     volts, amps = words_of("f32", 230.2, "high-first"), words_of("f32", 0.35, "high-first")
