@@ -120,7 +120,9 @@ class Box:
         """One of `sluice`'s commands in this box."""
         command = [str(SLUICE), *arguments, "--config", str(self.config)]
         environment = self.clock.environment()
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=patience(60), check=False, env=environment
+        )
 
     async def uplink(self, **wanted: object) -> dict[str, Any]:
         """What the daemon tells `sluice status` of the uplink, once all of this holds."""

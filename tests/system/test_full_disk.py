@@ -170,7 +170,7 @@ print(json.dumps({
 def found(disk: SmallDisk) -> Found:
     """Look at the buffer without writing to it."""
     command = [*disk.enter, sys.executable, "-c", LOOK, str(disk.inside / "buffer.db")]
-    looked = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=20).stdout)
+    looked = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=patience(20)).stdout)
     assert looked["intact"] == ["ok"]
     numbers: dict[str, list[int]] = {kind: [] for kind in KINDS}
     lost: Counter[str] = Counter()

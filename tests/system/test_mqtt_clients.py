@@ -65,7 +65,7 @@ EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
 
 
 def openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=20)
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=patience(20))
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from tests.support.gateways import (
     publish,
     write_config,
 )
+from tests.support.waiting import patience
 
 pytestmark = [
     pytest.mark.kafka,
@@ -173,7 +174,7 @@ async def test_order_by_device_is_kept_from_the_sensor_to_the_partition(kafka: B
     command = [sys.executable, "-m", "sluice_sim", "fleet", "--port", str(port), "--sensors", "10"]
     command += ["--interval-ms", "20", "--seconds", "3", "--ledger", str(ledger), "--json"]
     with daemon(config, port):
-        await asyncio.to_thread(subprocess.run, command, check=True, stdout=subprocess.DEVNULL, timeout=60)
+        await asyncio.to_thread(subprocess.run, command, check=True, stdout=subprocess.DEVNULL, timeout=patience(60))
         await drained(config)
         records = await consume(kafka.bootstrap, "order-thermo")
     sequences: dict[bytes, list[int]] = {}
@@ -266,7 +267,7 @@ def test_a_wrong_configuration_starts_nothing_and_says_what_to_write(tmp_path: P
     # readline, where pytest loads it, sets COLUMNS for children behind Python's back.
     wide = {**os.environ, "COLUMNS": "1000"}
     ended = subprocess.run(
-        [SLUICE, "run", "--config", config], capture_output=True, text=True, timeout=20, check=False, env=wide
+        [SLUICE, "run", "--config", config], capture_output=True, text=True, timeout=patience(20), check=False, env=wide
     )
     assert ended.returncode == 2
     assert f"{config}:11: mqtt_listener.anonimous: there is no such setting; write 'anonymous' instead" in ended.stderr
@@ -281,7 +282,7 @@ def test_a_port_that_is_taken_is_explained(tmp_path: Path) -> None:
     second = write_config(tmp_path / "b", UNREACHABLE, port, "b")
     with daemon(first, port):
         ended = subprocess.run(
-            [SLUICE, "run", "--config", second], capture_output=True, text=True, timeout=20, check=False
+            [SLUICE, "run", "--config", second], capture_output=True, text=True, timeout=patience(20), check=False
         )
     assert ended.returncode == 1
     assert f"{port}: the port is taken" in ended.stderr
@@ -295,7 +296,7 @@ def test_check_finds_what_is_wrong_with_topics_and_mends_what_it_may(kafka: Brok
 
     def check(*options: str) -> tuple[int, dict[str, tuple[bool, str]]]:
         command = [str(SLUICE), "check", "--config", str(config), "--json", *options]
-        ended = subprocess.run(command, capture_output=True, timeout=30, check=False)
+        ended = subprocess.run(command, capture_output=True, timeout=patience(30), check=False)
         return ended.returncode, {
             finding["subject"]: (finding["ok"], finding["words"]) for finding in json.loads(ended.stdout)
         }
@@ -313,7 +314,7 @@ def test_check_finds_what_is_wrong_with_topics_and_mends_what_it_may(kafka: Brok
 def test_check_says_that_kafka_cannot_be_reached(tmp_path: Path) -> None:
     config = write_config(tmp_path, UNREACHABLE, free_port(), "x")
     ended = subprocess.run(
-        [SLUICE, "check", "--config", config], capture_output=True, text=True, timeout=60, check=False
+        [SLUICE, "check", "--config", config], capture_output=True, text=True, timeout=patience(60), check=False
     )
     assert ended.returncode == 1
     assert f"FAIL connection to {UNREACHABLE}: cannot be made: nothing listens" in " ".join(ended.stdout.split())

@@ -21,6 +21,7 @@ from gateway.commands.setup.provision_media import MediumError
 from gateway.config import config_file
 from gateway.listener import credentials
 from gateway.page.password import read_password_line, verify_password
+from tests.support.waiting import patience
 
 ANSWERS = """\
 # from the office
@@ -270,7 +271,9 @@ def test_cut_off_at_any_step_it_is_gone_on_with(inline: bool, tmp_path: Path) ->
         boot = medium(folder / "boot", answers, "" if inline else SECRETS)
         config = folder / "etc" / "gateway.toml"
         words = [str(step), "provision", "--config", str(config), str(boot)]
-        ended = subprocess.run([sys.executable, "-c", KILLED, *words], capture_output=True, timeout=60, check=False)
+        ended = subprocess.run(
+            [sys.executable, "-c", KILLED, *words], capture_output=True, timeout=patience(60), check=False
+        )
         killed = ended.returncode == -signal.SIGKILL
         # The next start.
         assert provisioned(config, boot).exit_code == 0

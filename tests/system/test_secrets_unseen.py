@@ -12,6 +12,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from gateway.daemon import control
 from tests.support.gateways import SLUICE, daemon, free_port, write_config
 from tests.support.mqtt_peers import connect
+from tests.support.waiting import patience
 
 HUSHED = "correct-horse-battery-staple"
 """What somebody thought up, and types into every field that there is."""
@@ -20,7 +21,12 @@ HUSHED = "correct-horse-battery-staple"
 def sluice(config: Path, *words: str, may_fail: bool = False) -> str:
     """All that a command prints."""
     ended = subprocess.run(
-        [SLUICE, *words, "--config", config], capture_output=True, text=True, check=False, timeout=60, input=""
+        [SLUICE, *words, "--config", config],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience(60),
+        input="",
     )
     assert may_fail or ended.returncode == 0, ended.stderr
     return ended.stdout + ended.stderr

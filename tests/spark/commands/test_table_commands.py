@@ -20,6 +20,7 @@ from spark.engine.session import SHORT_LIVED
 from spark.log.log_table import BatchId
 from spark.views.windows_view import open_windows
 from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
+from tests.support.waiting import patience
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
@@ -184,7 +185,7 @@ def test_commands_end_quietly_and_by_a_signal_with_their_java_and_all_that_they_
         assert [process.stdout.readline() for _ in range(2)] == ["looked\n", "at work\n"]
         process.send_signal(signal.SIGTERM)
         # Whoever reads on waits for Java as well: it has the same output.
-        printed, told = process.communicate(timeout=300)
+        printed, told = process.communicate(timeout=patience(300))
     assert (process.returncode, printed) == (-signal.SIGTERM, ""), told
     assert "ERROR" not in told, told
     assert "Traceback" not in told, told
@@ -201,7 +202,7 @@ def test_a_signal_ends_a_replay_and_its_java_without_traces(
         # It has begun to make the tables: Java is at work.
         assert any(line.startswith("v2: 0 of 3 records") for line in process.stdout)
         process.send_signal(number)
-        printed = process.communicate(timeout=300)[0]
+        printed = process.communicate(timeout=patience(300))[0]
     assert process.returncode == -number
     assert "Traceback" not in printed, printed
     assert "ERROR" not in printed, printed
@@ -214,7 +215,7 @@ def test_a_signal_that_comes_while_java_starts_waits_until_that_can_be_ended(fil
         while not any(scratch.glob("sluice-*")):
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        printed = process.communicate(timeout=300)[0]
+        printed = process.communicate(timeout=patience(300))[0]
     assert process.returncode == -signal.SIGINT
     assert "Traceback" not in printed, printed
     assert "window_start" not in printed, printed
@@ -226,7 +227,7 @@ def test_a_java_that_does_not_start_is_told_in_a_line(
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", "/no/such/java")
     with started("windows", "--warehouse", filled) as process:
-        printed = process.communicate(timeout=300)[0]
+        printed = process.communicate(timeout=patience(300))[0]
     assert process.returncode == 1
     assert "/no/such/java" in printed
     assert "Error: Java did not start" in printed
@@ -239,7 +240,7 @@ def test_what_a_command_needs_while_it_runs_is_gone_with_it(filled: str, scratch
     # Two of them in one process, where the second must not look for the Java of the first.
     command = f"main(['windows', '--warehouse', {filled!r}], standalone_mode=False)"
     program = [sys.executable, "-c", f"from spark.cli import main; {command}; {command}"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=patience(300), check=False)
     assert done.returncode == 0, done.stderr
     assert "ERROR" not in done.stderr, done.stderr
     assert not any(scratch.iterdir())
@@ -247,7 +248,9 @@ def test_what_a_command_needs_while_it_runs_is_gone_with_it(filled: str, scratch
 
 @pytest.mark.long(seconds=20)
 def test_a_command_prints_nothing_that_java_says_and_ends_quietly_while_that_is_told_something(scratch: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=patience(300), check=False
+    )
     assert (done.returncode, done.stdout) == (0, "looked\n"), done.stderr
     assert "ERROR" not in done.stderr, done.stderr
     assert not any(scratch.iterdir())

@@ -25,6 +25,7 @@ from spark.views.windows_view import open_windows
 from tests.spark.test_spark_ingest import send
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import reading, reading_headers
+from tests.support.waiting import patience
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -104,7 +105,13 @@ def submit(folder: Path, *program: str) -> str:
     home = Path(pyspark.__file__).parent
     environment = os.environ | {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run(
-        [*command, *program], capture_output=True, text=True, env=environment, cwd=folder, timeout=500, check=False
+        [*command, *program],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+        timeout=patience(500),
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-4_000:]
     return done.stdout
