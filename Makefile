@@ -46,12 +46,12 @@ demo: build/apt-demo install jars
 test: LEFT_OUT := and not long
 test-long test-slice: export SLUICE_TEST_WHOLE := 1
 
-# Most tests wait more than they compute. Those of Spark, in one session, run beside all others, which are the first to
-# get a core. Tests of one file share servers, boards and boxes. A failure does not stop the rest. Promises in seconds
-# are judged at the end, when nothing of ours competes.
+# Most tests wait more than they compute. Those of Spark, in one session, take longest and run beside all others. Tests
+# of one file share servers, boards and boxes. A failure does not stop the rest. Promises in seconds are judged at the
+# end, when nothing of ours competes.
 test test-long: build/apt-test install jars $(TEST_JARS)
 	@$(COMPILE); failed=0; \
-	nice $(BIN)/pytest --durations 15 -m "spark and not alone $(LEFT_OUT)" > build/test-spark.log 2>&1 & spark=$$!; \
+	$(BIN)/pytest --durations 15 -m "spark and not alone $(LEFT_OUT)" > build/test-spark.log 2>&1 & spark=$$!; \
 	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or alone) $(LEFT_OUT)" || failed=1; \
 	$(BIN)/pytest --numprocesses 3 --dist loadfile --durations 15 -m "($(WITH_SERVERS)) and not (spark or alone) $(LEFT_OUT)" || failed=1; \
 	wait $$spark || failed=1; \

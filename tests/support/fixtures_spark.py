@@ -8,19 +8,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark.engine.delta_staging import jvm_of
-from spark.engine.session import SHORT_LIVED, open_session
-from tests.support.sizes import size
+from spark.engine.session import open_session
 
 CODE_CACHE = "-XX:ReservedCodeCacheSize=512m"
-"""What compiles the code of all tests well leaves more of it than Java keeps by default. `make test` goes without: a
-first test alone is quicker so. Of a whole session that was not measured."""
+"""The optimising compiler pays in a session of sixteen tests already. It leaves more than Java keeps by default."""
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A local session, as the jobs build it."""
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("SLUICE_SPARK_JAVA_OPTIONS", size(SHORT_LIVED, CODE_CACHE))
+        environment.setenv("SLUICE_SPARK_JAVA_OPTIONS", CODE_CACHE)
         # All tests in one: what Spark keeps of plans adds up, to half a gigabyte after a third of them.
         environment.setenv("SPARK_DRIVER_MEMORY", "4g")
         session = open_session("sluice-tests", master="local[2]")
