@@ -93,7 +93,7 @@ class OutgoingRows:
             self._kept_from_drop = spans
 
     def spared(self) -> list[Span]:
-        """Rows that may not be dropped. What is read, or to be kept from drop, from here on is looked up afterwards."""
+        """Rows that may not be dropped. From here on, rows that are read or to be kept are looked up after the drop."""
         with self._lock:
             self.drops += 1
             self._tail.clear()
