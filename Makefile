@@ -36,7 +36,7 @@ SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
 SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 # Tests start our programs some thousand times. Bytecode is kept, whatever the environment says of it.
 unexport PYTHONDONTWRITEBYTECODE
-COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd firmware-sim tests
+COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd firmware-sim
 
 .PHONY: always demo test test-fast test-long test-slice check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-install peers
 
@@ -49,7 +49,7 @@ test-long test-slice: export SLUICE_TEST_WHOLE := 1
 # Most tests wait more than they compute. Those of Spark, in one session, take longest and run beside all others. Tests
 # of one file share servers, boards and boxes. A failure does not stop the rest. Promises in seconds are judged at the
 # end, when nothing of ours competes.
-test test-long: build/apt-test install jars $(TEST_JARS)
+test test-long: build/apt-test install jars $(TEST_JARS) build/tests.done
 	@$(COMPILE); failed=0; \
 	$(BIN)/pytest --durations 15 -m "spark and not alone $(LEFT_OUT)" > build/test-spark.log 2>&1 & spark=$$!; \
 	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or alone) $(LEFT_OUT)" || failed=1; \
@@ -59,13 +59,18 @@ test test-long: build/apt-test install jars $(TEST_JARS)
 	$(BIN)/pytest --durations 0 -m "alone $(LEFT_OUT)" || failed=1; \
 	exit $$failed
 
-test-fast: build/apt-test install
+test-fast: build/apt-test install build/tests.done
 	@$(COMPILE)
 	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or slow or long or alone)"
 
 test-slice: build/apt-test install jars $(TEST_JARS)
 	@$(COMPILE)
 	$(BIN)/pytest --durations 0 --slice $(SLICE)
+
+# Pytest rewrites the asserts of all tests, which takes longer than to read what it wrote. Else each process would do it.
+build/tests.done: $(shell find tests -name '*.py') $(VENV)/installed
+	@said=$$($(BIN)/pytest --collect-only --quiet --quiet) || { echo "$$said"; exit 1; }
+	@touch $@
 
 check: build/apt-demo install
 	$(BIN)/ruff check

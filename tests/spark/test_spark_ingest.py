@@ -36,6 +36,7 @@ from spark.views.windows_view import open_windows
 from spark.windows.windows_table import create_windows
 from tests.support import spark_oracle
 from tests.support.kafka_admin import administered, create_topic
+from tests.support.sizes import WHOLE
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import reading, reading_headers
 
@@ -104,6 +105,7 @@ async def send(broker: Broker, topics: set[str], records: list[KafkaRecord]) -> 
             )
 
 
+@pytest.mark.campaign(seconds=80)
 @pytest.mark.usefixtures("interpreted")
 def test_from_kafka_to_tables_across_a_restart(
     kafka: Broker, spark: SparkSession, command: Command, tmp_path: Path
@@ -159,10 +161,11 @@ def test_from_kafka_to_tables_across_a_restart(
     assert ready == {"state": "ready", "topics": ["device-ingest-a", "device-ingest-b", "gateway-events-ingest"]}
     assert [(b["rows"], b["duplicates"], b["rejected"], b["late"], b["lag"]) for b in batches] == [(4, 2, 1, 2, 0)]
 
-    # A crash before the checkpoint noted the batch: it is done again, changes nothing, and ends well.
-    forget_last_commit(warehouse)
-    _ready, *batches = run()
-    assert [(b["rows"], b["lag"]) for b in batches] in ([(4, None)], [(4, 0)])
+    if WHOLE:
+        # A crash before the checkpoint noted the batch: it is done again, changes nothing, and ends well.
+        forget_last_commit(warehouse)
+        _ready, *batches = run()
+        assert [(b["rows"], b["lag"]) for b in batches] in ([(4, None)], [(4, 0)])
 
     all_sent = first + second + resent
     expected = spark_oracle.tables(replace(record, offset=offset) for offset, record in enumerate(all_sent))

@@ -27,8 +27,8 @@ KEYS = {
 }
 
 
+# Its Spark is the demo's own. Marked `spark`, it would have the tests that share a Spark wait for its sensors.
 @pytest.mark.kafka
-@pytest.mark.spark
 @pytest.mark.avr
 @pytest.mark.campaign(seconds=100)
 @pytest.mark.timeout(900)

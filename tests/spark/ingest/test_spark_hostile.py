@@ -309,8 +309,9 @@ def culprits(places: DataFrame, fails: Callable[[list[int]], Exception | None]) 
     return sorted(each.offset for each in find_culprits(places, attempt))
 
 
+@pytest.mark.campaign(seconds=15)
 @given(st.sets(st.integers(0, 20), max_size=3))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=size(3, 12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_records_fail_are_found_and_no_others(places: DataFrame, bad: set[int]) -> None:
     assert culprits(places, lambda part: ValueError("bad") if bad & set(part) else None) == sorted(bad)
 
