@@ -1,6 +1,6 @@
 # make demo   the main job on a fresh machine: sensors → gateway → Kafka → Delta tables, with an outage and an audit
 # make test   every promise and every real part, in small sizes; what it draws is always the same
-# make test-fast   those of its tests that need no server, no Java, no box and no compiler, and are quick
+# make test-fast   those of its tests that need no server, no Java, no box, no compiler and no whole system, and are quick
 # make test-long   all tests, in their whole sizes, drawn anew each time; as root also the demo on other systems
 # make test-slice   a thirtieth of what `make test` leaves out, chosen by the commit (SLICE=0 to 29)
 # make check  lint, format, types, layers  make lock        constraints.txt anew from pyproject.toml
@@ -61,7 +61,7 @@ test test-long: build/apt-test install jars $(TEST_JARS) build/tests.done
 
 test-fast: build/apt-test install build/tests.done
 	@$(COMPILE)
-	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or slow or long or alone)"
+	$(SIDE_BY_SIDE) --ignore tests/system -m "not ($(WITH_SERVERS) or slow or long or alone)"
 
 test-slice: build/apt-test install jars $(TEST_JARS)
 	@$(COMPILE)

@@ -241,7 +241,6 @@ def verdicts(seed: int, days: float = 1.6) -> list[Verdict]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.campaign(seconds=90)
 @given(st.integers(0, 2**32))
 @settings(max_examples=size(2, 24), deadline=None)
@@ -251,7 +250,6 @@ def test_true_time_lies_within_the_bound_whatever_happened_on_the_site(seed: int
     assert len(outside) <= len(found) / 1_000, outside[:5]
 
 
-@pytest.mark.slow
 @pytest.mark.campaign(seconds=30)
 def test_bounds_are_not_idle() -> None:
     found = [each for seed in range(size(2, 10)) for each in verdicts(seed)]

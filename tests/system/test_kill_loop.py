@@ -37,7 +37,6 @@ cli.main()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.campaign(seconds=80)
 def test_nothing_acknowledged_is_missing_after_kills(tmp_path: Path) -> None:
     outcome = kill_loop(size(4, 24), tmp_path, 1.2, None, 4)

@@ -97,7 +97,6 @@ def stored_in(folder: Path) -> Stored:
     )
 
 
-@pytest.mark.slow
 def test_a_backlog_of_ten_thousand_comes_through_on_one_connection(tmp_path: Path) -> None:
     port = free_port()
     config = write_config(tmp_path, f"127.0.0.1:{free_port()}", port, "backlog")
@@ -117,7 +116,7 @@ def test_a_backlog_of_ten_thousand_comes_through_on_one_connection(tmp_path: Pat
 @pytest.mark.parametrize(
     "kills",
     [
-        pytest.param(3, marks=pytest.mark.slow),
+        3,
         pytest.param(20, marks=pytest.mark.long(seconds=80)),
     ],
 )

@@ -158,7 +158,6 @@ def test_the_same_commit_gives_the_same_bytes_and_the_same_signature(tmp_path: P
     assert ".changed" not in name
 
 
-@pytest.mark.slow
 def test_it_is_small_and_for_its_architecture(built: Path, tree: Path) -> None:
     assert built.stat().st_size < build_deb.DEB_MB_MAX * 1e6 / 2
     compiled = sorted((tree / build_deb.LIBRARY).rglob("*.so"))
@@ -192,7 +191,6 @@ def test_it_runs_on_the_other_architecture(tmp_path: Path, built: Path) -> None:
     assert (ended.stdout, ended.stderr) == ("aarch64 aiokafka.record._crecords.default_records b'on'\n", "")
 
 
-@pytest.mark.slow
 def test_everything_in_it_is_roots_and_nobody_else_can_write_it(built: Path) -> None:
     listed = subprocess.run(["dpkg-deb", "--contents", built], capture_output=True, text=True, check=True).stdout
     modes = {(line.split()[0], line.split()[1]) for line in listed.splitlines()}
@@ -202,14 +200,12 @@ def test_everything_in_it_is_roots_and_nobody_else_can_write_it(built: Path) -> 
     assert "spark" not in {Path(line.split()[5]).name for line in listed.splitlines()}
 
 
-@pytest.mark.slow
 def test_debians_own_package_of_the_commands_name_cannot_take_its_place(tree: Path) -> None:
     control = (tree / "DEBIAN/control").read_text()
     assert re.search(r"(?m)^Package: sluice-gateway$", control), "apt upgrades by the name, and Debian has a sluice"
     assert re.search(r"(?m)^Conflicts: sluice$", control), "both have /usr/bin/sluice"
 
 
-@pytest.mark.slow
 def test_the_checksums_are_those_of_its_files(tree: Path) -> None:
     ended = subprocess.run(["md5sum", "--quiet", "--check", "DEBIAN/md5sums"], cwd=tree, check=False)
     assert ended.returncode == 0
@@ -218,7 +214,6 @@ def test_the_checksums_are_those_of_its_files(tree: Path) -> None:
     assert listed == {name for name in there if not name.startswith("DEBIAN/")}
 
 
-@pytest.mark.slow
 def test_the_list_of_what_is_inside_is_complete_and_can_be_read_back(tree: Path) -> None:
     told = json.loads((tree / build_deb.DOCUMENTS / "sbom.cdx.json").read_text())
     pins = deb_python.gateway_pins(TARGETS[1], deb_python.read_pins((ROOT / "constraints.txt").read_text()))
@@ -235,7 +230,6 @@ def test_the_list_of_what_is_inside_is_complete_and_can_be_read_back(tree: Path)
     assert len(bom.components) == len(wanted)
 
 
-@pytest.mark.slow
 def test_every_package_inside_has_its_licence_there(tree: Path) -> None:
     documents = tree / build_deb.DOCUMENTS
     told = (documents / "copyright").read_text()
@@ -246,7 +240,6 @@ def test_every_package_inside_has_its_licence_there(tree: Path) -> None:
             assert any((documents / "licenses" / name).iterdir()), name
 
 
-@pytest.mark.slow
 def test_every_command_has_its_man_page_with_its_options_and_its_example(tree: Path) -> None:
     for path, command in commands(main):
         page = tree / "usr/share/man/man1" / f"{'-'.join(('sluice', *path))}.1.gz"
@@ -257,7 +250,6 @@ def test_every_command_has_its_man_page_with_its_options_and_its_example(tree: P
         assert ".SH EXAMPLE" in text
 
 
-@pytest.mark.slow
 def test_shells_can_read_their_completion(tree: Path) -> None:
     for shell, place in deb_documents._COMPLETIONS.items():
         path = tree / place
@@ -266,7 +258,6 @@ def test_shells_can_read_their_completion(tree: Path) -> None:
             subprocess.run(["bash", "-n", path], check=True)
 
 
-@pytest.mark.slow
 def test_what_dpkg_runs_is_a_shells_and_holds_no_placeholder(tree: Path) -> None:
     for name in ("preinst", "postinst", "prerm", "postrm"):
         path = tree / "DEBIAN" / name
@@ -276,7 +267,6 @@ def test_what_dpkg_runs_is_a_shells_and_holds_no_placeholder(tree: Path) -> None
         assert (tree / name).read_text().startswith("#!/usr/bin/python3.11 -IS\n")
 
 
-@pytest.mark.slow
 def test_the_public_key_of_who_signed_it_is_inside_and_fits(built: Path, tree: Path) -> None:
     folder = tree / build_deb.KEYS
     (found,) = trusted_keys([folder], owner=os.geteuid())

@@ -558,7 +558,6 @@ def schema_1(directory: Path) -> tuple[Path, Model]:
     return directory, Model(rows, quarantine=[b"\0"])
 
 
-@pytest.mark.slow
 @pytest.mark.campaign(seconds=120)
 def test_no_power_cut_costs_what_was_acknowledged(tmp_path: Path) -> None:
     counts = cut(CUTS, tmp_path, SEED)
