@@ -108,7 +108,7 @@ class Box:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=patience(120),
             env=environment,
         )
 

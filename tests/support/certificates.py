@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from tests.support.waiting import patience
+
 EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 # `openssl ca` is the one command that sets both dates of a certificate, in every version that is about.
@@ -85,4 +87,4 @@ def _date(since_now: timedelta) -> str:
 
 
 def _openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=20)
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=patience(20))

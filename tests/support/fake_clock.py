@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from tests.support.waiting import patience
+
 SOURCE: Final = Path(__file__).with_name("fake_clock.c")
 YEAR_2000: Final = datetime(2000, 1, 1, tzinfo=UTC)
 """What a board without a battery starts with."""
@@ -50,7 +52,9 @@ class FakeClock:
         self._library = folder / "fake_clock.so"
         self._file = folder / "fake_clock"
         flags = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
-        subprocess.run(["cc", *flags, "-o", self._library, SOURCE, "-ldl", "-lpthread"], check=True, timeout=60)
+        subprocess.run(
+            ["cc", *flags, "-o", self._library, SOURCE, "-ldl", "-lpthread"], check=True, timeout=patience(60)
+        )
         self._file.write_bytes(bytes(ctypes.sizeof(Control)))
         with self._file.open("r+b") as file:
             self._control = Control.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(Control)))

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -32,6 +33,12 @@ async def answering(buffer: Path, answers: Mapping[str, control.Handler]) -> Asy
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
+
+
+def uplink_told(buffer: Path) -> dict[str, Any]:
+    """What the daemon tells `sluice status` of its uplink: without a process for each time it is asked."""
+    found: dict[str, Any] = control.call(control.socket_path(buffer), "state")["uplink"]
+    return found
 
 
 def free_port() -> int:
@@ -106,7 +113,7 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
 def publish(port: int, topic: str, payload: str, *, qos: int = 1) -> None:
     """Publish with mosquitto's own client: returns after PUBACK."""
     command = ["mosquitto_pub", "-p", str(port), "-t", topic, "-m", payload, "-q", str(qos)]
-    subprocess.run(command, check=True, timeout=20)
+    subprocess.run(command, check=True, timeout=patience(20))
 
 
 async def consume(bootstrap: str, *topics: str) -> list[ConsumerRecord]:

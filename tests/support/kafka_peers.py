@@ -7,6 +7,8 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.waiting import patience
+
 API_VERSIONS, METADATA, SASL_HANDSHAKE, SASL_AUTHENTICATE, INIT_PRODUCER_ID = 18, 3, 17, 36, 22
 SASL_AUTHENTICATION_FAILED, UNSUPPORTED_SASL_MECHANISM = 58, 33
 _OFFERED = (
@@ -48,7 +50,7 @@ class Authority:
 
     @staticmethod
     def _run(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=20)
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=patience(20))
 
 
 def server_context(pair: tuple[Path, Path], version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:

@@ -87,7 +87,9 @@ def mosquitto(directory: Path, *settings: str) -> Iterator[Mosquitto]:
 def publish(port: int, topic: str, payloads: list[str], *options: str, qos: int = 1) -> None:
     """Publish one message a line, and return when all are acknowledged."""
     command = ["mosquitto_pub", "-p", str(port), "-t", topic, "-q", str(qos), "-l", *options]
-    subprocess.run(command, check=True, timeout=60, input="".join(f"{payload}\n" for payload in payloads).encode())
+    subprocess.run(
+        command, check=True, timeout=patience(60), input="".join(f"{payload}\n" for payload in payloads).encode()
+    )
 
 
 @dataclass
@@ -155,5 +157,5 @@ def self_signed(directory: Path, name: str = "localhost") -> tuple[Path, Path]:
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", f"/CN={name}"]
     command += ["-addext", f"subjectAltName=DNS:{name}"]
-    subprocess.run(command, check=True, capture_output=True, timeout=20)
+    subprocess.run(command, check=True, capture_output=True, timeout=patience(20))
     return certificate, key

@@ -412,7 +412,9 @@ def _start_time(pid: int) -> int | None:
 
 def _execute(*command: str | Path, text: str = "") -> str:
     try:
-        return subprocess.run(command, input=text, text=True, capture_output=True, check=True, timeout=20).stdout
+        return subprocess.run(
+            command, input=text, text=True, capture_output=True, check=True, timeout=patience(20)
+        ).stdout
     except subprocess.CalledProcessError as error:
         error.add_note(error.stderr)
         raise

@@ -114,7 +114,7 @@ def wait_for_first_reading(site: Site, patience_s: float = 60.0) -> None:
     command += ["-t", f"device/{SENSORS[0]}/thermo", "-m", '{"boot": "0-00000000", "seq": 0, "c": 21.5}']
     deadline = time.monotonic() + patience(patience_s)
     while subprocess.run(
-        [*site.scene.network.router.prefix, *command], capture_output=True, check=False, timeout=30
+        [*site.scene.network.router.prefix, *command], capture_output=True, check=False, timeout=patience(30)
     ).returncode:
         assert time.monotonic() < deadline, site.box.journal()[-3000:]
         time.sleep(0.1)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support import dns_server, netns
 from tests.support.netns import Network, network_or_skip
-from tests.support.waiting import wait_until
+from tests.support.waiting import patience, wait_until
 
 BROKER = "203.0.113.10"
 PORT = 9000
@@ -63,7 +63,7 @@ def resolve(network: Network, name: str) -> str:
         command,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=patience(30),
         check=False,
         env={"RES_OPTIONS": "timeout:1 attempts:1", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
     )
@@ -216,7 +216,7 @@ def test_nothing_stays_behind_a_killed_run(tmp_path: Path) -> None:
     killed += "network.make(); print(*_names(), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     with network_or_skip(tmp_path):
         with subprocess.Popen([sys.executable, "-c", killed, tmp_path], stdout=subprocess.PIPE, text=True) as process:
-            made, _ = process.communicate(timeout=30)
+            made, _ = process.communicate(timeout=patience(30))
         assert process.returncode == -9
         # Another run that starts now may have removed it already.
         assert made.count(f"sluice-{process.pid}-") == 3

@@ -173,7 +173,7 @@ class RunningGateway:
     def status(self) -> dict[str, Any]:
         """What `sluice status --json` says."""
         command: list[str | Path] = [SLUICE, "status", "--config", self.config, "--json"]
-        ended = subprocess.run(command, capture_output=True, timeout=30, check=False)
+        ended = subprocess.run(command, capture_output=True, timeout=patience(30), check=False)
         found: dict[str, Any] = json.loads(ended.stdout)
         return found
 

@@ -15,7 +15,6 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from gateway.buffer.status import read_status
-from gateway.daemon import control
 from tests.support import gateways, kafka_admin
 from tests.support.uplink_ledger import Audit, Delivery, acknowledged_in, audit, in_kafka
 from tests.support.waiting import patience
@@ -124,16 +123,14 @@ class Site:
         return found
 
     async def uplink(self) -> dict[str, Any]:
-        """What the daemon tells `sluice status` of its uplink: without a process for each time it is asked."""
-        path = control.socket_path(self.buffer)
-        answer = await asyncio.to_thread(control.call, path, "state")
-        found: dict[str, Any] = answer["uplink"]
-        return found
+        return await asyncio.to_thread(gateways.uplink_told, self.buffer)
 
     async def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run one of `sluice`'s commands on this site's settings, whatever its exit code."""
         command = [str(gateways.SLUICE), *arguments, "--config", str(self.config)]
-        return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+        return await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, timeout=patience(60), check=False
+        )
 
     async def set_aside(self, count: int, patience_s: float) -> list[dict[str, Any]]:
         """The quarantine, once it holds so many. Raises TimeoutError."""

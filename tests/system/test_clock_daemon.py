@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from aiokafka import ConsumerRecord
 
-from gateway.daemon import control
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from tests.support import gateways
 from tests.support.certificates import Authority, make_authority
@@ -130,8 +129,7 @@ class Box:
         async with asyncio.timeout(patience(PATIENCE_S)):
             while not found or {name: found[name] for name in wanted} != wanted:
                 await asyncio.sleep(0.1)
-                answer = await asyncio.to_thread(control.call, control.socket_path(self.folder / "buffer.db"), "state")
-                found = answer["uplink"]
+                found = await asyncio.to_thread(gateways.uplink_told, self.folder / "buffer.db")
         return found
 
     async def says(self, words: str) -> None:

@@ -28,6 +28,7 @@ from gateway.settings import NO_SOURCE
 from tests.support.buffers import entry, opened, store
 from tests.support.deadline import deadline
 from tests.support.gateways import answering
+from tests.support.waiting import patience
 
 CONFIG = """\
 [gateway]
@@ -313,7 +314,7 @@ def test_a_named_pipe_is_no_buffer(command: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "buffer.db")
     # A process of its own: SQLite opens a pipe again and again, whatever signal comes.
     arguments = [sys.executable, "-m", "gateway.cli", *command.split(), "--config", str(write(tmp_path))]
-    shown = subprocess.run(arguments, capture_output=True, text=True, timeout=30, check=False)
+    shown = subprocess.run(arguments, capture_output=True, text=True, timeout=patience(30), check=False)
     assert shown.returncode == 1
     assert "buffer.db is no file" in " ".join(shown.stderr.split())
 

@@ -10,6 +10,7 @@ import structlog
 
 from gateway.host import logs
 from gateway.settings import LogSettings
+from tests.support.waiting import patience
 
 
 def test_no_value_of_a_line_is_obeyed_by_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +54,7 @@ def test_the_journal_gets_priorities_and_no_times_and_everybody_else_times(whose
         environment = {name: value for name, value in os.environ.items() if name != "JOURNAL_STREAM"}
         if whose != "none":
             environment["JOURNAL_STREAM"] = f"{stat.st_dev}:{stat.st_ino + (whose != 'its own')}"
-        subprocess.run([sys.executable, "-c", SAY], stderr=stderr, env=environment, check=True, timeout=30)
+        subprocess.run([sys.executable, "-c", SAY], stderr=stderr, env=environment, check=True, timeout=patience(30))
         stderr.seek(0)
         lines = stderr.read().splitlines()
     if whose == "its own":
@@ -83,7 +84,7 @@ def test_why_the_daemon_does_not_start_is_an_error_in_the_journal(settings: str,
         stat = os.fstat(stderr.fileno())
         environment = {**os.environ, "JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"}
         ended = subprocess.run(
-            [sluice, "run", "--config", config], stderr=stderr, env=environment, check=False, timeout=30
+            [sluice, "run", "--config", config], stderr=stderr, env=environment, check=False, timeout=patience(30)
         )
         assert ended.returncode != 0
         stderr.seek(0)

@@ -26,6 +26,7 @@ from gateway.host.network_watch import (
     source_address,
     watch,
 )
+from tests.support.waiting import patience
 
 ROOT = Path(__file__).parents[3]
 PEER = ("192.0.2.1", 9092)
@@ -50,7 +51,7 @@ def run_in_namespace(scene: Callable[[], None]) -> None:
     """Run a function of this module in a process whose network is empty but for a loopback that is down."""
     code = f"from {__name__} import {scene.__name__} as scene; scene()"
     command = ["unshare", "--net", sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience(30), check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

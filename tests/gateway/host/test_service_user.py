@@ -19,6 +19,7 @@ from gateway.host.service_user import User, as_root, as_service
 from gateway.listener.credentials import add
 from tests.support.gateways import free_port
 from tests.support.status_page_site import HASHED
+from tests.support.waiting import patience
 
 NOBODY = pwd.getpwnam("nobody")
 GROUP = grp.getgrgid(NOBODY.pw_gid).gr_name
@@ -148,7 +149,7 @@ password_file = "{page}"
     add(devices, ["42"], None)
     os.chown(devices, 0, 0)
     ended = subprocess.run(
-        [sys.executable, "-c", CHECK, str(config)], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", CHECK, str(config)], capture_output=True, text=True, check=False, timeout=patience(60)
     )
     as_root_saw, as_nobody_saw = (
         {found["subject"]: found for found in json.loads(line)} for line in ended.stdout.splitlines()

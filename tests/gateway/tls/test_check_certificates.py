@@ -26,6 +26,7 @@ from gateway.tls.certificates import (
 )
 from tests.support.deadline import deadline
 from tests.support.mosquitto import self_signed
+from tests.support.waiting import patience
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,9 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def openssl(*arguments: str) -> str:
-    return subprocess.run(["openssl", *arguments], check=True, capture_output=True, text=True, timeout=20).stdout
+    return subprocess.run(
+        ["openssl", *arguments], check=True, capture_output=True, text=True, timeout=patience(20)
+    ).stdout
 
 
 def test_the_dates_are_those_that_openssl_tells(pair: tuple[Path, Path]) -> None:

@@ -18,7 +18,6 @@ from demo.kafka_broker import Broker, kafka_broker
 from demo.uplink import Uplink
 from gateway.buffer.status import read_status
 from gateway.clock.kernel_clock import read_wall_clock
-from gateway.daemon import control
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.settings import GatewaySettings
 from tests.support.gateways import (
@@ -31,6 +30,7 @@ from tests.support.gateways import (
     free_port,
     header,
     publish,
+    uplink_told,
     write_config,
 )
 from tests.support.kafka_admin import administered, alter_topic, until_refused
@@ -114,7 +114,7 @@ async def test_a_topic_that_refuses_everything_does_not_hold_up_the_others(kafka
             publish(port, "device/42/bulk", reading(sequence))
         publish(port, "device/42/thermo", reading(40))
         await consume_until(kafka.bootstrap, 1, "condemned-thermo")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(patience(30)):
             while read_status(tmp_path / "buffer.db").rows:
                 await asyncio.sleep(0.2)
     assert read_status(tmp_path / "buffer.db").quarantined == 40
@@ -176,9 +176,9 @@ async def test_a_metered_link_is_left_alone_when_its_quota_is_used_up(kafka: Bro
     config.write_text(config.read_text().replace("[kafka]", "[kafka]\nbytes_per_day_max = 100_000"))
 
     async def used_up() -> dict[str, Any]:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(patience(30)):
             while True:
-                state: dict[str, Any] = control.call(control.socket_path(tmp_path / "buffer.db"), "state")["uplink"]
+                state = uplink_told(tmp_path / "buffer.db")
                 if state["quota_used_up"]:
                     return state
                 await asyncio.sleep(0.2)
@@ -210,7 +210,7 @@ async def test_a_metered_link_is_given_no_more_by_the_second(kafka: Broker, tmp_
             await asyncio.to_thread(publish, port, "device/42/thermo", reading(sequence, os.urandom(10_000).hex()))
         await consume_until(kafka.bootstrap, 8, "slow-thermo")
         took_s = time.monotonic() - began_s
-        wire = control.call(control.socket_path(tmp_path / "buffer.db"), "state")["uplink"]["wire_bytes"]
+        wire = uplink_told(tmp_path / "buffer.db")["wire_bytes"]
     # A burst of two seconds, and one request beyond it.
     assert wire <= 20_000 * (took_s + 2) + 50_000
     assert wire >= 80_000

@@ -22,6 +22,7 @@ from tests.support import kafka_admin
 from tests.support.certificates import Authority, make_authority
 from tests.support.gateways import SLUICE, consume, daemon, free_port, header, write_config
 from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
+from tests.support.waiting import patience
 
 pytestmark = [
     pytest.mark.kafka,
@@ -269,7 +270,7 @@ def test_the_command_says_the_same_to_people_and_programs(kafka: Broker, tmp_pat
     config = write_config(tmp_path, kafka.bootstrap, port, "said")
     with daemon(config, port):
         command = [str(SLUICE), "check", "--config", str(config)]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=patience(60), check=False)
         told = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=False)
     assert (shown.returncode, told.returncode) == (0, 0)
     assert shown.stderr == told.stderr == ""

@@ -53,6 +53,7 @@ from gateway.page.password import read_password_line, verify_password
 from gateway.settings import DEFAULT_CONFIG
 from gateway.toml_files.mistakes import ConfigError
 from gateway.toml_files.writer import toml_text
+from tests.support.waiting import patience
 
 ANSWERS = """\
 [gateway]
@@ -569,7 +570,7 @@ def killed_at(name: str, step: int, config: Path, answers: Path) -> int:
     """Run a setup that is killed as it comes to a step the so manieth time; its exit code."""
     words = ["setup", "--config", str(config), "--answers", str(answers), "--no-check"]
     command = [sys.executable, "-c", KILLED, str(step), name, *words]
-    return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+    return subprocess.run(command, capture_output=True, timeout=patience(60), check=False).returncode
 
 
 @pytest.mark.parametrize("name", ["_prepare", "_rename", "sync_folder"])

@@ -22,6 +22,7 @@ from gateway.commands.status.watch import DEVICES_MIN, _with_rates, drawing
 from gateway.commands.status.words import Glance
 from tests.gateway.commands.status.test_status_text import DOWN, glance
 from tests.support.gateways import SLUICE, daemon, free_port, write_config
+from tests.support.waiting import patience
 
 ENTERED, LEFT = "\x1b[?1049h", "\x1b[?1049l"
 
@@ -112,7 +113,7 @@ def watching(config: Path, rows: int = 24, columns: int = 80) -> Iterator["pexpe
     environment.pop("COLUMNS", None)
     command = ["status", "--watch", "0.2", "--config", str(config)]
     child = pexpect.spawn(
-        str(SLUICE), command, encoding="utf-8", dimensions=(rows, columns), env=environment, timeout=20
+        str(SLUICE), command, encoding="utf-8", dimensions=(rows, columns), env=environment, timeout=patience(20)
     )
     try:
         yield child
@@ -191,7 +192,9 @@ def test_a_mistake_of_ours_ends_it_and_is_told_where_it_can_be_read() -> None:
 
 def test_ctrl_z_gives_the_terminal_back_and_it_goes_on(config: Path) -> None:
     # Only what a shell has begun can be stopped so.
-    child = pexpect.spawn("bash", ["--norc", "-i"], encoding="utf-8", env={**os.environ, "TERM": "xterm"}, timeout=20)
+    child = pexpect.spawn(
+        "bash", ["--norc", "-i"], encoding="utf-8", env={**os.environ, "TERM": "xterm"}, timeout=patience(20)
+    )
     try:
         child.sendline(f"{SLUICE} status --watch 0.2 --config {config}")
         child.expect_exact("looking")
@@ -212,7 +215,7 @@ def test_ctrl_z_gives_the_terminal_back_and_it_goes_on(config: Path) -> None:
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_where_there_is_no_terminal_it_says_what_to_do(config: Path, more: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "gateway.cli", "status", "--watch", "--config", str(config), *more]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=patience(20), check=False)
     assert ended.returncode == 2
     assert "sluice status --json" in " ".join(ended.stderr.split())
     assert "\x1b" not in ended.stdout + ended.stderr
