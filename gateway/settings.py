@@ -142,14 +142,16 @@ class ListenerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """What all connections together may have waiting; beyond it, none is read from until half of it is stored."""
     connect_timeout_s: Seconds = 10.0
     """How long a connection may take for its TLS handshake, and then for its CONNECT."""
+    not_logged_in_per_address_max: Annotated[int, Meta(ge=1, le=100_000, description="connections, 1 to 100000")] = 250
+    """Connections of one address (IPv6: its /64) that have not logged in. For each beyond it, the oldest is closed."""
+    new_connections_per_s_max: Annotated[float, Meta(gt=0, le=100_000, description="a number, above 0 to 100000")] = (
+        50.0
+    )
+    """New connections of one address (IPv6: its /64) a second, and twice as many at once. Those beyond it wait unheard
+    for their turn."""
     failed_logins_per_minute_max: Annotated[int, Meta(ge=1, le=10_000, description="log-ins, 1 to 10000")] = 10
-    """Failed log-ins of one user name from one address (IPv6: its /64) that are answered at once; beyond it, that name
-    from there waits, right or wrong. Ten times as many of one address, and of one name from everywhere."""
-    failed_login_delay_s: Annotated[float, Meta(ge=0.1, le=30, description="seconds, 0.1 to 30")] = 3.0
-    """How long it waits then: less than sensors wait for their CONNACK."""
-    failed_logins_held_max: Annotated[int, Meta(ge=64, le=10_000, description="log-ins, 64 to 10000")] = 256
-    """Log-ins that wait so at a time: a sixteenth of it of one address or of one name, a 64th of one name from one
-    address. Beyond it they end without an answer."""
+    """Wrong log-ins under a name of `users` or `operators` where it logged in last, and as many from everywhere else.
+    Beyond it, a right password from there is refused too. Secrets of `sluice devices add` have no such bound."""
 
 
 Credential = Annotated[str, Meta(max_length=16_383, description="a text of at most 16383 characters")]

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from gateway.listener.admission import Admission
+from gateway.listener.admission import answer_connect
 from gateway.listener.client import Client
 from gateway.listener.device_client import DeviceClient
+from gateway.listener.door import Caller
 from gateway.listener.inflight import Inflight
 from gateway.listener.link import Link
 from gateway.listener.refusals import HELD_TOO_MUCH, INTAKE_REFUSED, REVOKED, ClientRefusedError
@@ -34,8 +35,6 @@ from gateway.reading import Reading
 
 REFUSAL_HOLD_S: Final = 1.0
 """How long CONNACK 3 answers after the intake refused; then a client is let in, and shows if it still does."""
-SPARE_CONNECTIONS: Final = 64
-"""Beyond `connections_max`: so many more are let in far enough to be told CONNACK 3."""
 
 CLOSING_COMMITS_S: Final = 2.0
 """How long an end waits for commits under way, so that what they store is acknowledged and not sent again."""
@@ -45,7 +44,7 @@ class Connection(Link):
     """One client's connection, plain or inside TLS."""
 
     __slots__ = (
-        "_admission",
+        "_caller",
         "_clean",
         "_client",
         "_client_id",
@@ -60,9 +59,10 @@ class Connection(Link):
         "_writer",
     )
 
-    def __init__(self, shared: Shared, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, shared: Shared, loop: asyncio.AbstractEventLoop, caller: Caller) -> None:
         super().__init__(loop, shared.settings.connect_timeout_s)
         self._shared = shared
+        self._caller = caller
         self._protocol = ServerProtocol(shared.settings.packet_bytes_max)
         self._client: Client | None = None
         """Set once CONNECT was accepted, or waits for its commit."""
@@ -73,9 +73,7 @@ class Connection(Link):
         self._plain = False
         """Whether a PUBLISH is a reading: CONNECT was accepted, and not an operator's."""
         self._kept_events: list[Event] | None = None
-        """What came after a CONNECT that waits: to be judged, or for its session's commit. None while none waits."""
-        self._admission: Admission | None = None
-        """From CONNECT until it is accepted."""
+        """What came after a CONNECT that waits for its session's commit. None while none waits."""
         self._clean = False
         self._inflight = Inflight(shared.settings, shared.inflight)
         self._waits_for_commit = False
@@ -91,12 +89,9 @@ class Connection(Link):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        shared = self._shared
-        if len(shared.connections) >= shared.settings.connections_max + SPARE_CONNECTIONS:
-            self._abort("too-many-connections", "no room even to answer; see mqtt_listener.connections_max")
-            return
-        shared.connections.add(self)
+        self._shared.connections.add(self)
         self.pause_or_resume()
+        self._caller.connected(self.cut)
 
     def data_received(self, data: bytes) -> None:
         """Take all that one read brought: one `Intake.take`, one write of all the answers."""
@@ -116,13 +111,11 @@ class Connection(Link):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._caller.left()
         self._owes = False
         shared, client = self._shared, self._client
         shared.connections.discard(self)
         shared.paused.discard(self)
-        if self._admission is not None:
-            self._admission.end_wait()
-            self._admission = None
         if client is None:
             return
         if self._cause is None:
@@ -178,8 +171,7 @@ class Connection(Link):
     def _packet(self, event: Event, batch: Batch, received_us: int) -> None:
         """Act on a packet. Raises RefusedError."""
         if type(event) is Connect:
-            self._admission = Admission(self._shared, self._loop, self, common_name(self._transport))
-            self._admission.begin(event)
+            answer_connect(self._shared, self, event, common_name(self._transport), self._loop.time())
         elif self._client is not None:  # else CONNECT was refused: it comes first, or a Violation does
             self._client.handle(event, batch, received_us)
 
@@ -228,10 +220,10 @@ class Connection(Link):
     def begin(self, client: Client) -> None:
         """The client has its session from here on."""
         self._client = client
+        self._caller.logged_in()
 
     def accept(self, client: Client, keep_alive_s: int) -> None:
         """Let the client in."""
-        self._admission = None
         shared = self._shared
         shared.counts["connected"] += 1
         if isinstance(client, DeviceClient):
@@ -386,8 +378,7 @@ class Connection(Link):
         self._close_after_reading()
 
     def _check_silence(self) -> None:
-        is_waiting = self._admission is not None and self._admission.is_waiting
-        if self._client is None and not is_waiting:  # whatever it has sent of a CONNECT
+        if self._client is None:  # whatever it has sent of a CONNECT
             self._abort("connect-timeout", "no CONNECT within mqtt_listener.connect_timeout_s")
         else:
             super()._check_silence()
@@ -397,6 +388,7 @@ class Connection(Link):
 
     def _retire(self) -> None:
         """Stop being the session's connection, and leave to the next one what it is to know."""
+        self._caller.ends()
         client = self._client
         if client is not None and self._shared.sessions.get(client.key) is self:
             client.retire(under_way=self._inflight.batches > 0)

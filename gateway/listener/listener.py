@@ -1,7 +1,7 @@
 """The MQTT listener: sensors connect here; an acknowledgement goes out after the commit that it stands for.
 
 One connection is `listener.connection`'s, what its client asks for `listener.client`'s, what outlives it
-`listener.sessions`', what all connections share `listener.shared`'s; here are the ports.
+`listener.sessions`', what all connections share `listener.shared`'s, and which of them are heard `listener.door`'s.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ from typing import Any, Final
 import structlog
 
 from gateway.intake.check_readings import CheckReadings
-from gateway.listener.connection import CLOSING_COMMITS_S, SPARE_CONNECTIONS, Connection
+from gateway.listener.connection import CLOSING_COMMITS_S, Connection
+from gateway.listener.door import SPARE_CONNECTIONS, Caller, Door, Port
 from gateway.listener.logins import NOBODY, Logins
 from gateway.listener.refusals import REVOKED, SHUTDOWN
 from gateway.listener.session import SESSION_MARKS
@@ -28,6 +29,8 @@ from gateway.settings import ListenerSettings
 from gateway.tls.dates import Dates, by_system_clock
 
 HOUSEKEEPING_INTERVAL_S: Final = 1.0
+OTHER_FILES: Final = 128
+"""Open files beside the listener's connections."""
 CLOSING_TURNS: Final = 10
 """Turns of the event loop that connections get to end in: TLS takes more than one."""
 
@@ -72,7 +75,7 @@ class MqttListener:
     async def run(self) -> None:
         """Serve until cancelled, then close all connections. Raises `ListenError` if it cannot begin."""
         loop = asyncio.get_running_loop()
-        self._allow_open_files()
+        files_max = self._allow_open_files()
         if self.settings.tls is not None:
             try:
                 self._tls_files = TlsFiles(self.settings.tls, self._dates)
@@ -81,17 +84,16 @@ class MqttListener:
         if self.logins.let_nobody_in:
             _log.warning(NOBODY)
         await self._load_sessions()
-        servers: list[asyncio.Server] = []
+        door = Door(self.settings, self.refusals, files_max)
         try:
-            await self._listen(loop, servers)
+            await self._listen(loop, door)
             self.listening.set()
             while True:
                 await asyncio.sleep(HOUSEKEEPING_INTERVAL_S)
                 self._keep_house(loop.time())
         finally:
             self.listening.clear()
-            for server in servers:
-                server.close()
+            await door.close()
             await self._close_connections()
             self.refusals.finish()
 
@@ -103,41 +105,37 @@ class MqttListener:
         if strays:
             shared.store([], lambda _: None, dict(strays))
 
-    async def _listen(self, loop: asyncio.AbstractEventLoop, servers: list[asyncio.Server]) -> None:
+    async def _listen(self, loop: asyncio.AbstractEventLoop, door: Door) -> None:
         settings, tls = self.settings, self.settings.tls
         if settings.port:
-            servers.append(await self._bind(lambda: Connection(self.shared, loop), settings.port, "mqtt_listener.port"))
+            protocol = partial(Connection, self.shared, loop)
+            await self._open(door, Port(settings.port, "mqtt_listener.port", protocol, is_tls=False))
             _log.info("listening for MQTT", host=settings.host, port=settings.port)
         if tls is not None:
-            factory = self._tls_factory(loop, tls.connections_max)
-            servers.append(await self._bind(factory, tls.port, "mqtt_listener.tls.port"))
+            protocol_of = partial(self._tls_connection, loop)
+            await self._open(door, Port(tls.port, "mqtt_listener.tls.port", protocol_of, is_tls=True))
             _log.info("listening for MQTT over TLS", host=settings.host, port=tls.port)
 
-    async def _bind(self, factory: Callable[[], asyncio.BaseProtocol], port: int, setting: str) -> asyncio.Server:
-        loop = asyncio.get_running_loop()
+    async def _open(self, door: Door, port: Port) -> None:
         try:
-            return await loop.create_server(factory, self.settings.host, port, backlog=1024)
+            await door.open(port)
         except OSError as error:
-            raise ListenError(_bind_message(self.settings.host, port, setting, error)) from error
+            raise ListenError(_bind_message(self.settings.host, port.number, port.setting, error)) from error
 
-    def _tls_factory(self, loop: asyncio.AbstractEventLoop, connections_max: int) -> Callable[[], asyncio.BaseProtocol]:
-        def new() -> asyncio.BaseProtocol:
-            # Before the handshake, which is what costs memory and time.
-            if self._tls_files is None or len(self._tls_connections) >= connections_max:
-                self.refusals.refused("too-many-tls-connections", "see mqtt_listener.tls.connections_max")
-                return _Refused()
-            connection = TlsConnection(
-                loop,
-                Connection(self.shared, loop),
-                self._tls_files.context(),
-                self.settings.connect_timeout_s,
-                self._tls_ended,
-            )
-            self._tls_connections.add(connection)
-            self._judged = self._judged or self._tls_files.judges
-            return connection
-
-        return new
+    def _tls_connection(self, loop: asyncio.AbstractEventLoop, caller: Caller) -> TlsConnection:
+        files = self._tls_files
+        assert files is not None  # noqa: S101 - `run` has read them
+        connection = TlsConnection(
+            loop,
+            Connection(self.shared, loop, caller),
+            files.context(),
+            self.settings.connect_timeout_s,
+            caller=caller,
+            ended=self._tls_ended,
+        )
+        self._tls_connections.add(connection)
+        self._judged = self._judged or files.judges
+        return connection
 
     def _tls_ended(self, connection: TlsConnection, error: BaseException | None) -> None:
         self._tls_connections.discard(connection)
@@ -209,35 +207,28 @@ class MqttListener:
         if not self.shared.intake.cannot_store:
             await self.shared.inflight.wait_until_empty(CLOSING_COMMITS_S)
 
-    def _allow_open_files(self) -> None:
-        """Raise the soft limit of open files, mostly 1024, to what `connections_max` needs."""
-        needed = self.settings.connections_max + SPARE_CONNECTIONS + 128
+    def _allow_open_files(self) -> int:
+        """Raise the soft limit of open files, mostly 1024, to what `connections_max` needs; give what is for them."""
+        needed = self.settings.connections_max + SPARE_CONNECTIONS + OTHER_FILES
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY or soft >= needed:
-            return
+            return needed - OTHER_FILES
         allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
         if allowed < needed:
             _log.warning(
                 "fewer open files are allowed than mqtt_listener.connections_max needs: connections beyond "
-                "that wait; raise the limit (LimitNOFILE= in the unit) or lower the setting",
+                "that are closed; raise the limit (LimitNOFILE= in the unit) or lower the setting",
                 allowed=allowed,
                 needed=needed,
             )
+        return max(1, allowed - OTHER_FILES)
 
 
 def _passed_s(dates: Dates) -> float:
     """Seconds since 1970, as well as this box knows: a clock that fell back makes no old secret good again."""
     known = dates()
     return time.time() if known is None else max(time.time(), known.earliest_us / 1e6)
-
-
-class _Refused(asyncio.Protocol):
-    """A connection that there is no room for."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_server makes
-        transport.abort()
 
 
 def _bind_message(host: str, port: int, setting: str, error: OSError) -> str:

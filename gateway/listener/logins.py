@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from gateway.listener.access import Identity
+from gateway.listener.access import Identity, Refusal
 from gateway.listener.credentials import NONE, Credentials, CredentialsError, Secrets, load, seconds
 from gateway.settings import ListenerSettings
 
@@ -88,6 +88,19 @@ class Logins:
         if identity.digest is None:  # a certificate
             return user in self.devices or not self.listed
         return identity.digest in (self.operators if identity.operator else self.devices).get(user, ())
+
+    def may_be_guessed(self, name: str, judged: Identity | Refusal) -> bool:
+        """Whether a log-in, as it was judged, could be a guess at a secret that a person thought up.
+
+        Those stand in the settings. A log-in that is right by the devices' file is no guess.
+        """
+        settings = self._settings
+        if name not in settings.users and name not in settings.operators:
+            return False
+        if isinstance(judged, Refusal):
+            return True
+        made = (*self._credentials.devices.get(name, ()), *self._credentials.operators.get(name, ()))
+        return judged.digest is not None and all(secret.sha256 != judged.digest for secret in made)
 
     def state(self) -> dict[str, object]:
         """What `sluice status` is told."""

@@ -1,7 +1,9 @@
 """CONNECT: who is let in, whether there is room for another connection and session, and how one makes room."""
 
+from typing import Final
+
+from gateway.host.places import source_of
 from gateway.listener.access import Identity, Refusal, identify
-from gateway.listener.login_limit import Attempt
 from gateway.listener.refusals import ClientRefusedError, LoginRefusedError
 from gateway.listener.session import SessionKey
 from gateway.listener.sessions import SessionsFullError
@@ -9,30 +11,38 @@ from gateway.listener.shared import Shared
 from gateway.mqtt.protocol import Connect, ConnectReturnCode, connack
 
 UNAVAILABLE = connack(ConnectReturnCode.SERVER_UNAVAILABLE)
+_LIMITED: Final = (
+    "too many log-ins of this name failed (mqtt_listener.failed_logins_per_minute_max), and so its right password was "
+    "refused too; a secret of sluice devices add has no such bound"
+)
 
 
-def admit(shared: Shared, connect: Connect, certificate_name: str | None, attempt: Attempt) -> Identity:
+def admit(shared: Shared, connect: Connect, certificate_name: str | None, peer: str, now_s: float) -> Identity:
     """Judge a CONNECT's credentials; give whom it names.
 
-    `certificate_name` is the common name of a verified client certificate. Raises LoginRefusedError, with the CONNACK
-    to answer.
+    `certificate_name` is the common name of a verified client certificate, `peer` is `address:port`, `now_s` is of the
+    event loop's clock. Raises LoginRefusedError, with the CONNACK to answer.
     """
     settings, logins = shared.settings, shared.logins
     if shared.checks.lets_in(connect.user_name, connect.password):
-        identity: Identity | Refusal = Identity(connect.user_name, is_check=True)
-    else:
-        identity = identify(
-            connect,
-            certificate_name,
-            logins.devices,
-            logins.operators,
-            anonymous=settings.anonymous,
-            listed=logins.listed,
-        )
+        return Identity(connect.user_name, is_check=True)
+    identity = identify(
+        connect,
+        certificate_name,
+        logins.devices,
+        logins.operators,
+        anonymous=settings.anonymous,
+        listed=logins.listed,
+    )
+    name = connect.user_name
+    if name is not None and logins.may_be_guessed(name, identity):
+        source = source_of(peer.rpartition(":")[0])
+        if isinstance(identity, Refusal):
+            shared.login_limit.failed(name, source, now_s)
+        elif not shared.login_limit.lets_in(name, source, now_s):
+            identity = Refusal(ConnectReturnCode.BAD_USER_NAME_OR_PASSWORD, "too-many-failed-logins", _LIMITED)
     if isinstance(identity, Refusal):
         raise LoginRefusedError(identity.reason, identity.message, connack(identity.code))
-    if identity.user is not None and not identity.is_check:
-        shared.login_limit.succeeded(attempt)
     return identity
 
 

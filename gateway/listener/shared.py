@@ -58,9 +58,7 @@ class Shared:
         self.checks = checks
         """Who else is let in, for one test reading."""
         self.logins = logins
-        self.login_limit = LoginLimit(
-            settings.failed_logins_per_minute_max, settings.failed_login_delay_s, settings.failed_logins_held_max
-        )
+        self.login_limit = LoginLimit(settings.failed_logins_per_minute_max)
         self.refusals = Refusals(logins.met)
         self.counts = self.refusals.counts
         self.connections: set[Connected] = set()

@@ -10,6 +10,7 @@ from typing import Final
 
 import structlog
 
+from gateway.listener.door import Caller
 from gateway.settings import TlsSettings
 from gateway.tls.client import tls_reason
 from gateway.tls.dates import CertificateDateError, Dates, check_dates, judge_dates
@@ -160,16 +161,19 @@ class TlsConnection(sslproto.SSLProtocol):
 
     max_size = TLS_BUFFER_BYTES
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is another part
         self,
         loop: asyncio.AbstractEventLoop,
         inner: asyncio.Protocol,
         context: ssl.SSLContext,
         handshake_timeout_s: float,
+        *,
+        caller: Caller,
         ended: Callable[["TlsConnection", BaseException | None], None],
     ) -> None:
         """`ended` is called at the end, with the error that the handshake ended by."""
         self._handshake: asyncio.Future[None] = loop.create_future()
+        self._caller = caller
         self._ended = ended
         self._underlying: asyncio.Transport | None = None
         self.peer = ""
@@ -190,6 +194,7 @@ class TlsConnection(sslproto.SSLProtocol):
         self._underlying = transport
         self.peer = peer_name(transport)
         super().connection_made(transport)
+        self._caller.connected(self.cut)
 
     def date_trouble(self) -> str | None:
         """Why its client's certificate does not hold by the system's clock: in words, or None."""
@@ -210,6 +215,7 @@ class TlsConnection(sslproto.SSLProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
+        self._caller.left()
         self._ended(self, self._handshake.exception() if self._handshake.done() else exc)
 
 

@@ -132,6 +132,8 @@ commit_delay_ms = {commit_delay_ms}
 [mqtt_listener]
 port = {port}
 connections_max = {connections_max}
+# All sensors are at one address here.
+new_connections_per_s_max = 10_000
 
 [mqtt_listener.users]
 {users}

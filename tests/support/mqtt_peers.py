@@ -95,6 +95,8 @@ async def listening(
     **settings: Any,
 ) -> AsyncIterator[MqttListener]:
     settings.setdefault("anonymous", True)
+    # Tests connect as often as they like, all from one address.
+    settings.setdefault("new_connections_per_s_max", 10_000)
     given = ListenerSettings(port=free_port() if port is None else port, **settings)
     listener = MqttListener(given, intake, clock, dates, devices_file=devices_file)
     running = asyncio.create_task(listener.run())

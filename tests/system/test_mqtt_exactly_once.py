@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.listener.connection import Connection
+from gateway.listener.door import Caller, Source
 from gateway.listener.listener import MqttListener
 from gateway.listener.redelivery import RESTART_REACH
 from gateway.settings import ListenerSettings
@@ -215,7 +216,7 @@ class OneClient(RuleBasedStateMachine):
         self.listener.shared.refusing_until = 0.0
         line = self.line = Line(self.written)
         line.clean = self.in_clean_session = clean
-        connection = self.connection = Connection(self.listener.shared, self.loop)
+        connection = self.connection = Connection(self.listener.shared, self.loop, Caller("", Source("", 1.0)))
         self.accepted = eager
         data = first + (self.resend() if eager else b"")
         resent = tuple(line.messages.values())

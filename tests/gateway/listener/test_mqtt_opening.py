@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.listener import connection
+from gateway.listener import connection, door
 from tests.support.mqtt_peers import (
     ACCEPTED,
     CODEWORD,
@@ -101,7 +101,7 @@ async def test_beyond_connections_max_connack_3_but_a_known_client_may_come_agai
 
 
 async def test_far_beyond_connections_max_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "SPARE_CONNECTIONS", 0)
+    monkeypatch.setattr(door, "SPARE_CONNECTIONS", 0)
     async with (
         listening(RecordingIntake(), connections_max=1) as listener,
         connected(listener),

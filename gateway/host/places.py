@@ -1,0 +1,103 @@
+"""Bounds for who connects to this box: places and whose goes first, a rate with a burst, one host's address. No I/O.
+
+Times are seconds of a monotonic clock.
+"""
+
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final, Generic, TypeVar
+
+IPV6_PREFIX: Final = 64
+"""One host may have all addresses of such a network."""
+Holder = TypeVar("Holder")
+
+
+def source_of(host: str) -> str:
+    """The address that counts as one host's: IPv4's as it is, IPv6's /64."""
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address, IPV6_PREFIX), strict=False))
+
+
+class Bucket:
+    """A token bucket: `most` at once, and `per_s` more each second."""
+
+    __slots__ = ("_at_s", "_most", "_per_s", "_tokens")
+
+    def __init__(self, most: float, per_s: float) -> None:
+        self._most = most
+        self._per_s = per_s
+        self._tokens = most
+        self._at_s = 0.0
+
+    def take(self, now_s: float) -> bool:
+        """Take a token, if there is one."""
+        if self.wait_s(now_s) > 0:
+            return False
+        self._tokens -= 1
+        return True
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until there is a token; 0 where there is one."""
+        self._tokens = min(self._most, self._tokens + (now_s - self._at_s) * self._per_s)
+        self._at_s = now_s
+        return max(0.0, (1 - self._tokens) / self._per_s)
+
+
+class Places(Generic[Holder]):
+    """A bounded number of places for connections.
+
+    A connection waits (for its log-in, or for its next request) or is kept. Where all places are taken, the one that
+    has waited longest may be closed for a newcomer. One that is kept may not.
+    """
+
+    def __init__(self, most: int, setting: str) -> None:
+        """`setting` is the name of the setting that says how many."""
+        self.most = most
+        self.setting = setting
+        self._waiting: OrderedDict[Holder, None] = OrderedDict()
+        self._kept: set[Holder] = set()
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._kept)
+
+    def __iter__(self) -> Iterator[Holder]:
+        yield from self._waiting
+        yield from self._kept
+
+    @property
+    def are_taken(self) -> bool:
+        """Whether there is none left."""
+        return len(self) >= self.most
+
+    def longest_waiting(self) -> Holder | None:
+        """Whoever is to be closed first; None where nobody waits."""
+        return next(iter(self._waiting), None)
+
+    def enter(self, newcomer: Holder) -> None:
+        """Give a place to a newcomer, who waits."""
+        self._waiting[newcomer] = None
+
+    def keep(self, holder: Holder) -> None:
+        """Keep the place of one that waited, if it still has it."""
+        if holder in self._waiting:
+            del self._waiting[holder]
+            self._kept.add(holder)
+
+    def wait(self, holder: Holder) -> None:
+        """Have one that was kept wait again, behind all others."""
+        if holder in self._kept:
+            self._kept.remove(holder)
+            self._waiting[holder] = None
+
+    def leave(self, holder: Holder) -> None:
+        """Take back a place, if it was not taken back before."""
+        self._waiting.pop(holder, None)
+        self._kept.discard(holder)

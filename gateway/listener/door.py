@@ -1,0 +1,271 @@
+"""The listener's ports: when a new connection is heard, and which one is closed where places run out.
+
+All of it is judged by addresses alone, before anything is read and before TLS:
+
+- **Each address has a rate.** A connection beyond it waits for its turn, unheard: it costs an open file and no more.
+- **An address may have so many connections that have not logged in.** A newcomer beyond that closes the oldest of them.
+- **Where all places are taken, the oldest connection that has not logged in is closed**, whatever its address. A sensor
+  sends its CONNECT at once, so the oldest is one that says nothing. A newcomer is turned away only if all others have
+  logged in.
+
+So a host that opens connections without end keeps out nobody at another address.
+"""
+
+import asyncio
+import errno
+import socket
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from gateway.host.places import Bucket, Places, source_of
+from gateway.host.terminal_text import counted
+from gateway.listener.refusals import Refusals
+from gateway.settings import ListenerSettings
+
+SPARE_CONNECTIONS: Final = 64
+"""Places beyond `connections_max`: there is room to tell a client that it has none (CONNACK 3), or to take over."""
+BURST_S: Final = 2.0
+"""Seconds of `new_connections_per_s_max` that may come at once.
+
+With the default, 5,000 sensors behind one address are all heard within 100 s of an outage: 100 at once, then 50 a
+second. 250 of them wait for up to 5 s, which is less than sensors wait for CONNACK; others are closed and try again.
+Refusing 50 log-ins a second takes some 2 % of a core of the build machine, and 10 % of one of a Raspberry Pi 3."""
+SOURCES_MAX: Final = 1_024
+"""Addresses whose rate is remembered. Of more, whoever came least lately is forgotten, which gives it a new burst."""
+ACCEPTS_PER_TURN: Final = 32
+"""Connections that are taken from the kernel before others have their turn."""
+BACKLOG: Final = 1_024
+REST_S: Final = 1.0
+"""Pause after the system could give no more files."""
+NOT_LOGGED_IN: Final = "not-logged-in"
+"""Why a connection is closed that said nothing, or not who it is, when its place was needed."""
+_NO_ROOM: Final = {
+    "mqtt_listener.connections_max": "too-many-connections",
+    "mqtt_listener.tls.connections_max": "too-many-tls-connections",
+}
+"""Why a newcomer is turned away, by the setting whose places are taken."""
+
+
+class Port(NamedTuple):
+    """A port, and what is made of a connection to it."""
+
+    number: int
+    setting: str
+    protocol: Callable[["Caller"], asyncio.BaseProtocol]
+    is_tls: bool
+
+
+class Source:
+    """One address: its connections that have not logged in, and those that wait for their turn; oldest first."""
+
+    __slots__ = ("bucket", "host", "queue", "timer", "waiting")
+
+    def __init__(self, host: str, per_s: float) -> None:
+        self.host = host
+        self.bucket = Bucket(max(1.0, BURST_S * per_s), per_s)
+        self.waiting: dict[Caller, None] = {}
+        self.queue: dict[Caller, Port] = {}
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Caller:
+    """A connection from the moment it is accepted until it is gone."""
+
+    __slots__ = ("_cut", "_is_closed", "_places", "peer", "socket", "source")
+
+    def __init__(self, peer: str, source: Source, places: tuple[Places["Caller"], ...] = ()) -> None:
+        self.peer = peer
+        self.source = source
+        self.socket: socket.socket | None = None
+        """Until it has its turn."""
+        self._places = places
+        self._cut: Callable[[], None] | None = None
+        self._is_closed = False
+
+    def connected(self, cut: Callable[[], None]) -> None:
+        """Take note of what closes it at once."""
+        self._cut = cut
+        if self._is_closed:
+            cut()
+
+    def logged_in(self) -> None:
+        """Have it keep its place. Its address may have any number of such connections."""
+        self.source.waiting.pop(self, None)
+        for places in self._places:
+            places.keep(self)
+
+    def ends(self) -> None:
+        """Take note that it only waits for what was written to it: it makes room for others."""
+        for places in self._places:
+            places.wait(self)
+
+    def left(self) -> None:
+        """Take back its places."""
+        self.source.waiting.pop(self, None)
+        for places in self._places:
+            places.leave(self)
+
+    def close(self) -> None:
+        """Close it at once; its places are free when this returns."""
+        self.left()
+        self._is_closed = True
+        self.source.queue.pop(self, None)
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+        elif self._cut is not None:
+            self._cut()
+
+
+class Door:
+    """Accepts connections. `files_max` is how many of them the system has open files for."""
+
+    def __init__(self, settings: ListenerSettings, refusals: Refusals, files_max: int) -> None:
+        self._settings = settings
+        self._refusals = refusals
+        places_max = min(settings.connections_max + SPARE_CONNECTIONS, files_max)
+        self._all = Places[Caller](places_max, "mqtt_listener.connections_max")
+        tls = settings.tls
+        self._tls = Places[Caller](0 if tls is None else tls.connections_max, "mqtt_listener.tls.connections_max")
+        self._sources: OrderedDict[str, Source] = OrderedDict()
+        """Who came least lately is first."""
+        self._listening: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Those that make a transport."""
+        self._loop = asyncio.get_running_loop()
+
+    async def open(self, port: Port) -> None:
+        """Listen at a port. Raises OSError."""
+        # asyncio binds, to all addresses of the host; it would accept everybody before it asks anybody.
+        server = await self._loop.create_server(asyncio.Protocol, self._settings.host, port.number, start_serving=False)
+        try:
+            sockets = [each.dup() for each in server.sockets]
+        finally:
+            server.close()
+        self._listening += sockets
+        for each in sockets:
+            each.setblocking(False)
+            each.listen(BACKLOG)
+            self._loop.add_reader(each, self._accept, each, port)
+
+    async def close(self) -> None:
+        """Accept nobody more, and close those that were not heard yet."""
+        for each in self._listening:
+            self._loop.remove_reader(each)
+            each.close()
+        self._listening.clear()
+        for caller in tuple(self._all):
+            if caller.socket is not None:
+                caller.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- accepting ----------------------------------------------------------------------------------------
+
+    def _accept(self, listening: socket.socket, port: Port) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                accepted, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
+                    raise
+                self._rest(listening, port, error)
+                return
+            accepted.setblocking(False)
+            self._receive(accepted, address, port)
+
+    def _rest(self, listening: socket.socket, port: Port, error: OSError) -> None:
+        """Let a while pass: the kernel would tell of the same connection at each turn."""
+        why = (
+            f"no connection can be accepted: {error.strerror}; raise the limit of open files (LimitNOFILE= in the unit)"
+        )
+        self._refusals.refused("cannot-accept", why)
+        self._loop.remove_reader(listening)
+
+        def go_on() -> None:
+            if listening in self._listening:
+                self._loop.add_reader(listening, self._accept, listening, port)
+
+        self._loop.call_later(REST_S, go_on)
+
+    def _receive(self, accepted: socket.socket, address: tuple[str, int], port: Port) -> None:
+        """Give a newcomer a place, and its turn now or later."""
+        source = self._source(source_of(address[0]))
+        places = (self._all, self._tls) if port.is_tls else (self._all,)
+        caller = Caller(f"{address[0]}:{address[1]}", source, places)
+        if not self._make_room(caller, places):
+            accepted.close()
+            return
+        caller.socket = accepted
+        source.waiting[caller] = None
+        for each in places:
+            each.enter(caller)
+        source.queue[caller] = port
+        if source.timer is None:
+            self._call_up(source)
+
+    def _source(self, host: str) -> Source:
+        source = self._sources.get(host)
+        if source is None:
+            source = self._sources[host] = Source(host, self._settings.new_connections_per_s_max)
+            if len(self._sources) > SOURCES_MAX:
+                self._sources.popitem(last=False)
+        else:
+            self._sources.move_to_end(host)
+        return source
+
+    def _make_room(self, newcomer: Caller, places: tuple[Places[Caller], ...]) -> bool:
+        """Close who must give way; tell whether there is room then."""
+        waiting = newcomer.source.waiting
+        if len(waiting) >= self._settings.not_logged_in_per_address_max:
+            self._close(
+                next(iter(waiting)),
+                "which is all that one address may have (mqtt_listener.not_logged_in_per_address_max): the oldest is "
+                "closed for each that comes",
+            )
+        for each in places:
+            if not each.are_taken:
+                continue
+            oldest = each.longest_waiting()
+            if oldest is None:
+                words = f"all places are taken by clients that have logged in; see {each.setting}"
+                self._refusals.refused(_NO_ROOM[each.setting], words, peer=newcomer.peer)
+                return False
+            self._close(
+                oldest, f"and all places are taken ({each.setting}): the oldest of all is closed for each that comes"
+            )
+        return True
+
+    def _close(self, caller: Caller, why: str) -> None:
+        source = caller.source
+        told = f"{counted(len(source.waiting), 'connection')} of {source.host} have not logged in, {why}"
+        self._refusals.refused(NOT_LOGGED_IN, told, peer=caller.peer)
+        caller.close()
+
+    # --- turns --------------------------------------------------------------------------------------------
+
+    def _call_up(self, source: Source) -> None:
+        """Hear as many of an address as its rate allows now, and the others later."""
+        source.timer = None
+        now_s = self._loop.time()
+        while source.queue and source.bucket.take(now_s):
+            caller = next(iter(source.queue))
+            task = self._loop.create_task(self._hear(caller, source.queue.pop(caller)), name="mqtt-accept")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if source.queue:
+            source.timer = self._loop.call_later(source.bucket.wait_s(now_s), self._call_up, source)
+
+    async def _hear(self, caller: Caller, port: Port) -> None:
+        accepted, caller.socket = caller.socket, None
+        if accepted is None:  # it gave way meanwhile
+            return
+        try:
+            await self._loop.connect_accepted_socket(partial(port.protocol, caller), accepted)
+        except BaseException:
+            caller.left()
+            accepted.close()
+            raise
