@@ -2,8 +2,9 @@
 
 All of it is judged by addresses alone, before anything is read and before TLS:
 
-- **Each address has a rate.** A connection beyond it waits for its turn, unheard: it costs an open file and no more.
-- **An address may have so many connections that have not logged in.** A newcomer beyond that closes the oldest of them.
+- **Each address has a rate.** A connection beyond it waits unheard for its turn, which costs an open file and no more.
+  Where too many of an address wait so, newcomers from there are closed at once.
+- **An address may have so many connections that were heard and have not logged in.** The next one closes the oldest.
 - **Where all places are taken, the oldest connection that has not logged in is closed**, whatever its address. A sensor
   sends its CONNECT at once, so the oldest is one that says nothing. A newcomer is turned away only if all others have
   logged in.
@@ -29,9 +30,11 @@ SPARE_CONNECTIONS: Final = 64
 BURST_S: Final = 2.0
 """Seconds of `new_connections_per_s_max` that may come at once.
 
-With the default, 5,000 sensors behind one address are all heard within 100 s of an outage: 100 at once, then 50 a
-second. 250 of them wait for up to 5 s, which is less than sensors wait for CONNACK; others are closed and try again.
-Refusing 50 log-ins a second takes some 2 % of a core of the build machine, and 10 % of one of a Raspberry Pi 3."""
+With the default, 5,000 sensors behind one address are let in within two minutes of an outage: 100 at once, then 50 a
+second, as long as others of them ask. Where 2,800 refused log-ins a second took a whole core, 50 take 2 % of it."""
+QUEUE_S: Final = 5.0
+"""Longest wait for a turn: sensors wait longer for their CONNACK. More connections than have their turn by then are
+closed, and their sensors try again."""
 SOURCES_MAX: Final = 1_024
 """Addresses whose rate is remembered. Of more, whoever came least lately is forgotten, which gives it a new burst."""
 ACCEPTS_PER_TURN: Final = 32
@@ -41,6 +44,7 @@ REST_S: Final = 1.0
 """Pause after the system could give no more files."""
 NOT_LOGGED_IN: Final = "not-logged-in"
 """Why a connection is closed that said nothing, or not who it is, when its place was needed."""
+TOO_FAST: Final = "too-many-new-connections"
 _NO_ROOM: Final = {
     "mqtt_listener.connections_max": "too-many-connections",
     "mqtt_listener.tls.connections_max": "too-many-tls-connections",
@@ -58,12 +62,13 @@ class Port(NamedTuple):
 
 
 class Source:
-    """One address: its connections that have not logged in, and those that wait for their turn; oldest first."""
+    """One address: its connections that were heard and have not logged in, and those unheard; oldest first."""
 
-    __slots__ = ("bucket", "host", "queue", "timer", "waiting")
+    __slots__ = ("bucket", "host", "queue", "queue_max", "timer", "waiting")
 
     def __init__(self, host: str, per_s: float) -> None:
         self.host = host
+        self.queue_max = max(1, int(QUEUE_S * per_s))
         self.bucket = Bucket(max(1.0, BURST_S * per_s), per_s)
         self.waiting: dict[Caller, None] = {}
         self.queue: dict[Caller, Port] = {}
@@ -196,11 +201,10 @@ class Door:
         source = self._source(source_of(address[0]))
         places = (self._all, self._tls) if port.is_tls else (self._all,)
         caller = Caller(f"{address[0]}:{address[1]}", source, places)
-        if not self._make_room(caller, places):
+        if not self._has_room(caller, places):
             accepted.close()
             return
         caller.socket = accepted
-        source.waiting[caller] = None
         for each in places:
             each.enter(caller)
         source.queue[caller] = port
@@ -217,15 +221,16 @@ class Door:
             self._sources.move_to_end(host)
         return source
 
-    def _make_room(self, newcomer: Caller, places: tuple[Places[Caller], ...]) -> bool:
-        """Close who must give way; tell whether there is room then."""
-        waiting = newcomer.source.waiting
-        if len(waiting) >= self._settings.not_logged_in_per_address_max:
-            self._close(
-                next(iter(waiting)),
-                "which is all that one address may have (mqtt_listener.not_logged_in_per_address_max): the oldest is "
-                "closed for each that comes",
+    def _has_room(self, newcomer: Caller, places: tuple[Places[Caller], ...]) -> bool:
+        """Tell whether there is room for a newcomer, after closing who must give way."""
+        source = newcomer.source
+        if len(source.queue) >= source.queue_max:
+            words = (
+                f"{counted(len(source.queue), 'connection')} of {source.host} wait for their turn already "
+                "(mqtt_listener.new_connections_per_s_max): those that come beyond them are closed unheard"
             )
+            self._refusals.refused(TOO_FAST, words, peer=newcomer.peer)
+            return False
         for each in places:
             if not each.are_taken:
                 continue
@@ -234,15 +239,13 @@ class Door:
                 words = f"all places are taken by clients that have logged in; see {each.setting}"
                 self._refusals.refused(_NO_ROOM[each.setting], words, peer=newcomer.peer)
                 return False
-            self._close(
-                oldest, f"and all places are taken ({each.setting}): the oldest of all is closed for each that comes"
-            )
+            self._close(oldest, f"and all places are taken ({each.setting}): the oldest is closed for each that comes")
         return True
 
     def _close(self, caller: Caller, why: str) -> None:
         source = caller.source
-        told = f"{counted(len(source.waiting), 'connection')} of {source.host} have not logged in, {why}"
-        self._refusals.refused(NOT_LOGGED_IN, told, peer=caller.peer)
+        told = f"{counted(len(source.waiting) + len(source.queue), 'connection')} of {source.host} have not logged in"
+        self._refusals.refused(NOT_LOGGED_IN, f"{told}, {why}", peer=caller.peer)
         caller.close()
 
     # --- turns --------------------------------------------------------------------------------------------
@@ -252,8 +255,15 @@ class Door:
         source.timer = None
         now_s = self._loop.time()
         while source.queue and source.bucket.take(now_s):
+            if len(source.waiting) >= self._settings.not_logged_in_per_address_max:
+                self._close(
+                    next(iter(source.waiting)),
+                    "more than mqtt_listener.not_logged_in_per_address_max: the oldest is closed for each that comes",
+                )
             caller = next(iter(source.queue))
-            task = self._loop.create_task(self._hear(caller, source.queue.pop(caller)), name="mqtt-accept")
+            port = source.queue.pop(caller)
+            source.waiting[caller] = None
+            task = self._loop.create_task(self._hear(caller, port), name="mqtt-accept")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         if source.queue:
