@@ -143,12 +143,13 @@ class ListenerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     connect_timeout_s: Seconds = 10.0
     """How long a connection may take for its TLS handshake, and then for its CONNECT."""
     not_logged_in_per_address_max: Annotated[int, Meta(ge=1, le=100_000, description="connections, 1 to 100000")] = 250
-    """Connections of one address (IPv6: its /64) that have not logged in. For each beyond it, the oldest is closed."""
+    """Connections of one address (IPv6: its /64) that were heard and have not logged in. The next one closes the
+    oldest."""
     new_connections_per_s_max: Annotated[float, Meta(gt=0, le=100_000, description="a number, above 0 to 100000")] = (
         50.0
     )
-    """New connections of one address (IPv6: its /64) a second, and twice as many at once. Those beyond it wait unheard
-    for their turn."""
+    """Connections of one address (IPv6: its /64) that are heard each second, and twice as many at once. Those beyond it
+    wait up to 5 s for their turn, and those beyond that are closed at once."""
     failed_logins_per_minute_max: Annotated[int, Meta(ge=1, le=10_000, description="log-ins, 1 to 10000")] = 10
     """Wrong log-ins under a name of `users` or `operators` where it logged in last, and as many from everywhere else.
     Beyond it, a right password from there is refused too. Secrets of `sluice devices add` have no such bound."""
@@ -423,6 +424,7 @@ class StatusPageSettings(Struct, frozen=True, forbid_unknown_fields=True):
     password_file: Path = Path("/etc/sluice/credentials/status-page")
     """What `sluice setup` made of the page's password; without that file nobody is let in."""
     connections_max: Annotated[int, Meta(ge=1, le=1_000, description="connections, 1 to 1000")] = 32
+    """Of this box itself and of addresses where somebody has logged in, and as many of all others."""
     history_devices_max: Annotated[int, Meta(ge=1, le=10_000, description="devices, 1 to 10000")] = 200
     """Devices whose last hour is kept in memory; of more, those give way that nobody looks at."""
 

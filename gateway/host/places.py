@@ -58,10 +58,8 @@ class Places(Generic[Holder]):
     has waited longest may be closed for a newcomer. One that is kept may not.
     """
 
-    def __init__(self, most: int, setting: str) -> None:
-        """`setting` is the name of the setting that says how many."""
+    def __init__(self, most: int) -> None:
         self.most = most
-        self.setting = setting
         self._waiting: OrderedDict[Holder, None] = OrderedDict()
         self._kept: set[Holder] = set()
 

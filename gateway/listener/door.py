@@ -45,11 +45,6 @@ REST_S: Final = 1.0
 NOT_LOGGED_IN: Final = "not-logged-in"
 """Why a connection is closed that said nothing, or not who it is, when its place was needed."""
 TOO_FAST: Final = "too-many-new-connections"
-_NO_ROOM: Final = {
-    "mqtt_listener.connections_max": "too-many-connections",
-    "mqtt_listener.tls.connections_max": "too-many-tls-connections",
-}
-"""Why a newcomer is turned away, by the setting whose places are taken."""
 
 
 class Port(NamedTuple):
@@ -131,9 +126,9 @@ class Door:
         self._settings = settings
         self._refusals = refusals
         places_max = min(settings.connections_max + SPARE_CONNECTIONS, files_max)
-        self._all = Places[Caller](places_max, "mqtt_listener.connections_max")
+        self._all = Places[Caller](places_max)
         tls = settings.tls
-        self._tls = Places[Caller](0 if tls is None else tls.connections_max, "mqtt_listener.tls.connections_max")
+        self._tls = Places[Caller](0 if tls is None else tls.connections_max)
         self._sources: OrderedDict[str, Source] = OrderedDict()
         """Who came least lately is first."""
         self._listening: list[socket.socket] = []
@@ -172,12 +167,10 @@ class Door:
         for _ in range(ACCEPTS_PER_TURN):
             try:
                 accepted, address = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
             except OSError as error:
-                if error.errno not in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
-                    raise
-                self._rest(listening, port, error)
+                # Else nobody is there, or whoever was has gone again: accept(2) tells that in many ways.
+                if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
+                    self._rest(listening, port, error)
                 return
             accepted.setblocking(False)
             self._receive(accepted, address, port)
@@ -197,7 +190,7 @@ class Door:
         self._loop.call_later(REST_S, go_on)
 
     def _receive(self, accepted: socket.socket, address: tuple[str, int], port: Port) -> None:
-        """Give a newcomer a place, and its turn now or later."""
+        """Give a newcomer a place, and hear it now or later."""
         source = self._source(source_of(address[0]))
         places = (self._all, self._tls) if port.is_tls else (self._all,)
         caller = Caller(f"{address[0]}:{address[1]}", source, places)
@@ -234,12 +227,14 @@ class Door:
         for each in places:
             if not each.are_taken:
                 continue
+            kind, of = ("tls-", "tls.") if each is self._tls else ("", "")
+            setting = f"mqtt_listener.{of}connections_max"
             oldest = each.longest_waiting()
             if oldest is None:
-                words = f"all places are taken by clients that have logged in; see {each.setting}"
-                self._refusals.refused(_NO_ROOM[each.setting], words, peer=newcomer.peer)
+                words = f"all places are taken by clients that have logged in; see {setting}"
+                self._refusals.refused(f"too-many-{kind}connections", words, peer=newcomer.peer)
                 return False
-            self._close(oldest, f"and all places are taken ({each.setting}): the oldest is closed for each that comes")
+            self._close(oldest, f"and all places are taken ({setting}): the oldest is closed for each that comes")
         return True
 
     def _close(self, caller: Caller, why: str) -> None:

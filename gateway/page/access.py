@@ -25,7 +25,7 @@ FAILURES_S: Final = 60.0
 ADDRESSES_MAX: Final = 1_000
 """Of which failures are remembered; of more, those that failed first are forgotten."""
 KNOWN_MAX: Final = 64
-"""Addresses that were let in: failures of others do not keep them out."""
+"""Addresses that were let in: failures and silent connections of others do not keep them out."""
 LINES_MAX: Final = 20
 LOG_INTERVAL_S: Final = 60.0
 """Refused log-ins that are logged one by one within a minute; what goes beyond is summed up."""
@@ -176,6 +176,10 @@ class LogIns:
         if peer not in self._known:
             waits.append(_wait_s(self._failed_all, FAILURES_TOTAL_MAX, now_s))
         return max(waits)
+
+    def has_let_in(self, peer: str) -> bool:
+        """Whether somebody has logged in from an address."""
+        return peer in self._known
 
     def begin(self, peer: str, now_s: float) -> None:
         """It tries: that counts as failed until it has succeeded, however many try at a time."""

@@ -7,7 +7,6 @@ import asyncio
 import errno
 import socket
 import time
-from collections import Counter
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Final
@@ -15,7 +14,8 @@ from typing import Final
 import h11
 import structlog
 
-from gateway.page.access import is_of_a_private_network
+from gateway.host.places import Places, source_of
+from gateway.page.access import is_loopback, is_of_a_private_network
 from gateway.page.answers import Answer, Answers, Request, refusal
 from gateway.page.view import StatusView
 from gateway.settings import StatusPageSettings
@@ -30,11 +30,13 @@ IDLE_S: Final = 30.0
 REQUESTS_MAX: Final = 1_000
 """Of a connection; a browser then makes another."""
 PER_ADDRESS_MAX: Final = 12
-"""Connections of one address: a browser opens six."""
+"""Connections of one address (IPv6: its /64): a browser opens six."""
 READ_BYTES: Final = 8_192
 RETRY_S: Final = 30.0
 """How long until the port is tried again that is taken."""
 TIDY_S: Final = 10.0
+LOG_INTERVAL_S: Final = 60.0
+"""How often the log tells of connections that made room."""
 
 _log = structlog.get_logger("sluice.status_page")
 
@@ -48,6 +50,37 @@ class _RefusedError(Exception):
         self.words = words
 
 
+class _Visitor:
+    """A connection, and its places: of its address, and of all."""
+
+    def __init__(
+        self, writer: asyncio.StreamWriter, peer: str, places: tuple[Places["_Visitor"], Places["_Visitor"]]
+    ) -> None:
+        self.writer = writer
+        self.peer = peer
+        self.places = places
+
+    def enter(self) -> None:
+        """Wait for its first request."""
+        for places in self.places:
+            places.enter(self)
+
+    def keep(self) -> None:
+        """It has asked something: it makes room for nobody while its answer is found."""
+        for places in self.places:
+            places.keep(self)
+
+    def wait(self) -> None:
+        """It is sent its answer, and may ask again."""
+        for places in self.places:
+            places.wait(self)
+
+    def leave(self) -> None:
+        """Take back its places."""
+        for places in self.places:
+            places.leave(self)
+
+
 class StatusPage:
     """Serves it until cancelled. A port that cannot be had is no reason not to take readings."""
 
@@ -56,10 +89,14 @@ class StatusPage:
         self._view = view
         self._answers = Answers(settings, view, socket.gethostname())
         self._connections: set[asyncio.Task[None]] = set()
-        self._by_address: Counter[str] = Counter()
+        self._familiar = Places[_Visitor](settings.connections_max)
+        """For this box itself, and addresses where somebody has logged in: nobody else takes their places."""
+        self._strangers = Places[_Visitor](settings.connections_max)
+        self._by_address: dict[str, Places[_Visitor]] = {}
+        self._told_s: float | None = None
         self.listening = asyncio.Event()
         self.turned_away = 0
-        """Connections that there was no room for, or that came from elsewhere."""
+        """Connections that came from elsewhere, that there was no room for, or that had to make room."""
 
     async def run(self) -> None:
         """For the pipeline's TaskGroup."""
@@ -99,31 +136,67 @@ class StatusPage:
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A connection is there: make room, or turn it away before it costs anything."""
         peer = _peer(writer)
-        if len(self._connections) >= self._settings.connections_max or self._by_address[peer] >= PER_ADDRESS_MAX:
-            self.turned_away += 1
+        is_familiar = is_loopback(peer) or self._answers.log_ins.has_let_in(peer)
+        source = source_of(peer)
+        of_address = self._by_address.setdefault(source, Places(PER_ADDRESS_MAX))
+        visitor = _Visitor(writer, peer, (of_address, self._familiar if is_familiar else self._strangers))
+        if not self._has_room(visitor):
             writer.transport.abort()
+            self._leave(visitor)
             return
-        self._by_address[peer] += 1
-        task = asyncio.get_running_loop().create_task(self._converse(reader, writer, peer), name="status-page-client")
+        visitor.enter()
+        converse = self._converse(reader, visitor)
+        task = asyncio.get_running_loop().create_task(converse, name="status-page-client")
         self._connections.add(task)
-        task.add_done_callback(lambda done: self._ended(done, peer))
+        task.add_done_callback(lambda done: self._ended(done, visitor))
 
-    def _ended(self, task: "asyncio.Task[None]", peer: str) -> None:
+    def _has_room(self, newcomer: "_Visitor") -> bool:
+        """Tell whether there is room, after closing whoever has been silent for longest where there was none."""
+        for places in newcomer.places:
+            if places.are_taken:
+                oldest = places.longest_waiting()
+                self._tell(newcomer if oldest is None else oldest)
+                if oldest is None:
+                    return False
+                self._leave(oldest)
+                oldest.writer.transport.abort()
+        return True
+
+    def _leave(self, visitor: "_Visitor") -> None:
+        visitor.leave()
+        of_address, source = visitor.places[0], source_of(visitor.peer)
+        if not of_address and self._by_address.get(source) is of_address:
+            del self._by_address[source]
+
+    def _tell(self, closed: "_Visitor") -> None:
+        """Count a connection that is closed for want of room, and log it now and then."""
+        self.turned_away += 1
+        now_s = time.monotonic()
+        if self._told_s is None or now_s - self._told_s >= LOG_INTERVAL_S:
+            self._told_s = now_s
+            _log.warning(
+                "connections to the status page are closed to make room for others, the longest silent first; "
+                "see status_page.connections_max",
+                peer=closed.peer,
+                of_this_address=len(closed.places[0]),
+                closed_since_the_start=self.turned_away,
+            )
+
+    def _ended(self, task: "asyncio.Task[None]", visitor: "_Visitor") -> None:
         self._connections.discard(task)
-        self._by_address[peer] -= 1
-        if not self._by_address[peer]:
-            del self._by_address[peer]
+        self._leave(visitor)
         if not task.cancelled() and task.exception() is not None:
             _log.error("a request to the status page failed", error=repr(task.exception()))
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str) -> None:
+    async def _converse(self, reader: asyncio.StreamReader, visitor: "_Visitor") -> None:
+        writer = visitor.writer
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADER_BYTES_MAX)
         try:
             for left in reversed(range(REQUESTS_MAX)):
-                if not await self._exchange(connection, reader, writer, peer, is_last=not left):
+                if not await self._exchange(connection, reader, visitor, is_last=not left):
                     break
         except (OSError, TimeoutError, h11.ProtocolError) as error:
-            _log.debug("a client of the status page went away", peer=peer, error=str(error))
+            _log.debug("a client of the status page went away", peer=visitor.peer, error=str(error))
         finally:
             writer.close()
             with suppress(OSError, TimeoutError):
@@ -132,16 +205,10 @@ class StatusPage:
             writer.transport.abort()
 
     async def _exchange(
-        self,
-        connection: h11.Connection,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        peer: str,
-        *,
-        is_last: bool,
+        self, connection: h11.Connection, reader: asyncio.StreamReader, visitor: "_Visitor", *, is_last: bool
     ) -> bool:
         """One request and its answer; whether another may follow."""
-        method = b"GET"
+        method, peer, writer = b"GET", visitor.peer, visitor.writer
         try:
             found = await _request(connection, reader)
             if found is None:
@@ -149,7 +216,9 @@ class StatusPage:
             head, body = found
             method = head.method
             if is_of_a_private_network(peer):
+                visitor.keep()
                 answer = await self._answer(_told(head, body, peer))
+                visitor.wait()
             else:
                 self.turned_away += 1
                 answer, is_last = (

@@ -55,7 +55,7 @@ class Hosts(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places = Places[int](4, "a setting")
+        self.places = Places[int](4)
         self.waiting: list[int] = []
         self.kept: set[int] = set()
         self.count = 0

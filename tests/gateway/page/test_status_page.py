@@ -6,7 +6,7 @@ import gzip
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -419,6 +419,76 @@ def test_one_address_does_not_get_all_connections(served: Served, monkeypatch: p
         assert served.ask("/health")[0].status == 200
     until_there(served, 0)
     assert not served.page._by_address
+
+
+@contextmanager
+def of_the_lan(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], socket.socket]]:
+    """Connects from an address of the LAN, 192.168.1.N, as far as the server knows."""
+
+    def peer_of(writer: asyncio.StreamWriter) -> str:
+        return str(writer.get_extra_info("peername")[0]).replace("127.0.1.", "192.168.1.")
+
+    monkeypatch.setattr(server, "_peer", peer_of)
+    with ExitStack() as held:
+
+        def connect(number: int) -> socket.socket:
+            address = ("127.0.0.1", served.port)
+            made = socket.create_connection(address, timeout=5, source_address=(f"127.0.1.{number}", 0))
+            return held.enter_context(made)
+
+        yield connect
+
+
+def is_served(channel: socket.socket) -> bool:
+    """Whether `/health` is answered on an open connection."""
+    answered = b""
+    with suppress(OSError):
+        channel.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        while not answered.endswith(b"}") and (chunk := channel.recv(65_536)):
+            answered += chunk
+    return b'"status":"ok"' in answered
+
+
+def test_silent_connections_of_the_lan_shut_out_nobody(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither this box, nor who has logged in, nor anybody else of the LAN."""
+    with capture_logs() as lines, of_the_lan(served, monkeypatch) as connect:
+        log_in = connect(50)
+        body = f"password={PASSWORD}"
+        log_in.sendall(f"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        assert log_in.recv(4_096).startswith(b"HTTP/1.1 303")
+        let_in = connect(50)
+        assert is_served(let_in)
+        for number in range(4):
+            for _ in range(CONNECTIONS_MAX):
+                connect(100 + number)
+        assert served.ask("/health")[0].status == 200
+        assert served.ask("/metrics")[0].status == 200
+        assert is_served(let_in), "its place is its own"
+        assert is_served(connect(50))
+        assert is_served(connect(60)), "the one that was silent for longest makes room"
+    (line,) = [line for line in lines if "make room" in line["event"]]
+    assert line["peer"].startswith("192.168.1.")
+    assert line["of_this_address"] > 0
+
+
+def test_whoever_was_silent_for_longest_goes_first(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    with of_the_lan(served, monkeypatch) as connect:
+        asks, silent = connect(1), connect(2)
+        for number in range(3 * CONNECTIONS_MAX):
+            assert is_served(asks), "it has asked since others came"
+            connect(10 + number)
+        assert silent.recv(1) == b""
+
+
+def test_beyond_an_address_bound_its_oldest_goes(served: Served) -> None:
+    with ExitStack() as held:
+        channels = [
+            held.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=5))
+            for _ in range(PER_ADDRESS_MAX + 1)
+        ]
+        assert channels[0].recv(1) == b""
+        assert is_served(channels[1])
+        assert served.ask("/health")[0].status == 200, "on a connection of its own"
 
 
 def until_there(served: Served, count: int) -> None:
