@@ -37,7 +37,7 @@ QUEUE_S: Final = 5.0
 closed, and their sensors try again."""
 SOURCES_MAX: Final = 1_024
 """Addresses whose rate is remembered. Of more, whoever came least lately is forgotten, which gives it a new burst."""
-ACCEPTS_PER_TURN: Final = 32
+ACCEPTS_PER_TURN: Final = 8
 """Connections that are taken from the kernel before others have their turn."""
 BACKLOG: Final = 1_024
 REST_S: Final = 1.0
@@ -73,7 +73,7 @@ class Source:
 class Caller:
     """A connection from the moment it is accepted until it is gone."""
 
-    __slots__ = ("_cut", "_is_closed", "_places", "peer", "socket", "source")
+    __slots__ = ("_cut", "_places", "is_closed", "peer", "socket", "source")
 
     def __init__(self, peer: str, source: Source, places: tuple[Places["Caller"], ...] = ()) -> None:
         self.peer = peer
@@ -81,13 +81,14 @@ class Caller:
         self.socket: socket.socket | None = None
         """Until it has its turn."""
         self._places = places
+        self.is_closed = False
+        """Whether it had to give way."""
         self._cut: Callable[[], None] | None = None
-        self._is_closed = False
 
     def connected(self, cut: Callable[[], None]) -> None:
         """Take note of what closes it at once."""
         self._cut = cut
-        if self._is_closed:
+        if self.is_closed:
             cut()
 
     def logged_in(self) -> None:
@@ -110,7 +111,7 @@ class Caller:
     def close(self) -> None:
         """Close it at once; its places are free when this returns."""
         self.left()
-        self._is_closed = True
+        self.is_closed = True
         self.source.queue.pop(self, None)
         if self.socket is not None:
             self.socket.close()
@@ -193,7 +194,7 @@ class Door:
         """Give a newcomer a place, and hear it now or later."""
         source = self._source(source_of(address[0]))
         places = (self._all, self._tls) if port.is_tls else (self._all,)
-        caller = Caller(f"{address[0]}:{address[1]}", source, places)
+        caller = Caller(f"{source.host}:{address[1]}", source, places)
         if not self._has_room(caller, places):
             accepted.close()
             return

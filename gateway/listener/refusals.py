@@ -46,9 +46,10 @@ LOG_IN_REASONS: Final = frozenset(
         "no-credentials",
         "certificate-of-no-user",
         "tls-handshake-failed",
+        "too-many-failed-logins",
     }
 )
-"""Of a sensor that is set up wrongly."""
+"""Of a sensor that cannot log in: it is set up wrongly, or others fail under its name."""
 LATELY_MAX: Final = 20
 """Sensors of which is remembered that their log-in was refused: of more, those of which it was so last."""
 LOGIN: Final = "refused log-in"

@@ -171,7 +171,7 @@ class TlsConnection(sslproto.SSLProtocol):
         caller: Caller,
         ended: Callable[["TlsConnection", BaseException | None], None],
     ) -> None:
-        """`ended` is called at the end, with the error that the handshake ended by."""
+        """`ended` is called at the end, with the error that the handshake ended by, unless it had to give way."""
         self._handshake: asyncio.Future[None] = loop.create_future()
         self._caller = caller
         self._ended = ended
@@ -216,7 +216,8 @@ class TlsConnection(sslproto.SSLProtocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         self._caller.left()
-        self._ended(self, self._handshake.exception() if self._handshake.done() else exc)
+        error = self._handshake.exception() if self._handshake.done() else exc
+        self._ended(self, None if self._caller.is_closed else error)
 
 
 def peer_name(transport: asyncio.BaseTransport) -> str:

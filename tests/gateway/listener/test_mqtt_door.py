@@ -1,6 +1,8 @@
 """One host that takes all it can get at the MQTT listener costs nobody else a place, and hardly any time."""
 
 import asyncio
+import errno
+import os
 import socket
 import ssl
 import time
@@ -189,6 +191,35 @@ async def test_one_is_heard_one_waits_and_the_others_are_closed() -> None:
         await gone.open(1)
 
 
+async def test_where_fewer_files_may_be_open_the_oldest_goes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MqttListener, "_allow_open_files", lambda _: 3)
+    async with listening(RecordingIntake()) as listener, connected(listener) as stays:
+        with silent(listener.port) as rivals:
+            await rivals.open(10)
+            async with calling(listener.port, connect("m1") + PINGREQ) as peer:
+                assert await peer.read(6) == ACCEPTED + PINGRESP
+                stays.writer.write(PINGREQ)
+                assert await stays.read(2) == PINGRESP
+            assert rivals.closed() >= 8
+
+
+async def test_a_system_without_files_is_told_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "REST_S", 0.05)
+    accept, errors = socket.socket.accept, iter((errno.EMFILE, errno.ECONNABORTED, errno.EMFILE))
+
+    def fails_at_first(listening: socket.socket) -> Any:
+        if (error := next(errors, None)) is not None:
+            raise OSError(error, os.strerror(error))
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", fails_at_first)
+    with capture_logs() as lines:
+        async with listening(RecordingIntake()) as listener, connected(listener):
+            assert listener.counts["cannot-accept"] == 2
+    (line,) = [line for line in lines if line.get("reason") == "cannot-accept"]
+    assert "Too many open files; raise the limit" in line["why"]
+
+
 # -- the rate -------------------------------------------------------------------------------------
 
 
@@ -271,6 +302,8 @@ async def test_silent_connections_to_the_tls_port_shut_out_nobody(tmp_path: Path
                 peer.writer.write(PINGREQ)
                 assert await peer.read(2) == PINGRESP
             await until(lambda: len(listener._tls_connections) <= tls.connections_max)
+            assert listener.counts[NOT_LOGGED_IN] >= 12
+            assert not listener.counts["tls-handshake-failed"], "it was not their doing"
 
 
 # -- the daemon -----------------------------------------------------------------------------------
