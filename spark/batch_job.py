@@ -86,6 +86,7 @@ from spark.log.time_corrections import (
     take_corrections,
 )
 from spark.log.warehouse_version import Version, change_version, current_version, folder_of
+from spark.registry.topic_owners import judged_sources, read_owners
 from spark.windows.window_changes import (
     COPY,
     CORRECTION,
@@ -122,6 +123,8 @@ INTERPRETED_ROWS_MAX = 10_000
 SMALL_ROWS_MAX = 50_000
 """Batches up to this size are read by as many tasks as there are cores, and not by one for each of Kafka's partitions:
 each task costs its beginning, and a file in every table, which upkeep has to make one again."""
+REGISTRY_S = 30.0
+"""How often the registry is asked who may speak in which topic."""
 STATE_S = 30.0
 """How often what the driver keeps in memory is written to its tables, at the most."""
 STATE_SHARE = 0.04
@@ -189,6 +192,7 @@ class BatchJob:
         # Small tables, some ten of them.
         with interpreted_if(spark, small=True):
             version = self._open(streams) if into is None else self._made(into)
+            self._ask_registry()
         self.rewriting_windows = threading.Lock()
         """Whoever replaces parts of windows holds it: the job itself, or upkeep beside it. To append needs none."""
         self._is_seen = into is None
@@ -249,6 +253,8 @@ class BatchJob:
         """
         if self._last_rows <= SMALL_ROWS_MAX:
             records = records.coalesce(self.spark.sparkContext.defaultParallelism)
+        if time.monotonic() - self._asked_s > REGISTRY_S:
+            self._ask_registry()
         return self.take_typed(with_topic_ids(typed_records(records), topic_ids), batch, before_commit)
 
     def take_typed(
@@ -303,6 +309,7 @@ class BatchJob:
                 # A process that was killed may have left one.
                 remove_folder(self.spark, path)
                 trial = BatchJob(self.spark, path, self.streams)
+                trial.owners = self.owners
             before = trial.next_ordinal
             try:
                 take(trial, records.where(which))
@@ -323,8 +330,15 @@ class BatchJob:
     def _take_typed(
         self, typed: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None] = lambda: None
     ) -> BatchCounts:
-        read = without_expired(decoded(typed, self.streams), self.streams)
-        return self.take_decoded(without_deleted(read, self._deletions), batch, before_commit)
+        return self.take_decoded(without_deleted(self.judged(typed), self._deletions), batch, before_commit)
+
+    def judged(self, typed: DataFrame) -> DataFrame:
+        """Records as `typed_records` yields them, by the registry and the declarations: metrics or rejects."""
+        return without_expired(decoded(judged_sources(typed, self.owners), self.streams), self.streams)
+
+    def _ask_registry(self) -> None:
+        self.owners = read_owners(self.spark, self.warehouse)
+        self._asked_s = time.monotonic()
 
     def take_decoded(
         self, records: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None] = lambda: None

@@ -27,6 +27,8 @@ LOSS = "loss: "
 EVENT = "event: "
 SET_ASIDE = "set-aside: "
 """Of records that made their batch fail: see `record_faults`."""
+NOT_THEIRS = "not-this-gateways-topic: "
+"""Of records whose gateway may not speak in their topic: see `topic_owners`."""
 UNKNOWN_TYPE = "unknown-type: ce_type is neither sluice.reading nor sluice.gateway.*"
 UNDECLARED_STREAM = "undeclared-stream: no stream of this topic's name is declared"
 TOO_LONG = f"more than {VALUE_BYTES_MAX} bytes"
@@ -174,7 +176,10 @@ def _reasoned(numbered: DataFrame, times: Times) -> DataFrame:
     count = F.coalesce(F.size("quick"), F.size("numbers"))
     by_python = "found" in numbered.columns
     reason = F.coalesce(
-        F.when(F.col("header_fault").startswith(SET_ASIDE), F.col("header_fault")),
+        F.when(
+            F.col("header_fault").startswith(SET_ASIDE) | F.col("header_fault").startswith(NOT_THEIRS),
+            F.col("header_fault"),
+        ),
         F.concat(F.lit(HEADER), F.col("header_fault")),
         F.when((F.col("ce_type") != READING_TYPE) & ~is_gateway, UNKNOWN_TYPE),
         F.when(F.col("format") == _UNDECLARED, UNDECLARED_STREAM),

@@ -140,11 +140,17 @@ def table_bytes(spark: SparkSession, path: str) -> int:
 
 
 def open_or_empty(spark: SparkSession, path: str, name: str, schema: str) -> DataFrame:
-    """Return a table, which SQL then finds as the temporary view `name`; without rows where there is none yet."""
+    """Return a table, which SQL then finds as the temporary view `name`; without rows where there is none yet.
+
+    Columns that it lacks because an earlier program made it are null.
+    """
+    columns = cast("StructType", StructType.fromDDL(schema))
     if DeltaTable.isDeltaTable(spark, path):
         view = spark.read.format("delta").load(path)
+        missing = [field for field in columns if field.name not in view.columns]
+        view = view.select("*", *(F.lit(None).cast(field.dataType).alias(field.name) for field in missing))
     else:
-        view = spark.createDataFrame([], cast("StructType", StructType.fromDDL(schema)))
+        view = spark.createDataFrame([], columns)
     view.createOrReplaceTempView(name)
     return view
 

@@ -1,4 +1,4 @@
-"""The registry as plain values: where each device is, how its values are calibrated, and which gateways there are.
+"""The registry as plain values: where each device is, how its values are calibrated, which gateways speak where.
 
 Spans of validity are half open, in UTC: from `valid_from` on, up to, not including, `valid_to`; None is an open end.
 """
@@ -40,12 +40,15 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A gateway, and since when nothing is expected of it any more."""
+    """A gateway, where it may speak, and since when nothing is expected of it any more."""
 
     namespace: str
     gateway: str
     site: str | None = None
     retired_from: datetime | None = None
+    topics: tuple[str, ...] = ()
+    """Kafka topics, or what their names begin with and `*`: it may speak in no other, and none without them in these.
+    Empty: it shares those that are nobody's."""
 
 
 @dataclass(frozen=True, slots=True)

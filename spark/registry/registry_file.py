@@ -31,7 +31,7 @@ NAMES_COMPARED_MAX = 2_000
 _KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "devices": (("namespace", "device", "site"), ("labels", "valid_from", "valid_to")),
     "calibrations": (("namespace", "device", "metric"), ("stream", "scale", "offset", "valid_from", "valid_to")),
-    "gateways": (("namespace", "gateway"), ("site", "retired_from")),
+    "gateways": (("namespace", "gateway"), ("site", "retired_from", "topics")),
 }
 """What an entry of each kind must say, and what it may."""
 _TIME = re.compile(
@@ -54,6 +54,8 @@ _DIGITS = (
     f"write a decimal number with at most {DIGITS_MAX} digits before the point and {DIGITS_MAX} behind it, "
     "such as 1.002"
 )
+_TOPICS_TOML = 'write Kafka topics, or what their names begin with and a *, as in topics = ["site7.*"]'
+_TOPICS_CSV = "write Kafka topics, or what their names begin with and a *, several of them separated by ; as in site7.*"
 _LABELS_TOML = 'write names and texts in braces, as in labels = { floor = "2" }'
 _LABELS_CSV = "write name=text, several of them separated by ; as in floor=2;line=B"
 
@@ -345,7 +347,7 @@ class _Reader:
 
     def gateway(self) -> Gateway:
         site = self.text("site") if "site" in self.entry.values else None
-        return Gateway(self.name("namespace"), self.name("gateway"), site, self.time("retired_from"))
+        return Gateway(self.name("namespace"), self.name("gateway"), site, self.time("retired_from"), self.topics())
 
     def text(self, name: str) -> str:
         value = self.entry.values.get(name, "?")
@@ -368,6 +370,17 @@ class _Reader:
             return value
         self.wrong(f"{show_value(value)} {_TOPIC}", "stream")
         return None
+
+    def topics(self) -> tuple[str, ...]:
+        value = self.entry.values.get("topics")
+        if value is None:
+            return ()
+        is_csv = self.entry.path.suffix == ".csv"
+        names = [part.strip() for part in value.split(";")] if is_csv and isinstance(value, str) else value
+        if isinstance(names, list) and names and all(_is_topics(each) for each in names):
+            return tuple(sorted(set(names)))
+        self.wrong(f"{show_value(value)} cannot be used; {_TOPICS_CSV if is_csv else _TOPICS_TOML}", "topics")
+        return ()
 
     def labels(self) -> tuple[tuple[str, str], ...]:
         value = self.entry.values.get("labels", {})
@@ -421,6 +434,11 @@ class _Reader:
 
 
 _NO_YEAR = "lies outside the years 2 to 9999; leave it out where there is no such end"
+
+
+def _is_topics(value: object) -> bool:
+    """Whether it is a topic's name, or the beginning of names and `*`."""
+    return isinstance(value, str) and KAFKA_TOPIC.fullmatch(value.removesuffix("*")) is not None
 
 
 class _WrongTimeError(Exception):

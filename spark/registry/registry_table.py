@@ -26,7 +26,8 @@ CALIBRATIONS_SCHEMA = f"""
     valid_from timestamp, valid_to timestamp, registry_version string
 """
 GATEWAYS_SCHEMA = """
-    namespace string, gateway string, site string, retired_from timestamp, registry_version string
+    namespace string, gateway string, site string, retired_from timestamp, registry_version string,
+    topics array<string>
 """
 DEVICES, CALIBRATIONS, GATEWAYS = "devices", "calibrations", "gateway_registry"
 SCHEMAS = {DEVICES: DEVICES_SCHEMA, CALIBRATIONS: CALIBRATIONS_SCHEMA, GATEWAYS: GATEWAYS_SCHEMA}
@@ -85,7 +86,10 @@ def calibrations_frame(spark: SparkSession, registry: Registry) -> DataFrame:
 
 def gateways_frame(spark: SparkSession, registry: Registry) -> DataFrame:
     """The registry's gateways as rows of `gateway_registry`."""
-    rows = [(g.namespace, g.gateway, g.site, g.retired_from, registry.version) for g in registry.gateways]
+    rows = [
+        (each.namespace, each.gateway, each.site, each.retired_from, registry.version, list(each.topics))
+        for each in registry.gateways
+    ]
     return _frame(spark, rows, GATEWAYS_SCHEMA)
 
 

@@ -3,19 +3,25 @@
 import uuid
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.batch_job import BatchJob
-from spark.decode.payload_decode import decoded
-from spark.ingest.retention import without_expired
+from spark.decode.payload_decode import NOT_THEIRS
 from spark.log.amendments import effective_log
 from spark.log.log_table import RETRY, BatchId
 from spark.log.quarantine_view import kind, still_rejected
 
-KINDS = ("undeclared-stream", "undecodable", "out-of-range", "unknown-type", "correction")
-"""What another declaration, or another version of the program, may read after all. Headers are the gateway's, and a
-conflict or a time stays what it is."""
+KINDS = (
+    "undeclared-stream",
+    "undecodable",
+    "out-of-range",
+    "unknown-type",
+    "correction",
+    NOT_THEIRS.removesuffix(": "),
+)
+"""What another declaration or registry, or another version of the program, may read after all. Headers are the
+gateway's, and a conflict or a time stays what it is."""
 ROWS_MAX = 200_000
 """Rejects in one batch."""
 DECIDED_ANEW = ("metrics", "pack_span_us", "undeclared", "duplicate", "reject_reason")
@@ -42,10 +48,9 @@ def retry(job: BatchJob) -> RetryCounts:
     query = f"{RETRY}{uuid.uuid4()}"
     read = 0
     for number, (first, last) in enumerate(_spans(by_batch)):
-        records = typed_again(pending.where(F.col("ordinal").between(first, last)))
-        readable = (
-            without_expired(decoded(records, job.streams), job.streams).where(F.col("reject_reason").isNull()).persist()
-        )
+        rows = pending.where(F.col("ordinal").between(first, last))
+        records = rows.select(*columns_again(rows), F.lit(None).cast("string").alias("header_fault"))
+        readable = job.judged(records).where(F.col("reject_reason").isNull()).persist()
         try:
             if not readable.isEmpty():
                 read += job.take_decoded(readable, BatchId(query, number)).rows
@@ -55,10 +60,15 @@ def retry(job: BatchJob) -> RetryCounts:
     return RetryCounts(sum(by_batch.values()), read)
 
 
-def typed_again(rows: DataFrame) -> DataFrame:
-    """Rows of `log` as `typed_records` yields records, with `topic_id`."""
-    kept = [name for name in rows.columns if name not in {*DECIDED_ANEW, *NUMBERING}]
-    return rows.select(*kept, F.lit(None).cast("string").alias("header_fault"))
+def columns_again(rows: DataFrame) -> list[Column]:
+    """The columns of `log` that `typed_records` yields, with `topic_id`, but for `header_fault`.
+
+    A record whose gateway could not speak in its topic gets its `ce_id` back.
+    """
+    lost = F.coalesce(F.col("reject_reason").startswith(NOT_THEIRS), F.lit(False))
+    identity = F.when(lost, F.concat_ws("-", "buffer", "lane", "lane_sequence")).otherwise(F.col("ce_id"))
+    kept = (name for name in rows.columns if name not in {*DECIDED_ANEW, *NUMBERING})
+    return [identity.alias(name) if name == "ce_id" else F.col(name) for name in kept]
 
 
 def _spans(by_batch: dict[int, int]) -> list[tuple[int, int]]:

@@ -32,7 +32,7 @@ from spark.log.log_table import ORDINAL, BatchId, BatchIds, from_kafka, log_path
 from spark.log.warehouse_version import Version, change_version, folder_of, open_version, tables_of
 from spark.source.kafka_source import KafkaSource, kafka_range
 from spark.upkeep.device_deletion import delete_from_version
-from spark.upkeep.quarantine_retry import typed_again
+from spark.upkeep.quarantine_retry import columns_again
 from spark.windows.window_changes import append_replayed, changes_path, changes_schema
 from spark.windows.windows_table import WindowLengthError, folded, read_parts, windows_path, windows_schema
 
@@ -297,8 +297,7 @@ def made_again(rows: DataFrame) -> DataFrame:
     header = F.when(reason.startswith(HEADER), F.substring(reason, len(HEADER) + 1, TEXT_CHARS_MAX)).when(
         reason.startswith(SET_ASIDE) & F.col("ce_type").isNull(), reason
     )
-    kept = [name for name in typed_again(rows).columns if name != "header_fault"]
-    return rows.select(*kept, "ingest", "batch", header.alias("header_fault"))
+    return rows.select(*columns_again(rows), "ingest", "batch", header.alias("header_fault"))
 
 
 def _read_to(log: DataFrame) -> dict[str, dict[int, int]]:

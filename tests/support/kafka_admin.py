@@ -44,9 +44,9 @@ SCRAM_ITERATIONS = 4096
 SCRAM_NUMBERS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 NO_ELECTION_NEEDED = 84
 
-Operation = Literal["READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"]
-OPERATIONS: dict[Operation, int] = {"READ": 3, "WRITE": 4, "DESCRIBE": 8, "DESCRIBE_CONFIGS": 10}
-TOPIC, LITERAL, ALLOW = 2, 3, 3
+Operation = Literal["READ", "WRITE", "CREATE", "DESCRIBE", "DESCRIBE_CONFIGS"]
+OPERATIONS: dict[Operation, int] = {"READ": 3, "WRITE": 4, "CREATE": 5, "DESCRIBE": 8, "DESCRIBE_CONFIGS": 10}
+TOPIC, LITERAL, PREFIXED, ALLOW = 2, 3, 4, 3
 
 
 @asynccontextmanager
@@ -195,11 +195,15 @@ async def set_password(bootstrap: str, user: str, mechanism: str, password: str)
             _raise(code, message)
 
 
-async def allow(bootstrap: str, user: str, topic: str, *operations: Operation) -> None:
-    """Let a user do something to a topic. With a topic's first ACL, all that none of its ACLs allows is refused."""
+async def allow(bootstrap: str, user: str, topic: str, *operations: Operation, prefixed: bool = False) -> None:
+    """Let a user do something to a topic, or to all whose names begin so.
+
+    With a topic's first ACL, all that none of its ACLs allows is refused.
+    """
+    pattern = PREFIXED if prefixed else LITERAL
     async with administered(bootstrap) as admin:
         for operation in operations:
-            request = CreateAclsRequest(TOPIC, topic, LITERAL, f"User:{user}", "*", OPERATIONS[operation], ALLOW)
+            request = CreateAclsRequest(TOPIC, topic, pattern, f"User:{user}", "*", OPERATIONS[operation], ALLOW)
             for code, message in (await _ask(admin, request)).creation_responses:
                 _raise(code, message)
 

@@ -43,6 +43,7 @@ namespace = "plant"
 gateway = "gw-1"
 site = "hall-1"
 retired_from = 2026-04-01T00:00:00Z
+topics = ["site7.*", "device-seven"]
 """
 MARCH = datetime(2026, 3, 1, tzinfo=UTC)
 REGISTRY = Registry(
@@ -56,7 +57,7 @@ REGISTRY = Registry(
             *(Decimal("1.002"), Decimal("-0.25"), datetime(2026, 2, 1, 8, 30, tzinfo=UTC), None),
         ),
     ),
-    gateways=(Gateway("plant", "gw-1", "hall-1", datetime(2026, 4, 1, tzinfo=UTC)),),
+    gateways=(Gateway("plant", "gw-1", "hall-1", datetime(2026, 4, 1, tzinfo=UTC), ("device-seven", "site7.*")),),
 )
 FOLDER = {
     "devices.csv": "namespace,device,site,labels,valid_from,valid_to\n"
@@ -64,7 +65,7 @@ FOLDER = {
     "plant,42,hall-3,,2026-03-01T00:00:00Z,\n",
     "calibrations.csv": "\ufeffdevice,namespace,metric,stream,valid_from,scale,offset\r\n"
     '42,plant,"temperature",device-thermo,2026-02-01 08:30Z,1.002000,-.25\r\n\r\n',
-    "gateways.csv": "namespace,gateway,site,retired_from\nplant,gw-1,hall-1,2026-04-01\n",
+    "gateways.csv": "namespace,gateway,site,retired_from,topics\nplant,gw-1,hall-1,2026-04-01,site7.*; device-seven\n",
 }
 
 
@@ -121,7 +122,7 @@ def test_overlapping_spans_name_both_lines() -> None:
     second = '\n[[calibrations]]\nnamespace="plant"\ndevice="42"\nmetric="temperature"\nscale=2\n{}'
     found = mistake(SITE + second.format("valid_from = 2026-05-01"))
     assert found.startswith(
-        '30: calibrations: plant/42\'s "temperature" of every stream is calibrated from 2026-05-01T00:00:00Z on, '
+        '31: calibrations: plant/42\'s "temperature" of every stream is calibrated from 2026-05-01T00:00:00Z on, '
         "without an end, here, and of stream device-thermo from 2026-02-01T08:30:00Z on, without an end, on line 15;"
     )
     parse_registry(SITE + second.format('stream = "device-other"'), PATH)
@@ -159,6 +160,11 @@ MISTAKES = [
     ("valid_from = 2026-03-01\n", "valid_from = 2026\n", "13: devices.valid_from: "),
     ("valid_from = 2026-03-01\n", 'valid_from = "0001-01-01T00:00:00+02:00"\n', "13: devices.valid_from: "),
     ("valid_from = 2026-03-01\n", "valid_from = 2026-03-01\nvalid_to = 2026-03-01\n", "14: devices.valid_to: "),
+    ('["site7.*", "device-seven"]', '"site7.*"', '29: gateways.topics: "site7.*" cannot be used; write Kafka topics'),
+    ('"device-seven"]', '"device*seven"]', "29: gateways.topics: "),
+    ('"device-seven"]', '"*"]', "29: gateways.topics: "),
+    ('"device-seven"]', "7]", "29: gateways.topics: "),
+    ('["site7.*", "device-seven"]', "[]", "29: gateways.topics: [] cannot be used; "),
     ("[[gateways]]", "[[gateway]]", "24: gateway: there is no such section; write gateways instead"),
     ("[[gateways]]", "[gateways]", "24: gateways: begin each of them with a line [[gateways]]"),
 ]
@@ -289,6 +295,7 @@ def test_what_is_no_toml_is_told_with_its_line() -> None:
         ("devices.csv", "namespace,device,site,labels\nplant,42,x,floor\n", ":2: devices.labels: "),
         ("devices.csv", "namespace,device,site,labels\nplant,42,x,a=1;a=2\n", ":2: devices.labels: "),
         ("gateways.csv", "namespace,gateway\nplant,gw 1\n", ":2: gateways.gateway: "),
+        ("gateways.csv", "namespace,gateway,topics\nplant,gw-1,site 7\n", ":2: gateways.topics: "),
         ("sites.csv", "", ": must be called devices.csv, "),
     ],
 )  # fmt: skip
