@@ -10,7 +10,7 @@ BENCH_PROFILE=out.svg         the gateway under py-spy (out.txt: folded stacks)
 import resource
 import sys
 
-from tests.bench import load, parts_faults, parts_rate, parts_size
+from tests.bench import load, parts_attacks, parts_faults, parts_rate, parts_size
 from tests.bench.load import LoadError
 from tests.bench.processes import NotMeasuredError
 from tests.bench.report import Result
@@ -31,6 +31,7 @@ PARTS: dict[str, Part] = {
     "backlog": parts_size.backlog,
     "kill": parts_faults.kill,
     "fuzz": parts_faults.fuzz,
+    "attacks": parts_attacks.attacks,
     "mosquitto": parts_faults.mosquitto_killed,
 }
 
