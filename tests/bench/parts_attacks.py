@@ -1,6 +1,7 @@
 """What hostile neighbours cost a good sensor: each attack beside it, against what it is without."""
 
 import asyncio
+from pathlib import Path
 
 from tests.bench.context import Bench, say
 from tests.bench.kafka_watch import KafkaTopic
@@ -11,7 +12,8 @@ from tests.support.good_sensor import Good, attacked
 
 SETTLE_S = 2.0
 BUFFER_BYTES_MAX = 200_000_000
-SETTINGS = """
+NO_KAFKA = "127.0.0.1:9"
+ROUTES = """
 [[routes]]
 topic = "{cbor}/{{device}}/{{stream}}"
 kafka = "{topic}"
@@ -23,6 +25,14 @@ topic = "{streams}/{{device}}/{{stream}}"
 kafka = "{topic}-{{stream}}"
 identity = "json"
 """
+
+
+def write_attacked(directory: Path, bootstrap: str, topic: str, bytes_max: int = BUFFER_BYTES_MAX) -> Path:
+    """A gateway with the bounds that it is installed with, for a good sensor and one whose secret was stolen."""
+    extra = ROUTES.format(cbor=CBOR_TOPIC, streams=STREAMS, topic=topic)
+    return write_gateway(
+        directory, bootstrap, topic, devices=2, bytes_max=bytes_max, new_connections_per_s_max=50, extra=extra
+    )
 
 
 async def attacks(bench: Bench) -> list[Result]:
@@ -49,10 +59,9 @@ async def attacks(bench: Bench) -> list[Result]:
 async def _measure(bench: Bench, name: str, seconds: float) -> tuple[Good, Good]:
     """The good sensor on one gateway: without the attack, and beside it."""
     directory = bench.directory / "attacks" / name
-    bootstrap = "127.0.0.1:9" if name in NEEDS_NO_KAFKA else bench.kafka.bootstrap
+    bootstrap = NO_KAFKA if name in NEEDS_NO_KAFKA else bench.kafka.bootstrap
     async with KafkaTopic(bench.kafka.bootstrap, f"attacks-{name}") as topic:
-        extra = SETTINGS.format(cbor=CBOR_TOPIC, streams=STREAMS, topic=topic.name)
-        config = write_gateway(directory, bootstrap, topic.name, devices=2, bytes_max=BUFFER_BYTES_MAX, extra=extra)
+        config = write_attacked(directory, bootstrap, topic.name)
         good, stolen = secrets_path(directory).read_text().split()
         async with gateway(config) as sluice:
             without, beside = Good(sluice.port, good), Good(sluice.port, good)

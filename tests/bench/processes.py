@@ -16,6 +16,7 @@ from subprocess import Popen
 
 from demo import child_process
 from demo.kafka_broker import free_ports
+from gateway.listener import credentials
 
 SLUICE = Path(sys.executable).with_name("sluice")
 START_S_MAX = 30.0
@@ -102,20 +103,20 @@ def write_gateway(  # noqa: PLR0913 - what a bench may ask of a gateway, by name
     commit_delay_ms: float = 0,
     bytes_max: int = 4_000_000_000,
     connections_max: int = 5_000,
+    new_connections_per_s_max: int = 10_000,
     extra: str = "",
 ) -> Path:
     """Write a gateway's configuration, and the devices' secrets as `load --secrets` reads them; give the former.
 
-    Everything that DESIGN asks for is on: users with secrets of their own, identity in JSON, zstd. `extra` is added
-    to the end.
+    Everything that DESIGN asks for is on: devices with secrets of their own, identity in JSON, zstd. All sensors come
+    from one address here, so that the usual bound of new connections is too low. `extra` is added to the end.
     """
     directory.mkdir(parents=True, exist_ok=True)
     names = [f"d{number:03d}" for number in range(devices)]
     secrets = [hashlib.sha256(f"secret of {name}".encode()).hexdigest()[:32] for name in names]
     secrets_path(directory).write_text("\n".join(secrets) + "\n")
-    users = "\n".join(
-        f'{name} = "{hashlib.sha256(secret.encode()).hexdigest()}"' for name, secret in zip(names, secrets, strict=True)
-    )
+    hashes = {name: credentials.digest(secret) for name, secret in zip(names, secrets, strict=True)}
+    credentials.put(directory / credentials.FILE_NAME, hashes, None)
     port, *_ = free_ports(1)
     config = directory / "gateway.toml"
     config.write_text(
@@ -132,11 +133,7 @@ commit_delay_ms = {commit_delay_ms}
 [mqtt_listener]
 port = {port}
 connections_max = {connections_max}
-# All sensors are at one address here.
-new_connections_per_s_max = 10_000
-
-[mqtt_listener.users]
-{users}
+new_connections_per_s_max = {new_connections_per_s_max}
 
 [kafka]
 bootstrap = ["{bootstrap}"]
