@@ -32,6 +32,7 @@ PARTS: dict[str, Part] = {
     "kill": parts_faults.kill,
     "fuzz": parts_faults.fuzz,
     "attacks": parts_attacks.attacks,
+    "attack_pairs": parts_attacks.attack_pairs,
     "mosquitto": parts_faults.mosquitto_killed,
 }
 
