@@ -10,6 +10,7 @@ version in pyproject.toml, and a test that fails where one of them changes.
 import asyncio
 import random
 import socket
+import struct
 import time
 import weakref
 from collections import deque
@@ -35,6 +36,7 @@ from aiokafka.protocol.admin import SaslHandShakeRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 from gateway.host.name_lookup import Address, names
+from gateway.kafka.answers import UnfitAnswerError, check_fields, check_size
 from gateway.kafka.broker_socket import BrokerSocket
 from gateway.kafka.reach import HOST_SHOWN_MAX, Fault, Stage, host_and_port, plain_words, reach_words
 from gateway.kafka.secret_files import (
@@ -69,8 +71,13 @@ TLS_CLOSE_S: Final = 1.0
 """How long a broker gets to answer close_notify; asyncio's own 30 s would hold up the end of a session."""
 CLOSING_TURNS: Final = 4
 """Turns of the event loop that a transport of TLS, and the one below it, take to end."""
+CONNECTIONS_MAX: Final = 256
+"""Connections of one session. A true cluster of 100 brokers takes 200; a false broker may name any number."""
+SCRAM_ITERATIONS_MIN: Final = 4096
+"""Fewer are refused (RFC 7677, section 4): a false broker that asks for few gets an answer by which the password can be
+guessed, and each guess costs as few. Kafka itself stores no password with fewer."""
 SCRAM_ITERATIONS_MAX: Final = 1_000_000
-"""More of them are refused: a broker, or who speaks in its place, asks for them, and 4096 are usual."""
+"""More are refused: they would hold this box's processor. 4096 are usual."""
 _BOOTSTRAP: Final = ("bootstrap.invalid", 1)
 """What aiokafka is told to begin with: it stands for all of `kafka.bootstrap`, and is no name of DNS (RFC 2606)."""
 
@@ -84,16 +91,44 @@ _log_in: Final = ThreadPoolExecutor(1, thread_name_prefix="log-in")
 
 
 class _IterationsError(Exception):
-    """A log-in would take more computing than is done for one."""
+    """A broker asks for so many iterations of SCRAM that no log-in is done with them."""
+
+    def __init__(self, iterations: int) -> None:
+        super().__init__(iterations)
+        self._iterations = iterations
+
+    def fault(self, host: str, port: int) -> Fault:
+        """It in words."""
+        at = host_and_port(host[:HOST_SHOWN_MAX], port)
+        if self._iterations < SCRAM_ITERATIONS_MIN:
+            words = (
+                f"{at} asks for {max(self._iterations, 0)} iterations of SCRAM, and this gateway does not log in with "
+                f"fewer than {SCRAM_ITERATIONS_MIN}: the password could be guessed from its answer"
+            )
+        else:
+            words = (
+                f"{at} asks for more than {SCRAM_ITERATIONS_MAX} iterations of SCRAM, and this gateway does not log in "
+                "for that"
+            )
+        return Fault(
+            words,
+            f"have the user's password set anew at the brokers with iterations={SCRAM_ITERATIONS_MIN}, which is usual; "
+            "where they do not ask for what is said here, it is not one of them that answers: set [kafka.tls]",
+            is_reached=True,
+        )
+
+
+class _TooManyConnectionsError(Exception):
+    """A session has all connections that it may have."""
 
     @staticmethod
     def fault(host: str, port: int) -> Fault:
         """It in words."""
         return Fault(
-            f"{host_and_port(host[:HOST_SHOWN_MAX], port)} asks for more than {SCRAM_ITERATIONS_MAX} iterations of "
-            "SCRAM, and this gateway does not log in for that",
-            "have the user's password set anew at the brokers with fewer (iterations=4096 is usual); where they do not "
-            "ask for so many, it is not one of them that answers: set [kafka.tls]",
+            f"{host_and_port(host[:HOST_SHOWN_MAX], port)} is not connected: this gateway has {CONNECTIONS_MAX} "
+            "connections to brokers, and makes no more",
+            "a cluster that names so many brokers is too large for this gateway, or no cluster at all: check "
+            "kafka.bootstrap, and set [kafka.tls]",
             is_reached=True,
         )
 
@@ -229,7 +264,9 @@ class KafkaLink:
     def fault(self) -> str | None:
         """Why the latest attempt to connect failed, in an installer's words; None since any broker answered.
 
-        An answer is one to a request of the session's own. `faults` has what is wrong with one broker of several.
+        An answer is one to a request of the session's own. One that was too large to be read stays the reason: who
+        gives such an answer may have given good ones before, and gives them again. `faults` has what is wrong with one
+        broker of several.
         """
         return None if self._fault is None else self._fault.words
 
@@ -436,7 +473,7 @@ class KafkaLink:
         try:
             fault = (
                 error.fault(*address)
-                if isinstance(error, _IterationsError)
+                if isinstance(error, _IterationsError | _TooManyConnectionsError)
                 else reach_words(
                     error,
                     *address,
@@ -462,7 +499,8 @@ class KafkaLink:
 
     def _answered(self, connection: "_Connection", *, is_first: bool) -> None:
         """The broker answered a request of the session's own."""
-        self._fault = None
+        if self._fault is not None and not self._fault.lasts:
+            self._fault = None
         if is_first:
             # A later answer does not say that the address takes connections still.
             self._pauses.pop(connection.address, None)
@@ -480,6 +518,8 @@ class KafkaLink:
 
     async def _dial(self, address: Address, connection: "_Connection") -> BrokerSocket:
         """A TCP connection to an address."""
+        if len(self._sockets) >= CONNECTIONS_MAX:
+            raise _TooManyConnectionsError
         link = BrokerSocket(address, self._closing)
         self._sockets[link] = connection
         try:
@@ -633,6 +673,33 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
         self.mechanisms = tuple(response.enabled_mechanisms or ())
         return response
 
+    @staticmethod
+    async def _read(self_ref: "weakref.ref[_Connection]") -> None:
+        """As aiokafka does it, but that an answer is not read which is too large to be one."""
+        connection = self_ref()
+        if connection is None or connection._reader is None:  # noqa: SLF001 - its own class
+            return
+        reader = connection._reader  # noqa: SLF001
+        while True:
+            # As in aiokafka, a connection that nobody holds any more is not held by its reader.
+            del connection
+            (announced,) = struct.unpack(">I", await reader.readexactly(4))
+            connection = self_ref()
+            if connection is None:
+                return
+            check_size(announced, connection._asked())  # noqa: SLF001
+            del connection
+            answer = await reader.readexactly(announced)
+            connection = self_ref()
+            if connection is None:
+                return
+            check_fields(answer, connection._asked())  # noqa: SLF001
+            connection._handle_frame(answer)  # noqa: SLF001
+
+    def _asked(self) -> Any:
+        """The request that the next answer is for; None where there is none, and of bytes that SASL has for its own."""
+        return self._requests[0][1] if self._requests else None
+
     def _handle_frame(self, resp: bytes) -> None:
         super()._handle_frame(resp)
         if self.is_open and self._reader is not None:
@@ -651,6 +718,9 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
     def close(self, reason: CloseReason | None = None, exc: BaseException | None = None) -> "asyncio.Future[None]":
         """As aiokafka does it; a broker that closes instead of answering the first request has turned us away."""
         if reason == CloseReason.CONNECTION_BROKEN and exc is not None:
+            if isinstance(exc, UnfitAnswerError):
+                # It is told whenever it comes.
+                self._is_settled = self.is_aborted
             self._turned_away(exc)
         closed: asyncio.Future[None] = super().close(reason, exc)
         return closed
@@ -666,8 +736,8 @@ class _Scram(ScramAuthenticator):  # type: ignore[misc] # aiokafka has no types
 
     def create_salted_password(self, salt: bytes, iterations: int) -> None:
         """Raises _IterationsError."""
-        if iterations > SCRAM_ITERATIONS_MAX:
-            raise _IterationsError
+        if not SCRAM_ITERATIONS_MIN <= iterations <= SCRAM_ITERATIONS_MAX:
+            raise _IterationsError(iterations)
         super().create_salted_password(salt, iterations)
 
 

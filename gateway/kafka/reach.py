@@ -21,6 +21,8 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
 )
 
+from gateway.host.terminal_text import size
+from gateway.kafka.answers import FIELDS_MAX, TooManyFieldsError, UnfitAnswerError
 from gateway.settings import KafkaSettings
 from gateway.tls.certificates import date_trouble, host_names, validity
 from gateway.tls.client import tls_reason
@@ -93,6 +95,8 @@ class Fault:
     """Whether it is no matter of the way there: something answers, and one of both sides refuses the other."""
     stage: Stage = "connect"
     """How far the connection came; what the certificates are to blame for is of TLS, whenever it was said."""
+    lasts: bool = False
+    """Whether it stays the reason, although the same broker gives good answers too."""
 
 
 def reach_words(  # noqa: PLR0913 - what is known of an attempt that failed
@@ -129,7 +133,9 @@ def _fault(
         return _not_connected(error, at)
     if stage == "tls":
         return _handshake_ended(error, at, shown)
-    return _turned_away(error, at, stage, mechanisms)
+    return (
+        _unfit(error, at, stage) if isinstance(error, UnfitAnswerError) else _turned_away(error, at, stage, mechanisms)
+    )
 
 
 def plain_words(error: BaseException, host: str, port: int) -> Fault:
@@ -401,6 +407,32 @@ def _turned_away(error: BaseException, at: _Place, stage: Stage, mechanisms: Seq
     return Fault(f"what answers at {at} is no Kafka broker", f"{_PORT} do the brokers run there?")
 
 
+def _unfit(error: UnfitAnswerError, at: _Place, stage: Stage) -> Fault:
+    """An answer that no broker gives: what it may be instead."""
+    if at.kafka.tls is None and _is_alert(error):
+        return _closed(error, at, stage)
+    begins = error.announced.to_bytes(4).decode("latin-1")
+    if isinstance(error, TooManyFieldsError):
+        words = (
+            f"{at} lists more than {FIELDS_MAX:,} numbers and names in one answer of {size(error.announced)}: the "
+            "answer was dropped, and the connection ended. No cluster is as large that this gateway can write to"
+        )
+    elif begins.isascii() and begins.isprintable():
+        who = "a web server listens there" if begins == "HTTP" else "something else listens there"
+        words = (
+            f"what answers at {at} is no Kafka broker: {who}. Its answer begins with {begins!r}; read as a length, "
+            f"that is {size(error.announced)}: the connection was ended, and nothing more was read"
+        )
+    else:
+        words = (
+            f"{at} announces an answer of {size(error.announced)}, and no broker's answer has more than "
+            f"{size(error.limit)} here: the connection was ended, and nothing more was read. Most likely it is no "
+            "Kafka broker"
+        )
+    sure = "" if at.kafka.tls is not None else "; [kafka.tls] makes sure of who answers"
+    return Fault(words, f"{_PORT} do the brokers run there?{sure}", lasts=stage == "request")
+
+
 def _mechanism_refused(at: _Place, mechanism: str, mechanisms: Sequence[str | None]) -> Fault:
     offered = [name[:_SHOWN_MAX] for name in mechanisms[:NAMES_TOLD_MAX] if name and name.isprintable()]
     if not offered:
@@ -450,7 +482,7 @@ def _closed(error: BaseException, at: _Place, stage: Stage) -> Fault:
 
 def _is_alert(error: BaseException) -> bool:
     """Whether what was read as the length of an answer is how TLS says that it cannot speak with us."""
-    expected = getattr(error, "expected", None)
+    expected = error.announced if isinstance(error, UnfitAnswerError) else getattr(error, "expected", None)
     return isinstance(expected, int) and expected >> 16 == _TLS_ALERT
 
 

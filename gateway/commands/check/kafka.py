@@ -67,7 +67,7 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
             if unreached and len(unreached) == tried:
                 words = "answers, but this box reaches none of its brokers: nothing can be sent, nor topics looked at"
                 return [Finding(subject, ok=False, words=words), *about]
-            cluster, findings = await _look_at_topics(admin, settings, create=create)
+            cluster, findings = await _look_at_topics(admin, link, settings, create=create)
     except (KafkaError, OSError, TimeoutError) as error:
         return [Finding(subject, ok=False, words=_trouble(link, kafka, error))]
     about += [*_absent(cluster), *_with_admin_words(findings)]
@@ -187,7 +187,7 @@ def _cannot(*, is_reached: bool) -> str:
 
 
 async def _look_at_topics(
-    admin: AIOKafkaAdminClient, settings: Settings, *, create: bool
+    admin: AIOKafkaAdminClient, link: KafkaLink, settings: Settings, *, create: bool
 ) -> tuple[Cluster, list[Finding]]:
     """The cluster, and what is to be said of the topics. Raises KafkaError, TimeoutError where it cannot be asked."""
     kafka = settings.kafka
@@ -202,7 +202,7 @@ async def _look_at_topics(
                 created = {each.topic: each for each in await create_topics(admin, sorted(topics - existing), kafka)}
             verdicts = await inspect_topics(admin, sorted(topics), kafka)
     except (KafkaError, TimeoutError) as error:
-        told = str(error) or type(error).__name__
+        told = link.fault or str(error) or type(error).__name__
         words = f"cannot be {'made' if create else 'looked at'} just now ({told}): are all brokers well? Try again"
         return cluster, [Finding("Kafka's topics", ok=False, words=words)]
     findings = [found for each in verdicts for found in _findings(each, created.get(each.topic), kafka)]
