@@ -365,6 +365,12 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     sasl: KafkaSaslSettings | None = None
     create_topics: bool = False
     """Whether the daemon may create a missing topic (with LogAppendTime)."""
+    topics_per_device_day_max: Annotated[int, Meta(ge=1, le=10_000, description="topics, 1 to 10000")] = 20
+    """Topics that the daemon creates for the readings of one device in a day (UTC); readings of further new topics go
+    to the quarantine. Readings of topics that exist are not concerned."""
+    topics_created_max: Annotated[int, Meta(ge=1, le=100_000, description="topics, 1 to 100000")] = 1_000
+    """Topics that the daemon creates in all; one that was deleted counts no more. Raise it where a route makes a topic
+    of each device."""
     partitions: Annotated[int, Meta(ge=1, le=10_000, description="partitions, 1 to 10000")] = 3
     """Partitions of a topic that is created."""
     replicas: Annotated[int, Meta(ge=1, le=32, description="replicas, 1 to 32")] = 3

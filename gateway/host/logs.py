@@ -1,9 +1,12 @@
 """What the daemon says of itself, on standard error: for people by default, as JSON lines by setting."""
 
+import asyncio
 import logging
 import os
 import sys
-from typing import Final
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
 
 import structlog
 
@@ -18,6 +21,55 @@ def prioritized(text: str, level: str) -> str:
     """The text with its priority before each line: a stack trace is as grave as what it belongs to."""
     priority = PRIORITIES.get(level, PRIORITIES["info"])
     return "\n".join(f"<{priority}>{line}" for line in text.split("\n"))
+
+
+LINES_MAX: Final = 10
+"""Lines of one kind in `LINES_S`; of further ones the number alone is told, at its end."""
+LINES_S: Final = 60.0
+_log = structlog.get_logger()
+
+
+class FewLines:
+    """Log lines of which somebody outside decides how many there are: a few of each kind, and the sum of the others.
+
+    Belongs to the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._lines: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def tell(self, write: Callable[..., object], event: str, **values: Any) -> None:
+        """Write a line with `write` (a logger's method), or count it."""
+        self._begin()
+        self._lines[event] += 1
+        if self._lines[event] <= LINES_MAX:
+            write(event, **values)
+        else:
+            self._left_out[event] += 1
+
+    def count(self, event: str, count: int) -> None:
+        """Count what has no line of its own."""
+        self._begin()
+        self._left_out[event] += count
+
+    def finish(self) -> None:
+        """Tell the sum now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._end()
+
+    def _begin(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LINES_S, self._end)
+
+    def _end(self) -> None:
+        self._timer = None
+        self._lines.clear()
+        if self._left_out:
+            _log.warning("in the last minute, beside what has a line of its own", counts=dict(self._left_out))
+            self._left_out.clear()
 
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

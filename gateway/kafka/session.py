@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 
 import structlog
@@ -13,9 +13,10 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError, KafkaError, RequestTimedOutError
 from aiokafka.partitioner import murmur2
 
+from gateway.host.logs import FewLines
 from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.link import KafkaLink
-from gateway.kafka.topics import UNKNOWN, Cluster, TopicVerdict, create_topics, inspect_topics, read_cluster
+from gateway.kafka.topics import UNKNOWN, Cluster, TopicVerdict, inspect_topics, read_cluster
 from gateway.settings import KafkaSettings
 
 BATCH_BYTES_MAX = 1_000_000
@@ -28,8 +29,8 @@ CONDEMNED_S_MIN = 15.0
 """One that a broker refused although its settings are well, after this; twice as long each time, up to `USABLE_S`."""
 USABLE_S = 3_600.0
 """One that is written to, after this: somebody may have changed it, and a session may last for weeks."""
-TOPICS_MAX = 50_000
-"""Topics whose verdict is remembered."""
+TOPICS_MAX = 20_000
+"""Topics whose verdict is remembered: a kilobyte each, whoever makes their names up."""
 CLOSE_TIMEOUT_S = 5.0
 METADATA_S_MIN = 0.25
 
@@ -43,9 +44,13 @@ class NetworkChangedError(ConnectionError):
 class TopicVerdicts:
     """What is known of topics. Refused ones stay so from session to session, good ones are looked at again in each."""
 
-    def __init__(self, kafka: KafkaSettings) -> None:
+    def __init__(self, kafka: KafkaSettings, lines: FewLines | None = None) -> None:
+        """`lines` bounds what is logged of topics."""
         self._kafka = kafka
+        self._lines = FewLines() if lines is None else lines
         self._known: dict[str, TopicVerdict] = {}
+        self._told: dict[str, TopicVerdict] = {}
+        """The last one of each topic that the log was told, where it is of interest."""
         self._until_s: dict[str, float] = {}
         """When each is looked at again."""
         self._since_s: dict[str, float] = {}
@@ -62,8 +67,15 @@ class TopicVerdicts:
 
     @property
     def refused(self) -> dict[str, TopicVerdict]:
-        """The topics that are not written to."""
-        return {topic: verdict for topic, verdict in self._known.items() if not verdict.usable}
+        """The topics that are not written to, but for those that are made as soon as they are wanted."""
+        return {
+            topic: verdict
+            for topic, verdict in self._known.items()
+            if not verdict.usable and not self._is_made_when_wanted(verdict)
+        }
+
+    def _is_made_when_wanted(self, verdict: TopicVerdict) -> bool:
+        return verdict.reason == UNKNOWN and self._kafka.create_topics
 
     def condemn(self, verdict: TopicVerdict) -> None:
         """Believe a broker that refuses a topic, whatever its settings say: for twice as long each time."""
@@ -72,14 +84,20 @@ class TopicVerdicts:
         pause_s = min(CONDEMNED_S_MIN * 2 ** min(self._condemned[topic], 20), USABLE_S)
         self._condemned[topic] += 1
         self._until_s[topic] = time.monotonic() + pause_s
-        log.error("topic is not written to for a while", topic=topic, reason=verdict.reason, seconds=round(pause_s))
+        self._lines.tell(
+            log.error,
+            "topic is not written to for a while",
+            topic=topic,
+            reason=verdict.reason,
+            seconds=round(pause_s),
+        )
 
     def acquit(self, topic: str) -> None:
         """It was written to."""
         self._condemned.pop(topic, None)
 
     async def of(self, admin: AIOKafkaAdminClient, topic: str, age_s_max: float = USABLE_S) -> TopicVerdict:
-        """Whether a topic may be written to; it is created where settings say so. Raises KafkaError.
+        """Whether a topic may be written to. Raises KafkaError.
 
         A verdict that is older than `age_s_max` is not believed, unless a broker refuses the topic.
         """
@@ -91,13 +109,20 @@ class TopicVerdicts:
         """The same for several at once, at the cost of one."""
         found = self._found(topics, age_s_max)
         if len(found) < len(set(topics)):
-            # Two who ask must not both create it.
+            # What two ask about is asked once.
             async with self._judging:
                 found = self._found(topics, age_s_max)
-                for verdict in await self._judge(admin, [topic for topic in topics if topic not in found]):
-                    self._remember(verdict)
+                for verdict in await inspect_topics(
+                    admin, [topic for topic in topics if topic not in found], self._kafka
+                ):
+                    self.learn(verdict)
                     found[verdict.topic] = verdict
         return found
+
+    def learn(self, verdict: TopicVerdict) -> None:
+        """Go by a verdict from now on."""
+        self._tell(verdict)
+        self._remember(verdict)
 
     def _found(self, topics: Collection[str], age_s_max: float) -> dict[str, TopicVerdict]:
         found = {topic: self._known_within(topic, age_s_max) for topic in topics}
@@ -110,35 +135,27 @@ class TopicVerdicts:
         is_recent = now_s - self._since_s.get(topic, float("-inf")) <= age_s_max
         return self._known.get(topic) if holds and (is_recent or self._condemned[topic]) else None
 
-    async def _judge(self, admin: AIOKafkaAdminClient, topics: Sequence[str]) -> list[TopicVerdict]:
-        verdicts = {verdict.topic: verdict for verdict in await inspect_topics(admin, topics, self._kafka)}
-        unknown = [topic for topic, verdict in verdicts.items() if verdict.reason == UNKNOWN]
-        if unknown and self._kafka.create_topics:
-            for verdict in await create_topics(admin, unknown, self._kafka):
-                verdicts[verdict.topic] = verdict
-                if verdict.made:
-                    log.info("topic created", topic=verdict.topic)
-        for verdict in verdicts.values():
-            self._tell(verdict)
-        return list(verdicts.values())
-
     def _tell(self, verdict: TopicVerdict) -> None:
-        topic = verdict.topic
-        before = self._known.get(topic)
+        topic, tell = verdict.topic, self._lines.tell
+        if self._is_made_when_wanted(verdict):
+            return
+        before = self._told.get(topic)
+        self._told[topic] = verdict
         if before is None or before.flaws != verdict.flaws:
             for flaw in verdict.flaws:
                 if flaw.fails:
-                    log.warning("topic is written to, and should be mended", topic=topic, flaw=flaw.words)
+                    tell(log.warning, "topic is written to, and should be mended", topic=topic, flaw=flaw.words)
         if verdict.waits and (before is None or before.reason != verdict.reason):
-            log.warning("topic is not written to just now", topic=topic, reason=verdict.reason, hint=verdict.hint)
+            tell(log.warning, "topic is not written to just now", topic=topic, reason=verdict.reason, hint=verdict.hint)
         elif not verdict.usable and (before is None or before.reason != verdict.reason):
-            log.error("topic is not written to", topic=topic, reason=verdict.reason, hint=verdict.hint)
+            tell(log.error, "topic is not written to", topic=topic, reason=verdict.reason, hint=verdict.hint)
         elif verdict.usable and before is not None and not before.usable and not self._condemned[topic]:
-            log.info("topic can be written to again", topic=topic)
+            tell(log.info, "topic can be written to again", topic=topic)
 
     def _remember(self, verdict: TopicVerdict) -> None:
         if len(self._known) >= TOPICS_MAX:
             self._known.clear()
+            self._told.clear()
             self._until_s.clear()
             self._since_s.clear()
         self._known[verdict.topic] = verdict

@@ -58,6 +58,11 @@ UNKNOWN = "topic-unknown"
 NOT_CREATED: Final = "topic-not-created"
 NOT_DESCRIBED: Final = "not-described"
 """Never in the quarantine: such a topic waits."""
+BEING_MADE: Final = "being-made"
+"""Never in the quarantine either."""
+BEYOND_DEVICE: Final = "topic-limit-of-device"
+BEYOND_ALL: Final = "topic-limit"
+"""What a topic would be beyond: `kafka.topics_per_device_day_max`, `kafka.topics_created_max`."""
 ADMIN_CONFIG: Final = "--command-config admin.properties"
 """In the commands that are told, where the cluster asks who is there: Kafka's tools must log in then as well."""
 ADMIN_WORDS: Final = (
@@ -599,6 +604,20 @@ def _missing(topic: str, settings: KafkaSettings) -> str:
         f"{' '.join(f'--config {key}={value}' for key, value in config.items())}; or set kafka.create_topics = true. "
         "Those whose whole names stand in the settings are made by sluice check --create-topics"
     )
+
+
+def beyond_verdict(topic: str, reason: str, settings: KafkaSettings) -> TopicVerdict:
+    """A topic that this gateway does not make, for it has made as many as it may."""
+    if reason == BEYOND_DEVICE:
+        setting = "kafka.topics_per_device_day_max"
+        made = f"{_count(settings.topics_per_device_day_max, 'topic')} for this device today"
+        mend = "create the topic, or raise that setting, if the device is as it should be; else revoke its secret"
+    else:
+        setting = "kafka.topics_created_max"
+        made = f"{_count(settings.topics_created_max, 'topic')} in all"
+        mend = "create the topic, delete others that nobody needs, or raise that setting"
+    words = f"this gateway has made {made}, and makes no more ({setting}): {mend}"
+    return TopicVerdict(topic, f"{reason}: {setting}", f"{words}. What waits for a topic is sent once that exists")
 
 
 def _waits(topic: str, reason: str, words: str) -> TopicVerdict:

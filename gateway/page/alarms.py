@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
+from operator import itemgetter
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -324,6 +325,18 @@ def _uplink(facts: Facts) -> Iterator[Alarm]:
     if len(uplink.refused_topics) > NAMED_MAX:
         more = len(uplink.refused_topics) - NAMED_MAX
         yield Alarm("warn", "Uplink", f"And {counted(more, 'more topic')} of Kafka's cannot be written to.")
+    if uplink.beyond_topics:
+        device, readings = max(uplink.beyond_topics.items(), key=itemgetter(1))
+        others = len(uplink.beyond_topics) - 1
+        more = f", and so do {counted(others, 'other device')}" if others else ""
+        yield Alarm(
+            "warn",
+            "Uplink",
+            f"{_name(device)} sends for more new topics than this gateway makes in a day{more}.",
+            f"They go to the quarantine: {counted(readings, 'reading')} of it today.",
+            "Look at what the device sends. If that is right, create the topics, or raise "
+            "kafka.topics_per_device_day_max or kafka.topics_created_max; if it is not, revoke its secret.",
+        )
     if uplink.parked:
         first, why = next(iter(uplink.parked.items()))
         take = "takes" if len(uplink.parked) == 1 else "take"

@@ -18,7 +18,7 @@ from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.kafka.batch import HEADER_BYTES, EncodedBatch
 from gateway.kafka.record import RecordEncoder
 from gateway.kafka.session import BATCH_BYTES_MAX, USABLE_S, KafkaSession
-from gateway.kafka.topics import TopicVerdict
+from gateway.kafka.topics import BEING_MADE, TopicVerdict
 from gateway.settings import GatewaySettings, KafkaSettings
 from gateway.uplink.memory import NO_PARTITION, Memory, Partition
 from gateway.uplink.redrive import TOO_LARGE_FOR_TOPIC
@@ -212,7 +212,10 @@ class Batcher:
         verdicts = await self._memory.verdicts.of_all(
             self._session.admin, sorted({topic for possible in topics.values() for topic in possible})
         )
-        chosen = {of: _first_usable([verdicts[topic] for topic in possible]) for of, possible in topics.items()}
+        chosen = {}
+        for of, possible in topics.items():
+            device = (await self._supply.series(of[1])).device
+            chosen[of] = _first_usable([self._memory.new_topics.asked(verdicts[topic], device) for topic in possible])
         await self._session.write_to({verdict.topic for verdict in chosen.values() if verdict.usable})
         refused = {}
         for of, verdict in chosen.items():
@@ -260,6 +263,6 @@ class Batcher:
 
 
 def _first_usable(verdicts: Sequence[TopicVerdict]) -> TopicVerdict:
-    """The first of the topics that may be written to; where none may, one that waits, or the last."""
-    usable = (verdict for verdict in verdicts if verdict.usable)
+    """The first of the topics that may be written to, or is being made; where none may, one that waits, or the last."""
+    usable = (verdict for verdict in verdicts if verdict.usable or verdict.reason == BEING_MADE)
     return next(usable, None) or next((verdict for verdict in verdicts if verdict.waits), verdicts[-1])

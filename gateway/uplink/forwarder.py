@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 import structlog
@@ -21,6 +22,7 @@ from gateway.kafka.batch import HEADER_BYTES, EncodedBatch
 from gateway.kafka.link import KafkaLink
 from gateway.kafka.secret_files import KafkaFileError
 from gateway.kafka.session import VERDICT_S, KafkaSession, NetworkChangedError, open_session
+from gateway.kafka.topics import TopicVerdict
 from gateway.reading import BufferFileError, Mark
 from gateway.settings import GatewaySettings, KafkaSettings
 from gateway.tls.dates import Dates, by_system_clock
@@ -34,6 +36,8 @@ BACKOFF_S_MIN = 0.25
 LOOK_S = 1.0
 """How often certificates, passwords and connections are looked at."""
 QUOTA_JITTER_S = 30.0
+REFUSED_TOLD_MAX = 1_000
+"""Topics of which a status says what is wrong with them: their names are made up by whoever sends."""
 STILL_DOWN_S = 600.0
 """While the uplink is down, another reason is told at once, and further ones no oftener."""
 FILES_CHANGED = "a certificate, key or password for Kafka has changed: connecting anew"
@@ -108,9 +112,10 @@ class Forwarder:
             barred=state.barred if state.error or self._link is None else self._link.is_barred,
             refused_topics={
                 topic: verdict.hint or verdict.reason
-                for topic, verdict in self._memory.verdicts.refused.items()
+                for topic, verdict in islice(self._memory.verdicts.refused.items(), REFUSED_TOLD_MAX)
                 if not verdict.waits
             },
+            beyond_topics=self._memory.new_topics.beyond,
             # By the clock as it is now: it may have been set since.
             since=time.time() - (boottime_us() - self._since_us) / 1e6,
         )
@@ -120,6 +125,7 @@ class Forwarder:
         try:
             await self._run()
         finally:
+            self._memory.lines.finish()
             self._keep(self._memory.take_budget_mark(now=True))
 
     async def _run(self) -> None:
@@ -215,7 +221,12 @@ class Forwarder:
                     self._note_up,
                 )
                 self._remember_addresses(link)
-                return await _first_to_end(rounds=rounds.run(), heartbeat=self._beat(session), look=self._look(session))
+                return await _first_to_end(
+                    rounds=rounds.run(),
+                    heartbeat=self._beat(session),
+                    look=self._look(session),
+                    topics=self._memory.new_topics.run(session, self._buffer),
+                )
         except (KafkaError, OSError, TimeoutError) as error:
             if link.fault is not None:
                 raise _down(link) from error
@@ -267,7 +278,7 @@ class Forwarder:
         topic = self._heartbeat.topic
         while True:
             due = time.monotonic() >= self._heartbeat_from_s and (self._clock().synced or not self._waits_for_clock())
-            if due and (verdict := await self._memory.verdicts.of(session.admin, topic)).usable:
+            if due and (verdict := await self._own_topic(session, topic)).usable:
                 partition = await session.partition(topic, self._heartbeat.key.encode())
                 rests = time.monotonic() < self._memory.rests_until_s((topic, partition))
                 if session.has_leader(topic, partition) and not rests and self._memory.may_send():
@@ -284,6 +295,14 @@ class Forwarder:
                             bytes_max=bytes_max,
                         )
             await asyncio.sleep(self._kafka.heartbeat_interval_s)
+
+    async def _own_topic(self, session: KafkaSession, topic: str) -> TopicVerdict:
+        """Whether a topic of the gateway's own may be written to, once it is made."""
+        verdict = await self._memory.verdicts.of(session.admin, topic)
+        if not self._memory.new_topics.asked(verdict, "").waits:
+            return verdict
+        await self._memory.new_topics.settled(topic)
+        return await self._memory.verdicts.of(session.admin, topic)
 
     async def _send_beat(self, session: KafkaSession, partition: int, record: bytes) -> NewSession | None:
         """Send one, and wait however long that takes: those that fall due meanwhile are left out."""

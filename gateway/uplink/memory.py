@@ -11,6 +11,7 @@ import structlog
 from gateway.buffer.rows import Row
 from gateway.clock.gateway_clock import BootClock
 from gateway.clock.kernel_clock import boottime_us
+from gateway.host.logs import FewLines
 from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.link import KafkaLink
 from gateway.kafka.session import BATCH_BYTES_MAX, TopicVerdicts
@@ -18,7 +19,8 @@ from gateway.kafka.topics import TopicVerdict
 from gateway.reading import Mark
 from gateway.settings import KafkaSettings
 from gateway.uplink.link_rate import LinkRate, Passage
-from gateway.uplink.quota import UplinkBudget
+from gateway.uplink.new_topics import NewTopics
+from gateway.uplink.quota import DAY_S, UplinkBudget
 
 REQUEST_BYTES_MAX = 8 * BATCH_BYTES_MAX
 """What a round may put on the wire, however wide the link."""
@@ -92,7 +94,9 @@ class UplinkState:
     parked: dict[str, str] = field(default_factory=dict)
     """`topic/partition`, or a topic, and why it takes nothing at present; its readings wait while others go on."""
     refused_topics: dict[str, str] = field(default_factory=dict)
-    """Topics that are not written to, and what is wrong with them."""
+    """Topics that are not written to, and what is wrong with them; `REFUSED_TOLD_MAX` at most."""
+    beyond_topics: dict[str, int] = field(default_factory=dict)
+    """By device: readings of today that are in the quarantine, for this gateway makes no more topics for them."""
     bytes_per_s: int = 0
     """What the link was seen to carry."""
     wire_bytes: int = 0
@@ -123,7 +127,10 @@ class Memory:
         self._kafka = kafka
         self._clock = clock
         self.state = UplinkState()
-        self.verdicts = TopicVerdicts(kafka)
+        self.lines = FewLines()
+        """What is logged of topics, whose number is the sensors' affair."""
+        self.verdicts = TopicVerdicts(kafka, self.lines)
+        self.new_topics = NewTopics(kafka, self.verdicts, self.lines, self._today)
         self.rate = LinkRate(kafka.request_timeout_s, REQUEST_BYTES_MAX)
         self.cluster_id = ""
         self.offsets: dict[tuple[str, int], int] = {}
@@ -149,6 +156,7 @@ class Memory:
         """Go on from what the buffer has kept under `UPLINK_MARKS`."""
         self.cluster_id = marks.get(CLUSTER_MARK, b"").decode(errors="replace")
         self.offsets = _offsets(marks)
+        self.new_topics.allowance.recall(marks)
         if self._kafka.bytes_per_s_max or self._kafka.bytes_per_day_max:
             self._budget = UplinkBudget(
                 self._kafka.bytes_per_s_max, self._kafka.bytes_per_day_max, marks.get(BUDGET_MARK)
@@ -221,6 +229,10 @@ class Memory:
         now_us, clock = boottime_us(), self._clock()
         return now_us / 1e6, clock.at(now_us) / 1e6 if clock.synced else None
 
+    def _today(self) -> int | None:
+        wall_s = self._now()[1]
+        return None if wall_s is None else int(wall_s // DAY_S)
+
     # -- partitions and topics ------------------------------------------------------------------
 
     def acknowledged(self, partition: Partition, offset: int, records: int) -> None:
@@ -242,7 +254,7 @@ class Memory:
         self._troubles.pop((topic, NO_PARTITION), None)
         self.state.parked.pop(topic, None)
         if self.state.parked.pop(_spelled(partition), None) is not None:
-            log.info("a partition takes records again", topic=topic, partition=number)
+            self.lines.tell(log.info, "a partition takes records again", topic=topic, partition=number)
 
     def sent_without_answer(self, partition: Partition, rows: Iterable[Row]) -> None:
         """A partition may have these, or not: the connection ended before it said so."""
@@ -320,7 +332,8 @@ class Memory:
         """Say once that a partition takes nothing."""
         if _spelled(partition) not in self.state.parked:
             topic, number = partition
-            log.warning(
+            self.lines.tell(
+                log.warning,
                 "a partition takes nothing: its readings wait, others go on",
                 topic=topic,
                 partition=None if number == NO_PARTITION else number,

@@ -60,7 +60,8 @@ class ParkedPartitions(dict[Partition, Parked]):
         if partition in self.leaders.gone:
             return True
         if partition[1] == NO_PARTITION:
-            return now_s >= min(self._memory.rests_until_s(partition), parked.since_s + TOPIC_S_MAX)
+            is_made = partition[0] not in self._memory.new_topics.under_way
+            return is_made and now_s >= min(self._memory.rests_until_s(partition), parked.since_s + TOPIC_S_MAX)
         if parked.task is None:
             return now_s >= self._memory.rests_until_s(partition) and self._session.has_leader(*partition)
         if parked.task.done() or now_s - parked.since_s > self._stuck_s:

@@ -9,7 +9,7 @@ from gateway.buffer.buffer import Buffer
 from gateway.buffer.quarantine import TOPIC_FORBIDDEN
 from gateway.intake.front_door import FrontDoor
 from gateway.intake.quarantine_retry import retry_quarantined
-from gateway.kafka.topics import TopicVerdict
+from gateway.kafka.topics import NOT_CREATED, UNKNOWN, TopicVerdict
 from gateway.uplink.memory import Memory
 
 TOPIC_REFUSING = "topic-refuses-records"
@@ -26,6 +26,8 @@ READS_MAX = 250
 """In one look, for what is new and for what can go."""
 REDRIVE_S = 15.0
 """How often topics are looked at that something waits for in the quarantine."""
+TOPICS_MAX = 100
+"""Topics that are asked about in one look, of more the next ones in the next: a device may have made up thousands."""
 
 Cause = tuple[str, str]
 """Topic and reason."""
@@ -49,21 +51,44 @@ class Redrive:
         """Up to this number it is known what there is."""
         self._next: dict[Cause, int] = {}
         """The number of the oldest row of each cause, or one below it."""
+        self._looked_at = ""
+        """The topic that was the last in the last look."""
 
     async def take_in_again(self, admin: AIOKafkaAdminClient) -> None:
         """Take in again what can go now. Raises KafkaError, BufferFileError."""
         await self._read_new()
         if not self._next:
             return
-        topics = {topic for topic, _ in self._next}
-        verdicts = await self._memory.verdicts.of_all(admin, sorted(topics), REDRIVE_S)
+        topics = self._in_turn()
+        verdicts = await self._memory.verdicts.of_all(admin, topics, REDRIVE_S)
         wanted = {}
         for cause, number in self._next.items():
+            if cause[0] not in verdicts:
+                continue
+            if self._memory.new_topics.is_wanted(verdicts[cause[0]]) and cause[1] in {UNKNOWN, NOT_CREATED}:
+                await self._have_made(verdicts[cause[0]], number)
             count = self._may_go(verdicts[cause[0]], cause[1])
             # Somebody else may have taken it out, and nothing may wait for this topic any more.
             if count or await self._of_topics(number, 1) != [(number, *cause)]:
                 wanted[cause] = count
         await self._retry_oldest(wanted)
+
+    def _in_turn(self) -> list[str]:
+        topics = sorted({topic for topic, _ in self._next})
+        if len(topics) > TOPICS_MAX:
+            later = [topic for topic in topics if topic > self._looked_at]
+            topics = [*later, *topics[: len(topics) - len(later)]][:TOPICS_MAX]
+            self._looked_at = topics[-1]
+        return topics
+
+    async def _have_made(self, verdict: TopicVerdict, number: int) -> None:
+        """Have a topic made that nobody makes else: no new reading may come for it. It is the oldest one's device's.
+
+        Not a topic that was beyond a bound: it would be made the next day, for a device that may be gone by then.
+        """
+        found = await self._buffer.run(lambda file: file.quarantine.find([number]))
+        if number in found:
+            self._memory.new_topics.asked(verdict, found[number].device)
 
     async def _read_new(self) -> None:
         if self._buffer_id != self._buffer.id:
@@ -123,4 +148,4 @@ class Redrive:
         after |= {cause: max(number, self._next[cause]) for cause in wanted}
         self._next = {cause: row for cause, row in (self._next | after).items() if row <= self._read}
         for topic, count in taken.items():
-            log.info("readings of a topic are taken in again", topic=topic, count=count)
+            self._memory.lines.tell(log.info, "readings of a topic are taken in again", topic=topic, count=count)

@@ -20,7 +20,7 @@ from gateway.buffer.buffer import Buffer
 from gateway.buffer.quarantine import TOPIC_FORBIDDEN
 from gateway.buffer.rows import Doubt, Lane, Quarantined, Row, Series
 from gateway.intake.front_door import FrontDoor
-from gateway.kafka.topics import TopicVerdict, forbidden_hint
+from gateway.kafka.topics import BEYOND_ALL, TopicVerdict, forbidden_hint
 from gateway.settings import KafkaSettings
 from gateway.uplink.batches import Batcher
 from gateway.uplink.memory import Memory, Partition
@@ -106,7 +106,11 @@ class RefusedRecords:
             # A report that cannot be sent is not reported again: what it reports is in the quarantine already.
             is_report = series.topic == self._kafka.quarantine_topic
             what = REFUSED_REPORTS if is_report else REFUSED_EVENTS if series.is_of_gateway else REFUSED_READINGS
-            said[what, reason, series.topic] += 1
+            if reason.startswith(BEYOND_ALL):
+                # Of as many topics as a device makes up: it is told by device.
+                self._memory.new_topics.set_aside(series.device)
+            else:
+                said[what, reason, series.topic] += 1
             if not is_report:
                 lane = await self._supply.lane(row.lane)
                 doubt = row.doubt
@@ -118,7 +122,7 @@ class RefusedRecords:
             refused = sorted((row for row, _ in rows), key=attrgetter("lane", "sequence"))
             await self._buffer.quarantine(self._supply.buffer_id, reports, refused)
         for (what, reason, topic), count in said.items():
-            log.warning(what, reason=reason, topic=topic, count=count)
+            self._memory.lines.tell(log.warning, what, reason=reason, topic=topic, count=count)
 
 
 def named(error: BaseException) -> str:

@@ -129,12 +129,13 @@ class Rounds:
         )
 
     async def _wait_for_rows(self, *, waits_for_clock: bool) -> None:
-        """Wait for a commit, for a parked partition that answers, or for the time to look again."""
+        """Wait for a commit, for a parked partition that answers, a topic that is made, or the time to look again."""
         if waits_for_clock:
             # What is committed meanwhile has to wait as well: each look would read all that does, for nothing.
             await asyncio.sleep(CLOCK_POLL_S)
             return
-        waited = [parked.task for parked in self._parked.values() if parked.task is not None]
+        waited: list[asyncio.Future[None]] = [each.task for each in self._parked.values() if each.task is not None]
+        waited += self._memory.new_topics.under_way.values()
         committed = asyncio.create_task(self._buffer.committed.wait(), name="committed")
         try:
             await asyncio.wait((committed, *waited), timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED)
@@ -186,6 +187,9 @@ class Rounds:
                 del outgoing[partition]
             elif partition[1] == NO_PARTITION:
                 del outgoing[partition]
+                if partition[0] in self._memory.new_topics.under_way:
+                    self._parked.park(partition, Parked(now_s), None)
+                    continue
                 if now_s >= self._memory.rests_until_s(partition):
                     self._memory.trouble(partition, pauses=True)
                 self._parked.park(partition, Parked(now_s), self._why_waits(partition[0]))

@@ -1,7 +1,7 @@
 """The words of `sluice status`: from what was read of the file, and what the daemon answered, to lines. No I/O."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from itertools import islice
@@ -103,6 +103,7 @@ class _Uplink(Struct, frozen=True):
     live_oldest_us: int | None = None
     parked: dict[str, str] = {}
     refused_topics: dict[str, str] = {}
+    beyond_topics: dict[str, int] = {}
     bytes_per_s: int = 0
 
 
@@ -276,6 +277,13 @@ def _uplink_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
     if uplink.refused_topics:
         them = "it" if len(uplink.refused_topics) == 1 else "them"
         yield f"{_BESIDE}what comes for {them} waits in the quarantine, and is sent by itself once that is mended"
+    for device, readings in islice(uplink.beyond_topics.items(), NAMED_MAX):
+        yield (
+            f"topics      {escaped(device)} sends for MORE NEW TOPICS than this gateway makes in a day: "
+            f"{counted(readings, 'reading')} of today in the quarantine; create the topics, raise "
+            "kafka.topics_per_device_day_max or kafka.topics_created_max, or revoke its secret (sluice devices revoke)"
+        )
+    yield from _rest(uplink.beyond_topics, "devices that send for more new topics than are made")
     if any("--command-config" in flaw for flaw in uplink.refused_topics.values()):
         from gateway.kafka.topics import ADMIN_WORDS  # noqa: PLC0415 - with it comes a Kafka client
 
@@ -377,7 +385,7 @@ def _days(seconds: float) -> str:
     return f"{seconds // 86_400:,.0f} days" if _DAYS_FROM_S <= seconds < YEARS_FROM_S else span(seconds)
 
 
-def _rest(named: dict[str, str], what: str) -> Iterator[str]:
+def _rest(named: Sized, what: str) -> Iterator[str]:
     if len(named) > NAMED_MAX:
         yield f"{_BESIDE}and {len(named) - NAMED_MAX:,} more {what}"
 

@@ -15,6 +15,7 @@ from gateway.buffer.buffer import Buffer
 from gateway.buffer.quarantine import TOPIC_FORBIDDEN
 from gateway.buffer.rows import Entry, Quarantined, Series
 from gateway.config.config_file import route_table
+from gateway.host.logs import FewLines
 from gateway.intake.front_door import FrontDoor
 from gateway.kafka.topics import TopicVerdict
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
@@ -47,6 +48,21 @@ class Verdicts:
         return TopicVerdict(topic, "topic-unknown", "make it", waits=topic in self.waiting)
 
 
+class Topics:
+    """What topics are asked for, and for which device, where the daemon makes them."""
+
+    def __init__(self) -> None:
+        self.makes = False
+        self.asked_for: list[tuple[str, str]] = []
+
+    def is_wanted(self, verdict: TopicVerdict) -> bool:
+        return self.makes and verdict.reason == "topic-unknown"
+
+    def asked(self, verdict: TopicVerdict, device: str) -> TopicVerdict:
+        self.asked_for.append((verdict.topic, device))
+        return verdict
+
+
 class Shelf:
     """A quarantine in memory, which counts what is read of it."""
 
@@ -73,6 +89,13 @@ class Shelf:
         self.read += len(found)
         return found
 
+    def find(self, numbers: Sequence[int]) -> dict[int, Quarantined]:
+        return {
+            number: Quarantined(self.rows[number][1], b"", f"device of {number}", "", 0)
+            for number in numbers
+            if number in self.rows
+        }
+
     async def retry_quarantined(self, _buffer: object, numbers: Sequence[int]) -> None:
         for number in numbers:
             del self.rows[number]
@@ -84,7 +107,14 @@ class Scene:
     def __init__(self) -> None:
         self.shelf = Shelf()
         self.verdicts = Verdicts()
-        self.memory = SimpleNamespace(verdicts=self.verdicts, proven=set[str](), too_small=dict[str, int]())
+        self.topics = Topics()
+        self.memory = SimpleNamespace(
+            verdicts=self.verdicts,
+            proven=set[str](),
+            too_small=dict[str, int](),
+            new_topics=self.topics,
+            lines=FewLines(),
+        )
         shelf: Any = self.shelf
         memory: Any = self.memory
         self.redrive = Redrive(shelf, shelf, memory)
@@ -142,6 +172,38 @@ async def test_a_long_quarantine_is_read_in_several_looks(scene: Scene, monkeypa
     assert not scene.shelf.left("thin")
     assert not scene.shelf.left("late")
     assert len(scene.shelf.left("wrong")) == 10
+
+
+async def test_a_topic_is_made_for_what_waits_unless_it_was_beyond_a_bound(scene: Scene) -> None:
+    """A device that was revoked since must not have its topics made for days."""
+    scene.shelf.put(
+        ("late", "topic-unknown"),
+        ("junk", "topic-limit-of-device: kafka.topics_per_device_day_max"),
+        ("junk2", "topic-limit: kafka.topics_created_max"),
+        ("refused", "topic-not-created"),
+    )
+    await scene.look()
+    assert not scene.topics.asked_for, "kafka.create_topics is off"
+    scene.topics.makes = True
+    await scene.look()
+    assert scene.topics.asked_for == [("late", "device of 1"), ("refused", "device of 4")]
+    # Once somebody has made it, what waits for it goes.
+    scene.verdicts.mended = {"junk", "junk2"}
+    await scene.look()
+    assert sorted(scene.shelf.rows) == [1, 4]
+
+
+async def test_thousands_of_topics_are_looked_at_in_turn(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redrive, "TOPICS_MAX", 7)
+    scene.shelf.put(*[(f"t{number:02}", "topic-unknown") for number in range(20)])
+    scene.verdicts.mended = {"t00", "t13", "t19"}
+    for _ in range(3):
+        await scene.look()
+        assert len(scene.verdicts.asked) == 7
+    assert not any(scene.shelf.left(topic) for topic in scene.verdicts.mended)
+    for _ in range(3):
+        await scene.look()
+    assert len(scene.shelf.rows) == 17
 
 
 async def test_a_topic_that_nothing_waits_for_any_more_is_left_alone(scene: Scene) -> None:
