@@ -87,8 +87,8 @@ _TO_MEND = {
     "topic-unknown": "Kafka has no such topic; create it with LogAppendTime, or set kafka.create_topics = true",
     "topic-limit-of-device": "this gateway made no more topics for the device on that day "
     "(kafka.topics_per_device_day_max); create the topic, or raise that",
-    "topic-limit": "this gateway makes no more topics in all (kafka.topics_created_max); create the topic, delete others "
-    "that nobody needs, or raise that",
+    "topic-limit": "this gateway makes no more topics in all (kafka.topics_created_max); create the topic, delete "
+    "others that nobody needs, or raise that",
     "topic-refuses-records": "the Kafka topic refused one record after the other; the reason of those tells why",
     "topic-max-message-bytes": "larger than the Kafka topic takes; raise its max.message.bytes",
     "topic-compacted": "compaction deletes readings; set cleanup.policy=delete on the Kafka topic",

@@ -68,11 +68,12 @@ class TopicVerdicts:
     @property
     def refused(self) -> dict[str, TopicVerdict]:
         """The topics that are not written to, but for those that are made as soon as they are wanted."""
-        return {
-            topic: verdict
-            for topic, verdict in self._known.items()
-            if not verdict.usable and not self._is_made_when_wanted(verdict)
-        }
+        return {topic: verdict for topic in self._known if (verdict := self.refusal_of(topic)) is not None}
+
+    def refusal_of(self, topic: str) -> TopicVerdict | None:
+        """Why a topic is not written to; None where it is, or is made as soon as it is wanted."""
+        verdict = self._known.get(topic)
+        return None if verdict is None or verdict.usable or self._is_made_when_wanted(verdict) else verdict
 
     def _is_made_when_wanted(self, verdict: TopicVerdict) -> bool:
         return verdict.reason == UNKNOWN and self._kafka.create_topics

@@ -328,7 +328,7 @@ def _uplink(facts: Facts) -> Iterator[Alarm]:
     if uplink.beyond_topics:
         device, readings = max(uplink.beyond_topics.items(), key=itemgetter(1))
         others = len(uplink.beyond_topics) - 1
-        more = f", and so do {counted(others, 'other device')}" if others else ""
+        more = f" (and {counted(others, 'other device')} too)" if others else ""
         yield Alarm(
             "warn",
             "Uplink",

@@ -60,8 +60,7 @@ class ParkedPartitions(dict[Partition, Parked]):
         if partition in self.leaders.gone:
             return True
         if partition[1] == NO_PARTITION:
-            is_made = partition[0] not in self._memory.new_topics.under_way
-            return is_made and now_s >= min(self._memory.rests_until_s(partition), parked.since_s + TOPIC_S_MAX)
+            return self._may_ask_again(partition, parked, now_s)
         if parked.task is None:
             return now_s >= self._memory.rests_until_s(partition) and self._session.has_leader(*partition)
         if parked.task.done() or now_s - parked.since_s > self._stuck_s:
@@ -69,6 +68,14 @@ class ParkedPartitions(dict[Partition, Parked]):
         if now_s - parked.since_s > self._patience_s:
             self._memory.tell_parked(partition, self._memory.why_parked(partition))
         return False
+
+    def _may_ask_again(self, partition: Partition, parked: Parked, now_s: float) -> bool:
+        """Whether a topic that was not there is made by now, or may be asked for again."""
+        if partition[0] in self._memory.new_topics.under_way:
+            return False
+        verdict = self._memory.verdicts.refusal_of(partition[0])
+        waits = verdict is not None and verdict.waits
+        return not waits or now_s >= min(self._memory.rests_until_s(partition), parked.since_s + TOPIC_S_MAX)
 
     async def end(self) -> None:
         """End what is under way."""

@@ -187,12 +187,14 @@ class Rounds:
                 del outgoing[partition]
             elif partition[1] == NO_PARTITION:
                 del outgoing[partition]
-                if partition[0] in self._memory.new_topics.under_way:
+                verdict = self._memory.verdicts.refusal_of(partition[0])
+                if verdict is None or not verdict.waits:
+                    # It is being made, or it is known by now what became of that.
                     self._parked.park(partition, Parked(now_s), None)
                     continue
                 if now_s >= self._memory.rests_until_s(partition):
                     self._memory.trouble(partition, pauses=True)
-                self._parked.park(partition, Parked(now_s), self._why_waits(partition[0]))
+                self._parked.park(partition, Parked(now_s), verdict.hint or verdict.reason)
             elif not self._session.has_leader(*partition):
                 # aiokafka would ask for its leader in a loop.
                 del outgoing[partition]
@@ -279,7 +281,3 @@ class Rounds:
         self._settle_acknowledged(parked.out)
         error = error_of(parked.task)
         return None if error is None else await self._bear(partition, parked.out, error)
-
-    def _why_waits(self, topic: str) -> str:
-        verdict = self._memory.verdicts.refused.get(topic)
-        return "is not there yet" if verdict is None else verdict.hint or verdict.reason

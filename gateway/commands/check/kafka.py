@@ -206,7 +206,7 @@ async def _look_at_topics(
         words = f"cannot be {'made' if create else 'looked at'} just now ({told}): are all brokers well? Try again"
         return cluster, [Finding("Kafka's topics", ok=False, words=words)]
     findings = [found for each in verdicts for found in _findings(each, created.get(each.topic), kafka)]
-    return cluster, findings + _routes_without_topics(settings, topics)
+    return cluster, findings + _routes_without_topics(settings, topics) + _topics_of_devices(settings)
 
 
 def _cluster_words(cluster: Cluster) -> str:
@@ -252,6 +252,18 @@ def _routes_without_topics(settings: Settings, topics: set[str]) -> list[Finding
             )
             findings.append(Finding(f"route to {route.kafka}", ok=False, words=words))
     return findings
+
+
+def _topics_of_devices(settings: Settings) -> list[Finding]:
+    """Routes that make a topic of each device: the gateway makes so many, and not for all devices of a large site."""
+    if not settings.kafka.create_topics:
+        return []
+    words = (
+        "it makes a topic of each device; the gateway makes no more than kafka.topics_created_max = "
+        f"{settings.kafka.topics_created_max:,} in all: raise that where there are more devices, or take {{device}} "
+        "out of the route, for it is the key of each record anyway"
+    )
+    return [remark(f"route to {route.kafka}", words) for route in settings.routes if "{device}" in route.kafka]
 
 
 def wanted_topics(settings: Settings, existing: set[str]) -> set[str]:

@@ -271,12 +271,20 @@ def _uplink_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
     for partition, why in islice(uplink.parked.items(), NAMED_MAX):
         yield f"{_BESIDE}partition {escaped(partition)} {escaped(why)}: its readings wait on disk, others go on"
     yield from _rest(uplink.parked, "partitions that take nothing at present")
+    yield from _topic_lines(uplink)
+
+
+def _topic_lines(uplink: _Uplink) -> Iterator[str]:
     for topic, flaw in islice(uplink.refused_topics.items(), NAMED_MAX):
         yield f"topic       {escaped(topic)} is NOT WRITTEN TO: {escaped(flaw)}"
     yield from _rest(uplink.refused_topics, "topics that are not written to")
     if uplink.refused_topics:
         them = "it" if len(uplink.refused_topics) == 1 else "them"
         yield f"{_BESIDE}what comes for {them} waits in the quarantine, and is sent by itself once that is mended"
+    if any("--command-config" in flaw for flaw in uplink.refused_topics.values()):
+        from gateway.kafka.topics import ADMIN_WORDS  # noqa: PLC0415 - with it comes a Kafka client
+
+        yield f"{_BESIDE}{ADMIN_WORDS}"
     for device, readings in islice(uplink.beyond_topics.items(), NAMED_MAX):
         yield (
             f"topics      {escaped(device)} sends for MORE NEW TOPICS than this gateway makes in a day: "
@@ -284,10 +292,6 @@ def _uplink_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
             "kafka.topics_per_device_day_max or kafka.topics_created_max, or revoke its secret (sluice devices revoke)"
         )
     yield from _rest(uplink.beyond_topics, "devices that send for more new topics than are made")
-    if any("--command-config" in flaw for flaw in uplink.refused_topics.values()):
-        from gateway.kafka.topics import ADMIN_WORDS  # noqa: PLC0415 - with it comes a Kafka client
-
-        yield f"{_BESIDE}{ADMIN_WORDS}"
 
 
 def _up_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:

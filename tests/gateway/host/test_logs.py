@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from gateway.host import logs
 from gateway.settings import LogSettings
-from tests.support.waiting import patience
+from tests.support.waiting import patience, until
 
 
 def test_no_value_of_a_line_is_obeyed_by_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,6 +31,23 @@ def test_no_value_of_a_line_is_obeyed_by_a_terminal(capsys: pytest.CaptureFixtur
     assert "\x07" not in said
     assert r"\x1b[2Jm\x0a001" in said
     assert "\nValueError: invalid literal" in said, "a stack trace keeps its lines"
+
+
+async def test_of_many_lines_of_a_kind_a_few_are_written_and_the_others_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "LINES_S", 0.2)
+    log = structlog.get_logger()
+    few = logs.FewLines()
+    with capture_logs() as said:
+        for number in range(1_000):
+            few.tell(log.info, "a topic was created", topic=number)
+        few.tell(log.warning, "rare", topic="x")
+        few.count("not worth a line", 7)
+        assert [line["topic"] for line in said] == [*range(logs.LINES_MAX), "x"]
+        await until(lambda: len(said) > logs.LINES_MAX + 1)
+        few.tell(log.info, "a topic was created", topic="in the next minute")
+        few.finish()
+    assert said[-2]["counts"] == {"a topic was created": 1_000 - logs.LINES_MAX, "not worth a line": 7}
+    assert said[-1]["topic"] == "in the next minute"
 
 
 SAY = """

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paho.mqtt.client import Client
+from paho.mqtt.enums import CallbackAPIVersion
 
 from demo.kafka_broker import Broker, kafka_broker
 from demo.uplink import Uplink
@@ -297,3 +299,72 @@ async def test_a_topic_that_is_deleted_under_a_session_holds_up_nobody_and_is_ma
         (record,) = await consume_until(kafka.bootstrap, 1, "deleted-thermo")
     assert json.loads(record.value)["seq"] == 1
     assert record.timestamp_type == 1, "LogAppendTime"
+
+
+def sent_streams(port: int, device: str, streams: range) -> None:
+    """One reading for each of so many streams, over one connection; returns after the last PUBACK."""
+    client = Client(CallbackAPIVersion.VERSION2, device)
+    client.connect("127.0.0.1", port)
+    client.loop_start()
+    try:
+        sent = [client.publish(f"device/{device}/junk{number}", reading(number), qos=1) for number in streams]
+        for each in sent:
+            each.wait_for_publish(patience(30))
+            assert each.is_published()
+    finally:
+        client.disconnect()
+        client.loop_stop()
+
+
+async def topics_of(kafka: Broker, prefix: str) -> set[str]:
+    async with administered(kafka.bootstrap) as admin:
+        return {topic for topic in await admin.list_topics() if topic.startswith(prefix)}
+
+
+async def test_a_device_that_makes_streams_up_gets_its_bound_of_topics_and_delays_nobody(
+    kafka: Broker, tmp_path: Path
+) -> None:
+    port, bound = free_port(), 20
+    await create_topic(kafka.bootstrap, "made-up-thermo", **{"message.timestamp.type": "LogAppendTime"})
+    config = write_config(tmp_path, kafka.bootstrap, port, "made-up")
+    buffer = tmp_path / "buffer.db"
+    with daemon(config, port):
+        publish(port, "device/42/thermo", reading(0))
+        await consume_until(kafka.bootstrap, 1, "made-up-thermo")
+        flood = asyncio.create_task(asyncio.to_thread(sent_streams, port, "7", range(200)))
+        published_s = []
+        for sequence in range(1, 16):
+            published_s.append(time.time())
+            await asyncio.to_thread(publish, port, "device/42/thermo", reading(sequence))
+            await asyncio.sleep(0.1)
+        await flood
+        records = await consume_until(kafka.bootstrap, 16, "made-up-thermo")
+        async with asyncio.timeout(patience(30)):
+            while read_status(buffer).quarantined < 200 - bound:
+                await asyncio.sleep(0.1)
+        shown = " ".join((await asyncio.to_thread(sluice, "status", config)).split())
+        made = await topics_of(kafka, "made-up-junk")
+    # By the broker's own stamp, on this machine's clock.
+    waited_s = [
+        record.timestamp / 1000 - at_s
+        for record, at_s in zip(sorted(records, key=lambda each: each.timestamp)[1:], published_s, strict=True)
+    ]
+    assert max(waited_s) < patience(3), waited_s
+    assert len(made) == bound
+    assert "7 sends for MORE NEW TOPICS than this gateway makes in a day: 180 readings of today" in shown
+    log = config.with_suffix(".log").read_text()
+    assert log.count("a device sends for more new topics than this gateway makes") == 1
+    assert len([line for line in log.splitlines() if "junk" in line]) <= 12, log
+    # A restart is no new day: what was not made is not made now, and what was is gone on with.
+    with daemon(config, port):
+        await asyncio.to_thread(sent_streams, port, "7", range(150, 250))
+        publish(port, "device/42/thermo", reading(16))
+        await consume_until(kafka.bootstrap, 17, "made-up-thermo")
+        async with asyncio.timeout(patience(30)):
+            while read_status(buffer).rows:
+                await asyncio.sleep(0.1)
+        assert await topics_of(kafka, "made-up-junk") == made
+        reports = await consume(kafka.bootstrap, "made-up-quarantine")
+    assert {json.loads(report.value)["reason"] for report in reports} == {
+        "topic-limit-of-device: kafka.topics_per_device_day_max"
+    }

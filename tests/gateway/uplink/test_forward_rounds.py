@@ -171,6 +171,9 @@ class FakeVerdicts:
     def refused(self) -> dict[str, TopicVerdict]:
         return self.condemned
 
+    def refusal_of(self, topic: str) -> TopicVerdict | None:
+        return self.condemned.get(topic)
+
     async def of_all(self, _: object, topics: Sequence[str], __: float = 0.0) -> dict[str, TopicVerdict]:
         return {topic: self.condemned.get(topic) or TopicVerdict(topic) for topic in topics}
 

@@ -16,6 +16,7 @@ from gateway.commands.check.kafka import (
     _findings,
     _routes_without_topics,
     _silent,
+    _topics_of_devices,
     _unusable,
     _with_admin_words,
     check_kafka,
@@ -126,6 +127,15 @@ def test_a_route_whose_topics_nobody_made_is_a_finding_before_the_first_reading_
     assert not _routes_without_topics(settings, {"meters", "device-thermo"})
     creating = structs.replace(settings, kafka=structs.replace(settings.kafka, create_topics=True))
     assert not _routes_without_topics(creating, {"meters"})
+
+
+def test_a_route_that_makes_a_topic_of_each_device_is_told_with_its_bound() -> None:
+    settings = settings_of("device-{a}", "of.{device}")
+    assert not _topics_of_devices(settings)
+    creating = structs.replace(settings, kafka=structs.replace(settings.kafka, create_topics=True))
+    (finding,) = _topics_of_devices(creating)
+    assert (finding.result, finding.subject) == ("warning", "route to of.{device}")
+    assert "kafka.topics_created_max = 1,000" in finding.words
 
 
 def test_a_missing_topic_is_a_mistake_only_where_sluice_run_does_not_make_it() -> None:

@@ -113,6 +113,17 @@ def test_a_broker_that_cannot_be_reached() -> None:
     assert advice == "sluice check says what to do"
 
 
+def test_devices_that_send_for_more_new_topics_than_are_made() -> None:
+    lines = [*status_lines(glance({"up": True, "beyond_topics": {f"d\x1b{number}": 1_480 for number in range(5)}}))]
+    told = [line for line in lines if "MORE NEW TOPICS" in line]
+    assert len(told) == 3
+    assert told[0].startswith(
+        r"topics      d\x1b0 sends for MORE NEW TOPICS than this gateway makes in a day: 1,480 readings"
+    )
+    assert "kafka.topics_per_device_day_max" in told[0]
+    assert any("and 2 more devices" in line for line in lines)
+
+
 def test_by_what_certificates_are_judged_while_the_clock_is_not_known() -> None:
     lines = uplink(glance({"up": True, "dates_passed": datetime(2026, 11, 22, 9, tzinfo=UTC).timestamp()}))
     assert any("certificates that ended before 2026-11-22, which has passed, are refused" in line for line in lines)
