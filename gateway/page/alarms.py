@@ -328,11 +328,11 @@ def _uplink(facts: Facts) -> Iterator[Alarm]:
     if uplink.beyond_topics:
         device, readings = max(uplink.beyond_topics.items(), key=itemgetter(1))
         others = len(uplink.beyond_topics) - 1
-        more = f" (and {counted(others, 'other device')} too)" if others else ""
+        beside = f" (and {counted(others, 'other device')} too)" if others else ""
         yield Alarm(
             "warn",
             "Uplink",
-            f"{_name(device)} sends for more new topics than this gateway makes in a day{more}.",
+            f"{_name(device)} sends for more new topics than this gateway makes in a day{beside}.",
             f"They go to the quarantine: {counted(readings, 'reading')} of it today.",
             "Look at what the device sends. If that is right, create the topics, or raise "
             "kafka.topics_per_device_day_max or kafka.topics_created_max; if it is not, revoke its secret.",

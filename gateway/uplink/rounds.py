@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.rows import Row, spans_of
@@ -134,11 +135,11 @@ class Rounds:
             # What is committed meanwhile has to wait as well: each look would read all that does, for nothing.
             await asyncio.sleep(CLOCK_POLL_S)
             return
-        waited: list[asyncio.Future[None]] = [each.task for each in self._parked.values() if each.task is not None]
-        waited += self._memory.new_topics.under_way.values()
         committed = asyncio.create_task(self._buffer.committed.wait(), name="committed")
+        waited: list[asyncio.Future[Any]] = [committed, *self._memory.new_topics.under_way.values()]
+        waited += [parked.task for parked in self._parked.values() if parked.task is not None]
         try:
-            await asyncio.wait((committed, *waited), timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waited, timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             committed.cancel()
 
