@@ -54,6 +54,8 @@ RETENTION_BYTES_MIN: Final = 10_000_000
 """A partition that keeps less is not written to: ten batches, which a backlog sends in seconds."""
 REASSIGNED_TOLD_MAX: Final = 6
 """Of more partitions than this a command is shown for the first only."""
+SAID_CHARACTERS_MAX: Final = 300
+"""As much is repeated of what a broker says: it may be anything, and is kept for each topic."""
 UNKNOWN = "topic-unknown"
 NOT_CREATED: Final = "topic-not-created"
 NOT_DESCRIBED: Final = "not-described"
@@ -187,7 +189,7 @@ async def read_cluster(admin: AIOKafkaAdminClient, topics: Iterable[str] | None 
     response = await _ask(admin, lambda _: MetadataRequest(asked, allow_auto_topic_creation=False))
     answer = response.to_object()
     return Cluster(
-        answer.get("cluster_id") or "",
+        (answer.get("cluster_id") or "")[:SAID_CHARACTERS_MAX],
         {broker["node_id"]: (broker["host"], broker["port"]) for broker in answer["brokers"]},
         {topic["topic"]: (topic["error_code"], tuple(_partitions(topic))) for topic in answer["topics"]},
     )
@@ -218,9 +220,9 @@ async def inspect_topics(
     for topic in asked:
         code, message, entries = described.get(topic, _NOT_TOLD)
         partitions_code, partitions = cluster.topics.get(topic, (UnknownTopicOrPartitionError.errno, ()))
-        verdict = _refusal(topic, code, partitions_code, message, fitting)
+        verdict = _refusal(topic, code, partitions_code, _cut(message), fitting)
         if verdict is None:
-            config = {entry[0]: entry[1] for entry in entries}
+            config = {entry[0]: _cut(entry[1]) for entry in entries}
             verdict = judge(topic, config, partitions, cluster.brokers, settings)
         verdicts.append(verdict)
     return verdicts
@@ -289,7 +291,7 @@ async def _create(
         return dict.fromkeys(
             topics, (UnsupportedVersionError.errno, "no client can create topics there; do it by hand")
         )
-    answers = {topic: (code, rest[0] if rest else None) for topic, code, *rest in response.topic_errors}
+    answers = {topic: (code, _cut(rest[0]) if rest else None) for topic, code, *rest in response.topic_errors}
     if any(code == NotControllerError.errno for code, _ in answers.values()):
         # For the next look.
         await client.force_metadata_update()
@@ -337,6 +339,10 @@ def _message_size(settings: KafkaSettings) -> dict[str, str]:
     """`max.message.bytes` for a new topic where records are wanted that Kafka takes nowhere by default."""
     wanted = settings.record_bytes_max + HEADER_BYTES
     return {MESSAGE_BYTES: str(wanted)} if wanted > BATCH_BYTES_KAFKA else {}
+
+
+def _cut(said: str | None) -> str | None:
+    return said and said[:SAID_CHARACTERS_MAX]
 
 
 async def _ask(admin: AIOKafkaAdminClient, request: Callable[[int], Any], first: int | None = None) -> Any:

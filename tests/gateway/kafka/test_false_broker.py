@@ -1,6 +1,7 @@
 """Whatever listens at a broker's address, and whatever it answers: this box's memory and time are its own."""
 
 import asyncio
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -203,6 +204,16 @@ async def test_sluice_check_tells_it(tmp_path: Path) -> None:
     assert broker.asked.count(METADATA) == 3
     assert "is reached, and cannot be used" in finding.words
     assert "announces an answer of 2.1 GB" in finding.words
+
+
+def test_every_client_that_the_gateway_has_is_made_within_a_link() -> None:
+    makers = [
+        text
+        for module in (Path(__file__).parents[3] / "gateway").rglob("*.py")
+        if re.search(r"AIOKafka(Producer|AdminClient|Consumer|Client)\(", text := module.read_text())
+    ]
+    assert len(makers) >= 3
+    assert all(".entered()" in text for text in makers), "aiokafka's own connections have no bounds"
 
 
 # -- answers of much in little ---------------------------------------------------------------------

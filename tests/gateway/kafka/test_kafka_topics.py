@@ -560,6 +560,14 @@ async def test_a_cluster_that_wants_more_replicas_says_so_and_the_others_are_mad
     assert "with 1 replica: the replication" in alone.hint
 
 
+async def test_what_a_broker_says_is_not_kept_at_any_length() -> None:
+    cluster = answers()
+    cluster.creations["a"] = [(44, "x" * 30_000)]  # POLICY_VIOLATION
+    (verdict,) = await create_topics(cluster, ["a"], SETTINGS)
+    assert verdict.reason == "topic-not-created"
+    assert len(verdict.hint) < 1_000
+
+
 async def test_one_who_asked_is_told_whether_a_topic_was_there_before() -> None:
     cluster = answers()
     cluster.creations["there"] = [(TOPIC_ALREADY_EXISTS, None)]
