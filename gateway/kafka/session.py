@@ -73,9 +73,10 @@ class TopicVerdicts:
     def refusal_of(self, topic: str) -> TopicVerdict | None:
         """Why a topic is not written to; None where it is, or is made as soon as it is wanted."""
         verdict = self._known.get(topic)
-        return None if verdict is None or verdict.usable or self._is_made_when_wanted(verdict) else verdict
+        return None if verdict is None or verdict.usable or self.is_made_when_wanted(verdict) else verdict
 
-    def _is_made_when_wanted(self, verdict: TopicVerdict) -> bool:
+    def is_made_when_wanted(self, verdict: TopicVerdict) -> bool:
+        """Whether a topic does not exist, and this gateway makes it once a reading is for it."""
         return verdict.reason == UNKNOWN and self._kafka.create_topics
 
     def condemn(self, verdict: TopicVerdict) -> None:
@@ -138,7 +139,7 @@ class TopicVerdicts:
 
     def _tell(self, verdict: TopicVerdict) -> None:
         topic, tell = verdict.topic, self._lines.tell
-        if self._is_made_when_wanted(verdict):
+        if self.is_made_when_wanted(verdict):
             return
         before = self._told.get(topic)
         self._told[topic] = verdict

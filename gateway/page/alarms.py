@@ -332,7 +332,7 @@ def _uplink(facts: Facts) -> Iterator[Alarm]:
         yield Alarm(
             "warn",
             "Uplink",
-            f"{_name(device)} sends for more new topics than this gateway makes in a day{beside}.",
+            f"{_name(device)} sends for more new topics than this gateway makes{beside}.",
             f"They go to the quarantine: {counted(readings, 'reading')} of it today.",
             "Look at what the device sends. If that is right, create the topics, or raise "
             "kafka.topics_per_device_day_max or kafka.topics_created_max; if it is not, revoke its secret.",

@@ -15,7 +15,6 @@ from gateway.kafka.session import KafkaSession, TopicVerdicts
 from gateway.kafka.topics import (
     BEING_MADE,
     BEYOND_ALL,
-    UNKNOWN,
     TopicVerdict,
     beyond_verdict,
     create_topics,
@@ -68,16 +67,12 @@ class NewTopics:
         self._look_at_day()
         return dict(self._beyond)
 
-    def is_wanted(self, verdict: TopicVerdict) -> bool:
-        """Whether a topic is one to be made."""
-        return verdict.reason == UNKNOWN and self._kafka.create_topics
-
     def asked(self, verdict: TopicVerdict, device: str) -> TopicVerdict:
         """Have a topic made that does not exist, for a reading of a device; the verdict on it until it is made.
 
         Its readings wait, or go aside where a bound is reached. Verdicts on other topics stay as they are.
         """
-        if not self.is_wanted(verdict):
+        if not self._verdicts.is_made_when_wanted(verdict):
             return verdict
         topic = verdict.topic
         if topic not in self.under_way:

@@ -65,7 +65,7 @@ class Redrive:
         for cause, number in self._next.items():
             if cause[0] not in verdicts:
                 continue
-            if self._memory.new_topics.is_wanted(verdicts[cause[0]]) and cause[1] in {UNKNOWN, NOT_CREATED}:
+            if self._memory.verdicts.is_made_when_wanted(verdicts[cause[0]]) and cause[1] in {UNKNOWN, NOT_CREATED}:
                 await self._have_made(verdicts[cause[0]], number)
             count = self._may_go(verdicts[cause[0]], cause[1])
             # Somebody else may have taken it out, and nothing may wait for this topic any more.

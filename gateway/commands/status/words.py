@@ -287,7 +287,7 @@ def _topic_lines(uplink: _Uplink) -> Iterator[str]:
         yield f"{_BESIDE}{ADMIN_WORDS}"
     for device, readings in islice(uplink.beyond_topics.items(), NAMED_MAX):
         yield (
-            f"topics      {escaped(device)} sends for MORE NEW TOPICS than this gateway makes in a day: "
+            f"topics      {escaped(device)} sends for MORE NEW TOPICS than this gateway makes: "
             f"{counted(readings, 'reading')} of today in the quarantine; create the topics, raise "
             "kafka.topics_per_device_day_max or kafka.topics_created_max, or revoke its secret (sluice devices revoke)"
         )

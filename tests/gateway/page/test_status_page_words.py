@@ -236,7 +236,7 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
         (
             {"uplink": dataclass_replace(UP, beyond_topics={"42": 3, "7": 1_480})},
             "warn",
-            "7 sends for more new topics than this gateway makes in a day (and 1 other device too).",
+            "7 sends for more new topics than this gateway makes (and 1 other device too).",
             "kafka.topics_per_device_day_max",
         ),
         (

@@ -174,6 +174,9 @@ class FakeVerdicts:
     def refusal_of(self, topic: str) -> TopicVerdict | None:
         return self.condemned.get(topic)
 
+    def is_made_when_wanted(self, _: TopicVerdict) -> bool:
+        return False
+
     async def of_all(self, _: object, topics: Sequence[str], __: float = 0.0) -> dict[str, TopicVerdict]:
         return {topic: self.condemned.get(topic) or TopicVerdict(topic) for topic in topics}
 

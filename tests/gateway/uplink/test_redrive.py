@@ -35,12 +35,17 @@ class Verdicts:
     def __init__(self) -> None:
         self.mended: set[str] = set()
         self.waiting: set[str] = set()
+        self.makes = False
+        """Whether the daemon makes topics."""
         self.asked: list[str] = []
         """Of the last look."""
 
     async def of_all(self, _: AIOKafkaAdminClient, topics: Collection[str], __: float = 0.0) -> dict[str, TopicVerdict]:
         self.asked = list(topics)
         return {topic: self._of(topic) for topic in topics}
+
+    def is_made_when_wanted(self, verdict: TopicVerdict) -> bool:
+        return self.makes and verdict.reason == "topic-unknown"
 
     def _of(self, topic: str) -> TopicVerdict:
         if topic in self.mended:
@@ -49,14 +54,10 @@ class Verdicts:
 
 
 class Topics:
-    """What topics are asked for, and for which device, where the daemon makes them."""
+    """The topics that are asked for, and for which device."""
 
     def __init__(self) -> None:
-        self.makes = False
         self.asked_for: list[tuple[str, str]] = []
-
-    def is_wanted(self, verdict: TopicVerdict) -> bool:
-        return self.makes and verdict.reason == "topic-unknown"
 
     def asked(self, verdict: TopicVerdict, device: str) -> TopicVerdict:
         self.asked_for.append((verdict.topic, device))
@@ -184,7 +185,7 @@ async def test_a_topic_is_made_for_what_waits_unless_it_was_beyond_a_bound(scene
     )
     await scene.look()
     assert not scene.topics.asked_for, "kafka.create_topics is off"
-    scene.topics.makes = True
+    scene.verdicts.makes = True
     await scene.look()
     assert scene.topics.asked_for == [("late", "device of 1"), ("refused", "device of 4")]
     # Once somebody has made it, what waits for it goes.
