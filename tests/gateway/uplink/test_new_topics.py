@@ -22,9 +22,9 @@ from gateway.settings import KafkaSettings
 from gateway.uplink import new_topics
 from gateway.uplink.memory import UPLINK_MARKS, Memory
 from gateway.uplink.topic_allowance import TopicAllowance
-from tests.gateway.uplink.test_forward_rounds import Uplink, drained, reading, uplink
+from tests.gateway.uplink.test_forward_rounds import FakeBroker, Uplink, drained, kafka_settings, reading, uplink
 from tests.support.buffers import CLOCK, opened, quarantined_of, store
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 if TYPE_CHECKING:
     from gateway.kafka.session import KafkaSession
@@ -264,6 +264,19 @@ async def test_a_topic_that_may_not_be_made_has_its_readings_set_aside(tmp_path:
         (aside,) = (await quarantined_of(buffer, range(1, 100))).values()
         assert aside.reason == "topic-not-created"
         assert list(line.memory.verdicts.refused) == ["device-new"]
+
+
+async def test_a_disk_that_fails_keeps_no_topic_from_being_made(tmp_path: Path, cloud: Cloud) -> None:
+    """It is counted all the same, and kept with the next one."""
+    async with opened(tmp_path / "buffer.db") as failing:
+        pass
+    topics = Memory(kafka_settings(create_topics=True), lambda: CLOCK).new_topics
+    topics.asked(TopicVerdict("device-new", UNKNOWN), "a")
+    task = asyncio.create_task(topics.run(cast("KafkaSession", FakeBroker()), failing))
+    await asyncio.wait_for(topics.settled("device-new"), patience(5))
+    task.cancel()
+    assert cloud.asked_for == ["device-new"]
+    assert [mark.key for mark in topics.allowance.marks()] == ["uplink/topic/device-new"]
 
 
 def test_a_day_is_utcs() -> None:
