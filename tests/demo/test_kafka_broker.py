@@ -15,11 +15,11 @@ from demo.kafka_broker import BrokerError
 from tests.support.waiting import patience
 
 
-async def create_topic(bootstrap: str, name: str) -> None:
+async def create_topic(bootstrap: str, name: str, **settings: str) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
-        await admin.create_topics([NewTopic(name, num_partitions=1, replication_factor=1)])
+        await admin.create_topics([NewTopic(name, num_partitions=1, replication_factor=1, topic_configs=settings)])
     finally:
         await admin.close()
 
@@ -44,8 +44,9 @@ def eventually(condition: Callable[[], bool]) -> bool:
 @pytest.mark.kafka
 async def test_what_is_produced_is_consumed_and_nothing_is_left_running(tmp_path: Path) -> None:
     with kafka_broker.kafka_broker(tmp_path) as broker:
-        await create_topic(broker.bootstrap, "device-thermo")
-        async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all") as producer:
+        # The broker unpacks one codec and packs the other: both of their jars fit.
+        await create_topic(broker.bootstrap, "device-thermo", **{"compression.type": "gzip"})
+        async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all", compression_type="lz4") as producer:
             await producer.send_and_wait("device-thermo", b"21.5", key=b"42")
         async with AIOKafkaConsumer(
             "device-thermo", bootstrap_servers=broker.bootstrap, auto_offset_reset="earliest"
@@ -54,6 +55,18 @@ async def test_what_is_produced_is_consumed_and_nothing_is_left_running(tmp_path
         assert (record.key, record.value) == (b"42", b"21.5")
         assert alive(broker.process.pid)
     assert not alive(broker.process.pid)
+
+
+@pytest.mark.kafka
+def test_no_jar_is_older_than_the_one_that_closed_its_known_holes() -> None:
+    jars = {
+        name: tuple(map(int, version.removesuffix(".jar").split(".")))
+        for name, _, version in (path.name.rpartition("-") for path in kafka_broker.JARS.glob("l*4*.jar"))
+    }
+    assert jars.keys() == {"lz4-java", "log4j-api", "log4j-core"}
+    # CVE-2025-12183, CVE-2025-66566, CVE-2026-59949; CVE-2025-68161, CVE-2026-34477, CVE-2026-49844.
+    assert jars["lz4-java"] >= (1, 11, 2)
+    assert min(jars["log4j-api"], jars["log4j-core"]) >= (2, 25, 5)
 
 
 def test_the_java_of_java_home_comes_before_that_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
