@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from gateway.host.terminal import SpeakingGroup
 from spark.commands.ingest_command import ingest
 from spark.commands.registry_commands import devices, registry
 from spark.commands.replay_command import replay_command
@@ -14,23 +15,24 @@ from spark.source.memory_failures import explain_memory
 from spark.source.storage_failures import explain_storage
 
 
-class _Commands(click.Group):
+class _Commands(SpeakingGroup):
     """Commands, any of which may find that the tables cannot be reached, or are of several moments."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except CopyError as error:
-            raise click.ClickException(str(error)) from error
-        except MomentsError as error:
-            raise click.ClickException(
-                f"{error}: `sluice-cloud ingest` does that at its start, and so does `sluice-cloud replay`"
-            ) from error
-        except Exception as error:
-            words = explain_memory(error) or explain_storage(error)
-            if words is None:
-                raise
-            raise click.ClickException(words) from error
+        with self.told():
+            try:
+                return super().invoke(ctx)
+            except CopyError as error:
+                raise click.ClickException(str(error)) from error
+            except MomentsError as error:
+                raise click.ClickException(
+                    f"{error}: `sluice-cloud ingest` does that at its start, and so does `sluice-cloud replay`"
+                ) from error
+            except Exception as error:
+                words = explain_memory(error) or explain_storage(error)
+                if words is None:
+                    raise
+                raise click.ClickException(words) from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

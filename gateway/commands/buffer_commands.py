@@ -35,7 +35,19 @@ from gateway.commands.buffer_reading import Depths, QuarantinedInput, Quarantine
 from gateway.commands.buffer_verify import Verdict, verify
 from gateway.commands.options import FINDING, as_typed, config_option, json_option, load_settings, named
 from gateway.daemon import control
-from gateway.host.terminal_text import aligned, counted, escaped, escaped_bytes, hanging, moment, shortened, size, span
+from gateway.host.terminal import confirm, say, say_json
+from gateway.host.terminal_text import (
+    aligned,
+    counted,
+    escaped,
+    escaped_bytes,
+    hanging,
+    json_text,
+    moment,
+    shortened,
+    size,
+    span,
+)
 from gateway.intake.routes import NO_ROUTE, taken_words
 from gateway.reading import BufferFileError, source
 from gateway.settings import Settings
@@ -218,12 +230,12 @@ def ls(config: Path, card_endurance_tbw: float, write_amplification: float, as_j
         devices=depths.devices,
     )
     if as_json:
-        click.echo(msgspec.json.encode(found))
+        say_json(found)
     else:
         for line in _overview_lines(found, settings, now):
-            click.echo(hanging(line, 9))
+            say(hanging(line, 9))
         for line in _device_lines(depths, now):
-            click.echo(line)
+            say(line)
 
 
 class RoomLeft(Struct, frozen=True):
@@ -289,7 +301,7 @@ def _unwritten(daemon: dict[str, Any]) -> list[UsageHour]:
 
 
 def _overview_lines(found: _Overview, settings: Settings, now: Now) -> Iterator[str]:
-    yield f"gateway  {found.gateway}, {'running' if found.running else 'not running'}"
+    yield f"gateway  {escaped(found.gateway)}, {'running' if found.running else 'not running'}"
     if found.oldest is None:
         yield "waiting  nothing"
     else:
@@ -378,10 +390,10 @@ def peek(config: Path, device: str | None, limit: int, newest: bool, as_json: bo
         limits = TimeLimits.of(settings.gateway)
         found = list(islice(buffer_reading.readings(db, device, newest_first=newest, limits=limits), limit))
     if as_json:
-        click.echo(msgspec.json.encode(found))
+        say_json(found)
         return
     if not found:
-        click.echo(_nothing_waits(device))
+        say(_nothing_waits(device))
         return
     rows = [
         (_received(reading), escaped(reading.device) or OWN_NAME, escaped(reading.topic), _payload_shown(reading))
@@ -390,7 +402,7 @@ def peek(config: Path, device: str | None, limit: int, newest: bool, as_json: bo
     received = [row[0] for row in rows]
     headers = (_headed("RECEIVED", received), "DEVICE", "TOPIC", "PAYLOAD")
     for line in chain(aligned(headers, rows, whole=frozenset({0})), _since_boot_lines(received)):
-        click.echo(line)
+        say(line)
 
 
 def _nothing_waits(device: str | None) -> str:
@@ -411,7 +423,6 @@ def export(config: Path, device: str | None, quarantine: bool) -> None:  # noqa:
     UTF-8; where they are not, `payload_base64` stands in its place.
     """
     settings = load_settings(config)
-    encode = msgspec.json.Encoder().encode
     with _opened(settings) as db:
         found: Iterable[Struct]
         if quarantine:
@@ -422,11 +433,11 @@ def export(config: Path, device: str | None, quarantine: bool) -> None:  # noqa:
         with _to_stdout() as write:
             for item in found:
                 is_empty = False
-                write(encode(item) + b"\n")
+                write(f"{json_text(item)}\n".encode())
         if is_empty:
             # Not among the JSON lines: the file stays empty.
             words = _nothing_set_aside(db, None, device) if quarantine else _nothing_waits(device)
-            click.echo(hanging(words, 4, sys.stderr), err=True)
+            say(hanging(words, 4, sys.stderr), err=True)
 
 
 @contextmanager
@@ -461,11 +472,10 @@ def verify_command(config: Path, full: bool, as_json: bool) -> None:  # noqa: FB
     for verdict in verify(settings.buffer.path, settings.buffer, full=full):
         verdicts.append(verdict)
         if not as_json:
-            click.echo(
-                hanging(f"{'ok  ' if verdict.ok else 'FAIL'}  {verdict.subject}: {as_typed(escaped(verdict.words))}", 6)
-            )
+            words = f"{escaped(verdict.subject)}: {as_typed(escaped(verdict.words))}"
+            say(hanging(f"{'ok  ' if verdict.ok else 'FAIL'}  {words}", 6))
     if as_json:
-        click.echo(msgspec.json.encode(verdicts))
+        say_json(verdicts)
     sys.exit(0 if all(verdict.ok for verdict in verdicts) else FINDING)
 
 
@@ -510,14 +520,14 @@ def quarantine_ls(
         )
         if as_json:
             told = [msgspec.structs.replace(item, payload=UNSET, payload_base64=UNSET) for item in found]
-            click.echo(msgspec.json.encode(told))
+            say_json(told)
             return
         reasons = buffer_reading.quarantine_reasons(db, reason, device)
         if not reasons:
-            click.echo(hanging(_nothing_set_aside(db, reason, device), 4))
+            say(hanging(_nothing_set_aside(db, reason, device), 4))
             return
         for each in reasons:
-            click.echo(
+            say(
                 hanging(
                     as_typed(
                         f"{each.count:,} {escaped(each.reason)}, {_example(each)}{_to_mend(each.reason, settings)}"
@@ -526,16 +536,16 @@ def quarantine_ls(
                 )
             )
         for line in _then_lines([each.reason for each in reasons]):
-            click.echo(hanging(as_typed(line), 4))
+            say(hanging(as_typed(line), 4))
         shown = 0
         while page := list(islice(found, TABLE_ROWS)):
             shown += len(page)
-            click.echo()
+            say()
             for line in _quarantine_lines(page):
-                click.echo(line)
+                say(line)
         older = buffer_reading.quarantine_count(db, reason, device) - shown
         if older > 0:
-            click.echo(hanging(as_typed(f"and {older:,} older (--limit N; all: sluice buffer export --quarantine)"), 4))
+            say(hanging(as_typed(f"and {older:,} older (--limit N; all: sluice buffer export --quarantine)"), 4))
 
 
 def _nothing_set_aside(db: Database, reason: str | None, device: str | None) -> str:
@@ -629,7 +639,7 @@ def retry(
     settings = load_settings(config)
     chosen = _chosen(settings, numbers, reason, everything=everything)
     if not chosen and not as_json:
-        click.echo("the quarantine is empty")
+        say("the quarantine is empty")
         return
     stored, unknown = 0, 0
     refused: dict[str, int] = {}
@@ -639,13 +649,13 @@ def retry(
         for why, count in outcome["refused"].items():
             refused[why] = refused.get(why, 0) + count
     if as_json:
-        click.echo(msgspec.json.encode({"stored": stored, "refused": refused, "unknown": unknown}))
+        say_json({"stored": stored, "refused": refused, "unknown": unknown})
     else:
         back = ": to Kafka with what waits; what Kafka still refuses comes back into the quarantine" if stored else ""
-        click.echo(hanging(f"{counted(stored, 'message')} taken in again{back}", 4))
+        say(hanging(f"{counted(stored, 'message')} taken in again{back}", 4))
         for why, count in sorted(refused.items()):
             stay = "stays" if count == 1 else "stay"
-            click.echo(
+            say(
                 hanging(
                     as_typed(
                         f"{counted(count, 'message')} {stay} in the quarantine: {escaped(why)}{_to_mend(why, settings)}"
@@ -655,7 +665,7 @@ def retry(
             )
         if not _OF_ROUTES.isdisjoint(refused) and is_running(settings.buffer.path):
             words = "a running gateway knows the routes that it was started with: restart it after changing them"
-            click.echo(hanging(words, 4))
+            say(hanging(words, 4))
         _tell_unknown(unknown)
     sys.exit(FINDING if refused or unknown else 0)
 
@@ -677,23 +687,23 @@ def drop(  # noqa: PLR0913, PLR0917 - click passes each option
     settings = load_settings(config)
     chosen = _chosen(settings, numbers, reason, everything=everything)
     if not chosen and not as_json:
-        click.echo("the quarantine is empty")
+        say("the quarantine is empty")
         return
     if chosen and not yes:
-        click.confirm(f"Throw {counted(len(chosen), 'quarantined input')} away, for good?", abort=True, err=True)
+        confirm(f"Throw {counted(len(chosen), 'quarantined input')} away, for good?", abort=True, err=True)
     dropped = sum(outcome["dropped"] for outcome in _ask(settings, "quarantine-drop", chosen))
     unknown = len(chosen) - dropped
     if as_json:
-        click.echo(msgspec.json.encode({"dropped": dropped, "unknown": unknown}))
+        say_json({"dropped": dropped, "unknown": unknown})
     else:
-        click.echo(f"{dropped:,} thrown away" + (", and counted as lost" if dropped else ""))
+        say(f"{dropped:,} thrown away" + (", and counted as lost" if dropped else ""))
         _tell_unknown(unknown)
     sys.exit(FINDING if unknown else 0)
 
 
 def _tell_unknown(count: int) -> None:
     if count:
-        click.echo(as_typed(f"{count:,} not found: sluice buffer quarantine ls has the numbers"))
+        say(as_typed(f"{count:,} not found: sluice buffer quarantine ls has the numbers"))
 
 
 def _chosen(settings: Settings, numbers: tuple[int, ...], reason: str | None, *, everything: bool) -> dict[int, int]:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
-import msgspec
 from msgspec import Struct
 
 from gateway.clock.kernel_clock import boottime_us, read_wall_clock
 from gateway.commands.options import FINDING, WrappingGroup, as_typed, config_option, json_option, load_settings, named
 from gateway.daemon import control
-from gateway.host.terminal_text import aligned, counted, hanging, span
+from gateway.host.terminal import confirm, say, say_json
+from gateway.host.terminal_text import aligned, counted, escaped, hanging, span
 from gateway.listener import credentials
 from gateway.listener.credentials import CredentialsError, Made, Secrets
 from gateway.reading import BufferFileError
@@ -111,10 +111,10 @@ def devices(context: click.Context, config: Path, as_json: bool) -> None:  # noq
     if as_json:
         known = {"gateway": settings.gateway.id, "running": listing.running, "devices": listing.devices}
         known["not_heard"] = listing.not_heard
-        click.echo(msgspec.json.encode({**known, "unheard": listing.unheard or None}))
+        say_json({**known, "unheard": listing.unheard or None})
     else:
         for line in devices_lines(listing):
-            click.echo(as_typed(line))
+            say(as_typed(line))
     sys.exit(FINDING if any(device.finding for device in listing.devices) else 0)
 
 
@@ -136,14 +136,14 @@ def list_command(config: Path, as_json: bool) -> None:  # noqa: FBT001 - click p
     listener = _listener(settings)
     found = list(_log_ins(settings, listener))
     if as_json:
-        click.echo(msgspec.json.encode({"gateway": settings.gateway.id, "logins": found}))
+        say_json({"gateway": settings.gateway.id, "logins": found})
         return
     for line in _list_lines(found):
-        click.echo(as_typed(line))
+        say(as_typed(line))
     if any(times.made is None for log_in in found if not log_in.in_settings for times in log_in.secrets):
-        click.echo(hanging(_NO_DATE, INDENT))
+        say(hanging(_NO_DATE, INDENT))
     for warning in _warnings(listener):
-        click.echo(hanging(f"warn  {warning}", 6))
+        say(hanging(f"warn  {escaped(warning)}", 6))
 
 
 def _log_ins(settings: Settings, listener: ListenerSettings) -> Iterator[LogIn]:
@@ -181,7 +181,7 @@ def _list_lines(found: Sequence[LogIn]) -> Iterator[str]:
         return
     rows = [
         (
-            *((log_in.name + (" (operator)" if log_in.operator else ""), source) if at == 0 else ("", "")),
+            *((escaped(log_in.name) + (" (operator)" if log_in.operator else ""), source) if at == 0 else ("", "")),
             _shown(times.made),
             _shown(times.until),
             "" if at else _UNKNOWN if log_in.heard_s is None else f"{span(log_in.heard_s)} ago",
@@ -296,14 +296,14 @@ def revoke(names: tuple[str, ...], config: Path, yes: bool, as_json: bool) -> No
         known = _done(lambda: credentials.load(path))
         if all(name in known for name in names):
             are = "It is" if len(set(names)) == 1 else "They are"
-            click.confirm(f"Revoke {_named(names)}? {are} disconnected at once.", abort=True, err=True)
+            confirm(f"Revoke {_named(names)}? {are} disconnected at once.", abort=True, err=True)
     gone = _done(lambda: credentials.revoke(path, names))
     outcome = _tell(settings, path, f"{_it(gone)} {'is' if len(gone) == 1 else 'are'} let in no more")
     if as_json:
         told = {"revoked": gone, "counts": outcome.counts, "said": outcome.words, "warnings": outcome.warnings}
-        click.echo(msgspec.json.encode(told))
+        say_json(told)
         return
-    click.echo(hanging(f"revoked: {', '.join(gone)}", INDENT))
+    say(hanging(f"revoked: {', '.join(gone)}", INDENT))
     _say(outcome)
 
 
@@ -398,12 +398,12 @@ def _show_secrets(  # noqa: PLR0913 - each is another option
     handouts = [handout(settings, listener, each, operator=operator) for each in made]
     if as_json:
         told = {"devices": handouts, "counts": outcome.counts, "said": outcome.words, "old_until": old_until}
-        click.echo(msgspec.json.encode({**told, "warnings": [*warnings, *outcome.warnings]}))
+        say_json({**told, "warnings": [*warnings, *outcome.warnings]})
         return
     for each in handouts:
         if qr:
             # First: it is the taller, and a small screen keeps what comes last.
-            click.echo(_encodable(qr_code(each.uri).rstrip("\n")))
+            say(_encodable(qr_code(each.uri).rstrip("\n")))
         rows = [
             ("host", " or ".join(each.hosts)),
             (
@@ -416,14 +416,14 @@ def _show_secrets(  # noqa: PLR0913 - each is another option
             ("topic", " or ".join(each.topics)),
         ]
         for name, value in rows:
-            click.echo(hanging(f"{name:<10}{value}", 10))
-        click.echo("")
-    click.echo(hanging("Write it down now: the password is shown this once, and only a hash of it is kept.", INDENT))
+            say(hanging(f"{name:<10}{value}", 10))
+        say("")
+    say(hanging("Write it down now: the password is shown this once, and only a hash of it is kept.", INDENT))
     if old_until is not None:
-        click.echo(hanging(f"the old password works beside it until {_shown(old_until)} UTC", INDENT))
+        say(hanging(f"the old password works beside it until {_shown(old_until)} UTC", INDENT))
     _say(outcome)
     for warning in warnings:
-        click.echo(hanging(f"warn  {warning}", 6))
+        say(hanging(f"warn  {escaped(warning)}", 6))
 
 
 def _encodable(code: str) -> str:
@@ -436,4 +436,4 @@ def _encodable(code: str) -> str:
 
 
 def _say(outcome: Outcome) -> None:
-    click.echo(hanging(f"{'warn  ' if outcome.warnings else ''}{outcome.words}", INDENT))
+    say(hanging(f"{'warn  ' if outcome.warnings else ''}{escaped(outcome.words)}", INDENT))

@@ -10,7 +10,8 @@ import click
 
 from gateway.config import config_file
 from gateway.host.logs import is_journal, prioritized
-from gateway.host.terminal_text import hanging
+from gateway.host.terminal import SpeakingGroup, say
+from gateway.host.terminal_text import hanging, harmless
 from gateway.settings import DEFAULT_CONFIG, Settings
 from gateway.toml_files.mistakes import ConfigError
 
@@ -44,31 +45,25 @@ _ERROR = "Error: "
 """What click puts before an error's message."""
 
 
-class WrappingGroup(click.Group):
+class WrappingGroup(SpeakingGroup):
     """Commands whose errors are wrapped to the terminal's width."""
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """As click does; an error goes on as it is, with its message wrapped."""
-        try:
-            return super().invoke(ctx)
-        except click.exceptions.NoArgsIsHelpError:
-            raise
-        except click.ClickException as error:
-            # On this one error: its class, with its exit code, makes the message in a way of its own.
-            error.format_message = partial(str, _wrapped(error))  # type: ignore[method-assign]
-            if is_journal():
-                error.show = partial(say_error, _ERROR + error.format_message())  # type: ignore[method-assign]
-            raise
+    def words_of(self, error: click.ClickException) -> str:
+        """The message wrapped; in the journal it is told with its priority."""
+        words = _wrapped(error)
+        if is_journal():
+            error.show = partial(say_error, _ERROR + words)  # type: ignore[method-assign]
+        return words
 
 
 def say_error(text: str, _file: object = None) -> None:
     """Tell a person on standard error what went wrong; in the journal with the priority of an error."""
-    click.echo(prioritized(text, "error") if is_journal() else text, err=True)
+    say(prioritized(text, "error") if is_journal() else text, err=True)
 
 
 def _wrapped(error: click.ClickException) -> str:
     """The message with each line wrapped; the first comes behind click's own word."""
-    lines = as_typed(_ERROR + error.format_message()).split("\n")
+    lines = harmless(as_typed(_ERROR + error.format_message())).split("\n")
     return "\n".join(hanging(line, len(_ERROR), sys.stderr) for line in lines).removeprefix(_ERROR)
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
 import click
-import msgspec
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import FieldInfo, fields
 
 from gateway import settings
 from gateway.commands.options import FINDING, json_option
 from gateway.config.config_file import struct_of, wanted
-from gateway.host.terminal_text import hanging
+from gateway.host.terminal import say, say_json
+from gateway.host.terminal_text import escaped, hanging
 from gateway.settings import Settings
 from gateway.toml_files.writer import value_text
 
@@ -53,15 +53,17 @@ def settings_command(words: tuple[str, ...], as_json: bool) -> None:  # noqa: FB
     """Show every setting that gateway.toml may have, or those whose section or name has a WORD in it."""
     found = list(matching(tuple(sections()), [word.lower() for word in words]))
     if as_json:
-        click.echo(msgspec.json.encode([setting for section in found for setting in section.settings]))
+        say_json([setting for section in found for setting in section.settings])
     elif not found:
-        click.echo(f"no setting has {' and '.join(words)} in its section or name; sluice settings shows them all")
+        say(
+            f"no setting has {' and '.join(map(escaped, words))} in its section or name; sluice settings shows them all"
+        )
     else:
         for number, section in enumerate(found):
             if number:
-                click.echo()
-            for line in _lines(section):
-                click.echo(line)
+                say()
+            for bold, line in _lines(section):
+                say(line, bold=bold)
     sys.exit(0 if found else FINDING)
 
 
@@ -131,13 +133,15 @@ def _plain(text: str) -> str:
     return " ".join(text.split())
 
 
-def _lines(section: Section) -> Iterator[str]:
+def _lines(section: Section) -> Iterator[tuple[int, str]]:
+    """Lines, each with how many of its first characters are bold."""
     about = section.about.partition(": ")[2] if section.about.startswith("`[") else section.about
-    yield hanging(click.style(section.header or "above all sections", bold=True) + f"  {about}", 4)
+    header = section.header or "above all sections"
+    yield len(header), hanging(f"{header}  {about}", 4)
     for setting in section.settings:
         without = "(needed)" if setting.needed else "(none)"
         value = without if setting.default is None else f"= {setting.default}"
-        yield hanging(f"  {setting.name} {value}", 4)
+        yield 0, hanging(f"  {setting.name} {value}", 4)
         for line in (setting.takes, setting.about):
             if line:
-                yield hanging(f"      {line}", 6)
+                yield 0, hanging(f"      {line}", 6)

@@ -14,6 +14,7 @@ import click
 from msgspec import Struct
 
 from gateway.commands.options import FINDING
+from gateway.host.terminal import say
 from gateway.host.terminal_text import escaped, hanging
 
 PACKAGE = "sluice-gateway"
@@ -79,7 +80,7 @@ def update(package: Path, signature: Path | None, allow_downgrade: bool) -> None
         _update(package, signature or package.with_name(f"{package.name}.sig"), allow_downgrade=allow_downgrade)
     except UpdateError as error:
         for number, line in enumerate(str(error).split("\n")):
-            click.echo(hanging(f"{'    ' if number else 'not installed: '}{escaped(line)}", 4, sys.stderr), err=True)
+            say(hanging(f"{'    ' if number else 'not installed: '}{escaped(line)}", 4, sys.stderr), err=True)
         sys.exit(FINDING)
 
 
@@ -91,12 +92,12 @@ def _update(package: Path, signature: Path, *, allow_downgrade: bool) -> None:
         found = read_package(copy)
         box = this_box()
         if not is_newer(found, box, allow_downgrade=allow_downgrade):
-            click.echo(f"{PACKAGE} {found.version} is installed already: nothing was done")
+            say(f"{PACKAGE} {found.version} is installed already: nothing was done")
             return
         was_active = _is_active()
         _install(copy)
         _keep(copy, its_signature)
-    click.echo(f"installed: {PACKAGE} {found.version}" + (f", before it {box.installed}" if box.installed else ""))
+    say(f"installed: {PACKAGE} {found.version}" + (f", before it {box.installed}" if box.installed else ""))
     if was_active and not _is_active():
         back = f"sudo sluice update --allow-downgrade {CACHE / PREVIOUS}" if (CACHE / PREVIOUS).exists() else ""
         raise UpdateError(

@@ -16,7 +16,7 @@ _WHOLE_PPM = 10
 def devices_lines(listing: Listing) -> Iterator[str]:
     """The table, then the notes; safe to print, and fitted to the terminal."""
     if listing.unheard:
-        yield hanging(f"what the gateway has in memory is not known: {listing.unheard}", INDENT)
+        yield hanging(f"what the gateway has in memory is not known: {escaped(listing.unheard)}", INDENT)
     if not listing.devices:
         yield "no device is known yet"
         yield from _not_heard(listing)
@@ -74,7 +74,7 @@ def _notes(listing: Listing) -> Iterator[str]:
         yield ""
     for (_, note), names in sorted(by_note.items()):
         more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
-        yield hanging(f"{', '.join(names[:NAMED_MAX])}{more}: {note}", INDENT)
+        yield hanging(f"{', '.join(names[:NAMED_MAX])}{more}: {escaped(note)}", INDENT)
     findings = sum(device.finding for device in listing.devices)
     if findings:
         yield f"to be looked at: {findings:,} of {counted(len(listing.devices), 'device')}"

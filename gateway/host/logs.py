@@ -1,6 +1,7 @@
 """What the daemon says of itself, on standard error: for people by default, as JSON lines by setting."""
 
 import asyncio
+import json
 import logging
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 import structlog
 
-from gateway.host.terminal_text import escaped
+from gateway.host.terminal_text import escaped, harmless, harmless_json
 from gateway.settings import LogSettings
 
 PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
@@ -77,8 +78,17 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 def quieten_libraries() -> None:
     """Keep libraries from logging every attempt: what changes is told in our words."""
-    logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Harmless(logging.BASIC_FORMAT))
+    logging.basicConfig(level=logging.ERROR, handlers=[handler])
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+
+
+class _Harmless(logging.Formatter):
+    """What a library says, as no terminal obeys it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
 
 
 def set_up(settings: LogSettings) -> None:
@@ -87,7 +97,7 @@ def set_up(settings: LogSettings) -> None:
     renderers: list[structlog.typing.Processor]
     times: list[structlog.typing.Processor] = [structlog.processors.TimeStamper(fmt="iso", utc=True)]
     if settings.format == "json":
-        renderers = [structlog.processors.JSONRenderer()]
+        renderers = [structlog.processors.JSONRenderer(_json)]
     else:
         renderers = [escape_values, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
         if is_journal():
@@ -124,14 +134,20 @@ def escape_values(
 ) -> structlog.typing.EventDict:
     """Make every text of a line one that no terminal obeys: topics and names come from whoever can connect.
 
-    What is no text is shown as Python would write it, which escapes by itself.
+    What is no text is shown as Python would write it.
     """
     for name, value in line.items():
         if isinstance(value, str):
             # A stack trace keeps its lines.
             parts = value.split("\n") if name in {"exception", "stack"} else [value]
             line[name] = "\n".join(map(escaped, parts))
+        else:
+            line[name] = harmless(repr(value))
     return line
+
+
+def _json(line: structlog.typing.EventDict, **options: Any) -> str:
+    return harmless_json(json.dumps(line, **options))
 
 
 def is_journal() -> bool:

@@ -1,13 +1,17 @@
 """Text for a person at a terminal: tables that fit its width, sizes and spans of time, hostile bytes made harmless."""
 
+import json
 import math
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TextIO
+
+import msgspec
 
 GAP = "  "
 COLUMN_MIN = 6
@@ -51,13 +55,13 @@ def terminal_height(stream: TextIO | None = None) -> int:
 
 
 def escaped(text: str) -> str:
-    r"""One line that a terminal shows and does not obey: controls, line ends and bidi overrides as `\x1b`, `\u202e`.
+    r"""A name or a payload as one line that a terminal shows and does not obey, such as `\x1b` or `\u202e`.
 
     A backslash is doubled, so that what is shown tells what was sent.
     """
-    if text.isprintable() and "\\" not in text:
+    if "\\" not in text and _is_shown(text):
         return text
-    return "".join(_escaped_character(character) for character in text)
+    return "".join(r"\\" if character == "\\" else _spelled(character) for character in text)
 
 
 def escaped_bytes(data: bytes) -> str:
@@ -65,17 +69,65 @@ def escaped_bytes(data: bytes) -> str:
     return escaped(data.decode("utf-8", "surrogateescape"))
 
 
-def _escaped_character(character: str) -> str:
-    number = ord(character)
-    if character == "\\":
-        return r"\\"
-    if character.isprintable():
+def harmless(text: str) -> str:
+    """Words of ours that no terminal obeys, whatever names stand in them. Line ends stay, and backslashes single.
+
+    All that commands print comes through here (`gateway.host.terminal`), and so does all that the daemon logs.
+    """
+    if _is_shown(text):
+        return text
+    return "".join(character if character == "\n" else _spelled(character) for character in text)
+
+
+def harmless_json(document: str) -> str:
+    r"""JSON that no terminal obeys: within its texts stands `\u009b`. Programs read the same values of it."""
+    if _is_shown(document):
+        return document
+    # Outside of its texts JSON has nothing but printable ASCII, and line ends between documents.
+    return "".join(character if character == "\n" else _spelled_for_json(character) for character in document)
+
+
+def json_text(value: object) -> str:
+    """A value as one line of JSON that no terminal obeys."""
+    try:
+        document = msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        # Half a surrogate pair, as the names of files may hold.
+        document = json.dumps(msgspec.to_builtins(value))
+    return harmless_json(document)
+
+
+_HIDDEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""What Unicode lets be ignored (Default_Ignorable_Code_Point), and Python calls printable: it hides what a name is."""
+
+
+def _is_shown(text: str) -> bool:
+    """Whether each character has its place on the screen. Controls, line ends, bidi marks and surrogates have none."""
+    return text.isprintable() and _HIDDEN.search(text) is None
+
+
+def _spelled(character: str) -> str:
+    if _is_shown(character):
         return character
+    number = ord(character)
     if 0xDC80 <= number <= 0xDCFF:  # a byte that is not UTF-8, as "surrogateescape" carries it
         return f"\\x{number - 0xDC00:02x}"
     if number < 0x80:
         return f"\\x{number:02x}"
     return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def _spelled_for_json(character: str) -> str:
+    """RFC 8259, section 7: beyond U+FFFF as a pair of surrogates."""
+    if _is_shown(character):
+        return character
+    number = ord(character)
+    if number < 0x10000:
+        return f"\\u{number:04x}"
+    high, low = divmod(number - 0x10000, 0x400)
+    return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
 
 
 def shortened(text: str, width: int) -> str:

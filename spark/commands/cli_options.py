@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gateway.host.terminal_text import hanging, terminal_width
+from gateway.host.terminal import say
+from gateway.host.terminal_text import hanging, harmless_json, terminal_width
 from gateway.toml_files.mistakes import ConfigError
 from spark.commands.table_text import (
     cell_text,
@@ -138,15 +139,27 @@ def print_rows(
     """
     times = [name for name, kind in rows.dtypes if kind == "timestamp" and name in columns]
     # One more tells whether there are more.
-    found = _collected(rows.limit(limit + 1), columns, times)
+    print_found(_collected(rows.limit(limit + 1), columns, times), columns, times, limit, as_json=as_json, spare=spare)
+
+
+def print_found(  # noqa: PLR0913 - what a table is made of
+    found: list[dict[str, Any]],
+    columns: Sequence[str],
+    times: Collection[str],
+    limit: int,
+    *,
+    as_json: bool,
+    spare: Sequence[str] = (),
+) -> None:
+    """Print rows, of which one more than `limit` tells that there are more. `times` are microseconds since 1970."""
     if len(found) > limit:
         found.pop()
-        _say(f"there are more than these {limit} rows: --limit N shows N of them")
+        _beside(f"there are more than these {limit} rows: --limit N shows N of them")
     if as_json:
         for row in found:
             plain = {name: _time_of(value) if name in times else _plain(value) for name, value in row.items()}
             # Decimals as text: a JSON number would be read as a binary fraction.
-            click.echo(json.dumps(plain, default=_text_of))
+            say_json(plain)
         return
     cells = [
         {name: time_text(value) if name in times else cell_text(name, value) for name, value in row.items()}
@@ -166,19 +179,24 @@ def _print_table(
     left_out = columns_left_out(columns, cells, spare, width)
     shown = [name for name in columns if name not in left_out]
     for line in table_lines(shown, cells, times, width):
-        click.echo(line)
+        say(line)
     if not cells:
-        click.echo("(none)", err=True)
+        say("(none)", err=True)
     spared = [f"no room here for {', '.join(left_out)}"] if left_out else []
     if any(short[name] != full[name] for short, full in zip(cells, whole, strict=True) for name in shown):
         spared.append("times are cut to the second")
     if spared:
-        _say(f"{', and '.join(spared)}: --json shows all, and so does a wider terminal")
+        _beside(f"{', and '.join(spared)}: --json shows all, and so does a wider terminal")
 
 
-def _say(words: str) -> None:
+def say_json(value: object) -> None:
+    """Print a value as one line of JSON; what JSON has no kind for as text."""
+    say(harmless_json(json.dumps(value, default=_text_of)))
+
+
+def _beside(words: str) -> None:
     """Tell a person of what is printed, beside it."""
-    click.echo(hanging(words, 0, sys.stderr), err=True)
+    say(hanging(words, 0, sys.stderr), err=True)
 
 
 def _collected(rows: "DataFrame", columns: Sequence[str], times: Collection[str]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gateway.host.terminal import say
 from spark.engine.session import JarsMissingError, open_session
 from spark.engine.warehouse_folder import holds_little
 
@@ -34,7 +35,7 @@ def session(application: str, warehouse: str | None = None) -> "SparkSession":
     """
     is_brief = warehouse is not None and holds_little(warehouse)
     if sys.stderr.isatty():
-        click.echo("starting Spark, which takes some seconds ...", err=True)
+        say("starting Spark, which takes some seconds ...", err=True)
     context = click.get_current_context()
     spark = context.with_resource(_started(application, is_brief=is_brief))
     from pyspark.logger import PySparkLogger  # noqa: PLC0415

@@ -1,6 +1,5 @@
 """`sluice-cloud ingest`: its options, and what it says of each batch."""
 
-import json
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gateway.host.terminal import say
+from gateway.host.terminal_text import escaped
 from gateway.record_contract import USUAL_TOPICS
 from spark.commands.cli_options import (
     absolute_path,
@@ -19,6 +20,7 @@ from spark.commands.cli_options import (
     kafka_config_option,
     kafka_option,
     kafka_settings,
+    say_json,
     streams_option,
 )
 from spark.commands.command_session import session
@@ -141,20 +143,24 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
 
     def ready(begun: "Begun") -> None:
         if as_json:
-            click.echo(json.dumps(begun_members(begun)))
+            say_json(begun_members(begun))
         else:
-            click.echo("\n".join(begun_lines(begun, source, warehouse)))
+            say("\n".join(begun_lines(begun, source, warehouse)))
 
     def leave_out(topics: "Mapping[str, str]") -> None:
-        lines = [json.dumps({"state": "left out", "topics": topics})] if as_json else left_out_lines(topics)
-        click.echo("\n".join(lines))
+        if as_json:
+            say_json({"state": "left out", "topics": topics})
+        else:
+            say("\n".join(left_out_lines(topics)))
 
     def report(batch: "BatchReport") -> None:
-        lines = [json.dumps(batch_members(batch))] if as_json else [batch_line(batch), *undeclared_lines(batch, told)]
-        click.echo("\n".join(lines))
+        if as_json:
+            say_json(batch_members(batch))
+        else:
+            say("\n".join([batch_line(batch), *undeclared_lines(batch, told)]))
 
     def warn(words: str) -> None:
-        click.echo(f"warning: {words}", err=True)
+        say(f"warning: {words}", err=True)
 
     with _failures_in_words(options), only_writer(warehouse):
         check_options(spark, bootstrap, options)
@@ -238,7 +244,7 @@ def undeclared_lines(batch: "BatchReport", told: set[tuple[str, str]]) -> list[s
         told.update((stream, name) for name in new)
         if new:
             words = "stay in `log`: declare them, and a replay makes metrics of them"
-            lines.append(f"{stream}: its payloads also have {', '.join(map(repr, new))}, which {words}")
+            lines.append(f"{escaped(stream)}: its payloads also have {', '.join(map(repr, new))}, which {words}")
     return lines
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from gateway.host.terminal import say
 from spark.commands.cli_options import json_option, limit_option, opened, print_rows, warehouse_option
 from spark.commands.command_session import session
 from spark.registry.registry import Registry
@@ -22,7 +23,7 @@ def registry() -> None:
 def check(path: Path) -> None:
     """Say what is wrong with a registry, and change nothing."""
     found = _loaded(path)
-    click.echo(f"{_counted(found)}: version {found.version}")
+    say(f"{_counted(found)}: version {found.version}")
 
 
 @registry.command(short_help="Put a registry in the place of the one before.")
@@ -38,7 +39,7 @@ def load(path: Path, warehouse: str) -> None:
     opened(spark, warehouse, open_version)
     version = load_registry(spark, warehouse, found)
     note_registry(spark, warehouse, version)
-    click.echo(f"{_counted(found)}: version {version} counts from now on")
+    say(f"{_counted(found)}: version {version} counts from now on")
 
 
 @click.group()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gateway.host.terminal import say
 from spark.commands.cli_options import (
     expect_kafka,
     kafka_config_option,
@@ -83,7 +84,7 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one argument for each option
         nonlocal told
         line = _progress_line(progress)
         if line != told:
-            click.echo(line)
+            say(line)
         told = line
 
     def made(spark: "SparkSession", warehouse: str) -> None:
@@ -93,9 +94,9 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one argument for each option
             kafka = _from_kafka(spark, warehouse, bootstrap, options, since)
         with only_replay(warehouse):
             version = replay(spark, warehouse, streams, kafka, only_writer, report)
-        click.echo(f"readers see v{version.number} now, by declarations {version.streams.version}")
+        say(f"readers see v{version.number} now, by declarations {version.streams.version}")
         for line in _rejects_lines(spark, warehouse, before, version):
-            click.echo(line)
+            say(line)
 
     try:
         opened(spark, warehouse, made)

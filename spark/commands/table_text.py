@@ -91,7 +91,9 @@ def table_lines(
     `times` are those of the columns that are never cut short, as figures are not.
     """
     cells = [[row[name] for name in columns] for row in rows]
-    return aligned(columns, cells, _places(columns, FIGURES), _places(columns, times), width)
+    return aligned(
+        [escaped(name) for name in columns], cells, _places(columns, FIGURES), _places(columns, times), width
+    )
 
 
 def _places(columns: Sequence[str], chosen: Collection[str]) -> frozenset[int]:

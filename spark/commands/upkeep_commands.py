@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gateway.host.terminal import confirm, say
+from gateway.host.terminal_text import escaped
 from spark.commands.cli_options import opened, warehouse_option, writing_alone
 from spark.commands.command_session import session
 
@@ -43,8 +45,8 @@ def maintain_command(warehouse: str, keep_days: float, old_versions: bool) -> No
         job = BatchJob(spark, warehouse)
         if old_versions:
             for number in remove_old_versions(spark, warehouse):
-                click.echo(f"v{number} is removed")
-        failed = maintain(job, newest_day(job), keep_days=keep_days, report=click.echo)
+                say(f"v{number} is removed")
+        failed = maintain(job, newest_day(job), keep_days=keep_days, report=say)
         if failed:
             raise click.ClickException("\n".join([*failed, "the other tables are done"]))
 
@@ -73,7 +75,7 @@ def delete_device_command(warehouse: str, namespace: str, yes: bool, unheard: bo
         return rows_of_device(spark, warehouse, namespace, device)
 
     rows = opened(spark, warehouse, counted)
-    whose = f"{device} in namespace {namespace}"
+    whose = f"{escaped(device)} in namespace {escaped(namespace)}"
     if not rows and not unheard and not is_known(spark, warehouse, namespace, device):
         raise click.ClickException(
             f"there is nothing of {whose} here: is the name right? With --unheard, what Kafka or a gateway still holds "
@@ -81,10 +83,8 @@ def delete_device_command(warehouse: str, namespace: str, yes: bool, unheard: bo
         )
     if not yes:
         what = f"delete {rows} records of {whose} for good" if rows else f"refuse all of {whose}"
-        click.confirm(f"{what}, and what comes later of before now?", abort=True)
+        confirm(f"{what}, and what comes later of before now?", abort=True)
     with writing_alone(warehouse):
-        done = delete_device(
-            spark, warehouse, namespace, device, report=lambda table: click.echo(f"deleted from {table}")
-        )
+        done = delete_device(spark, warehouse, namespace, device, report=lambda table: say(f"deleted from {table}"))
     until = f"{done.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    click.echo(f"{done.records} records of {whose} are deleted; what it measured before {until} is refused from now on")
+    say(f"{done.records} records of {whose} are deleted; what it measured before {until} is refused from now on")

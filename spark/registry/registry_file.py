@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gateway.record_contract import DEVICE_NAME, KAFKA_TOPIC
-from gateway.toml_files.mistakes import line_of, lines_of, show, show_value, syntax_mistake, where
+from gateway.toml_files.mistakes import line_of, lines_of, show, show_value, spell, syntax_mistake, where
 from spark.registry.registry import Calibration, Device, Gateway, Registry
 
 DIGITS_MAX = 6
@@ -96,7 +96,8 @@ class _Entry:
 
     def mistake(self, message: str, name: str | None = None) -> Mistake:
         line = self.line if name is None else self.lines.get(name, self.line)
-        return Mistake(self.path, line, f"{self.kind}.{name}: {message}" if name else f"{self.kind}: {message}")
+        place = (self.kind,) if name is None else (self.kind, name)
+        return Mistake(self.path, line, f"{spell(place)}: {message}")
 
     def seen_from(self, other: "_Entry") -> str:
         """Where it stands, for a message about another one."""

@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from gateway.commands.options import FINDING, as_typed, config_option, json_option, load_settings
+from gateway.host.terminal import say, say_json
 from gateway.host.terminal_text import counted, escaped, hanging
 
 if TYPE_CHECKING:
@@ -54,13 +55,13 @@ def check(config: Path, create_topics: bool, as_json: bool) -> None:  # noqa: FB
         for finding in check_chain(settings, config, create=create_topics):
             if not as_json:
                 if not findings or finding.link != findings[-1].link:
-                    click.echo(click.style(LINKS[finding.link], bold=True))
-                click.echo(_line(finding))
+                    say(LINKS[finding.link], bold=len(LINKS[finding.link]))
+                say(_line(finding))
             findings.append(finding)
     if as_json:
-        click.echo(msgspec.json.encode([told(finding) for finding in findings]))
+        say_json([told(finding) for finding in findings])
     else:
-        click.echo(_sum(findings))
+        say(_sum(findings))
     sys.exit(0 if all(finding.ok for finding in findings) else FINDING)
 
 

@@ -28,6 +28,7 @@ from gateway.commands.setup.hardware import is_clock_synced, ports, proposed_id,
 from gateway.commands.setup.kafka_trial import IN_QUESTIONS, NONE, Broker, best_mechanism, look_at, try_settings
 from gateway.commands.setup.new_settings import LISTENER_PORT, Existing, make
 from gateway.config import config_file
+from gateway.host.terminal import ask, say
 from gateway.host.terminal_text import counted, escaped, hanging
 from gateway.listener import credentials
 from gateway.listener.credentials import CredentialsError
@@ -65,9 +66,9 @@ class Told:
     """Troubles that were told, and kept anyway."""
 
 
-def say(text: str, indent: int = 0) -> None:
+def tell(text: str, indent: int = 0) -> None:
     """Words for the person at the terminal, wrapped."""
-    click.echo(hanging(" " * indent + text, indent))
+    say(hanging(" " * indent + text, indent))
 
 
 def _printable(answer: str) -> str:
@@ -94,10 +95,10 @@ def _parts(answer: str) -> tuple[str, ...]:
 def _confirmed(question: str, *, proposal: bool = False) -> bool:
     default, shown = ("y", "[Y/n]") if proposal else ("n", "[y/N]")
     while True:
-        answer = click.prompt(f"     {question} {shown}", default=default, show_default=False, prompt_suffix=": ")
+        answer = ask(f"     {question} {shown}", default=default, show_default=False, prompt_suffix=": ")
         if _word(answer) in _YES | _NO:
             return _word(answer) in _YES
-        say("Type y or n.", 5)
+        tell("Type y or n.", 5)
 
 
 def _sentence(words: str) -> str:
@@ -148,22 +149,22 @@ class Dialogue:
     ) -> _T:
         """Ask until the answer will do. Enter takes the proposal."""
         self._asked += 1
-        click.echo()
-        say(f"Question {self._asked}: {heading}")
-        say(words, 5)
+        say()
+        tell(f"Question {self._asked}: {heading}")
+        tell(words, 5)
         while True:
             shown = proposal if proposal_shown is None else proposal_shown
             prompt = f"     [{shown}]" if shown else "    "
-            answer = click.prompt(
+            answer = ask(
                 prompt, default=proposal, show_default=False, hide_input=is_secret, prompt_suffix=" > ", err=False
             )
             try:
                 return judge(_printable(answer if is_secret else answer.strip()))
             except AnswerError as error:
-                say(str(error), 5)
+                tell(str(error), 5)
 
     def _keep_anyway(self, words: str) -> bool:
-        say(words, 5)
+        tell(words, 5)
         kept = _confirmed("Keep this answer anyway?")
         if kept:
             self._accepted.append(words)
@@ -189,7 +190,7 @@ class Dialogue:
             if not slash and not _confirmed(f"No site was given: is it {site}/{name}?"):
                 raise AnswerError("Write SITE/NAME, as in north-farm/barn-1.")
             if site == _NO_SITE:
-                say(f'The site is called "{site}": fine, as long as no second site sends to this Kafka.', 5)
+                tell(f'The site is called "{site}": fine, as long as no second site sends to this Kafka.', 5)
             return name, site
 
         return self._ask(
@@ -236,8 +237,9 @@ class Dialogue:
         reached = [broker for broker in brokers if not broker.trouble]
         for broker in brokers:
             if broker.trouble and reached:
-                say(f"{_sentence(broker.trouble)} It is kept: others answer.", 5)
-                self._accepted.append(broker.trouble)
+                trouble = escaped(broker.trouble)
+                tell(f"{_sentence(trouble)} It is kept: others answer.", 5)
+                self._accepted.append(trouble)
         if not reached:
             self._is_reached = self._keep_unreached(brokers)
         tls = any(broker.tls for broker in reached)
@@ -248,7 +250,7 @@ class Dialogue:
         elif not reached:
             tls = _confirmed("Does it speak TLS?", proposal=self._tls_proposed(settings.kafka.bootstrap))
         said = "TLS" if tls else "no TLS: what is sent can be read on the way"
-        say(f"Reached: it speaks {said}." if reached else f"Not reached; taken to speak {said}.", 5)
+        tell(f"Reached: it speaks {said}." if reached else f"Not reached; taken to speak {said}.", 5)
         return brokers, tls
 
     def _tls_proposed(self, addresses: Sequence[str]) -> bool:
@@ -322,15 +324,15 @@ class Dialogue:
         while True:
             first, *others = self._findings(answers, password)
             if first.ok:
-                say(_sentence(f"{first.subject} {first.words}"), 5)
-                for finding in others:
-                    if not finding.ok:
-                        say(f"To be mended: {finding.subject}: {finding.words}", 5)
-                self._accepted += [f"{finding.subject}: {finding.words}" for finding in others if not finding.ok]
+                tell(_sentence(escaped(f"{first.subject} {first.words}")), 5)
+                to_be_mended = [escaped(f"{each.subject}: {each.words}") for each in others if not each.ok]
+                for words in to_be_mended:
+                    tell(f"To be mended: {words}", 5)
+                self._accepted += to_be_mended
                 return True
-            if answers.kafka.tls and "signed by nobody" in first.words and self._ask_for_ca(first.words):
+            if answers.kafka.tls and "signed by nobody" in first.words and self._ask_for_ca(escaped(first.words)):
                 continue
-            return self._keep_anyway(_sentence(f"{first.subject} {first.words}"))
+            return self._keep_anyway(_sentence(escaped(f"{first.subject} {first.words}")))
 
     def _findings(self, answers: Answers, password: str | None) -> list[Finding]:
         settings = self._candidate(answers, password)
@@ -344,9 +346,9 @@ class Dialogue:
 
     def _ask_for_ca(self, trouble: str) -> bool:
         """Have the authority's certificate named, which is no question of those that everybody is asked."""
-        say(trouble, 5)
+        tell(trouble, 5)
         while True:
-            answer = click.prompt(
+            answer = ask(
                 "     Path of the authority's certificate (PEM), or Enter for none",
                 default="",
                 show_default=False,
@@ -360,9 +362,9 @@ class Dialogue:
                 self._ca = path.read_bytes()
             except (CertificateFileError, RuntimeError, ValueError) as error:
                 # Of a home that is nobody's, and of a path that is none.
-                say(escaped(str(error)), 5)
+                tell(escaped(str(error)), 5)
             except OSError as error:
-                say(f"{path}: {error.strerror}", 5)
+                tell(f"{path}: {error.strerror}", 5)
             else:
                 return True
 
@@ -423,7 +425,7 @@ class Dialogue:
                     )
             if not names or {LATER, NONE} & {name.lower() for name in names}:
                 raise AnswerError(f'Write names, or "{LATER}", or "{NONE}".')
-            say(f"{counted(len(names), 'sensor')}: {', '.join(names)}.", 5)
+            tell(f"{counted(len(names), 'sensor')}: {', '.join(names)}.", 5)
             self._port_free(listener)
             return SensorsAnswers(serial, devices=names)
 
@@ -465,7 +467,7 @@ class Dialogue:
                         "mqtt_listener.port in the settings afterwards."
                     )
                     self._accepted.append(words)
-                    say(words, 5)
+                    tell(words, 5)
 
     def _page(self) -> tuple[bool, str | None]:
         """Whether there is a page, and its password where one was typed."""
@@ -478,7 +480,7 @@ class Dialogue:
                 return True, None
             if not PASSWORD_LENGTH_MIN <= len(answer) <= 256:
                 raise AnswerError(f"A password has at least {PASSWORD_LENGTH_MIN} characters, and 256 at most.")
-            again = click.prompt("     again", default="", show_default=False, hide_input=True, prompt_suffix=" > ")
+            again = ask("     again", default="", show_default=False, hide_input=True, prompt_suffix=" > ")
             if again != answer:
                 raise AnswerError("These are two different ones. Write it once more.")
             return True, answer
@@ -502,16 +504,16 @@ class Dialogue:
         inside = virtualization()
         if gateway.clock != "kernel" or not inside.startswith("container") or is_clock_synced(gateway):
             return None
-        click.echo()
-        say(f"This is a {inside}, and its clock is not synced, as the kernel has it: readings would wait for that.", 5)
+        say()
+        tell(f"This is a {inside}, and its clock is not synced, as the kernel has it: readings would wait for that.", 5)
         return "system" if _confirmed('Does its host keep the clock right (clock = "system")?') else None
 
     def _last(self, answers: Answers) -> bool:
         """Show what was answered, and ask whether to go on; whether to start the gateway."""
-        click.echo()
-        say("This is what is going to be written:")
+        say()
+        tell("This is what is going to be written:")
         for what, told in self._summary(answers):
-            click.echo(hanging(f"     {what:<8} {told}", 14))
+            say(hanging(f"     {what:<8} {told}", 14))
 
         def judge(answer: str) -> bool:
             if _word(answer) in _YES | _NO:

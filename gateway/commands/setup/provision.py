@@ -20,6 +20,7 @@ from gateway.commands.setup.plan import Plan, carry_out, plan
 from gateway.commands.setup.setup_command import typed, written_lines
 from gateway.commands.setup.write import SetupWriteError, wipe, writable_trouble
 from gateway.host.safe_files import sync_folder
+from gateway.host.terminal_text import harmless
 from gateway.listener.credentials import CredentialsError
 from gateway.toml_files.mistakes import ConfigError
 
@@ -160,7 +161,7 @@ def _left(folder: Path) -> str:
 def _report(folder: Path, lines: list[str]) -> None:
     """Say on the medium what became of it; not again where the same stands there."""
     report = folder / REPORT_NAME
-    body = "\n".join(lines).rstrip() + "\n"
+    body = harmless("\n".join(lines).rstrip() + "\n")
     with suppress(OSError, UnicodeDecodeError):
         if _is_plain(report) and report.read_text(encoding="utf-8").partition("\n\n")[2] == body:
             return

@@ -12,6 +12,7 @@ from gateway.commands.setup.provision import Provisioned, is_asked, provision
 from gateway.commands.setup.provision_media import BOOT_FOLDERS, MediumError, make_writable, mounted, sticks
 from gateway.commands.setup.setup_command import written_lines
 from gateway.host import service
+from gateway.host.terminal import say
 
 _NOTHING = "no sluice.toml is there: nothing was to be done"
 
@@ -42,7 +43,7 @@ def provision_command(config: Path, folders: tuple[Path, ...]) -> None:
     for outcome in done:
         _tell(outcome)
     if not done:
-        click.echo(_NOTHING)
+        say(_NOTHING)
     if any(outcome.starts for outcome in done) and service.is_there(config) and service.may_be_changed():
         try:
             # This may itself run before the service.
@@ -71,9 +72,9 @@ def _outcomes(config: Path, folders: Sequence[Path]) -> Iterator[Provisioned]:
 def _tell(outcome: Provisioned) -> None:
     """For the journal: whole lines, and nothing secret."""
     if outcome.trouble:
-        click.echo(outcome.trouble, err=True)
+        say(outcome.trouble, err=True)
     if outcome.taken is not None:
         gateway = outcome.taken.made.settings.gateway
-        click.echo(f"set up from {outcome.folder}: {gateway.namespace}/{gateway.id}")
+        say(f"set up from {outcome.folder}: {gateway.namespace}/{gateway.id}")
         for line in written_lines(outcome.taken):
-            click.echo(line)
+            say(line)

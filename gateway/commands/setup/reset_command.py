@@ -21,6 +21,7 @@ from gateway.commands.setup.setup_command import typed
 from gateway.commands.setup.write import CREDENTIALS_FOLDER, SECRETS_FOLDER, is_unfinished, wipe
 from gateway.config import config_file
 from gateway.host import service
+from gateway.host.terminal import ask, confirm, say
 from gateway.host.terminal_text import counted, escaped, hanging
 from gateway.intake.resolved_topics import READING_TYPE
 from gateway.listener import credentials
@@ -85,10 +86,10 @@ def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT0
     except OSError as error:
         _end(f"{error.filename}: {error.strerror}: run this as root, or as the user whose files these are")
     if not (found.secrets or found.data or found.settings):
-        click.echo(f"nothing is there to be wiped: no settings at {config}, no buffer at {found.buffer}")
+        say(f"nothing is there to be wiped: no settings at {config}, no buffer at {found.buffer}")
         return
     for line in _first_lines(found, config):
-        click.echo(hanging(line, 4))
+        say(hanging(line, 4))
     _confirm(found, wiped_id)
     try:
         with _stopped(config, found.buffer, may_stop=stop, may_ask=wiped_id is None):
@@ -97,15 +98,15 @@ def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT0
     except BufferFileError as error:
         _end(str(error))
     except OSError as error:
-        click.echo(hanging(f"{error.filename}: {error.strerror}: not all is wiped; call it again", 4), err=True)
+        say(hanging(f"{error.filename}: {error.strerror}: not all is wiped; call it again", 4), err=True)
         sys.exit(FINDING)
-    click.echo(f"wiped: {counted(len(found.secrets) + len(found.data) + len(found.settings), 'file')}")
-    click.echo(hanging(_FLASH, 0))
+    say(f"wiped: {counted(len(found.secrets) + len(found.data) + len(found.settings), 'file')}")
+    say(hanging(_FLASH, 0))
     for path in found.left[:_LEFT_TOLD_MAX]:
-        click.echo(hanging(f"left: {path}", 4))
+        say(hanging(f"left: {path}", 4))
     told = "left: the program itself, and what the journal has (journalctl -u sluice): no secrets, names of devices"
-    click.echo(hanging(told, 4))
-    click.echo(hanging(f"this box is not set up now: {typed(config, 'setup')} does it anew", 4))
+    say(hanging(told, 4))
+    say(hanging(f"this box is not set up now: {typed(config, 'setup')} does it anew", 4))
 
 
 def find_what_to_wipe(config: Path) -> ToWipe:
@@ -228,11 +229,11 @@ def _confirm(found: ToWipe, wiped_id: str | None) -> None:
         if not sys.stdin.isatty():
             raise click.UsageError("this asks at a terminal, and there is none; --yes-wipe ID does it without asking")
         try:
-            typed = click.prompt(
+            typed = ask(
                 f"To wipe it, type {escaped(found.gateway_id)}", prompt_suffix=" > ", default="", show_default=False
             )
         except click.Abort:
-            click.echo()
+            say()
             _end("nothing was wiped")
     if typed != found.gateway_id:
         _end(f"that is not this gateway's id, which is {escaped(found.gateway_id)}: nothing was wiped")
@@ -264,9 +265,9 @@ def buffer_lock_file(buffer: Path) -> Path:
 
 def _may_stop() -> bool:
     try:
-        return click.confirm("The gateway runs. Stop it?", default=False)
+        return confirm("The gateway runs. Stop it?", default=False)
     except click.Abort:
-        click.echo()
+        say()
         return False
 
 
@@ -281,5 +282,5 @@ def remove(path: Path) -> None:
 
 
 def _end(words: str) -> NoReturn:
-    click.echo(hanging(words, 4, sys.stderr), err=True)
+    say(hanging(words, 4, sys.stderr), err=True)
     sys.exit(USAGE)

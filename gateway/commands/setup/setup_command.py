@@ -17,7 +17,8 @@ from gateway.commands.setup.new_settings import Existing, read_existing
 from gateway.commands.setup.plan import Plan, carry_out, plan, store_shown, take_back_shown, without_shown
 from gateway.commands.setup.write import SetupWriteError, not_interrupted, writable_trouble
 from gateway.host import service
-from gateway.host.terminal_text import hanging, span
+from gateway.host.terminal import say
+from gateway.host.terminal_text import escaped, hanging, span
 from gateway.listener.credentials import CredentialsError, Made
 from gateway.settings import DEFAULT_CONFIG, ListenerSettings
 from gateway.toml_files.mistakes import ConfigError, where
@@ -53,7 +54,7 @@ def setup(config: Path, answers_path: Path | None, example_answers: bool, no_che
     The exit code is 1 where something is to be mended (Kafka cannot be reached, say), and 2 where nothing was written.
     """
     if example_answers:
-        click.echo(EXAMPLE, nl=False)
+        say(EXAMPLE, nl=False)
         return
     config = config.absolute()
     # Passwords are in memory here.
@@ -78,13 +79,13 @@ def setup(config: Path, answers_path: Path | None, example_answers: bool, no_che
 
 
 def _at_a_terminal(config: Path, existing: Existing) -> int:
-    from gateway.commands.setup.dialogue import QUESTIONS_MAX, Dialogue, say  # noqa: PLC0415 - a file of answers needs none of it
+    from gateway.commands.setup.dialogue import QUESTIONS_MAX, Dialogue, tell  # noqa: PLC0415 - a file of answers needs none of it
     from gateway.host import logs  # noqa: PLC0415
     from gateway.host.name_lookup import bound_look_ups  # noqa: PLC0415
 
     logs.quieten_libraries()
     bound_look_ups()
-    say(
+    tell(
         f"This writes {config}, after {QUESTIONS_MAX} questions at the most. Nothing is written before the last one is "
         "answered; Ctrl-C ends it at any time."
         + (" Settings are in place: they are what is proposed." if existing.settings is not None else "")
@@ -93,10 +94,10 @@ def _at_a_terminal(config: Path, existing: Existing) -> int:
     try:
         told = Dialogue(config, existing, can_start=can_start).run()
     except (click.Abort, KeyboardInterrupt):
-        click.echo()
+        say()
         _end(f"stopped: {_NOTHING}")
     planned = _carried_out(Given(told.answers, Path("the answers"), {}), config, existing, told.ca)
-    click.echo()
+    say()
     return _tell(planned, start=told.answers.service.start, findings=told.accepted)
 
 
@@ -127,8 +128,8 @@ def _kafka_findings(planned: Plan, given: Given) -> list[str]:
     for finding in found:
         if not finding.ok or finding is found[0]:
             judgement = "ok  " if finding.ok else "FAIL"
-            click.echo(hanging(f"{judgement}  {finding.subject}: {finding.words}", 6))
-    return [f"{finding.subject}: {finding.words}" for finding in found if not finding.ok]
+            say(hanging(f"{judgement}  {escaped(finding.subject)}: {escaped(finding.words)}", 6))
+    return [f"{escaped(finding.subject)}: {escaped(finding.words)}" for finding in found if not finding.ok]
 
 
 def _carried_out(given: Given, config: Path, existing: Existing, ca: bytes | None) -> Plan:
@@ -157,11 +158,11 @@ def _tell(planned: Plan, *, start: bool, findings: Sequence[str]) -> int:
             f"nothing comes in, neither by MQTT nor by serial port: run {typed(planned.config, 'setup')} again, or "
             f"write [[mqtt_brokers]] for a broker of the site into {planned.config}"
         )
-    click.echo()
+    say()
     started, lines = _started(planned.config, start=start)
     lines += (f"to be mended: {words}" for words in findings)
     for line in (*lines, *_clock_lines(planned), *_next_lines(planned, started=started)):
-        click.echo(hanging(line, 4))
+        say(hanging(line, 4))
     return FINDING if findings or (start and not started and service.is_there(planned.config)) else 0
 
 
@@ -181,13 +182,13 @@ def _stored_and_shown(planned: Plan) -> Iterator[str]:
             written = without_shown(planned)
         try:
             for line in written_lines(written):
-                click.echo(hanging(line, 4))
+                say(hanging(line, 4))
             secrets = list(_shown_lines(written))
             if secrets:
-                click.echo()
-                click.echo("Shown once, and kept nowhere in a form that could be read:")
+                say()
+                say("Shown once, and kept nowhere in a form that could be read:")
                 for line in secrets:
-                    click.echo(f"    {line}")
+                    say(f"    {line}")
         except OSError:
             take_back_shown(written)
             raise
@@ -290,11 +291,11 @@ def _clock_lines(planned: Plan) -> Iterator[str]:
 
 
 def _end(words: str) -> NoReturn:
-    click.echo(hanging(words, 4, sys.stderr), err=True)
+    say(hanging(words, 4, sys.stderr), err=True)
     sys.exit(USAGE)
 
 
 def _end_with_mistakes(error: ConfigError, words: str) -> NoReturn:
     for mistake in error.mistakes:
-        click.echo(hanging(f"{where(error.path, mistake.line)}: {mistake.message}", 4, sys.stderr), err=True)
+        say(hanging(f"{where(error.path, mistake.line)}: {mistake.message}", 4, sys.stderr), err=True)
     _end(words)

@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.commands.options import as_typed, config_option, json_option, load_settings, named
 from gateway.commands.status.words import DEVICES_MAX, INDENT, Glance, status_lines
+from gateway.host.terminal import say, say_json
 from gateway.reading import BufferFileError
 from gateway.settings import Settings
 
@@ -46,19 +47,19 @@ def status(config: Path, watch_s: float | None, as_json: bool) -> None:  # noqa:
     except BufferFileError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        click.echo(msgspec.json.encode(told(seen)))
+        say_json(told(seen))
         return
     from gateway.commands.status.device_table import device_lines  # noqa: PLC0415
     from gateway.host.terminal_text import hanging, terminal_height, terminal_width  # noqa: PLC0415
 
     lines = [hanging(as_typed(line), INDENT) for line in status_lines(seen)]
     for line in lines:
-        click.echo(line)
+        say(line)
     if seen.devices:
         # As much of one screen as is left, with the prompt below it; as many as a page has where nobody looks.
         left = terminal_height() - sum(line.count("\n") + 1 for line in lines) - 2
         for line in device_lines(seen.devices, max(_ROWS_MIN, min(DEVICES_MAX, left)), terminal_width()):
-            click.echo(as_typed(line))
+            say(as_typed(line))
 
 
 _ROWS_MIN = 5

@@ -25,7 +25,7 @@ import click
 from gateway.commands.options import as_typed
 from gateway.commands.status.device_table import device_lines
 from gateway.commands.status.words import INDENT, Glance, Rates, status_lines
-from gateway.host.terminal_text import escaped, shortened, span
+from gateway.host.terminal_text import escaped, harmless, shortened, span
 from gateway.reading import BufferFileError
 
 DEVICES_MIN: Final = 4
@@ -187,7 +187,7 @@ def drawing(  # noqa: PLR0913, PLR0917 - what a screen is made of
         left = rows - len(above)
     # The table's own headings are a line of it.
     table = list(device_lines(devices, left - 1, columns))[:left] if devices and left > 1 else []
-    return [line[:columns] for line in (*above, *table)][:rows]
+    return [harmless(line)[:columns] for line in (*above, *table)][:rows]
 
 
 def _wrapped(line: str, columns: int) -> list[str]:

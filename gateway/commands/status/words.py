@@ -17,7 +17,7 @@ from gateway.commands.status.device_table import heading, rate
 from gateway.config.running_settings import changed_words, digest, running_settings
 from gateway.devices.listing import not_heard_words
 from gateway.host.disk_health import health_words, troubles
-from gateway.host.terminal_text import YEARS_FROM_S, counted, escaped, size, span, utc
+from gateway.host.terminal_text import YEARS_FROM_S, counted, escaped, harmless, size, span, utc
 from gateway.serial_lines.kinds import NAMES
 from gateway.settings import NO_SOURCE
 
@@ -169,7 +169,7 @@ def _gateway_lines(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
     if not found.running and seen.to_start:
         yield f"{_BESIDE}{escaped(seen.to_start)}"
     if seen.unheard:
-        yield f"{_BESIDE}what it is doing is not known: {seen.unheard}"
+        yield f"{_BESIDE}what it is doing is not known: {escaped(seen.unheard)}"
 
 
 def _traffic_lines(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
@@ -212,7 +212,7 @@ def _disk_lines(seen: Glance) -> Iterator[str]:
         yield f"disk        {'; '.join(parts)}"
     if seen.disk is not None:
         for trouble in troubles(seen.disk, seen.settings.buffer.path.parent):
-            yield f"{_BESIDE}{trouble.words}"
+            yield f"{_BESIDE}{escaped(trouble.words)}"
 
 
 def _device_lines(seen: Glance) -> Iterator[str]:
@@ -536,9 +536,8 @@ def _text_words(port: dict[str, Any]) -> str:
     refused, last = port.get("refused", 0), port.get("refused_last")
     told = ""
     if refused and last:
-        # The daemon has escaped it, from bytes: what can be printed is not escaped again.
-        line = last["line"] if last["line"].isprintable() else escaped(last["line"])
-        told = f', the last for {escaped(last["reason"])}: "{line}"'
+        # The daemon has escaped it, from bytes.
+        told = f', the last for {escaped(last["reason"])}: "{harmless(last["line"])}"'
     if used_s is not None:
         lines = f"; {counted(refused, 'line')} refused{told}" if refused else ""
         return f"last read {span(used_s)} ago{lines}"

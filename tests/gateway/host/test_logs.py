@@ -1,5 +1,7 @@
 """What the daemon says of itself: whatever a client called itself, no terminal obeys it."""
 
+import json
+import logging
 import os
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from structlog.testing import capture_logs
 
 from gateway.host import logs
 from gateway.settings import LogSettings
+from tests.support.terminals import WORST, assert_harmless, is_obeyed
 from tests.support.waiting import patience, until
 
 
@@ -48,6 +51,29 @@ async def test_of_many_lines_of_a_kind_a_few_are_written_and_the_others_summed(m
         few.finish()
     assert said[-2]["counts"] == {"a topic was created": 1_000 - logs.LINES_MAX, "not worth a line": 7}
     assert said[-1]["topic"] == "in the next minute"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_no_form_of_a_line_holds_what_is_obeyed_and_json_says_the_same(
+    form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, root = structlog.get_config(), logging.getLogger()
+    handlers, level = [*root.handlers], root.level
+    root.handlers.clear()
+    try:
+        logs.set_up(LogSettings(format="json" if form == "json" else "text"))
+        structlog.get_logger().error("it failed", topic=WORST, reasons={WORST: [WORST]}, raw=WORST.encode())
+        logging.getLogger("a.library").error("it failed: %s", WORST)
+    finally:
+        structlog.configure(**before)
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    ours, theirs = capsys.readouterr().err.splitlines()[:2]
+    assert_harmless(f"{ours}\n")
+    assert not any(is_obeyed(character) for character in theirs)
+    if form == "json":
+        told = json.loads(ours)
+        assert (told["topic"], told["reasons"]) == (WORST, {WORST: [WORST]})
 
 
 SAY = """

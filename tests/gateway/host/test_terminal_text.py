@@ -3,11 +3,11 @@
 import ast
 import fcntl
 import io
+import json
 import os
 import pty
 import struct
 import termios
-import unicodedata
 
 import pytest
 from hypothesis import given
@@ -21,12 +21,15 @@ from gateway.host.terminal_text import (
     escaped,
     escaped_bytes,
     hanging,
+    harmless,
+    harmless_json,
     moment,
     size,
     span,
     terminal_width,
     utc,
 )
+from tests.support.terminals import OBEYED, WORST, assert_harmless, is_obeyed
 
 
 @pytest.mark.parametrize(
@@ -50,8 +53,33 @@ def test_a_payload_is_shown_and_not_obeyed(payload: bytes, shown: str) -> None:
 def test_escaped_text_is_harmless_and_tells_what_was_sent(text: str) -> None:
     shown = escaped(text)
     assert shown.isprintable()
-    assert not any(unicodedata.category(character) in {"Cc", "Cf"} for character in shown)
+    assert_harmless(shown)
     assert ast.literal_eval('"' + shown.replace('"', r"\"") + '"') == text
+
+
+def test_nothing_that_a_terminal_obeys_or_hides_gets_through() -> None:
+    for character in OBEYED:
+        assert escaped(character) != character
+        assert harmless(character) == (character if character == "\n" else escaped(character))
+    assert_harmless(escaped(WORST))
+
+
+@given(st.text(st.characters(exclude_characters="\n"), min_size=1))
+def test_words_keep_their_lines_and_backslashes_and_nothing_else_that_is_obeyed(text: str) -> None:
+    shown = harmless(f"{text}\n\\{text}")
+    assert not any(is_obeyed(character) for character in shown.replace("\n", ""))
+    assert shown.count("\n") == 1
+    assert shown.count("\\") >= text.count("\\") * 2 + 1
+    assert harmless(shown) == shown
+
+
+@given(st.text(), st.booleans())
+def test_json_is_harmless_and_says_the_same(text: str, ascii_only: bool) -> None:  # noqa: FBT001 - drawn
+    told = {text: [text, 1.5, None]}
+    document = json.dumps(told, ensure_ascii=ascii_only)
+    shown = harmless_json(f"{document}\n{document}")
+    assert_harmless(shown)
+    assert [json.loads(line) for line in shown.split("\n")] == [told, told]
 
 
 @given(st.binary())
