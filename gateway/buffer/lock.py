@@ -1,6 +1,7 @@
 """Keeps a second daemon, or a command that writes, off a buffer file that is in use."""
 
 import fcntl
+import os
 import time
 from pathlib import Path
 from typing import IO
@@ -15,7 +16,9 @@ LOCK_RETRY_S = 0.1
 def acquire(path: Path) -> IO[bytes]:
     """Lock the buffer at `path` until what is returned is closed. Raises BufferFileError."""
     try:
-        lock = path.with_name(path.name + ".lock").open("ab")
+        # Root may lock in a folder of somebody else's, who could lead it anywhere by a link.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.fdopen(os.open(path.with_name(path.name + ".lock"), flags, 0o666), "ab")
     except OSError as error:
         raise BufferFileError(
             f"buffer.path: nothing can be written in {path.parent} ({error.strerror}): make the directory, "

@@ -135,6 +135,14 @@ _LISTENER_NAMES = frozenset(ListenerSettings.__struct_fields__)
 
 def load(path: Path) -> Settings:
     """Read and check a configuration; symbolic links in `buffer.path` are followed. Raises ConfigError."""
+    settings = load_as_written(path)
+    # SQLite puts its WAL beside the real file: what else stands there must not stand beside a link to it.
+    real = Path(os.path.realpath(settings.buffer.path))
+    return msgspec.structs.replace(settings, buffer=msgspec.structs.replace(settings.buffer, path=real))
+
+
+def load_as_written(path: Path) -> Settings:
+    """Read and check a configuration; no link in it is followed, which may lead elsewhere. Raises ConfigError."""
     try:
         # Editors on Windows put a byte order mark first, which is no TOML.
         text = path.read_text(encoding="utf-8-sig")
@@ -148,10 +156,7 @@ def load(path: Path) -> Settings:
         raise ConfigError(path, [Mistake(0, f"cannot be read: {error.strerror}; is the disk sound?")]) from error
     except UnicodeDecodeError as error:
         raise ConfigError(path, [Mistake(0, "is not UTF-8 text, as TOML must be; save it as UTF-8")]) from error
-    settings = parse(text, path)
-    # SQLite puts its WAL beside the real file: what else stands there must not stand beside a link to it.
-    real = Path(os.path.realpath(settings.buffer.path))
-    return msgspec.structs.replace(settings, buffer=msgspec.structs.replace(settings.buffer, path=real))
+    return parse(text, path)
 
 
 def parse(text: str, path: Path) -> Settings:

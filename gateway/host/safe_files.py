@@ -1,12 +1,25 @@
-"""Reads a password from a file that its owner alone may read; syncs the names in a folder."""
+"""Files in folders that others may write too: reads passwords, wipes secrets, and is led nowhere else by a link."""
 
+import errno
 import os
 import stat
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 PASSWORD_BYTES_MAX: Final = 65_535
 """What MQTT's CONNECT can carry (section 1.5.3), and far more than any password that a person chose."""
+WIPED_BYTES_MAX: Final = 1_000_000
+"""Larger files are no secrets, and only removed: to overwrite readings would take long, and reach flash as little."""
+_CHUNK_BYTES: Final = 65_536
+_LINKS_MAX: Final = 40
+"""As many as Linux follows on one path (path_resolution(7))."""
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+Judge = Callable[[os.stat_result, os.stat_result], str | None]
+"""Of a folder on a path and what the path takes from it: why this is not to be trusted; None where it is."""
 
 
 class PasswordFileError(Exception):
@@ -53,3 +66,178 @@ def sync_folder(folder: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+# -- files of which nobody knows who put them there ---------------------------------------------------
+
+
+class LeftAloneError(OSError):
+    """A file was not touched, for it may be somebody else's; `strerror` says why."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(errno.EPERM, why, str(path))
+
+
+@contextmanager
+def reached(path: Path, judge: Judge) -> Iterator[int]:
+    """Give a descriptor (O_PATH) of what a path leads to. Each step is judged as it is taken, and each link on the way.
+
+    Raises LeftAloneError where one is not to be trusted, and OSError.
+    """
+    ahead, links = deque(path.absolute().parts[1:]), 0
+    with ExitStack() as opened:
+        here = _opened("/", opened)
+        while ahead:
+            step = _opened(ahead.popleft(), opened, here)
+            found = os.fstat(step)
+            why = judge(os.fstat(here), found)
+            if why is not None:
+                raise LeftAloneError(path, why)
+            if not stat.S_ISLNK(found.st_mode):
+                here = step
+                continue
+            links += 1
+            if links > _LINKS_MAX:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            target = os.readlink("", dir_fd=step)
+            ahead.extendleft(reversed([part for part in target.split("/") if part]))
+            if target.startswith("/"):
+                here = _opened("/", opened)
+        yield here
+
+
+def why_others_could_change(path: Path, owner: int = 0) -> str | None:
+    """Why somebody else than `owner` and root could write a file, or put another in its place; None where nobody can.
+
+    The folders above it count, and those above each link. Raises OSError.
+    """
+
+    def judge(folder: os.stat_result, entry: os.stat_result) -> str | None:
+        if not _keeps_names(folder, owner):
+            return "others can write in a folder above it"
+        return None if entry.st_uid in {0, owner} else "it, or a folder above it, is another user's"
+
+    try:
+        with _named(path), reached(path, judge) as file:
+            found = os.fstat(file)
+    except LeftAloneError as error:
+        return error.strerror
+    if found.st_uid != owner:
+        return "it is another user's"
+    return "others can write it" if found.st_mode & _OTHERS_WRITE else None
+
+
+def why_left_alone(path: Path) -> str | None:
+    """Why `wipe` would not touch a file; None where it would, and where there is none. Raises OSError."""
+    try:
+        with suppress(FileNotFoundError), _named(path), _of_ours(path):
+            pass
+    except LeftAloneError as error:
+        return error.strerror
+    return None
+
+
+def wipe(path: Path) -> None:
+    """Remove a file; a small one is overwritten first. Nothing happens where it is gone.
+
+    Whoever can write in its folder, or in one above it, could have put a link in its place, or in the folder's: to a
+    file that is none of theirs, and that root must not destroy for them. So no link that others can make is followed,
+    and a file with a second name, or of another owner than its folder has, stays.
+
+    Raises LeftAloneError where the file is not touched, and OSError.
+    """
+    with suppress(FileNotFoundError), _named(path), _of_ours(path) as (folder, file):
+        found = os.fstat(file)
+        if stat.S_ISREG(found.st_mode) and found.st_size <= WIPED_BYTES_MAX:
+            _overwrite(file, found.st_size)
+        os.unlink(path.name, dir_fd=folder)
+        _sync(folder)
+
+
+@contextmanager
+def _of_ours(path: Path) -> Iterator[tuple[int, int]]:
+    """Descriptors of a file's folder and of the file. Raises LeftAloneError, OSError."""
+    with reached(path.parent, _why_no_link) as folder, ExitStack() as opened:
+        file = _opened(path.name, opened, folder)
+        why = _why_not_ours(os.fstat(folder), os.fstat(file))
+        if why is not None:
+            raise LeftAloneError(path, why)
+        yield folder, file
+
+
+def _why_no_link(folder: os.stat_result, entry: os.stat_result) -> str | None:
+    if not stat.S_ISLNK(entry.st_mode):
+        return None
+    is_ours = _keeps_names(folder, os.geteuid()) and entry.st_uid in {0, os.geteuid()}
+    return None if is_ours else "a folder above it is a symbolic link that somebody else can have made"
+
+
+def _why_not_ours(folder: os.stat_result, file: os.stat_result) -> str | None:
+    if stat.S_ISLNK(file.st_mode):
+        return "it is a symbolic link, and what that leads to may be somebody else's"
+    if stat.S_ISDIR(file.st_mode):
+        return "it is a folder"
+    if file.st_nlink != 1:
+        return "it has a second name (a hard link), and may be somebody else's"
+    # What lies where root alone can put it may be anybody's: root gave it to them.
+    if _is_guarded(folder, os.geteuid()) or file.st_uid in {0, os.geteuid(), folder.st_uid}:
+        return None
+    return "it is another user's than its folder"
+
+
+def _is_guarded(folder: os.stat_result, owner: int) -> bool:
+    """Whether nobody but `owner` and root can put anything into a folder."""
+    return folder.st_uid in {0, owner} and not folder.st_mode & _OTHERS_WRITE
+
+
+def _keeps_names(folder: os.stat_result, owner: int) -> bool:
+    """Whether nobody else can put anything in the place of what `owner` and root have in a folder.
+
+    In one that is sticky, as /tmp is, others can add names and change none.
+    """
+    is_sticky = folder.st_uid in {0, owner} and bool(folder.st_mode & stat.S_ISVTX)
+    return is_sticky or _is_guarded(folder, owner)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Have errors name the file, and not a step on the way to it."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _opened(name: str, until: ExitStack, folder: int | None = None) -> int:
+    """A descriptor of a name itself, be it a link or not, that reads and changes nothing."""
+    handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    until.callback(os.close, handle)
+    return handle
+
+
+def _overwrite(file: int, size: int) -> None:
+    """Write over the bytes of a descriptor's file, by whatever name it is known now."""
+    path = f"/proc/self/fd/{file}"
+    try:
+        # Its owner may have taken the right to write from everybody (0400).
+        if not os.access(path, os.W_OK):
+            os.chmod(path, 0o600)  # noqa: PTH101 - no name of a file
+        out = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        # Not as if the file were gone.
+        raise OSError(errno.ENOSYS, "it cannot be overwritten, for /proc is not mounted: mount it") from error
+    try:
+        while size > 0:
+            size -= os.write(out, bytes(min(size, _CHUNK_BYTES)))
+        os.fsync(out)
+    finally:
+        os.close(out)
+
+
+def _sync(folder: int) -> None:
+    handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

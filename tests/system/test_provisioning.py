@@ -83,15 +83,16 @@ def assert_set_up(config: Path) -> None:
 
 def test_a_gateway_is_set_up_without_typing(tmp_path: Path) -> None:
     boot, config = medium(tmp_path / "boot"), tmp_path / "etc" / "gateway.toml"
-    secrets = tmp_path / "seen"
-    # A second name of the same file shows what became of its bytes.
-    os.link(boot / SECRETS_NAME, secrets)
-    done = provisioned(config, boot)
-    assert done.exit_code == 0, done.output
+    # Who has it open sees what became of its bytes.
+    with (boot / SECRETS_NAME).open("rb") as secrets:
+        done = provisioned(config, boot)
+        assert done.exit_code == 0, done.output
+        found = secrets.read()
+    assert found
+    assert not found.strip(b"\0")
     assert_set_up(config)
     assert names(boot) == {DONE_NAME, REPORT_NAME}
     assert (boot / DONE_NAME).read_text() == ANSWERS
-    assert not secrets.read_bytes().strip(b"\0")
     told = told_on(boot)
     assert "it is default/barn-1" in told
     assert "sluice-secrets.toml was overwritten and removed" in told
@@ -105,14 +106,16 @@ def test_a_gateway_is_set_up_without_typing(tmp_path: Path) -> None:
 def test_secrets_among_the_answers_are_wiped_too(tmp_path: Path) -> None:
     inline = SECRETS.replace("[devices", "[secrets.devices")
     boot = medium(tmp_path / "boot", f"{ANSWERS}[secrets]\n{inline}", "")
-    answers, config = tmp_path / "seen", tmp_path / "etc" / "gateway.toml"
-    os.link(boot / "sluice.toml", answers)
-    assert provisioned(config, boot).exit_code == 0
+    config = tmp_path / "etc" / "gateway.toml"
+    with (boot / "sluice.toml").open("rb") as answers:
+        assert provisioned(config, boot).exit_code == 0
+        found = answers.read()
+    assert found
+    assert not found.strip(b"\0")
     assert_set_up(config)
     assert names(boot) == {DONE_NAME, REPORT_NAME}
     for words in SECRET_WORDS:
         assert words not in (boot / DONE_NAME).read_text()
-    assert not answers.read_bytes().strip(b"\0")
     assert 'id = "barn-1"' in (boot / DONE_NAME).read_text()
 
 
@@ -321,6 +324,17 @@ def test_links_are_not_read(name: str, tmp_path: Path) -> None:
     (boot / name).rename(tmp_path / "elsewhere")
     (boot / name).symlink_to(tmp_path / "elsewhere")
     provisioned(tmp_path / "etc" / "gateway.toml", boot)
+    assert not (tmp_path / "etc").exists()
+    assert (tmp_path / "elsewhere").read_text() in {ANSWERS, SECRETS}
+
+
+@pytest.mark.parametrize("name", ["sluice.toml", SECRETS_NAME])
+def test_a_file_with_a_second_name_elsewhere_is_not_taken_in_nor_wiped(name: str, tmp_path: Path) -> None:
+    boot = medium(tmp_path / "boot")
+    os.link(boot / name, tmp_path / "elsewhere")
+    done = provisioned(tmp_path / "etc" / "gateway.toml", boot)
+    assert done.exit_code == 1
+    assert f"{boot / name}: it has a second name (a hard link)" in done.output
     assert not (tmp_path / "etc").exists()
     assert (tmp_path / "elsewhere").read_text() in {ANSWERS, SECRETS}
 

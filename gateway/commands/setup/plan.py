@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,8 @@ import msgspec
 from gateway.commands.setup.answers import SECRETS_NAME, Answers, Given, ca_text
 from gateway.commands.setup.hardware import is_clock_synced, proposed_id
 from gateway.commands.setup.new_settings import Existing, Made, make
-from gateway.commands.setup.write import SetupWriteError, make_folders, refuse_changed, wipe, write_files
+from gateway.commands.setup.write import SetupWriteError, make_folders, refuse_changed, write_files
+from gateway.host.safe_files import LeftAloneError, wipe
 from gateway.listener import credentials
 from gateway.page.password import make_password_line
 from gateway.settings import GatewaySettings
@@ -107,7 +109,9 @@ def carry_out(planned: Plan) -> None:
         raise SetupWriteError(str(error)) from error
     write_files(planned.made.files, planned.config, planned.existing.text)
     for path in planned.made.replaced:
-        wipe(path)
+        # A link there was put by who keeps that secret elsewhere.
+        with suppress(LeftAloneError):
+            wipe(path)
 
 
 def store_shown(planned: Plan) -> None:

@@ -18,8 +18,8 @@ from gateway.commands.setup.answers import SECRETS_NAME, Secrets, load, without_
 from gateway.commands.setup.new_settings import Existing, read_existing
 from gateway.commands.setup.plan import Plan, carry_out, plan
 from gateway.commands.setup.setup_command import typed, written_lines
-from gateway.commands.setup.write import SetupWriteError, wipe, writable_trouble
-from gateway.host.safe_files import sync_folder
+from gateway.commands.setup.write import SetupWriteError, writable_trouble
+from gateway.host.safe_files import sync_folder, why_left_alone, wipe
 from gateway.host.terminal_text import harmless
 from gateway.listener.credentials import CredentialsError
 from gateway.toml_files.mistakes import ConfigError
@@ -76,8 +76,11 @@ def provision(folder: Path, config: Path) -> Provisioned:
             # Its secrets could not be wiped.
             return Provisioned(folder, None, f"{folder} cannot be written: nothing was taken in from it")
         secrets = folder / SECRETS_NAME
-        if os.path.lexists(secrets) and not _is_plain(secrets):
-            return Provisioned(folder, None, f"{secrets} is no plain file: nothing was taken in")
+        for path in (answers, secrets):
+            # Neither could be wiped.
+            why = why_left_alone(path)
+            if why is not None:
+                return Provisioned(folder, None, f"{path}: {why}: nothing was taken in")
         return _taken_in(folder, config)
     except OSError as error:
         return Provisioned(folder, None, f"{error.filename or folder}: {error.strerror or error}")

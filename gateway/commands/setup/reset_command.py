@@ -1,9 +1,9 @@
 """`sluice reset`: takes from this box what is of its site: readings, secrets, settings."""
 
-import stat
+import os
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,11 @@ from gateway.commands.setup.new_settings import secret_files
 from gateway.commands.setup.provision import PROVISIONING_NAMES
 from gateway.commands.setup.provision_media import BOOT_FOLDERS
 from gateway.commands.setup.setup_command import typed
-from gateway.commands.setup.write import CREDENTIALS_FOLDER, SECRETS_FOLDER, is_unfinished, wipe
+from gateway.commands.setup.write import CREDENTIALS_FOLDER, SECRETS_FOLDER, is_unfinished
 from gateway.config import config_file
 from gateway.host import service
+from gateway.host.safe_files import LeftAloneError, why_left_alone, wipe
+from gateway.host.service_user import as_service
 from gateway.host.terminal import ask, confirm, say
 from gateway.host.terminal_text import counted, escaped, hanging
 from gateway.intake.resolved_topics import READING_TYPE
@@ -38,8 +40,6 @@ _OWN_NAMES: Final = frozenset({"kafka.password", "kafka-2.password", "status-pag
 _READINGS: Final = "SELECT count(*) FROM reading JOIN series ON series.number = reading.series WHERE series.type = ?"
 _COUNTED_ROWS_MAX: Final = 200_000
 _LEFT_TOLD_MAX: Final = 20
-_WIPED_BYTES_MAX: Final = 1_000_000
-"""Larger files are no secrets, and only removed: to overwrite readings would take long, and reach flash as little."""
 _FLASH: Final = (
     "Secrets were overwritten first; readings were only removed. On flash memory (cards, SSDs) neither reaches what "
     "lies beneath, where tools for that can read it until it is used again. Where that matters: make new passwords for "
@@ -61,6 +61,13 @@ class ToWipe:
     """Last: without them nobody knows where the rest is."""
     left: tuple[Path, ...]
     """What the settings name elsewhere, or what stands beside them and is none of ours."""
+    refused: tuple[tuple[Path, str], ...]
+    """What has a name of ours and may be somebody else's, and why: it is left too."""
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """In the order in which it goes."""
+        return (*self.secrets, *self.data, *self.settings)
 
 
 @click.command(
@@ -79,13 +86,16 @@ def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT0
     Secrets and settings, and whatever else has at most 1 MB, are overwritten before they are removed; readings, in
     larger files, are only removed. On flash memory neither reaches what lies beneath: where that matters, make new
     passwords for Kafka, and destroy the card.
+
+    A link that another user can have made, a file with a second name and a file of a third user stay: each is named,
+    and the exit code is 1.
     """
     config = config.absolute()
     try:
         found = find_what_to_wipe(config)
     except OSError as error:
         _end(f"{error.filename}: {error.strerror}: run this as root, or as the user whose files these are")
-    if not (found.secrets or found.data or found.settings):
+    if not (found.all or found.refused):
         say(f"nothing is there to be wiped: no settings at {config}, no buffer at {found.buffer}")
         return
     for line in _first_lines(found, config):
@@ -93,31 +103,49 @@ def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT0
     _confirm(found, wiped_id)
     try:
         with _stopped(config, found.buffer, may_stop=stop, may_ask=wiped_id is None):
-            for path in (*found.secrets, *found.data, *found.settings):
-                remove(path)
+            refused = [*found.refused, *_wipe_all(found.all)]
     except BufferFileError as error:
         _end(str(error))
     except OSError as error:
         say(hanging(f"{error.filename}: {error.strerror}: not all is wiped; call it again", 4), err=True)
         sys.exit(FINDING)
-    say(f"wiped: {counted(len(found.secrets) + len(found.data) + len(found.settings), 'file')}")
+    say(f"wiped: {counted(len(found.all) + len(found.refused) - len(refused), 'file')}")
     say(hanging(_FLASH, 0))
-    for path in found.left[:_LEFT_TOLD_MAX]:
-        say(hanging(f"left: {path}", 4))
+    for line in (*_refused_lines(refused), *(f"left: {path}" for path in found.left[:_LEFT_TOLD_MAX])):
+        say(hanging(line, 4))
     told = "left: the program itself, and what the journal has (journalctl -u sluice): no secrets, names of devices"
     say(hanging(told, 4))
-    say(hanging(f"this box is not set up now: {typed(config, 'setup')} does it anew", 4))
+    if not os.path.lexists(config):
+        say(hanging(f"this box is not set up now: {typed(config, 'setup')} does it anew", 4))
+    sys.exit(FINDING if refused else 0)
+
+
+def _wipe_all(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    """Give what was left all the same, for it became another's meanwhile. Raises OSError."""
+    for path in paths:
+        try:
+            wipe(path)
+        except LeftAloneError as error:
+            yield path, str(error.strerror)
+
+
+def _refused_lines(refused: Sequence[tuple[Path, str]]) -> Iterator[str]:
+    for path, why in refused[:_LEFT_TOLD_MAX]:
+        yield f"NOT WIPED: {path}: {why}. Look at it, and remove it yourself"
+    if len(refused) > _LEFT_TOLD_MAX:
+        yield f"NOT WIPED: {len(refused) - _LEFT_TOLD_MAX:,} more"
 
 
 def find_what_to_wipe(config: Path) -> ToWipe:
     """Find what belongs to settings, be they right or wrong, or gone. Raises OSError where it may not be seen."""
     settings = None
     with suppress(ConfigError):
-        settings = config_file.load(config)
-    buffer = settings.buffer.path if settings is not None else _buffer_of(config)
+        # Root follows no link that the service's user put in the buffer's place.
+        settings = config_file.load_as_written(config)
+    buffer = settings.buffer.path.absolute() if settings is not None else _buffer_of(config)
     devices = buffer.with_name(credentials.FILE_NAME) if settings is None else credentials.file_of(settings)
     folder = config.parent
-    named = [path for path in secret_files(settings) if path.exists()]
+    named = [path for path in secret_files(settings) if os.path.lexists(path)]
     ours = [
         path
         for name in (SECRETS_FOLDER, CREDENTIALS_FOLDER)
@@ -125,8 +153,8 @@ def find_what_to_wipe(config: Path) -> ToWipe:
         if _is_ours(path, config)
     ]
     ours += [path for path in named if path.is_relative_to(folder)]
-    ours += [path for path in (devices, devices.with_name(f"{devices.name}.new")) if path.exists()]
-    beside = _inside(folder, deep=False)
+    ours += [path for path in (devices, devices.with_name(f"{devices.name}.new")) if os.path.lexists(path)]
+    beside = _beside(folder)
     ours += [path for path in beside if is_unfinished(path.name)]
     kept = [path for path in beside if path.name.startswith(f"{config.name}.") or path.name == "kafka-ca.pem"]
     data = [*_of_buffer(buffer)]
@@ -134,16 +162,20 @@ def find_what_to_wipe(config: Path) -> ToWipe:
         # What would set this box up again at its next start, and what it was set up from.
         boot = [boot / name for boot in BOOT_FOLDERS for name in PROVISIONING_NAMES]
         ours += [path for path in boot if path.is_file()]
-    settings_files = [*kept, *([config] if config.exists() else [])]
-    gone = {*ours, *data, *settings_files}
-    left = [path for path in (*beside, *named) if path not in gone]
+    settings_files = [*kept, *([config] if os.path.lexists(config) else [])]
+    judged = {path: why_left_alone(path) for path in (*ours, *data, *settings_files)}
+    left = dict.fromkeys(path for path in (*beside, *named) if path not in judged)
+    secrets, data, settings_files = (
+        [path for path in dict.fromkeys(paths) if judged[path] is None] for paths in (ours, data, settings_files)
+    )
     return ToWipe(
         _id_of(config, settings),
         buffer,
-        tuple(dict.fromkeys(ours)),
+        tuple(secrets),
         tuple(data),
         tuple(settings_files),
-        tuple(dict.fromkeys(left)),
+        tuple(left),
+        tuple((path, why) for path, why in judged.items() if why is not None),
     )
 
 
@@ -155,21 +187,30 @@ def _is_ours(path: Path, config: Path) -> bool:
 def _of_buffer(buffer: Path) -> list[Path]:
     """The buffer's file, what stands beside it under its name, and damaged ones; its lock last."""
     names = [buffer.name, *(buffer.name + part for part in _BUFFER_PARTS)]
-    found = [path for path in _inside(buffer.parent, deep=False) if path.name.startswith(f"{buffer.name}.corrupt-")]
-    return [*found, *(path for path in map(buffer.with_name, names) if path.exists())]
+    found = [path for path in _beside(buffer.parent) if path.name.startswith(f"{buffer.name}.corrupt-")]
+    return [*found, *(path for path in map(buffer.with_name, names) if os.path.lexists(path))]
 
 
-def _inside(folder: Path, *, deep: bool = True) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    inside = folder.rglob("*") if deep else folder.iterdir()
-    return sorted(path for path in inside if path.is_symlink() or not path.is_dir())
+def _beside(folder: Path) -> list[Path]:
+    """The files of a folder, and its links."""
+    return sorted(path for path in folder.iterdir() if _is_no_folder(path)) if folder.is_dir() else []
+
+
+def _inside(folder: Path) -> list[Path]:
+    """The files below a folder, and links; the folder itself where that is one, which leads who knows where."""
+    if folder.is_symlink():
+        return [folder]
+    return sorted(path for path in folder.rglob("*") if _is_no_folder(path)) if folder.is_dir() else []
+
+
+def _is_no_folder(path: Path) -> bool:
+    return path.is_symlink() or not path.is_dir()
 
 
 def _buffer_of(config: Path) -> Path:
     """Where the buffer of settings is that are wrong or gone, as far as they say it."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return Path(tomllib.loads(config.read_text(encoding="utf-8-sig"))["buffer"]["path"])
+        return Path(tomllib.loads(config.read_text(encoding="utf-8-sig"))["buffer"]["path"]).absolute()
     return BufferSettings().path if config == DEFAULT_CONFIG else config.parent / "buffer.db"
 
 
@@ -186,20 +227,29 @@ def _first_lines(found: ToWipe, config: Path) -> Iterator[str]:
     yield f"This wipes the gateway {escaped(found.gateway_id)}: what waits, its secrets, its settings."
     if service.is_active(config):
         yield "The gateway runs: it would be stopped for that."
-    if found.buffer.exists():
-        try:
-            status = read_status(found.buffer)
-        except BufferFileError as error:
-            yield f"How much waits unsent is not known: {error}"
-        else:
-            copy = "; a copy: {} > FILE".format
-            kept = copy(typed(config, "buffer export")) if status.rows else ""
-            yield f"{_waiting(found.buffer, status.rows)} in {found.buffer}{kept}"
-            if status.quarantined:
-                kept = copy(typed(config, "buffer export --quarantine"))
-                yield f"{counted(status.quarantined, 'input')} in the quarantine{kept}"
-    for path in (*found.secrets, *found.data, *found.settings):
+    if found.buffer in found.data:
+        # What its user has written is read as that user.
+        with as_service(config, found.buffer):
+            lines = list(_buffer_lines(found.buffer, config))
+        yield from lines
+    for path in found.all:
         yield f"to be wiped: {path}"
+    yield from _refused_lines(found.refused)
+
+
+def _buffer_lines(buffer: Path, config: Path) -> Iterator[str]:
+    """How much waits, and how it is kept."""
+    try:
+        status = read_status(buffer)
+    except BufferFileError as error:
+        yield f"How much waits unsent is not known: {error}"
+        return
+    copy = "; a copy: {} > FILE".format
+    kept = copy(typed(config, "buffer export")) if status.rows else ""
+    yield f"{_waiting(buffer, status.rows)} in {buffer}{kept}"
+    if status.quarantined:
+        kept = copy(typed(config, "buffer export --quarantine"))
+        yield f"{counted(status.quarantined, 'input')} in the quarantine{kept}"
 
 
 def _waiting(buffer: Path, rows: int) -> str:
@@ -249,13 +299,15 @@ def _stopped(config: Path, buffer: Path, *, may_stop: bool, may_ask: bool) -> It
             service.stop()
         except service.ServiceError as error:
             _end(f"{error}; nothing was wiped")
-    if not buffer.parent.is_dir():
+    lock_file = buffer_lock_file(buffer)
+    # Whoever takes the lock makes its file: not where somebody's link leads root.
+    if not buffer.parent.is_dir() or why_left_alone(lock_file) is not None:
         yield
         return
     with lock.acquire(buffer):
         yield
-        # It is made by whoever takes it.
-        buffer_lock_file(buffer).unlink(missing_ok=True)
+        with suppress(LeftAloneError):
+            wipe(lock_file)
 
 
 def buffer_lock_file(buffer: Path) -> Path:
@@ -269,16 +321,6 @@ def _may_stop() -> bool:
     except click.Abort:
         say()
         return False
-
-
-def remove(path: Path) -> None:
-    """Take a file away; a small one is overwritten first. Nothing happens where it is gone. Raises OSError."""
-    with suppress(FileNotFoundError):
-        found = path.lstat()
-        if stat.S_ISREG(found.st_mode) and found.st_size <= _WIPED_BYTES_MAX:
-            wipe(path)
-        else:
-            path.unlink()
 
 
 def _end(words: str) -> NoReturn:

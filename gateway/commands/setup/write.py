@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gateway.host.safe_files import sync_folder
+from gateway.host.safe_files import LeftAloneError, sync_folder, wipe
 from gateway.host.service_user import SERVICE_USER
 from gateway.settings import DEFAULT_CONFIG
 
@@ -183,28 +183,14 @@ def _wipe_unfinished(folder: Path) -> None:
     """What a setup that was cut off has left may be a secret that this one has another name for."""
     with suppress(OSError):
         for path in [path for path in folder.iterdir() if is_unfinished(path.name)]:
-            wipe(path)
+            # What somebody else may have put there stays, and holds up none of the others.
+            with suppress(LeftAloneError):
+                wipe(path)
 
 
 def is_unfinished(name: str) -> bool:
     """Whether a file in a folder of settings is one whose writing was cut off."""
     return name.startswith(".") and name.endswith(_BEGUN)
-
-
-def wipe(path: Path) -> None:
-    """Overwrite a small file, and remove it. Nothing happens where it is gone. Raises OSError."""
-    with suppress(FileNotFoundError):
-        if not path.is_symlink() and path.is_file():
-            # Its owner may have taken the right to write from everybody (0400).
-            writable = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW) if os.access(path, os.W_OK) else None
-            if writable is None:
-                path.chmod(0o600)
-                writable = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            with os.fdopen(writable, "wb", buffering=0) as file:
-                file.write(bytes(os.fstat(file.fileno()).st_size))
-                os.fsync(file.fileno())
-        path.unlink()
-        sync_folder(path.parent)
 
 
 def _make(folder: Folder) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from gateway.buffer.salvage import aside as buffer_aside
 from gateway.cli import main
 from gateway.commands.setup import reset_command
 from gateway.host import service
+from gateway.host.safe_files import wipe
 from tests.support.buffers import entry, opened, store
 from tests.support.setup_dialogue import CTRL_C, PROMPT, at_a_terminal
 
@@ -118,11 +120,13 @@ async def test_how_to_keep_what_stands_in_the_quarantine_is_told_by_a_command_th
     assert "not a reading" in kept.stdout
 
 
-async def test_what_is_secret_is_overwritten(config: Path, tmp_path: Path) -> None:
+async def test_what_is_secret_is_overwritten(config: Path) -> None:
     secret = config.parent / "secrets" / "kafka.password"
-    os.link(secret, tmp_path / "seen")
-    assert reset(config, "--yes-wipe", "barn-1").exit_code == 0
-    assert not (tmp_path / "seen").read_bytes().strip(b"\0")
+    with secret.open("rb") as seen:
+        assert reset(config, "--yes-wipe", "barn-1").exit_code == 0
+        found = seen.read()
+    assert found
+    assert not found.strip(b"\0")
 
 
 def test_another_gateways_id_wipes_nothing(config: Path) -> None:
@@ -178,7 +182,7 @@ async def test_settings_that_are_wrong_or_gone_hold_nothing_up(text: str | None,
 
 
 def test_cut_off_it_is_called_again(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = reset_command.remove, []
+    real, calls = wipe, []
 
     def failing(path: Path) -> None:
         calls.append(path)
@@ -186,7 +190,7 @@ def test_cut_off_it_is_called_again(config: Path, monkeypatch: pytest.MonkeyPatc
             raise OSError(5, "Input/output error", str(path))
         real(path)
 
-    monkeypatch.setattr(reset_command, "remove", failing)
+    monkeypatch.setattr(reset_command, "wipe", failing)
     told = reset(config, "--yes-wipe", "barn-1")
     assert told.exit_code == 1
     assert "Input/output error: not all is wiped; call it again" in told.output
@@ -220,3 +224,146 @@ def test_the_boot_partition_would_not_set_it_up_again(tmp_path: Path, monkeypatc
     monkeypatch.setattr(reset_command, "DEFAULT_CONFIG", config)
     assert reset(config, "--yes-wipe", reset_command.UNNAMED).exit_code == 0
     assert [path.name for path in boot.iterdir()] == ["cmdline.txt"]
+
+
+# -- what the service's user may have put there ---------------------------------------------------------
+
+SERVICE_UID, THIRD_UID = 64_123, 64_124
+NAMES = ["buffer.db", "buffer.db-wal", "buffer.db.corrupt-1", "buffer.db.lock", "devices.json", "devices.json.new"]
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A gateway of root's, whose buffer is in a folder of the service's user, beside a file that is none of theirs."""
+
+    config: Path
+    data: Path
+    victim: Path
+
+    def reset(self) -> Result:
+        done = reset(self.config, "--yes-wipe", "barn-1")
+        assert self.victim.read_text() == "root's own"
+        return done
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return made_site(tmp_path, "data/buffer.db")
+
+
+def made_site(folder: Path, buffer: str) -> Site:
+    data, config, victim = folder / "data", folder / "etc" / "gateway.toml", folder / "root" / "buffer.db"
+    for each in (data, config.parent, victim.parent):
+        each.mkdir()
+    os.chown(data, SERVICE_UID, SERVICE_UID)
+    bootstrap = '[kafka]\nbootstrap = ["127.0.0.1:1"]\n'
+    config.write_text(f'[gateway]\nid = "barn-1"\n[buffer]\npath = "{folder / buffer}"\n{bootstrap}')
+    victim.write_text("root's own")
+    return Site(config, data, victim)
+
+
+def give(path: Path, uid: int = SERVICE_UID) -> Path:
+    os.chown(path, uid, uid, follow_symlinks=False)
+    return path
+
+
+def written(path: Path, uid: int = SERVICE_UID) -> Path:
+    path.write_text("the service's")
+    return give(path, uid)
+
+
+@as_root
+@pytest.mark.parametrize("name", NAMES)
+def test_a_link_in_the_place_of_the_services_files_leads_root_nowhere(name: str, site: Site) -> None:
+    link = site.data / name
+    link.symlink_to(site.victim)
+    give(link)
+    others = [written(site.data / other) for other in NAMES if other != name]
+    done = site.reset()
+    assert done.exit_code == 1, done.output
+    assert f"NOT WIPED: {link}: it is a symbolic link" in done.output
+    assert link.is_symlink()
+    assert not any(other.exists() for other in others)
+    assert not site.config.exists()
+
+
+@as_root
+@pytest.mark.parametrize("name", NAMES)
+def test_a_second_name_of_a_file_of_roots_is_not_written_to(name: str, site: Site) -> None:
+    os.link(site.victim, site.data / name)
+    done = site.reset()
+    assert done.exit_code == 1, done.output
+    assert f"NOT WIPED: {site.data / name}: it has a second name (a hard link)" in done.output
+
+
+@as_root
+def test_a_link_to_where_nothing_is_makes_nothing_there(site: Site) -> None:
+    for name in NAMES:
+        (site.data / name).symlink_to(site.victim.with_name("nologin"))
+        give(site.data / name)
+    assert site.reset().exit_code == 1
+    assert [path.name for path in site.victim.parent.iterdir()] == ["buffer.db"]
+
+
+@as_root
+def test_a_link_in_the_place_of_a_folder_leads_root_nowhere(tmp_path: Path) -> None:
+    site = made_site(tmp_path, "data/inner/buffer.db")
+    (site.data / "inner").symlink_to(site.victim.parent)
+    give(site.data / "inner")
+    os.chown(site.victim, SERVICE_UID, SERVICE_UID)
+    (site.victim.parent / "devices.json").write_text("root's own")
+    done = site.reset()
+    assert done.exit_code == 1, done.output
+    told = f"NOT WIPED: {site.data / 'inner' / 'buffer.db'}: a folder above it is a symbolic link"
+    assert told in done.output
+    assert sorted(path.name for path in site.victim.parent.iterdir()) == ["buffer.db", "devices.json"]
+
+
+@as_root
+def test_a_link_that_root_made_in_a_folder_of_roots_is_followed(tmp_path: Path) -> None:
+    site = made_site(tmp_path, "disk/buffer.db")
+    (tmp_path / "disk").symlink_to("data")
+    files = [written(site.data / name) for name in NAMES]
+    assert site.reset().exit_code == 0
+    assert not any(path.exists() for path in files)
+
+
+@as_root
+def test_a_file_of_a_third_user_stays(site: Site) -> None:
+    theirs, ours = written(site.data / "buffer.db", THIRD_UID), written(site.data / "devices.json")
+    done = site.reset()
+    assert done.exit_code == 1
+    assert f"NOT WIPED: {theirs}: it is another user's than its folder" in done.output
+    assert theirs.read_text() == "the service's"
+    assert not ours.exists()
+
+
+@as_root
+def test_a_link_that_comes_after_the_question_leads_root_nowhere(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = written(site.data / "buffer.db")
+
+    def swap(*_arguments: object) -> None:
+        buffer.unlink()
+        buffer.symlink_to(site.victim)
+        give(buffer)
+
+    monkeypatch.setattr(reset_command, "_confirm", swap)
+    done = site.reset()
+    assert done.exit_code == 1
+    assert f"to be wiped: {buffer}" in done.output
+    assert f"NOT WIPED: {buffer}: it is a symbolic link" in done.output
+
+
+def test_of_ones_own_no_link_is_followed_either(tmp_path: Path) -> None:
+    bootstrap = '[kafka]\nbootstrap = ["127.0.0.1:1"]\n'
+    config, mine = tmp_path / "gateway.toml", tmp_path / "mine"
+    config.write_text(f'[gateway]\nid = "barn-1"\n[buffer]\npath = "{tmp_path}/buffer.db"\n{bootstrap}')
+    mine.write_text("keep")
+    (tmp_path / "buffer.db").symlink_to(mine)
+    (tmp_path / "secrets").symlink_to("/")
+    done = reset(config, "--yes-wipe", "barn-1")
+    assert done.exit_code == 1
+    assert f"NOT WIPED: {tmp_path / 'buffer.db'}: it is a symbolic link" in done.output
+    assert f"left: {tmp_path / 'secrets'}" in done.output
+    assert mine.read_text() == "keep"
