@@ -14,6 +14,7 @@ import click
 from msgspec import Struct
 
 from gateway.commands.options import FINDING
+from gateway.host.safe_files import why_others_could_change
 from gateway.host.terminal import say
 from gateway.host.terminal_text import escaped, hanging
 
@@ -107,22 +108,28 @@ def _update(package: Path, signature: Path, *, allow_downgrade: bool) -> None:
 
 
 def trusted_keys(folders: Sequence[Path], *, owner: int = 0) -> list[Path]:
-    """The public keys of these folders. One that somebody else than `owner` can write is none.
+    """The public keys of these folders. One that somebody else than `owner` can write or replace is none.
 
     Raises:
         UpdateError: there is none.
     """
-    keys = []
+    keys, passed_over = [], []
     for folder in folders:
         for path in sorted(folder.glob("*.pem"))[:KEYS_MAX]:
-            found = path.stat()
-            if found.st_uid == owner and not found.st_mode & 0o022:
+            try:
+                why = why_others_could_change(path, owner)
+            except OSError as error:
+                why = error.strerror
+            if why is None:
                 keys.append(path)
+            else:
+                passed_over.append(f"{path}: {why}")
     if not keys:
+        told = f" Not trusted: {'; '.join(passed_over)}." if passed_over else ""
         raise UpdateError(
-            f"no key to verify it by is in {' or '.join(map(str, folders))}, owned by root and writable by root alone, "
-            "so nobody can tell who made it. Install this version's package again, or put the maker's public key into "
-            f"{folders[-1]}"
+            f"no key to verify it by is in {' or '.join(map(str, folders))}, with its folders owned by root and "
+            f"writable by root alone, so nobody can tell who made it.{told} Install this version's package again, or "
+            f"put the maker's public key into {folders[-1]}"
         )
     return keys
 

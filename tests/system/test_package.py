@@ -357,6 +357,42 @@ def test_a_key_that_others_can_write_is_not_trusted(signed: tuple[Path, bytes, P
         trusted_keys([public.parent], owner=os.geteuid() + 1)
 
 
+def test_a_key_that_others_can_replace_is_not_trusted(signed: tuple[Path, bytes, Path]) -> None:
+    public = signed[2]
+    for folder in (public.parent, public.parent.parent):
+        for mode in (0o775, 0o757):
+            folder.chmod(mode)
+            with pytest.raises(UpdateError, match=r"release\.pem: others can write in a folder above it"):
+                trusted_keys([public.parent], owner=os.geteuid())
+        folder.chmod(0o755)
+    assert trusted_keys([public.parent], owner=os.geteuid()) == [public]
+
+
+def test_a_link_to_a_key_is_as_good_as_the_folders_that_it_leads_through(
+    signed: tuple[Path, bytes, Path], tmp_path: Path
+) -> None:
+    public, open_to_all, keys = signed[2], tmp_path / "open", tmp_path / "linked"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    keys.mkdir()
+    (keys / "direct.pem").symlink_to(public)
+    assert trusted_keys([keys], owner=os.geteuid()) == [keys / "direct.pem"]
+    (open_to_all / "moved").symlink_to(public.parent)
+    (keys / "direct.pem").unlink()
+    (keys / "roundabout.pem").symlink_to(open_to_all / "moved" / public.name)
+    (keys / "gone.pem").symlink_to(tmp_path / "nothing")
+    with pytest.raises(UpdateError, match=r"gone\.pem: No such file.*roundabout\.pem: others can write in a folder"):
+        trusted_keys([keys], owner=os.geteuid())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders to other users")
+def test_a_key_in_a_folder_of_another_users_is_not_trusted(signed: tuple[Path, bytes, Path]) -> None:
+    public = signed[2]
+    os.chown(public.parent, 64_123, 64_123)
+    with pytest.raises(UpdateError, match=r"release\.pem: it, or a folder above it, is another user's"):
+        trusted_keys([public.parent])
+
+
 def deb(folder: Path, fields: str) -> Path:
     """A package with these fields and nothing inside."""
     (folder / "root/DEBIAN").mkdir(parents=True)
