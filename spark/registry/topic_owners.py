@@ -44,9 +44,9 @@ def judged_sources(typed: DataFrame, owners: TopicOwners) -> DataFrame:
     if not owners.topics:
         return typed
     speakers: dict[str, list[str]] = defaultdict(list)
-    for source, topics in owners.topics:
+    for gateway, topics in owners.topics:
         for topic in topics:
-            speakers[topic].append(source)
+            speakers[topic].append(gateway)
     source = F.concat(F.lit("/"), F.col("namespace"), F.lit("/"), F.col("gateway"))
     fits = {topic: _fits(topic) for topic in sorted(speakers)}
     may_speak = reduce(or_, (is_fit & source.isin(*speakers[topic]) for topic, is_fit in fits.items()))

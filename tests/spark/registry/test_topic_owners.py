@@ -41,7 +41,7 @@ def said(topic: str, gateway: str, sequence: int, offset: int, value: bytes = b'
 
 def beat(topic: str, gateway: str, sequence: int, offset: int) -> KafkaRecord:
     record = said(topic, gateway, sequence, offset, json.dumps(hostile.HEARTBEAT).encode())
-    return replace(record, headers=changed(record.headers, "ce_type", "sluice.gateway.heartbeat"))
+    return replace(record, headers=changed(record.headers or [], "ce_type", "sluice.gateway.heartbeat"))
 
 
 def take(job: BatchJob, number: int, *records: KafkaRecord) -> None:
