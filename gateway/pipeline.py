@@ -31,7 +31,7 @@ from gateway.daemon.housekeeping import Housekeeping, LaneTurns
 from gateway.daemon.service_notify import service_words
 from gateway.host import network_watch
 from gateway.host.name_lookup import bound_look_ups
-from gateway.intake.front_door import FrontDoor
+from gateway.intake.front_door import BrokerDoor, FrontDoor
 from gateway.intake.kept_clocks import keep_clocks, recall_clocks
 from gateway.listener.credentials import file_of
 from gateway.reading import BufferFileError
@@ -65,7 +65,11 @@ async def run(settings: Settings, config: Path | None = None) -> None:
     buffer = Buffer(settings.buffer, boot_id(), clock.now, clock.resume)
     dates = CertificateDates(clock.now, ClockFloor())
     clocks = DeviceClocks(boot_id())
-    front_door = FrontDoor(buffer, route_table(settings), settings.gateway, settings.kafka, boottime_us, clocks)
+    listening = settings.mqtt_listener
+    routes, has_secrets = route_table(settings), listening is not None and not listening.anonymous
+    front_door = FrontDoor(
+        buffer, routes, settings.gateway, settings.kafka, boottime_us, clocks, has_secrets=has_secrets
+    )
     buffer.open()
     lanes = LaneTurns(front_door, buffer, LanePolicy(settings.kafka, time.monotonic()))
     forwarder = Forwarder(buffer, front_door, settings.gateway, settings.kafka, clock.now, lanes.session_begins, dates)
@@ -145,7 +149,7 @@ def _brokers(settings: Settings, front_door: FrontDoor, dates: CertificateDates)
     from gateway.site_broker.broker_ingress import BrokerIngress  # noqa: PLC0415
 
     return [
-        BrokerIngress(of_broker, settings.gateway.id, front_door, boottime_us, random.random, dates)
+        BrokerIngress(of_broker, settings.gateway.id, BrokerDoor(front_door), boottime_us, random.random, dates)
         for of_broker in settings.mqtt_brokers
     ]
 

@@ -91,10 +91,10 @@ class Intake(Protocol):
         """Store readings, in order, and keep or forget marks, all in one commit.
 
         `done(True)` is called on the event loop after the commit that holds all of them is synced: only then
-        may they be acknowledged. `done(False)` says that none was stored (too much waits already, or the gateway
-        stops): withhold the acknowledgement, or report what cannot be sent again by `lost`. Calls of `done(True)`
-        come in the order of `take`. Marks alone, without readings, need no room in a full buffer; they wait for what
-        was taken before them.
+        may they be acknowledged. `done(False)` says that none was stored (too much waits already, a device holds more
+        than its share, or the gateway stops): withhold the acknowledgement, or report what cannot be sent again by
+        `lost`. Calls of `done(True)` come in the order of `take`. Marks alone, without readings, need no room in a full
+        buffer; they wait for what was taken before them.
         """
 
     async def marks(self, prefix: str) -> dict[str, bytes]:

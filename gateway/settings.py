@@ -61,6 +61,9 @@ class BufferSettings(Struct, frozen=True, forbid_unknown_fields=True):
     when_full: Literal["refuse", "drop-oldest"] = "refuse"
     """`refuse`: sensors keep what they have until there is room. `drop-oldest`: the oldest readings make room, counted
     in loss records."""
+    fair_from: Annotated[float, Meta(ge=0.1, le=1, description="a share of the room, 0.1 to 1")] = 0.5
+    """Where more than this share of its room is used, each device may hold half of what is free; above that it is
+    refused, or its own oldest readings make room. 1 for a site with a single device: it may fill the buffer."""
     free_bytes_min: Annotated[int, Meta(ge=0, le=2**40, description="bytes, 0 to 1 TiB")] = 16_000_000
     """The file does not grow while its file system has less than this free: other programs share it."""
     age_max_s: Annotated[float, Meta(ge=0, le=3.2e8, description="seconds, 0 to 320000000 (ten years)")] = 0.0
@@ -70,7 +73,8 @@ class BufferSettings(Struct, frozen=True, forbid_unknown_fields=True):
     queue_bytes_max: Annotated[int, Meta(ge=100_000, le=2**31, description="bytes, 100000 to 2 GiB")] = 16_000_000
     """Readings waiting in memory for their commit, beyond which new ones are refused."""
     quarantine_bytes_max: Annotated[int, Meta(ge=100_000, le=2**40, description="bytes, 100000 to 1 TiB")] = 50_000_000
-    """Input that cannot be forwarded, kept whole; never more than a tenth of `bytes_max`. The oldest makes room."""
+    """Input that cannot be forwarded, kept whole, its topics too; at most a tenth of `bytes_max`. The oldest makes
+    room."""
     quarantine_rows_max: Annotated[int, Meta(ge=1, le=10_000_000, description="rows, 1 to 10000000")] = 10_000
     damaged_files_max: Annotated[int, Meta(ge=1, le=100, description="files, 1 to 100")] = 3
     """Damaged files kept beside the buffer. Salvaged ones go first; one that was not goes with a loss record."""

@@ -16,7 +16,7 @@ from gateway.buffer.commit_queue import OWN_BYTES_MAX, CommitQueue, Done
 from gateway.buffer.file import BufferFile
 from gateway.buffer.lanes import LaneReport
 from gateway.buffer.outgoing import OutgoingRows, replaced
-from gateway.buffer.rows import Entry, Lane, Loss, Outstanding, Position, Row, Span, spans_of
+from gateway.buffer.rows import PLAIN, Entry, Lane, Loss, Origin, Outstanding, Position, Row, Span, spans_of
 from gateway.buffer.wear import Usage
 from gateway.clock.gateway_clock import BootClock
 from gateway.reading import BufferFileError, Mark, Recalled
@@ -146,9 +146,15 @@ class Buffer:
 
     # -- what comes in --------------------------------------------------------------------------
 
-    def append(self, entries: Sequence[Entry], done: Done | None = None, marks: Sequence[Mark] = ()) -> None:
+    def append(
+        self,
+        entries: Sequence[Entry],
+        done: Done | None = None,
+        marks: Sequence[Mark] = (),
+        origin: Origin = PLAIN,
+    ) -> None:
         """Store entries, and keep or forget marks, in one commit; `done` as `Intake.take` has it."""
-        if not self._queue.append(entries, marks, done) and done is not None:
+        if not self._queue.append(entries, marks, done, origin) and done is not None:
             self._loop.call_soon(done, False)
 
     def append_own(self, entry: Entry, done: Done) -> None:

@@ -6,24 +6,27 @@ or because the disk fails, is held in order until it can.
 """
 
 import asyncio
+import math
 import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
 
 from gateway.buffer import schema
 from gateway.buffer.attachment import Attachment
-from gateway.buffer.commit_queue import OWN_BYTES_MAX, RETRY_S, Append, CommitQueue, Done, Due
+from gateway.buffer.commit_queue import OWN_BYTES_MAX, RETRY_S, Append, CommitQueue, Done, Due, merge_losses
 from gateway.buffer.file import BufferFile
 from gateway.buffer.losses import has_losses
 from gateway.buffer.outgoing import OutgoingRows
-from gateway.buffer.rows import Entry, Loss
+from gateway.buffer.rows import Entry, Loss, LossKey
+from gateway.buffer.shares import ABOVE_SHARE, Judged
 from gateway.buffer.state import StateWatch
 from gateway.buffer.wear import WriteMeter, add_usage
 from gateway.clock.gateway_clock import BootClock
@@ -39,6 +42,19 @@ LOSSES_REPORTED_MAX = 200
 T = TypeVar("T")
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What a commit makes of readings."""
+
+    settled: Sequence[Append]
+    """Those that wait no more: stored or refused."""
+    stored: Sequence[Append]
+    refused: Sequence[Append] = ()
+    """Their devices hold more than their share."""
+    lost: Sequence[Entry] = ()
+    """The same of readings that come with others' and cannot be refused."""
 
 
 class CommitLoop:
@@ -138,7 +154,7 @@ class CommitLoop:
 
     def _due_s(self) -> float:
         """When the next commit is due, whatever is in the queue."""
-        due_s = self.state_watch.room_said_s
+        due_s = min(self.state_watch.due_s, self.file.shares.count_due_s if self.attachment.is_attached else math.inf)
         # While it cannot store, others may have made room on the disk, or mended it: nothing that comes in would tell.
         return min(due_s, self._age_due_s) if self._settings.age_max_s and not self.state_watch.cannot_store else due_s
 
@@ -169,6 +185,12 @@ class CommitLoop:
             return
         if not self._is_attached():
             return
+        try:
+            self.file.shares.follow(now_s)
+        except (sqlite3.Error, OSError) as error:
+            self._fail(error)
+            self._queue.retry_after(RETRY_S)
+            return
         due = self._queue.due(now_s, self.file.room.commit_bytes_max, closing=closing, full=self.state_watch.state.full)
         if due.is_time_to_delete:
             # Behind that: what is confirmed from here on sets a time of its own.
@@ -179,7 +201,7 @@ class CommitLoop:
             self._measure_again()
             return
         try:
-            stored = self._store(due, age_due=age_due)
+            outcome = self._store(due, age_due=age_due)
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing of it is acknowledged, and the thread goes on
             self._outgoing.put_back(due.confirmed, due.marks)
             self._queue.put_back(due.losses)
@@ -188,13 +210,12 @@ class CommitLoop:
                 self._commit_one_by_one([*due.own, *due.readings])
             return
         self.state_watch.recover()
-        without_room = len(stored) < len(due.readings)
-        self._finish(due.own, stored, without_room=without_room, dropped=dropped)
-        if due.has_all and not without_room:
+        self._finish(due, outcome, dropped=dropped)
+        if due.has_all and len(outcome.settled) == len(due.readings):
             self._queue.delay_appends(now_s)
 
-    def _store(self, due: Due, *, age_due: bool) -> Sequence[Append]:
-        """Have it on disk; give those of its readings that there was room for.
+    def _store(self, due: Due, *, age_due: bool) -> "_Outcome":
+        """Have it on disk; tell what became of its readings.
 
         What else is confirmed is added to `due` where rows are dropped: those that Kafka has are not lost.
         """
@@ -202,10 +223,9 @@ class CommitLoop:
         now_s = time.monotonic()
         usage = self.meter.due(now_s)
         with self._transaction():
-            if age_due or (
-                self._settings.when_full == "drop-oldest"
-                and file.room.is_full(sum(append.disk_bytes for append in due.readings))
-            ):
+            coming = sum(append.disk_bytes for append in due.readings)
+            drops = self._settings.when_full == "drop-oldest"
+            if age_due or (drops and (file.room.is_full(coming) or file.shares.limits(coming, now_s))):
                 confirmed, marks = self._outgoing.take_confirmed()
                 due.confirmed += confirmed
                 due.marks |= marks
@@ -216,11 +236,13 @@ class CommitLoop:
             if age_due and not rest:
                 more = file.dropping.drop_aged(int(self._settings.age_max_s * 1e6), self._outgoing.spared())
                 self._age_due_s = now_s + (0 if more else AGE_CHECK_S)
-            stored = self._fitting(due.readings, may_drop=not rest)
+            outcome = self._fitting(due.readings, may_drop=drops and not rest, now_s=now_s)
             # Behind what is dropped: it would be told of as stored.
             file.insert_judged([entry for append in due.own for entry in append.entries])
-            file.keep_marks([mark for append in stored for mark in append.marks])
-            file.insert([entry for append in stored for entry in append.entries])
+            if outcome.lost:
+                file.count_losses(_lost_above_share(outcome.lost, self._boot_id))
+            file.keep_marks([mark for append in outcome.stored for mark in append.marks])
+            file.insert([entry for append in outcome.stored for entry in append.entries])
             if usage is not None:
                 add_usage(file.connection, self._boot_id, usage)
         if rest:
@@ -228,7 +250,7 @@ class CommitLoop:
             self._queue.delete_now()
         if usage is not None:
             self.meter.reset(now_s)
-        return stored
+        return outcome
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -238,13 +260,38 @@ class CommitLoop:
         self._outgoing.extend(self.file.inserted, self.file.inserted_bytes)
         self.meter.add(len(self.file.inserted), self.file.inserted_bytes)
 
-    def _fitting(self, readings: Sequence[Append], *, may_drop: bool) -> Sequence[Append]:
-        """Those that there is room for, in order; what they are made room by is dropped, where that is wanted."""
+    def _fitting(self, readings: Sequence[Append], *, may_drop: bool, now_s: float) -> "_Outcome":
+        """Tell which are stored, in order. Who would hold more than its share is refused, or drops its own oldest."""
+        file = self.file
         self._made_room = False
+        if not file.shares.limits(sum(append.disk_bytes for append in readings), now_s):
+            stored = self._with_room(readings, may_drop=may_drop)
+            return _Outcome(readings[: len(stored)], stored)
+        judged, wanted = file.shares.judge(readings, file.series.numbers, {}, now_s)
+        if wanted and may_drop:
+            freed = file.dropping.drop_own(wanted, self._outgoing.spared())
+            judged, wanted = file.shares.judge(readings, file.series.numbers, freed, now_s)
+        room_for = len(self._with_room([each.fair for each in judged if each.fair is not None], may_drop=may_drop))
+        settled: list[Judged] = []
+        for each in judged:
+            if each.fair is not None and room_for == 0:
+                break
+            room_for -= each.fair is not None
+            settled.append(each)
+        file.shares.note(settled, wanted, now_s)
+        return _Outcome(
+            [each.append for each in settled],
+            [each.fair for each in settled if each.fair is not None],
+            [each.append for each in settled if each.fair is None],
+            [entry for each in settled for entry in each.lost],
+        )
+
+    def _with_room(self, readings: Sequence[Append], *, may_drop: bool) -> Sequence[Append]:
+        """The first of them, as many as there is room for; others' oldest readings make some, where that is wanted."""
         coming = sum(append.disk_bytes for append in readings)
         if not coming or not self.file.room.is_full(coming):
             return readings
-        if self._settings.when_full == "drop-oldest" and may_drop:
+        if may_drop:
             self._made_room = True
             self.file.dropping.drop_oldest(coming, self._outgoing.spared())
             if not self.file.room.is_full(coming):
@@ -256,20 +303,22 @@ class CommitLoop:
                 return readings[:count]
         return readings
 
-    def _finish(self, own: Sequence[Append], stored: Sequence[Append], *, without_room: bool, dropped: int) -> None:
-        """Take what is on disk off the queue, and say so.
-
-        `without_room` says that some found no room, `dropped` how many rows had been dropped before.
-        """
-        self._queue.settled((*own, *stored))
+    def _finish(self, due: Due, outcome: "_Outcome", *, dropped: int) -> None:
+        """Take what is decided off the queue, and say so. `dropped` is how many rows had been dropped before."""
+        self._queue.settled((*due.own, *outcome.settled))
+        without_room = len(outcome.settled) < len(due.readings)
         # While deletions or droppings make room, the next commit is not waited for.
         is_stuck = (
-            without_room and not stored and not self._outgoing.has_confirmed and self.counts["dropped"] == dropped
+            without_room
+            and not outcome.settled
+            and not self._outgoing.has_confirmed
+            and self.counts["dropped"] == dropped
         )
         self.state_watch.is_stuck = is_stuck
         self._measure(without_room=without_room or self._made_room)
         self._queue.retry_after(RETRY_S if is_stuck else 0.0)
-        self._announce([(append.done, True) for append in (*own, *stored) if append.done is not None])
+        outcomes = [(append.done, True) for append in (*due.own, *outcome.stored) if append.done is not None]
+        self._announce(outcomes + [(append.done, False) for append in outcome.refused if append.done is not None])
         if self.file.inserted:
             self._loop.call_soon_threadsafe(self.committed.set)
 
@@ -354,9 +403,10 @@ class CommitLoop:
 
     def _measure_again(self) -> None:
         """Nothing waits: see whether there is room by now, so that sensors are let in again."""
-        if self.state_watch.state.full or self.state_watch.has_said_full:
+        watch = self.state_watch
+        if watch.state.full or watch.has_said_full or self.file.shares.limits_some:
             self._measure(without_room=False)
-            self._queue.retry_after(RETRY_S if self.state_watch.cannot_store else 0.0)
+            self._queue.retry_after(RETRY_S if watch.cannot_store else 0.0)
 
     def _measure(self, *, without_room: bool) -> None:
         if not self.attachment.is_attached:
@@ -378,6 +428,16 @@ class CommitLoop:
                 self._queue.retry_after(0.0)
                 return
         self.state_watch.fail(words)
+
+
+def _lost_above_share(entries: Iterable[Entry], boot_id: str) -> list[Loss]:
+    losses: dict[LossKey, Loss] = {}
+    for entry in entries:
+        at_us, sequence = entry.received_us, entry.device_sequence
+        boot = entry.device_boot or ""
+        loss = Loss(entry.series.device, ABOVE_SHARE, boot_id, 1, at_us, at_us, boot, sequence, sequence)
+        merge_losses(losses, (loss,))
+    return list(losses.values())
 
 
 def _announce(outcomes: Sequence[tuple[Done, bool]]) -> None:

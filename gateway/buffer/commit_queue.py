@@ -13,8 +13,8 @@ from itertools import islice
 from typing import TypeVar
 
 from gateway.buffer.losses import LOSSES_MAX
-from gateway.buffer.room import ROW_BYTES
-from gateway.buffer.rows import Entry, Loss, LossKey, Span, loss_key
+from gateway.buffer.room import INLINE_BYTES_MAX, PAGE_BYTES, ROW_BYTES, row_bytes
+from gateway.buffer.rows import PLAIN, Entry, Loss, LossKey, Origin, Span, loss_key
 from gateway.reading import BufferFileError, Mark
 from gateway.settings import BufferSettings
 
@@ -42,6 +42,7 @@ class Append:
     bytes: int
     """What it takes in memory."""
     disk_bytes: int
+    origin: Origin = PLAIN
 
 
 @dataclass(slots=True)
@@ -81,16 +82,19 @@ class CommitQueue:
 
     # -- putting in -----------------------------------------------------------------------------
 
-    def append(self, entries: Sequence[Entry], marks: Sequence[Mark], done: Done | None) -> bool:
+    def append(self, entries: Sequence[Entry], marks: Sequence[Mark], done: Done | None, origin: Origin) -> bool:
         """Have entries stored; False where too much waits."""
-        payload_bytes = sum([len(entry.payload) for entry in entries])
+        sizes = [len(entry.payload) for entry in entries]
+        payload_bytes = sum(sizes)
         size = payload_bytes + ENTRY_BYTES * (len(entries) + len(marks))
         size += sum([len(mark.value) for mark in marks if mark.value is not None])
         disk_bytes = payload_bytes + ROW_BYTES * len(entries)
+        if payload_bytes > INLINE_BYTES_MAX:
+            disk_bytes += PAGE_BYTES * sum([one > INLINE_BYTES_MAX for one in sizes])
         with self._wake:
             accepted = not self._is_closing and self._queued_bytes <= self._settings.queue_bytes_max
             if accepted:
-                self._readings.append(Append(entries, marks, done, size, disk_bytes))
+                self._readings.append(Append(entries, marks, done, size, disk_bytes, origin))
                 self._queued_bytes += size
                 self._wake_for_append()
         return accepted
@@ -101,7 +105,7 @@ class CommitQueue:
         with self._wake:
             accepted = not self._is_closing and self._own_bytes + size <= OWN_BYTES_MAX
             if accepted:
-                self._own.append(Append((entry,), (), done, size, len(entry.payload) + ROW_BYTES))
+                self._own.append(Append((entry,), (), done, size, row_bytes(len(entry.payload))))
                 self._own_bytes += size
                 self._wake_for_append()
         return accepted
@@ -118,7 +122,7 @@ class CommitQueue:
                 self._delete_soon()
             if len(self._losses) >= LOSSES_MAX and loss_key(loss) not in self._losses:
                 loss.device = loss.device_boot = ""
-            _merge(self._losses, (loss,))
+            merge_losses(self._losses, (loss,))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Have a function run on the buffer's thread. Raises BufferFileError where the buffer is closed."""
@@ -240,7 +244,7 @@ class CommitQueue:
     def put_back(self, losses: dict[LossKey, Loss]) -> None:
         """A transaction was rolled back: all that it was to do is still to be done."""
         with self._wake:
-            _merge(self._losses, losses.values())
+            merge_losses(self._losses, losses.values())
             self._delete_due_s = 0.0
             self._retry_s = time.monotonic() + RETRY_S
 
@@ -262,7 +266,8 @@ def _closed() -> BufferFileError:
     return BufferFileError("the buffer is closed")
 
 
-def _merge(losses: dict[LossKey, Loss], more: Iterable[Loss]) -> None:
+def merge_losses(losses: dict[LossKey, Loss], more: Iterable[Loss]) -> None:
+    """Count losses with those that are counted already."""
     for loss in more:
         known = losses.setdefault(loss_key(loss), loss)
         if known is not loss:

@@ -9,6 +9,7 @@ from gateway.buffer.room import PAGE_BYTES, ROW_BYTES, Room
 from gateway.buffer.rows import Span
 from gateway.buffer.sensor_runs import DeviceRuns
 from gateway.buffer.series import SeriesTable
+from gateway.buffer.shares import Shares
 
 DELETED_ROWS_MAX = 20_000
 """Confirmed rows that one transaction deletes."""
@@ -25,6 +26,7 @@ class Deletion:
     lanes: Lanes
     runs: DeviceRuns
     series: SeriesTable
+    shares: Shares
 
     def delete_some(self, confirmed: Sequence[Span]) -> list[Span]:
         """Delete as many rows as one transaction may; give those that are left.
@@ -62,6 +64,7 @@ class Deletion:
             tight_bytes = min(self.room.commit_bytes_max, self.room.free_page_bytes()) // 4
         if not self.runs.save_before_deletion(span, self.lanes.last, tight_bytes):
             return confirmed
+        self.shares.leave(span)
         gone = self.connection.execute(
             "DELETE FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?", (confirmed.lane, confirmed.first, last)
         ).rowcount

@@ -24,6 +24,7 @@ from gateway.buffer.rows import Entry, Lane, Loss, Outstanding, Position, Quaran
 from gateway.buffer.salvage.salvage import SALVAGE_PREFIX, Progress, kept_marks
 from gateway.buffer.sensor_runs import DeviceRuns
 from gateway.buffer.series import SeriesTable
+from gateway.buffer.shares import Shares
 from gateway.clock.gateway_clock import BootClock
 from gateway.clock.kernel_clock import boottime_us
 from gateway.reading import Mark, Recalled
@@ -48,8 +49,8 @@ class BufferFile:
         `resume` is told what the file keeps of this boot's clock, before `clock` is asked for it.
 
         `counts` is added to by each committed transaction: `duplicate`, `conflict`, `below-window`,
-        `quarantine-overflow`, `dropped`, and the reasons of that: `buffer-full`, `too-old`. Raises sqlite3.Error,
-        OSError, and BufferFileError where the file is of a newer version.
+        `quarantine-overflow`, `share-refused`, `dropped`, and the reasons of that: `buffer-full`, `above-share`,
+        `too-old`. Raises sqlite3.Error, OSError, and BufferFileError where the file is of a newer version.
         """
         self._boot_id = boot_id
         self._clock = clock
@@ -70,16 +71,17 @@ class BufferFile:
             self.room.prepare()
             self.id = schema.buffer_id(self.connection)
             self.lanes = Lanes(self.connection, boot_id, self.id)
-            self.series = SeriesTable(self.connection)
+            self.shares = Shares(settings, self.connection, self.room, self.lanes, self._tally)
+            self.series = SeriesTable(self.connection, self.shares)
             self._runs = DeviceRuns(self.connection)
             self.boots = BootTable(self.connection, boot_id)
             kept = self.boots.kept()
             if resume is not None and kept is not None:
                 resume(kept)
             self.quarantine = Quarantine(settings, self.connection, boot_id, self._tally, self._runs.remember_lost)
-            self.deletion = Deletion(self.connection, self.room, self.lanes, self._runs, self.series)
+            self.deletion = Deletion(self.connection, self.room, self.lanes, self._runs, self.series, self.shares)
             self.dropping = Dropping(
-                self.connection, clock, self._tally, self.room, self.boots, self.lanes, self.deletion
+                self.connection, clock, self._tally, self.room, self.boots, self.lanes, self.deletion, self.shares
             )
             with self.transaction():
                 self.salvaged = {lane.name: self.lanes.adopt(lane) for lane in salvaged}
@@ -119,6 +121,7 @@ class BufferFile:
             self.series.forget()
             self._runs.forget()
             self.boots.forget()
+            self.shares.forget()
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
             self.quarantine.measure()
@@ -137,11 +140,12 @@ class BufferFile:
         if self.inserted:
             self._runs.save_if_due(self.lanes.last, time.monotonic())
 
-    def insert_judged(self, entries: Iterable[Entry]) -> None:
+    def insert_judged(self, entries: Sequence[Entry]) -> None:
         """Append entries that are no retransmissions: the gateway's own, and what was judged when it first came in."""
         first = Position(self.lanes.current.number, self.lanes.next_sequence)
         rows, event_from_us = insert_entries(self.connection, entries, first, self.series, self.quarantine.keep)
         if rows:
+            self.shares.come(entries, first)
             self.lanes.added(len(rows), event_from_us)
             self.inserted += rows
             self.inserted_bytes += sum([len(row.payload) for row in rows])
@@ -251,6 +255,8 @@ class BufferFile:
         routed = [row for row in new if row.series in numbers]
         insert_rows(self.connection, [replace(row, series=numbers[row.series]) for row in routed])
         self.lanes.adopted(lane.number, len(routed))
+        for row in routed:
+            self.shares.adopted(series[row.series].device, Position(row.lane, row.sequence), len(row.payload))
         judged = [row for row in routed if row.device_boot is not None and row.device_sequence is not None]
         for row in judged:
             # Its sensor may send it again.

@@ -16,10 +16,19 @@ from gateway.settings import BufferSettings
 PAGE_BYTES = 4096
 ROW_BYTES = 90
 """What a row takes on disk beside its payload, its share of the indexes included; rounded up."""
+INLINE_BYTES_MAX = 900
+"""A longer payload stands in pages of its own, of which the last is filled in part."""
+ROW_BYTES_SQL = f"length(payload) + {ROW_BYTES} + {PAGE_BYTES} * (length(payload) > {INLINE_BYTES_MAX})"
+"""`row_bytes` of a row, for SQLite."""
 SPARE_BYTES_MIN = 256 * 1024
 SPARE_BYTES_MAX = 8_000_000
 GROWTH_BYTES = 1_000_000
 """What the file grows by at once, where the disk has it."""
+
+
+def row_bytes(payload_bytes: int) -> int:
+    """What a row takes on disk at the most."""
+    return payload_bytes + ROW_BYTES + (PAGE_BYTES if payload_bytes > INLINE_BYTES_MAX else 0)
 
 
 class Room:
@@ -90,6 +99,13 @@ class Room:
         # that deletions, loss counters and the gateway's own events need.
         must_grow = free - coming_bytes <= self.spare_bytes // 4
         return must_grow and self.is_tight()
+
+    def left_bytes(self) -> int:
+        """What may still come in: up to `bytes_max`, and as far as the disk lets the file grow."""
+        pages, free = self._pragma("page_count") * PAGE_BYTES, self._pragma("freelist_count") * PAGE_BYTES
+        growth = self.disk_free_bytes() - max(self._settings.free_bytes_min, self.spare_bytes)
+        within = max(0, free - self.spare_bytes // 4) + max(0, growth)
+        return max(0, min(self._settings.bytes_max - (pages - free), within))
 
     def free_page_bytes(self) -> int:
         """What the file has left within itself."""

@@ -41,6 +41,21 @@ class Series(Struct, frozen=True, cache_hash=True):
         return self.type.startswith(OWN_TYPES)
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who hands readings over, as far as fair shares are concerned (`buffer.shares`)."""
+
+    has_secret: bool = False
+    """A device with a secret of its own. Others may write under made-up names."""
+    leaves_room: bool = False
+    """It has none, and other devices here do: the last room is theirs."""
+    is_broker: bool = False
+    """It brings many devices' readings in one stream: none can be refused without all that follow."""
+
+
+PLAIN = Origin()
+
+
 class Quarantined(Struct, frozen=True, gc=False):
     """Input that cannot be forwarded, with all that taking it in again needs.
 

@@ -4,6 +4,7 @@ import sqlite3
 
 from gateway.buffer.rows import Series
 from gateway.buffer.schema import find_one
+from gateway.buffer.shares import Shares
 
 SERIES_MAX = 10_000
 """Series that are kept although no row needs them, so that devices need not be stored anew each time."""
@@ -16,8 +17,9 @@ PRUNED_ROWS_MAX = 100_000
 class SeriesTable:
     """The table `series`. It follows the file: `forget` after a roll-back. What writes belongs into a transaction."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, shares: Shares) -> None:
         self._connection = connection
+        self._shares = shares
         self.numbers: dict[Series, int] = {}
         """The numbers that are remembered; `number` finds, or gives, those that are not."""
         self._pruned_at = SERIES_MAX
@@ -25,11 +27,13 @@ class SeriesTable:
     def number(self, series: Series) -> int:
         """The number of a series in this file, which has it from now on."""
         fields = (series.topic, series.key, series.device, series.subject, series.type, series.content_type)
-        self._connection.execute(
+        is_new = self._connection.execute(
             "INSERT OR IGNORE INTO series (topic, key, device, subject, type, content_type, stream)"
             " VALUES (?, ?, ?, ?, ?, ?, ?)",
             (*fields, series.stream or None),
-        )
+        ).rowcount
+        if is_new:
+            self._shares.series_added(series)
         (number,) = self._connection.execute(
             "SELECT number FROM series WHERE topic = ? AND key = ? AND device = ? AND subject = ?"
             " AND type = ? AND content_type = ?",
@@ -62,5 +66,6 @@ class SeriesTable:
             (SELECT series FROM reading UNION SELECT series FROM quarantine WHERE series IS NOT NULL)"""
         )
         self.numbers.clear()
+        self._shares.forget()
         (left,) = self._connection.execute("SELECT count(*) FROM series").fetchone()
         self._pruned_at = min(max(SERIES_MAX, 2 * left), SERIES_CACHED_MAX - 1)

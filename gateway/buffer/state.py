@@ -1,11 +1,14 @@
 """What the buffer says of itself: how much it holds, whether it is full, whether it fails."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from gateway.buffer.file import BufferFile
+from gateway.buffer.shares import TOLD_MAX, TOLD_S, AboveShare
+from gateway.host.terminal_text import escaped, shortened, size
 from gateway.settings import BufferSettings
 
 ROOM_SAID_AFTER_S = 10.0
@@ -13,6 +16,16 @@ ROOM_SAID_AFTER_S = 10.0
 FULL_WORDS = {
     "refuse": "buffer full: sensors keep what they have until Kafka has taken some, or the disk has room",
     "drop-oldest": "buffer full: the oldest readings make room, and are counted as lost",
+}
+LOOKED_AFTER_S = 1.0
+"""Who is kept to its share is looked up so often, also while nothing comes."""
+NAMED_MAX = 5
+NAME_CHARACTERS_MAX = 80
+ABOVE_SHARE_MEANS = {
+    "refuse": "their readings are refused until Kafka has taken some, and those that a site's broker brings are lost; "
+    "all other devices' are taken (buffer.fair_from)",
+    "drop-oldest": "their own oldest readings make room, and are counted as lost; all other devices' are kept "
+    "(buffer.fair_from)",
 }
 
 log = structlog.get_logger()
@@ -29,6 +42,15 @@ class BufferState:
     full: bool = False
     failing: str | None = None
     """SQLite's words while commits fail; readings are held meanwhile, not lost."""
+    above_share: Sequence[AboveShare] = ()
+    """Devices that were kept to their share in the last minute, those that hold most first; some of them."""
+    above_share_devices: int = 0
+    """How many these are."""
+
+
+def device_name(device: str) -> str:
+    """A device for people, on a line of its own or within one."""
+    return escaped(shortened(device, NAME_CHARACTERS_MAX)) if device else "no known device"
 
 
 class StateWatch:
@@ -41,6 +63,10 @@ class StateWatch:
         """Whether there is nothing left that could be dropped, and still no room."""
         self.has_said_full = False
         self._full_seen_s = 0.0
+        self._look_s = 0.0
+        """When it is looked again who is kept to its share."""
+        self._limits_some = False
+        self._said_above_s = float("-inf")
 
     @property
     def cannot_store(self) -> bool:
@@ -49,9 +75,10 @@ class StateWatch:
         return is_without_room or self.state.failing is not None
 
     @property
-    def room_said_s(self) -> float:
-        """When it may be said that there is room again; infinite where it was not said that there is none."""
-        return self._full_seen_s + ROOM_SAID_AFTER_S if self.has_said_full else float("inf")
+    def due_s(self) -> float:
+        """When the state may change though nothing comes: there is room again, or nobody is above its share."""
+        room_said_s = self._full_seen_s + ROOM_SAID_AFTER_S if self.has_said_full else float("inf")
+        return min(room_said_s, self._look_s) if self._limits_some else room_said_s
 
     def measure(self, file: BufferFile, *, without_room: bool) -> None:
         """See how much room is left; say so when that changes. Raises sqlite3.Error, OSError."""
@@ -62,6 +89,10 @@ class StateWatch:
         state.backlog_lanes = file.lanes.backlog_lanes
         state.full = full
         now_s = time.monotonic()
+        if now_s >= self._look_s:
+            self._look_s = now_s + LOOKED_AFTER_S
+            self._tell_above_share(file.shares.above_share(now_s), now_s)
+        self._limits_some = file.shares.limits_some
         if full:
             self._full_seen_s = now_s
             if not self.has_said_full:
@@ -75,6 +106,20 @@ class StateWatch:
         elif self.has_said_full and now_s >= self._full_seen_s + ROOM_SAID_AFTER_S:
             self.has_said_full = False
             log.info("buffer has room again", bytes_used=state.bytes_used)
+
+    def _tell_above_share(self, above: Sequence[AboveShare], now_s: float) -> None:
+        """Keep it for who asks, and log it once a minute at most."""
+        self.state.above_share, self.state.above_share_devices = above[:TOLD_MAX], len(above)
+        if above and now_s >= self._said_above_s + TOLD_S:
+            self._said_above_s = now_s
+            log.warning(
+                "devices hold more than their share of the buffer",
+                means=ABOVE_SHARE_MEANS[self._settings.when_full],
+                devices={device_name(each.device): size(each.bytes) for each in above[:NAMED_MAX]},
+                others=len(above[NAMED_MAX:]),
+                readings=sum(each.readings for each in above),
+                settings="buffer.fair_from, buffer.bytes_max, buffer.when_full",
+            )
 
     def fail(self, words: str) -> None:
         """Nothing can be read or written, for this reason."""

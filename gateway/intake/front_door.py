@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.losses import EVENT_REFUSED
-from gateway.buffer.rows import Doubt, Entry, Loss, Quarantined
+from gateway.buffer.rows import Doubt, Entry, Loss, Origin, Quarantined
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.clock.sensor_dates import TimeLimits
 from gateway.intake.check_readings import CHECK_KIND, CHECK_TOPIC_PREFIX, CheckReadings
@@ -23,6 +23,8 @@ from gateway.intake.routes import Refusal, RouteTable
 from gateway.reading import Mark, Reading, Recalled
 from gateway.settings import GatewaySettings, KafkaSettings
 
+_WITH_SECRET = Origin(has_secret=True)
+
 
 class FrontDoor:
     """`Intake`, and `SerialIntake`, as the pipeline wires it: everything that any ingress takes in passes here."""
@@ -35,8 +37,13 @@ class FrontDoor:
         kafka: KafkaSettings,
         now_us: Callable[[], int],
         clocks: DeviceClocks | None = None,
+        *,
+        has_secrets: bool = False,
     ) -> None:
+        """`has_secrets`: devices of this site have secrets of their own."""
         self._buffer = buffer
+        self._guest = Origin(leaves_room=has_secrets)
+        self._broker = Origin(leaves_room=has_secrets, is_broker=True)
         self._routes = routes
         self._topics = ResolvedTopics(routes, gateway)
         self.now_us = now_us
@@ -71,7 +78,22 @@ class FrontDoor:
         return self._buffer.cannot_store
 
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
-        """See `Intake.take`."""
+        """See `Intake.take`. A device that holds more than its share of the buffer is refused."""
+        has_secret = bool(readings) and readings[0].writer is not None
+        self._take(readings, done, marks, _WITH_SECRET if has_secret else self._guest)
+
+    def take_of_broker(
+        self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()
+    ) -> None:
+        """See `Intake.take`. Readings of a device that holds more than its share are lost, and counted.
+
+        A broker sends the next ones only once it has its acknowledgements: to refuse one device would stop all others.
+        """
+        self._take(readings, done, marks, self._broker)
+
+    def _take(
+        self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark], origin: Origin
+    ) -> None:
         self.counts["readings"] += len(readings)
         arrivals: list[Arrivals] = []
         entries = [self._entry(reading, arrivals) for reading in readings]
@@ -82,7 +104,7 @@ class FrontDoor:
             # In a commit that is made anyway: no card is worn for it.
             of_clocks = self.clocks.marks(readings[-1].received_us)
             marks, done = [*marks, *of_clocks], partial(self._taken_with_clocks, of_clocks, done)
-        self._buffer.append(entries, done, marks)
+        self._buffer.append(entries, done, marks, origin)
 
     def _taken_with_clocks(self, marks: Sequence[Mark], done: Callable[[bool], None], stored: bool) -> None:  # noqa: FBT001 - the form of `done`
         if not stored:
@@ -112,7 +134,7 @@ class FrontDoor:
             self.lost(device, reason)
             return
         entry = self.quarantine.set_aside(Quarantined(reason, payload, device, subject, received_us))
-        self._buffer.append([entry], lambda stored: None if stored else self.lost(device, reason))
+        self._buffer.append([entry], lambda stored: None if stored else self.lost(device, reason), (), self._guest)
 
     def event(self, kind: str, device: str | None, **details: object) -> None:
         """See `Intake.event`."""
@@ -202,3 +224,19 @@ class FrontDoor:
             self.counts["readings"] -= 1
             return ResolvedTopic(self.events.series(CHECK_KIND), None, None, None, 0)
         return self._topics.resolve(reading)
+
+
+class BrokerDoor:
+    """The front door as a broker of the site sees it: `Intake`."""
+
+    def __init__(self, door: FrontDoor) -> None:
+        self.take = door.take_of_broker
+        self.marks = door.marks
+        self.lost = door.lost
+        self.event = door.event
+        self._door = door
+
+    @property
+    def cannot_store(self) -> bool:
+        """See `Intake.cannot_store`."""
+        return self._door.cannot_store

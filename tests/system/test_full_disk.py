@@ -101,7 +101,7 @@ def sensors(window: int = 40) -> list[LedgerSensor]:
 
 def write_small_config(disk: SmallDisk, directory: Path, port: int, bootstrap: str, when_full: str) -> Path:
     config = write_config(directory, bootstrap, port, "full")
-    buffer = f'[buffer]\npath = "{disk.inside}/buffer.db"\nbytes_max = 2000000\nfree_bytes_min = 0\n'
+    buffer = f'[buffer]\npath = "{disk.inside}/buffer.db"\nbytes_max = 2000000\nfair_from = 1.0\nfree_bytes_min = 0\n'
     text = config.read_text().replace(
         f'[buffer]\npath = "{directory}/buffer.db"\n', f'{buffer}when_full = "{when_full}"\n'
     )

@@ -198,7 +198,9 @@ def test_a_waiting_buffer_is_there_after_an_upgrade_and_a_downgrade(site: Site, 
 @pytest.mark.long(seconds=120)
 def test_a_full_buffer_is_there_after_an_upgrade(site: Site, packages: Packages) -> None:
     settings = (site.box.root / "etc/sluice/gateway.toml").read_text()
-    site.box.run("tee", "/etc/sluice/gateway.toml", text=f"{settings}\n[buffer]\nbytes_max = 1_000_000\n")
+    site.box.run(
+        "tee", "/etc/sluice/gateway.toml", text=f"{settings}\n[buffer]\nbytes_max = 1_000_000\nfair_from = 1.0\n"
+    )
     site.box.run("systemctl", "restart", "sluice.service")
     site.scene.network.blackhole()
     fleet = site.fleet("full", interval_ms=10)

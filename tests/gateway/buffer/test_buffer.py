@@ -153,7 +153,7 @@ async def test_the_same_identity_with_another_payload_is_stored_flagged_and_coun
 
 
 async def test_a_full_buffer_holds_what_comes_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
-    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000) as buffer:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, fair_from=1.0) as buffer:
         stored, held = await fill(buffer)
         behind = append(buffer, [entry(b"behind")])
         assert is_full(buffer)
@@ -170,15 +170,15 @@ async def test_a_full_buffer_holds_what_comes_and_goes_on_when_there_is_room(tmp
 
 
 async def test_what_is_held_when_the_buffer_closes_was_not_stored(tmp_path: Path) -> None:
-    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000) as buffer:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, fair_from=1.0) as buffer:
         stored, held = await fill(buffer)
     assert await held is False
-    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000) as buffer:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, fair_from=1.0) as buffer:
         assert len(await rows(buffer)) == stored
 
 
 async def test_marks_alone_need_no_room(tmp_path: Path) -> None:
-    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000) as buffer:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, fair_from=1.0) as buffer:
         assert await append(buffer, [entry(b"qos 2")], [Mark("mqtt/qos2/a/1", b"")])
         _, held = await fill(buffer)
         kept = await rows(buffer)
@@ -205,7 +205,7 @@ async def test_marks_are_kept_exactly_with_their_readings(tmp_path: Path) -> Non
 
 
 async def test_the_gateways_own_words_have_room_in_a_full_buffer(tmp_path: Path) -> None:
-    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000) as buffer:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, fair_from=1.0) as buffer:
         _, held = await fill(buffer)
         outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         buffer.append_own(entry(b"event"), outcome.set_result)
@@ -224,7 +224,7 @@ async def test_what_is_too_much_to_be_held_is_refused_at_once(tmp_path: Path) ->
 
 
 async def test_drop_oldest_makes_room_and_accounts_for_what_went(tmp_path: Path) -> None:
-    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest") as buffer:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest", fair_from=1.0) as buffer:
         for sequence in range(3_000):
             number = entry(b"%0500d" % sequence, device=f"d{sequence % 3}", sequence=sequence, received_us=sequence)
             append(buffer, [number])
@@ -250,7 +250,7 @@ async def test_a_dropped_loss_record_is_counted_again(tmp_path: Path) -> None:
     def report(loss: Loss) -> Entry:
         return Entry(gateway, json.dumps(loss_body(loss)).encode(), 5)
 
-    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest") as buffer:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest", fair_from=1.0) as buffer:
         buffer.count_loss(Loss("42", "refused-qos0", BOOT, 7, 100, 200))
         assert await buffer.report_losses(report) == 1
         for _ in range(60):
@@ -274,7 +274,7 @@ async def test_readings_that_waited_too_long_are_dropped_and_counted(tmp_path: P
 
 
 async def test_the_disk_of_others_counts(tmp_path: Path) -> None:
-    async with opened(tmp_path / "buffer.db", free_bytes_min=2**40) as buffer:
+    async with opened(tmp_path / "buffer.db", free_bytes_min=2**40, fair_from=1.0) as buffer:
         # The free pages that the file has are used up first.
         stored, held = await fill(buffer, 1_000_000)
         assert stored > 0
@@ -302,7 +302,7 @@ async def test_room_is_told_of_although_nothing_comes_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(state, "ROOM_SAID_AFTER_S", 0.2)
-    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000) as buffer:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, fair_from=1.0) as buffer:
         stored, held = await fill(buffer)
         buffer.confirm(buffer.id, spans_of(await rows(buffer)))
         assert await asyncio.wait_for(held, 10)
@@ -776,7 +776,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     def _open(self) -> None:
         async def start() -> Buffer:
-            buffer = Buffer(BufferSettings(path=self.path, bytes_max=1_000_000), BOOT, lambda: CLOCK)
+            buffer = Buffer(BufferSettings(path=self.path, bytes_max=1_000_000, fair_from=1.0), BOOT, lambda: CLOCK)
             buffer.open()
             return buffer
 

@@ -136,7 +136,7 @@ async def test_what_is_being_sent_is_not_dropped_but_what_stands_behind_it(tmp_p
 
 
 async def test_who_sends_is_told_what_was_dropped_since_it_was_read(tmp_path: Path) -> None:
-    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest") as buffer:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, fair_from=1.0, when_full="drop-oldest") as buffer:
         while not buffer.state.full:
             assert await store(buffer, [entry(bytes(30_000))])
         since = buffer.drops
@@ -178,7 +178,7 @@ async def test_what_is_confirmed_while_a_commit_makes_room_is_not_lost(
 async def test_what_is_read_while_it_is_dropped_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where it was in memory still."""
     loop = asyncio.get_running_loop()
-    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest") as buffer:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, fair_from=1.0, when_full="drop-oldest") as buffer:
         drop_oldest = Dropping.drop_oldest
         read: list[Future[list[Row]]] = []
 
@@ -259,7 +259,7 @@ async def test_a_delayed_commit_is_delayed_although_readings_never_stop_coming(t
 
 async def test_what_is_refused_at_the_end_is_counted_on_disk(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
-    async with opened(path, bytes_max=1_000_000) as buffer:
+    async with opened(path, bytes_max=1_000_000, fair_from=1.0) as buffer:
 
         def done(stored: bool) -> None:  # noqa: FBT001 - the contract of Intake
             if not stored:

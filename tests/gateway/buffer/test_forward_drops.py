@@ -21,7 +21,7 @@ async def lost(buffer: Buffer) -> int:
 @pytest.mark.parametrize("drain", ["live-first", "oldest-first"])
 async def test_a_full_buffer_and_a_slow_link(tmp_path: Path, drain: str) -> None:
     """What is read ahead of a round may be dropped, and then does not go; what is in one goes, and is not dropped."""
-    async with opened(tmp_path / "buffer.db", bytes_max=3_000_000, when_full="drop-oldest") as buffer:
+    async with opened(tmp_path / "buffer.db", bytes_max=3_000_000, when_full="drop-oldest", fair_from=1.0) as buffer:
         accepted = 0
 
         async def take_in(count: int) -> None:
@@ -48,7 +48,7 @@ async def test_a_full_buffer_and_a_slow_link(tmp_path: Path, drain: str) -> None
 
 async def test_what_was_sent_to_a_silent_partition_is_not_dropped(tmp_path: Path) -> None:
     """Round after round goes to the others: what is under way there stays until that is over."""
-    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest") as buffer:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest", fair_from=1.0) as buffer:
         async with uplink(buffer, request_timeout_s=10.0) as line:
             line.broker.silent.add(1)
             # "a" goes to that partition, "b" to another.

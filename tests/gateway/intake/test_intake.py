@@ -16,13 +16,13 @@ from msgspec.structs import replace
 
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.commit_queue import DELETE_DELAY_S
-from gateway.buffer.rows import Doubt, Quarantined, Series, spans_of
+from gateway.buffer.rows import Doubt, Origin, Quarantined, Series, spans_of
 from gateway.buffer.sensor_runs import DeviceRuns, Run
 from gateway.clock.gateway_clock import BootClock, BootTimes
 from gateway.clock.rfc3339 import rfc3339
 from gateway.clock.sensor_clocks import SAVE_INTERVAL_US, SENSOR_CLOCK_MARKS
 from gateway.clock.sensor_dates import DEFAULT_LIMITS, told_us
-from gateway.intake.front_door import FrontDoor
+from gateway.intake.front_door import BrokerDoor, FrontDoor
 from gateway.intake.kept_clocks import CLOCKS_AT_ONCE, keep_clocks, recall_clocks
 from gateway.intake.payload_identity import BINARY
 from gateway.intake.quarantine_retry import RetryOutcome, retry_quarantined
@@ -45,7 +45,7 @@ async def front_door(
 ) -> AsyncIterator[tuple[FrontDoor, Buffer]]:
     gateway = msgspec.convert({"id": "gw1", "namespace": "north", "key": key}, GatewaySettings)
     routes = compile_routes([JSON_ROUTE], None, frozenset((KAFKA.events_topic, KAFKA.quarantine_topic)))
-    async with opened(path / "buffer.db", bytes_max=bytes_max) as buffer:
+    async with opened(path / "buffer.db", bytes_max=bytes_max, fair_from=1.0) as buffer:
         yield FrontDoor(buffer, routes, gateway, KAFKA, lambda: 5), buffer
 
 
@@ -682,3 +682,23 @@ async def test_a_sensors_time_outlives_the_quarantine_and_a_restart(tmp_path: Pa
         assert (first.device_time_us, again.device_time_us) == (said_us, said_us)
         assert again.event_error_us >= first.event_error_us
         assert told_us(again, CLOCK.around(0), DEFAULT_LIMITS) == said_us
+
+
+async def test_who_has_no_secret_leaves_room_to_those_that_have_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where nobody has one, nobody leaves any."""
+    origins: list[Origin] = []
+    async with opened(tmp_path / "buffer.db") as buffer:
+        monkeypatch.setattr(buffer, "append", lambda _entries, _done, _marks, origin: origins.append(origin))
+        for has_secrets in (True, False):
+            routes = compile_routes([JSON_ROUTE], None, frozenset())
+            door = FrontDoor(buffer, routes, GatewaySettings("gw1"), KAFKA, lambda: 5, has_secrets=has_secrets)
+            plain = Reading("device/42/thermo", "device/42/thermo", b"1", 1)
+            door.take([replace(plain, writer="42")], lambda _: None)
+            door.take([plain], lambda _: None)
+            door.take([replace(plain, subject="/dev/ttyUSB0")], lambda _: None)
+            BrokerDoor(door).take([plain], lambda _: None)
+    guest, broker = Origin(leaves_room=True), Origin(leaves_room=True, is_broker=True)
+    secret = Origin(has_secret=True)
+    assert origins == [secret, guest, guest, broker, secret, Origin(), Origin(), Origin(is_broker=True)]

@@ -242,7 +242,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
     port = free_port()
     config = write_config(tmp_path, "127.0.0.1:1", port, "full")
     config.write_text(
-        config.read_text().replace("[buffer]", f"[buffer]\nfree_bytes_min = {2**40}\nbytes_max = 1000000")
+        config.read_text().replace(
+            "[buffer]", f"[buffer]\nfree_bytes_min = {2**40}\nbytes_max = 1000000\nfair_from = 1"
+        )
     )
     with daemon(config, port):
         fill(port)
