@@ -17,6 +17,9 @@ DROPPED = "quarantine-dropped"
 """Why input is lost that somebody dropped from there."""
 TOPIC_FORBIDDEN = "broker-refused: TopicAuthorizationFailedError"
 """The reason of what Kafka does not let this gateway write; the others about topics begin with `topic-`."""
+BYTES_SQL = "length(payload) + 2 * length(CAST(subject AS BLOB))"
+"""What input counts for its bound: a hostile topic may have 65,535 bytes, and stands there twice, as its subject. The
+second one stands behind the payload, and is not looked at."""
 _COLUMNS = (
     "reason, payload, device, subject, received_us, topic, writer, series, event_us, event_error_us, tick_ms,"
     " device_boot, device_sequence, boot_id, doubt, device_time_us"
@@ -48,7 +51,7 @@ class Quarantine:
     def measure(self) -> None:
         """Count what is there: after the file was opened, or a transaction was rolled back."""
         self.rows, self.bytes = self._connection.execute(
-            "SELECT count(*), coalesce(sum(length(payload)), 0) FROM quarantine"
+            f"SELECT count(*), coalesce(sum({BYTES_SQL}), 0) FROM quarantine"
         ).fetchone()
         self._spans = None
 
@@ -104,7 +107,7 @@ class Quarantine:
         )
         self._spans = None
         self.rows += 1
-        self.bytes += len(input_.payload)
+        self.bytes += len(input_.payload) + 2 * len(input_.subject.encode())
         # At most a tenth of the buffer: what is set aside must not keep readings out.
         bytes_max = min(self._settings.quarantine_bytes_max, self._settings.bytes_max // 10)
         while self.rows > self._settings.quarantine_rows_max or (self.bytes > bytes_max and self.rows > 1):
@@ -169,7 +172,7 @@ class Quarantine:
         self._spans = None
         for number in numbers:
             size = self._connection.execute(
-                "SELECT length(payload) FROM quarantine WHERE number = ?", (number,)
+                f"SELECT {BYTES_SQL} FROM quarantine WHERE number = ?", (number,)
             ).fetchone()
             if size is not None:
                 self._connection.execute("DELETE FROM quarantine WHERE number = ?", (number,))

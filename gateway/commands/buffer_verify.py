@@ -10,6 +10,7 @@ from msgspec import Struct
 from sqlite_utils import Database
 
 from gateway.buffer.lanes import read_counts
+from gateway.buffer.quarantine import BYTES_SQL
 from gateway.buffer.schema import MIGRATIONS, is_corruption
 from gateway.commands.buffer_reading import SPAN_ROWS, LaneEnds, lanes, opened, sequence_of
 from gateway.host.terminal_text import counted
@@ -179,7 +180,7 @@ def _count_span(db: Database, lane: LaneEnds, expected: int, found: _LaneFaults)
 
 
 def _quarantine_bounds(db: Database, settings: BufferSettings) -> Verdict:
-    (rows, size) = db.execute("SELECT count(*), coalesce(sum(length(payload)), 0) FROM quarantine").fetchone()
+    (rows, size) = db.execute(f"SELECT count(*), coalesce(sum({BYTES_SQL}), 0) FROM quarantine").fetchone()
     bytes_max = min(settings.quarantine_bytes_max, settings.bytes_max // 10)
     words = f"{counted(rows, 'input')}, {counted(size, 'byte')}"
     if rows > settings.quarantine_rows_max:

@@ -65,3 +65,18 @@ async def test_what_makes_room_there_is_counted_with_its_sequence(tmp_path: Path
             await buffer.quarantine(buffer.id, [replace(entry(b"report"), quarantined=input_)], [])
         (loss,) = await losses(buffer)
         assert loss == Loss("42", "quarantine-overflow", buffer.boot_id, 2, 5, 5, "b", 0, 1)
+
+
+async def test_a_long_topic_counts_for_the_quarantines_bound(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path, bytes_max=10_000_000) as buffer:
+        for number in range(40):
+            topic = f"{number}".ljust(60_000, "x")
+            input_ = Quarantined("no-route", b"raw", "", topic, 1, topic)
+            assert await store(buffer, [replace(entry(b"report"), quarantined=input_)])
+        assert buffer.state.bytes_used < 1_300_000
+        assert buffer.counts["quarantine-overflow"] == 32
+    async with opened(path, bytes_max=10_000_000) as buffer:
+        input_ = Quarantined("no-route", b"raw", "", "x" * 60_000, 1, "x" * 60_000)
+        assert await store(buffer, [replace(entry(b"report"), quarantined=input_)])
+        assert buffer.counts["quarantine-overflow"] == 1
