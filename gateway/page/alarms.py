@@ -9,6 +9,8 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from gateway.buffer.losses import OWN_LOSSES
+from gateway.buffer.shares import AboveShare
+from gateway.buffer.state import ABOVE_SHARE_MEANS
 from gateway.buffer.status import BufferStatus
 from gateway.buffer.wear import WriteBudget
 from gateway.clock.report import ClockView, hold_words
@@ -112,6 +114,10 @@ class Facts(Struct, frozen=True):
     """Devices of whose sequence numbers did not come, and how many at the least: most first."""
     findings: tuple[tuple[str, str], ...]
     """Devices of which something is to be mended, and what."""
+    above_share: Sequence[AboveShare] = ()
+    """Devices that were kept to their share of the buffer in the last minute: some of them, by what they hold."""
+    above_share_devices: int = 0
+    """How many these are."""
 
 
 class Headline(Struct, frozen=True):
@@ -207,6 +213,7 @@ def _buffer(facts: Facts) -> Iterator[Alarm]:
             "Get Kafka reached again, or give the buffer more room (buffer.bytes_max, free space on the disk).",
         )
         return
+    yield from _above_share(facts)
     soon_s = None if facts.hours_until_full is None else facts.hours_until_full * 3_600
     is_soon = soon_s is not None and soon_s < SOON_FULL_S and not facts.uplink.up
     if share >= NEARLY_FULL or is_soon:
@@ -218,6 +225,25 @@ def _buffer(facts: Facts) -> Iterator[Alarm]:
             f"{lasts}When it is full, {then}.",
             "Get Kafka reached again, or raise buffer.bytes_max.",
         )
+
+
+def _above_share(facts: Facts) -> Iterator[Alarm]:
+    if not facts.above_share:
+        return
+    named = [
+        f"{shortened(each.device, NAME_CHARACTERS_MAX) or 'no known device'} ({size(each.bytes)})"
+        for each in facts.above_share[:NAMED_MAX]
+    ]
+    more = facts.above_share_devices - len(named)
+    means = ABOVE_SHARE_MEANS[facts.settings.buffer.when_full]
+    yield Alarm(
+        "bad",
+        "Buffer",
+        f"More than their share of the buffer is held by {', '.join(named)}{f' and {more:,} more' if more else ''}.",
+        f"{means[0].upper()}{means[1:]}.",
+        "See what they send: sluice devices revoke keeps out one that was stolen. Else get Kafka reached again, or "
+        "raise buffer.bytes_max.",
+    )
 
 
 def _wear(facts: Facts) -> Iterator[Alarm]:

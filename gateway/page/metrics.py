@@ -61,6 +61,20 @@ def _gateway(facts: Facts, versions: Mapping[str, str]) -> Iterator[Metric]:
     yield GaugeMetricFamily("sluice_buffer_bytes", "What the buffer takes.", facts.bytes_used)
     yield GaugeMetricFamily("sluice_buffer_max_bytes", "What it may take (buffer.bytes_max).", buffer.bytes_max)
     yield GaugeMetricFamily("sluice_buffer_full", "Whether it is full.", facts.full)
+    yield GaugeMetricFamily(
+        "sluice_buffer_devices_above_share",
+        "Devices that were kept to their share in the last minute (buffer.fair_from).",
+        facts.above_share_devices,
+    )
+    yield CounterMetricFamily(
+        "sluice_buffer_share_refused_readings",
+        "Readings that were refused for that, each time they came.",
+        facts.counts.get("share-refused", 0),
+    )
+    above = GaugeMetricFamily("sluice_buffer_above_share_bytes", "What some of these hold.", labels=["device"])
+    for each in facts.above_share:
+        above.add_metric([each.device], each.bytes)
+    yield above
     yield GaugeMetricFamily("sluice_buffer_failing", "Whether its disk fails.", facts.failing is not None)
     if facts.room_bytes is not None:
         yield GaugeMetricFamily("sluice_buffer_room_bytes", "What may still come in.", facts.room_bytes)

@@ -327,6 +327,8 @@ class StatusView:
             findings=tuple(
                 (row.device.device, row.device.note) for row in self._rows if row.device.finding and row.device.note
             ),
+            above_share=state.above_share,
+            above_share_devices=state.above_share_devices,
         )
 
     def _missing(self) -> Iterator[tuple[str, int]]:
@@ -440,6 +442,8 @@ class StatusView:
         warnings = []
         if facts.full:
             warnings.append("the buffer is full")
+        if facts.above_share_devices:
+            warnings.append("devices hold more than their share of the buffer")
         if not facts.uplink.up:
             warnings.append("Kafka is not reached")
         if not facts.clock.synced:

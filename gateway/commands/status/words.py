@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from gateway.buffer.state import ABOVE_SHARE_MEANS, device_name
 from gateway.buffer.status import told
 from gateway.buffer.wear import SEEN_S_MIN
 from gateway.clock.report import hold_words, known_words
@@ -410,8 +411,21 @@ def _buffer_lines(seen: Glance) -> Iterator[str]:
         yield f"{_BESIDE}FAILING: {escaped(failing)}; nothing is acknowledged until it works again"
     elif _is_full(seen):
         yield f"{_BESIDE}FULL: {_WHEN_FULL[settings.buffer.when_full]}"
+    yield from _above_share(seen)
     for name in found.set_aside:
         yield f"{_BESIDE}set aside as corrupt: {escaped(name)}; keep it until you need nothing more of it"
+
+
+def _above_share(seen: Glance) -> Iterator[str]:
+    """Devices that were kept to their share of the buffer in the last minute."""
+    buffer = (seen.answer or {}).get("buffer", {})
+    above = buffer.get("above_share") or ()
+    if above:
+        named = [f"{device_name(each['device'])} ({size(each['bytes'])})" for each in above[:NAMED_MAX]]
+        more = buffer["above_share_devices"] - len(named)
+        others = f" and {more:,} more" if more else ""
+        means = ABOVE_SHARE_MEANS[seen.settings.buffer.when_full]
+        yield f"{_BESIDE}ABOVE THEIR SHARE: {', '.join(named)}{others}: {means}"
 
 
 def _tells_what_waits(seen: Glance) -> bool:

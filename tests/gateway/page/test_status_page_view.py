@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.rows import Entry, Loss
+from gateway.buffer.shares import AboveShare
 from gateway.clock.gateway_clock import BootClock
 from gateway.clock.kernel_clock import boot_id, boottime_us
 from gateway.clock.report import ClockView
@@ -178,10 +179,15 @@ async def test_an_offline_and_a_full_gateway_is_healthy_and_a_failing_one_is_not
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view, "HEALTH_S", 0)
+    # What is set here is not measured anew.
+    monkeypatch.setattr(box.buffer._commits, "_measure", lambda **_: None)
     assert await box.view.health() == (True, "", [])
     box.uplink = UplinkState(error="secret.example refuses the password of barn-1")
     box.buffer.state.full = True
     assert await box.view.health() == (True, "", ["the buffer is full", "Kafka is not reached"])
+    box.buffer.state.full, box.buffer.state.above_share_devices = False, 1
+    _, _, (warning, _) = await box.view.health()
+    assert warning == "devices hold more than their share of the buffer"
     box.buffer.state.failing = "disk I/O error at /secret/path"
     is_well, reason, _ = await box.view.health()
     assert not is_well
@@ -242,11 +248,14 @@ async def test_metrics_are_what_prometheus_takes(box: Box) -> None:
     await box.take('4"2\\', "1")
     box.look()
     await box.refreshed()
+    box.buffer.state.above_share = [AboveShare('4"2\\', 5_000, 3)]
     text = (await box.view.metrics()).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["sluice_readings"].samples[0].value == 2
     assert families["sluice_uplink_up"].samples[0].value == 1
     assert families["sluice_buffer_bytes"].samples[0].value > 0
+    (above,) = families["sluice_buffer_above_share_bytes"].samples
+    assert (above.labels["device"], above.value) == ('4"2\\', 5_000)
     devices = {sample.labels["device"] for sample in families["sluice_device_silence_seconds"].samples}
     assert "42" in devices
     assert all(re.fullmatch(r"(sluice|process)_[a-z0-9_]+", name) for name in families)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gateway.buffer.shares import AboveShare
 from gateway.buffer.status import BufferStatus
 from gateway.buffer.wear import DAY_S, UsageHour, write_budget
 from gateway.clock.report import ClockView
@@ -131,6 +132,12 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
     [
         ({"failing": "disk I/O error"}, "bad", "The disk fails: disk I/O error.", "replace it"),
         ({"full": True, "bytes_used": 10**9}, "bad", "The buffer is full (1.0 GB).", "buffer.bytes_max"),
+        (
+            {"above_share": [AboveShare("attic", 380_000_000, 7)], "above_share_devices": 3},
+            "bad",
+            "More than their share of the buffer is held by attic (380.0 MB) and 2 more.",
+            "sluice devices revoke",
+        ),
         ({"bytes_used": 850_000_000}, "warn", "The buffer fills: 85% of its room is used.", "buffer.bytes_max"),
         (
             {"disk_troubles": (Trouble(True, "ext4 has met 3 errors"),)},

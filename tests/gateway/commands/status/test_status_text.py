@@ -225,6 +225,17 @@ def test_a_full_buffer_is_told_once() -> None:
     assert any(line.endswith("safe on disk, no room for more") for line in lines)
 
 
+def test_who_holds_more_than_its_share_of_the_buffer_is_named() -> None:
+    above = [{"device": name, "bytes": 2_000_000, "readings": 7} for name in ("attic\x1b[2J", "", *"abcdef")][:6]
+    answer = {"buffer": {"full": False, "above_share": above, "above_share_devices": 9}, "uplink": DOWN}
+    (line,) = [line for line in status_lines(glance(DOWN, answer=answer)) if "ABOVE THEIR SHARE" in line]
+    assert r"attic\x1b[2J (2.0 MB), no known device (2.0 MB), a (2.0 MB)" in line
+    assert "and 4 more: their readings are refused" in line
+    dropping = Settings(SETTINGS.gateway, SETTINGS.kafka, BufferSettings(when_full="drop-oldest"))
+    lines = status_lines(glance(DOWN, answer=answer, settings=dropping))
+    assert any("their own oldest readings make room" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("since", "words"),
     [
