@@ -16,6 +16,7 @@ from typing import Final
 from msgspec import structs
 
 from gateway.buffer.schema import MIGRATIONS, read_marks
+from gateway.buffer.shares import kept_days
 from gateway.buffer.status import is_running, open_to_read
 from gateway.clock.gateway_clock import WallClock
 from gateway.clock.kernel_clock import boottime_us, read_wall_clock
@@ -60,6 +61,8 @@ HEARTBEAT_BYTES: Final = 1_000
 """What a heartbeat of an idle gateway takes on the wire, both ways, with what goes beside it."""
 HEARTBEATS_SHARE_MAX: Final = 1 / 2
 """Of what a metered link may carry: with more, readings have less of it than heartbeats."""
+TYPICAL_BYTES: Final = 100
+"""A reading, for what is said of how long they are kept."""
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _PER_S = "kafka.bytes_per_s_max"
 
@@ -77,7 +80,7 @@ def _by_link(settings: Settings, config: Path) -> Iterator[tuple[str, Iterable[F
     yield "configuration", _config_file(settings, config)
     if settings.status_page is not None:
         yield "configuration", check_page(settings.status_page, settings.buffer.path)
-    yield "disk", [_buffer(settings.buffer)]
+    yield "disk", [_buffer(settings.buffer), _fair_share(settings.buffer)]
     yield "disk", check_disk(settings.buffer.path)
     clock = read_wall_clock(settings.gateway)
     yield "clock", check_clock(settings, clock)
@@ -252,6 +255,18 @@ def _room(settings: BufferSettings) -> Finding:
             f"({size(settings.free_bytes_min)}); lower it, or make room",
         )
     return well("buffer.path", f"{path} can be written by {this_user()}; {size(free)} are free")
+
+
+def _fair_share(settings: BufferSettings) -> Finding:
+    if settings.fair_from >= 1:
+        words = "1: one device may fill the buffer, and all others are refused then; write 0.5 where there are several"
+    else:
+        words = (
+            f"while Kafka is away, a device that sends a reading of {TYPICAL_BYTES} bytes each second is kept for "
+            f"{kept_days(settings, TYPICAL_BYTES):,.1f} days, whatever one other device sends (a larger "
+            "buffer.bytes_max keeps more); each further one that sends all it can leaves two thirds of that"
+        )
+    return well("buffer.fair_from", words)
 
 
 # -- ports ----------------------------------------------------------------------------------------

@@ -89,6 +89,7 @@ def test_a_place_where_all_is_well_is_left_as_it_was(tmp_path: Path) -> None:
     assert {subject: judgement(each) for subject, each in all_found.items()} == {
         "settings": "ok",
         "buffer.path": "ok",
+        "buffer.fair_from": "ok",
         "clock": "ok",
     }
     found = all_found["buffer.path"]
@@ -140,6 +141,16 @@ def test_a_path_that_cannot_hold_the_buffer(tmp_path: Path, change: str, subject
     found = findings(write_config(tmp_path, **{"/buffer.db": change}))[subject]
     assert judgement(found) == "FAIL"
     assert words in found.words
+
+
+def test_for_how_long_a_device_is_kept_whatever_another_one_sends(tmp_path: Path) -> None:
+    kept = findings(write_config(tmp_path, **{"10_000_000": "1_000_000_000"}))["buffer.fair_from"]
+    assert judgement(kept) == "ok"
+    assert "of 100 bytes each second is kept for 8.0 days, whatever one other device sends" in kept.words
+    small = findings(write_config(tmp_path))["buffer.fair_from"]
+    assert "is kept for 0.0 days" in small.words
+    alone = findings(write_config(tmp_path, bytes_max="fair_from = 1\nbytes_max"))["buffer.fair_from"]
+    assert "one device may fill the buffer" in alone.words
 
 
 def test_a_file_that_sluice_would_set_aside_is_remarked_on(tmp_path: Path) -> None:
@@ -801,6 +812,7 @@ def test_warnings_do_not_fail_and_each_line_begins_with_its_judgement(tmp_path: 
     told = json.loads(CliRunner().invoke(main, ["check", "--config", str(config), "--json"]).output)
     assert [(each["link"], each["result"], each["ok"], each.get("warning", False)) for each in told] == [
         ("configuration", "pass", True, False),
+        ("disk", "pass", True, False),
         ("disk", "pass", True, False),
         ("clock", "pass", True, False),
         ("serial", "pass", True, False),
