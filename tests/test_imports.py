@@ -38,10 +38,6 @@ def test_a_gateway_without_serial_lines_does_not_load_pyserial() -> None:
     assert "serial" not in imported_by("gateway.pipeline", "gateway.listener.listener")
 
 
-def test_a_gateway_without_a_route_for_cbor_does_not_load_it() -> None:
-    assert "cbor2" not in imported_by(*DAEMON)
-
-
 @pytest.mark.parametrize("library", ["h11", "prometheus_client"])
 def test_a_gateway_without_a_status_page_does_not_load_what_serves_it(library: str) -> None:
     assert library not in imported_by(*DAEMON)

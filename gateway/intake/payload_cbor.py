@@ -1,52 +1,156 @@
-"""Reads a payload that is CBOR (RFC 8949), whoever made it: bounded in depth and size, and nothing in it is acted on.
+"""Reads a payload that is CBOR (RFC 8949), whoever made it: a bounded number of steps, and nothing in it is acted on.
 
-Loaded only where a route names CBOR: see `payload_identity` and `payload_time`.
+Not cbor2: that hashes whatever a payload has for a key, and counts nothing. Keys of equal hash cost it the square of
+their number. A check that runs before it would be as long as this reader.
 """
 
 import math
-from typing import Any
+from struct import unpack
+from typing import Any, Final
 
-import cbor2
-
-CBOR_BYTES_MAX = 65_536
-"""Larger payloads are not looked into: each byte of one may become an object."""
-DEPTH_MAX = 32
-EXPONENT_MAX = 32
+CBOR_BYTES_MAX: Final = 65_536
+"""Bytes that are looked into."""
+ITEMS_MAX: Final = 4_096
+"""Items that are looked into. Each map, array, name, value, tag and chunk is one."""
+DEPTH_MAX: Final = 32
+LABEL_MAX: Final = 255
+"""The largest integer that is a name; SenML's labels are -6 to 8."""
+EXPONENT_MAX: Final = 32
 """Of a decimal fraction: none that says when something was measured needs more."""
 
-_DECIMAL_FRACTION = 4
-# What cbor2 makes something of by itself: dates, regular expressions, addresses, references, ...
-_KNOWN_TAGS = (0, 1, 2, 3, 5, 25, 28, 29, 30, 35, 36, 37, 52, 54, 100, 256, 258, 260, 261, 1004, 43000, 55799)
+_BYTES, _TEXT, _ARRAY, _MAP, _SIMPLE = 2, 3, 4, 5, 7
+"""Major types (section 3.1). Below are the integers, between is the tag."""
+_DECIMAL_FRACTION: Final = 4
+_INDEFINITE: Final = -1
+_BREAK: Final = b"\xff"
+_FLOATS: Final = {25: ">e", 26: ">f", 27: ">d"}
+_SIMPLE_VALUES: Final = {20: False, 21: True, 22: None}
 
 
 def decode(payload: bytes) -> object:
     """The first data item. Raises ValueError where there is none.
 
-    Numbers, texts, bytes, lists (tuples where they are keys) and dicts; of what is tagged the bare value, except that a
-    decimal fraction is a number, or NaN where it is damaged.
+    Numbers, texts, bytes, lists and dicts. A tagged value is the bare value, except that a decimal fraction is a
+    number, or NaN where it is damaged. `undefined` and other simple values are NaN too. A map has only the members
+    whose names are texts or small integers.
+
+    A map that goes on beyond CBOR_BYTES_MAX or ITEMS_MAX has the members that end before. Anything else that does is
+    no data item.
     """
-    if len(payload) > CBOR_BYTES_MAX:
-        raise ValueError(f"{len(payload)} bytes; at most {CBOR_BYTES_MAX} are looked into")
+    reader = _Reader(payload[:CBOR_BYTES_MAX])
     try:
-        return cbor2.loads(payload, semantic_decoders=_DECODERS, tag_hook=_bare_tag, max_depth=DEPTH_MAX)
-    except (cbor2.CBORError, TypeError, OverflowError) as error:
-        raise ValueError(f"no CBOR: {error}") from error
+        return reader.item(DEPTH_MAX)
+    except IndexError as error:
+        if reader.outermost is None or (reader.items_left and len(payload) <= CBOR_BYTES_MAX):
+            raise ValueError("no CBOR, or too much of it") from error
+        return reader.outermost
 
 
-def _bare(value: object, _: bool) -> object:  # noqa: FBT001 - cbor2's way to call
-    return value
+class _Reader:
+    __slots__ = ("at", "items_left", "outermost", "payload")
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = payload
+        self.at = 0
+        self.items_left = ITEMS_MAX
+        self.outermost: dict[str | int, object] | None = None
+        """The map that all else stands in, as far as it is read."""
+
+    def item(self, depth: int) -> object:  # noqa: PLR0911 - one for each kind
+        """The item that begins here. Raises ValueError where there is none.
+
+        Raises IndexError where the bytes, or ITEMS_MAX, end before it does.
+        """
+        if not self.items_left:
+            raise IndexError
+        self.items_left -= 1
+        first = self.payload[self.at]
+        self.at += 1
+        kind, count = first >> 5, first & 31
+        if kind == _SIMPLE:
+            return self._simple(count)
+        if count >= 24:
+            count = self._argument(kind, count)
+        if kind < _BYTES:
+            return -1 - count if kind else count
+        if kind <= _TEXT:
+            if count == _INDEFINITE:
+                return self._chunks(kind)
+            found = self._take(count)
+            return found.decode() if kind == _TEXT else found
+        if depth == 0:
+            raise ValueError(f"more than {DEPTH_MAX} levels of CBOR")
+        if kind == _MAP:
+            return self._map(count, depth - 1)
+        if kind == _ARRAY:
+            return self._array(count, depth - 1)
+        value = self.item(depth - 1)
+        return _decimal_fraction(value) if count == _DECIMAL_FRACTION else value
+
+    def _argument(self, kind: int, information: int) -> int:
+        """A number, a length or a tag that has bytes of its own (section 3). Raises as `item` does."""
+        if information < 28:
+            return int.from_bytes(self._take(1 << information - 24))
+        if information == 31 and _BYTES <= kind <= _MAP:
+            return _INDEFINITE
+        raise ValueError("no CBOR: an argument that there is not")
+
+    def _take(self, count: int) -> bytes:
+        taken = self.payload[self.at : self.at + count]
+        if len(taken) < count:
+            raise IndexError
+        self.at += count
+        return taken
+
+    def _ends(self) -> bool:
+        """Whether an item of indefinite length ends here."""
+        if self.payload[self.at : self.at + 1] != _BREAK:
+            return False
+        self.at += 1
+        return True
+
+    def _simple(self, information: int) -> object:
+        if information in _FLOATS:
+            number: float = unpack(_FLOATS[information], self._take(1 << information - 24))[0]
+            return number
+        if information == 24:
+            self._take(1)
+        elif information > 24:
+            raise ValueError("no CBOR: a break that ends nothing, or a value that there is not")
+        return _SIMPLE_VALUES.get(information, math.nan)
+
+    def _chunks(self, kind: int) -> Any:
+        """A string of indefinite length: strings of its kind, whose lengths are known."""
+        chunks: list[Any] = []
+        while not self._ends():
+            first = self.payload[self.at]
+            if first >> 5 != kind or first & 31 == 31:
+                raise ValueError("no CBOR: a string of what is no string")
+            chunks.append(self.item(0))
+        return ("" if kind == _TEXT else b"").join(chunks)
+
+    def _array(self, count: int, depth: int) -> list[object]:
+        items: list[object] = []
+        while len(items) != count and not (count == _INDEFINITE and self._ends()):
+            items.append(self.item(depth))
+        return items
+
+    def _map(self, count: int, depth: int) -> dict[str | int, object]:
+        members: dict[str | int, object] = {}
+        if depth == DEPTH_MAX - 1:
+            self.outermost = members
+        while count and not (count == _INDEFINITE and self._ends()):
+            name = self.item(depth)
+            value = self.item(depth)
+            if type(name) is str or (type(name) is int and abs(name) <= LABEL_MAX):
+                members[name] = value
+            count -= count != _INDEFINITE
+        return members
 
 
-def _bare_tag(tag: cbor2.CBORTag, _: bool) -> object:  # noqa: FBT001 - cbor2's way to call
-    return tag.value
-
-
-def _decimal_fraction(value: Any, _: bool) -> float:  # noqa: FBT001 - cbor2's way to call
+def _decimal_fraction(value: object) -> float:
     """[exponent, mantissa], section 3.4.4: what SenML may have for a number."""
     match value:
-        case (int(exponent), int(mantissa)) if abs(exponent) <= EXPONENT_MAX:
+        case [int(exponent), int(mantissa)] if abs(exponent) <= EXPONENT_MAX:
             return float(mantissa * 10**exponent)
     return math.nan
-
-
-_DECODERS = {**dict.fromkeys(_KNOWN_TAGS, _bare), _DECIMAL_FRACTION: _decimal_fraction}

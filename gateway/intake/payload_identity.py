@@ -8,12 +8,15 @@ from struct import Struct as BytesLayout
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, UnsetType
 
+from gateway.intake.payload_cbor import decode as decode_cbor
 from gateway.reading import name_of_boot
 from gateway.settings import PayloadIdentity
 
 BOOT_CHARACTERS_MAX = 64
+MEMBER_BYTES_MAX = 1_024
+"""Of a JSON member that is not what it should be; a boot of 64 characters, each of them escaped, has 770."""
 SEQUENCE_MAX = 2**63 - 1
 TICK_MODULUS = 2**32
 TICK_UNREADABLE = -1
@@ -27,20 +30,20 @@ BINARY_VERSION = 1
 class Identity(msgspec.Struct, gc=False):
     """What a payload says of who took it; the members of the layout `json`."""
 
-    boot: Any
+    # That members are of their kind and in their limits msgspec sees at no cost. What is not is never made.
+    boot: str | int
     """A text, once it is checked."""
-    # That numbers are in their limits msgspec sees at no cost.
     seq: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
     tick: Annotated[int, Meta(ge=0, lt=TICK_MODULUS)] | None = None
     """The sensor's clock at the measurement, in milliseconds (32 bits, wraps); None where there is none,
     `TICK_UNREADABLE` where what is there is no such number."""
-    lost: Any = UNSET
-    """`[first, last]`: sequences that the sensor dropped since it last said so."""
+    lost: tuple[int, int] | UnsetType | None = UNSET
+    """`[first, last]`: sequences that the sensor dropped since it last said so. None where it makes no sense."""
 
     def dropped(self) -> tuple[int, int] | None:
         """What the sensor says it dropped, before the sample that says it; None where that makes no sense."""
         match self.lost:
-            case [int(first), int(last)] if 0 <= first <= last < self.seq and last - first < LOST_SEQUENCES_MAX:
+            case (first, last) if 0 <= first <= last < self.seq and last - first < LOST_SEQUENCES_MAX:
                 return first, last
         return None
 
@@ -48,7 +51,7 @@ class Identity(msgspec.Struct, gc=False):
 class _BareIdentity(msgspec.Struct):
     """The same, where something in it is not of its kind: the reading is not to be the worse for it."""
 
-    boot: Any
+    boot: msgspec.Raw
     seq: int
     tick: msgspec.Raw = msgspec.Raw()
     lost: msgspec.Raw = msgspec.Raw()
@@ -60,12 +63,7 @@ Reader = Callable[[bytes], Identity | None]
 
 def reader(layout: PayloadIdentity) -> Reader | None:
     """What reads this layout; None for `none`."""
-    if layout == "cbor":
-        # cbor2 is a megabyte and more: a gateway without such a route does without it.
-        from gateway.intake.payload_cbor import decode  # noqa: PLC0415
-
-        return lambda payload: of_cbor(payload, decode)
-    return {"none": None, "json": of_json, "binary": of_binary}[layout]
+    return {"none": None, "json": of_json, "cbor": of_cbor, "binary": of_binary}[layout]
 
 
 _decode_json = msgspec.json.Decoder(Identity).decode
@@ -89,27 +87,35 @@ def _of_json_bare(payload: bytes) -> Identity | None:
         found = _decode_bare_json(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    tick, lost = _alone(found.tick, None, TICK_UNREADABLE), _alone(found.lost, UNSET, None)
-    return _checked(Identity(found.boot, found.seq, tick, lost))
+    boot, tick, lost = _alone(found.boot, None), _alone(found.tick, TICK_UNREADABLE), _alone(found.lost, None)
+    return _checked(Identity(boot, found.seq, tick if found.tick else None, _pair(lost) if found.lost else UNSET))
 
 
-def _alone(raw: msgspec.Raw, missing: object, unreadable: object) -> Any:
-    """A member that is read by itself; `unreadable` where it cannot be read, `missing` where there is none."""
+def _alone(raw: msgspec.Raw, unreadable: object) -> Any:
+    """A member that is read by itself; `unreadable` where there is none, or it cannot be read."""
     try:
-        return msgspec.json.decode(raw) if raw else missing
+        return msgspec.json.decode(raw) if len(raw) <= MEMBER_BYTES_MAX else unreadable
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return unreadable
 
 
-def of_cbor(payload: bytes, decode: Callable[[bytes], object]) -> Identity | None:
+def _pair(lost: object) -> tuple[int, int] | None:
+    match lost:
+        case [first, last] if type(first) is type(last) is int:
+            return first, last
+    return None
+
+
+def of_cbor(payload: bytes) -> Identity | None:
     """The same members of a CBOR map, their names as texts."""
     try:
-        found = decode(payload)
+        found: Any = decode_cbor(payload)
     except ValueError:
         return None
-    if not isinstance(found, dict) or type(sequence := found.get("seq")) is not int:
+    if type(found) is not dict or type(sequence := found.get("seq")) is not int:
         return None
-    return _checked(Identity(found.get("boot"), sequence, found.get("tick"), found.get("lost", UNSET)))
+    lost = _pair(found["lost"]) if "lost" in found else UNSET
+    return _checked(Identity(found.get("boot"), sequence, found.get("tick"), lost))
 
 
 def of_binary(payload: bytes) -> Identity | None:

@@ -5,11 +5,11 @@ PAYLOADS.md describes both. What is said here is judged elsewhere: see `clock.se
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from gateway.intake.payload_cbor import decode as decode_cbor
 from gateway.intake.payload_identity import BINARY
 from gateway.settings import PayloadIdentity, TimeSource
 
@@ -17,6 +17,10 @@ SENML_JSON = "application/senml+json"
 SENML_CBOR = "application/senml+cbor"
 SENML_BYTES_MAX = 65_536
 """Larger packs are not looked into: each byte of one may become an object."""
+SENML_RECORDS_MAX = 1_024
+"""Packs in JSON that have more are not looked into: an empty record has three bytes, and costs as much as another."""
+NUMBER_BYTES_MAX = 64
+"""Of a time in a pack in JSON. Longer numbers are damaged: digits cost the square of their number."""
 RELATIVE_S_MAX = 2**28
 """Times below this are relative to now, others are since 1970 (RFC 8428, section 4.5.3)."""
 DEVICE_TIME_US_MAX = 2**63 - 1
@@ -47,8 +51,8 @@ Reader = Callable[[bytes], Told | None]
 class _Record(msgspec.Struct, gc=False):
     """A SenML record's times, and whether it has a value: one that has none only sets what is common to others."""
 
-    bt: Any = None
-    t: Any = None
+    bt: msgspec.Raw = msgspec.Raw()
+    t: msgspec.Raw = msgspec.Raw()
     v: msgspec.Raw = msgspec.Raw()
     vs: msgspec.Raw = msgspec.Raw()
     vb: msgspec.Raw = msgspec.Raw()
@@ -63,7 +67,7 @@ class _Record(msgspec.Struct, gc=False):
 
 
 class _Timestamp(msgspec.Struct, gc=False):
-    timestamp: Any
+    timestamp: int | float
 
 
 _senml_json = msgspec.json.Decoder(list[_Record])
@@ -72,18 +76,28 @@ _timestamp_json = msgspec.json.Decoder(_Timestamp)
 
 def of_senml_json(payload: bytes) -> Told | None:
     """The time of the newest measurement of a pack. Raises NothingToldError."""
-    if len(payload) > SENML_BYTES_MAX:
+    if len(payload) > SENML_BYTES_MAX or payload.count(b"{") > SENML_RECORDS_MAX:
         raise NothingToldError
     try:
         records = _senml_json.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NothingToldError from error
-    return _newest((record.bt, record.t, record.has_value) for record in records)
+    return _newest((_json_time(record.bt), _json_time(record.t), record.has_value) for record in records)
 
 
-def of_senml_cbor(payload: bytes, decode: Callable[[bytes], object]) -> Told | None:
+def _json_time(raw: msgspec.Raw) -> object:
+    """A time as JSON has it; NaN where it is too long for a number, or beyond all numbers."""
+    if not raw:
+        return None
+    try:
+        return msgspec.json.decode(raw) if len(raw) <= NUMBER_BYTES_MAX else math.nan
+    except msgspec.DecodeError:
+        return math.nan
+
+
+def of_senml_cbor(payload: bytes) -> Told | None:
     """The same of a pack in CBOR. Raises NothingToldError."""
-    records = _decoded(payload, decode)
+    records = _decoded(payload)
     if not isinstance(records, list):
         raise NothingToldError
     return _newest(_times_of_cbor(records))
@@ -130,9 +144,9 @@ def of_timestamp_json(payload: bytes) -> Told:
         raise NothingToldError from error
 
 
-def of_timestamp_cbor(payload: bytes, decode: Callable[[bytes], object]) -> Told:
+def of_timestamp_cbor(payload: bytes) -> Told:
     """The same of a CBOR map. Raises NothingToldError."""
-    found = _decoded(payload, decode)
+    found = _decoded(payload)
     return _of_milliseconds(found.get("timestamp") if isinstance(found, dict) else None)
 
 
@@ -149,9 +163,9 @@ def _of_milliseconds(value: object) -> Told:
     return Told(_clamped(value * 1_000), is_relative=False)
 
 
-def _decoded(payload: bytes, decode: Callable[[bytes], object]) -> object:
+def _decoded(payload: bytes) -> object:
     try:
-        return decode(payload)
+        return decode_cbor(payload)
     except ValueError as error:
         raise NothingToldError from error
 
@@ -181,10 +195,7 @@ def reader(time: TimeSource, identity: PayloadIdentity, content_type: str) -> Re
         return of_missing_tick
     found: Reader
     if content_type == SENML_CBOR or identity == "cbor":
-        from gateway.intake.payload_cbor import decode  # noqa: PLC0415 - as in `payload_identity`
-
-        of_cbor = of_senml_cbor if time == "senml" else of_timestamp_cbor
-        found = partial(of_cbor, decode=decode)
+        found = of_senml_cbor if time == "senml" else of_timestamp_cbor
     else:
         found = of_senml_json if time == "senml" else of_timestamp_json
     if identity != "binary":

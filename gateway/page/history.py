@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.buffer.rows import Entry
 from gateway.host.terminal_text import counted, shortened
+from gateway.intake import payload_cbor
 from gateway.intake.devices_heard import DevicesHeard
 from gateway.intake.payload_identity import BINARY, BINARY_VERSION
 
@@ -318,8 +319,6 @@ def values_of(payload: bytes, content_type: str = "application/json") -> tuple[t
 def _decoded(payload: bytes, content_type: str) -> object:
     """Raises ValueError where it cannot be told what this is."""
     if "cbor" in content_type:
-        from gateway.intake import payload_cbor  # noqa: PLC0415 - where no route says so, nobody loads it
-
         return payload_cbor.decode(payload)
     try:
         return msgspec.json.decode(payload)

@@ -16,6 +16,7 @@ from gateway.intake.payload_time import (
     SENML_BYTES_MAX,
     SENML_CBOR,
     SENML_JSON,
+    SENML_RECORDS_MAX,
     NothingToldError,
     Reader,
     Told,
@@ -149,6 +150,9 @@ def test_what_is_no_timestamp_says_no_time(value: object) -> None:
         b"[" * 60_000,
         b'[{"t":' * 10_000,
         b'[{"bt":1700000000,"v":1,"n":"' + b"x" * SENML_BYTES_MAX + b'"}]',
+        b'[{"bt":1700000000,"v":1}' + b",{}" * SENML_RECORDS_MAX + b"]",
+        b'[{"bt":1.%be-300,"v":1}]' % (b"3" * 760),
+        b'{"timestamp": [1700000000000' + b",[]" * 20_000 + b"]}",
         b"\xff\xfe",
         b'{"timestamp": 1, "x": "\xff"',
     ],
@@ -158,6 +162,20 @@ def test_what_says_no_time(payload: bytes) -> None:
     for read in (OF_SENML, OF_SENML_CBOR, OF_TIMESTAMP, OF_TIMESTAMP_CBOR):
         with pytest.raises(NothingToldError):
             read(payload)
+
+
+@pytest.mark.parametrize(
+    "bad", [b"1e999", b"1" + b"0" * 5_000, b"[]", b"{}", b'"x"', b"true", b"null", b"[1.%b]" % (b"3" * 760)], ids=bytes
+)
+def test_a_damaged_time_costs_no_other_record_its_own_in_json(bad: bytes) -> None:
+    told = OF_SENML(b'[{"bt":1700000000,"t":%b,"v":1},{"t":5,"v":2}]' % bad)
+    assert told == Told(1_700_000_005_000_000, is_relative=False)
+
+
+def test_a_pack_has_as_many_records_as_are_looked_into() -> None:
+    pack = [{"bt": 1_700_000_000, "v": 1}, *({"t": number, "v": 1} for number in range(1, SENML_RECORDS_MAX))]
+    assert both(pack[:800]) == Told(1_700_000_799_000_000, is_relative=False)
+    assert OF_SENML(json.dumps(pack).encode()) == Told(1_700_001_023_000_000, is_relative=False)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300, "x", None, [1], True], ids=repr)
