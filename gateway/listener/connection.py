@@ -14,11 +14,12 @@ from gateway.listener.client import Client
 from gateway.listener.device_client import DeviceClient
 from gateway.listener.door import Caller
 from gateway.listener.inflight import Inflight
-from gateway.listener.link import Link
+from gateway.listener.link import READ_BYTES_MAX, Link
 from gateway.listener.refusals import HELD_TOO_MUCH, INTAKE_REFUSED, REVOKED, ClientRefusedError
 from gateway.listener.session import Batch, Session
 from gateway.listener.shared import Shared
 from gateway.listener.tls_connection import common_name
+from gateway.listener.turns import Share
 from gateway.mqtt.protocol import (
     Connect,
     ConnectReturnCode,
@@ -49,11 +50,14 @@ class Connection(Link):
         "_client",
         "_client_id",
         "_inflight",
+        "_is_in_line",
         "_kept_events",
         "_owes",
         "_plain",
         "_protocol",
+        "_share",
         "_shared",
+        "_unread",
         "_user",
         "_waits_for_commit",
         "_writer",
@@ -77,6 +81,10 @@ class Connection(Link):
         self._clean = False
         self._inflight = Inflight(shared.settings, shared.inflight)
         self._waits_for_commit = False
+        self._share = Share()
+        self._unread = b""
+        """What came and is to be acted on: at most READ_BYTES_MAX and what one read brings."""
+        self._is_in_line = False
         self._owes = False
         """Whether it ends as soon as what is being stored is answered (`dismiss`)."""
 
@@ -94,16 +102,21 @@ class Connection(Link):
         self._caller.connected(self.cut)
 
     def data_received(self, data: bytes) -> None:
-        """Take all that one read brought: one `Intake.take`, one write of all the answers."""
+        """Act on what one read brought, as far as this connection's share of the time goes."""
         if self._cause is not None or self._shared.stopping:
             # Read all the same: closing while something is unread would destroy answers on their way.
             return
-        self._heard = self._loop.time()
-        events = self._protocol.receive(data)
-        if self._kept_events is not None:
-            self._kept_events += events
-        else:
-            self._act(events, len(data))
+        now = self._heard = self._loop.time()
+        self._unread += data
+        while self._unread and not self._is_in_line and self._may_act and not self._share.is_used(now):
+            now = self._act_on_piece()
+        if self._unread:
+            self.pause_or_resume()
+
+    def eof_received(self) -> None:
+        """Act on all that is left: nothing more comes."""
+        while self._unread and not self._shared.stopping and self._cause is None and not self._connect_waits:
+            self._act_on_piece()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -113,6 +126,7 @@ class Connection(Link):
         super().connection_lost(exc)
         self._caller.left()
         self._owes = False
+        self._unread = b""
         shared, client = self._shared, self._client
         shared.connections.discard(self)
         shared.paused.discard(self)
@@ -132,6 +146,40 @@ class Connection(Link):
             shared.devices.left(client.device)
 
     # --- what one read brought ----------------------------------------------------------------------------
+
+    @property
+    def _may_act(self) -> bool:
+        """Whether nothing stands against acting on what came, be it at once or in its turn."""
+        waits = self._waits_for_commit or self._waits_for_peer or self._connect_waits
+        return not waits and self._cause is None
+
+    def take_turn(self) -> None:
+        """Act on one piece: this connection stands in line no more."""
+        self._is_in_line = False
+        if self._transport.is_closing():
+            return
+        if self._cause is not None or self._shared.stopping:
+            self._unread = b""
+        elif self._unread and self._may_act:
+            try:
+                self._act_on_piece()
+            except BaseException:
+                # As asyncio does where `data_received` fails.
+                self.cut()
+                raise
+        self.pause_or_resume()
+
+    def _act_on_piece(self) -> float:
+        """Act on as much as a plain read brings: one `Intake.take`, one write of all the answers; give the time."""
+        began = self._loop.time()
+        piece, self._unread = self._unread[:READ_BYTES_MAX], self._unread[READ_BYTES_MAX:]
+        protocol = self._protocol
+        wire_bytes = protocol.pending_bytes + len(piece)
+        events = protocol.receive(piece)
+        self._act(events, wire_bytes - protocol.pending_bytes)
+        ended = self._loop.time()
+        self._share.use(began, ended)
+        return ended
 
     def _act(self, events: list[Event], wire_bytes: int) -> None:
         batch = Batch()
@@ -347,7 +395,10 @@ class Connection(Link):
             # Waiting on would only let it believe that it is heard: connected, it never sends again by itself.
             self._end_for_too_much_waiting()
             return
-        is_read_from = not (waits or self._waits_for_peer or self._connect_waits)
+        if self._unread and self._may_act and not self._is_in_line:
+            self._is_in_line = True
+            shared.turns.stand_in_line(self._loop, self.take_turn)
+        is_read_from = self._may_act and len(self._unread) <= READ_BYTES_MAX
         if is_read_from != self._is_read_from:
             self._read(is_read_from)
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from gateway.listener.tls_connection import peer_name
 
-READ_BYTES_MAX: Final = 65_536
-"""What one read may bring: all of it is parsed, stored and answered together."""
+READ_BYTES_MAX: Final = 4_096
+"""What one read may bring: all of it is parsed, stored and answered together. TLS may bring more: see `Connection`."""
 LINGER_S: Final = 1.0
 """How long a refused client gets to read what was written to it and close its side."""
 WRITE_STALL_S: Final = 60.0
@@ -69,7 +69,7 @@ class Link(asyncio.Protocol, abc.ABC):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_server makes
         self._transport = transport
         self.peer = peer_name(transport)
-        # asyncio's transports read so much at once; its default is four times as much, for each of them.
+        # asyncio's transports read so much at once; its default is 64 times as much, for each of them.
         transport.max_size = READ_BYTES_MAX  # type: ignore[attr-defined]
         # Finds out about peers that vanished and asked for no keep-alive.
         with contextlib.suppress(OSError):

@@ -18,6 +18,7 @@ from gateway.listener.redelivery import RecentlyUnanswered
 from gateway.listener.refusals import OUR_DOING, Refusals
 from gateway.listener.session import Room, Session, SessionKey
 from gateway.listener.sessions import Sessions
+from gateway.listener.turns import Turns
 from gateway.reading import Intake, Mark, Reading
 from gateway.settings import ListenerSettings
 
@@ -79,6 +80,7 @@ class Shared:
         self.devices = DeviceEvents(intake, 2 * settings.connections_max, self.counts, OUR_DOING)
         self.commands = Commands(settings, self.kept, self.refusals, self._connection_of)
         self.inflight = InflightTotal(settings.inflight_bytes_total_max, self.pause_or_resume)
+        self.turns = Turns()
         self.stopping = False
         """Nothing more is taken; what waits for its commit is still answered."""
         self.refusing_until = 0.0
