@@ -1,4 +1,4 @@
-"""paho's MQTT client driven by the asyncio loop: reads 64 KB at a time, writes many acknowledgements as one packet.
+"""paho's MQTT client driven by the asyncio loop: reads 16 KB at a time, writes many acknowledgements as one packet.
 
 paho takes several system calls to read a packet, answers QoS 2 before anything is on disk, and hides some refusals. So
 what a read brings is cut into packets here, and all of them go to `packets_came`; paho makes CONNECT, SUBSCRIBE,
@@ -21,7 +21,8 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from gateway.mqtt.packet_reader import MalformedPacketError, Packet, PacketReader
 
-READ_BYTES: Final = 65_536
+READ_BYTES: Final = 16_384
+"""What one read may bring. A record of TLS has as much at the most; more would keep others waiting."""
 _PINGREQ: Final = b"\xc0\x00"
 _PUBACK: Final = 0x40
 """What a packet of acknowledgements is queued as: paho tells only PUBLISH and DISCONNECT from the rest."""
