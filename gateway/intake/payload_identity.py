@@ -115,7 +115,7 @@ def of_cbor(payload: bytes) -> Identity | None:
     if type(found) is not dict or type(sequence := found.get("seq")) is not int:
         return None
     lost = _pair(found["lost"]) if "lost" in found else UNSET
-    return _checked(Identity(found.get("boot"), sequence, found.get("tick"), lost))
+    return _checked(Identity(found.get("boot", ""), sequence, found.get("tick"), lost))
 
 
 def of_binary(payload: bytes) -> Identity | None:
