@@ -139,7 +139,7 @@ class ListenerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     packet_bytes_max: Annotated[int, Meta(ge=128, le=1_048_576, description="bytes, 128 to 1048576")] = 65_536
     inflight_bytes_max: Annotated[int, Meta(ge=1_000, le=2**30, description="bytes, 1000 to 1 GiB")] = 4_000_000
     """What one connection may have waiting for its commit; beyond it, it is not read from, and is closed while the
-    buffer can store nothing."""
+    buffer can store nothing. While others send too, it may have an eighth of it."""
     inflight_messages_max: Annotated[int, Meta(ge=1, le=1_000_000, description="messages, 1 to 1000000")] = 10_000
     """The same, counted in messages."""
     inflight_bytes_total_max: Annotated[int, Meta(ge=1_000, le=2**30, description="bytes, 1000 to 1 GiB")] = 8_000_000

@@ -323,7 +323,7 @@ class Connection(Link):
             self._end_for_too_much_waiting()
             return
         client.complete(batch)
-        weight_bytes = inflight.add(batch, wire_bytes)
+        weight_bytes = inflight.add(batch, wire_bytes, self._loop.time())
         self.pause_or_resume()
         shared.store(batch.readings, partial(self._decided, client, batch, weight_bytes), batch.marks)
 
@@ -384,7 +384,7 @@ class Connection(Link):
         if self._cause is not None:
             return
         shared = self._shared
-        waits = self._inflight.too_much(shared.intake)
+        waits = self._inflight.too_much(shared.intake, self._loop.time())
         if waits != self._waits_for_commit:
             self._waits_for_commit = waits
             if waits:

@@ -11,12 +11,16 @@ from gateway.settings import ListenerSettings
 
 MARK_BYTES: Final = 100
 """What a mark weighs in memory beside its value."""
+BESIDE_OTHERS: Final = 8
+"""One connection may have so much less waiting where others send too: their readings wait for the same commits."""
+OTHERS_S: Final = 10.0
+"""So long after one of them sent."""
 
 
 class InflightTotal:
     """What waits for its commit, of all connections."""
 
-    __slots__ = ("_emptied", "_turned", "beyond", "bytes", "bytes_max")
+    __slots__ = ("_emptied", "_newest", "_several_until_s", "_turned", "beyond", "bytes", "bytes_max")
 
     def __init__(self, bytes_max: int, turned: Callable[[], None]) -> None:
         """`turned` is called when `beyond` has changed."""
@@ -25,6 +29,9 @@ class InflightTotal:
         self.beyond = False
         """Whether it has come to more than `bytes_max`, and half of that is still there."""
         self._turned = turned
+        self._newest: Inflight | None = None
+        """Whose batch was added last."""
+        self._several_until_s = 0.0
         self._emptied: asyncio.Event | None = None
 
     def judge(self) -> None:
@@ -35,6 +42,17 @@ class InflightTotal:
             self._turned()
         if self._emptied is not None and not self.bytes:
             self._emptied.set()
+
+    def came_from(self, inflight: "Inflight", now_s: float) -> None:
+        """Take note of whose batch is added."""
+        if self._newest is not inflight:
+            if self._newest is not None:
+                self._several_until_s = now_s + OTHERS_S
+            self._newest = inflight
+
+    def is_of_several(self, now_s: float) -> bool:
+        """Whether more than one connection sends."""
+        return now_s < self._several_until_s
 
     async def wait_until_empty(self, timeout_s: float) -> None:
         """Wait until all is decided, or for `timeout_s`."""
@@ -56,7 +74,7 @@ class Inflight:
         self.messages = 0
         self.bytes = 0
 
-    def add(self, batch: Batch, wire_bytes: int) -> int:
+    def add(self, batch: Batch, wire_bytes: int, now_s: float) -> int:
         """Take note of a batch that is handed to the intake; give what it takes in memory until it is decided.
 
         That is what came (`wire_bytes`), the readings made of it, and its marks.
@@ -69,6 +87,7 @@ class Inflight:
         self.messages += messages
         self.bytes += weight_bytes
         total = self._total
+        total.came_from(self, now_s)
         total.bytes += weight_bytes
         if total.bytes > total.bytes_max and not total.beyond:
             total.judge()
@@ -84,12 +103,14 @@ class Inflight:
         if total.beyond or not total.bytes:
             total.judge()
 
-    def too_much(self, intake: Intake) -> bool:
+    def too_much(self, intake: Intake, now_s: float) -> bool:
         """Whether nothing more is to be read from its peer."""
+        # While the buffer holds there are no commits that others wait for.
+        part = BESIDE_OTHERS if self._total.is_of_several(now_s) and not intake.cannot_store else 1
         # Beyond the total nobody is read from: each read may bring much. While the buffer holds that would last, so
         # that whoever has nothing waiting is heard, and told when it sends a reading.
         return (
-            self.bytes > self._settings.inflight_bytes_max
-            or self.messages > self._settings.inflight_messages_max
+            self.bytes * part > self._settings.inflight_bytes_max
+            or self.messages * part > self._settings.inflight_messages_max
             or (self._total.beyond and (self.bytes > 0 or not intake.cannot_store))
         )

@@ -145,3 +145,58 @@ async def test_marks_weigh_with_what_waits_for_its_commit() -> None:
         await until(lambda: intake.batches)
         assert listener.shared.inflight.bytes == len(data) + 10 * (200 + 100 + 8)
         intake.decide(True)
+
+
+async def test_beside_others_one_connection_has_little_waiting_for_a_commit() -> None:
+    intake = RecordingIntake()
+    intake.outcome = None
+    async with (
+        listening(intake, inflight_messages_max=8_000) as listener,
+        connected(listener, connect("flood"), ACCEPTED) as flood,
+        connected(listener, connect("good"), ACCEPTED) as good,
+    ):
+
+        def waiting() -> int:
+            return sum(len(readings) for readings, _ in intake.batches)
+
+        async def paused() -> int:
+            await until(lambda: listener.shared.paused)
+            return waiting()
+
+        flood.writer.write(publish("x") * 40_000)
+        assert 8_000 < await paused() < 8_200, "alone it has all of it"
+        good.writer.write(publish("g", 1))
+        await until(lambda: len(intake.batches[-1][0]) == 1)
+        while listener.shared.paused:
+            intake.decide(True)
+        assert 1_000 - 200 < waiting() <= 1_001 + 200
+        assert 1_000 < await paused() < 1_200
+        intake.outcome = True
+        async with asyncio.timeout(20):
+            while len(intake.stored) < 40_001:
+                intake.decide_all()
+                await asyncio.sleep(0.005)
+        assert await good.read(4) == puback(1)
+
+
+async def test_after_a_while_without_others_it_has_all_of_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.listener.inflight.OTHERS_S", 0.05)
+    intake = RecordingIntake()
+    async with (
+        listening(intake, inflight_messages_max=800) as listener,
+        connected(listener, connect("flood"), ACCEPTED) as flood,
+        connected(listener, connect("good"), ACCEPTED) as good,
+    ):
+        for peer in (flood, good):
+            peer.writer.write(publish("a", 1))
+            assert await peer.read(4) == puback(1)
+        await asyncio.sleep(0.2)
+        intake.outcome = None
+        flood.writer.write(publish("x") * 4_000)
+        await until(lambda: listener.shared.paused)
+        # It counts as another one, as the last batch was not its own, for as short a while.
+        await asyncio.sleep(0.2)
+        listener.shared.pause_or_resume()
+        await until(lambda: sum(len(readings) for readings, _ in intake.batches) > 800)
+        intake.outcome = True
+        intake.decide_all()
