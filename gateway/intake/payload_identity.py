@@ -31,8 +31,7 @@ class Identity(msgspec.Struct, gc=False):
     """What a payload says of who took it; the members of the layout `json`."""
 
     # That members are of their kind and in their limits msgspec sees at no cost. What is not is never made.
-    boot: str | int
-    """A text, once it is checked."""
+    boot: Annotated[str, Meta(min_length=1, max_length=BOOT_CHARACTERS_MAX)]
     seq: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
     tick: Annotated[int, Meta(ge=0, lt=TICK_MODULUS)] | None = None
     """The sensor's clock at the measurement, in milliseconds (32 bits, wraps); None where there is none,
@@ -49,7 +48,7 @@ class Identity(msgspec.Struct, gc=False):
 
 
 class _BareIdentity(msgspec.Struct):
-    """The same, where something in it is not of its kind: the reading is not to be the worse for it."""
+    """The same, where the boot is an integer, or something is not of its kind: the reading is not to be the worse."""
 
     boot: msgspec.Raw
     seq: int
@@ -73,13 +72,11 @@ _decode_bare_json = msgspec.json.Decoder(_BareIdentity).decode
 def of_json(payload: bytes) -> Identity | None:
     """The members `boot`, `seq`, `tick` and `lost` of a JSON object, whatever else is in it."""
     try:
-        found = _decode_json(payload)
+        return _decode_json(payload)
     except msgspec.ValidationError:
         return _of_json_bare(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    boot = found.boot
-    return found if type(boot) is str and 0 < len(boot) <= BOOT_CHARACTERS_MAX else _checked(found)
 
 
 def _of_json_bare(payload: bytes) -> Identity | None:
@@ -87,8 +84,9 @@ def _of_json_bare(payload: bytes) -> Identity | None:
         found = _decode_bare_json(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    boot, tick, lost = _alone(found.boot, None), _alone(found.tick, TICK_UNREADABLE), _alone(found.lost, None)
-    return _checked(Identity(boot, found.seq, tick if found.tick else None, _pair(lost) if found.lost else UNSET))
+    tick = _alone(found.tick, TICK_UNREADABLE) if found.tick else None
+    lost = _pair(_alone(found.lost, None)) if found.lost else UNSET
+    return _checked(_alone(found.boot, None), found.seq, tick, lost)
 
 
 def _alone(raw: msgspec.Raw, unreadable: object) -> Any:
@@ -115,7 +113,7 @@ def of_cbor(payload: bytes) -> Identity | None:
     if type(found) is not dict or type(sequence := found.get("seq")) is not int:
         return None
     lost = _pair(found["lost"]) if "lost" in found else UNSET
-    return _checked(Identity(found.get("boot", ""), sequence, found.get("tick"), lost))
+    return _checked(found.get("boot"), sequence, found.get("tick"), lost)
 
 
 def of_binary(payload: bytes) -> Identity | None:
@@ -126,13 +124,12 @@ def of_binary(payload: bytes) -> Identity | None:
     return Identity(name_of_boot(boot, incarnation), sequence, tick_ms)
 
 
-def _checked(found: Identity) -> Identity | None:
+def _checked(boot: object, sequence: int, tick: Any, lost: tuple[int, int] | UnsetType | None) -> Identity | None:
     """None where boot and sequence are none; a tick that makes no sense becomes `TICK_UNREADABLE`."""
-    boot, tick = found.boot, found.tick
-    if type(boot) is not str:
-        if type(boot) is not int:
-            return None
-        boot = found.boot = str(boot)
+    if type(boot) is int:
+        boot = str(boot)
+    if type(boot) is not str or not (0 < len(boot) <= BOOT_CHARACTERS_MAX and 0 <= sequence <= SEQUENCE_MAX):
+        return None
     if tick is not None and not (type(tick) is int and 0 <= tick < TICK_MODULUS):
-        found.tick = TICK_UNREADABLE
-    return found if 0 <= found.seq <= SEQUENCE_MAX and 0 < len(boot) <= BOOT_CHARACTERS_MAX else None
+        tick = TICK_UNREADABLE
+    return Identity(boot, sequence, tick, lost)
