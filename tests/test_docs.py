@@ -3,6 +3,7 @@
 import configparser
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -141,7 +142,7 @@ def test_the_example_in_the_help_can_be_called(
 
 
 def test_the_installers_examples_are_settings(tmp_path: Path) -> None:
-    whole, uplink, broker = re.findall(r"```toml\n(.*?)```", READMES[1].read_text(), re.DOTALL)
+    whole, uplink, own_topics, broker = re.findall(r"```toml\n(.*?)```", READMES[1].read_text(), re.DOTALL)
     path = tmp_path / "gateway.toml"
     path.write_text(whole)
     settings = config_file.load(path)
@@ -155,6 +156,11 @@ def test_the_installers_examples_are_settings(tmp_path: Path) -> None:
     assert kafka.sasl is not None
     assert kafka.tls is not None
     assert kafka.backlog_topic == "{topic}.backlog"
+    own = textwrap.dedent(own_topics).replace("[kafka]", '[kafka]\nbootstrap = ["kafka.example:9093"]')
+    path.write_text('[gateway]\nid = "barn-1"\n' + own)
+    settings = config_file.load(path)
+    topics = (*(route.kafka for route in settings.routes), settings.kafka.events_topic, settings.kafka.quarantine_topic)
+    assert all(topic.startswith("site7.") for topic in topics)
 
 
 def test_the_examples_of_payloads_are_what_the_page_says() -> None:
@@ -242,12 +248,13 @@ def test_the_unit_starts_again_for_ever_and_holds_nothing_that_systemd_does_not_
 
 def test_the_rights_that_the_gateway_needs_are_given_by_the_installers_commands() -> None:
     page = READMES[1].read_text().replace("\\\n", "")
-    commands = re.findall(r"(?m)^ *(kafka-acls\.sh .*)$", page)
+    *commands, own_topics = re.findall(r"(?m)^ *(kafka-acls\.sh .*)$", page)
     assert len(commands) == 2
-    for command in commands:
+    for command in (*commands, own_topics):
         assert set(re.findall(r"--operation (\w+)", command)) == {"Write", "DescribeConfigs", "Create"}
         assert ADMIN_CONFIG in command
     assert set(re.findall(r"--topic (\S+)", " ".join(commands))) == {"gateway-events", "gateway-quarantine", "device-"}
+    assert re.findall(r"--topic (\S+)", own_topics) == ["site7."]
 
 
 def test_the_map_names_every_module_of_the_gateway_and_none_that_is_gone() -> None:

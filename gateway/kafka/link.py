@@ -712,6 +712,8 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
         self.is_aborted = self._is_settled = True
         if self._transport is not None:
             self._transport.abort()
+            # Python before 3.11.4 raises where TLS is aborted twice.
+            self._transport = None
             # Who does not wait for its reader to find out (a loop that ends) has let go of it all the same.
             self.close(CloseReason.CONNECTION_BROKEN)
 

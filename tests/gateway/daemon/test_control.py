@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.daemon import control
 from gateway.daemon.control import ControlError, Handler, NotRunningError, RequestRefusedError, call, serve
-from tests.support.waiting import patience
+from tests.support.waiting import patience, until
 
 
 async def echo(arguments: dict[str, Any]) -> object:
@@ -166,11 +166,20 @@ async def test_another_file_of_that_name_is_left_alone_until_it_is_gone(
     path = tmp_path / "control"
     path.write_text("somebody's")
     task = asyncio.create_task(serve(path, HANDLERS))
+    said = ""
+
+    def is_told() -> bool:
+        nonlocal said
+        said += capsys.readouterr().out
+        return "no control socket" in said
+
     try:
+        await until(is_told)
         await asyncio.sleep(0.2)
         assert path.read_text() == "somebody's"
-        # Said once, although it was tried several times.
-        assert capsys.readouterr().out.count("no control socket") == 1
+        # Said once, although it is tried again and again.
+        assert is_told()
+        assert said.count("no control socket") == 1
         path.unlink()
         await until_it_listens(path)
     finally:

@@ -679,6 +679,7 @@ async def test_an_answer_to_what_was_asked_before_the_port_was_opened_is_taken_f
         assert await bench.intake.next_of("meter") == [{"at-0": 0, "at-100": 100}]
 
 
+@pytest.mark.alone
 async def test_an_answer_that_was_here_in_time_counts_although_the_gateway_was_held_up(
     bench: Bench, puppet: Puppet
 ) -> None:
@@ -855,6 +856,7 @@ async def test_a_reading_that_is_not_stored_is_counted(bench: Bench, puppet: Pup
     assert bench.intake.losses == {("meter", "cannot-wait"): len(puppet.asked)}
 
 
+@pytest.mark.alone
 async def test_a_line_that_is_never_silent_is_not_spoken_on(bench: Bench, puppet: Puppet) -> None:
     quiet = threading.Event()
 
