@@ -208,11 +208,12 @@ async def test_what_becomes_of_readings_while_the_kernel_does_not_vouch_for_it(
 
 async def test_a_clock_that_is_set_again_and_again_is_remarked_on(tmp_path: Path) -> None:
     now_us = boottime_us()
-    view = ClockView(True, 15_000, now_us - 3_600_000_000, 3, now_us - 60_000_000, -3_200_000)
+    hour_us = 3_600_000_000
+    view = ClockView(True, 15_000, now_us - 10 * hour_us, 3, now_us - 3 * hour_us, -3_200_000)
     found = await told(tmp_path, view)
     assert found is not None
     assert found[0] == "warn"
-    assert "set 3 times since sluice was started, last 1 min ago by -3.2 s" in found[1]
+    assert "set 3 times since sluice was started, last 3 h ago by -3.2 s" in found[1]
 
 
 async def test_a_daemon_that_says_nothing_of_its_clock_is_no_trouble_of_it(tmp_path: Path) -> None:
