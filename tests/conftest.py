@@ -1,8 +1,10 @@
 """Fixtures that several test modules share, and how Hypothesis runs in all of them."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.support.sizes import SEED, WHOLE, slice_of
@@ -25,6 +27,14 @@ os.environ.pop("COLUMNS", None)
 
 SPARK_TIMEOUT_S = 900
 """Of a test with Spark that hangs: on a busy machine its JVM alone takes a minute to start."""
+
+
+@pytest.fixture(autouse=True)
+def log_as_it_was() -> Iterator[None]:
+    """Take back what a command that is run within a test makes of the log."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from gateway.listener import link
 from tests.support.mqtt_peers import ACCEPTED, PINGREQ, PINGRESP, RecordingIntake, connect, connected, listening
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 
 async def test_a_connection_that_says_nothing_is_closed() -> None:
@@ -70,6 +70,6 @@ async def _stall() -> None:
         with contextlib.suppress(ConnectionError):
             while not listener.counts["write-stall"]:
                 peer.writer.write(PINGREQ * 50_000)
-                await asyncio.wait_for(peer.writer.drain(), 5)
+                await asyncio.wait_for(peer.writer.drain(), patience(20))
                 await asyncio.sleep(0)
         await until(lambda: listener.counts["write-stall"] == 1)
