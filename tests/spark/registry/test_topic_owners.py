@@ -82,6 +82,7 @@ def test_who_speaks_in_anothers_topic_or_in_anothers_name_is_a_reject_and_costs_
     taken += [("gw-3", "device-thermo", 1), ("gw-9", "device-other", 1)]
     assert values(spark, new_warehouse) == taken
     assert rejects(spark, new_warehouse) == {(each.topic, each.offset): (FAULT, False) for each in forged}
+    job.save()
     assert {row.gateway for row in open_gateways(spark, new_warehouse).collect()} == {"gw-2"}
 
     # The registry was wrong of one of them: what it sent is read after all, once.
