@@ -198,7 +198,7 @@ class CommitLoop:
         age_due = bool(self._settings.age_max_s) and now_s >= self._age_due_s
         dropped = self.counts["dropped"]
         if not (due or age_due or self.state_watch.state.failing is not None):
-            self._measure_again()
+            self._measure_again(now_s)
             return
         try:
             outcome = self._store(due, age_due=age_due)
@@ -401,10 +401,10 @@ class CommitLoop:
         self.state_watch.state.rows = self.file.lanes.rows
         self._loop.call_soon_threadsafe(self.committed.set)
 
-    def _measure_again(self) -> None:
+    def _measure_again(self, now_s: float) -> None:
         """Nothing waits: see whether there is room by now, so that sensors are let in again."""
         watch = self.state_watch
-        if watch.state.full or watch.has_said_full or self.file.shares.limits_some:
+        if watch.state.full or now_s >= watch.due_s:
             self._measure(without_room=False)
             self._queue.retry_after(RETRY_S if watch.cannot_store else 0.0)
 

@@ -141,8 +141,7 @@ class Shares:
         self._reached = START
         """Rows up to here are counted, and those behind `_end`: these came since counting began."""
         self._end = START
-        self.count_due_s = float("inf")
-        """When more of the rows between the two are to be counted."""
+        self._count_due_s = 0.0
         self._limited: dict[str, _Limited] = {}
         self._hold_until_s = float("-inf")
 
@@ -152,6 +151,11 @@ class Shares:
     def is_counting(self) -> bool:
         """Whether rows are still to be counted that were there before counting began."""
         return self._reached < self._end
+
+    @property
+    def count_due_s(self) -> float:
+        """When more of them are to be counted."""
+        return self._count_due_s if self.is_counting else float("inf")
 
     def follow(self, now_s: float) -> None:
         """Begin, go on or end counting, as much waits; between two transactions. Raises sqlite3.Error."""
@@ -163,10 +167,10 @@ class Shares:
             self._begin()
         elif self.is_active and share < self.fair_from / 4:
             self.forget()
-        if self.is_counting and now_s >= self.count_due_s:
+        if now_s >= self.count_due_s:
             self._count_on()
             # Half of the time is the commits'.
-            self.count_due_s = 2 * time.monotonic() - now_s
+            self._count_due_s = 2 * time.monotonic() - now_s
 
     def forget(self) -> None:
         """Know nothing: what is counted may not be true any more, or is not needed."""
@@ -174,13 +178,12 @@ class Shares:
         self.held.clear()
         self._others = Held(START)
         self._reached = self._end = START
-        self.count_due_s = float("inf")
 
     def _begin(self) -> None:
         self.forget()
         self.is_active = True
         self._end = self._lanes.last
-        self.count_due_s = 0.0
+        self._count_due_s = 0.0
         for device, size in self._connection.execute(_OF_SERIES):
             self._add(device, size, BEHIND_ALL)
 
@@ -191,7 +194,6 @@ class Shares:
         ).fetchone()
         if first is None or first > self._end:
             self._reached = self._end
-            self.count_due_s = float("inf")
             return
         lane, sequence = first
         last = sequence + COUNTED_AT_ONCE - 1

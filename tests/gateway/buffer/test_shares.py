@@ -4,6 +4,7 @@ import asyncio
 import random
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,18 @@ async def test_a_device_that_fills_the_buffer_is_refused_and_no_other(tmp_path: 
         await confirm(buffer, (await rows(buffer))[:20])
         await asyncio.sleep(shares.HOLD_S)
         assert await send(buffer, [entry(bytes(60_000), "bad")])
+
+
+@pytest.mark.parametrize("when_full", ["refuse", "drop-oldest"])
+async def test_the_thread_sleeps_where_nothing_comes(tmp_path: Path, when_full: str) -> None:
+    """Although all is counted, and somebody was kept to its share."""
+    async with opened(tmp_path / "buffer.db", bytes_max=4_000_000, when_full=when_full) as buffer:
+        for _ in range(60):
+            await send(buffer, [entry(bytes(60_000), "bad")])
+        await until(lambda: buffer.state.above_share_devices == 1)
+        before = time.process_time()
+        await asyncio.sleep(0.4)
+        assert time.process_time() - before < 0.2
 
 
 async def test_who_was_kept_to_its_share_is_told_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
