@@ -4,6 +4,7 @@ import asyncio
 import faulthandler
 import importlib
 import signal
+import sys
 from collections.abc import Coroutine
 from pathlib import Path
 
@@ -26,6 +27,9 @@ _ELSEWHERE = {
 }
 """Commands of other modules, loaded when one is asked for: `sluice run` needs none of what they do."""
 
+SWITCH_S = 0.0001
+"""After so long a busy thread lets another one run (`sys.setswitchinterval`). A commit waits for the event loop often:
+with Python's own 5 ms, a connection that keeps the loop busy has the others' readings wait for a second."""
 
 _SAID_OTHERWISE = {
     **{
@@ -89,6 +93,7 @@ def run(config: Path) -> None:
     logs.set_up(settings.log)
     # Where systemd's watchdog ends a daemon that hangs, the journal then has where each thread stood.
     faulthandler.enable()
+    sys.setswitchinterval(SWITCH_S)
     try:
         asyncio.run(_until_stopped(pipeline.run(settings, config)))
     except (BufferFileError, OSError) as error:

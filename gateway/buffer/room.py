@@ -9,6 +9,7 @@ import os
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Final
 
 from gateway.buffer.wal import lacks_commits
 from gateway.settings import BufferSettings
@@ -24,6 +25,8 @@ SPARE_BYTES_MIN = 256 * 1024
 SPARE_BYTES_MAX = 8_000_000
 GROWTH_BYTES = 1_000_000
 """What the file grows by at once, where the disk has it."""
+
+_PAGES: Final = "SELECT page_count, freelist_count FROM pragma_page_count, pragma_freelist_count"
 
 
 def row_bytes(payload_bytes: int) -> int:
@@ -73,7 +76,7 @@ class Room:
 
     def extend(self) -> None:
         """Give the file its blocks on disk as far as the open transaction has grown it: call before COMMIT."""
-        needed = self._pragma("page_count") * PAGE_BYTES
+        needed = sum(self._page_bytes())
         # A complete checkpoint cuts the file to its pages: what it has now is asked anew.
         has = os.fstat(self._fd).st_size
         if needed > has:
@@ -85,31 +88,26 @@ class Room:
             # SQLite takes a file's length for its pages: one that a power cut shortened again is corrupt to it.
             os.fsync(self._fd)
 
-    def used_bytes(self) -> int:
-        """Pages in use: deleted rows leave free pages, not a smaller file."""
-        return (self._pragma("page_count") - self._pragma("freelist_count")) * PAGE_BYTES
+    def used_and_left(self) -> tuple[int, int]:
+        """Bytes of pages in use, and of what may still come in: up to `bytes_max`, and as the disk lets the file grow.
+
+        Deleted rows leave free pages, not a smaller file. These are used first, but for some that deletions, loss
+        counters and the gateway's own events need.
+        """
+        used, free = self._page_bytes()
+        growth = self.disk_free_bytes() - max(self._settings.free_bytes_min, self.spare_bytes)
+        within = max(0, free - self.spare_bytes // 4) + max(0, growth)
+        return used, max(0, min(self._settings.bytes_max - used, within))
 
     def is_full(self, coming_bytes: int = 0) -> bool:
         """Whether `coming_bytes` more of readings would pass a bound: `bytes_max`, or what the disk has left."""
-        free = self._pragma("freelist_count") * PAGE_BYTES
-        used = self._pragma("page_count") * PAGE_BYTES - free
-        if used + coming_bytes >= self._settings.bytes_max:
-            return True
-        # The file system counts only where the file has to grow: its own free pages are used first, but for some
-        # that deletions, loss counters and the gateway's own events need.
-        must_grow = free - coming_bytes <= self.spare_bytes // 4
-        return must_grow and self.is_tight()
-
-    def left_bytes(self) -> int:
-        """What may still come in: up to `bytes_max`, and as far as the disk lets the file grow."""
-        pages, free = self._pragma("page_count") * PAGE_BYTES, self._pragma("freelist_count") * PAGE_BYTES
-        growth = self.disk_free_bytes() - max(self._settings.free_bytes_min, self.spare_bytes)
-        within = max(0, free - self.spare_bytes // 4) + max(0, growth)
-        return max(0, min(self._settings.bytes_max - (pages - free), within))
+        _, left = self.used_and_left()
+        return left <= coming_bytes
 
     def free_page_bytes(self) -> int:
         """What the file has left within itself."""
-        return self._pragma("freelist_count") * PAGE_BYTES
+        _, free = self._page_bytes()
+        return free
 
     def is_tight(self) -> bool:
         """Whether the file system has too little left for anything to grow: a transaction must fit into the WAL."""
@@ -138,9 +136,10 @@ class Room:
             os.close(self._fd)
             self._fd = -1
 
-    def _pragma(self, name: str) -> int:
-        (value,) = self._connection.execute(f"PRAGMA {name}").fetchone()
-        return int(value)
+    def _page_bytes(self) -> tuple[int, int]:
+        """Of pages in use, and of free ones."""
+        pages, free = self._connection.execute(_PAGES).fetchone()
+        return (pages - free) * PAGE_BYTES, free * PAGE_BYTES
 
 
 def _open_read_only(path: Path) -> sqlite3.Connection:

@@ -161,8 +161,8 @@ class Shares:
         """Begin, go on or end counting, as much waits; between two transactions. Raises sqlite3.Error."""
         if self.fair_from >= 1:
             return
-        used = self.room.used_bytes()
-        share = used / max(1, used + self.room.left_bytes())
+        used, left = self.room.used_and_left()
+        share = used / max(1, used + left)
         if not self.is_active and share > self.fair_from / 2:
             self._begin()
         elif self.is_active and share < self.fair_from / 4:
@@ -269,12 +269,10 @@ class Shares:
 
     def limits(self, coming_bytes: int, now_s: float) -> bool:
         """Whether so much more would be more than everybody may add. Without any room nobody is told of a share."""
-        if self.room.is_full():
+        used, left = self.room.used_and_left()
+        if not left:
             return False
-        if now_s < self._hold_until_s:
-            return True
-        used = self.room.used_bytes()
-        return self.is_active and used + coming_bytes > self.fair_from * (used + self.room.left_bytes())
+        return now_s < self._hold_until_s or (self.is_active and used + coming_bytes > self.fair_from * (used + left))
 
     def judge(
         self, appends: Iterable[Append], known: Mapping[Series, int], freed: Mapping[str, int], now_s: float
@@ -391,8 +389,7 @@ class _Limit:
         self._shares = shares
         self._freed = Counter(freed)
         self._now_s = now_s
-        self._used = shares.room.used_bytes()
-        self._left = shares.room.left_bytes()
+        self._used, self._left = shares.room.used_and_left()
         self._room_bytes = self._used + self._left
         self._free_for_all = shares.fair_from * self._room_bytes
         self._reserved = (1 - shares.fair_from) / 2 * self._room_bytes

@@ -83,8 +83,8 @@ class StateWatch:
     def measure(self, file: BufferFile, *, without_room: bool) -> None:
         """See how much room is left; say so when that changes. Raises sqlite3.Error, OSError."""
         state = self.state
-        state.bytes_used = file.room.used_bytes()
-        full = without_room or file.room.is_full()
+        state.bytes_used, left = file.room.used_and_left()
+        full = without_room or not left
         state.rows = file.lanes.rows
         state.backlog_lanes = file.lanes.backlog_lanes
         state.full = full

@@ -286,7 +286,7 @@ async def test_a_disk_that_others_have_emptied_is_noticed_although_nothing_comes
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
-        monkeypatch.setattr(Room, "is_full", lambda *_: True)
+        monkeypatch.setattr(Room, "used_and_left", lambda *_: (0, 0))
         buffer.append_own(entry(b"event"), lambda _: None)
         await until(lambda: buffer.cannot_store)
         monkeypatch.undo()
