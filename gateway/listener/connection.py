@@ -19,7 +19,7 @@ from gateway.listener.refusals import HELD_TOO_MUCH, INTAKE_REFUSED, REVOKED, Cl
 from gateway.listener.session import Batch, Session
 from gateway.listener.shared import Shared
 from gateway.listener.tls_connection import common_name
-from gateway.listener.turns import Share
+from gateway.listener.turns import TURN_BYTES, Share
 from gateway.mqtt.protocol import (
     Connect,
     ConnectReturnCode,
@@ -162,17 +162,17 @@ class Connection(Link):
             self._unread = b""
         elif self._unread and self._may_act:
             try:
-                self._act_on_piece()
+                self._act_on_piece(TURN_BYTES)
             except BaseException:
                 # As asyncio does where `data_received` fails.
                 self.cut()
                 raise
         self.pause_or_resume()
 
-    def _act_on_piece(self) -> float:
-        """Act on as much as a plain read brings: one `Intake.take`, one write of all the answers; give the time."""
+    def _act_on_piece(self, bytes_max: int = READ_BYTES_MAX) -> float:
+        """Act on so much of what came: one `Intake.take`, one write of all the answers; give the time."""
         began = self._loop.time()
-        piece, self._unread = self._unread[:READ_BYTES_MAX], self._unread[READ_BYTES_MAX:]
+        piece, self._unread = self._unread[:bytes_max], self._unread[bytes_max:]
         protocol = self._protocol
         wire_bytes = protocol.pending_bytes + len(piece)
         events = protocol.receive(piece)

@@ -1,12 +1,12 @@
 """A turn for everybody: a connection that has used its share of the event loop's time is acted on after the others.
 
 The event loop looks at all sockets, and takes one read from each that has something to say. A connection that is within
-its share is acted on as soon as it is read. One that is beyond it stands in line. Before each look at the sockets there
-is a round: those in line have a turn each, in order, until ROUND_S has passed; a turn is one piece of READ_BYTES_MAX.
+its share is acted on as soon as it is read. One that is beyond it stands in line. There is a round every now and then:
+those in line have a turn each, in order, until ROUND_S has passed; a turn is one piece of TURN_BYTES. Then the loop
+rests for REST_S: other threads, commits above all, and connections that are within their share have it to themselves.
 
 So whoever is within its share waits for one round and one piece at the most, however many stand in line, whatever they
-send, and however dear that is. Those in line wait for one another in order. Where nobody else has something to say, the
-next round comes at once: a connection alone has all of the time.
+send, and however dear that is. Those in line wait for one another in order. A connection alone has every turn.
 """
 
 import asyncio
@@ -18,8 +18,12 @@ SHARE: Final = 0.01
 """Of the event loop's time: what one connection has before it stands in line."""
 AHEAD_S: Final = 0.2
 """How far it may be ahead of its share: 2 ms of work at once, after so long without any."""
-ROUND_S: Final = 0.002
+ROUND_S: Final = 0.001
 """After so long, a round leaves the rest of the line to the next one."""
+REST_S: Final = 0.001
+"""Between two rounds; what the event loop's poll can tell apart."""
+TURN_BYTES: Final = 1_024
+"""What is acted on in one turn: 512 of the smallest packets."""
 
 
 class Turns:
@@ -37,22 +41,19 @@ class Turns:
         self._line.append(take_turn)
         if not self._is_due:
             self._is_due = True
-            loop.call_soon(self._round, loop)
+            loop.call_later(REST_S, self._round, loop)
 
     def _round(self, loop: asyncio.AbstractEventLoop) -> None:
         time, line = loop.time, self._line
         ends = time() + ROUND_S
         try:
-            # Whoever stands in line again meanwhile has its turn in the next round.
-            for _ in range(len(line)):
+            # Whoever stands in line again meanwhile has its turn behind the others.
+            while line and time() < ends:
                 line.popleft()()
-                if time() >= ends:
-                    break
         finally:
             self._is_due = bool(line)
             if line:
-                # After the loop has looked at the sockets.
-                loop.call_soon(self._round, loop)
+                loop.call_later(REST_S, self._round, loop)
 
 
 class Share:

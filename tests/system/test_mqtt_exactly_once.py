@@ -13,6 +13,7 @@ from gateway.listener.connection import Connection
 from gateway.listener.door import Caller, Source
 from gateway.listener.listener import MqttListener
 from gateway.listener.redelivery import RESTART_REACH
+from gateway.listener.turns import REST_S
 from gateway.settings import ListenerSettings
 from tests.support.mqtt_peers import RecordingIntake, again, connect, keeping, publish, publish2, pubrel
 
@@ -124,6 +125,8 @@ class OneClient(RuleBasedStateMachine):
 
         async def run() -> None:
             step()
+            while self.connection is not None and self.connection._is_in_line:
+                await asyncio.sleep(REST_S)
 
         self.loop.run_until_complete(run())
 
