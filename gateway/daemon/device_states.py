@@ -1,6 +1,5 @@
 """What the running gateway knows of each device, by name, for the control socket: heard when and where, its clock."""
 
-import asyncio
 import heapq
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -11,12 +10,11 @@ from msgspec import Meta, Struct
 
 from gateway.clock.oscillators import Kind
 from gateway.clock.sensor_clocks import DeviceClocks, Run
+from gateway.host.long_work import LongWork
 from gateway.intake.devices_heard import DevicesHeard, Tells, ToldDate
 
 PAGE_MAX = 500
 """Devices in one answer."""
-AT_ONCE = 10
-"""After so many the others get their turn: a clock that was restored is looked into here, half a millisecond each."""
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
@@ -123,13 +121,11 @@ async def devices_page(
             runs.setdefault(run.device, []).append(run)
     names = heapq.nsmallest(asked.limit + 1, runs.keys() | {name for name in heard if name > asked.after})
     states = []
-    looked_into = 0
+    work = LongWork()
     for name in names[: asked.limit]:
+        # A clock that was restored is looked into here, half a millisecond each.
+        await work.step()
         of = heard.get(name)
-        if looked_into >= AT_ONCE:
-            looked_into = 0
-            await asyncio.sleep(0)
-        looked_into += 1 + len(runs.get(name, ()))
         states.append(
             DeviceState(
                 name,

@@ -15,6 +15,7 @@ from gateway.buffer.rows import TICK_VOID, Row, Series
 from gateway.clock.gateway_clock import BootTimes
 from gateway.clock.sensor_clock import DeviceClock
 from gateway.clock.sensor_clocks import DeviceClocks
+from gateway.host.long_work import LongWork
 from gateway.kafka.batch import HEADER_BYTES, EncodedBatch
 from gateway.kafka.record import RecordEncoder
 from gateway.kafka.session import BATCH_BYTES_MAX, USABLE_S, KafkaSession
@@ -30,6 +31,8 @@ TOO_LARGE = "record-too-large"
 """The quarantine's reason for a record above `kafka.record_bytes_max`."""
 ROUTES_MAX = 15_000
 """Routes that are remembered: one for each series in each lane, a kilobyte and a half each."""
+STEP_ROWS = 100
+"""Rows that are encoded before others may run."""
 
 Aside = list[tuple[Row, str]]
 """Rows that cannot be sent, and why: reasons of the quarantine."""
@@ -119,12 +122,15 @@ class Batcher:
             else:
                 of_key.append((route, run))
         await self._find_clocks({self._routes[of].encoder.boot_id for of, _ in runs if of in self._routes})
+        work = LongWork()
         for partition, keys in by_key.items():
             out = outgoing.setdefault(partition, Outgoing())
             rows_max = self._memory.rows_max(partition)
             for route, of_route in (each for runs in keys.values() for each in runs):
                 times = self._times[route.encoder.boot_id]
-                self._encode_run(route, of_route, times, rows_max, out, aside)
+                for begins in range(0, len(of_route), STEP_ROWS):
+                    await work.step()
+                    self._encode_run(route, of_route[begins : begins + STEP_ROWS], times, rows_max, out, aside)
             if not out.batches:
                 del outgoing[partition]
 
@@ -208,17 +214,23 @@ class Batcher:
             self._routes = {of: route for of, route in self._routes.items() if of[0] in lanes}
             if len(self._routes) + len(wanted) > ROUTES_MAX:
                 self._routes = {of: route for of, route in self._routes.items() if of in rows_of}
-        topics = {of: await self.topics(*of) for of in wanted}
+        work = LongWork()
+        topics = {}
+        for of in wanted:
+            await work.step()
+            topics[of] = await self.topics(*of)
         verdicts = await self._memory.verdicts.of_all(
             self._session.admin, sorted({topic for possible in topics.values() for topic in possible})
         )
         chosen = {}
         for of, possible in topics.items():
+            await work.step()
             device = (await self._supply.series(of[1])).device
             chosen[of] = _first_usable([self._memory.new_topics.asked(verdicts[topic], device) for topic in possible])
         await self._session.write_to({verdict.topic for verdict in chosen.values() if verdict.usable})
         refused = {}
         for of, verdict in chosen.items():
+            await work.step()
             if not verdict.usable and not verdict.waits:
                 refused[of] = verdict.reason
                 continue

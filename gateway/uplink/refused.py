@@ -19,6 +19,7 @@ from aiokafka.errors import (
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.quarantine import TOPIC_FORBIDDEN
 from gateway.buffer.rows import Doubt, Lane, Quarantined, Row, Series
+from gateway.host.long_work import LongWork
 from gateway.intake.front_door import FrontDoor
 from gateway.kafka.topics import BEYOND_ALL, TopicVerdict, forbidden_hint
 from gateway.settings import KafkaSettings
@@ -101,7 +102,9 @@ class RefusedRecords:
         """Move rows into the quarantine, each with its reason, in one commit."""
         reports = []
         said: Counter[tuple[str, str, str]] = Counter()
+        work = LongWork()
         for row, reason in rows:
+            await work.step()
             series = await self._supply.series(row.series)
             # A report that cannot be sent is not reported again: what it reports is in the quarantine already.
             is_report = series.topic == self._kafka.quarantine_topic
