@@ -2,6 +2,7 @@
 
 import asyncio
 import faulthandler
+import gc
 import importlib
 import signal
 import sys
@@ -94,6 +95,8 @@ def run(config: Path) -> None:
     # Where systemd's watchdog ends a daemon that hangs, the journal then has where each thread stood.
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_S)
+    # What is loaded by now stays. Python would look through it for garbage now and then, and hold up everybody.
+    gc.freeze()
     try:
         asyncio.run(_until_stopped(pipeline.run(settings, config)))
     except (BufferFileError, OSError) as error:

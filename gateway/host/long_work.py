@@ -1,4 +1,4 @@
-"""Long work on the event loop lets others run in between: a sensor's acknowledgement waits for one step of it at most."""
+"""Long work on the event loop, in steps: a sensor's acknowledgement waits for one of them at most."""
 
 import asyncio
 import time

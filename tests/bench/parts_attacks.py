@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
+from gateway.buffer.shares import kept_days
+from gateway.commands.check.machine import TYPICAL_BYTES
+from gateway.settings import BufferSettings
 from tests.bench.context import Bench, say
 from tests.bench.kafka_watch import KafkaTopic
 from tests.bench.processes import gateway, secrets_path, write_gateway
@@ -41,7 +44,10 @@ def write_attacked(directory: Path, bootstrap: str, topic: str, bytes_max: int =
 async def attacks(bench: Bench) -> list[Result]:
     """Each attack alone beside a good sensor that sends twenty readings a second and logs in twice a second."""
     seconds = bench.pick(15, 3)
-    return _results("", [await _beside(bench, (name,), seconds) for name in ATTACKS])
+    results = _results("", [await _beside(bench, (name,), seconds) for name in ATTACKS])
+    days = kept_days(BufferSettings(), TYPICAL_BYTES)
+    note = f"one reading of {TYPICAL_BYTES} bytes a second, beside one device that fills the buffer; by the settings"
+    return [*results, Result("buffer_days_kept_for_others", days, "days", None, note)]
 
 
 async def attack_pairs(bench: Bench) -> list[Result]:
