@@ -110,8 +110,10 @@ class Batcher:
         """
         by_key: dict[Partition, dict[bytes, list[tuple[_Route, list[Row]]]]] = defaultdict(lambda: defaultdict(list))
         runs = [(of, list(run)) for of, run in groupby(rows, attrgetter("lane", "series"))]
-        refused = await self._find_routes({of for of, _ in runs})
+        work = LongWork()
+        refused = await self._find_routes({of for of, _ in runs}, work)
         for of, run in runs:
+            await work.step()
             route = self._routes.get(of)
             if route is None:
                 aside += [(row, refused[of]) for row in run]
@@ -122,7 +124,6 @@ class Batcher:
             else:
                 of_key.append((route, run))
         await self._find_clocks({self._routes[of].encoder.boot_id for of, _ in runs if of in self._routes})
-        work = LongWork()
         for partition, keys in by_key.items():
             out = outgoing.setdefault(partition, Outgoing())
             rows_max = self._memory.rows_max(partition)
@@ -200,7 +201,7 @@ class Batcher:
         out.batches.append(begun)
         return begun
 
-    async def _find_routes(self, rows_of: set[tuple[int, int]]) -> dict[tuple[int, int], str]:
+    async def _find_routes(self, rows_of: set[tuple[int, int]], work: LongWork) -> dict[tuple[int, int], str]:
         """Find out where rows of these lanes and series go; why not, of those that cannot. All topics at once.
 
         Those of a topic that waits go to no partition of it.
@@ -214,7 +215,6 @@ class Batcher:
             self._routes = {of: route for of, route in self._routes.items() if of[0] in lanes}
             if len(self._routes) + len(wanted) > ROUTES_MAX:
                 self._routes = {of: route for of, route in self._routes.items() if of in rows_of}
-        work = LongWork()
         topics = {}
         for of in wanted:
             await work.step()
@@ -222,6 +222,7 @@ class Batcher:
         verdicts = await self._memory.verdicts.of_all(
             self._session.admin, sorted({topic for possible in topics.values() for topic in possible})
         )
+        await work.step()
         chosen = {}
         for of, possible in topics.items():
             await work.step()

@@ -31,6 +31,8 @@ from gateway.uplink.supply import Supply
 LONE_REFUSALS_MAX = 10
 """So many of a topic's records refused one after the other condemn the topic for a while: finding each by halving
 would hold up what comes behind."""
+MOVED_AT_ONCE = 100
+"""Rows that are moved in one commit: sensors' readings wait for it."""
 REFUSED_READINGS = "readings quarantined"
 REFUSED_EVENTS = "the gateway's own events quarantined"
 REFUSED_REPORTS = "reports of what is quarantined cannot be sent, and are dropped: what they report stays on this box"
@@ -99,7 +101,11 @@ class RefusedRecords:
         log.debug("refused", topic=topic, error=named(error), rows=len(rows))
 
     async def set_aside(self, rows: Sequence[tuple[Row, str]]) -> None:
-        """Move rows into the quarantine, each with its reason, in one commit."""
+        """Move rows into the quarantine, each with its reason."""
+        for begins in range(0, len(rows), MOVED_AT_ONCE):
+            await self._set_aside(rows[begins : begins + MOVED_AT_ONCE])
+
+    async def _set_aside(self, rows: Sequence[tuple[Row, str]]) -> None:
         reports = []
         said: Counter[tuple[str, str, str]] = Counter()
         work = LongWork()
@@ -121,9 +127,8 @@ class RefusedRecords:
                     # Taken in again it gets another id, and would be in Kafka twice with nothing to tell it by.
                     doubt = Doubt.REDELIVERED
                 reports.append(self._front_door.quarantine.entry(_quarantined(row, series, lane, reason, doubt)))
-        if rows:
-            refused = sorted((row for row, _ in rows), key=attrgetter("lane", "sequence"))
-            await self._buffer.quarantine(self._supply.buffer_id, reports, refused)
+        refused = sorted((row for row, _ in rows), key=attrgetter("lane", "sequence"))
+        await self._buffer.quarantine(self._supply.buffer_id, reports, refused)
         for (what, reason, topic), count in said.items():
             self._memory.lines.tell(log.warning, what, reason=reason, topic=topic, count=count)
 
