@@ -53,9 +53,9 @@ class Target:
         return socket.create_connection(("127.0.0.1", self.port), timeout=20, source_address=(SOURCE, 0))
 
     def log_in(self) -> socket.socket:
-        """As the stolen sensor."""
+        """As the stolen sensor, under an identifier of this process's: another's would end the connection."""
         opened = self.open()
-        opened.sendall(connect(STOLEN, login=(STOLEN, self.secret)))
+        opened.sendall(connect(f"{STOLEN}-{os.getpid()}", login=(STOLEN, self.secret)))
         answer = opened.recv(4)
         if answer[3:] != b"\0":
             raise ConnectionError(f"the stolen sensor was not let in: {answer!r}")
