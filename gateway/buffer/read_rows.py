@@ -12,7 +12,7 @@ from gateway.buffer.rows import Position, Row, Span, joined
 from gateway.buffer.schema import corruption
 from gateway.reading import BufferFileError
 
-READ_BYTES_MAX = 4_000_000
+READ_BYTES_MAX = 1_000_000
 """Payload bytes that one read gives at the most, whatever the number of rows."""
 READ_ROWS = 1_000
 """Rows taken from SQLite at a time."""

@@ -20,9 +20,9 @@ AT_ONCE_MAX = 500
 """Readings taken in again in one commit."""
 TAKEN_MAX = 10_000
 """Of one topic and reason in one look."""
-READ_MAX = 2_000
+READ_MAX = 500
 """Rows read at once: commits wait for that long."""
-READS_MAX = 250
+READS_MAX = 1_000
 """In one look, for what is new and for what can go."""
 REDRIVE_S = 15.0
 """How often topics are looked at that something waits for in the quarantine."""
