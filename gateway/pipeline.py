@@ -9,12 +9,13 @@ An item travels with the callback that acknowledges it: `done(True)` comes back 
 """
 
 import asyncio
+import gc
+import importlib
 import random
 import secrets
 import time
 from contextlib import suppress
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,6 @@ from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.config import running_settings
 from gateway.config.config_file import route_table
 from gateway.daemon import control, service_notify
-from gateway.daemon.housekeeping import Housekeeping, LaneTurns
 from gateway.daemon.service_notify import service_words
 from gateway.host import network_watch
 from gateway.host.name_lookup import bound_look_ups
@@ -38,16 +38,16 @@ from gateway.reading import BufferFileError
 from gateway.settings import NO_SOURCE, Settings
 from gateway.site_broker.deliveries import BROKER_MARKS, removed_sessions
 from gateway.tls.dates import CertificateDates
-from gateway.uplink.forwarder import Forwarder
-from gateway.uplink.lane_policy import LanePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gateway.daemon.housekeeping import Housekeeping
     from gateway.listener.listener import MqttListener
     from gateway.page.server import StatusPage
     from gateway.serial_lines.serial_ingress import SerialIngress
     from gateway.site_broker.broker_ingress import BrokerIngress
+    from gateway.uplink.forwarder import Forwarder
 
 PAGE_RETRY_S = 60.0
 """How long until a status page that failed is begun anew."""
@@ -71,24 +71,35 @@ async def run(settings: Settings, config: Path | None = None) -> None:
         buffer, routes, settings.gateway, settings.kafka, boottime_us, clocks, has_secrets=has_secrets
     )
     buffer.open()
-    lanes = LaneTurns(front_door, buffer, LanePolicy(settings.kafka, time.monotonic()))
-    forwarder = Forwarder(buffer, front_door, settings.gateway, settings.kafka, clock.now, lanes.session_begins, dates)
-    housekeeping = Housekeeping(front_door, buffer, forwarder, clock, lanes, dates.floor)
     log.info("buffer is open", path=str(settings.buffer.path), rows_waiting=buffer.state.rows, lane=buffer.lane.name)
     if not settings.has_source:
         log.warning(NO_SOURCE)
-    front_door.event("boot", None, version=version("sluice"), buffer=buffer.id, rows_waiting=buffer.state.rows)
+    waiting = buffer.state.rows
     try:
         await _recall(buffer, front_door, dates)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(buffer.watch(), name="buffer")
+            # An ingress is imported where it is configured: a gateway without serial lines never loads pyserial.
+            listener = _mqtt_listener(settings, front_door, dates)
+            if listener:
+                tasks.create_task(listener.run(), name="mqtt-listener")
+                await listener.listening.wait()
+            brokers = _brokers(settings, front_door, dates)
+            await _forget_removed_brokers(settings, front_door)
+            for broker in brokers:
+                tasks.create_task(broker.run(), name=f"mqtt-broker {broker.name}")
+            serial = _serial(settings, front_door, clocks)
+            if serial:
+                tasks.create_task(serial.run(), name="serial")
+            # Readings are taken in from here on. What sends them on takes as long to load as all of the above.
+            await asyncio.to_thread(_load_uplink)
+            front_door.event(
+                "boot", None, version=importlib.metadata.version("sluice"), buffer=buffer.id, rows_waiting=waiting
+            )
+            forwarder, housekeeping = _uplink(settings, front_door, buffer, clock, dates)
             tasks.create_task(forwarder.run(), name="forwarder")
             tasks.create_task(network_watch.watch(forwarder.network_changed), name="network")
             tasks.create_task(housekeeping.run(), name="housekeeping")
-            # An ingress is imported where it is configured: a gateway without serial lines never loads pyserial.
-            listener = _mqtt_listener(settings, front_door, dates)
-            brokers = _brokers(settings, front_door, dates)
-            serial = _serial(settings, front_door, clocks)
             parts = control.Parts(
                 uplink=forwarder.report,
                 clock=housekeeping.clock_report.view,
@@ -103,19 +114,11 @@ async def run(settings: Settings, config: Path | None = None) -> None:
             if listener:
                 commands["devices-changed"] = listener.devices_changed
             tasks.create_task(control.serve(control.socket_path(settings.buffer.path), commands), name="control")
-            if listener:
-                tasks.create_task(listener.run(), name="mqtt-listener")
-            await _forget_removed_brokers(settings, front_door)
-            for broker in brokers:
-                tasks.create_task(broker.run(), name=f"mqtt-broker {broker.name}")
-            if serial:
-                tasks.create_task(serial.run(), name="serial")
             if settings.status_page is not None:
                 page = partial(_status_page, settings, config, front_door, buffer, parts)
                 tasks.create_task(_keep_up(page), name="status-page")
-            ready = listener.listening if listener else None
             tasks.create_task(
-                service_notify.watch(ready, buffer.answers, lambda: service_words(forwarder.report(), buffer.state)),
+                service_notify.watch(buffer.answers, lambda: service_words(forwarder.report(), buffer.state)),
                 name="service",
             )
     finally:
@@ -123,6 +126,25 @@ async def run(settings: Settings, config: Path | None = None) -> None:
         keep_clocks(buffer, clocks, boottime_us())
         await buffer.close()
         log.info("stopped", rows_waiting=buffer.state.rows)
+
+
+def _load_uplink() -> None:
+    """On a thread: what comes in meanwhile is acknowledged."""
+    for module in ("importlib.metadata", "gateway.daemon.housekeeping"):
+        importlib.import_module(module)
+    gc.freeze()
+
+
+def _uplink(
+    settings: Settings, front_door: FrontDoor, buffer: Buffer, clock: ClockWatch, dates: CertificateDates
+) -> "tuple[Forwarder, Housekeeping]":
+    from gateway.daemon.housekeeping import Housekeeping, LaneTurns  # noqa: PLC0415
+    from gateway.uplink.forwarder import Forwarder  # noqa: PLC0415
+    from gateway.uplink.lane_policy import LanePolicy  # noqa: PLC0415
+
+    lanes = LaneTurns(front_door, buffer, LanePolicy(settings.kafka, time.monotonic()))
+    forwarder = Forwarder(buffer, front_door, settings.gateway, settings.kafka, clock.now, lanes.session_begins, dates)
+    return forwarder, Housekeeping(front_door, buffer, forwarder, clock, lanes, dates.floor)
 
 
 async def _recall(buffer: Buffer, front_door: FrontDoor, dates: CertificateDates) -> None:

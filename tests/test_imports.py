@@ -12,10 +12,15 @@ DAEMON = (
     "gateway.daemon.control",
     "gateway.host.logs",
     "gateway.pipeline",
+    "gateway.daemon.housekeeping",
     "gateway.listener.listener",
     "gateway.serial_lines.serial_ingress",
     "gateway.commands.check.kafka",
 )
+
+
+FIRST = ("gateway.cli", "gateway.host.logs", "gateway.pipeline", "gateway.listener.listener")
+"""What is loaded until the first PUBACK."""
 
 
 def imported_by(*modules: str) -> set[str]:
@@ -32,6 +37,11 @@ def test_the_daemon_imports_nothing_of_the_cloud_side_and_no_plotting() -> None:
 def test_a_command_that_only_looks_starts_light(library: str) -> None:
     heavy = imported_by("gateway.buffer.status", "gateway.config.config_file")
     assert library not in heavy
+
+
+@pytest.mark.parametrize("library", ["aiokafka", "serial", "paho", "h11"])
+def test_the_first_reading_is_acknowledged_before_the_rest_is_loaded(library: str) -> None:
+    assert library not in imported_by(*FIRST)
 
 
 def test_a_gateway_without_serial_lines_does_not_load_pyserial() -> None:

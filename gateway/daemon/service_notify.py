@@ -50,19 +50,14 @@ def interval_s() -> float:
     return min(INTERVAL_S_MAX, int(timeout_us) / 1e6 / FEEDS_PER_TIMEOUT)
 
 
-async def watch(
-    ready: asyncio.Event | None, thread_answers: Callable[[], Awaitable[None]], words: Callable[[], str]
-) -> None:
-    """Say that the service is ready once `ready` is set, and from then on that it lives, until cancelled.
+async def watch(thread_answers: Callable[[], Awaitable[None]], words: Callable[[], str]) -> None:
+    """Say that the service is ready, and from then on that it lives, until cancelled.
 
     `thread_answers` comes back when the buffer's thread has had its turn; `words` are for `systemctl status`.
     """
     if "NOTIFY_SOCKET" not in os.environ:
         return
     pause_s = interval_s()
-    notify(f"STATUS=is starting; {words()}")
-    if ready is not None:
-        await ready.wait()
     while not notify("READY=1", f"STATUS={words()}"):  # noqa: ASYNC110 - systemd sets no event
         await asyncio.sleep(READY_RETRY_S)
     while True:

@@ -24,6 +24,7 @@ PARTS: dict[str, Part] = {
     "broker": parts_rate.broker,
     "peers": parts_rate.peers,
     "latency": parts_size.latency,
+    "start": parts_size.start,
     "idle": parts_size.idle,
     "sensors": parts_size.sensors,
     "tls": parts_size.tls,

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import ssl
+import statistics
 import subprocess
 import time
 from collections.abc import AsyncIterator
@@ -61,6 +62,23 @@ async def latency(bench: Bench) -> list[Result]:
             Result(f"puback_p999_ms_delay_{delay_ms}", done.p999_ms, "ms"),
         ]
     return results
+
+
+async def start(bench: Bench) -> list[Result]:
+    """CPU that a start takes until its first PUBACK, with an empty buffer; the median of several."""
+    seen = []
+    for number in range(bench.pick(9, 3)):
+        directory = bench.directory / "start" / str(number)
+        config = write_gateway(directory, UNREACHABLE, "start-thermo", devices=1)
+        sluice = spawn_gateway(config)
+        try:
+            await answers(sluice)
+            await asyncio.to_thread(_puback, sluice.port, "d000", secrets_path(directory).read_text().strip())
+            seen.append(sluice.cpu_s)
+        finally:
+            stop(sluice)
+    note = f"of {len(seen)}; the most: {max(seen):.2f}"
+    return [Result("start_cpu_s", statistics.median(seen), "s", "<= 0.35", note)]
 
 
 async def idle(bench: Bench) -> list[Result]:

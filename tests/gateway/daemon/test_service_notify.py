@@ -69,7 +69,7 @@ async def test_systemd_that_reads_nothing_for_a_while_holds_nobody_up_and_hears_
     filled = 0
     while service_notify.notify("STATUS=filler"):
         filled += 1
-    watching = asyncio.create_task(service_notify.watch(None, no_wait, lambda: "fine"))
+    watching = asyncio.create_task(service_notify.watch(no_wait, lambda: "fine"))
     await asyncio.sleep(0.05)
     assert [told(systemd) for _ in range(filled)] == [["STATUS=filler"]] * filled
     assert await asyncio.to_thread(told, systemd) == ["READY=1", "STATUS=fine"]
@@ -104,7 +104,7 @@ async def test_a_buffer_thread_that_hangs_feeds_no_watchdog_though_the_event_loo
         return (await loop.sock_recv(systemd, 65_536)).decode().split("\n")
 
     async with opened(tmp_path / "buffer.db") as buffer:
-        watching = asyncio.create_task(service_notify.watch(None, buffer.answers, lambda: "well"))
+        watching = asyncio.create_task(service_notify.watch(buffer.answers, lambda: "well"))
         while "WATCHDOG=1" not in await heard():
             pass
         disk = threading.Event()
@@ -141,7 +141,7 @@ async def test_a_buffer_without_a_file_answers_all_the_same(tmp_path: Path) -> N
 async def test_without_systemd_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     async with asyncio.timeout(patience(5)):
-        await service_notify.watch(None, no_wait, lambda: "well")
+        await service_notify.watch(no_wait, lambda: "well")
 
 
 @pytest.mark.parametrize(
