@@ -30,7 +30,7 @@ _ELSEWHERE = {
 
 SWITCH_S = 0.0001
 """After so long a busy thread lets another one run (`sys.setswitchinterval`). A commit waits for the event loop often:
-with Python's own 5 ms, a connection that keeps the loop busy has the others' readings wait for a second."""
+with Python's own 5 ms, a connection that keeps the loop busy makes others' readings wait for a second."""
 
 _SAID_OTHERWISE = {
     **{

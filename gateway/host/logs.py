@@ -42,13 +42,13 @@ class FewLines:
         self._timer: asyncio.TimerHandle | None = None
 
     def tell(self, write: Callable[..., object], event: str, **values: Any) -> None:
-        """Write a line with `write` (a logger's method), or count it."""
+        """Write a line with `write` (a logger's method), or count it: as many as its `count` says."""
         self._begin()
         self._lines[event] += 1
         if self._lines[event] <= LINES_MAX:
             write(event, **values)
         else:
-            self._left_out[event] += 1
+            self._left_out[event] += values.get("count", 1)
 
     def count(self, event: str, count: int) -> None:
         """Count what has no line of its own."""

@@ -170,7 +170,7 @@ class Connection(Link):
         self.pause_or_resume()
 
     def _act_on_piece(self, bytes_max: int = READ_BYTES_MAX) -> float:
-        """Act on so much of what came: one `Intake.take`, one write of all the answers; give the time."""
+        """Act on up to `bytes_max` of what came: one `Intake.take`, one write of all answers; give the time."""
         began = self._loop.time()
         piece, self._unread = self._unread[:bytes_max], self._unread[bytes_max:]
         protocol = self._protocol

@@ -10,7 +10,7 @@ from typing import Final
 from gateway.listener.tls_connection import peer_name
 
 READ_BYTES_MAX: Final = 4_096
-"""What one read may bring: all of it is parsed, stored and answered together. TLS may bring more: see `Connection`."""
+"""What one read may bring. TLS may bring more: see `Connection`."""
 LINGER_S: Final = 1.0
 """How long a refused client gets to read what was written to it and close its side."""
 WRITE_STALL_S: Final = 60.0

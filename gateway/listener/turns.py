@@ -1,12 +1,13 @@
 """A turn for everybody: a connection that has used its share of the event loop's time is acted on after the others.
 
 The event loop looks at all sockets, and takes one read from each that has something to say. A connection that is within
-its share is acted on as soon as it is read. One that is beyond it stands in line. There is a round every now and then:
-those in line have a turn each, in order, until ROUND_S has passed; a turn is one piece of TURN_BYTES. Then the loop
-rests for REST_S: other threads, commits above all, and connections that are within their share have it to themselves.
+its share is acted on as soon as it is read. One that is beyond it stands in line. A round begins REST_S after the one
+before. Those in line have a turn each, in order, until ROUND_S has passed; a turn is one piece of TURN_BYTES. The rest
+is for connections within their share, and for other threads, commits above all.
 
 So whoever is within its share waits for one round and one piece at the most, however many stand in line, whatever they
-send, and however dear that is. Those in line wait for one another in order. A connection alone has every turn.
+send, and however dear that is. Those in line wait for one another in order. A connection alone has every turn, which is
+about half of the time.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ AHEAD_S: Final = 0.2
 ROUND_S: Final = 0.001
 """After so long, a round leaves the rest of the line to the next one."""
 REST_S: Final = 0.001
-"""Between two rounds; what the event loop's poll can tell apart."""
+"""The pause between two rounds: the shortest wait that epoll knows."""
 TURN_BYTES: Final = 1_024
 """What is acted on in one turn: 512 of the smallest packets."""
 

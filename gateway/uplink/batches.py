@@ -31,7 +31,7 @@ TOO_LARGE = "record-too-large"
 """The quarantine's reason for a record above `kafka.record_bytes_max`."""
 ROUTES_MAX = 15_000
 """Routes that are remembered: one for each series in each lane, a kilobyte and a half each."""
-STEP_ROWS = 100
+STEP_ROWS = 20
 """Rows that are encoded before others may run."""
 
 Aside = list[tuple[Row, str]]
@@ -222,7 +222,6 @@ class Batcher:
         verdicts = await self._memory.verdicts.of_all(
             self._session.admin, sorted({topic for possible in topics.values() for topic in possible})
         )
-        await work.step()
         chosen = {}
         for of, possible in topics.items():
             await work.step()

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from operator import attrgetter
 
 import structlog
 from aiokafka.errors import (
@@ -31,7 +30,7 @@ from gateway.uplink.supply import Supply
 LONE_REFUSALS_MAX = 10
 """So many of a topic's records refused one after the other condemn the topic for a while: finding each by halving
 would hold up what comes behind."""
-MOVED_AT_ONCE = 100
+MOVED_AT_ONCE = 250
 """Rows that are moved in one commit: sensors' readings wait for it."""
 REFUSED_READINGS = "readings quarantined"
 REFUSED_EVENTS = "the gateway's own events quarantined"
@@ -101,11 +100,18 @@ class RefusedRecords:
         log.debug("refused", topic=topic, error=named(error), rows=len(rows))
 
     async def set_aside(self, rows: Sequence[tuple[Row, str]]) -> None:
-        """Move rows into the quarantine, each with its reason."""
-        for begins in range(0, len(rows), MOVED_AT_ONCE):
-            await self._set_aside(rows[begins : begins + MOVED_AT_ONCE])
+        """Move rows into the quarantine, each with its reason. Those that cannot be moved stay in the buffer."""
+        rows = sorted(rows, key=lambda aside: (aside[0].lane, aside[0].sequence))
+        said: Counter[tuple[str, str, str]] = Counter()
+        try:
+            for begins in range(0, len(rows), MOVED_AT_ONCE):
+                said += await self._move(rows[begins : begins + MOVED_AT_ONCE])
+        finally:
+            for (what, reason, topic), count in said.items():
+                self._memory.lines.tell(log.warning, what, reason=reason, topic=topic, count=count)
 
-    async def _set_aside(self, rows: Sequence[tuple[Row, str]]) -> None:
+    async def _move(self, rows: Sequence[tuple[Row, str]]) -> Counter[tuple[str, str, str]]:
+        """In one commit; give what is to be said, with reason and topic, of how many."""
         reports = []
         said: Counter[tuple[str, str, str]] = Counter()
         work = LongWork()
@@ -127,10 +133,8 @@ class RefusedRecords:
                     # Taken in again it gets another id, and would be in Kafka twice with nothing to tell it by.
                     doubt = Doubt.REDELIVERED
                 reports.append(self._front_door.quarantine.entry(_quarantined(row, series, lane, reason, doubt)))
-        refused = sorted((row for row, _ in rows), key=attrgetter("lane", "sequence"))
-        await self._buffer.quarantine(self._supply.buffer_id, reports, refused)
-        for (what, reason, topic), count in said.items():
-            self._memory.lines.tell(log.warning, what, reason=reason, topic=topic, count=count)
+        await self._buffer.quarantine(self._supply.buffer_id, reports, [row for row, _ in rows])
+        return said
 
 
 def named(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from itertools import accumulate, takewhile
 from operator import attrgetter
 
 from gateway.buffer.buffer import Buffer
+from gateway.buffer.read_rows import READ_BYTES_MAX
 from gateway.buffer.rows import START, Lane, Position, Row, Series, spans_of, without
 from gateway.intake.new_clocks import NewClocks
 from gateway.reading import BufferFileError
@@ -17,6 +18,8 @@ from gateway.settings import KafkaSettings
 
 ROW_BYTES = 360
 """What a record takes beside its payload before it is compressed, about: headers and key."""
+ROUND_BYTES = 4_000_000
+"""Rows are read until there are so many bytes; each read is smaller, for commits wait for it."""
 CACHE_MAX = 50_000
 SHARED_ROWS_MAX = 2_000
 """Of the backlog, while live readings come beside it: they wait for a round, which is the longer the more it has."""
@@ -268,13 +271,22 @@ class Supply:
     async def _read_file(self, cursor: _Cursor) -> tuple[int, list[Row]]:
         """The rows after a cursor, and what `Buffer.drops` was before they were read."""
         limit, drops = self._kafka.batch_rows_max, self._buffer.drops
-        if cursor is self._backlog:
-            buffer_id, rows = await self._buffer.read_backlog(cursor.position, limit, self.live_lane)
-        else:
-            buffer_id, rows = await self._buffer.read(cursor.position, limit)
-        if buffer_id != self.buffer_id:
-            raise _replaced()
-        return drops, rows
+        rows: list[Row] = []
+        position = cursor.position
+        while True:
+            wanted = limit - len(rows)
+            if cursor is self._backlog:
+                buffer_id, some = await self._buffer.read_backlog(position, wanted, self.live_lane)
+            else:
+                buffer_id, some = await self._buffer.read(position, wanted)
+            if buffer_id != self.buffer_id:
+                raise _replaced()
+            rows += some
+            is_cut = len(some) < wanted and _bytes_of(some) > READ_BYTES_MAX // 2
+            if not is_cut or _bytes_of(rows) >= ROUND_BYTES:
+                return drops, rows
+            # On a link of long delay a round of what one read gives would be a small one.
+            position = Position(some[-1].lane, some[-1].sequence)
 
     async def close(self) -> None:
         """Read no more, and have the buffer drop again what it has to."""

@@ -8,7 +8,7 @@ import contextlib
 import shutil
 import socket
 import ssl
-from collections import Counter
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 from gateway.listener import turns
 from gateway.listener.link import READ_BYTES_MAX
 from gateway.listener.listener import MqttListener
-from gateway.listener.turns import AHEAD_S, SHARE, Share, Turns
+from gateway.listener.turns import AHEAD_S, REST_S, ROUND_S, SHARE, TURN_BYTES, Share, Turns
 from gateway.mqtt.protocol import Event, ServerProtocol
 from gateway.settings import TlsSettings
 from tests.support.certificates import make_authority
@@ -249,7 +249,7 @@ async def test_the_listener_ends_while_some_stand_in_line() -> None:
 # --- the line itself ------------------------------------------------------------------------------------------
 
 
-async def test_the_line_keeps_its_order_and_nobody_has_two_turns_in_a_round() -> None:
+async def test_the_line_keeps_its_order() -> None:
     line, order = Turns(), ""
     loop = asyncio.get_running_loop()
 
@@ -269,23 +269,34 @@ async def test_the_line_keeps_its_order_and_nobody_has_two_turns_in_a_round() ->
     assert order == "abcaba"
 
 
-async def test_whoever_stands_in_line_alone_has_a_turn_in_each_turn_of_the_event_loop() -> None:
-    loop, line, turns_of = asyncio.get_running_loop(), Turns(), Counter[str]()
+async def test_between_two_rounds_the_loop_is_left_to_others() -> None:
+    loop, line, rounds = asyncio.get_running_loop(), Turns(), 0
 
-    def of_the_loop() -> None:
-        turns_of["loop"] += 1
-        if turns_of["loop"] < 100:
-            loop.call_soon(of_the_loop)
+    def turn() -> None:
+        """Takes longer than a round."""
+        nonlocal rounds
+        rounds += 1
+        time.sleep(1.5 * ROUND_S)
+        if rounds < 20:
+            line.stand_in_line(loop, turn)
 
-    def in_line() -> None:
-        turns_of["line"] += 1
-        if turns_of["line"] < 100:
-            line.stand_in_line(loop, in_line)
+    line.stand_in_line(loop, turn)
+    began = time.monotonic()
+    await until(lambda: rounds == 20)
+    assert time.monotonic() - began >= 20 * (1.5 * ROUND_S + REST_S)
 
-    of_the_loop()
-    in_line()
-    await until(lambda: turns_of["loop"] == 100)
-    assert turns_of["line"] >= 99
+
+async def test_a_turn_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    acted = Acted(monkeypatch)
+    monkeypatch.setattr(turns, "AHEAD_S", -1e12)
+    async with listening(RecordingIntake()) as listener:
+        sensor = Sensor(listener.port, "bad")
+        await sensor.begin()
+        begin = len(acted.pieces)
+        sensor.flood(FLOODS["PINGREQ"])
+        await until(lambda: sum(count for _, count in acted.since(begin)) > 20_000)
+        assert max(count for _, count in acted.since(begin)) <= TURN_BYTES
+        sensor.socket.close()
 
 
 def test_a_share_is_used_by_a_burst_and_comes_back_with_time() -> None:

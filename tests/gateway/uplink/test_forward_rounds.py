@@ -5,6 +5,7 @@ What it is sent is decoded as Kafka does it: ids, keys and order are those of th
 
 import asyncio
 import math
+import random
 import sqlite3
 import tempfile
 from collections import Counter, defaultdict
@@ -31,16 +32,19 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.rows import Entry, Quarantined, Series
-from gateway.clock.gateway_clock import BootClock, Look
+from gateway.buffer.rows import Entry, Quarantined, Row, Series
+from gateway.clock.gateway_clock import BootClock, BootTimes, Look
 from gateway.config.config_file import route_table
+from gateway.host import long_work
 from gateway.intake.front_door import FrontDoor
 from gateway.intake.quarantine_retry import retry_quarantined
 from gateway.kafka.batch import EncodedBatch
+from gateway.kafka.record import RecordEncoder
 from gateway.kafka.topics import TopicVerdict
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
-from gateway.uplink import delivery, leaders
+from gateway.uplink import delivery, leaders, refused
+from gateway.uplink.batches import STEP_ROWS
 from gateway.uplink.memory import Memory
 from gateway.uplink.redrive import Redrive
 from gateway.uplink.refused import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS
@@ -442,6 +446,56 @@ async def test_a_topic_that_is_forbidden_goes_aside_whole(tmp_path: Path) -> Non
         refused = await quarantined_of(buffer, range(1, 60))
     assert len(line.broker.of("device-thermo")) == 50
     assert len(refused) == 50
+
+
+@pytest.mark.parametrize("when_full", ["refuse", "drop-oldest"])
+async def test_what_goes_aside_is_there_once_and_in_order_however_often_sessions_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when_full: str
+) -> None:
+    monkeypatch.setattr(refused, "MOVED_AT_ONCE", 7)
+    monkeypatch.setattr(long_work, "STEP_S", 0.0)
+    ends = random.Random(1)  # noqa: S311 - when sessions end
+    async with opened(tmp_path / "buffer.db", when_full=when_full) as buffer:
+        assert await store(buffer, [reading("ab"[number % 2], b"%d" % number, "secret") for number in range(300)])
+        while buffer.state.rows:
+            async with uplink(buffer) as line:
+                line.verdicts.condemned["secret"] = TopicVerdict("secret", "topic-compacted")
+                for _ in range(ends.randrange(1, 400)):
+                    await asyncio.sleep(0)
+                await asyncio.sleep(ends.random() * 0.03)
+        kept = (await quarantined_of(buffer, range(1, 1_000))).values()
+        aside = [(each.device, int(each.payload)) for each in kept if each.reason == "topic-compacted"]
+        assert sorted(number for _, number in aside) == list(range(300))
+        for device in "ab":
+            order = [number for whose, number in aside if whose == device]
+            assert order == sorted(order)
+
+
+async def test_others_run_while_a_round_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest that they wait is counted in rows, not in seconds."""
+    monkeypatch.setattr(long_work, "STEP_S", 0.0)
+    encoded, most = 0, 0
+    encode = RecordEncoder.encode
+
+    def encoding(encoder: RecordEncoder, row: Row, times: BootTimes, offset: int) -> bytes:
+        nonlocal encoded
+        encoded += 1
+        return encode(encoder, row, times, offset)
+
+    async def look() -> None:
+        nonlocal encoded, most
+        while True:
+            most, encoded = max(most, encoded), 0
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(RecordEncoder, "encode", encoding)
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert await store(buffer, [reading("a", b"%d" % number) for number in range(300)])
+        looking = asyncio.create_task(look())
+        async with uplink(buffer):
+            await drained(buffer)
+        looking.cancel()
+    assert 0 < most <= STEP_ROWS + 1
 
 
 def refused_by_lines(lines: list[MutableMapping[str, Any]]) -> Counter[str]:
