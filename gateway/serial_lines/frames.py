@@ -1,11 +1,13 @@
 """The frames of a serial line, as firmware-sim/FRAMES.md defines them: COBS, CRC-32 and six frame types."""
 
+import re
 import struct
 import zlib
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 SENSOR_CONTENT_BYTES_MAX = 128
 """The longest content that a sensor sends."""
@@ -17,6 +19,10 @@ DELIMITER = b"\0"
 
 _CRC_BYTES = 4
 _COBS_RUN_BYTES_MAX = 254
+_CRC_RESIDUE = 0x2144_DF1C
+"""The CRC-32 of any content with its own CRC-32 behind it."""
+_SEARCH_STEPS_MAX = 128
+"""COBS runs that are walked through to find frames in one piece that is none. A piece made to be slow needs more."""
 
 _HELLO = struct.Struct("<BBIIBII")
 _DATA = struct.Struct("<BIIIIB")
@@ -36,6 +42,8 @@ class Defect(StrEnum):
     BAD_FIELDS = "bad-fields"
     """Too short, too long or out of range for its type, though the CRC holds."""
     BAD_UTF8 = "bad-utf8"
+    NOISE = "noise"
+    """Around one or several whole frames: none of them is lost by it."""
 
 
 class FrameError(ValueError):
@@ -210,6 +218,8 @@ class HelloRequest:
 Frame = Hello | Data | Ack | Probe | Reply | HelloRequest
 
 _TYPES: dict[int, type[Frame]] = {kind.TYPE: kind for kind in (Hello, Data, Ack, Probe, Reply, HelloRequest)}
+_BEGINNING = re.compile(b"[^\x01](?=[" + re.escape(bytes(_TYPES)) + b"])", re.DOTALL)
+"""A COBS run of at least the type, and a type that there is."""
 
 
 def encode_frame(frame: Frame) -> bytes:
@@ -239,54 +249,96 @@ def decode_frame(encoded: bytes) -> Frame:
 
 
 class FrameDecoder:
-    """Cuts a byte stream into frames. Does no I/O, holds at most one frame, and never raises.
+    """Cuts a byte stream into frames. Does no I/O, holds at most two frames, and never raises.
 
-    What is not a frame is counted in `defects` and skipped; the next zero byte is always a new start.
+    What is not a frame is counted in `defects`, once for each piece between two zeros, and skipped; the next zero byte
+    is always a new start. Whole frames in such a piece count: noise may stand in front of one, and a zero be damaged.
     """
 
-    __slots__ = ("_encoded_bytes_max", "_partial", "_skipping", "defects")
+    __slots__ = ("_encoded_bytes_max", "_partial", "_too_long", "defects")
 
     def __init__(self, content_bytes_max: int = SENSOR_CONTENT_BYTES_MAX) -> None:
         plain_bytes_max = content_bytes_max + _CRC_BYTES
         self._encoded_bytes_max = plain_bytes_max + plain_bytes_max // _COBS_RUN_BYTES_MAX + 1
         self._partial = bytearray()
-        self._skipping = False
+        self._too_long = False
         self.defects: Counter[Defect] = Counter()
 
     def feed(self, received: bytes) -> list[Frame]:
         """Take in the next bytes, split anywhere; give the frames that they complete."""
-        frames = []
+        frames: list[Frame] = []
         *ended, begun = received.split(DELIMITER)
         for piece in ended:
-            self._extend(piece)
-            frame = self._end()
-            if frame is not None:
-                frames.append(frame)
-        self._extend(begun)
+            frames += self._extend(piece)
+            frames += self._end()
+        frames += self._extend(begun)
         return frames
 
-    def _extend(self, piece: bytes) -> None:
-        if self._skipping:
-            return
-        if len(self._partial) + len(piece) > self._encoded_bytes_max:
-            # Counted here rather than at the zero, so that a line that never sends one is seen to be wrong.
-            self.defects[Defect.TOO_LONG] += 1
-            self._skipping = True
-            self._partial.clear()
-            return
-        self._partial += piece
+    def _extend(self, piece: bytes) -> list[Frame]:
+        frames: list[Frame] = []
+        rest = piece
+        while rest:
+            room = 2 * self._encoded_bytes_max - len(self._partial)
+            self._partial += rest[:room]
+            rest = rest[room:]
+            if len(self._partial) > self._encoded_bytes_max and not self._too_long:
+                # Counted here rather than at the zero, so that a line that never sends one is seen to be wrong.
+                self.defects[Defect.TOO_LONG] += 1
+                self._too_long = True
+            if len(self._partial) == 2 * self._encoded_bytes_max:
+                found = _find_frames(bytes(self._partial), self._encoded_bytes_max)
+                frames += found.frames
+                # A frame may have begun in the second half.
+                del self._partial[: max(found.end, self._encoded_bytes_max)]
+        return frames
 
-    def _end(self) -> Frame | None:
-        encoded = bytes(self._partial)
+    def _end(self) -> list[Frame]:
+        encoded, too_long = bytes(self._partial), self._too_long
         self._partial.clear()
-        self._skipping = False
+        self._too_long = False
         if not encoded:
-            return None
+            return []
+        if too_long:
+            return _find_frames(encoded, self._encoded_bytes_max).frames
         try:
-            return decode_frame(encoded)
+            return [decode_frame(encoded)]
         except FrameError as error:
-            self.defects[error.defect] += 1
-            return None
+            frames = _find_frames(encoded, self._encoded_bytes_max).frames
+            self.defects[Defect.NOISE if frames else error.defect] += 1
+            return frames
+
+
+class _Found(NamedTuple):
+    """What was found in a piece that is no frame as a whole."""
+
+    frames: list[Frame]
+    end: int
+    """Where the last of them ends; 0 where there is none."""
+
+
+def _find_frames(encoded: bytes, encoded_bytes_max: int) -> _Found:
+    """Whole frames in a piece without zeros, by their types and CRCs, in a bounded number of steps."""
+    frames: list[Frame] = []
+    end = steps = 0
+    for beginning in _BEGINNING.finditer(encoded):
+        if (start := beginning.start()) < end:
+            continue
+        position, crc = start, 0
+        stop = min(start + encoded_bytes_max, len(encoded))
+        while steps < _SEARCH_STEPS_MAX and (after := position + encoded[position]) <= stop:
+            steps += 1
+            crc = zlib.crc32(encoded[position + 1 : after], crc)
+            if crc == _CRC_RESIDUE:
+                with suppress(FrameError):
+                    frames.append(decode_frame(encoded[start:after]))
+                    end = after
+                break
+            if after == stop:
+                break
+            if encoded[position] <= _COBS_RUN_BYTES_MAX:
+                crc = zlib.crc32(DELIMITER, crc)
+            position = after
+    return _Found(frames, end)
 
 
 def cobs_encode(plain: bytes) -> bytes:

@@ -24,6 +24,7 @@ from gateway.serial_lines.frame_link import (
     Received,
     SerialLink,
 )
+from gateway.serial_lines.frames import Defect
 from gateway.serial_lines.ports import PortLostError, close_port, is_usb_cdc, read_port, why_closed
 
 RUNS_MAX = 1_000
@@ -274,7 +275,8 @@ class FrameLine(PortLine):
             return "nothing has come from it yet: check power and wiring"
         return (
             f"bytes come, but no frame of ours ({self._unused_words(now_us)}): if the sensor writes text, it needs "
-            f"[[serial.text]]; else check serial.baud ({self._port.baudrate}), wiring and ground"
+            f"[[serial.text]]; else check serial.baud ({self._port.baudrate}), wiring and ground. Another binary "
+            "protocol cannot be read here"
         )
 
     def log_trouble(self, now_us: int) -> None:
@@ -323,6 +325,10 @@ class FrameLine(PortLine):
         faults = self._faults_since(self._link.faults)
         # No fault of the line, and told as it came.
         faults.pop(REFUSED_HELLO, None)
+        if noisy := faults.pop(Defect.NOISE.value, 0):
+            log.info(
+                "noise came around serial frames, which were read", port=self.name, device=self.device, times=noisy
+            )
         # Where nothing else comes, that says so.
         if faults and self._trouble_told_bytes == _UNSET:
             log.warning(

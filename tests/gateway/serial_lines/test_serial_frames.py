@@ -1,6 +1,7 @@
 """Frames of the serial line: what goes over the wire, and that nothing else is ever taken for a frame."""
 
 import zlib
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -124,8 +125,9 @@ def test_no_single_bit_error_passes(frame: Frame) -> None:
         damaged = bytearray(encoded)
         damaged[position // 8] ^= 1 << position % 8
         decoder = FrameDecoder()
-        # The zero in between ends the frame whose own zero may be the damaged byte.
-        assert decoder.feed(bytes(damaged) + DELIMITER + following) == [Probe(1)]
+        # The zero in between ends the frame whose own zero may be the damaged byte: then the frame itself is whole.
+        is_whole = position // 8 == len(encoded) - 1
+        assert decoder.feed(bytes(damaged) + DELIMITER + following) == [frame] * is_whole + [Probe(1)]
         assert decoder.defects.total() >= 1
 
 
@@ -144,13 +146,64 @@ def test_joining_in_the_middle_of_a_frame_costs_that_frame_only() -> None:
     assert decoder.defects.total() == 1
 
 
-def test_a_line_without_a_zero_is_held_to_one_frame_of_memory() -> None:
+def test_a_line_without_a_zero_is_held_to_two_frames_of_memory() -> None:
     decoder = FrameDecoder()
     for _ in range(1000):
         decoder.feed(b"\x55" * 100)
-        assert len(decoder._partial) <= SENSOR_CONTENT_BYTES_MAX + 5
+        assert len(decoder._partial) <= 2 * (SENSOR_CONTENT_BYTES_MAX + 5)
     assert decoder.defects == {Defect.TOO_LONG: 1}
     assert decoder.feed(DELIMITER + encode_frame(DATA)) == [DATA]
+
+
+@pytest.mark.parametrize(
+    "noise", [b"\xff", b"Boot 2.1\r\n", b"\x03\x02", b"\x55" * 100, encode_frame(DATA)[:-5], b"U" * 700]
+)
+@pytest.mark.parametrize("frame", [DATA, Hello(7, 9, 2, 3, 9, "d" * 63, "f" * 43, ())])
+def test_noise_before_and_behind_a_whole_frame_does_not_cost_it_and_is_counted_once(noise: bytes, frame: Frame) -> None:
+    encoded = encode_frame(frame)[:-1]
+    for stream in (noise + encoded, encoded + noise, noise + encoded + noise):
+        decoder = FrameDecoder()
+        assert decoder.feed(stream + DELIMITER) == [frame]
+        assert decoder.defects.total() == 1
+        assert decoder.feed(encode_frame(Probe(1))) == [Probe(1)]
+
+
+@given(st.lists(FRAMES, min_size=2, max_size=3), st.sampled_from([b"", b"\x01", b"\x80"]))
+def test_frames_whose_zero_between_them_was_lost_or_changed_all_come(frames: list[Frame], between: bytes) -> None:
+    decoder = FrameDecoder()
+    assert decoder.feed(between.join(encode_frame(frame)[:-1] for frame in frames) + DELIMITER) == frames
+    assert decoder.defects.total() == 1
+
+
+@given(
+    st.lists(
+        st.binary(max_size=300) | FRAMES.map(encode_frame) | FRAMES.map(lambda frame: encode_frame(frame)[:-1]),
+        max_size=8,
+    ).map(b"".join),
+    st.lists(st.integers(0, 2000), max_size=8),
+)
+def test_noise_and_frames_split_anywhere_give_the_same(stream: bytes, cuts: list[int]) -> None:
+    whole, split = FrameDecoder(), FrameDecoder()
+    positions = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
+    received = [frame for start, end in pairwise(positions) for frame in split.feed(stream[start:end])]
+    assert received == whole.feed(stream)
+    assert split.defects == whole.defects
+
+
+def test_a_piece_made_to_be_slow_is_searched_in_a_bounded_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each second byte may be the beginning of a frame, and all that follows belong to it.
+    slow = b"\x02\x01" * 66
+    steps = 0
+    crc32 = zlib.crc32
+
+    def counted(data: bytes, crc: int = 0) -> int:
+        nonlocal steps
+        steps += 1
+        return crc32(data, crc)
+
+    monkeypatch.setattr("gateway.serial_lines.frames.zlib.crc32", counted)
+    assert FrameDecoder().feed(slow + DELIMITER) == []
+    assert 100 < steps < 300
 
 
 def test_the_longest_frame_fits_and_the_next_longer_one_does_not() -> None:

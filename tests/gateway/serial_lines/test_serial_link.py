@@ -111,6 +111,14 @@ def test_a_reading_is_acknowledged_after_its_commit_and_not_before() -> None:
     assert answers(link) == []
 
 
+def test_noise_around_a_frame_and_a_zero_that_was_lost_cost_no_reading() -> None:
+    link = known_link()
+    stream = b"ets Jan 8" + encode_frame(data(0))[:-1] + encode_frame(data(1))[:-1] + b"\xff" + encode_frame(data(2))
+    received = only(link.receive(stream, START_US))
+    assert [reading.payload for reading in received.readings] == [b'{"t":0}', b'{"t":1}', b'{"t":2}']
+    assert link.faults == {"noise": 1}
+
+
 def test_what_arrives_out_of_order_is_acknowledged_by_the_bitmap() -> None:
     link = known_link()
     link.stored(only(send(link, data(1), data(3))))
