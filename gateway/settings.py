@@ -239,6 +239,12 @@ class SerialTextSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`nmea`: the types that are taken (`MTW`, or `WIMTW` of one talker alone), and names for their fields; an empty
     name leaves that field out. Without any, all are taken; a type without names (`[]`) has its fields named `1`, `2`,
     ..."""
+    units: tuple[str, ...] = ()
+    """Units that are left out behind a number, in every field: with `["C", "D"]`, `21C` is 21 and `283D` is 283. They
+    come beside those that are known without this setting. Not for `json`, whose lines are forwarded as they are."""
+    texts: tuple[str, ...] = ()
+    """Fields whose value stays a text, whatever it looks like: identities such as `28FF`, `2800` and `007`. Not for
+    `json`."""
     line_bytes_max: Annotated[int, Meta(ge=16, le=65_536, description="bytes, 16 to 65536")] = 1_024
     """A longer line is cut off, and counts as one that cannot be read."""
 

@@ -77,8 +77,9 @@ _UNREADABLE_LINES = {
     "not-json": "no JSON on the line; compare format in [[serial.text]] with what the sensor writes",
     "json-not-object": "JSON, but no object; compare format in [[serial.text]] with what the sensor writes",
     "nmea-start": "no sentence of NMEA 0183; compare format and baud in [[serial.text]] with the instrument's",
-    "nmea-without-checksum": "a sentence without its checksum; switch that on in the instrument",
-    "nmea-checksum": "damaged on the way; look at wiring, ground and baud",
+    "nmea-without-checksum": "a sentence that was cut off, or has no checksum; switch that on in the instrument",
+    "nmea-checksum": "not the checksum of these bytes: some were lost or changed, or the instrument reckons otherwise; "
+    "write the types that are wanted into sentences in [[serial.text]], where it is of another",
     "repeated-name": "one name twice, and nobody knows which counts; correct it in the sensor",
     "not-text": "control characters within the line; correct baud in [[serial.text]], or it is no text",
     "line-too-long": "longer than line_bytes_max in [[serial.text]]; raise it, or correct baud",

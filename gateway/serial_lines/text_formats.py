@@ -8,8 +8,9 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import reduce
+from itertools import accumulate
 from operator import xor
 from typing import Final, NamedTuple, NoReturn
 
@@ -17,9 +18,11 @@ import msgspec
 
 from gateway.settings import SerialTextSettings
 
-LineReader = Callable[[bytes], bytes | None]
-"""Makes a line, without its end, into a payload: a JSON object in UTF-8. None says that it is no reading, and no loss
-either. Takes any bytes; raises LineError."""
+LineReader = Callable[[bytes], Iterable[bytes]]
+"""Gives the readings of a line, which has no end any more: JSON objects in UTF-8. None are given where the line is
+neither a reading nor a loss. Takes any bytes. Raises LineError, which may follow readings of the same line."""
+NOISE: Final = "noise"
+"""The reason of a LineError that says of no loss: every sentence of the line was read, and more stood around them."""
 NUMBER_CHARACTERS_MAX = 64
 """A longer number is kept as a text: readers of JSON, the cloud's tables among them, refuse such numbers."""
 QUANTITY_CHARACTERS_MAX = 128
@@ -58,10 +61,20 @@ _TOKENS: Final = {
     for separator in "=:"
 }
 _EDGES: Final = " \t\xa0,;|"
-_HEX_DIGITS: Final = re.compile(rb"[0-9A-Fa-f]{2}")
-_TAG_BLOCK: Final = re.compile(rb"\\[^\\]*\\")
+_TAG_BLOCK: Final = re.compile(rb"\\[^\\]*\\(?=[$!])")
+_SENTENCE_START: Final = re.compile(rb"[$!](?=[^\s,*$!])")
+# One digit is a whole checksum too: some instruments write `*A` for `*0A`. What was cut off after the first of two
+# digits passes as one only where that digit is a zero.
+_SENTENCE_MARKS: Final = re.compile(
+    rb"(?P<start>[$!](?=[^\s,*$!]))|[*](?P<checksum>[0-9A-Fa-f]{2}|[0-9A-Fa-f](?![0-9A-Fa-f]))"
+)
+_TYPE: Final = re.compile(rb"[A-Z][0-9A-Z]{2,9}[,*]")
+_ADDRESS: Final = re.compile(rb"[$!]([0-9A-Za-z]+)(?=[,*])")
+_BLANK: Final = re.compile(rb"[\x00-\x20\x7f]*")
 
 
+_ValueReader = Callable[[str, str], str]
+"""Gives the value of a field, by its name, as JSON."""
 _Members = Sequence[tuple[str, str]]
 """Names, and values that are JSON already."""
 
@@ -84,17 +97,18 @@ class _Name(NamedTuple):
 
 def line_reader(settings: SerialTextSettings) -> LineReader:
     """What reads a sensor's lines."""
+    value = _value_reader(settings)
     match settings.format:
         case "key=value":
-            return lambda line: _read_pairs(line, "=")
+            return lambda line: (_read_pairs(line, "=", value),)
         case "key:value":
-            return lambda line: _read_pairs(line, ":")
+            return lambda line: (_read_pairs(line, ":", value),)
         case "csv":
-            return _csv_reader(settings.columns, _DELIMITERS[settings.delimiter])
+            return _csv_reader(settings.columns, _DELIMITERS[settings.delimiter], value)
         case "json":
-            return _read_json
+            return lambda line: (_read_json(line),)
         case "nmea":
-            return _nmea_reader(settings.sentences)
+            return _nmea_reader(settings.sentences, value)
 
 
 def proves_itself(settings: SerialTextSettings) -> bool:
@@ -102,16 +116,23 @@ def proves_itself(settings: SerialTextSettings) -> bool:
     return settings.format in {"json", "nmea"}
 
 
-def json_value(text: str, *, decimal_comma: bool = False) -> str:
+def holds_sentences(settings: SerialTextSettings) -> bool:
+    """Whether a line of this format holds sentences that prove themselves, whatever stands around them."""
+    return settings.format == "nmea"
+
+
+def json_value(text: str, *, decimal_comma: bool = False, units: Collection[str] = ()) -> str:
     """A value as JSON: a number, with or without a unit behind it, with its own digits; null if empty; else a string.
 
     A unit is left out. Of one temperature in several units (`21.50 °C 70.70 °F`) the first number counts.
-    `decimal_comma`: a comma in a number is its decimal point.
+    `decimal_comma`: a comma in a number is its decimal point. `units`: each of these behind a number is one, whatever
+    the number looks like.
     """
     if not text:
         return "null"
     if len(text) <= QUANTITY_CHARACTERS_MAX:
-        number = _quantity(_COMMA_NUMBER.sub(r"\1.\2", text, count=1) if decimal_comma else text)
+        plain = _COMMA_NUMBER.sub(r"\1.\2", text, count=1) if decimal_comma else text
+        number = _number_with(units, plain) or _quantity(plain)
         if number is not None:
             return number
     return _json_string(text)
@@ -141,8 +162,23 @@ def _text(line: bytes) -> str:
     return text
 
 
-def _read_pairs(line: bytes, separator: str) -> bytes:
-    members = _pairs(_text(line), separator)
+def _value_reader(settings: SerialTextSettings) -> _ValueReader:
+    texts = frozenset(settings.texts)
+    # Where a comma stands between values it cannot stand in a number.
+    decimal_comma = settings.format == "csv" and settings.delimiter != ","
+
+    def value(name: str, text: str) -> str:
+        if name in texts and text:
+            return _json_string(text)
+        if settings.format == "nmea":
+            return _field(text, settings.units)
+        return json_value(text, decimal_comma=decimal_comma, units=settings.units)
+
+    return value
+
+
+def _read_pairs(line: bytes, separator: str, value: _ValueReader) -> bytes:
+    members = _pairs(_text(line), separator, value)
     if not members:
         raise LineError("no-pairs")
     names = {name for name, _ in members}
@@ -154,7 +190,7 @@ def _read_pairs(line: bytes, separator: str) -> bytes:
     return _object(members)
 
 
-def _pairs(text: str, separator: str) -> _Members:
+def _pairs(text: str, separator: str, value: _ValueReader) -> _Members:
     """Every name with what stands between its separator and the next name; what stands before the first is left out."""
     tokens = list(_TOKENS[separator].finditer(text))
     names: list[_Name] = []
@@ -163,7 +199,7 @@ def _pairs(text: str, separator: str) -> _Members:
             names.append(name)
     ends = [*(name.start for name in names[1:]), len(text)]
     return [
-        (name.text, json_value(_unquoted(text[name.value_start : end].strip(_EDGES))))
+        (name.text, value(name.text, _unquoted(text[name.value_start : end].strip(_EDGES))))
         for name, end in zip(names, ends, strict=False)
     ]
 
@@ -228,27 +264,18 @@ def _unquoted(value: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' and '"' not in value[1:-1] else value
 
 
-def _csv_reader(columns: Sequence[str], delimiter: str) -> LineReader:
+def _csv_reader(columns: Sequence[str], delimiter: str, value: _ValueReader) -> LineReader:
     heading = [column.casefold() for column in columns]
-    # Where a comma stands between values it cannot stand in a number.
-    decimal_comma = delimiter != ","
 
-    def read(line: bytes) -> bytes | None:
+    def read(line: bytes) -> Iterator[bytes]:
         values = _csv_values(_text(line), delimiter)
         if len(values) == len(columns) + 1 and not values[-1]:
             # Many sensors end each value with the delimiter, the last one too.
             values.pop()
         if len(values) != len(columns):
             raise LineError("column-count")
-        if all(not name or name == value.casefold() for name, value in zip(heading, values, strict=True)):
-            return None
-        return _object(
-            [
-                (name, json_value(value, decimal_comma=decimal_comma))
-                for name, value in zip(columns, values, strict=True)
-                if name
-            ]
-        )
+        if any(name and name != text.casefold() for name, text in zip(heading, values, strict=True)):
+            yield _object([(name, value(name, text)) for name, text in zip(columns, values, strict=True) if name])
 
     return read
 
@@ -296,38 +323,104 @@ def _no_json(constant: str) -> NoReturn:
     raise ValueError(constant)
 
 
-def _nmea_reader(sentences: dict[str, tuple[str, ...]]) -> LineReader:
-    def read(line: bytes) -> bytes | None:
+def _nmea_reader(sentences: dict[str, tuple[str, ...]], value: _ValueReader) -> LineReader:
+    def names_of(address: str) -> Sequence[str] | None:
+        """Names for a sentence's fields; None where nobody asked for its type."""
+        if not sentences:
+            return ()
+        # `P` begins a maker's own sentence, which has no talker.
+        return sentences.get(address, None if address.startswith("P") else sentences.get(address[2:]))
+
+    def read(line: bytes) -> Iterator[bytes]:
         # Since version 4 a block of tags may stand in front, between backslashes: when and where it was received.
-        sentence = _TAG_BLOCK.sub(b"", line, count=1) if line.startswith(b"\\") else line
-        if sentence[:1] not in {b"$", b"!"}:
-            raise LineError("nmea-start")
-        content, star, checksum = sentence[1:].rstrip().partition(b"*")
-        if not star:
-            raise LineError("nmea-without-checksum")
-        if _HEX_DIGITS.fullmatch(checksum) is None or int(checksum, 16) != nmea_checksum(content):
-            raise LineError("nmea-checksum")
-        address, *fields = _text(content).split(",")
-        names: Sequence[str] | None = ()
-        if sentences:
-            # `P` begins a maker's own sentence, which has no talker.
-            names = sentences.get(address, None if address.startswith("P") else sentences.get(address[2:]))
-        if names is None:
-            return None
-        names = names or [str(number) for number in range(1, len(fields) + 1)]
-        fields += [""] * (len(names) - len(fields))
-        members = [(name, _field(value)) for name, value in zip(names, fields, strict=False) if name]
-        return _object([(SENTENCE_MEMBER, _json_string(address)), *members])
+        whole, rest = _sentences(_TAG_BLOCK.sub(b"", line))
+        faults: list[str] = []
+        for content in whole:
+            try:
+                address, *fields = _text(content).split(",")
+            except LineError as error:
+                faults.append(error.reason)
+                continue
+            names = names_of(address)
+            if names is None:
+                continue
+            names = names or [str(number) for number in range(1, len(fields) + 1)]
+            fields += [""] * (len(names) - len(fields))
+            members = [(name, value(name, text)) for name, text in zip(names, fields, strict=False) if name]
+            yield _object([(SENTENCE_MEMBER, _json_string(address)), *members])
+        # One count for the line, however many pieces of it are no sentence.
+        for piece in rest:
+            _refuse_cut(piece, names_of)
+        if faults:
+            raise LineError(faults[0])
+        unread = [piece for piece in rest if _ADDRESS.search(piece) is None and _BLANK.fullmatch(piece) is None]
+        if unread:
+            raise LineError(NOISE) if whole or len(unread) < len(rest) else LineError("nmea-start")
 
     return read
 
 
-def _field(value: str) -> str:
+def _sentences(line: bytes) -> tuple[list[bytes], list[bytes]]:
+    """The contents of all sentences whose checksum holds, and the pieces around them, both in the line's order.
+
+    A sentence begins at the last start before its checksum for which that holds: `$` and `!` may stand in its text, and
+    another one that was cut off may stand in front of it. Behind the first start only a type as the standard has it
+    makes another, so that no damaged number becomes one. One pass, whatever stands in the line.
+    """
+    xors = list(accumulate(line, xor, initial=0))
+    whole: list[bytes] = []
+    rest: list[bytes] = []
+    starts: dict[int, int] = {}
+    position = 0
+    for mark in _SENTENCE_MARKS.finditer(line):
+        if mark["start"]:
+            if not starts or _TYPE.match(line, mark.end()):
+                starts[xors[mark.end()]] = mark.start()
+            continue
+        # What stands between two places of the line has the exclusive or of both places' as its own.
+        start = starts.get(xors[mark.start()] ^ int(mark["checksum"], 16))
+        if start is None:
+            rest.append(line[position : mark.end()])
+        else:
+            rest.append(line[position:start])
+            whole.append(line[start + 1 : mark.start()])
+        position = mark.end()
+        starts.clear()
+    rest.append(line[position:])
+    return whole, [piece for piece in rest if piece]
+
+
+def _refuse_cut(piece: bytes, names_of: Callable[[str], Sequence[str] | None]) -> None:
+    """Raises LineError where a sentence begins in a piece of a line and was asked for, or may have been."""
+    position = 0
+    while (start := _SENTENCE_START.search(piece, position)) is not None:
+        address = _ADDRESS.match(piece, start.start())
+        if address is None or names_of(address[1].decode()) is not None:
+            raise LineError("nmea-checksum" if b"*" in piece[start.end() :] else "nmea-without-checksum")
+        # What stands behind the type of a sentence that nobody asked for is its own text, up to the next type.
+        following = _ADDRESS.search(piece, address.end())
+        if following is None:
+            return
+        position = following.start()
+
+
+def _field(text: str, units: Collection[str]) -> str:
     """An NMEA field has its unit in a field of its own, and encoded ones are full of what looks like one."""
-    if not value:
+    if not text:
         return "null"
-    number = _NUMBER.fullmatch(value) if len(value) <= NUMBER_CHARACTERS_MAX else None
-    return (_json_number(number) if number is not None else None) or _json_string(value)
+    if len(text) <= NUMBER_CHARACTERS_MAX and (number := _number_with(("", *units), text)) is not None:
+        return number
+    return _json_string(text)
+
+
+def _number_with(units: Collection[str], text: str) -> str | None:
+    """The number, where one of these units stands behind it; an empty one stands for a number alone."""
+    for unit in units:
+        if text.endswith(unit):
+            number = _NUMBER.fullmatch(text[: len(text) - len(unit)].rstrip() if unit else text)
+            if number is not None:
+                return _json_number(number)
+    return None
 
 
 def _quantity(text: str) -> str | None:
@@ -359,8 +452,14 @@ def _has_own_unit(found: re.Match[str]) -> bool:
 
 
 def _json_number(found: re.Match[str]) -> str | None:
-    """As JSON writes it (RFC 8259, section 6), with the digits as they came; None where no reader could hold it."""
+    """As JSON writes it (RFC 8259, section 6), with the digits as they came.
+
+    None where no reader could hold it, and for digits around an E without point or sign: `28E10` is an identity in
+    hexadecimal as `28FF` is, and nobody means 280000000000 by it.
+    """
     sign, whole, fraction, bare_fraction, exponent = found.groups()[:5]
+    if exponent and exponent[1].isdigit() and not sign and fraction is None and bare_fraction is None:
+        return None
     fraction = fraction or bare_fraction
     number = (
         sign.strip("+") + ((whole or "").lstrip("0") or "0") + (f".{fraction}" if fraction else "") + (exponent or "")

@@ -67,6 +67,7 @@ class TextLine(PortLine):
             "acknowledges": False,
             "format": self._format,
             "refused": self._link.faults.total(),
+            "noisy": self._link.noisy,
             "refused_last": refused and {"reason": refused.reason, "line": _shown(refused.payload)},
         }
 
@@ -77,12 +78,18 @@ class TextLine(PortLine):
                 "FRAMES OF OURS COME, AND NO TEXT: remove its [[serial.text]], and write the port into serial.ports if "
                 "it is not there"
             )
+        if self._unused_bytes and (frames := self._link.binary_frames) is not None:
+            return (
+                f"NO TEXT COMES: each {frames.length} bytes the same ones come again ({frames.pair.hex(' ').upper()}), "
+                "as in the frames of a binary protocol, which cannot be read here: have the sensor write text, or put "
+                "a board between that does; if it should write text already, check baud"
+            )
         if self._link.has_seen_a_line:
             return None
         if self._unused_bytes:
             return (
-                f"bytes come without an end of line ({self._unused_words(now_us)}): a sensor with our frames (put it "
-                "into serial.ports), or the wrong baud"
+                f"bytes come without an end of line ({self._unused_words(now_us)}): a binary protocol (which cannot be "
+                "read here), a sensor with our frames (put it into serial.ports), or the wrong baud"
             )
         # How often it writes, nobody knows.
         open_us = now_us - self._opened_us
@@ -96,8 +103,8 @@ class TextLine(PortLine):
         # Of a sensor with our frames, `trouble` says what to do.
         if faults and not self._link.sends_frames:
             log.warning(
-                "serial lines could not be read: check format and baud in [[serial.text]], then wiring and ground; "
-                "`sluice buffer quarantine ls` shows some of them",
+                "serial lines could not be read: compare format and baud in [[serial.text]] with what the sensor "
+                "writes; `sluice buffer quarantine ls` shows some of them, with what to do",
                 port=self.name,
                 device=self.device,
                 format=self._format,

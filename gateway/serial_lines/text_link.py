@@ -5,13 +5,13 @@ Such a sensor cannot be told that its readings arrived, and does not send them a
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.reading import Reading
+from gateway.serial_lines.binary_frames import BinaryFrames, binary_frames
 from gateway.serial_lines.frames import FrameDecoder
-from gateway.serial_lines.text_formats import LineError, line_reader, proves_itself
+from gateway.serial_lines.text_formats import NOISE, LineError, holds_sentences, line_reader, proves_itself
 from gateway.serial_lines.topic import topic_of
 from gateway.settings import SerialTextSettings
 
@@ -21,10 +21,13 @@ UNREADABLE_FIRST = 10
 UNREADABLE_LATER_INTERVAL_US = 60_000_000
 """The same once so many were kept: they have shown what is wrong, and each is reported over the uplink too."""
 TOO_LONG = "line-too-long"
+BINARY_BYTES_MAX = 256
+"""What is kept of the newest bytes until the first reading, to tell a binary protocol by."""
 
 # Devices end their lines with padding, NULs of breaks on the line, or STX and ETX around them.
 _AROUND_LINES = bytes((*range(9), 11, 12, *range(14, 27), *range(28, 32), 127))
 _BLANK = _AROUND_LINES + b" \t"
+_BYTE_ORDER_MARK = "\ufeff".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +68,12 @@ class TextLink:
         "_faults",
         "_frames",
         "_has_seen_a_frame",
+        "_holds_sentences",
         "_joined",
         "_kept",
         "_line_bytes_max",
+        "_newest",
+        "_noisy",
         "_partial",
         "_port",
         "_proves_itself",
@@ -86,13 +92,16 @@ class TextLink:
         self._line_bytes_max = settings.line_bytes_max
         self._read_line = line_reader(settings)
         self._proves_itself = proves_itself(settings)
+        self._holds_sentences = holds_sentences(settings)
         # An installer may put a port here that belongs into serial.ports: a frame's CRC shows it.
         self._frames: FrameDecoder | None = FrameDecoder()
         self._has_seen_a_frame = False
+        self._newest: bytes | None = b""
         self._partial = bytearray()
         self._joined = False
         self._skipping = False
         self._kept = 0
+        self._noisy = 0
         self._unreadable_due_us = 0
         self._faults: Counter[str] = Counter()
         self._refused: Unreadable | None = None
@@ -113,6 +122,16 @@ class TextLink:
         return self._refused
 
     @property
+    def noisy(self) -> int:
+        """Lines since the opening of which every sentence was read, with something else around them: no loss."""
+        return self._noisy
+
+    @property
+    def binary_frames(self) -> BinaryFrames | None:
+        """The frames of a binary protocol, where such come and no reading has."""
+        return None if self._newest is None else binary_frames(self._newest)
+
+    @property
     def device(self) -> str:
         """Whose readings these are."""
         return self._device
@@ -128,11 +147,20 @@ class TextLink:
         unreadable: list[Unreadable] = []
         if self._frames is not None and self._frames.feed(data):
             self._has_seen_a_frame = True
+        if self._newest is not None:
+            self._newest = (self._newest + data)[-BINARY_BYTES_MAX:]
         uncollected: Counter[str] = Counter()
         for cut in self._cut(data):
             try:
-                payload = self._payload(cut)
+                for payload in self._payloads(cut):
+                    readings.append(Reading(self._topic, self._port, payload, now_us))  # noqa: PERF401 - it may raise
             except LineError as error:
+                # What was joined in the middle, or was told of as its line became too long, is told of no more.
+                if cut.untold:
+                    continue
+                if error.reason == NOISE:
+                    self._noisy += 1
+                    continue
                 self._faults[error.reason] += 1
                 self._refused = Unreadable(cut.line, error.reason)
                 if now_us >= self._unreadable_due_us:
@@ -143,26 +171,21 @@ class TextLink:
                     unreadable.append(self._refused)
                 else:
                     uncollected[error.reason] += 1
-                continue
-            if payload is not None:
-                readings.append(Reading(self._topic, self._port, payload, now_us))
         if readings:
-            self._frames, self._has_seen_a_frame = None, False
+            self._frames, self._has_seen_a_frame, self._newest = None, False, None
         taken: list[TextEvent] = [TextReadings(tuple(readings))] if readings else []
         return taken + unreadable + [Uncollected(reason, count) for reason, count in uncollected.items()]
 
-    def _payload(self, cut: "_Cut") -> bytes | None:
+    def _payloads(self, cut: "_Cut") -> Iterator[bytes]:
+        # Where we joined in the middle of a line, what is missing in front was never ours.
+        if self._holds_sentences or not (cut.too_long or (cut.untold and not self._proves_itself)):
+            try:
+                yield from self._read_line(_bare(cut.line))
+            except LineError:
+                if not cut.too_long:
+                    raise
         if cut.too_long:
             raise LineError(TOO_LONG)
-        line = cut.line.strip(_AROUND_LINES)
-        if not cut.first:
-            return self._read_line(line)
-        # We joined in the middle of this one, as far as anybody knows: what is missing in front was never ours.
-        if not self._proves_itself:
-            return None
-        with suppress(LineError):
-            return self._read_line(line)
-        return None
 
     def _cut(self, data: bytes) -> Iterator["_Cut"]:
         """The lines that end in these bytes, without blank ones, and the one that becomes too long in them."""
@@ -170,30 +193,52 @@ class TextLink:
         for piece in ended:
             yield from self._extend(piece)
             line = bytes(self._partial)
-            first, self._joined = not self._joined, True
+            untold, self._joined = self._skipping or not self._joined, True
             self._partial.clear()
             self._skipping = False
-            if line.strip(_BLANK):
-                yield _Cut(line, first=first)
+            if _bare(line).strip():
+                yield _Cut(line, untold=untold)
         yield from self._extend(begun)
 
     def _extend(self, piece: bytes) -> Iterator["_Cut"]:
-        if self._skipping:
+        if self._skipping and not self._holds_sentences:
             return
         room = self._line_bytes_max - len(self._partial)
         self._partial += piece[:room]
-        if len(piece) > room:
+        while len(piece) > room:
+            piece = piece[room:]
             # Told now rather than at the line's end, so that a line that never ends is seen to be wrong.
-            yield _Cut(bytes(self._partial), too_long=True)
+            line = bytes(self._partial)
+            end = self._end_of_part(line)
+            yield _Cut(line[:end], untold=self._skipping, too_long=not self._skipping)
             self._skipping = True
             self._partial.clear()
+            if not self._holds_sentences:
+                return
+            # Whole sentences in what is too long for a line count all the same.
+            self._partial += line[end:]
+            room = self._line_bytes_max - len(self._partial)
+            self._partial += piece[:room]
+
+    def _end_of_part(self, line: bytes) -> int:
+        """Where a part of a line that is too long ends: in front of a sentence that may have just begun."""
+        begun = max(line.rfind(b"$"), line.rfind(b"!")) if self._holds_sentences else 0
+        return begun if begun > 0 else len(line)
 
 
 class _Cut(NamedTuple):
     """What was cut out of the stream."""
 
     line: bytes
-    """Without its end; of one that is too long, its beginning."""
-    first: bool = False
-    """It may have begun before the port was opened."""
+    """Without its end; of one that is too long, a part of it."""
+    untold: bool = False
+    """What cannot be read in it is no fault: it may have begun before the port was opened, or is a later part of a line
+    that is too long."""
     too_long: bool = False
+    """It is the first part of a line that is too long."""
+
+
+def _bare(line: bytes) -> bytes:
+    """A line without what devices write around it."""
+    # A file of lines in UTF-8 may begin with a byte order mark, and each start of a sketch writes one anew.
+    return line.strip(_AROUND_LINES).removeprefix(_BYTE_ORDER_MARK).strip(_AROUND_LINES)

@@ -15,6 +15,7 @@ EXAMPLES: Final[dict[tuple[str, ...], str]] = {
 }
 """By the setting that is missing: what to write."""
 _SENTENCE = re.compile(r"[A-Z][A-Z0-9]{2,9}")
+_UNIT = re.compile(r"[^\s\d+.,;|=:\"-][^\s,;|=:\"]{0,15}")
 _CSV_EXAMPLE = 'columns = ["celsius", "", "humidity"], where an empty one leaves that value out'
 
 
@@ -37,6 +38,7 @@ def mistakes(text: SerialTextSettings, section: Place) -> Iterator[tuple[Place, 
     elif text.sentences:
         told = f'is for format = "nmea", and this is {show(text.format)}; remove one of the two'
         yield (*section, "sentences"), told
+    yield from _value_mistakes(text, section)
 
 
 def _column_mistakes(columns: Sequence[str], place: Place) -> Iterator[tuple[Place, str]]:
@@ -58,6 +60,36 @@ def _sentence_mistakes(kind: str, names: Sequence[str], place: Place) -> Iterato
         yield place, "names none of its fields, so that nothing would be read; name one, or write [] to number them all"
     for name in _repeated(names):
         yield place, f"{show(name)} stands here twice, and a reading has one value of a name; write another"
+
+
+def _value_mistakes(text: SerialTextSettings, section: Place) -> Iterator[tuple[Place, str]]:
+    for setting, words in (("units", text.units), ("texts", text.texts)):
+        if words and text.format == "json":
+            told = (
+                'is for lines whose values are read one by one, and those of format = "json" are forwarded as they are'
+            )
+            yield (*section, setting), f"{told}; remove it"
+            return
+        for word in _repeated(words):
+            yield (*section, setting), f"{show(word)} stands here twice; remove one of the two"
+    for unit in text.units:
+        if _UNIT.fullmatch(unit) is None:
+            wanted = 'write it as it stands behind the number, without a blank in it: "C", "W/m2"'
+            yield (*section, "units"), f"{show(unit)} is no unit; {wanted}"
+    names = _field_names(text)
+    for name in text.texts:
+        if not name or (names is not None and name not in names):
+            told = f"no field of the lines is named {show(name)}"
+            yield (*section, "texts"), f"{told}; write names as they stand in the readings"
+
+
+def _field_names(text: SerialTextSettings) -> set[str] | None:
+    """The names that fields of the lines can have; None where the lines themselves, or their length, say them."""
+    if text.format == "csv":
+        return set(text.columns)
+    if text.format == "nmea" and text.sentences and all(text.sentences.values()):
+        return {name for names in text.sentences.values() for name in names}
+    return None
 
 
 def _repeated(names: Sequence[str]) -> list[str]:

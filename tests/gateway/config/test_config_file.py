@@ -846,6 +846,7 @@ def test_sections_of_serial_lines() -> None:
     serial = parse(SERIAL, PATH).serial
     assert serial is not None
     assert serial.text[1].sentences == {"MWV": ("angle", "", "speed")}
+    assert (serial.text[0].units, serial.text[0].texts) == ((), ())
     assert [(unit.unit, unit.device, len(unit.registers)) for unit in serial.modbus[0].units] == [
         (1, "meter", 2),
         (2, "cellar", 1),
@@ -879,6 +880,32 @@ def test_routes_know_whose_the_topics_of_serial_lines_are() -> None:
         ('format = "csv"', 'format = "json"', 11, 'is for format = "csv", and this is "json"'),
         ('format = "nmea"', 'format = "json"', 16, 'is for format = "nmea", and this is "json"'),
         ('format = "nmea"', 'format = "nmea"\ndelimiter = ";"', 16, "delimiter: is for format = "),
+        ('format = "csv"', 'format = "csv"\nunits = ["g", "g"]', 11, 'units: "g" stands here twice'),
+        (
+            'format = "csv"',
+            'format = "csv"\nunits = ["k g"]',
+            11,
+            '"k g" is no unit; write it as it stands behind the number',
+        ),
+        ('format = "csv"', 'format = "csv"\nunits = ["5"]', 11, '"5" is no unit'),
+        ('format = "csv"', 'format = "csv"\nunits = [""]', 11, '"" is no unit'),
+        ('format = "csv"', 'format = "csv"\nunits = "g"', 11, "units"),
+        ('format = "csv"', 'format = "csv"\ntexts = ["id"]', 11, 'no field of the lines is named "id"'),
+        ('format = "csv"', 'format = "csv"\ntexts = [""]', 11, 'no field of the lines is named ""'),
+        ('format = "csv"', 'format = "csv"\ntexts = ["state", "state"]', 11, 'texts: "state" stands here twice'),
+        ('format = "nmea"', 'format = "nmea"\ntexts = ["1"]', 16, 'no field of the lines is named "1"'),
+        (
+            'format = "csv"\ncolumns = ["grams", "", "state"]',
+            'format = "json"\ntexts = ["id"]',
+            11,
+            "texts: is for lines whose",
+        ),
+        (
+            'format = "csv"\ncolumns = ["grams", "", "state"]',
+            'format = "json"\nunits = ["g"]',
+            11,
+            "units: is for lines whose",
+        ),
         ("MWV =", "mwv =", 17, '"mwv" is no type of a sentence'),
         ('["angle", "", "speed"]', '["", ""]', 17, "write [] to number them all"),
         ('["angle", "", "speed"]', '["sentence"]', 17, "says which sentence it was; write another name"),

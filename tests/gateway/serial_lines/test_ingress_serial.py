@@ -958,6 +958,28 @@ async def test_a_port_of_text_says_when_nothing_comes_and_when_it_has_no_lines(t
             assert state["refused_last"] == {"reason": "no-pairs", "line": "grams: 12°"}
 
 
+async def test_a_binary_protocol_on_a_port_of_text_is_called_that(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    # A sensor of dust: ten bytes from AA C0 to AB; later ones hold ends of lines.
+    frames = b"".join(bytes((0xAA, 0xC0, n, 1, n >> 1, 2, 0xA1, 0x60, n + 4, 0xAB)) for n in range(11, 91, 4))
+    with capture_logs() as logs:
+        async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)) as ingress:
+            await weight.opened()
+            await weight.write(frames[:200])
+            await until(lambda: "binary protocol" in str(port_state(ingress, weight)["trouble"]))
+            trouble = port_state(ingress, weight)["trouble"]
+            assert trouble.startswith("NO TEXT COMES: each 10 bytes the same ones come again (AA C0), as in")
+            assert "our frames" not in trouble
+            bench.skipped_us += 60_000_000
+            await until(lambda: unusable(logs) == [trouble])
+            await weight.write(frames.replace(b"\x0f", b"\n"))
+            await until(lambda: port_state(ingress, weight)["refused"] > 0)
+            assert "binary protocol" in port_state(ingress, weight)["trouble"]
+            await weight.write(b"\ngrams=12\n")
+            await until(lambda: port_state(ingress, weight)["used_s"] is not None)
+            assert port_state(ingress, weight)["trouble"] is None
+
+
 async def test_a_sensor_with_our_frames_on_a_port_of_text_is_recognised(tmp_path: Path) -> None:
     bench = Bench(tmp_path, RecordingIntake())
     hello = encode_frame(Hello(7, INCARNATION, 2, 0, 0, "attic", "1.0", ("thermo",)))

@@ -92,9 +92,10 @@ RECORDINGS = {
             '{"sentence":"WIMTW","celsius":17.5}',
             '{"sentence":"WIMWV","angle":214.8,"knots":0.1}',
             '{"sentence":"AIVDM","data":"177KQJ5000G?tO`K>RA1wUbN0TKH"}',
+            '{"sentence":"AIVDM","data":"177KQJ5000G?tO`K>RA1wUbN0TKH"}',
             '{"sentence":"YXMTW","celsius":17.6}',
         ],
-        {"nmea-checksum": 2, "nmea-without-checksum": 1},
+        {"nmea-checksum": 1, "nmea-without-checksum": 2},
     ),
     "esp": Recording(
         'format = "json"\nbaud = 115200\nstream = "air"',

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.serial_lines.text_formats import NUMBER_CHARACTERS_MAX, LineError, json_value, line_reader, nmea_checksum
+from gateway.serial_lines.text_formats import (
+    NOISE,
+    NUMBER_CHARACTERS_MAX,
+    LineError,
+    json_value,
+    line_reader,
+    nmea_checksum,
+)
 from gateway.settings import SerialTextSettings
 
 
@@ -22,15 +29,30 @@ JSON_LINES = settings("json")
 NMEA = settings("nmea")
 
 
+def judged(sensor: SerialTextSettings, line: str | bytes) -> tuple[list[str], str | None]:
+    """The readings of a line, and why something in it could not be read."""
+    payloads = []
+    try:
+        for payload in line_reader(sensor)(line if isinstance(line, bytes) else line.encode()):
+            payloads.append(payload.decode())  # noqa: PERF401 - it may raise
+    except LineError as error:
+        return payloads, error.reason
+    return payloads, None
+
+
 def read(sensor: SerialTextSettings, line: str | bytes) -> str | None:
-    payload = line_reader(sensor)(line if isinstance(line, bytes) else line.encode())
-    return None if payload is None else payload.decode()
+    """The reading of a line that has one at the most, and nothing else."""
+    payloads, reason = judged(sensor, line)
+    assert reason is None
+    assert len(payloads) <= 1
+    return payloads[0] if payloads else None
 
 
 def why_unreadable(sensor: SerialTextSettings, line: str | bytes) -> str:
-    with pytest.raises(LineError) as refusal:
-        read(sensor, line)
-    return refusal.value.reason
+    payloads, reason = judged(sensor, line)
+    assert payloads == []
+    assert reason is not None
+    return reason
 
 
 def sentence(content: str, start: str = "$") -> str:
@@ -108,6 +130,10 @@ def test_pairs_with_a_colon(line: str, payload: str) -> None:
         ("+007", "7"),
         ("-00.50", "-0.50"),
         ("-.5e+03", "-0.5e+03"),
+        ("2.8E10", "2.8E10"),
+        ("28.E1", "28E1"),
+        ("28E-1", "28E-1"),
+        ("-28E1", "-28E1"),
         ("450ppm", "450"),
         ("41 %RH", "41"),
         ("5 % RH", "5"),
@@ -142,6 +168,10 @@ def test_a_number_keeps_its_digits_and_leaves_its_unit(value: str, number: str) 
         "inf",
         "-",
         "1e999",
+        "28E10",
+        "28e1",
+        "28E10 C",
+        "007E3",
         "9" * (NUMBER_CHARACTERS_MAX + 1),
         "3 doors open",
         "0.1 g 0.2 g",
@@ -187,6 +217,49 @@ def test_degree_signs_of_all_codes_are_a_unit(degree: bytes) -> None:
 )
 def test_what_cannot_be_read_says_why(sensor: SerialTextSettings, line: str | bytes, reason: str) -> None:
     assert why_unreadable(sensor, line) == reason
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        ("283D", "283"),
+        ("1.0M", "1.0"),
+        ("21C", "21"),
+        ("-0.50 C", "-0.50"),
+        ("5W/m2", "5"),
+        ("+ 7C", "7"),
+        ("1e-3D", "1e-3"),
+    ],
+)
+def test_a_declared_unit_is_left_out_whatever_the_number_looks_like(value: str, number: str) -> None:
+    assert json_value(value, units=("C", "D", "M", "W/m2")) == number
+
+
+@pytest.mark.parametrize("value", ["283DD", "28E10C", "C", "D5", "0x1D", "2C8"])
+def test_a_declared_unit_makes_no_number_of_what_is_none(value: str) -> None:
+    assert json_value(value, units=("C", "D")) == json.dumps(value)
+
+
+def test_the_kind_of_a_field_is_declared_in_every_format() -> None:
+    station = settings("key=value", units=("C", "D", "H", "M", "P"))
+    line = "0R0,Dm=283D,Sm=1.0M,Ta=21C,Ua=40.0P,Pa=999.4H,Rc=0.01M"
+    assert read(station, line) == '{"Dm":283,"Sm":1.0,"Ta":21,"Ua":40.0,"Pa":999.4,"Rc":0.01}'
+    tags = settings("key=value", texts=("rom", "id"), units=("F",))
+    for rom in ("28FF", "28E10", "2800", "0x1A", "5F"):
+        assert read(tags, f"rom={rom} t=5F") == f'{{"rom":"{rom}","t":5}}'
+    assert read(tags, 'id=007, rom="12" v=007') == '{"id":"007","rom":"12","v":7}'
+    # A value that is missing is missing in a text too.
+    assert read(tags, "id= v=1") == '{"id":null,"v":1}'
+    assert read(settings("key:value", texts=("Channel 2",)), "Channel 1: 07 Channel 2: 07") == (
+        '{"Channel 1":7,"Channel 2":"07"}'
+    )
+    columns = settings("csv", delimiter=";", columns=("id", "t", "u"), texts=("id",), units=("D",))
+    assert read(columns, "1,50;20,5D;7D") == '{"id":"1,50","t":20.5,"u":7}'
+    named = settings("nmea", sentences={"XDR": ("id", "t")}, texts=("id",), units=("C",))
+    assert read(named, sentence("WIXDR,007,21C")) == '{"sentence":"WIXDR","id":"007","t":21}'
+    assert read(settings("nmea", texts=("1",)), sentence("WIXDR,007,28E10")) == (
+        '{"sentence":"WIXDR","1":"007","2":"28E10"}'
+    )
 
 
 WEATHER = settings("csv", delimiter=";", columns=("", "", "", "t1", "t2", "t3", "h1", "rain"))
@@ -280,7 +353,80 @@ def test_nmea_sentences_that_are_named_are_taken_and_others_are_no_loss() -> Non
     assert read(sensor, sentence("PASHR,130533.620,0.311")) == '{"sentence":"PASHR","roll":0.311}'
     # A maker's own sentence is not that of a talker whose last letters are the same.
     assert read(sensor, sentence("PAMTW,17.5")) is None
-    assert why_unreadable(sensor, "$GPGSV,1,1,00*00") == "nmea-checksum"
+
+
+@pytest.mark.parametrize(
+    "line", ["$ZZLOC,15,9,314", "$GPGSV,1,1,00*00", "$GPGSV,1,1,00*", "$GPTXT,cost $5!", "!AIVDM,1*0"]
+)
+def test_a_sentence_that_nobody_asked_for_is_passed_over_whatever_its_checksum(line: str) -> None:
+    assert judged(settings("nmea", sentences={"RMC": ("time",)}), line) == ([], None)
+
+
+RMC = '{"sentence":"GPRMC","1":20}'
+MTW = '{"sentence":"WIMTW","1":17.5,"2":"C"}'
+
+
+@pytest.mark.parametrize(
+    ("line", "payloads", "reason"),
+    [
+        # An answer of a modem in front, a sentence that was cut off, a byte of noise; and the same behind.
+        ("+GPSRD:$GPGGA,000019*72", ['{"sentence":"GPGGA","1":19}'], NOISE),
+        ("$GPGGA,0123$GPRMC,000020*65", [RMC], "nmea-without-checksum"),
+        (b"\xff$GPROT,1*43", ['{"sentence":"GPROT","1":1}'], NOISE),
+        ("$GPRMC,000020*65OK", [RMC], NOISE),
+        ("$GPRMC,000020*65 \t", [RMC], None),
+        ("$GPRMC,000020*65$GPGGA,01", [RMC], "nmea-without-checksum"),
+        ("$GPRMC,000020*65$GP", [RMC], "nmea-without-checksum"),
+        # Two sentences whose end of a line was lost; a damaged one between them; however much is wrong, one count.
+        ("$GPGGA,000019*72$GPRMC,000020*65", ['{"sentence":"GPGGA","1":19}', RMC], None),
+        ("$GPGGA,000019*72$GPGGA,000018*72$GPRMC,000020*65", ['{"sentence":"GPGGA","1":19}', RMC], "nmea-checksum"),
+        ("OK$GPGGA,1$GPGGA,2*00 x $GPRMC,000020*65y$GPGGA", [RMC], "nmea-checksum"),
+        # `$` and `!` within a text are no beginnings where the checksum holds from an earlier one.
+        (sentence("GPTXT,5$ and more!"), ['{"sentence":"GPTXT","1":"5$ and more!"}'], None),
+        (sentence("GPTXT,$ABC,!DEF,x"), ['{"sentence":"GPTXT","1":"$ABC","2":"!DEF","3":"x"}'], None),
+        # Tags stand in front of either sentence.
+        ("\\s:a*00\\$GPGGA,000019*72\\s:a*00\\$GPRMC,000020*65", ['{"sentence":"GPGGA","1":19}', RMC], None),
+        # A checksum of one digit, in any case, at the end of the line or not.
+        ("$WIMTW,17.5,C*e", [MTW], None),
+        ("$WIMTW,17.5,C*E$GPRMC,000020*65", [MTW, RMC], None),
+        ("$WIMTW,17.5,C*F", [], "nmea-checksum"),
+        (sentence("GPTXT,\x01"), [], "not-text"),
+    ],
+)
+def test_what_stands_around_a_whole_sentence_never_costs_it(
+    line: str | bytes, payloads: list[str], reason: str | None
+) -> None:
+    assert judged(NMEA, line) == (payloads, reason)
+
+
+def test_what_nobody_asked_for_is_no_loss_beside_a_sentence_either() -> None:
+    sensor = settings("nmea", sentences={"RMC": ("t",)})
+    rmc = '{"sentence":"GPRMC","t":20}'
+    assert judged(sensor, "$GPGGA,0123$GPRMC,000020*65") == ([rmc], None)
+    assert judged(sensor, "$GPRMC,000020*65$GPGGA,1*00$GPGSV,1") == ([rmc], None)
+    assert judged(sensor, "$GPRMC,0$GPGGA,1*00") == ([], "nmea-checksum")
+    # Which type it was to be, nobody knows.
+    assert judged(sensor, "$GPR$GPRMC,000020*65") == ([rmc], "nmea-without-checksum")
+
+
+@given(
+    st.lists(
+        st.sampled_from(["GPGGA,000019", "WIMTW,17.5,C", "PASHR,1,,R"]).map(sentence)
+        | st.sampled_from(["OK ", "\x00", "\xff", "$GPGSV,1,", "!", "$", "*5", "$GPGGA,1*00"]),
+        max_size=6,
+    )
+)
+def test_every_whole_sentence_of_a_line_is_read(pieces: list[str]) -> None:
+    # Behind a star a digit may belong to it: no other piece begins with one.
+    payloads, _ = judged(NMEA, "".join(pieces))
+    whole = [piece for piece in pieces if re.fullmatch(r"\$.*\*(?!00)..", piece)]
+    assert [json.loads(payload)["sentence"] for payload in payloads] == [piece[1:6] for piece in whole]
+
+
+def test_a_long_line_of_beginnings_and_ends_takes_one_pass() -> None:
+    # Each beginning checked by itself would be hundreds of millions of steps.
+    for line in (b"$GPRMC" * 10_000, b"$GPRMC,*00" * 6_000, b"$A,*0$!*" * 8_000, b"\\" * 60_000, b"*00" * 20_000):
+        assert judged(NMEA, line + b"$GPRMC,000020*65")[0] == [RMC]
 
 
 @given(st.integers(0, 40), st.integers(1, 255))
@@ -288,8 +434,9 @@ def test_a_sentence_with_a_damaged_byte_is_never_taken(position: int, flip: int)
     line = bytearray(b"$WIMDA,29.9,I,1.0132,B,17.5,C,,,40.1,,3.9*")
     checksum = b"%02X" % nmea_checksum(bytes(line[1:-1]))
     line[position + 1 if position < len(line) - 2 else 1] ^= flip
-    with pytest.raises(LineError):
-        line_reader(NMEA)(bytes(line) + checksum)
+    payloads, reason = judged(NMEA, bytes(line) + checksum)
+    assert payloads == []
+    assert reason is not None
 
 
 NAMES = st.text(alphabet="abcdefghijklmnopqrstuvwxyzABCÄéµ_-./0123456789", min_size=1, max_size=12).filter(
@@ -329,21 +476,20 @@ def distinct(members: list[tuple[str, object]]) -> dict[str, object]:
 
 
 @given(st.sampled_from(SENSORS), LINES)
-def test_any_line_makes_one_json_object_or_says_why_not(sensor: SerialTextSettings, line: bytes) -> None:
-    reason: str | None = None
-    payload: bytes | None = None
-    try:
-        payload = line_reader(sensor)(line)
-    except LineError as error:
-        reason = error.reason
+def test_any_line_makes_json_objects_or_says_why_not(sensor: SerialTextSettings, line: bytes) -> None:
+    payloads, reason = judged(sensor, line)
     assert reason is None or re.fullmatch(r"[a-z]+(-[a-z]+)*", reason)
-    if payload is not None:
-        assert isinstance(json.loads(payload.decode(), object_pairs_hook=distinct), dict)
-        # Bounded: escapes and nulls make a line longer, and no more than that.
-        assert len(payload) <= 200 + 6 * len(line)
+    for payload in payloads:
+        assert isinstance(json.loads(payload, object_pairs_hook=distinct), dict)
+    # Bounded: escapes and nulls make a line longer, and no more than that.
+    assert len("".join(payloads).encode()) <= 200 + 6 * len(line)
 
 
-@given(st.from_regex(r"[+-]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,2})?", fullmatch=True))
+@given(
+    st.from_regex(r"[+-]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,2})?", fullmatch=True).filter(
+        lambda text: re.fullmatch(r"[0-9]+[eE][0-9]+", text) is None
+    )
+)
 def test_a_number_is_the_same_number_as_json(text: str) -> None:
     number = json_value(text)
     # As Python reads JSON, whose grammar is stricter than a sensor's.

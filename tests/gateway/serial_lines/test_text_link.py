@@ -204,7 +204,7 @@ def test_gps_bursts_with_wrong_checksums_lose_what_is_damaged_and_no_more() -> N
     other = sentence(b"GPGSV,1,1,00")
     damaged = good.replace(b"4807", b"4808")
     events = sensor.receive(b"\r\n".join((good, other, damaged, good[:20], other[:9] + good, good, b"")), 0)
-    assert len(payloads(events)) == 2
+    assert len(payloads(events)) == 3
     assert json.loads(payloads(events)[0]) == {
         "sentence": "GPRMC",
         "time": 123519,
@@ -212,7 +212,95 @@ def test_gps_bursts_with_wrong_checksums_lose_what_is_damaged_and_no_more() -> N
         "latitude": 4807.038,
         "longitude": 1131.0,
     }
-    assert unread(events) == {"nmea-checksum": 2, "nmea-without-checksum": 1}
+    assert unread(events) == {"nmea-checksum": 1, "nmea-without-checksum": 1}
+
+
+def test_sentences_that_nobody_asked_for_are_no_loss_with_or_without_a_checksum() -> None:
+    sensor = joined("nmea", sentences={"RMC": ("time",)})
+    sent = [sentence(b"GPRMC,%06d" % second) + b"\r\n$ZZLOC,15,9,314\r\n$GPGSV,1*00\r\n" for second in range(20)]
+    events = sensor.receive(b"".join(sent), 0)
+    assert len(payloads(events)) == 20
+    assert (unread(events), sensor.faults, sensor.noisy) == ({}, {}, 0)
+
+
+def test_what_stands_in_front_of_whole_sentences_is_counted_once_and_is_no_loss_where_it_was_none() -> None:
+    sensor = joined("nmea")
+    sent = b"+GPSRD:$GPGGA,000019*72\r\n$GPGGA,0123$GPRMC,000020*65\r\n\xff$GPROT,1*43\r\n"
+    events = sensor.receive(sent, 0)
+    assert payloads(events) == [
+        '{"sentence":"GPGGA","1":19}',
+        '{"sentence":"GPRMC","1":20}',
+        '{"sentence":"GPROT","1":1}',
+    ]
+    assert (unread(events), sensor.noisy) == ({"nmea-without-checksum": 1}, 2)
+
+
+def test_sentences_in_a_line_that_is_too_long_are_read() -> None:
+    # Binary messages of a receiver between its sentences need hold no end of a line.
+    for noise in (0, 1, 40, 63, 64, 65, 1000):
+        sensor = joined("nmea")
+        good = sentence(b"GPRMC,000020")
+        stream = good + b"\xb5b" * noise + good + b"\x80" * noise + good + b"\r\n" + good + b"\r\n"
+        events = [event for byte in stream for event in sensor.receive(bytes((byte,)), 0)]
+        assert payloads(events) == ['{"sentence":"GPRMC","1":20}'] * 4
+        assert unread(events) == ({"line-too-long": 1} if len(stream) - len(good) - 4 > LINE_BYTES_MAX else {})
+
+
+def test_a_byte_order_mark_at_the_start_of_a_line_is_passed_over() -> None:
+    mark = b"\xef\xbb\xbf"
+    for name, rest, line in (
+        ("key=value", {}, b"t=1"),
+        ("key:value", {}, b"t: 1"),
+        ("csv", {"columns": ("t",)}, b"1"),
+        ("json", {}, b'{"t":1}'),
+        ("nmea", {"sentences": {"MTW": ("t",)}}, sentence(b"WIMTW,1")),
+    ):
+        sensor = joined(name, **rest)
+        (expected,) = payloads(sensor.receive(line + b"\n", 0))
+        for begin in (mark, mark + b"\0", b"\x02" + mark):
+            assert payloads(sensor.receive(begin + line + b"\r\n", 0)) == [expected]
+        # A heading behind it is one, and a line of nothing else is blank.
+        assert payloads(sensor.receive(mark + b"\r\n", 0)) == []
+        assert (sensor.faults, sensor.noisy) == ({}, 0)
+    assert joined("csv", columns=("t",)).receive(mark + b"T\n", 0) == []
+    # Beside it the degree sign may be of another code all the same.
+    assert payloads(joined().receive(mark + b"t=1 \xb0C\n", 0)) == ['{"t":1}']
+
+
+DUST = [bytes((0xAA, 0xC0, n & 0xFF, 1, n >> 1 & 0xFF, 2, 0xA1, 0x60, (n + 4) & 0xFF, 0xAB)) for n in range(0, 140, 7)]
+
+
+def test_frames_of_a_binary_protocol_are_told_from_text_and_noise() -> None:
+    for frames in (
+        DUST,
+        # Of 32 bytes, joined in the middle, and with ends of lines in them.
+        [b"\x42\x4d\0\x1c" + bytes((0, n, 0, 10 + n % 4)) * 7 for n in range(1, 12)],
+        [b"\xff\x86\x02" + bytes((n, 0x47, 0, 0, 0, 255 - n)) for n in range(20)],
+    ):
+        sensor = link()
+        sensor.receive(b"".join(frames)[3:], 0)
+        told = sensor.binary_frames
+        assert told is not None
+        assert told.length == len(frames[0])
+        assert all(told.pair in frame + frame for frame in frames)
+    assert joined().binary_frames is None
+    seed = random.Random(5)  # noqa: S311 - a seed, not a secret
+    for stream in (
+        b"T: 21.50 \xb0C\r\n" * 20,
+        "Температура 21,5\r\n".encode() * 20,
+        bytes(200),
+        b"\x01\xff" * 100,
+        seed.randbytes(400),
+        b"".join(encode_frame(Hello(7, n, 2, 0, 0, "thermo-1", "1.0", ("t" * n,))) for n in range(1, 9)),
+        heard_at(9600, 4800, b"".join(b"t=%d.%d h=40\r\n" % divmod(n, 10) for n in range(200, 300, 7))),
+    ):
+        sensor = joined("nmea")
+        sensor.receive(stream, 0)
+        assert sensor.binary_frames is None
+    # Whoever has written a reading has proved that it writes text.
+    sensor = joined()
+    sensor.receive(b"t=1\n" + b"".join(DUST), 0)
+    assert sensor.binary_frames is None
 
 
 FORMATS = [

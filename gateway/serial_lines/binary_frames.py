@@ -1,0 +1,36 @@
+"""Recognises binary protocols of sensors on ports of text, by frames of one length that repeat some of their bytes."""
+
+from typing import NamedTuple
+
+FRAME_BYTES_MIN = 4
+FRAME_BYTES_MAX = 64
+FRAMES_MIN = 4
+"""So many frames in a row, each with the same two bytes in its place, are no chance."""
+_CONTROL_SHARE_MIN = 0.1
+"""A share of control characters that no text has, be it in UTF-8 or in Latin-1. Binary numbers are full of zeros."""
+_TEXT_CONTROLS = frozenset(b"\t\n\v\f\r\x1b")
+
+
+class BinaryFrames(NamedTuple):
+    """Frames of one length."""
+
+    length: int
+    """In bytes."""
+    pair: bytes
+    """Two bytes that stand side by side in each frame, wherever in it."""
+
+
+def binary_frames(received: bytes) -> BinaryFrames | None:
+    """The frames that all of `received` consists of, first and last one cut off anywhere; None where it is others."""
+    controls = sum(byte < 0x20 and byte not in _TEXT_CONTROLS for byte in received)
+    if not received or controls < len(received) * _CONTROL_SHARE_MIN:
+        return None
+    for start in range(min(FRAME_BYTES_MAX, len(received) // FRAMES_MIN)):
+        pair = received[start : start + 2]
+        length = received.find(pair, start + 1) - start
+        if not FRAME_BYTES_MIN <= length <= FRAME_BYTES_MAX:
+            continue
+        firsts, seconds = received[start::length], received[start + 1 :: length]
+        if len(seconds) >= FRAMES_MIN and set(firsts) == {pair[0]} and set(seconds) == {pair[1]}:
+            return BinaryFrames(length, pair)
+    return None
