@@ -396,7 +396,9 @@ def _refuse_cut(piece: bytes, names_of: Callable[[str], Sequence[str] | None]) -
     while (start := _SENTENCE_START.search(piece, position)) is not None:
         address = _ADDRESS.match(piece, start.start())
         if address is None or names_of(address[1].decode()) is not None:
-            raise LineError("nmea-checksum" if b"*" in piece[start.end() :] else "nmea-without-checksum")
+            if b"*" in piece[start.end() :]:
+                raise LineError("nmea-checksum")
+            raise LineError("nmea-without-checksum")
         # What stands behind the type of a sentence that nobody asked for is its own text, up to the next type.
         following = _ADDRESS.search(piece, address.end())
         if following is None:

@@ -89,6 +89,7 @@ def test_sensors_that_write_text_and_once_that_they_cannot_acknowledge() -> None
         "/dev/ttyUSB2": TEXT | {"used_s": None, "refused": 52, "refused_last": last},
         "/dev/ttyUSB3": TEXT | {"refused": 1, "refused_last": last},
         "/dev/ttyUSB4": TEXT | {"used_s": None, "trouble": mute},
+        "/dev/ttyUSB5": TEXT | {"noisy": 1_200},
     }
     assert lines({"ports": ports, "missing": ["/dev/ttyACM0"]}) == [
         "serial      /dev/ttyUSB0: sensor scale, last read 14 s ago",
@@ -99,6 +100,7 @@ def test_sensors_that_write_text_and_once_that_they_cannot_acknowledge() -> None
             '"co2: 412 \\x1b"'
         ),
         f"serial      /dev/ttyUSB4: sensor scale, {mute}",
+        "serial      /dev/ttyUSB5: sensor scale, last read 14 s ago; 1,200 lines with noise around what was read",
         lines({"missing": ["/dev/ttyACM0"]})[0],
         CANNOT_ACKNOWLEDGE,
     ]
