@@ -336,13 +336,13 @@ def _nmea_reader(sentences: dict[str, tuple[str, ...]], value: _ValueReader) -> 
         whole, rest = _sentences(_TAG_BLOCK.sub(b"", line))
         faults: list[str] = []
         for content in whole:
+            names = names_of(characters(content.partition(b",")[0]))
+            if names is None:
+                continue
             try:
                 address, *fields = _text(content).split(",")
             except LineError as error:
                 faults.append(error.reason)
-                continue
-            names = names_of(address)
-            if names is None:
                 continue
             names = names or [str(number) for number in range(1, len(fields) + 1)]
             fields += [""] * (len(names) - len(fields))

@@ -27,6 +27,9 @@ BINARY_BYTES_MAX = 256
 # Devices end their lines with padding, NULs of breaks on the line, or STX and ETX around them.
 _AROUND_LINES = bytes((*range(9), 11, 12, *range(14, 27), *range(28, 32), 127))
 _BLANK = _AROUND_LINES + b" \t"
+# An adapter reads it of a line that turns around, and as it wakes. No text in UTF-8 has it, and a name or a value that
+# it is glued to would be another one. Sentences are told from any noise.
+_IDLE = b"\xff"
 _BYTE_ORDER_MARK = "\ufeff".encode()
 
 
@@ -180,7 +183,8 @@ class TextLink:
         # Where we joined in the middle of a line, what is missing in front was never ours.
         if self._holds_sentences or not (cut.too_long or (cut.untold and not self._proves_itself)):
             try:
-                yield from self._read_line(_bare(cut.line))
+                line = _bare(cut.line)
+                yield from self._read_line(line if self._holds_sentences else line.strip(_IDLE))
             except LineError:
                 if not cut.too_long:
                     raise

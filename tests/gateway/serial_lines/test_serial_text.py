@@ -97,6 +97,32 @@ RECORDINGS = {
         ],
         {"nmea-checksum": 1, "nmea-without-checksum": 2},
     ),
+    # A modem's answer, a sentence that was cut off and a byte of noise in front; and a type that nobody asked for.
+    "gps": Recording(
+        'format = "nmea"\nsentences = { RMC = ["time"], GGA = ["time"], ROT = ["turn"] }',
+        b"\r\n+GPSRD:$GPGGA,000019*72\r\n$GPGGA,0123$GPRMC,000020*65\r\n\xff$GPROT,1*43\r\n$ZZLOC,15,9,314\r\n" * 2,
+        [
+            '{"sentence":"GPGGA","time":19}',
+            '{"sentence":"GPRMC","time":20}',
+            '{"sentence":"GPROT","turn":1}',
+        ]
+        * 2,
+        {"nmea-without-checksum": 2},
+    ),
+    # Units that need declaring, a byte order mark as it starts, identities that look like numbers.
+    "station": Recording(
+        'format = "key=value"\nunits = ["D", "M", "C", "P", "H"]\ntexts = ["rom", "id"]',
+        b"\r\nready\r\n\xef\xbb\xbf0R0,Dm=283D,Sm=1.0M,Ta=21.5C,Ua=40.0P,Pa=999.4H,Rc=0.01M\r\n"
+        b"\xef\xbb\xbfrom=28FF\r\nrom=28E10\r\nrom=2800\r\nid=007 v=1\r\n",
+        [
+            '{"Dm":283,"Sm":1.0,"Ta":21.5,"Ua":40.0,"Pa":999.4,"Rc":0.01}',
+            '{"rom":"28FF"}',
+            '{"rom":"28E10"}',
+            '{"rom":"2800"}',
+            '{"id":"007","v":1}',
+        ],
+        {"no-pairs": 1},
+    ),
     "esp": Recording(
         'format = "json"\nbaud = 115200\nstream = "air"',
         b':21.4}\r\n\x1b[0;32mI (312) boot: ok\x1b[0m\r\n{"t": 21.50, "n": [1, {"a": null}]}\r\n{"t": 21.5\r\n'

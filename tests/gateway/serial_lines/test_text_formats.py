@@ -356,7 +356,8 @@ def test_nmea_sentences_that_are_named_are_taken_and_others_are_no_loss() -> Non
 
 
 @pytest.mark.parametrize(
-    "line", ["$ZZLOC,15,9,314", "$GPGSV,1,1,00*00", "$GPGSV,1,1,00*", "$GPTXT,cost $5!", "!AIVDM,1*0"]
+    "line",
+    ["$ZZLOC,15,9,314", "$GPGSV,1,1,00*00", "$GPGSV,1,1,00*", "$GPTXT,cost $5!", sentence("GPTXT,\x01"), "!AIVDM,1*0"],
 )
 def test_a_sentence_that_nobody_asked_for_is_passed_over_whatever_its_checksum(line: str) -> None:
     assert judged(settings("nmea", sentences={"RMC": ("time",)}), line) == ([], None)

@@ -267,6 +267,19 @@ def test_a_byte_order_mark_at_the_start_of_a_line_is_passed_over() -> None:
     assert payloads(joined().receive(mark + b"t=1 \xb0C\n", 0)) == ['{"t":1}']
 
 
+def test_a_byte_that_an_idle_line_is_read_as_costs_neither_a_name_nor_a_value_its_kind() -> None:
+    for name, rest, line in (
+        ("key=value", {}, b"t=21.5"),
+        ("key:value", {}, b"t: 21.5"),
+        ("csv", {"columns": ("t",)}, b"21.5"),
+        ("json", {}, b'{"t":21.5}'),
+    ):
+        sensor = joined(name, **rest)
+        for sent in (b"\xff" + line, b"\xff\xff" + line, line + b"\xff"):
+            assert payloads(sensor.receive(sent + b"\r\n", 0)) == ['{"t":21.5}']
+        assert sensor.faults == {}
+
+
 DUST = [bytes((0xAA, 0xC0, n & 0xFF, 1, n >> 1 & 0xFF, 2, 0xA1, 0x60, (n + 4) & 0xFF, 0xAB)) for n in range(0, 140, 7)]
 
 
