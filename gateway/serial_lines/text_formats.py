@@ -132,7 +132,7 @@ def json_value(text: str, *, decimal_comma: bool = False, units: Collection[str]
         return "null"
     if len(text) <= QUANTITY_CHARACTERS_MAX:
         plain = _COMMA_NUMBER.sub(r"\1.\2", text, count=1) if decimal_comma else text
-        number = _number_with(units, plain) or _quantity(plain)
+        number = _number_with(units, plain) or _quantity(plain, units)
         if number is not None:
             return number
     return _json_string(text)
@@ -425,7 +425,7 @@ def _number_with(units: Collection[str], text: str) -> str | None:
     return None
 
 
-def _quantity(text: str) -> str | None:
+def _quantity(text: str, units: Collection[str]) -> str | None:
     """The number, where the text is one, with its unit or without, or one temperature in several units."""
     found: list[re.Match[str]] = []
     position = 0
@@ -435,7 +435,7 @@ def _quantity(text: str) -> str | None:
             return None
         found.append(quantity)
         position = quantity.end()
-    if not _has_own_unit(found[0]) or (len(found) > 1 and not _is_one_temperature(found)):
+    if not _has_own_unit(found[0], units) or (len(found) > 1 and not _is_one_temperature(found)):
         return None
     return _json_number(found[0])
 
@@ -446,9 +446,9 @@ def _is_one_temperature(found: Sequence[re.Match[str]]) -> bool:
     return all(units) and len({unit[1] for unit in units if unit is not None}) == len(found)
 
 
-def _has_own_unit(found: re.Match[str]) -> bool:
+def _has_own_unit(found: re.Match[str], declared: Collection[str]) -> bool:
     unit = found[_UNIT_GROUP]
-    if unit is None or found[_UNIT_GROUP - 1] or unit[0] in _UNIT_SIGNS:
+    if unit is None or found[_UNIT_GROUP - 1] or unit[0] in _UNIT_SIGNS or unit in declared:
         return True
     return _GLUED_UNIT.fullmatch(unit) is not None and (unit not in _HEXADECIMAL_UNITS or "." in found[0])
 

@@ -62,8 +62,8 @@ TextEvent = TextReadings | Unreadable | Uncollected
 class TextLink:
     """One line from the opening of its port to its closing.
 
-    Holds `line_bytes_max` bytes at the most, and a frame until the first reading has come. All times are CLOCK_BOOTTIME
-    in microseconds. No input raises.
+    Holds `line_bytes_max` bytes at the most, and two frames and `BINARY_BYTES_MAX` until the first reading has come.
+    All times are CLOCK_BOOTTIME in microseconds. No input raises.
     """
 
     __slots__ = (

@@ -225,6 +225,7 @@ def test_what_cannot_be_read_says_why(sensor: SerialTextSettings, line: str | by
         ("283D", "283"),
         ("1.0M", "1.0"),
         ("21C", "21"),
+        ("21C (70F)", "21"),
         ("-0.50 C", "-0.50"),
         ("5W/m2", "5"),
         ("+ 7C", "7"),
@@ -232,7 +233,7 @@ def test_what_cannot_be_read_says_why(sensor: SerialTextSettings, line: str | by
     ],
 )
 def test_a_declared_unit_is_left_out_whatever_the_number_looks_like(value: str, number: str) -> None:
-    assert json_value(value, units=("C", "D", "M", "W/m2")) == number
+    assert json_value(value, units=("C", "D", "F", "M", "W/m2")) == number
 
 
 @pytest.mark.parametrize("value", ["283DD", "28E10C", "C", "D5", "0x1D", "2C8"])
