@@ -39,6 +39,8 @@ ANSWER_TIMEOUT_S = 60.0
 REOPEN_INTERVAL_S = 30.0
 """How long until the socket is tried again where it could not be made: a disk that is read-only may come back."""
 NUMBERS_MAX = 1_000
+FAULTS_TOLD_MAX = 100
+"""Devices that `state` names for payloads that are not what their routes declare, of each kind of fault."""
 """Numbers of quarantined input in one request."""
 _ADDRESS_BYTES_MAX = 107
 """`sun_path` of unix(7), without the terminating null."""
@@ -120,6 +122,7 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
             "usage": buffer.usage,
             "counts": counts,
             "counted_last": last,
+            "payload_faults": front_door.heard.last_faults(FAULTS_TOLD_MAX),
             "lost_told": lost,
             "up_s": (boottime_us() - began_us) / 1e6,
             **told,

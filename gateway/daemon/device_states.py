@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from gateway.clock.oscillators import Kind
 from gateway.clock.sensor_clocks import DeviceClocks, Run
 from gateway.host.long_work import LongWork
-from gateway.intake.devices_heard import DevicesHeard, Tells, ToldDate
+from gateway.intake.devices_heard import DevicesHeard, FaultKind, PayloadFault, Tells, ToldDate
 
 PAGE_MAX = 500
 """Devices in one answer."""
@@ -78,6 +78,8 @@ class HeardState(Struct, frozen=True):
     """When the last reading came that had a tick which is none."""
     odd_date: ToldDate | None = None
     """The last time that it told and that could not be right."""
+    faults: dict[FaultKind, PayloadFault] | None = None
+    """The last payload of each kind that was not what its route declares."""
     missing: int | None = None
     """Readings that did not come, at the least, by their sequences; None where these do not tell."""
     longest_pause_us: int = 0

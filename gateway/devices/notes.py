@@ -6,7 +6,7 @@ from typing import NamedTuple
 from gateway.clock.oscillators import Kind
 from gateway.daemon.device_states import ClockState, HeardState
 from gateway.host.terminal_text import span
-from gateway.intake.devices_heard import STRETCH_US, ToldDate
+from gateway.intake.devices_heard import STRETCH_US, FaultKind, ToldDate
 
 SETTLED_READINGS = 5
 SETTLED_US = 60_000_000
@@ -48,6 +48,14 @@ RESTARTS = (
 UNREADABLE_TICK = (
     "the tick cannot be read, and its readings have the time of their receipt: it must be an integer from 0 to "
     "4294967295, without quotes or fraction"
+)
+NO_IDENTITY = (
+    "the boot and seq that its route is to find (identity) are not in its payload: {}; its readings are stored, but "
+    "twice if they are sent again: correct what the sensor sends"
+)
+NOT_JSON = (
+    "its payload is not the JSON that its route declares (content_type): {}; it is sent on unchanged, as "
+    "application/octet-stream: correct what the sensor sends, or content_type"
 )
 JUMPED = "the tick is not what it was to be: the next PROBE says what holds"
 RESTARTED = "the clock is learnt anew at the next reading: this box has been restarted since"
@@ -110,12 +118,23 @@ def note_on_clocks(clocks: Sequence[ClockState]) -> Note | None:
 
 def _wrong_with_readings(heard: HeardState) -> str | None:
     """What is to be mended whatever is known of its clock."""
+    cause = _recent_cause(heard, "identity-missing")
+    if cause is not None:
+        return NO_IDENTITY.format(cause)
     date = heard.odd_date
     if date is not None and heard.received_us - date.received_us <= RECENT_US:
         return _date_words(date)
     if heard.unreadable_us is not None and heard.received_us - heard.unreadable_us <= RECENT_US:
         return UNREADABLE_TICK
-    return BEGINS_ANEW if heard.tick_restarts else None
+    if heard.tick_restarts:
+        return BEGINS_ANEW
+    cause = _recent_cause(heard, "payload-not-json")
+    return None if cause is None else NOT_JSON.format(cause)
+
+
+def _recent_cause(heard: HeardState, kind: FaultKind) -> str | None:
+    fault = (heard.faults or {}).get(kind)
+    return None if fault is None or heard.received_us - fault.received_us > RECENT_US else fault.cause
 
 
 def _date_words(date: ToldDate) -> str:

@@ -1,6 +1,7 @@
 """When each device was heard last, and where, since the gateway was started: in memory, for `sluice devices`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Literal
 
 from msgspec import Struct
@@ -28,6 +29,13 @@ LATEST_BYTES_MAX = 2_048
 NO_PACE = 0.05
 """What went back, and goes on no faster than this, begins anew with each reading."""
 
+FAULTY_MAX = 1_000
+"""Devices whose payloads are not what their routes declare, of each kind of fault: of more, the last ones are named."""
+
+CAUSE_INTERVAL_US = 1_000_000
+"""So long after the last one the cause of a device's next fault is looked for: that takes longer than all else."""
+FaultKind = Literal["identity-missing", "payload-not-json"]
+"""As it is counted: the payload has no identity, or is no JSON, although its route declares that."""
 Tells = Literal["tick", "time", "nothing"]
 """What a reading says of when it was taken: by the sensor's own clock, by a date or an age, or nothing."""
 
@@ -43,6 +51,19 @@ class ToldDate(Struct, frozen=True):
     received_us: int
 
 
+class PayloadFault(Struct):
+    """A device whose payloads are not what its route declares. Times are CLOCK_BOOTTIME in microseconds."""
+
+    device: str
+    cause: str
+    told_us: int
+    """Of the payload that `cause` is of."""
+    received_us: int = 0
+    """Of the last payload that had this kind of fault."""
+    readings: int = 0
+    """So many had it since the start, whatever its cause."""
+
+
 class Heard:
     """One device as its last reading showed it. Times are CLOCK_BOOTTIME in microseconds."""
 
@@ -51,6 +72,7 @@ class Heard:
         "boot",
         "boot_before",
         "due_us",
+        "faults",
         "first_sequence",
         "followed",
         "from_tick_ms",
@@ -95,6 +117,8 @@ class Heard:
         """When the last reading came that had a tick which is none."""
         self.odd_date: ToldDate | None = None
         """The last that could not be right."""
+        self.faults: dict[FaultKind, PayloadFault] | None = None
+        """The last of each kind; None where there is none, as of nearly all devices."""
         self.boot_before: str | None = None
         self.short_boots = 0
         """Boots before the present one, in a row, that were over before their clock could be learnt."""
@@ -177,6 +201,8 @@ class DevicesHeard:
     def __init__(self, devices_max: int = DEVICES_MAX) -> None:
         self._devices_max = devices_max
         self._by_device: dict[str, Heard] = {}
+        self._faulty: dict[FaultKind, dict[str, None]] = {}
+        """Names of devices by the kind of their fault, the last one last."""
         self.latest: dict[str, Entry] | None = None
         """By stream, one of the readings that came together last. Whoever shows them makes the dictionary, and puts
         an empty one in its place each time; None where nobody does."""
@@ -242,6 +268,33 @@ class DevicesHeard:
         """A reading that is noted next has a time which cannot be right."""
         self._met(device, boot, date.received_us).odd_date = date
 
+    def told_fault(self, kind: FaultKind, device: str, cause: Callable[[], str], received_us: int) -> None:
+        """A reading that is noted next is not what its route declares; `cause` says why."""
+        heard = self._met(device, None, received_us)
+        faults = heard.faults = heard.faults or {}
+        fault = faults.get(kind)
+        if fault is None:
+            fault = faults[kind] = PayloadFault(device, cause(), received_us)
+        elif received_us >= fault.told_us + CAUSE_INTERVAL_US:
+            fault.cause, fault.told_us = cause(), received_us
+        fault.readings += 1
+        fault.received_us = received_us
+        names = self._faulty.setdefault(kind, {})
+        names.pop(device, None)
+        names[device] = None
+        if len(names) > FAULTY_MAX:
+            del names[next(iter(names))]
+
+    def last_faults(self, devices_max: int) -> dict[FaultKind, list[PayloadFault]]:
+        """Of each kind of fault the devices that had it last, the newest first."""
+        return {kind: list(islice(self._faults(kind), devices_max)) for kind in self._faulty}
+
+    def _faults(self, kind: FaultKind) -> Iterator[PayloadFault]:
+        for name in reversed(self._faulty[kind]):
+            heard = self._by_device.get(name)
+            if heard is not None and heard.faults and kind in heard.faults:
+                yield heard.faults[kind]
+
     def _met(self, device: str, boot: str | None, received_us: int) -> Heard:
         heard = self._by_device.get(device)
         return self._begin(device, boot, received_us) if heard is None else heard
@@ -254,6 +307,7 @@ class DevicesHeard:
         if before is not None:
             heard.longest_pause_us = max(before.longest_pause_us, received_us - before.received_us)
             heard.unreadable_us, heard.odd_date = before.unreadable_us, before.odd_date
+            heard.faults = before.faults
             heard.boot_before = before.boot
             if before.received_us - before.since_us < STRETCH_US:
                 heard.short_boots, heard.short_since_us = before.short_boots, before.short_since_us

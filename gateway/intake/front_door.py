@@ -12,10 +12,11 @@ from gateway.buffer.rows import Doubt, Entry, Loss, Origin, Quarantined
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.clock.sensor_dates import TimeLimits
 from gateway.intake.check_readings import CHECK_KIND, CHECK_TOPIC_PREFIX, CheckReadings
-from gateway.intake.devices_heard import DevicesHeard
+from gateway.intake.devices_heard import DevicesHeard, FaultKind
 from gateway.intake.new_clocks import NewClocks
 from gateway.intake.own_events import OwnEvents
-from gateway.intake.payload_identity import TICK_UNREADABLE
+from gateway.intake.payload_identity import TICK_UNREADABLE, why_none
+from gateway.intake.payload_json import fault, is_json
 from gateway.intake.quarantine_reports import QuarantineReports, refused
 from gateway.intake.reading_times import Arrivals, IntakeTimes
 from gateway.intake.resolved_topics import ResolvedTopic, ResolvedTopics
@@ -54,8 +55,9 @@ class FrontDoor:
         self.new_clocks = NewClocks(gateway.hold_new_clock_s, self.clocks, now_us)
         """Whose readings the forwarder leaves behind for a while."""
         self.counts: Counter[str] = Counter()
-        """Since the start: `readings`, `identity-missing` and `time-missing` (but for serial lines), `tick-unreadable`,
-        `lost-unreadable`, what `IntakeTimes` counts, and reasons of the quarantine."""
+        """Since the start: `readings`, `identity-missing` and `time-missing` (but for serial lines),
+        `payload-not-json`, `tick-unreadable`, `lost-unreadable`, what `IntakeTimes` counts, and reasons of the
+        quarantine."""
         self.counted_last: dict[str, str] = {}
         """The device of the last reading without an identity or a time, with a tick that is none, or with a time that
         cannot be right, by the name it is counted under."""
@@ -151,7 +153,7 @@ class FrontDoor:
         if isinstance(topic, Refusal):
             return topic
         # Each look at a field costs: this is done for every reading.
-        series, identify, ticking, tell_time, time_error_us = topic
+        series, series_of_bytes, layout, identify, ticking, tell_time, time_error_us = topic
         payload, received_us = reading.payload, reading.received_us
         boot, sequence, tick_ms = reading.device_boot, reading.device_sequence, reading.tick_ms
         event_us, error_us, lost = reading.event_us, reading.event_error_us, None
@@ -160,7 +162,7 @@ class FrontDoor:
             if identity is None:
                 # Of serial lines without our frames nobody expects one.
                 if not reading.is_serial:
-                    self._count("identity-missing", series.device)
+                    self._met_fault("identity-missing", series.device, partial(why_none, layout, payload), received_us)
             else:
                 boot, sequence = identity.boot, identity.seq
                 if identity.lost is not UNSET:
@@ -176,6 +178,9 @@ class FrontDoor:
                     tell_time = None
                 else:
                     tick_ms = tick
+        if series_of_bytes is not None and not is_json(payload):
+            series = series_of_bytes
+            self._met_fault("payload-not-json", series.device, partial(fault, payload), received_us)
         entry = Entry(
             series,
             payload,
@@ -217,12 +222,17 @@ class FrontDoor:
         self.counts[name] += 1
         self.counted_last[name] = device
 
+    def _met_fault(self, kind: FaultKind, device: str, cause: Callable[[], str], received_us: int) -> None:
+        """A payload is not what its route declares."""
+        self._count(kind, device)
+        self.heard.told_fault(kind, device, cause, received_us)
+
     def _resolved(self, reading: Reading) -> ResolvedTopic | Refusal:
         """The topic of a reading, where it is not among those that are known."""
         if reading.topic.startswith(CHECK_TOPIC_PREFIX) and self.checks.takes(reading):
             # No sensor's.
             self.counts["readings"] -= 1
-            return ResolvedTopic(self.events.series(CHECK_KIND), None, None, None, 0)
+            return ResolvedTopic(self.events.series(CHECK_KIND), None, "none", None, None, None, 0)
         return self._topics.resolve(reading)
 
 

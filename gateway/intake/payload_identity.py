@@ -3,6 +3,7 @@
 PAYLOADS.md describes the layouts.
 """
 
+import re
 from collections.abc import Callable
 from struct import Struct as BytesLayout
 from typing import Annotated, Any
@@ -10,7 +11,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from gateway.host.terminal_text import counted
 from gateway.intake.payload_cbor import decode as decode_cbor
+from gateway.intake.payload_json import UNREADABLE, fault, read_mending
 from gateway.reading import name_of_boot
 from gateway.settings import PayloadIdentity
 
@@ -25,6 +28,8 @@ LOST_SEQUENCES_MAX = 2**32
 BINARY = BytesLayout("<BIIII")
 """Version, boot counter, incarnation, sequence, tick: what stands before a payload of the layout `binary`."""
 BINARY_VERSION = 1
+_WHOLE_NUMBER = re.compile(r" *\+?([0-9]{1,64})(?:\.0+)? *", re.ASCII)
+_EXACT_FLOAT_MAX = 2**53
 
 
 class Identity(msgspec.Struct, gc=False):
@@ -47,11 +52,11 @@ class Identity(msgspec.Struct, gc=False):
         return None
 
 
-class _BareIdentity(msgspec.Struct):
-    """The same, where the boot is an integer, or something is not of its kind: the reading is not to be the worse."""
+class _Members(msgspec.Struct, gc=False):
+    """The members as they stand there, of whatever kind; empty where they are missing."""
 
-    boot: msgspec.Raw
-    seq: int
+    boot: msgspec.Raw = msgspec.Raw()
+    seq: msgspec.Raw = msgspec.Raw()
     tick: msgspec.Raw = msgspec.Raw()
     lost: msgspec.Raw = msgspec.Raw()
 
@@ -66,34 +71,37 @@ def reader(layout: PayloadIdentity) -> Reader | None:
 
 
 _decode_json = msgspec.json.Decoder(Identity).decode
-_decode_bare_json = msgspec.json.Decoder(_BareIdentity).decode
+_decode_members = msgspec.json.Decoder(_Members).decode
 
 
 def of_json(payload: bytes) -> Identity | None:
-    """The members `boot`, `seq`, `tick` and `lost` of a JSON object, whatever else is in it."""
+    """The members `boot`, `seq`, `tick` and `lost` of a JSON object, whatever else is in it or around it."""
     try:
         return _decode_json(payload)
-    except msgspec.ValidationError:
-        return _of_json_bare(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+    except UNREADABLE:
+        return _of_json_members(payload)
 
 
-def _of_json_bare(payload: bytes) -> Identity | None:
+def _of_json_members(payload: bytes) -> Identity | None:
+    """Of an object that is no strict JSON, or whose boot is an integer, or whose members are not all of their kind."""
     try:
-        found = _decode_bare_json(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = read_mending(_decode_members, payload)
+    except UNREADABLE:
         return None
     tick = _alone(found.tick, TICK_UNREADABLE) if found.tick else None
     lost = _pair(_alone(found.lost, None)) if found.lost else UNSET
-    return _checked(_alone(found.boot, None), found.seq, tick, lost)
+    sequence = _alone(found.seq, None)
+    if type(sequence) is float and sequence.is_integer() and abs(sequence) <= _EXACT_FLOAT_MAX:
+        # JSON has one kind of number: 1.0 is 1.
+        sequence = int(sequence)
+    return _checked(_alone(found.boot, None), sequence, tick, lost)
 
 
 def _alone(raw: msgspec.Raw, unreadable: object) -> Any:
     """A member that is read by itself; `unreadable` where there is none, or it cannot be read."""
     try:
         return msgspec.json.decode(raw) if len(raw) <= MEMBER_BYTES_MAX else unreadable
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return unreadable
 
 
@@ -110,10 +118,10 @@ def of_cbor(payload: bytes) -> Identity | None:
         found: Any = decode_cbor(payload)
     except ValueError:
         return None
-    if type(found) is not dict or type(sequence := found.get("seq")) is not int:
+    if type(found) is not dict:
         return None
     lost = _pair(found["lost"]) if "lost" in found else UNSET
-    return _checked(found.get("boot"), sequence, found.get("tick"), lost)
+    return _checked(found.get("boot"), found.get("seq"), found.get("tick"), lost)
 
 
 def of_binary(payload: bytes) -> Identity | None:
@@ -124,12 +132,87 @@ def of_binary(payload: bytes) -> Identity | None:
     return Identity(name_of_boot(boot, incarnation), sequence, tick_ms)
 
 
-def _checked(boot: object, sequence: int, tick: Any, lost: tuple[int, int] | UnsetType | None) -> Identity | None:
+def _checked(boot: object, sequence: object, tick: Any, lost: tuple[int, int] | UnsetType | None) -> Identity | None:
     """None where boot and sequence are none; a tick that makes no sense becomes `TICK_UNREADABLE`."""
-    if type(boot) is int:
-        boot = str(boot)
-    if type(boot) is not str or not (0 < len(boot) <= BOOT_CHARACTERS_MAX and 0 <= sequence <= SEQUENCE_MAX):
+    boot, sequence = _boot(boot), _sequence(sequence)
+    if boot is None or sequence is None:
         return None
     if tick is not None and not (type(tick) is int and 0 <= tick < TICK_MODULUS):
         tick = TICK_UNREADABLE
     return Identity(boot, sequence, tick, lost)
+
+
+def _boot(value: object) -> str | None:
+    if type(value) is int:
+        value = str(value)
+    return value if type(value) is str and 0 < len(value) <= BOOT_CHARACTERS_MAX else None
+
+
+def _sequence(value: object) -> int | None:
+    """A sequence; a text that is a whole number counts as that number."""
+    if type(value) is str and (found := _WHOLE_NUMBER.fullmatch(value)):
+        value = int(found[1])
+    return value if type(value) is int and 0 <= value <= SEQUENCE_MAX else None
+
+
+# -- why there is none ----------------------------------------------------------------------------
+
+
+def why_none(layout: PayloadIdentity, payload: bytes) -> str:
+    """In words, why a payload of this layout has no identity: "no `seq`"."""
+    match layout:
+        case "json":
+            return _why_no_json(payload)
+        case "cbor":
+            return _why_no_cbor(payload)
+    if len(payload) < BINARY.size:
+        return f"{counted(len(payload), 'byte')}, and the header alone has {BINARY.size}"
+    return f"the first byte is {payload[0]}, and the header's version is {BINARY_VERSION}"
+
+
+def _why_no_json(payload: bytes) -> str:
+    try:
+        found = read_mending(_decode_members, payload)
+    except msgspec.ValidationError:
+        return "no JSON object"
+    except UNREADABLE:
+        return f"no JSON: {fault(payload)}"
+    members = {"boot": found.boot, "seq": found.seq}
+    return _why_no_members({name: _alone(raw, ()) for name, raw in members.items() if raw})
+
+
+def _why_no_cbor(payload: bytes) -> str:
+    try:
+        found: Any = decode_cbor(payload)
+    except ValueError:
+        return "no CBOR"
+    return _why_no_members(found) if type(found) is dict else "no CBOR map"
+
+
+def _why_no_members(members: dict[str, object]) -> str:
+    missing = [f"no `{name}`" for name in ("boot", "seq") if name not in members]
+    if missing:
+        return " and ".join(missing)
+    boot, sequence = members["boot"], members["seq"]
+    if _boot(boot) is None:
+        return f"`boot` is {_kind(boot)}, not a text of 1 to {BOOT_CHARACTERS_MAX} characters"
+    if type(sequence) is str and not _WHOLE_NUMBER.fullmatch(sequence):
+        return "`seq` is a text that is no number"
+    return f"`seq` is {_kind(sequence)}, not a whole number from 0 to {SEQUENCE_MAX}"
+
+
+def _kind(value: object) -> str:
+    if type(value) is str:
+        return f"a text of {counted(len(value), 'character')}"
+    return _KINDS.get(type(value), "of another kind")
+
+
+_KINDS = {
+    type(None): "null",
+    tuple: "no JSON value",
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}

@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.intake.payload_cbor import decode as decode_cbor
 from gateway.intake.payload_identity import BINARY
+from gateway.intake.payload_json import UNREADABLE, read_mending
 from gateway.settings import PayloadIdentity, TimeSource
 
 SENML_JSON = "application/senml+json"
@@ -79,8 +80,8 @@ def of_senml_json(payload: bytes) -> Told | None:
     if len(payload) > SENML_BYTES_MAX or payload.count(b"{") > SENML_RECORDS_MAX:
         raise NothingToldError
     try:
-        records = _senml_json.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        records = read_mending(_senml_json.decode, payload)
+    except UNREADABLE as error:
         raise NothingToldError from error
     return _newest((_json_time(record.bt), _json_time(record.t), record.has_value) for record in records)
 
@@ -139,8 +140,8 @@ def _newest(records: Iterable[tuple[object, object, bool]]) -> Told | None:
 def of_timestamp_json(payload: bytes) -> Told:
     """The member `timestamp` of a JSON object: whole milliseconds since 1970, UTC. Raises NothingToldError."""
     try:
-        return _of_milliseconds(_timestamp_json.decode(payload).timestamp)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _of_milliseconds(read_mending(_timestamp_json.decode, payload).timestamp)
+    except UNREADABLE as error:
         raise NothingToldError from error
 
 

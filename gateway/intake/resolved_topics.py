@@ -2,24 +2,32 @@
 
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from gateway.buffer.rows import Series
 from gateway.intake import payload_identity, payload_time
+from gateway.intake.payload_json import says_json
 from gateway.intake.reading_times import Ticking
 from gateway.intake.routes import Refusal, RouteTable, kafka_key
 from gateway.reading import Reading
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, PayloadIdentity
 
 TOPICS_CACHED_MAX = 20_000
 """Resolved topics that are remembered; a sender of ever new ones makes the cache begin again."""
 TOPIC_CACHED_CHARACTERS_MAX = 256
 """Longer topics are resolved each time: a hostile one may have 65,535 characters."""
 READING_TYPE = "sluice.reading"
+PLAIN_BYTES = "application/octet-stream"
+"""What a payload is sent on as that is not what its route declares."""
 
 
 class ResolvedTopic(NamedTuple):
     """A topic by its route."""
 
     series: Series
+    series_of_bytes: Series | None
+    """Of payloads that are no JSON although the route declares it; None where it declares something else."""
+    layout: PayloadIdentity
     identify: payload_identity.Reader | None
     """None where the payload does not say who took it."""
     ticking: Ticking | None
@@ -55,8 +63,11 @@ class ResolvedTopics:
         # One that is too long to be remembered with each clock shares that of others of its device.
         stream = topic if len(topic) <= TOPIC_CACHED_CHARACTERS_MAX else ""
         key = kafka_key(self._gateway, found.device)
+        series = Series(found.kafka_topic, key, found.device, subject, READING_TYPE, found.content_type, topic)
         return ResolvedTopic(
-            Series(found.kafka_topic, key, found.device, subject, READING_TYPE, found.content_type, topic),
+            series,
+            replace(series, content_type=PLAIN_BYTES) if says_json(found.content_type) else None,
+            found.identity,
             payload_identity.reader(found.identity),
             Ticking(found.device, stream, found.oscillator, found.least_delay_us)
             if found.time in {"auto", "tick"}

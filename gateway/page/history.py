@@ -17,6 +17,7 @@ from gateway.host.terminal_text import counted, shortened
 from gateway.intake import payload_cbor
 from gateway.intake.devices_heard import DevicesHeard
 from gateway.intake.payload_identity import BINARY, BINARY_VERSION
+from gateway.intake.payload_json import UNREADABLE, read_mending
 
 HOUR_US: Final = 3_600_000_000
 POINT_US: Final = 30_000_000
@@ -316,17 +317,24 @@ def values_of(payload: bytes, content_type: str = "application/json") -> tuple[t
     return tuple(values)
 
 
+_decode_json = msgspec.json.Decoder(float_hook=float).decode
+"""Numbers beyond all numbers are infinite, and not shown."""
+
+
 def _decoded(payload: bytes, content_type: str) -> object:
     """Raises ValueError where it cannot be told what this is."""
     if "cbor" in content_type:
         return payload_cbor.decode(payload)
     try:
-        return msgspec.json.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _decode_json(payload)
+    except UNREADABLE:
         # The layout `binary`: a value in any form behind it.
-        if len(payload) <= BINARY.size or payload[0] != BINARY_VERSION:
+        if len(payload) > BINARY.size and payload[0] == BINARY_VERSION:
+            return _decode_json(payload[BINARY.size :])
+        mended = read_mending(_decode_json, payload)
+        if not isinstance(mended, dict | list):
             raise
-        return msgspec.json.decode(payload[BINARY.size :])
+        return mended
 
 
 def _gather(name: str, value: object, values: list[tuple[str, Value]], depth: int) -> None:

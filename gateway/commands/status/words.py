@@ -453,9 +453,22 @@ def _input_lines(daemon: dict[str, Any], now_us: int) -> Iterator[str]:
         state = "read from" if broker["connected"] else "NOT CONNECTED: the log says why"
         refused = f"; it refuses {', '.join(map(escaped, broker['refused']))}" if broker["refused"] else ""
         yield f"broker      {escaped(name)}: {state}{refused}"
+    yield from _payload_lines(daemon)
+    yield from _time_lines(daemon.get("counts", {}), daemon.get("counted_last", {}))
+    counts = daemon.get("mqtt_listener", {})
+    refusals = {reason: count for reason, count in counts.items() if reason not in {"connected", "disconnected"}}
+    if refusals:
+        yield f"listener    refused or ended since the start{_by_reason(refusals)}"
+    yield from _serial_lines(daemon.get("serial") or {}, now_us)
+
+
+def _payload_lines(daemon: dict[str, Any]) -> Iterator[str]:
+    """Readings whose payloads are not what their routes declare, each device with the cause."""
+    faults = daemon.get("payload_faults", {})
+    unnamed, not_json = faults.get("identity-missing", ()), faults.get("payload-not-json", ())
     missing = daemon.get("counts", {}).get("identity-missing", 0)
     last = daemon.get("counted_last", {}).get("identity-missing")
-    whose = "" if last is None else f" (the last: {escaped(last)})"
+    whose = "" if last is None or len(unnamed) > 1 else f" (the last: {escaped(last)})"
     if missing == 1:
         yield (
             f"identity    1 since the start{whose} came without the boot and seq that its route is to find "
@@ -467,12 +480,24 @@ def _input_lines(daemon: dict[str, Any], now_us: int) -> Iterator[str]:
             "(identity): they are stored, but one that is sent again is stored twice; correct what these "
             "sensors send"
         )
-    yield from _time_lines(daemon.get("counts", {}), daemon.get("counted_last", {}))
-    counts = daemon.get("mqtt_listener", {})
-    refusals = {reason: count for reason, count in counts.items() if reason not in {"connected", "disconnected"}}
-    if refusals:
-        yield f"listener    refused or ended since the start{_by_reason(refusals)}"
-    yield from _serial_lines(daemon.get("serial") or {}, now_us)
+    yield from _fault_lines(unnamed)
+    count = daemon.get("counts", {}).get("payload-not-json", 0)
+    if count:
+        yield (
+            f"payloads    {counted(count, 'reading')} since the start came without the JSON that their routes declare "
+            "(content_type): they are sent on unchanged, as application/octet-stream; correct what these sensors send, "
+            "or content_type"
+        )
+    yield from _fault_lines(not_json)
+
+
+def _fault_lines(faults: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Each device, with the cause of its last fault and how many of its readings had one."""
+    for fault in faults[:DEVICES_MAX]:
+        times = counted(fault["readings"], "reading")
+        yield f"{_BESIDE}{escaped(fault['device'])}: {escaped(fault['cause'])} ({times})"
+    if len(faults) > DEVICES_MAX:
+        yield f"{_BESIDE}and others; sluice devices names them all"
 
 
 def _time_lines(counts: dict[str, int], last: dict[str, str]) -> Iterator[str]:

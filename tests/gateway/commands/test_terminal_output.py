@@ -147,8 +147,12 @@ STATE: dict[str, Any] = {
         "parked": {"P": "W"},
         "refused_topics": {"T": "W --command-config"},
     },
-    "counts": {"readings": 3, "identity-missing": 2, "time-missing": 1},
+    "counts": {"readings": 3, "identity-missing": 2, "payload-not-json": 2, "time-missing": 1},
     "counted_last": {"identity-missing": "D", "time-missing": "D"},
+    "payload_faults": {
+        kind: [{"device": "D", "cause": "C", "told_us": 1, "received_us": 1, "readings": 2}]
+        for kind in ("identity-missing", "payload-not-json")
+    },
     "mqtt_brokers": {"B": {"connected": True, "refused": ["R"]}},
     "mqtt_listener": {"R": 4},
     "log_ins_refused": [{"user": "N", "address": "A", "why": "R", "ago_s": 3.0}],
@@ -183,6 +187,10 @@ DEVICES: dict[str, Any] = {
                 "readings": 3,
                 "since_us": 1,
                 "received_us": 2,
+                "faults": {
+                    kind: {"device": "D", "cause": "C", "told_us": 2, "received_us": 2, "readings": 2}
+                    for kind in ("identity-missing", "payload-not-json")
+                },
                 "odd_date": {"reason": "ahead", "told": "T", "off_us": None, "received_us": 2},
             },
             "clocks": [

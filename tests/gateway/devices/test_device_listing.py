@@ -28,9 +28,11 @@ from gateway.devices.notes import (
     HEARD_BEFORE,
     LEARNING,
     NO_ANSWER,
+    NO_IDENTITY,
     NO_LOG_IN,
     NO_TICK,
     NOT_HEARD,
+    NOT_JSON,
     OWN_TIMES,
     RESTARTED,
     RESTARTS,
@@ -387,6 +389,35 @@ async def test_a_tick_that_cannot_be_read_is_told_with_its_device(tmp_path: Path
     (line,) = (line for line in status.stdout.splitlines() if line.startswith("time "))
     assert "2 since the start (the last: shed; sluice devices says more) came with a tick that cannot be read" in line
     assert mended["note"] == LEARNING
+
+
+async def test_devices_whose_payloads_are_not_as_declared_are_named_with_the_cause(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as door:
+        now_us = boottime_us()
+
+        async def publish(device: str, payload: bytes, at_us: int) -> None:
+            topic = f"device/{device}/thermo"
+            await take(door, Reading(topic, topic, payload, at_us))
+
+        await publish("barn", b'{"boot":"b1","seq":2,"celsius":nan}', now_us)
+        await publish("shed", b'{"celsius":21.5}', now_us)
+        await publish("well", b'{"boot":"b1","seq":"two"}', now_us)
+        found = await listed(tmp_path)
+        status = await devices(tmp_path, command="status")
+        # Once it is right again, not for ever.
+        await publish("barn", b'{"boot":"b1","seq":3,"celsius":21.5}', now_us + 601 * SECOND_US)
+        mended = (await listed(tmp_path))["barn"]
+    assert {name: device["note"] for name, device in found.items()} == {
+        "barn": NOT_JSON.format("`nan` at byte 32"),
+        "shed": NO_IDENTITY.format("no `boot` and no `seq`"),
+        "well": NO_IDENTITY.format("`seq` is a text that is no number"),
+    }
+    assert all(device["finding"] for device in found.values())
+    lines = [line.strip() for line in status.stdout.splitlines()]
+    assert "shed: no `boot` and no `seq` (1 reading)" in lines
+    assert "well: `seq` is a text that is no number (1 reading)" in lines
+    assert "barn: `nan` at byte 32 (1 reading)" in lines
+    assert (mended["note"], mended["finding"]) == (NO_TICK, False)
 
 
 async def test_a_drift_has_the_digits_that_mean_something(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gateway.buffer.rows import Entry, Quarantined, Series
-from gateway.intake.devices_heard import STRETCH_US, SUBJECT_MAX, DevicesHeard, Heard
+from gateway.intake.devices_heard import FAULTY_MAX, STRETCH_US, SUBJECT_MAX, DevicesHeard, Heard
 from gateway.intake.payload_identity import TICK_MODULUS
 from tests.support.buffers import entry
 
@@ -161,3 +161,30 @@ def test_memory_is_bounded_by_devices_and_by_their_topics() -> None:
     assert found is not None
     assert found.subject == "x" * SUBJECT_MAX
     assert not found.is_serial
+
+
+def test_the_devices_that_are_named_for_their_payloads_are_bounded() -> None:
+    heard = DevicesHeard()
+    for number in range(FAULTY_MAX + 5):
+        heard.told_fault("identity-missing", str(number), lambda: "no `seq`", number)
+    told = heard.last_faults(2 * FAULTY_MAX)["identity-missing"]
+    assert len(told) == FAULTY_MAX
+    assert (told[0].device, told[-1].device) == (str(FAULTY_MAX + 4), "5")
+
+
+def test_a_cause_is_looked_for_once_a_second_and_outlasts_a_boot() -> None:
+    heard = DevicesHeard()
+    asked: list[str] = []
+
+    def cause() -> str:
+        asked.append("")
+        return f"cause {len(asked)}"
+
+    for at_us in (0, 999_999, 1_000_000, 1_500_000):
+        heard.told_fault("payload-not-json", "42", cause, at_us)
+    heard.note([entry(sequence=1, received_us=1_500_000)])
+    (told,) = heard.last_faults(1)["payload-not-json"]
+    assert (told.cause, told.readings, told.told_us, told.received_us) == ("cause 2", 4, 1_000_000, 1_500_000)
+    found = heard.get("42")
+    assert found is not None
+    assert found.faults == {"payload-not-json": told}

@@ -71,6 +71,71 @@ async def test_a_reading_gets_its_series_and_its_sensors_identity(tmp_path: Path
         )
 
 
+FIELD = [
+    b'{"boot":"b1","seq":2,"celsius":nan}',
+    b'{"boot":"b1","seq":2,"v":1}\0',
+    b'\xef\xbb\xbf{"boot":"b1","seq":2,"v":1}',
+]
+
+
+@pytest.mark.parametrize("payload", FIELD, ids=["nan", "NUL", "BOM"])
+async def test_a_payload_that_is_no_json_is_stored_once_and_not_called_json(tmp_path: Path, payload: bytes) -> None:
+    async with front_door(tmp_path) as (door, buffer):
+        sent = [b'{"boot":"b1","seq":1,"v":1}', payload, payload, b'{"boot":"b1","seq":"3","v":1}']
+        assert await take(door, *map(reading, sent))
+        assert await take(door, reading(payload))
+        stored = await rows(buffer)
+        kinds = [(await series_of(buffer, row.series)).content_type for row in stored]
+        assert [(row.payload, row.device_boot, row.device_sequence) for row in stored] == [
+            (sent[0], "b1", 1),
+            (payload, "b1", 2),
+            (sent[3], "b1", 3),
+        ], "byte for byte, in order"
+        assert kinds == ["application/json", "application/octet-stream", "application/json"]
+        assert (door.counts["payload-not-json"], door.counts["identity-missing"]) == (3, 0)
+        (fault,) = door.heard.last_faults(10)["payload-not-json"]
+        assert (fault.device, fault.readings) == ("42", 3)
+
+
+@pytest.mark.parametrize(
+    ("declared", "payload", "sent_as"),
+    [
+        ("application/json", b"21.5", "application/json"),
+        ("application/json", b"ON", "application/octet-stream"),
+        ("application/json; charset=utf-8", b'{"t":nan}', "application/octet-stream"),
+        ("application/senml+json", b'[{"n":"t","v":NaN}]', "application/octet-stream"),
+        ("application/json", b'{"name":"\xe4"}', "application/octet-stream"),
+        ("text/plain", b"nan", "text/plain"),
+        ("application/cbor", b"\xff", "application/cbor"),
+    ],
+)
+async def test_what_a_payload_is_sent_on_as(tmp_path: Path, declared: str, payload: bytes, sent_as: str) -> None:
+    route = replace(JSON_ROUTE, identity="none", content_type=declared)
+    async with opened(tmp_path / "buffer.db") as buffer:
+        door = FrontDoor(buffer, compile_routes([route], None, frozenset()), GATEWAY, KAFKA, lambda: 5)
+        assert await take(door, reading(payload))
+        (row,) = await rows(buffer)
+        assert (await series_of(buffer, row.series)).content_type == sent_as
+        assert door.counts["payload-not-json"] == (sent_as != declared)
+
+
+async def test_every_device_whose_payload_has_no_identity_is_told_with_the_cause(tmp_path: Path) -> None:
+    async with front_door(tmp_path) as (door, _):
+        for device, payload in (
+            ("a", b'{"seq":1}'),
+            ("b", b"{"),
+            ("a", b'{"boot":1,"seq":"x"}'),
+            ("c", b'{"boot":1,"seq":1}'),
+        ):
+            assert await take(door, reading(payload, f"device/{device}/thermo"))
+        told = door.heard.last_faults(10)["identity-missing"]
+        assert [(fault.device, fault.cause, fault.readings) for fault in told] == [
+            ("a", "no `boot`", 2),
+            ("b", "no JSON: it ends too early, after 1 byte", 1),
+        ], "a cause is looked for once a second"
+        assert [fault.device for fault in door.heard.last_faults(1)["identity-missing"]] == ["a"]
+
+
 async def test_the_key_may_carry_the_namespace(tmp_path: Path) -> None:
     async with front_door(tmp_path, key="namespace/name") as (door, buffer):
         await take(door, reading(b"{}"))

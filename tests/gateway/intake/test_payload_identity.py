@@ -1,6 +1,7 @@
 """Who took a reading, as each layout says it; whatever a payload holds, it costs nothing but its identity."""
 
 import json
+import time
 
 import cbor2
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from gateway.intake.payload_identity import BINARY, TICK_MODULUS, TICK_UNREADABLE, Identity, Reader, reader
+from gateway.intake.payload_identity import BINARY, TICK_MODULUS, TICK_UNREADABLE, Identity, Reader, reader, why_none
+from gateway.intake.payload_json import fault, is_json
 from gateway.settings import PayloadIdentity
 
 MEMBERS = {"celsius": 21.53, "boot": "7-1a2b3c4d", "seq": 123, "tick": 456789}
@@ -73,6 +75,193 @@ def test_a_number_beyond_all_reading_costs_its_member_alone(number: bytes) -> No
     assert found == Identity("7", 9, 5, None)
     assert OF_JSON(b'{"boot":"7","seq":9,"celsius":%b}' % number) == Identity("7", 9)
     assert OF_JSON(b'{"boot":%b,"seq":9}' % number) is None
+
+
+NO_NUMBERS = [
+    *(b"nan", b"NaN", b"NAN", b"-nan", b"+nan", b"-nan(ind)", b"nan(0x7ff8)", b"1.#QNAN", b"-1.#IND", b"1.#INF"),
+    *(b"inf", b"Inf", b"INF", b"-inf", b"+inf", b"Infinity", b"-Infinity", b"infinity", b"ovf"),
+    *(b"undefined", b"None", b"+21.5", b".5", b"5.", b"007", b"0x1F", b"--", b"", b" ", b"tru"),
+]
+
+
+@pytest.mark.parametrize("word", NO_NUMBERS)
+def test_what_is_no_number_costs_its_member_alone(word: bytes) -> None:
+    assert OF_JSON(b'{"boot":"b1","seq":2,"celsius":%b}' % word) == Identity("b1", 2)
+    inner = b'[1,%b,{"y":%b}]' % (word.strip() or b"null", word)
+    assert OF_JSON(b'{"t":%b, "boot":7,"seq":2 ,"tick":5,"x":%b}' % (word, inner)) == Identity("7", 2, 5)
+    assert OF_JSON(b'{"boot":"b1","seq":2,"tick":%b}' % word) == Identity("b1", 2, TICK_UNREADABLE)
+    found = OF_JSON(b'{"boot":"b1","seq":2,"lost":%b}' % word)
+    assert found == Identity("b1", 2, None, None)
+    assert OF_JSON(b'{"boot":%b,"seq":2}' % word) is None
+    assert OF_JSON(b'{"boot":"b1","seq":%b}' % word) is None
+
+
+def test_what_a_text_holds_is_left_as_it_is() -> None:
+    boot = 'nan," :inf\\"[{,:}]\u00e4'
+    for name in (boot, "nan", "-inf", "x:,}"):
+        members = {name: 1, "boot": name, "seq": 2}
+        assert OF_JSON(json.dumps(members)[:-1].encode() + b',"t":nan}') == Identity(name, 2)
+
+
+AROUND = [b"\0", b"\0\0\0", b" ", b"\r\n", b"\x1a", b"\t\0 "]
+
+
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b" \xef\xbb\xbf ", *AROUND], ids=repr)
+@pytest.mark.parametrize("behind", [b"", *AROUND], ids=repr)
+def test_what_stands_around_an_object_costs_no_identity(before: bytes, behind: bytes) -> None:
+    assert OF_JSON(before + b'{"boot":"b1","seq":2,"v":1}' + behind) == Identity("b1", 2)
+
+
+def test_control_characters_and_bytes_that_are_no_utf8_cost_their_member_alone() -> None:
+    for text in (b"x\ty", b"x\0y", b"x\n", b"\xe4", b"\xff\xfe"):
+        assert OF_JSON(b'{"boot":"b1","name":"%b","seq":2}' % text) == Identity("b1", 2)
+    assert OF_JSON(b'{"boot":"\xe4","seq":2}') is None
+
+
+@pytest.mark.parametrize("text", ["2", "02", " 2", "2 ", "+2", "2.0"])
+def test_a_text_that_is_a_whole_number_is_a_sequence(text: str) -> None:
+    for boot, name in (("b1", "b1"), (7, "7")):
+        members = {"boot": boot, "seq": text, "v": 1}
+        assert OF_JSON(json.dumps(members).encode()) == OF_CBOR(cbor2.dumps(members)) == Identity(name, 2)
+        assert OF_JSON(json.dumps(members)[:-1].encode() + b',"t":nan}\0') == Identity(name, 2)
+
+
+@pytest.mark.parametrize("text", ["", " ", "-2", "2.5", "0x2", "2e0", "1 2", "\u0662", "two", str(2**63), "9" * 5_000])
+def test_any_other_text_is_none(text: str) -> None:
+    members = {"boot": "b1", "seq": text}
+    assert OF_JSON(json.dumps(members).encode()) is OF_CBOR(cbor2.dumps(members)) is None
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"boot":"b1","seq":2',
+        b'{"boot":"b1","seq":1nan2}',
+        b'{"boot":"b1","seq":1 2}',
+        b'{"boot":"b1","seq":1\x002}',
+        b'{"boot":"b1","seq":2}{"seq":3}',
+        b'{"boot":"b1","seq":2} x',
+        b'x {"boot":"b1","seq":2}',
+        b'[{"boot":"b1","seq":2,"t":nan}]',
+        b"{'boot':'b1','seq':2}",
+        b'{boot:"b1",seq:2}',
+        b'"{nan}"',
+        b"nan",
+    ],
+)
+def test_nothing_is_guessed_of_what_is_no_object(payload: bytes) -> None:
+    assert OF_JSON(payload) is None
+
+
+WHOLE = b'{"boot":"b1","seq":2,"t":nan,"x":[%b]}'
+HOSTILE = [
+    *(b'{"a":' + b'"' * 65_530, b"x," * 32_768, b"1" * 65_536, b"1" * 65_535 + b"x", b":" * 65_536, b": " * 32_768),
+    *(b" " * 65_536, b'"\\' * 32_768, b"nan " * 16_384, b"\\" * 65_536, b"[" * 65_532 + b"nan", b"-" * 65_536),
+    *(b":" + b" " * 65_535, (b":" + b" " * 100) * 600, b'{"x":nan,"a":"' + b"\\n" * 32_000, b"\xef\xbb\xbf" * 21_845),
+    *(
+        WHOLE % (b"[" * 30_000 + b"]" * 30_000),
+        WHOLE % (b"nan," * 16_000 + b"1"),
+        b"1e" * 32_768,
+        b'{"boot":nan' * 5_000,
+    ),
+]
+
+
+def test_hostile_payloads_are_read_in_a_time_that_grows_with_their_length() -> None:
+    """One that took the square of its length would take minutes."""
+    began_s = time.process_time()
+    for payload in HOSTILE:
+        assert OF_JSON(payload) is None
+        assert len(why_none("json", payload)) < 100
+    assert time.process_time() - began_s < 5
+
+
+def test_a_large_payload_is_mended_up_to_a_bound() -> None:
+    assert OF_JSON(WHOLE % (b"1.5," * 15_000 + b"nan")) == Identity("b1", 2)
+    assert OF_JSON(WHOLE % (b"nan," * 1_000 + b"1")) == Identity("b1", 2)
+    assert OF_JSON(WHOLE % (b"1.5," * 20_000 + b"nan")) is None, "not looked into"
+
+
+def no_json(constant: str) -> None:
+    """Python's reader takes NaN and infinities."""
+    raise ValueError(constant)
+
+
+PARTS = [
+    *(b"{", b"}", b"[", b"]", b":", b",", b'"', b"\\", b" ", b"\0", b"x", b"1"),
+    b'"boot":"b"',
+    b'"seq":1',
+    *NO_NUMBERS[:4],
+]
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=12).map(b"".join))
+def test_strict_json_is_told_from_all_else(payload: bytes) -> None:
+    try:
+        strict = json.loads(payload.decode(), parse_constant=no_json)
+    except ValueError:
+        assert not is_json(payload)
+        assert fault(payload) != "it is JSON"
+        return
+    assert is_json(payload)
+    assert (OF_JSON(payload) is not None) == (type(strict) is dict and strict.keys() >= {"boot", "seq"})
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (b'{"celsius":21.5}', "no `boot` and no `seq`"),
+        (b'{"boot":"b1","celsius":nan}', "no `seq`"),
+        (b'{"boot":"b1","seq":"two"}', "`seq` is a text that is no number"),
+        (b'{"boot":"b1","seq":null}', "`seq` is null, not a whole number from 0 to 9223372036854775807"),
+        (b'{"boot":"b1","seq":nan}', "`seq` is no JSON value, not a whole number from 0 to 9223372036854775807"),
+        (b'{"boot":"","seq":1}', "`boot` is a text of 0 characters, not a text of 1 to 64 characters"),
+        (b'{"boot":[1],"seq":1}', "`boot` is a list, not a text of 1 to 64 characters"),
+        (b"[1]", "no JSON object"),
+        (b"nan", "no JSON object"),
+        (b"", "no JSON: it ends too early, after 0 bytes"),
+        (b'{"boot":"b1","seq":2', "no JSON: it ends too early, after 20 bytes"),
+        (b'{"boot":"b1","seq":2,}', "no JSON: `}` at byte 22"),
+        (b'{"boot":"b1","seq":1} x', "no JSON: `x` at byte 23"),
+        (b"{'boot':'b1'}", "no JSON: `'boot'` at byte 2"),
+        (b'{"boot":"\xe4","seq":2}', "`boot` is no JSON value, not a text of 1 to 64 characters"),
+        (b"[" * 60_000, "no JSON object"),
+    ],
+)
+def test_why_there_is_no_identity_in_json(payload: bytes, why: str) -> None:
+    assert OF_JSON(payload) is None
+    assert why_none("json", payload) == why
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        (b'{"boot":"b1","seq":2,"celsius":nan}', "`nan` at byte 32"),
+        (b'{"boot":"b1","seq":2,"celsius":-Infinity}', "`-Infinity` at byte 32"),
+        (b'{"a":01}', "`01` at byte 6"),
+        (b'{"a":}', "`}` at byte 6"),
+        (b"nan", "`nan` at byte 1"),
+        (b"ON", "`ON` at byte 1"),
+        (b'{"v":1}\0', "a NUL at byte 8"),
+        (b'{"v":"\n"}', "a control character at byte 7"),
+        (b'\xef\xbb\xbf{"v":1}', "a byte order mark at byte 1"),
+        (b'{"v":"\xe4"}', "no UTF-8 at byte 7"),
+        (b"[" * 60_000, "too many levels"),
+        (b"x" * 60_000, f"`{'x' * 16}` at byte 1"),
+    ],
+)
+def test_what_is_wrong_with_json(payload: bytes, words: str) -> None:
+    assert not is_json(payload)
+    assert fault(payload) == words
+
+
+def test_why_there_is_no_identity_in_other_layouts() -> None:
+    assert why_none("cbor", b"\xff") == "no CBOR"
+    assert why_none("cbor", cbor2.dumps([1])) == "no CBOR map"
+    assert why_none("cbor", cbor2.dumps({"boot": 1})) == "no `seq`"
+    assert why_none("cbor", cbor2.dumps({"boot": 1, "seq": "x"})) == "`seq` is a text that is no number"
+    assert why_none("binary", b"\1") == "1 byte, and the header alone has 17"
+    assert why_none("binary", b"\2" * 17) == "the first byte is 2, and the header's version is 1"
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,24 @@ def both(pack: list[dict[str, Any]]) -> Told | None:
     return found
 
 
+@pytest.mark.parametrize("word", [b"nan", b"-inf", b"Infinity", b"", b"+5"])
+def test_what_is_no_number_costs_no_time_beside_it(word: bytes) -> None:
+    told = Told(1_795_348_810_000_000, is_relative=False)
+    assert OF_TIMESTAMP(b'\xef\xbb\xbf {"celsius":%b,"timestamp":1795348810000}\0' % word) == told
+    pack = b'[{"bt":1795348800,"n":"c","v":%b},{"n":"c","t":10,"v":%b}]\0' % (word, word)
+    assert OF_SENML(pack) == told
+
+
+@pytest.mark.parametrize("word", [b"nan", b"-inf", b"", b"1e999"])
+def test_a_time_that_is_no_number_is_not_made_up(word: bytes) -> None:
+    with pytest.raises(NothingToldError):
+        OF_TIMESTAMP(b'{"timestamp":%b,"celsius":1}' % word)
+    with pytest.raises(NothingToldError):
+        OF_SENML(b'[{"bt":1795348800,"n":"c","v":1,"t":%b}]' % word)
+    with pytest.raises(NothingToldError):
+        OF_SENML(b'[{"bt":%b,"n":"c","v":1}]' % word)
+
+
 def test_the_examples_of_rfc_8428() -> None:
     # Section 5.1.1 and 5.1.2: no time is said.
     assert both([{"n": "urn:dev:ow:10e2073a01080063", "u": "Cel", "v": 23.1}]) is None

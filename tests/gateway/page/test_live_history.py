@@ -63,6 +63,8 @@ def test_a_payload_is_shown_by_its_numbers_and_short_texts() -> None:
     assert values_of(b'[{"bn": "urn:", "n": "t", "v": 0}, {"n": "s", "vs": "on"}]') == (("urn:t", 0.0), ("urn:s", "on"))
     assert values_of(b"\xff\x00") == (("", "2 bytes"),)
     assert values_of(b"") == ()
+    assert values_of(b'\xef\xbb\xbf{"t": nan, "h": 40, "x": "nan"}\0') == (("h", 40.0), ("x", "nan"))
+    assert values_of(b'{"t": 21.5, "h": 4') == (("", "18 bytes"),)
     assert values_of(b'{"big": 1' + b"0" * 400 + b"}") == ()
 
 

@@ -172,6 +172,32 @@ def test_readings_without_the_identity_that_was_promised(count: int, words: str)
     assert words in line
 
 
+def test_each_device_whose_payload_is_not_as_declared_is_named_with_the_cause() -> None:
+    def fault(device: str, cause: str, readings: int) -> dict[str, Any]:
+        return {"device": device, "cause": cause, "told_us": 1, "received_us": 1, "readings": readings}
+
+    seen = glance({"up": True})
+    assert seen.answer is not None
+    seen.answer["counts"] = {"identity-missing": 13, "payload-not-json": 40}
+    seen.answer["counted_last"] = {"identity-missing": "attic"}
+    seen.answer["payload_faults"] = {
+        "identity-missing": [fault("attic", "no `seq`", 12), fault("barn", "no JSON: `}` at byte 22", 1)],
+        "payload-not-json": [fault(f"dht{number}", "`nan` at byte 32", 1) for number in range(30)],
+    }
+    lines = [*status_lines(seen)]
+    first = next(number for number, line in enumerate(lines) if line.startswith("identity"))
+    assert lines[first].startswith("identity    13 since the start came without the boot and seq")
+    assert [line.strip() for line in lines[first + 1 : first + 3]] == [
+        "attic: no `seq` (12 readings)",
+        "barn: no JSON: `}` at byte 22 (1 reading)",
+    ]
+    assert lines[first + 3].startswith("payloads    40 readings since the start came without the JSON")
+    named = lines[first + 4 : first + 4 + DEVICES_MAX + 1]
+    assert named[0].strip() == "dht0: `nan` at byte 32 (1 reading)"
+    assert named[-1].strip() == "and others; sluice devices names them all"
+    assert lines[first + 4 + DEVICES_MAX + 1].startswith("quarantine")
+
+
 def test_what_was_sent_again_is_told_beside_what_came_in() -> None:
     seen = glance({"up": True, "sent": 1_197})
     assert seen.answer is not None

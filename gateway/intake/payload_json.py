@@ -1,0 +1,126 @@
+"""Reads JSON as sensors write it: with `nan` for a number, a missing value, or something around the object.
+
+Strict JSON is read first, at no cost. Anything else is mended once, in a time that grows with its length, and read
+again. Only a copy is mended: the payload itself is forwarded byte for byte.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from gateway.host.terminal_text import counted
+
+MENDED_BYTES_MAX: Final = 65_536
+"""Larger payloads that are no strict JSON are not looked into."""
+MENDED_WORDS_MAX: Final = 1_024
+"""Words of one payload that are mended; what follows stays as it is."""
+NO_NUMBER: Final = b"1e999"
+"""Stands for what is no value. It is JSON and beyond all numbers; `null` would say that a member was left out."""
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Raised by msgspec's decoders for bytes that are no JSON."""
+
+_SHOWN_BYTES_MAX = 16
+_DELIMITERS = b' ,:[]{}"'
+_WITHOUT_CONTROLS = bytes.maketrans(bytes(range(32)), b" " * 32)
+_NUMBER = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][-+]?+[0-9]++)?+"
+# Group 1 is whatever may stand in JSON, as much of it as there is. Behind it stands a colon that no value follows, or a
+# word that is no value. No byte is tried more than a few times: repetitions are possessive, and the alternatives differ
+# in their first byte.
+_SOUND_OR_NOT = re.compile(
+    rb'((?:[ ,\[\]{}]|:(?! *+[,\]}])|"(?:[^"\\]++|\\.)*+"?+|(?:true|false|null|%b)(?![^ ,:\[\]{}"]))++)'
+    rb'|:|[^ ,:\[\]{}"]++' % _NUMBER,
+    re.DOTALL,
+)
+_PLACE = re.compile(r"\(byte ([0-9]+)\)")
+_validate = msgspec.json.Decoder(msgspec.Raw).decode
+
+T = TypeVar("T")
+
+
+def says_json(content_type: str) -> bool:
+    """Whether a content type promises JSON: `application/json`, `application/senml+json`."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type in {"application/json", "text/json"} or media_type.endswith("+json")
+
+
+def is_json(payload: bytes) -> bool:
+    """Whether this is strict JSON (RFC 8259), as stock consumers read it. For every reading there is."""
+    try:
+        _validate(payload)
+        # msgspec passes over texts without a look at their characters.
+        if not payload.isascii():
+            payload.decode()
+    except UNREADABLE:
+        return False
+    return True
+
+
+def read_mending(decode: Callable[[bytes], T], payload: bytes) -> T:
+    """What `decode` makes of JSON, mended where that is needed. Raises UNREADABLE."""
+    try:
+        return decode(payload)
+    except msgspec.ValidationError:
+        raise
+    except UNREADABLE:
+        if len(payload) > MENDED_BYTES_MAX:
+            raise
+    return decode(_mended(payload))
+
+
+def _mended(payload: bytes) -> bytes:
+    """A copy in which words that are no value are `NO_NUMBER`. Control characters in it are blanks."""
+    text = payload.translate(_WITHOUT_CONTROLS).strip().removeprefix(BYTE_ORDER_MARK)
+    return _SOUND_OR_NOT.sub(_sound, text, count=2 * MENDED_WORDS_MAX)
+
+
+def _sound(found: re.Match[bytes]) -> bytes:
+    sound: bytes | None = found[1]
+    if sound is not None:
+        return sound
+    return b":" + NO_NUMBER if found[0] == b":" else NO_NUMBER
+
+
+def fault(payload: bytes) -> str:
+    """Why this is no strict JSON, and at which byte, counted from 1: "`nan` at byte 32"."""
+    if payload.startswith(BYTE_ORDER_MARK):
+        return "a byte order mark at byte 1"
+    try:
+        _validate(payload)
+        payload.decode()
+    except msgspec.DecodeError as error:
+        return _fault_at(payload, str(error))
+    except UnicodeDecodeError as error:
+        return f"no UTF-8 at byte {error.start + 1}"
+    except RecursionError:
+        return "too many levels"
+    return "it is JSON"
+
+
+def _fault_at(payload: bytes, words: str) -> str:
+    place = _PLACE.search(words)
+    if place is not None:
+        # msgspec counts from 0, and names trailing bytes by the place behind the first of them.
+        at = min(int(place[1]) - words.count("trailing characters"), len(payload) - 1)
+    else:
+        # So it says of a word that the payload ends with, too.
+        parts = _SOUND_OR_NOT.finditer(payload[:MENDED_BYTES_MAX])
+        at = next((part.start() for part in parts if part[1] is None), -1)
+        if at < 0:
+            return f"it ends too early, after {counted(len(payload), 'byte')}"
+    start = at
+    while at - start < _SHOWN_BYTES_MAX and start and _is_of_word(payload[start]) and _is_of_word(payload[start - 1]):
+        start -= 1
+    end = at + 1
+    while end - start < _SHOWN_BYTES_MAX and end < len(payload) and all(map(_is_of_word, payload[end - 1 : end + 1])):
+        end += 1
+    shown = payload[start:end]
+    if shown < b" ":
+        return f"{'a control character' if shown[0] else 'a NUL'} at byte {start + 1}"
+    return f"`{shown.decode(errors='replace')}` at byte {start + 1}"
+
+
+def _is_of_word(byte: int) -> bool:
+    return byte > 32 and byte not in _DELIMITERS
