@@ -18,11 +18,22 @@ from spark.decode.codec_decimals import (
     spec_literals,
 )
 from spark.decode.codec_declarations import IDENTITY_MEMBERS, METRICS_MAX, Streams
-from spark.decode.codec_numbers import OUTSIDE, UNDECLARED_CHARS_MAX, UNDECLARED_MAX
+from spark.decode.codec_numbers import NO_NUMBER_HINT, NO_NUMBER_WORD, OUTSIDE, UNDECLARED_CHARS_MAX, UNDECLARED_MAX
 
 # What comes before the next number, strings whole, then the number. Possessive: a pattern that backtracks overflows
 # the stack on long texts.
 NUMBER_IN_JSON = r'\G((?:[^"0-9-]|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+)(-?[0-9][-+.0-9eE]*+)'
+
+
+# What comes before the next word that is no number, strings whole, then the word. `null` and signs of numbers are none.
+NO_NUMBER_IN_JSON = (
+    r'\G((?:[^"nNiIoO1+-]|1(?!\.#)|[-+](?=[0-9])(?!1\.#)|null|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+)' + NO_NUMBER_WORD
+)
+
+
+def mended(text: Column) -> Column:
+    """JSON with `null` for floats that are no numbers, as C and Python print them: their neighbours count."""
+    return F.when(text.rlike(NO_NUMBER_HINT), F.regexp_replace(text, NO_NUMBER_IN_JSON, "$1null")).otherwise(text)
 
 
 def with_members(texts: DataFrame, is_object: Column) -> DataFrame:

@@ -22,6 +22,14 @@ NUMBER_CHARS_MAX = 64
 UNDECLARED_MAX = 16
 UNDECLARED_CHARS_MAX = 100
 
+AROUND = " \t\r\n\v\f\0\ufeff"
+"""What may stand around JSON and bare numbers: blanks, NULs of C strings, a byte order mark."""
+NO_NUMBER_HINT = r"(?i:nan|inf|ovf|1\.#)"
+"""In every text that has such a word."""
+NO_NUMBER_WORD = r'[-+]?(?i:nan(?:\([^()"]{0,32}\))?|inf(?:inity)?|ovf|1\.#[a-z]{2,5}[0-9]{0,8})(?=[ \t\r\n,\]}])'
+"""How languages print a float that is no number: `nan`, `-inf`, `Infinity`, `-nan(ind)`, `1.#QNAN`, Arduino's `ovf`.
+A pattern of Python's, and of Java's too."""
+
 NO_METRIC = "undecodable: the payload has no number"
 NO_DECLARED = "undecodable: no declared metric"
 TOO_MANY = f"undecodable: the payload has more than {METRICS_MAX} metrics"
@@ -30,6 +38,7 @@ OUTSIDE = "a value is outside decimal(18,6)"
 
 _LIMIT = Decimal(10) ** 12
 # Strings whole, so that what stands in them counts for nothing; one that does not end is passed over to the end.
+_STRING_OR_WORD = re.compile(rf'"(?:[^"\\]|\\.)*+"?|({NO_NUMBER_WORD})', re.DOTALL)
 _BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 _EXACT = Context(prec=400, rounding=ROUND_HALF_UP)
 _STEPS = tuple(Decimal(1).scaleb(-decimals) for decimals in range(DECIMALS_MAX + 1))
@@ -107,6 +116,14 @@ def is_deep(text: bytes) -> bool:
         elif first in b"]}":
             depth -= 1
     return False
+
+
+def mended_json(text: str) -> str:
+    """JSON with `null` for floats that are no numbers, and nothing around it."""
+    text = text.strip(AROUND)
+    if re.search(NO_NUMBER_HINT, text) is None:
+        return text
+    return _STRING_OR_WORD.sub(lambda found: "null" if found[1] else found[0], text)
 
 
 def is_number(value: object) -> bool:

@@ -17,6 +17,7 @@ from spark.decode.codec_numbers import (
     is_deep,
     is_number,
     judged,
+    mended_json,
 )
 
 RELATIVE_S_MAX = 2**28
@@ -49,7 +50,7 @@ def of_json(payload: bytes, metrics: tuple[Metric, ...]) -> Result:
         raise UndecodableError(f"undecodable: more than {DEPTH_MAX} levels of JSON")
     try:
         pack = json.loads(
-            payload.decode(),
+            mended_json(payload.decode()),
             parse_int=_number,
             parse_float=_number,
             parse_constant=_refused,
@@ -128,6 +129,9 @@ def _value(record: Mapping[object, object], base: Mapping[object, object]) -> ob
     if isinstance(truth, bool):
         return int(truth)
     start = base.get("bv")
+    if "bv" in base and start is None:
+        # It is no number, and so is every sum with it.
+        return None
     if not is_number(number):
         # A base value alone is one too, unless the record has a text or data or a sum.
         alone = is_number(start) and not {"v", "vs", "vb", "vd", "s"} & record.keys() and "n" in record

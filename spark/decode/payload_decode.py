@@ -11,15 +11,14 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark.decode import correction_records, loss_bodies
 from spark.decode.codec_decimals import METRICS_TYPE, SPEC_TYPE, constant, exact_number, number_struct, spec_literals
 from spark.decode.codec_declarations import DECIMALS_MAX, NO_STREAMS, PLAIN_METRIC, Stream, Streams, Times
-from spark.decode.codec_json_strict import read_strictly, with_members
+from spark.decode.codec_json_strict import mended, read_strictly, with_members
 from spark.decode.codec_json_usual import is_usual, read_usual
-from spark.decode.codec_numbers import NO_DECLARED, NO_METRIC, OUTSIDE, RANGE, TOO_MANY
+from spark.decode.codec_numbers import AROUND, NO_DECLARED, NO_METRIC, OUTSIDE, RANGE, TOO_MANY
 from spark.decode.codec_python import CODEC_OF_MEDIA_TYPE, PYTHON_CODECS, asked_of_python, python_decoder
 from spark.decode.kafka_records import EVENT_TYPES, GATEWAY_TYPES, READING_TYPE, VALUE_BYTES_MAX
 from spark.engine.built_once import recorded
 
 PLAIN_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
-SPACE = " \t\r\n"
 # What stands before the colon is the kind, which rejects are grouped by.
 HEADER = "header: "
 CORRECTION = "correction: "
@@ -39,6 +38,7 @@ NOT_JSON = "undecodable: the payload is not one JSON object"
 NOT_NUMBER = "undecodable: the payload is not a bare number"
 UNKNOWN_CONTENT = "undecodable: no decoder for this content type"
 
+_AROUND = rf"[{AROUND}]"
 _JSON, _NUMBER, _UNDECLARED, _UNKNOWN = "json", "number", "undeclared", "unknown"
 _CORRECTION, _LOSS = "correction", "loss"
 _OF_GATEWAYS = {correction_records.CORRECTION_TYPE: _CORRECTION, loss_bodies.LOSS_TYPE: _LOSS}
@@ -78,7 +78,7 @@ def _routed(records: DataFrame, streams: Streams, readers: set[str]) -> DataFram
     if streams.unknown == "accept":
         media_type = F.lower(F.trim(F.substring_index("content_type", ";", 1)))
         of_type = F.try_element_at(constant(CODEC_OF_MEDIA_TYPE, "map<string,string>"), media_type)
-        undeclared = F.coalesce(of_type, F.lit(_UNKNOWN))
+        undeclared = F.coalesce(of_type, _codec_of_bytes(media_type), F.lit(_UNKNOWN))
     else:
         undeclared = F.lit(_UNDECLARED)
     routed = records.select(
@@ -111,6 +111,12 @@ def _routed(records: DataFrame, streams: Streams, readers: set[str]) -> DataFram
     return routed.select("*", python_decoder(streams)(asked).alias("found"))
 
 
+def _codec_of_bytes(media_type: Column) -> Column:
+    """How bytes are read that look like JSON: a gateway does not call JSON what is not strict."""
+    text = F.when(media_type == "application/octet-stream", F.col("value").cast("string"))
+    return F.when(text.rlike(rf"^{_AROUND}*+\{{"), _JSON).when(text.rlike(rf"^{_AROUND}*+\["), "senml-json")
+
+
 def _stream_number(in_order: list[Stream]) -> Column:
     """The place of a record's declaration in the list; null where there is none."""
     exact = {stream.name: number for number, stream in enumerate(in_order) if not stream.is_pattern}
@@ -126,12 +132,15 @@ def _parsed(routed: DataFrame) -> DataFrame:
     """Add `usual`, the text of a payload that is read the fast way; else `text`, and `members` of a JSON object."""
     as_text = F.col("value").cast("string")
     is_text = F.col("format").isin(_JSON, _NUMBER, *_OF_GATEWAYS.values()) & F.col("usual").isNull()
+    stripped = F.trim(F.try_validate_utf8(as_text), F.lit(AROUND))
     texts = routed.select(
         "*", F.when((F.col("format") == _JSON) & is_usual(F.col("value")), as_text).alias("usual")
     ).select(
         *(column for column in routed.columns if column != "value"),
         "usual",
-        F.when(is_text & ~F.col("is_too_long"), F.trim(F.try_validate_utf8(as_text), F.lit(SPACE))).alias("text"),
+        F.when(
+            is_text & ~F.col("is_too_long"), F.when(F.col("format") == _JSON, mended(stripped)).otherwise(stripped)
+        ).alias("text"),
     )
     return with_members(texts, F.col("format").isin(_JSON, *_OF_GATEWAYS.values()))
 

@@ -17,6 +17,11 @@ EXACT = Context(prec=2_000, rounding=ROUND_HALF_UP)
 LIMIT = Decimal(10) ** 12
 METRICS_MAX = 256
 IDENTITY = {"boot", "seq", "tick", "timestamp"}
+AROUND = " \t\r\n\v\f\0\ufeff"
+NO_NUMBER = re.compile(
+    r'("(?:[^"\\]|\\.)*"?)|[-+]?(nan(\([^()"]{0,32}\))?|inf(inity)?|ovf|1\.#[a-z]{2,5}[0-9]{0,8})(?=[ \t\r\n,\]}])',
+    re.IGNORECASE | re.DOTALL,
+)
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -64,7 +69,9 @@ def read_payload(event: Event) -> dict[str, Decimal]:
         case "application/json":
             return json_metrics(text)
         case "text/plain":
-            return {"value": quantised(text.strip(" \t\r\n"))}
+            return {"value": quantised(text.strip(AROUND))}
+        case "application/octet-stream" if text.strip(AROUND).startswith("{"):
+            return json_metrics(text)
         case _:
             raise UnreadableError
 
@@ -96,7 +103,7 @@ def fits(value: Decimal | None, metric: Metric) -> bool:
 
 
 def bare_number(text: str) -> dict[str, object]:
-    text = text.strip(" \t\r\n")
+    text = text.strip(AROUND)
     if not NUMBER.fullmatch(text):
         raise UnreadableError
     return {"value": str.__new__(NumberText, text)}
@@ -169,7 +176,7 @@ def json_object(text: str) -> dict[str, object]:
     """Return the members of a JSON object that holds no name twice, its numbers as they were written."""
     try:
         members = json.loads(
-            text,
+            NO_NUMBER.sub(lambda found: found[1] or "null", text.strip(AROUND)),
             parse_int=NumberText,
             parse_float=NumberText,
             parse_constant=refuse,

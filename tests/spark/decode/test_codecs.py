@@ -309,9 +309,29 @@ def test_declared_metrics_of_a_pack_have_names_of_their_own() -> None:
     )
 
 
+@pytest.mark.parametrize("word", ["nan", "NaN", "-inf", "Infinity", "-nan(ind)", "1.#QNAN", "ovf"])
+def test_what_is_no_number_in_a_pack_costs_its_measurement_alone(word: str) -> None:
+    def read(body: str) -> Result:
+        return read_payload(body.encode(), "senml-json", ANY)
+
+    good = Result([("b", Decimal(2), None)])
+    assert read(f'\ufeff[{{"n":"a","v":{word}}},{{"n":"b","u":"{word}","v":2}}]\0') == good
+    assert read(f'[{{"bv":{word},"n":"a","v":1}},{{"bv":0,"n":"b","v":2}}]') == good, "no sum is made up"
+    for record in (f'{{"n":"a","v":1,"t":{word}}}', f'{{"bt":{word},"n":"a","v":1}}'):
+        assert read(f"[{record}]").reject_reason == "undecodable: a time in the SenML pack is no number"
+    assert read(f'[{{"n":"a","v":{word}}}]').reject_reason == "undecodable: the payload has no number"
+
+
 def test_json_that_is_no_pack_is_refused() -> None:
     half = b'[{"n":"\\ud800","v":1}]'
-    for body in (b'[{"n":"a","v":NaN}]', b'[{"n":"a","n":"b","v":1}]', b'{"n":"a","v":1}', b"\xff", half):
+    for body in (
+        b'[{"n":"a","v":+1}]',
+        b'[{"n":"a","v":nan1}]',
+        b'[{"n":"a","n":"b","v":1}]',
+        b'{"n":"a","v":1}',
+        b"\xff",
+        half,
+    ):
         assert read_payload(body, "senml-json", ANY).reject_reason == "undecodable: the payload is not one SenML pack"
 
 

@@ -72,6 +72,19 @@ JSON_TEXTS = [
     '{"a": {"x": 1, "x": 2}, "t": 1}',
     '{"t": NaN}',
     '{"t": Infinity}',
+    '{"t": nan, "u": 1}',
+    '{"t": [nan, -inf ], "u": {"x": NaN}, "v": 2e0, "w": 1.10}',
+    '{"t": "nan", "nan": 1, "inf,": -nan(ind), "q\\"nan}": 1e-7}',
+    '{"t": -1.#IND, "u": 1.#QNAN, "v": 1.5, "w": -1.5, "x": ovf, "y": +inf, "z": null, "t2": -11}',
+    '{"t": nanx, "u": 1}',
+    '{"t": xnan, "u": 1}',
+    '{"nan": nan}',
+    "{nan: 1}",
+    '{"t": 1}nan',
+    '{"text": "' + "nan\\n" * 20_000 + '", "t": nan, "u": 1e1}',
+    '{"t": [' + "nan," * 20_000 + '1], "u": 2}',
+    ' \ufeff{"t": 1}\x00\x00',
+    '{"t": 1\x00}',
     "{'t': 1}",
     "{t: 1}",
     '{"t": 01}',
@@ -116,6 +129,7 @@ JSON_TEXTS = [
 ]
 PLAIN_TEXTS = [
     *("21.5", "-3", "+4", " 7\n", ".5", "5.", "1e3", "1E-7", "5e-7", "-5e-7", "0e999", "1e12", "999999999999.9999995"),
+    *("\ufeff21.5\r\n", "21.5\x00", "\x00"),
     *("", "-", ".", "1 2", "NaN", "Infinity", "0x10", "1f", "1d", "1_0", "1,5", "\u0661", "1e", "e5", "--1", "on"),
     *("1e-10000000", "1e99999999999", "1e0007", "1" * 64, "0" * 63 + "7", "0" * 64 + "7", "0." + "0" * 30 + "1e31"),
 ]
@@ -179,6 +193,27 @@ def assert_as_expected(found: list[Outcome], records: list[KafkaRecord], streams
 
 
 PLAIN = reading_headers(content_type="text/plain; charset=us-ascii")
+
+
+BYTES = reading_headers(content_type="application/octet-stream")
+
+
+def test_a_member_that_is_no_number_is_null_and_its_neighbours_count(spark: SparkSession) -> None:
+    """Under a declaration, and of what a gateway does not call JSON."""
+    texts = [
+        b'{"boot":"b1","seq":2,"t":nan,"u":40}',
+        b'{"boot":"b1","seq":2,"u":40,"t":-Infinity}\0',
+        b'\xef\xbb\xbf {"boot":"b1","seq":"2","u":40}\r\n\0',
+        b'{"u":40.0e0,"name":"nan, \\"inf}","t":-nan(ind)}',
+    ]
+    humidity = Outcome({"humidity": Decimal(40)})
+    assert found_in(spark, [reading(text) for text in texts], DECLARED) == [humidity] * len(texts)
+
+    others = [b'{"t":nan}', b'{"t":+1}', b"\x01\x07{", b"\xff{", b'[{"n":"u","v":40},{"n":"t","v":nan}]']
+    found = found_in(spark, [reading(text, BYTES) for text in (*texts, *others)])
+    undecodable = Outcome(None, None, "undecodable")
+    whole = Outcome({"u": Decimal(40)})
+    assert found == [*[whole] * len(texts), *[undecodable] * (len(others) - 1), whole]
 
 
 @pytest.mark.campaign(seconds=15)
