@@ -60,6 +60,12 @@ _TOKENS: Final = {
     )
     for separator in "=:"
 }
+_STRING_OR_NO_NUMBER: Final = re.compile(
+    r'"(?:[^"\\]|\\.)*+"?+|'
+    r'([-+]?(?i:nan(?:\([^()"]{0,32}\))?|inf(?:inity)?|ovf|1\.#[a-z]{2,5}[0-9]{0,8})(?=[ \t,\]}]))',
+    re.DOTALL,
+)
+"""A string of JSON; or a word that languages print for a float that is no number: `nan`, `-inf`, Arduino's `ovf`."""
 _EDGES: Final = " \t\xa0,;|"
 _TAG_BLOCK: Final = re.compile(rb"\\[^\\]*\\(?=[$!])")
 _SENTENCE_START: Final = re.compile(rb"[$!](?=[^\s,*$!])")
@@ -292,11 +298,13 @@ def _csv_values(text: str, delimiter: str) -> list[str]:
 
 
 def _read_json(line: bytes) -> bytes:
-    """One JSON object (RFC 8259), byte for byte."""
+    """One JSON object (RFC 8259), byte for byte. A float that is no number costs nothing beside other values."""
     try:
         # As text, or the library would guess at UTF-16 and UTF-32. Numbers are not converted, for they may be long.
+        text = line.decode()
+        plain = _STRING_OR_NO_NUMBER.sub(lambda found: "null" if found[1] else found[0], text)
         members = json.loads(
-            line.decode(),
+            plain,
             object_pairs_hook=_distinct,
             parse_int=str,
             parse_float=str,
@@ -308,6 +316,9 @@ def _read_json(line: bytes) -> bytes:
         raise LineError("not-json") from error
     if not isinstance(members, dict):
         raise LineError("json-not-object")
+    if plain != text and not any(value is not None for value in members.values()):
+        # Nothing is left.
+        raise LineError("not-json")
     return line
 
 

@@ -201,6 +201,9 @@ def test_degree_signs_of_all_codes_are_a_unit(degree: bytes) -> None:
         (PAIRS, b"\xfe\xfc=\xe9", "not-text"),
         (JSON_LINES, '{"t":21.5', "not-json"),
         (JSON_LINES, '{"t":NaN}', "not-json"),
+        (JSON_LINES, '{"t":nan,"h":-inf}', "not-json"),
+        (JSON_LINES, '{"t":nana,"h":1}', "not-json"),
+        (JSON_LINES, '{"t":1,"h":nan', "not-json"),
         (JSON_LINES, '{"t":1} {"t":2}', "not-json"),
         (JSON_LINES, b'{"t":"\xb0C"}', "not-json"),
         (JSON_LINES, "[" * 60_000, "not-json"),
@@ -314,6 +317,12 @@ def test_a_table_s_heading_is_no_reading() -> None:
 def test_json_lines_are_passed_byte_for_byte() -> None:
     line = ' {"t": 21.50, "n": {"a": [1, null]}, "big": 1' + "0" * 5000 + ', "e": "\\u00e9é"} '
     assert read(JSON_LINES, line) == line
+
+
+@pytest.mark.parametrize("word", ["nan", "NaN", "-inf", "Infinity", "-nan(ind)", "1.#QNAN", "ovf"])
+def test_a_float_that_is_no_number_costs_no_json_line(word: str) -> None:
+    for line in (f'{{"t":21.5,"h":{word}}}', f'{{"h": {word} ,"x":[{word}],"name":"{word}"}}'):
+        assert read(JSON_LINES, line) == line
 
 
 @pytest.mark.parametrize(
