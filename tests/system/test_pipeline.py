@@ -84,6 +84,40 @@ async def test_a_reading_from_mqtt_to_kafka(kafka: Broker, tmp_path: Path) -> No
     assert record.timestamp_type == 1, "the topic was created with LogAppendTime"
 
 
+async def test_a_reading_whose_sensor_fails_is_the_same_reading_when_it_is_sent_again(
+    kafka: Broker, tmp_path: Path
+) -> None:
+    """Promise P3, as sensors write JSON: with nan, with an infinity, with a text for a number."""
+    payloads = [
+        '{"boot":"b1","seq":1,"celsius":21.5}',
+        '{"boot":"b1","seq":2,"celsius":nan}',
+        '{"boot":"b1","seq":"3","celsius":21.5}',
+        ' {"celsius":-Infinity,"boot":"b1","seq":4}',
+    ]
+    port = free_port()
+    config = write_config(tmp_path, kafka.bootstrap, port, "failing")
+    with daemon(config, port):
+        for payload in payloads:
+            for _ in range(2):
+                publish(port, "device/42/thermo", payload)
+        publish(port, "device/43/thermo", '{"celsius":nan}')
+        records = await consume_until(kafka.bootstrap, 5, "failing-thermo")
+        await drained(config)
+        told = subprocess.run(  # noqa: ASYNC221 - the daemon runs beside
+            [SLUICE, "status", "--config", config], capture_output=True, text=True, check=False, timeout=patience(30)
+        )
+    of_42 = [record for record in records if record.key == b"42"]
+    assert [(header(record, "ce_devicesequence"), record.value.decode()) for record in of_42] == [
+        (str(number), payload) for number, payload in enumerate(payloads, 1)
+    ], "once each, in order, byte for byte"
+    kinds = [header(record, "content-type") for record in of_42]
+    assert kinds == ["application/json", "application/octet-stream"] * 2
+    lines = " ".join(told.stdout.split())
+    assert "43: no `boot` and no `seq` (1 reading)" in lines, told
+    assert "payloads 5 readings since the start came without the JSON" in lines
+    assert "42: `-Infinity` at byte 13 (4 readings)" in lines or "42: `nan` at byte 32 (4 readings)" in lines
+
+
 async def test_readings_are_acknowledged_without_kafka_and_follow_when_it_is_there(
     kafka: Broker, tmp_path: Path
 ) -> None:
