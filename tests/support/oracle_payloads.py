@@ -86,7 +86,7 @@ def outcome(event: Event, streams: Streams) -> Outcome:
         return of_type(event, codec)
     try:
         text = utf8(event.record.value)
-        members = json_object(text) if stream.codec == "json" else bare_number(text)
+        members = reading_object(text) if stream.codec == "json" else bare_number(text)
     except UnreadableError:
         return Outcome(None, kind="undecodable")
     undeclared = unknown(members, stream) if stream.codec == "json" else None
@@ -164,7 +164,7 @@ def json_metrics(text: str) -> dict[str, Decimal]:
     """Return the numeric members of a JSON object, but for the identity."""
     numbers = {
         name: number
-        for name, number in json_object(text).items()
+        for name, number in reading_object(text).items()
         if isinstance(number, NumberText) and name not in IDENTITY
     }
     if not 0 < len(numbers) <= METRICS_MAX:
@@ -172,11 +172,16 @@ def json_metrics(text: str) -> dict[str, Decimal]:
     return {name: quantised(number) for name, number in numbers.items()}
 
 
+def reading_object(text: str) -> dict[str, object]:
+    """The same of a reading, in which a float that is no number stands for null."""
+    return json_object(NO_NUMBER.sub(lambda found: found[1] or "null", text.strip(AROUND)))
+
+
 def json_object(text: str) -> dict[str, object]:
     """Return the members of a JSON object that holds no name twice, its numbers as they were written."""
     try:
         members = json.loads(
-            NO_NUMBER.sub(lambda found: found[1] or "null", text.strip(AROUND)),
+            text.strip(AROUND),
             parse_int=NumberText,
             parse_float=NumberText,
             parse_constant=refuse,

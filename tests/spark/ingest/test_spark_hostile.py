@@ -50,12 +50,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted"), pytest.
 # -- what is rightly taken ----------------------------------------------------------------------
 
 SOME_TEXT = "(an empty text|NUL|the year (0|1, east|9999|9999, west)|a time without zone)"
-NO_NUMBER = f"(null|true|a list|an object|half a surrogate|{SOME_TEXT})"
+NO_NUMBER = f"(null|true|NaN|Infinity|a list|an object|half a surrogate|{SOME_TEXT})"
 SOME_HEADER = r"(empty|NUL|5,000 digits|-?2\^\d+( - 1)?|1e300|NaN|deep|slashes|the year (0|1|9999))"
 RIGHTLY_TAKEN = (
     # Numbers; and payloads with a good number beside what is none.
     "value: (JSON|number|SenML), (t: |v: |bt: |bv: |vb: )?less than nothing",
-    f"value: JSON, unknown: (less than nothing|a long text|null|true|a list|an object|{SOME_TEXT})",
+    f"value: JSON, unknown: (less than nothing|a long text|null|NaN|Infinity|true|a list|an object|{SOME_TEXT})",
     f"value: SenML, (v|bv|vb): {NO_NUMBER}",
     r"value: SenML, vb: (a fraction of 5,000 digits|-?2\^\d+( - 1)?|1e.*)",
     f"value: SenML, (n: (?!an empty text)|bn: ){SOME_TEXT}",
