@@ -81,6 +81,11 @@ async def run(settings: Settings, config: Path | None = None) -> None:
             tasks.create_task(buffer.watch(), name="buffer")
             # An ingress is imported where it is configured: a gateway without serial lines never loads pyserial.
             listener = _mqtt_listener(settings, front_door, dates)
+            commands: dict[str, control.Handler] = {"devices-changed": listener.devices_changed} if listener else {}
+            complete = asyncio.Event()
+            tasks.create_task(
+                control.serve(control.socket_path(settings.buffer.path), commands, complete), name="control"
+            )
             if listener:
                 tasks.create_task(listener.run(), name="mqtt-listener")
                 await listener.listening.wait()
@@ -110,10 +115,8 @@ async def run(settings: Settings, config: Path | None = None) -> None:
                 mqtt_brokers=(lambda: {broker.name: broker.state() for broker in brokers}) if brokers else None,
                 serial=serial.state if serial else None,
             )
-            commands = control.handlers(front_door, buffer, parts)
-            if listener:
-                commands["devices-changed"] = listener.devices_changed
-            tasks.create_task(control.serve(control.socket_path(settings.buffer.path), commands), name="control")
+            commands |= control.handlers(front_door, buffer, parts)
+            complete.set()
             if settings.status_page is not None:
                 page = partial(_status_page, settings, config, front_door, buffer, parts)
                 tasks.create_task(_keep_up(page), name="status-page")

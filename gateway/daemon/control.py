@@ -186,8 +186,10 @@ def _converted(arguments: dict[str, Any], kind: type[T]) -> T:
         raise RequestRefusedError(f"the request cannot be taken: {error}") from error
 
 
-async def serve(path: Path, commands: Mapping[str, Handler]) -> None:
+async def serve(path: Path, commands: Mapping[str, Handler], complete: asyncio.Event | None = None) -> None:
     """Answer requests at `path` until cancelled; then the socket is gone. For the pipeline's TaskGroup.
+
+    Who asks before `commands` are `complete` waits until they are.
 
     The caller holds the buffer's lock: a socket that is there already is a dead daemon's, and replaced. Where it
     cannot be made the gateway goes on without it, says so once, and tries again now and then (promise P9).
@@ -207,6 +209,8 @@ async def serve(path: Path, commands: Mapping[str, Handler]) -> None:
             await asyncio.sleep(REOPEN_INTERVAL_S)
             continue
         with _named(listener, path):
+            if complete is not None:
+                await complete.wait()
             await _accept(listener, commands)
 
 

@@ -159,6 +159,19 @@ async def test_the_socket_of_a_killed_daemon_is_replaced(tmp_path: Path) -> None
         assert await ask(path, "echo") == {}
 
 
+async def test_who_asks_before_the_commands_are_complete_is_answered_then(tmp_path: Path) -> None:
+    path, commands, complete = tmp_path / "control", dict[str, Handler](), asyncio.Event()
+    task = asyncio.create_task(serve(path, commands, complete))
+    await until(path.exists)
+    asked = asyncio.create_task(asyncio.to_thread(call, path, "echo", word="early"))
+    await asyncio.sleep(0.05)
+    commands.update(HANDLERS)
+    complete.set()
+    assert await asked == {"word": "early"}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_another_file_of_that_name_is_left_alone_until_it_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
