@@ -265,6 +265,11 @@ class ModbusRegister(Struct, frozen=True, forbid_unknown_fields=True):
     """What the register's number is multiplied by: 0.1 where it counts tenths."""
     offset: float = 0.0
     """What is added after that."""
+    null_if: Annotated[
+        tuple[int, ...], Meta(description="a list of whole numbers, without quotes, such as [65535] or [0x8000]")
+    ] = ()
+    """Numbers by which a unit says that it has no value: they become `null`. Each is compared with the register's own
+    number, before `scale` and `offset`. Of signed types -32768 and 0x8000 are one number."""
 
 
 class ModbusUnit(Struct, frozen=True, forbid_unknown_fields=True):

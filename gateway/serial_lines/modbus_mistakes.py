@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.serial_lines.modbus_registers import requests, width
+from gateway.serial_lines.modbus_registers import bounds, requests, width
 from gateway.settings import ModbusRegister, ModbusUnit, SerialModbusSettings
 from gateway.toml_files.mistakes import Place, show, spell
 
@@ -43,6 +43,8 @@ Serial Line V1.02, section 2.5.1.1)."""
 _SILENCE_CHARACTERS = 3.5
 _ADDRESS_MAX = 65_535
 _BIT_TABLES = frozenset({"coil", "discrete"})
+_OF_NUMBERS: Final = {"scale": 1, "offset": 0, "null_if": ()}
+"""Settings that a bit has not, with their defaults."""
 
 
 def mistakes(line: SerialModbusSettings, section: Place) -> Iterator[tuple[Place, str]]:
@@ -84,11 +86,32 @@ def _register_mistakes(register: ModbusRegister, place: Place) -> Iterator[tuple
         yield (*place, "address"), f"{told} {_ADDRESS_MAX}; write a smaller address"
     if (register.type == "bit") != (register.table in _BIT_TABLES):
         yield (*place, "type"), _bit_words(register)
-    elif register.type == "bit" and (register.scale != 1 or register.offset != 0):
-        setting = "scale" if register.scale != 1 else "offset"
-        yield (*place, setting), "is for numbers, and this is a bit, which is 0 or 1; remove it"
+    elif register.type == "bit":
+        for setting, default in _OF_NUMBERS.items():
+            if getattr(register, setting) != default:
+                yield (*place, setting), "is for numbers, and this is a bit, which is 0 or 1; remove it"
+    else:
+        yield from _null_mistakes(register, (*place, "null_if"))
     if not math.isfinite(register.offset):
         yield (*place, "offset"), f"{register.offset} is no number that can be added; write one, or leave it out"
+
+
+def _null_mistakes(register: ModbusRegister, place: Place) -> Iterator[tuple[Place, str]]:
+    """Values of `null_if` that the register's type cannot have."""
+    held = bounds(register)
+    if held is None and register.null_if:
+        told = f"is for whole numbers, and this is {show(register.type)}, whose NaN and infinities are null anyway"
+        yield place, f"{told}; remove it, or correct type"
+        return
+    least, most = held or (0, 0)
+    range_words = f"{least} to {most}" if not least else f"{least} to {most // 2}, or by its bits 0 to {most}"
+    for value in register.null_if:
+        if least <= value <= most:
+            continue
+        instead = "write one of these, or correct type"
+        if value < 0 and not least and value >= -(most + 1) // 2:
+            instead = f'write {most + 1 + value}, which are its bits, or type = "s{register.type[1:]}"'
+        yield place, f"{show(value)} is no number of {show(register.type)}, which has {range_words}; {instead}"
 
 
 def _bit_words(register: ModbusRegister) -> str:

@@ -24,6 +24,7 @@ FUNCTIONS = {"coil": 1, "discrete": 2, "holding": 3, "input": 4}
 _SIGNIFICANT_DIGITS = 50
 """The longest whole number has 20 digits, a scale and an offset have 17 each."""
 _PLAIN_DIGITS_MAX = 30
+_REGISTER_BITS = 16
 _FORMATS = {"u16": ">H", "s16": ">h", "u32": ">I", "s32": ">i", "u64": ">Q", "s64": ">q", "f32": ">f", "f64": ">d"}
 _EXACT = decimal.Context(prec=_SIGNIFICANT_DIGITS)
 
@@ -93,13 +94,24 @@ def width(register: ModbusRegister) -> int:
     return 1 if register.type == "bit" else struct.calcsize(_FORMATS[register.type]) // 2
 
 
+def bounds(register: ModbusRegister) -> tuple[int, int] | None:
+    """The least and the greatest number that `null_if` may name; None where the type holds no whole numbers.
+
+    A signed number may also be named by its bits: 0x8000 is -32768 of `s16`.
+    """
+    if register.type[0] not in "us":
+        return None
+    bits = _REGISTER_BITS * width(register)
+    return (-1 << bits - 1 if register.type[0] == "s" else 0), (1 << bits) - 1
+
+
 def decode(request: Request, data: bytes) -> dict[str, str]:
     """The values of an answer's data, by name, as they stand in JSON.
 
     `data` is what follows the byte count, `request.data_bytes` long. A value is the register's number times its scale
     plus its offset, in decimal: exact for whole numbers, and to 50 digits for the others. A float is read as the
-    shortest number that it stands for (0.1, not 0.10000000149011612); NaN, by which units say that they have no value,
-    and the infinities are `null`.
+    shortest number that it stands for (0.1, not 0.10000000149011612). By NaN, the infinities and the numbers of
+    `null_if` units say that they have no value: these are `null`.
     """
     return {
         value.name: _bit(request, value, data) if value.type == "bit" else _number(request, value, data)
@@ -146,6 +158,8 @@ def _number(request: Request, value: ModbusRegister, data: bytes) -> str:
         if not math.isfinite(number):
             return "null"
         number = _shortest(raw) if value.type == "f32" else repr(number)
+    elif number in value.null_if or int.from_bytes(raw) in value.null_if:
+        return "null"
     result = _EXACT.multiply(Decimal(number), _as_written(value.scale))
     if value.offset:
         result = _EXACT.add(result, _as_written(value.offset))

@@ -853,6 +853,24 @@ def test_sections_of_serial_lines() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "null_if"),
+    [
+        ("u16", "[65535]"),
+        ("s16", "[0x8000, -32768, 0xFFFF]"),
+        ("u32", "[0xFFFFFFFF, 0x80000000]"),
+        ("s32", "[0x80000000, -2147483648]"),
+        ("u64", "[0xFFFFFFFFFFFFFFFF]"),
+        ("s64", "[0x8000000000000000, -9223372036854775808]"),
+        ("f32", "[]"),
+    ],
+)
+def test_numbers_that_stand_for_no_value_may_be_written_signed_or_by_their_bits(kind: str, null_if: str) -> None:
+    serial = parse(SERIAL.replace('type = "f32"', f'type = "{kind}"\nnull_if = {null_if}'), PATH).serial
+    assert serial is not None
+    assert list(serial.modbus[0].units[0].registers[0].null_if) == tomllib.loads(f"a = {null_if}")["a"]
+
+
 def test_routes_know_whose_the_topics_of_serial_lines_are() -> None:
     text = SERIAL.replace("[serial]\n", '[serial]\ntopic = "farm.1/{stream}/{device}"\n')
     routes = route_table(parse(text, PATH))
@@ -925,6 +943,35 @@ def test_routes_know_whose_the_topics_of_serial_lines_are() -> None:
         ('table = "coil"', 'table = "input"', 33, 'is "bit", and table "input" holds numbers'),
         ('type = "bit"', 'type = "bit"\nscale = 0.1', 34, "is for numbers, and this is a bit"),
         ('type = "bit"', 'type = "bit"\noffset = 1', 34, "is for numbers, and this is a bit"),
+        ('type = "bit"', 'type = "bit"\nnull_if = [0]', 34, "null_if: is for numbers, and this is a bit"),
+        (
+            'type = "f32"',
+            'type = "f32"\nnull_if = [0xFFFFFFFF]',
+            29,
+            'null_if: is for whole numbers, and this is "f32", whose NaN and infinities are null anyway; remove it',
+        ),
+        ('type = "f32"', 'type = "u16"\nnull_if = 65535', 29, "65535 will not do; write a list of whole numbers"),
+        ('type = "f32"', 'type = "u16"\nnull_if = ["0x8000"]', 29, "without quotes, such as [65535] or [0x8000]"),
+        (
+            'type = "f32"',
+            'type = "u16"\nnull_if = [0xFFFF, 65536]',
+            29,
+            '65536 is no number of "u16", which has 0 to 65535; write one of these, or correct type',
+        ),
+        (
+            'type = "f32"',
+            'type = "u16"\nnull_if = [-32768]',
+            29,
+            '-32768 is no number of "u16", which has 0 to 65535; write 32768, which are its bits, or type = "s16"',
+        ),
+        ('type = "f32"', 'type = "u32"\nnull_if = [-1]', 29, 'write 4294967295, which are its bits, or type = "s32"'),
+        (
+            'type = "f32"',
+            'type = "s16"\nnull_if = [0x80000000]',
+            29,
+            '2147483648 is no number of "s16", which has -32768 to 32767, or by its bits 0 to 65535; write one of these',
+        ),
+        ('type = "f32"', 'type = "s64"\nnull_if = [0x10000000000000000]', 29, "a number of this size is no number of"),
         ('type = "f32"', 'type = "f32"\noffset = nan', 29, "nan is no number that can be added"),
         ('name = "open"', 'name = "volts"', 30, '"volts" is another register of this unit too'),
         ('name = "open"', 'name = ""', 30, "is empty; write what the register holds"),

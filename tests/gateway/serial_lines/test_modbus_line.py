@@ -304,6 +304,20 @@ async def test_an_energy_meter_and_a_thermometer_on_one_line(bench: Bench) -> No
     assert line.closed
 
 
+async def test_an_inverter_that_sleeps_has_no_values(bench: Bench) -> None:
+    values = (
+        ModbusRegister("watts", 0, type="u16", null_if=(0xFFFF,)),
+        ModbusRegister("celsius", 1, type="s16", scale=0.1, null_if=(0x8000,)),
+        ModbusRegister("kwh", 2, type="u32", word_order="low-first", scale=0.01, null_if=(0xFFFFFFFF,)),
+        ModbusRegister("amps", 4, type="s32", null_if=(-(2**31),)),
+        ModbusRegister("code", 6),
+    )
+    asleep = block(0, 0xFFFF, 0x8000, 0xFFFF, 0xFFFF, 0x8000, 0, 0xFFFF)
+    async with server(bench, holding(1, asleep)), bench.polling(unit(1, "inverter", *values)):
+        (said,) = await bench.intake.next_of("inverter")
+    assert said == {"watts": None, "celsius": None, "kwh": None, "amps": None, "code": 65_535}
+
+
 async def test_every_type_in_both_word_orders(bench: Bench) -> None:
     numbers: dict[str, float] = {
         "u16": 65_000,

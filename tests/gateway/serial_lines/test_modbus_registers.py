@@ -16,6 +16,7 @@ from gateway.serial_lines.modbus_registers import (
     FUNCTIONS,
     REGISTERS_MAX,
     Request,
+    bounds,
     decode,
     fence,
     halves,
@@ -198,6 +199,48 @@ def test_scale_and_offset_are_exact(kind: str, data: st.DataObject, scale: Decim
     (number,) = struct.unpack(WHOLE[kind], raw)
     text = decoded(register(0, type=kind, scale=float(scale), offset=float(offset)), raw)
     assert Fraction(Decimal(text)) == number * Fraction(scale) + Fraction(offset)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent", "null_if"),
+    [
+        ("u16", "ffff", 65_535),
+        ("s16", "8000", 0x8000),
+        ("s16", "8000", -32_768),
+        ("s16", "7fff", 0x7FFF),
+        ("s16", "ffff", 0xFFFF),
+        ("u32", "ffffffff", 0xFFFFFFFF),
+        ("u32", "80000000", 0x80000000),
+        ("s32", "80000000", 0x80000000),
+        ("s32", "80000000", -(2**31)),
+        ("u64", "ffffffffffffffff", 2**64 - 1),
+        ("s64", "8000000000000000", 2**63),
+        ("s64", "8000000000000000", -(2**63)),
+    ],
+)
+def test_a_number_that_stands_for_no_value_is_null_whatever_its_scale(kind: str, sent: str, null_if: int) -> None:
+    for word_order in WORD_ORDERS:
+        value = register(0, type=kind, word_order=word_order, scale=0.1, offset=-40.0, null_if=(7, null_if))
+        assert decoded(value, words(bytes.fromhex(sent), word_order)) == "null"
+        near = (int(sent, 16) ^ 1).to_bytes(len(sent) // 2)
+        assert decoded(value, words(near, word_order)) != "null"
+    plain = register(0, type=kind, scale=0.1, offset=-40.0)
+    assert decoded(plain, bytes.fromhex(sent)) != "null", "nothing is null unasked"
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+@given(data=st.data())
+def test_only_the_numbers_of_null_if_are_null(kind: str, data: st.DataObject) -> None:
+    size = struct.calcsize(WHOLE[kind])
+    drawn = st.binary(min_size=size, max_size=size)
+    none, raw = data.draw(drawn), data.draw(drawn)
+    (signed,) = struct.unpack(WHOLE[kind], none)
+    for spelled in (signed, int.from_bytes(none)):
+        value = register(0, type=kind, null_if=(spelled,))
+        least, most = bounds(value) or (1, 0)
+        assert least <= spelled <= most
+        assert decoded(value, none) == "null"
+        assert (decoded(value, raw) == "null") == (raw == none)
 
 
 @pytest.mark.parametrize(
