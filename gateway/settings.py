@@ -259,8 +259,15 @@ class ModbusRegister(Struct, frozen=True, forbid_unknown_fields=True):
     table: Literal["holding", "input", "coil", "discrete"] = "holding"
     type: Literal["u16", "s16", "u32", "s32", "u64", "s64", "f32", "f64", "bit"] = "u16"
     """`bit` with `coil` and `discrete` only. Above 16 bits: several registers, the first one at `address`."""
-    word_order: Literal["high-first", "low-first"] = "high-first"
-    """Which of several registers holds the most significant part."""
+    word_order: Annotated[
+        Literal["ABCD", "CDAB", "BADC", "DCBA", "high-first", "low-first"],
+        Meta(
+            description='one of "ABCD" (as the standard has it), "CDAB" (registers swapped), "BADC" (the two bytes '
+            'of each register swapped), "DCBA" (all bytes reversed)'
+        ),
+    ] = "ABCD"
+    """The order in which a number's bytes come. A is the most significant of four. `BADC` and `DCBA` swap the bytes of a
+    16-bit number, too. `high-first` and `low-first` are older names of `ABCD` and `CDAB`."""
     scale: Annotated[float, Meta(gt=0, le=1e12, description="a number, above 0 and at most 1e12")] = 1.0
     """What the register's number is multiplied by: 0.1 where it counts tenths."""
     offset: float = 0.0

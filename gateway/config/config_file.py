@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import fields
 
 from gateway.config.payload_mistakes import payload_mistakes
-from gateway.config.serial_mistakes import SERIAL_EXAMPLES, serial_elsewhere, serial_mistakes
+from gateway.config.serial_mistakes import SERIAL_EXAMPLES, serial_elsewhere, serial_instead, serial_mistakes
 from gateway.intake.routes import RouteError, RouteTable, compile_route, compile_routes
 from gateway.listener.access import CommandTopics
 from gateway.mqtt import topic_filters
@@ -294,6 +294,8 @@ def _instead(hint: object, value: object, place: Place) -> str:
     item = struct_of(kinds[0]) if get_origin(hint) is tuple else None
     if item is not None:
         return _array_words(item, value, place)
+    if place[0] == "serial" and (words := serial_instead(place, value)):
+        return words
     if isinstance(value, str) and not _may_be_secret(place):
         if get_origin(hint) is tuple and kinds[0] is str and "@" not in value:
             return f"it in brackets: {show([part.strip() for part in value.split(',')])}"

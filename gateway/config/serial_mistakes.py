@@ -51,6 +51,12 @@ def serial_elsewhere(place: Place, key: str) -> str:
     return next((kind.elsewhere.get(key, "") for kind in KINDS if place[1:2] == (kind.name,)), "")
 
 
+def serial_instead(place: Place, value: object) -> str:
+    """What to write for a value that other programs have there; empty where that is unknown."""
+    found = (kind.instead[str(place[-1])] for kind in KINDS if place[1:2] == (kind.name,) and place[-1] in kind.instead)
+    return next((words(value) for words in found), "")
+
+
 def _port_mistakes(serial: SerialSettings) -> Iterator[tuple[Place, str]]:
     """A line of its own for each sensor that does not speak our frames, or for each RS-485 line."""
     first: dict[str, Place] = {}

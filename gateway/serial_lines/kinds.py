@@ -74,6 +74,8 @@ class Kind(Generic[S]):
     """By a setting that is missing, seen from the section: what to write. `port` is the same for all kinds."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """By a setting that stands in the wrong section of this kind: where it belongs."""
+    instead: Mapping[str, Callable[[object], str]] = field(default_factory=dict)
+    """By a setting: what to write for a value that other programs have there; empty where that is unknown."""
     remarks: Judge[S] = lambda _settings, _place: ()
     """What is likely not meant: `sluice check` tells it."""
     same_port: str = "write another"
@@ -139,6 +141,7 @@ MODBUS: Final[Kind[SerialModbusSettings]] = Kind(
     mistakes=modbus_mistakes.mistakes,
     examples=modbus_mistakes.EXAMPLES,
     elsewhere=modbus_mistakes.ELSEWHERE,
+    instead=modbus_mistakes.INSTEAD,
     remarks=modbus_mistakes.remarks,
     same_port="write all units of the line into one section",
 )

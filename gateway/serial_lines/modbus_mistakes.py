@@ -1,6 +1,7 @@
 """Mistakes in `[[serial.modbus]]`: settings that are right one by one, and wrong together, or likely wrong."""
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -19,6 +20,44 @@ EXAMPLES: Final[dict[tuple[str, ...], str]] = {
     "40001 or 30001 in a manual is 0",
 }
 """By the setting that is missing: what to write."""
+_ORDERS: Final = {
+    "ABCD": "as the standard has it",
+    "CDAB": "registers swapped",
+    "BADC": "the two bytes of each register swapped",
+    "DCBA": "all bytes reversed",
+}
+_ORDER_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    name: tuple(orders.split())
+    for orders, names in (
+        ("ABCD", "abcd ab abcdefgh 1234 0123 big be high msw msb network none highlow"),
+        ("CDAB", "cdab ghefcdab 3412 2301 midlittle middlelittle word words wordswap swapword swapwords low lsw"),
+        ("CDAB", "lowhigh littlebyteswap littleword"),
+        ("BADC", "badc ba badcfehg 2143 1032 midbig middlebig byte bytes byteswap swapbyte swapbytes bigbyteswap"),
+        ("DCBA", "dcba hgfedcba 4321 3210 wordbyte byteword wordbyteswap bytewordswap"),
+        ("DCBA CDAB", "little le lsb"),
+        ("CDAB BADC", "mid middle mixed"),
+        ("CDAB BADC DCBA", "swap true reverse reversed inverse inverted"),
+    )
+    for name in names.split()
+}
+"""By a name that other programs and manuals have for an order of bytes, in plain letters: the orders that it may mean.
+
+Of "little", some mean all bytes (Modbus Poll), some the registers only (pymodbus' word order).
+"""
+_NOT_IN_ORDER_NAMES: Final = re.compile(r"[^a-z0-9]|endian|order|first|(?<=swap)ped")
+
+
+def _order_words(value: object) -> str:
+    """What to write for an order of bytes that other programs call so; empty where that is unknown."""
+    name = _NOT_IN_ORDER_NAMES.sub("", str(value).casefold())
+    told = [f"{show(order)} ({_ORDERS[order]})" for order in _ORDER_NAMES.get(name, ())]
+    if len(told) > 1:
+        return f"{', or '.join(told)}: this name is given to each of them, so try which makes sense"
+    return "".join(told)
+
+
+INSTEAD: Final = {"word_order": _order_words}
+"""By a setting: what to write for a value that other programs have there; empty where that is unknown."""
 ELSEWHERE: Final = {
     name: f"it belongs under [[{section}]]"
     for section, struct in (
@@ -29,8 +68,12 @@ ELSEWHERE: Final = {
     for name in struct.__struct_fields__
     # Most likely a slip of `unit`, not the section.
     if name != "units"
+} | {
+    name: "write word_order under [[serial.modbus.units.registers]]: "
+    + ", ".join(f"{show(order)} ({words})" for order, words in _ORDERS.items())
+    for name in ("byte_order", "byteorder", "endian", "endianness", "swap", "word_swap", "byte_swap")
 }
-"""By a setting that stands under another of these sections: where it belongs."""
+"""By a setting that stands under another of these sections, or has another program's name: what to write, and where."""
 ANSWER_S: Final = 0.01
 """What a Modbus unit may take to begin its answer; many take less, some ten times as much."""
 _MANUALS_FIRST = {"holding": 40_001, "input": 30_001, "discrete": 10_001}
@@ -43,8 +86,8 @@ Serial Line V1.02, section 2.5.1.1)."""
 _SILENCE_CHARACTERS = 3.5
 _ADDRESS_MAX = 65_535
 _BIT_TABLES = frozenset({"coil", "discrete"})
-_OF_NUMBERS: Final = {"scale": 1, "offset": 0, "null_if": ()}
-"""Settings that a bit has not, with their defaults."""
+_OF_NUMBERS: Final = {"scale": (1,), "offset": (0,), "null_if": ((),), "word_order": ("ABCD", "high-first")}
+"""Settings that a bit has not, with the values that change nothing."""
 
 
 def mistakes(line: SerialModbusSettings, section: Place) -> Iterator[tuple[Place, str]]:
@@ -87,8 +130,8 @@ def _register_mistakes(register: ModbusRegister, place: Place) -> Iterator[tuple
     if (register.type == "bit") != (register.table in _BIT_TABLES):
         yield (*place, "type"), _bit_words(register)
     elif register.type == "bit":
-        for setting, default in _OF_NUMBERS.items():
-            if getattr(register, setting) != default:
+        for setting, idle in _OF_NUMBERS.items():
+            if getattr(register, setting) not in idle:
                 yield (*place, setting), "is for numbers, and this is a bit, which is 0 or 1; remove it"
     else:
         yield from _null_mistakes(register, (*place, "null_if"))

@@ -26,6 +26,9 @@ _SIGNIFICANT_DIGITS = 50
 _PLAIN_DIGITS_MAX = 30
 _REGISTER_BITS = 16
 _FORMATS = {"u16": ">H", "s16": ">h", "u32": ">I", "s32": ">i", "u64": ">Q", "s64": ">q", "f32": ">f", "f64": ">d"}
+_REGISTERS_REVERSED = frozenset({"CDAB", "DCBA", "low-first"})
+_BYTES_SWAPPED = frozenset({"BADC", "DCBA"})
+"""Values of `word_order`."""
 _EXACT = decimal.Context(prec=_SIGNIFICANT_DIGITS)
 
 
@@ -150,9 +153,13 @@ def _bit(request: Request, value: ModbusRegister, data: bytes) -> str:
 def _number(request: Request, value: ModbusRegister, data: bytes) -> str:
     start = 2 * (value.address - request.address)
     raw = data[start : start + 2 * width(value)]
-    if value.word_order == "low-first":
-        # Within a register the high byte comes first, whatever the order of the registers (section 4.2).
-        raw = b"".join(raw[at : at + 2] for at in range(len(raw) - 2, -1, -2))
+    # The high byte of a register comes first (section 4.2). Not all units keep to that.
+    pairs = [raw[at : at + 2] for at in range(0, len(raw), 2)]
+    if value.word_order in _REGISTERS_REVERSED:
+        pairs.reverse()
+    if value.word_order in _BYTES_SWAPPED:
+        pairs = [pair[::-1] for pair in pairs]
+    raw = b"".join(pairs)
     (number,) = struct.unpack(_FORMATS[value.type], raw)
     if isinstance(number, float):
         if not math.isfinite(number):

@@ -1,5 +1,6 @@
 """Every mistake in gateway.toml gets its line, and what to write instead."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -854,6 +855,35 @@ def test_sections_of_serial_lines() -> None:
 
 
 @pytest.mark.parametrize(
+    ("names", "orders"),
+    [
+        ("abcd,AB CD,ab-cd,Abcdefgh,big,big-endian,Big Endian,BE,high_first,MSW first,1234", ["ABCD"]),
+        ("cdab,CD AB,word swap,word-swapped,word_swap,swapped words,swap_words,mid-little,Mid-Little Endian", ["CDAB"]),
+        ("low first,LSW,little-endian byte swap,3412,GHEFCDAB", ["CDAB"]),
+        ("badc,BA DC,BA,byte swap,byte-swapped,swap_bytes,mid-big,big-endian byte swap,BADCFEHG", ["BADC"]),
+        ("dcba,DC BA,4321,word_byte,HGFEDCBA", ["DCBA"]),
+        ("little,little-endian,LE,Little Endian", ["DCBA", "CDAB"]),
+        ("swapped,swap,reversed", ["CDAB", "BADC", "DCBA"]),
+        ("middle-endian,mixed", ["CDAB", "BADC"]),
+        ("ACBD,PDP,", ["ABCD", "CDAB", "BADC", "DCBA"]),
+    ],
+)
+def test_other_names_of_an_order_of_bytes_are_told_by_ours(names: str, orders: list[str]) -> None:
+    for name in names.split(","):
+        ((line, message),) = mistakes(SERIAL.replace('type = "f32"', f'type = "f32"\nword_order = "{name}"'))
+        assert line == 29
+        assert "will not do; write " in message
+        assert re.findall(r'"([A-D]{4})" \(', message) == orders, message
+
+
+@pytest.mark.parametrize("order", ["ABCD", "CDAB", "BADC", "DCBA", "high-first", "low-first"])
+def test_orders_of_bytes(order: str) -> None:
+    serial = parse(SERIAL.replace('type = "f32"', f'type = "f32"\nword_order = "{order}"'), PATH).serial
+    assert serial is not None
+    assert serial.modbus[0].units[0].registers[0].word_order == order
+
+
+@pytest.mark.parametrize(
     ("kind", "null_if"),
     [
         ("u16", "[65535]"),
@@ -943,6 +973,20 @@ def test_routes_know_whose_the_topics_of_serial_lines_are() -> None:
         ('table = "coil"', 'table = "input"', 33, 'is "bit", and table "input" holds numbers'),
         ('type = "bit"', 'type = "bit"\nscale = 0.1', 34, "is for numbers, and this is a bit"),
         ('type = "bit"', 'type = "bit"\noffset = 1', 34, "is for numbers, and this is a bit"),
+        ('type = "f32"', 'type = "f32"\nword_order = "AB"', 29, '"AB" will not do; write "ABCD" (as the standard'),
+        (
+            'type = "f32"',
+            'type = "f32"\nbyte_order = "CDAB"',
+            29,
+            "no such setting; write word_order under [[serial.modb",
+        ),
+        (
+            'parity = "none"',
+            'endianness = "big"',
+            20,
+            "no such setting; write word_order under [[serial.modbus.units.reg",
+        ),
+        ('type = "bit"', 'type = "bit"\nword_order = "BADC"', 34, "word_order: is for numbers, and this is a bit"),
         ('type = "bit"', 'type = "bit"\nnull_if = [0]', 34, "null_if: is for numbers, and this is a bit"),
         (
             'type = "f32"',
@@ -969,7 +1013,7 @@ def test_routes_know_whose_the_topics_of_serial_lines_are() -> None:
             'type = "f32"',
             'type = "s16"\nnull_if = [0x80000000]',
             29,
-            '2147483648 is no number of "s16", which has -32768 to 32767, or by its bits 0 to 65535; write one of these',
+            '2147483648 is no number of "s16", which has -32768 to 32767, or by its bits 0 to 65535; write one',
         ),
         ('type = "f32"', 'type = "s64"\nnull_if = [0x10000000000000000]', 29, "a number of this size is no number of"),
         ('type = "f32"', 'type = "f32"\noffset = nan', 29, "nan is no number that can be added"),

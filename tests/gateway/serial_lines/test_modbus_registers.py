@@ -29,7 +29,7 @@ from gateway.settings import ModbusRegister
 WHOLE = {"u16": ">H", "s16": ">h", "u32": ">I", "s32": ">i", "u64": ">Q", "s64": ">q"}
 FLOATS = {"f32": ">f", "f64": ">d"}
 FORMATS = WHOLE | FLOATS
-WORD_ORDERS = ("high-first", "low-first")
+WORD_ORDERS = ("ABCD", "CDAB", "BADC", "DCBA", "high-first", "low-first")
 
 
 def register(address: int, name: str = "", **members: Any) -> ModbusRegister:
@@ -38,8 +38,12 @@ def register(address: int, name: str = "", **members: Any) -> ModbusRegister:
 
 def words(raw: bytes, word_order: str) -> bytes:
     """The registers of a number, as the line carries them."""
+    if word_order == "DCBA":
+        return raw[::-1]
     pairs = [raw[at : at + 2] for at in range(0, len(raw), 2)]
-    return b"".join(pairs if word_order == "high-first" else reversed(pairs))
+    if word_order == "BADC":
+        return b"".join(pair[::-1] for pair in pairs)
+    return b"".join(reversed(pairs) if word_order in {"CDAB", "low-first"} else pairs)
 
 
 def decoded(value: ModbusRegister, data: bytes) -> str:
@@ -159,6 +163,26 @@ def test_whole_numbers_are_those_that_struct_packs(kind: str, word_order: str, d
     (number,) = struct.unpack(WHOLE[kind], raw)
     value = register(9, type=kind, word_order=word_order)
     assert decoded(value, words(raw, word_order)) == str(number)
+
+
+@pytest.mark.parametrize(
+    ("kind", "word_order", "sent", "text"),
+    [
+        ("f32", "ABCD", "3f800000", "1"),
+        ("f32", "CDAB", "00003f80", "1"),
+        ("f32", "BADC", "803f0000", "1"),
+        ("f32", "DCBA", "0000803f", "1"),
+        ("u32", "BADC", "02010403", str(0x01020304)),
+        ("u64", "CDAB", "0708050603040102", str(0x0102030405060708)),
+        ("u64", "BADC", "0201040306050807", str(0x0102030405060708)),
+        ("u64", "DCBA", "0807060504030201", str(0x0102030405060708)),
+        ("u16", "CDAB", "0102", str(0x0102)),
+        ("u16", "BADC", "0201", str(0x0102)),
+        ("s16", "DCBA", "c7ff", "-57"),
+    ],
+)
+def test_an_example_of_each_order_of_bytes(kind: str, word_order: str, sent: str, text: str) -> None:
+    assert decoded(register(9, type=kind, word_order=word_order), bytes.fromhex(sent)) == text
 
 
 @pytest.mark.parametrize("word_order", WORD_ORDERS)
