@@ -266,7 +266,7 @@ class ModbusRegister(Struct, frozen=True, forbid_unknown_fields=True):
             'of each register swapped), "DCBA" (all bytes reversed)'
         ),
     ] = "ABCD"
-    """The order in which a number's bytes come. A is the most significant of four. `BADC` and `DCBA` swap the bytes of a
+    """The order of a number's bytes. A is the most significant of four. `BADC` and `DCBA` swap the bytes of a
     16-bit number, too. `high-first` and `low-first` are older names of `ABCD` and `CDAB`."""
     scale: Annotated[float, Meta(gt=0, le=1e12, description="a number, above 0 and at most 1e12")] = 1.0
     """What the register's number is multiplied by: 0.1 where it counts tenths."""

@@ -513,16 +513,16 @@ def _serial(serial: dict[str, Any]) -> Iterator[Alarm]:
             yield Alarm("warn", "Serial", f"One name stands on several ports: {_sentence(port['shared'])}")
         if port.get("trouble"):
             yield Alarm("warn", "Serial", f"{_name(name)}: {_sentence(port['trouble'])}")
-        mute = [device for device, unit in port.get("units", {}).items() if not unit["answers"] and unit["fault"]]
-        if mute:
-            does_not = "does not" if len(mute) == 1 else "do not"
-            named = ", ".join(map(_name, mute[:NAMED_MAX]))
+        units = port.get("units", {})
+        unread = [device for device, unit in units.items() if not unit["answers"] and unit["fault"]]
+        if unread:
+            named = ", ".join(map(_name, unread[:NAMED_MAX]))
             yield Alarm(
                 "warn",
                 "Serial",
-                f"{counted(len(mute), 'Modbus unit')} on {_name(name)} {does_not} answer: {named}.",
-                "",
-                "Check their power, the two wires, their address and baud.",
+                f"{counted(len(unread), 'Modbus unit')} on {_name(name)} cannot be read: {named}.",
+                _sentence(f"{_name(unread[0])} at the last: {units[unread[0]]['fault']}"),
+                "Where there is no answer, check their power, the two wires, their address and baud.",
             )
     yield from _absent_ports(serial)
 

@@ -15,7 +15,7 @@ import os
 import termios
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import structlog
 from pymodbus.framer import FramerRTU
@@ -24,6 +24,7 @@ from pymodbus.pdu.bit_message import ReadCoilsRequest, ReadDiscreteInputsRequest
 from pymodbus.pdu.register_message import ReadHoldingRegistersRequest, ReadInputRegistersRequest
 
 from gateway.reading import Intake, Reading
+from gateway.serial_lines.modbus_answers import ANSWER_BYTES, Answer, find_answer, other_words
 from gateway.serial_lines.modbus_registers import Request, decode, fence, halves, payload, requests
 from gateway.serial_lines.ports import PortLostError, close_port, open_port, read_port, why_closed
 from gateway.serial_lines.topic import topic_of
@@ -46,6 +47,8 @@ BUSY_PAUSE_S = 0.2
 _RECEIVED_BYTES_MAX = 1_024
 """What is kept of what came since a request: its echo, a late answer of another unit, noise, and the answer."""
 _READ_BYTES_MAX = 4_096
+_FAULTS_MAX = 16
+"""Different faults of a unit in one report."""
 _NOT_IN_TIME = frozenset((5, 6))
 _WRONG_REGISTER = frozenset((2, 3))
 _DEVICE_FAILURE = 4
@@ -72,14 +75,6 @@ _REQUESTS: dict[str, type[ModbusPDU]] = {
 _FRAMER = FramerRTU(DecodePDU(is_server=False))
 
 log = structlog.get_logger()
-
-
-class Answer(NamedTuple):
-    """What a unit says to a request: data, or a refusal."""
-
-    data: bytes
-    exception: int = 0
-    """Its exception code; 0 where it gives data."""
 
 
 class _Unit:
@@ -117,7 +112,8 @@ class _Unit:
 
     def note(self, fault: str) -> None:
         self.turn_fault = fault
-        self.faults[fault] += 1
+        told = fault in self.faults or len(self.faults) < _FAULTS_MAX
+        self.faults[fault if told else "other faults"] += 1
 
     def postpone(self, request: Request) -> None:
         """Begin the next turn with a request that is not through; or end it with one that never finds an answer."""
@@ -305,7 +301,7 @@ class ModbusLine:
                 break
             answered = True
             self._answered(unit, request)
-            if not answer.exception:
+            if answer.exception is None:
                 given = decode(request, answer.data)
                 values |= given
                 received_us = self._now_us()
@@ -345,7 +341,7 @@ class ModbusLine:
             if self._loop.time() < unit.owing_until_s:
                 # It may be the answer to an earlier attempt, and that to this one follow.
                 unit.owing_until_s = self._loop.time() + self._settings.timeout_s + LATE_S_MAX
-            if answer.exception:
+            if answer.exception is not None:
                 unit.note(_refusal_words(request, answer.exception))
             if answer.exception not in _NOT_IN_TIME:
                 break
@@ -385,7 +381,7 @@ class ModbusLine:
             return None
         self._active_s = self._loop.time() + len(frame) * self._character_s
         # What the answer itself takes comes on top, and so that of its echo.
-        answer_s = (len(frame) + 5 + request.data_bytes) * self._character_s
+        answer_s = (len(frame) + ANSWER_BYTES + request.data_bytes) * self._character_s
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._active_s + self._settings.timeout_s + answer_s):
                 while (answer := find_answer(self._received, frame, request)) is None:
@@ -395,8 +391,7 @@ class ModbusLine:
         # It may have been here in time, and this process not have had its turn until now.
         if (answer := find_answer(self._received, frame, request)) is not None:
             return answer
-        heard = self._received.removeprefix(frame)
-        unit.note(f"{request}: " + ("its answer was damaged" if heard else "no answer"))
+        unit.note(f"{request}: {other_words(self._received, frame, request)}")
         return None
 
     async def _line_is_silent(self) -> bool:
@@ -465,7 +460,7 @@ class ModbusLine:
         if unit.silent_turns != SILENT_TURNS_MAX:
             return
         log.warning(
-            "modbus unit does not answer; it is asked less often until it does",
+            "modbus unit cannot be read; it is asked less often until it can",
             port=self.name,
             unit=unit.settings.unit,
             device=unit.device,
@@ -481,31 +476,6 @@ class ModbusLine:
 def _refusal_words(request: Request, exception: int) -> str:
     words = _EXCEPTIONS.get(exception, "refused for a reason of its own")
     return f"{request}: {words} (exception {exception})"
-
-
-def find_answer(received: bytes, asked: bytes, request: Request) -> Answer | None:
-    """The answer to a request in what came after it; None where it is not there, or not whole, or damaged.
-
-    `asked` is the request's frame. What else stands in `received` is passed over: the frame's echo by an adapter that
-    hears itself, the noise of a line that turns around, a late answer of another unit.
-    """
-    before, echo, after = received.partition(asked)
-    heard = after if echo else before
-    unit, function = asked[0], asked[1]
-    # The answer's first bytes are known, and so is its length (protocol, sections 6.1 to 6.4 and 7).
-    beginnings = (
-        (bytes((unit, function, request.data_bytes)), 5 + request.data_bytes),
-        (bytes((unit, function | 0x80)), 5),
-    )
-    for beginning, length in beginnings:
-        at = heard.find(beginning)
-        while 0 <= at <= len(heard) - length:
-            frame = heard[at : at + length]
-            # Some requests begin as an answer, check and all (unit 4, holding 688); in part of an echo it is none.
-            if frame != asked[:length] and FramerRTU.check_CRC(frame[:-2], int.from_bytes(frame[-2:], "big")):
-                return Answer(frame[3:-2]) if length > 5 else Answer(b"", frame[2])
-            at = heard.find(beginning, at + 1)
-    return None
 
 
 def _frame(unit: int, request: Request) -> bytes:

@@ -595,7 +595,8 @@ def _unit_words(unit: dict[str, Any], now_us: int) -> str:
             return "has not answered yet"
         since_us = unit.get("since_us")
         how_long = "" if since_us is None else f" for {span((now_us - since_us) / 1e6)}"
-        return f"DOES NOT ANSWER{how_long}{fault}"
+        how = "DOES NOT ANSWER" if "no answer" in fault else "CANNOT BE READ"
+        return f"{how}{how_long}{fault}"
     refused = unit.get("refused", {})
     if not refused:
         return f"answers{fault}"

@@ -96,6 +96,19 @@ def test_kafka_that_is_not_reached() -> None:
     assert (top.level, top.words) == ("warn", alarm.words)
 
 
+def test_modbus_units_that_cannot_be_read() -> None:
+    fault = "holding 0: unit 9 answered instead: is its number right, and is there no other master?"
+    units = {
+        "meter": {"answers": False, "fault": fault},
+        "new": {"answers": False, "fault": None},
+        "climate": {"answers": True, "fault": "holding 1: no answer"},
+    }
+    alarm = only(replace(WELL, serial={"ports": {"/dev/ttyUSB0": {"units": units, "acknowledges": False}}}))
+    assert (alarm.level, alarm.words) == ("warn", "1 Modbus unit on /dev/ttyUSB0 cannot be read: meter.")
+    assert alarm.means == f"meter at the last: {fault}"
+    assert alarm.todo == "Where there is no answer, check their power, the two wires, their address and baud."
+
+
 def test_a_devices_file_that_cannot_be_used_says_who_is_out() -> None:
     trouble = {"trouble": "devices.json is damaged"}
     assert only(replace(WELL, logins={**trouble, "kept": True})).means.startswith("Devices log in as before")

@@ -21,8 +21,6 @@ from typing import Any
 import msgspec
 import pytest
 import serial
-from hypothesis import given
-from hypothesis import strategies as st
 from pymodbus.constants import ExcCodes
 from pymodbus.framer import FramerRTU
 from pymodbus.server import ModbusSerialServer
@@ -31,8 +29,8 @@ from structlog.testing import capture_logs
 
 from gateway.reading import Mark, Reading, Recalled
 from gateway.serial_lines import modbus_line
-from gateway.serial_lines.modbus_line import Answer, ModbusLine, find_answer
-from gateway.serial_lines.modbus_registers import REGISTERS_MAX, requests
+from gateway.serial_lines.modbus_line import ModbusLine
+from gateway.serial_lines.modbus_registers import REGISTERS_MAX
 from gateway.settings import Baud, ModbusRegister, ModbusUnit, SerialModbusSettings
 from tests.support.gateways import SLUICE, daemon, free_port, write_config
 from tests.support.waiting import patience, until
@@ -380,7 +378,7 @@ async def test_a_unit_that_is_not_there_costs_the_others_nothing_but_its_timeout
     assert bench.intake.of("here")[-1] == {"at-0": 11}
     assert bench.intake.events == [("device-appeared", "here")]
     (told,) = (entry for entry in logs if entry.get("unit") == 9)
-    assert told["event"] == "modbus unit does not answer; it is asked less often until it does"
+    assert told["event"] == "modbus unit cannot be read; it is asked less often until it can"
     assert any("absent" in entry.get("faults", {}) for entry in logs)
 
 
@@ -735,6 +733,54 @@ async def test_noise_and_a_late_answer_of_another_unit_before_the_answer(bench: 
         assert await bench.intake.next_of("meter", 2) == [{"at-0": 0}] * 2
 
 
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        (sealed(bytes((1, 3, 4, 0, 1, 0, 2))), "its answer has 9 bytes instead of 7"),
+        (sealed(bytes((1, 4, 2, 0, 77))), "it answered function 4 (input), and 3 (holding) was asked"),
+        (b"\x00" + sealed(bytes((9, 3, 2, 0, 77))) + b"\x00", "unit 9 answered instead"),
+        (sealed(bytes((1, 3, 2, 0, 77)))[:-1] + b"\x00", "its answer was damaged"),
+        (b"\x00", "no answer, only noise"),
+    ],
+)
+async def test_what_came_instead_of_an_answer_is_told(bench: Bench, puppet: Puppet, frame: bytes, words: str) -> None:
+    puppet.answer = lambda _frame: puppet.send(frame)
+    with capture_logs() as logs:
+        async with bench.polling(unit(1, "meter"), timeout_s=0.05, retries=0) as line:
+
+            def fault() -> str:
+                return str(line.units()["meter"]["fault"])  # type: ignore[index]
+
+            await until(lambda: any("cannot be read" in entry["event"] for entry in logs))
+            assert fault().startswith(f"holding 0: {words}")
+            line.report_faults()
+    (told,) = (entry for entry in logs if entry.get("unit") == 1)
+    assert told["fault"].startswith(f"holding 0: {words}")
+    (faults,) = (entry["faults"]["meter"] for entry in logs if "faults" in entry)
+    assert all(each.startswith(f"holding 0: {words}") for each in faults)
+    assert bench.intake.readings == []
+
+
+async def test_a_refusal_for_no_reason_is_one(bench: Bench, puppet: Puppet) -> None:
+    puppet.answer = lambda frame: puppet.send(sealed(bytes((1, 0x83, 0))) if frame[1] == 3 else frame)
+    async with bench.polling(unit(1, "meter", ModbusRegister("a", 0), ModbusRegister("b", 0, "input"))) as line:
+        assert await bench.intake.next_of("meter", 2) == [{"b": 0}] * 2
+        assert line.units()["meter"]["refused"] == {  # type: ignore[index]
+            "a": "holding 0: refused for a reason of its own (exception 0)"
+        }
+
+
+async def test_a_line_of_many_faults_makes_a_short_report(bench: Bench, puppet: Puppet) -> None:
+    puppet.answer = lambda _frame: puppet.send(sealed(bytes((len(puppet.asked) % 200 + 2, 3, 2, 0, 77))))
+    with capture_logs() as logs:
+        async with bench.polling(unit(1, "meter"), timeout_s=0.02, retries=10) as line:
+            await until(lambda: len(puppet.asked) > 21)
+            line.report_faults()
+    faults = logs[0]["faults"]["meter"]
+    assert len(faults) == 17
+    assert faults["other faults"] >= 4
+
+
 async def test_unplugged_in_the_middle_of_an_answer(bench: Bench, puppet: Puppet) -> None:
     puppet.answer = lambda frame: puppet.send(frame[:4])
     with capture_logs() as logs:
@@ -1012,64 +1058,3 @@ async def test_through_a_real_gateway_into_its_buffer(bench: Bench, tmp_path: Pa
         "climate": {"unit": 2, "answers": True, "since_us": None, "asked": 2, "refused": {}},
     }
     assert told["acknowledges"] is False
-
-
-ASKED = sealed(struct.pack(">BBHH", 17, 3, 0x0200, 2))
-(REQUEST,) = requests(registers(0x0200, 0x0201))
-
-
-@given(st.binary(min_size=4, max_size=4), st.sampled_from([b"", ASKED]), st.binary(max_size=20), st.binary(max_size=20))
-def test_an_answer_is_found_among_other_bytes(data: bytes, echo: bytes, before: bytes, after: bytes) -> None:
-    frame = sealed(bytes((17, 3, 4)) + data)
-    assert find_answer(echo + before + frame + after, ASKED, REQUEST) == Answer(data)
-
-
-@given(st.binary(min_size=4, max_size=4), st.integers(0, 9 * 8 - 1))
-def test_no_answer_with_one_wrong_bit_is_taken(data: bytes, bit: int) -> None:
-    frame = bytearray(sealed(bytes((17, 3, 4)) + data))
-    frame[bit // 8] ^= 1 << bit % 8
-    assert find_answer(bytes(frame), ASKED, REQUEST) is None
-
-
-@given(st.binary(min_size=4, max_size=4), st.integers(0, 8))
-def test_no_part_of_an_answer_is_taken(data: bytes, length: int) -> None:
-    assert find_answer(sealed(bytes((17, 3, 4)) + data)[:length], ASKED, REQUEST) is None
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        ASKED,
-        sealed(bytes((18, 3, 4, 0, 1, 0, 2))),
-        sealed(bytes((17, 4, 4, 0, 1, 0, 2))),
-        sealed(bytes((17, 3, 2, 0, 1))),
-        sealed(bytes((17, 0x84, 2))),
-        sealed(bytes((0, 3, 4, 0, 1, 0, 2))),
-    ],
-    ids=["echo", "other-unit", "other-function", "other-length", "refusal-of-another-function", "broadcast"],
-)
-def test_what_is_no_answer_to_this_request(frame: bytes) -> None:
-    assert find_answer(frame, ASKED, REQUEST) is None
-
-
-@pytest.mark.parametrize(
-    ("number", "table", "address"), [(4, "holding", 688), (17, "input", 673), (84, "coil", 499), (169, "discrete", 354)]
-)
-def test_an_echo_that_reads_as_an_answer_is_none(number: int, table: str, address: int) -> None:
-    value = {"name": "x", "address": address, "table": table, "type": "u16" if table in ("holding", "input") else "bit"}
-    (request,) = requests([msgspec.convert(value, ModbusRegister)])
-    asked = sealed(struct.pack(">BBHH", number, request.function, address, 1))
-    # Its first bytes are an answer in every other respect.
-    length = 5 + request.data_bytes
-    assert sealed(asked[: length - 2]) == asked[:length]
-    for noise in (b"", b"\x00", b"\xff\x00"):
-        for heard in range(len(asked) + 1):
-            assert find_answer(noise + asked[:heard], asked, request) is None
-        assert find_answer(noise + asked[:-1] + b"\x00", asked, request) is None
-        data = b"\x00" * request.data_bytes
-        answer = sealed(bytes((number, request.function, len(data))) + data)
-        assert find_answer(noise + asked + answer, asked, request) == Answer(data)
-
-
-def test_a_refusal_is_an_answer() -> None:
-    assert find_answer(sealed(bytes((17, 0x83, 2))), ASKED, REQUEST) == Answer(b"", 2)

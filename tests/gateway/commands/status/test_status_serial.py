@@ -110,6 +110,7 @@ def test_units_of_modbus_are_told_one_by_one() -> None:
     units = {
         "meter": {"unit": 1, "answers": True, "since_us": None, "fault": None, "asked": 2, "refused": {}},
         "cellar": {"unit": 2, "answers": False, "since_us": NOW_US - 90_000_000, "fault": "no answer"},
+        "shed": {"unit": 7, "answers": False, "since_us": NOW_US - 90_000_000, "fault": "unit 9 answered instead"},
         "attic": {"unit": 3, "answers": False, "since_us": None, "fault": None},
         "\x1b[31mred": {"unit": 4, "answers": True, "fault": "illegal data address"},
         "absent": {
@@ -128,11 +129,12 @@ def test_units_of_modbus_are_told_one_by_one() -> None:
         },
     }
     first, *rest = lines({"ports": {"/dev/ttyUSB0": {"units": units, "acknowledges": False}}})
-    assert first == "serial      /dev/ttyUSB0: Modbus, 6 units"
+    assert first == "serial      /dev/ttyUSB0: Modbus, 7 units"
     five = "; ".join(f"r{number}: input 1: failure" for number in range(5))
     assert rest == [
         "            meter answers",
         "            cellar DOES NOT ANSWER for 1 min 30 s: no answer",
+        "            shed CANNOT BE READ for 1 min 30 s: unit 9 answered instead",
         "            attic has not answered yet",
         "            \\x1b[31mred answers: illegal data address",
         "            absent answers, but gives NOTHING: 1 of 1 register refused: volts: input 1: failure",

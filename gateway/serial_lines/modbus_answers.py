@@ -1,0 +1,174 @@
+"""What comes on a line of Modbus RTU after a request: its answer, or what came instead, in words.
+
+Sections are those of the MODBUS Application Protocol Specification V1.1b3, or, with "serial", of "MODBUS over Serial
+Line, Specification and Implementation Guide V1.02".
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from pymodbus.framer import FramerRTU
+
+from gateway.serial_lines.modbus_registers import FUNCTIONS, Request
+
+NO_ANSWER: Final = "no answer"
+"""What is said where nothing came at all."""
+ANSWER_BYTES: Final = 5
+"""Of an answer beside its data: unit, function, byte count or exception code, CRC. The shortest answer has no more."""
+
+_REFUSED = 0x80
+"""The bit of a function code that makes it a refusal (section 7)."""
+_TABLES = {function: table for table, function in FUNCTIONS.items()}
+_READS_BITS_MAX = FUNCTIONS["discrete"]
+_REQUEST_BYTES = 8
+"""Of a request that reads, or writes one value (sections 6.1 to 6.6), and of the answer to one that writes several."""
+_WRITES_ONE = frozenset({5, 6})
+_WRITES_SEVERAL = frozenset({15, 16})
+_WRITE_BYTES = 9
+"""Of a request that writes several values, beside its data (sections 6.11 and 6.12)."""
+_FRAME_BYTES_MIN = 4
+_FRAME_BYTES_MAX = 256
+"""Serial, section 2.5.1."""
+_NOISE_BYTES_MAX = 3
+"""Bytes before or behind a frame whose length nothing tells: more ends would let noise pass for a frame too often."""
+_LOOKED_AT_BYTES_MAX = 1_024
+"""Of what came last; the check of each possible frame costs time."""
+
+
+class Answer(NamedTuple):
+    """What a unit says to a request: data, or a refusal."""
+
+    data: bytes
+    exception: int | None = None
+    """Its exception code; None where it gives data."""
+
+
+def find_answer(received: bytes, asked: bytes, request: Request) -> Answer | None:
+    """The answer to a request in what came after it; None where it is not there, or not whole, or damaged.
+
+    `asked` is the request's frame. What else stands in `received` is passed over: the frame's echo by an adapter that
+    hears itself, the noise of a line that turns around, a late answer of another unit.
+    """
+    heard = _behind_echo(received, asked)
+    # The answer's first bytes are known, and so is its length (sections 6.1 to 6.4 and 7).
+    for beginning, length in _beginnings(asked, request):
+        at = heard.find(beginning)
+        while 0 <= at <= len(heard) - length:
+            frame = heard[at : at + length]
+            # Some requests begin as an answer, check and all (unit 4, holding 688); in part of an echo it is none.
+            if frame != asked[:length] and _is_whole(frame):
+                return Answer(b"", frame[2]) if frame[1] & _REFUSED else Answer(frame[3:-2])
+            at = heard.find(beginning, at + 1)
+    return None
+
+
+def other_words(received: bytes, asked: bytes, request: Request) -> str:
+    """What came instead, where `find_answer` finds no answer; the causes and what to do stand in SERIAL.md.
+
+    Whatever has a right CRC was not damaged: it is told by its unit, function and length.
+    """
+    heard = _behind_echo(received, asked).replace(asked, b"")[-_LOOKED_AT_BYTES_MAX:]
+    frames = [frame for frame in _whole_frames(heard) if frame != asked[: len(frame)]]
+    of_this_unit = [frame for frame in frames if frame[0] == asked[0]]
+    for frame in (*of_this_unit, *frames):
+        return _frame_words(frame, asked, request)
+    if not heard:
+        return NO_ANSWER
+    if _is_cut(heard, asked, request):
+        return "its answer was cut short"
+    # A part of the echo is noise, too.
+    if len(heard) < ANSWER_BYTES or asked.startswith(heard):
+        return f"{NO_ANSWER}, only noise"
+    return "its answer was damaged"
+
+
+def _behind_echo(received: bytes, asked: bytes) -> bytes:
+    before, echo, after = received.partition(asked)
+    return after if echo else before
+
+
+def _beginnings(asked: bytes, request: Request) -> tuple[tuple[bytes, int], ...]:
+    """The first bytes of data and of a refusal, and how many bytes each has in all."""
+    unit, function = asked[0], asked[1]
+    return (
+        (bytes((unit, function, request.data_bytes)), ANSWER_BYTES + request.data_bytes),
+        (bytes((unit, function | _REFUSED)), ANSWER_BYTES),
+    )
+
+
+def _is_whole(frame: bytes) -> bool:
+    return FramerRTU.check_CRC(frame[:-2], int.from_bytes(frame[-2:]))
+
+
+def _whole_frames(heard: bytes) -> Iterator[bytes]:
+    """All frames with a right CRC, whoever sent them, in their order."""
+    at = 0
+    while at + _FRAME_BYTES_MIN <= len(heard):
+        rest = heard[at:]
+        lengths = [*_lengths(rest)]
+        if at <= _NOISE_BYTES_MAX:
+            # Of another function, or not as long as it says: the silence before and behind tells its ends. The shortest
+            # comes first, for with a zero behind it a frame's CRC is right, too.
+            lengths += range(len(rest) - _NOISE_BYTES_MAX, len(rest) + 1)
+        found = (
+            rest[:length]
+            for length in lengths
+            if _FRAME_BYTES_MIN <= length <= min(len(rest), _FRAME_BYTES_MAX) and _is_whole(rest[:length])
+        )
+        frame = next(found, b"")
+        if frame:
+            yield frame
+        at += len(frame) or 1
+
+
+def _lengths(rest: bytes) -> Iterator[int]:
+    """How many bytes a frame has that begins here, as its function says: of an answer, of a request."""
+    function = rest[1]
+    if function & _REFUSED:
+        yield ANSWER_BYTES
+    elif function in _TABLES:
+        yield ANSWER_BYTES + rest[2]
+        yield _REQUEST_BYTES
+    elif function in _WRITES_ONE | _WRITES_SEVERAL:
+        yield _REQUEST_BYTES
+        if function in _WRITES_SEVERAL and len(rest) > _WRITE_BYTES:
+            yield _WRITE_BYTES + rest[6]
+
+
+def _frame_words(frame: bytes, asked: bytes, request: Request) -> str:
+    unit, function = frame[0], frame[1]
+    reads = function & ~_REFUSED
+    of_asked = frame[:2] == asked[:2] or frame[:2] == bytes((asked[0], asked[1] | _REFUSED))
+    if not of_asked and not function & _REFUSED and function not in _TABLES:
+        return f"a frame to unit {unit} with function {function} came, and not from here: another master is on the line"
+    if _is_request(frame) and not (of_asked and frame[2] == request.data_bytes):
+        return f"a request to unit {unit} came, and not from here: another master is on the line"
+    if unit != asked[0]:
+        return f"unit {unit} answered instead: is its number right, and is there no other master?"
+    if not of_asked:
+        does = "refused" if function & _REFUSED else "answered"
+        return f"it {does} function {_named(reads)}, and {_named(asked[1])} was asked: is there no other master?"
+    whole = ANSWER_BYTES if function & _REFUSED else ANSWER_BYTES + request.data_bytes
+    if len(frame) != whole:
+        return f"its answer has {len(frame)} bytes instead of {whole}: compare address and type with its manual"
+    return f"its answer says that it has {frame[2]} bytes of data, and has {request.data_bytes}"
+
+
+def _is_request(frame: bytes) -> bool:
+    """Whether a whole frame that reads is a request: an answer is as long as it says, and registers have two bytes."""
+    if frame[1] not in _TABLES or len(frame) != _REQUEST_BYTES:
+        return False
+    return ANSWER_BYTES + frame[2] != len(frame) or frame[1] > _READS_BITS_MAX
+
+
+def _is_cut(heard: bytes, asked: bytes, request: Request) -> bool:
+    """Whether an answer begins, and ends before it is as long as it says."""
+    at = heard.find(asked[:2])
+    if at < 0 or len(heard) >= ANSWER_BYTES + request.data_bytes or asked.startswith(heard):
+        return False
+    data_bytes = min(heard[at + 2], request.data_bytes) if len(heard) > at + 2 else request.data_bytes
+    return len(heard) - at < ANSWER_BYTES + data_bytes
+
+
+def _named(function: int) -> str:
+    return f"{function} ({_TABLES[function]})" if function in _TABLES else str(function)
