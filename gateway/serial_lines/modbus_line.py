@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import os
 import termios
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from pymodbus.pdu.bit_message import ReadCoilsRequest, ReadDiscreteInputsRequest
 from pymodbus.pdu.register_message import ReadHoldingRegistersRequest, ReadInputRegistersRequest
 
 from gateway.reading import Intake, Reading
-from gateway.serial_lines.modbus_answers import ANSWER_BYTES, Answer, find_answer, other_words
+from gateway.serial_lines.modbus_answers import ANSWER_BYTES, NO_ANSWER, Answer, find_answer, other_words
 from gateway.serial_lines.modbus_registers import Request, decode, fence, halves, payload, requests
 from gateway.serial_lines.ports import PortLostError, close_port, open_port, read_port, why_closed
 from gateway.serial_lines.topic import topic_of
@@ -47,6 +47,8 @@ BUSY_PAUSE_S = 0.2
 _RECEIVED_BYTES_MAX = 1_024
 """What is kept of what came since a request: its echo, a late answer of another unit, noise, and the answer."""
 _READ_BYTES_MAX = 4_096
+_ATTEMPTS_KNOWN_MAX = 16
+"""Attempts at one request whose answers are awaited: the last ones."""
 _FAULTS_MAX = 16
 """Different faults of a unit in one report."""
 _NOT_IN_TIME = frozenset((5, 6))
@@ -105,6 +107,15 @@ class _Unit:
         """Turns in a row in which a request was refused."""
         self.asked: Request | None = None
         """What it was asked last."""
+        self.asked_frame = b""
+        self.sent_s: deque[float] = deque(maxlen=_ATTEMPTS_KNOWN_MAX)
+        """When each attempt at that was on the line, whole."""
+        self.answered_s: deque[float] = deque(maxlen=_ATTEMPTS_KNOWN_MAX)
+        """When answers to those came, without what their bytes take on the line."""
+        self.late = ""
+        """How late an answer came since its turn began, in words; empty where none did."""
+        self.late_before = ""
+        """How late one came in the turn before, and until this one."""
         self.owing_until_s = 0.0
         """Until when it may still answer an earlier attempt at that."""
         self.resting_until_s = 0.0
@@ -112,8 +123,49 @@ class _Unit:
 
     def note(self, fault: str) -> None:
         self.turn_fault = fault
+        self.count(fault)
+
+    def count(self, fault: str, times: int = 1) -> None:
         told = fault in self.faults or len(self.faults) < _FAULTS_MAX
-        self.faults[fault if told else "other faults"] += 1
+        self.faults[fault if told else "other faults"] += times
+
+    def ask(self, request: Request, now_s: float) -> bytes:
+        """Begin to ask for something; its frame. Attempts before count on where their answers may still come."""
+        if self.asked != request or now_s >= self.owing_until_s:
+            self.sent_s.clear()
+            self.answered_s.clear()
+        if self.asked != request:
+            self.asked = request
+            self.asked_frame = _frame(self.settings.unit, request)
+        return self.asked_frame
+
+    def begin_turn(self) -> None:
+        self.turn_fault = None
+        self.late_before, self.late = self.late, ""
+
+    def end_turn(self) -> None:
+        """Set what went wrong in it, as the status tells it."""
+        self.fault = self.late or self.turn_fault
+        if self.fault is not None and NO_ANSWER in self.fault and self.late_before:
+            # It is not silent: its answers to this turn's requests are still to come.
+            self.fault = self.late_before
+
+    def answered_late(self, timeout_s: float) -> None:
+        """Tell how late the answers are, once one came that nobody waited for any more."""
+        if len(self.answered_s) > len(self.sent_s):
+            # More answers than requests: it repeats itself, and nothing is known of when.
+            return
+        # Units answer in order. So the last answers are to the last attempts, or to earlier ones and later still.
+        waits_s = (
+            came_s - sent_s for came_s, sent_s in zip(reversed(self.answered_s), reversed(self.sent_s), strict=False)
+        )
+        wait_s = max(waits_s)
+        if wait_s <= timeout_s:
+            return
+        words = f"{self.asked}: answers late ({wait_s:.2g} s): raise timeout_s above that"
+        # What was told of this turn was less: it had attempts whose answers were still to come.
+        self.count(words, self.faults.pop(self.late, 0) or 1)
+        self.late = self.fault = words
 
     def postpone(self, request: Request) -> None:
         """Begin the next turn with a request that is not through; or end it with one that never finds an answer."""
@@ -179,6 +231,9 @@ class ModbusLine:
         self._port: serial.Serial | None = None
         self._fd = -1
         self._received = b""
+        self._late_until = 0
+        """Where in that the last late answer ends."""
+        self._awaited: tuple[_Unit, Request] | None = None
         self._arrived = asyncio.Event()
         # When the last byte was on the line, ours or another's.
         self._active_s = self._loop.time()
@@ -286,7 +341,7 @@ class ModbusLine:
         if self._intake.cannot_store:
             self._intake.lost(unit.device, "cannot-wait")
             return
-        unit.turn_fault = None
+        unit.begin_turn()
         if self._loop.time() > unit.due_s + unit.settings.interval_s:
             unit.note("asked late: the line is too slow for all intervals, or waits for units that do not answer")
         values: dict[str, str] = {}
@@ -316,7 +371,7 @@ class ModbusLine:
                 if not parts and answer.exception not in _NOT_IN_TIME:
                     words = _refusal_words(request, answer.exception)
                     unit.refused |= {value.name: words for value in request.values}
-        unit.fault = unit.turn_fault
+        unit.end_turn()
         self._tell_refusals(unit)
         if not answered:
             self._silent(unit)
@@ -328,8 +383,7 @@ class ModbusLine:
         if unit.asked != request and not await self._fenced(unit):
             unit.resting_until_s = unit.owing_until_s
             return None
-        unit.asked = request
-        frame = _frame(unit.settings.unit, request)
+        frame = unit.ask(request, self._loop.time())
         answer = None
         for _attempt in range(1 if unit.ignored[request] >= IGNORED_TURNS_MAX else 1 + self._settings.retries):
             if answer is not None:
@@ -371,6 +425,7 @@ class ModbusLine:
             return None
         termios.tcflush(self._fd, termios.TCIFLUSH)
         self._received = b""
+        self._late_until = 0
         try:
             written = os.write(self._fd, frame)
         except BlockingIOError:
@@ -380,6 +435,20 @@ class ModbusLine:
             unit.note("the adapter takes no output")
             return None
         self._active_s = self._loop.time() + len(frame) * self._character_s
+        if request == unit.asked:
+            unit.sent_s.append(self._active_s)
+        self._awaited = unit, request
+        answer = await self._answer(frame, request)
+        self._awaited = None
+        if answer is None:
+            # Late answers, of this unit or another, are told as that: they are nothing that came instead.
+            unit.note(f"{request}: {other_words(self._received[self._late_until :], frame, request)}")
+        elif request == unit.asked:
+            self._answer_came(unit, answer)
+        return answer
+
+    async def _answer(self, frame: bytes, request: Request) -> Answer | None:
+        """Wait for the answer to what was sent; None where it does not come in time."""
         # What the answer itself takes comes on top, and so that of its echo.
         answer_s = (len(frame) + ANSWER_BYTES + request.data_bytes) * self._character_s
         with contextlib.suppress(TimeoutError):
@@ -389,10 +458,22 @@ class ModbusLine:
                     await self._arrived.wait()
                 return answer
         # It may have been here in time, and this process not have had its turn until now.
-        if (answer := find_answer(self._received, frame, request)) is not None:
-            return answer
-        unit.note(f"{request}: {other_words(self._received, frame, request)}")
-        return None
+        return find_answer(self._received, frame, request)
+
+    def _answer_came(self, unit: _Unit, answer: Answer) -> None:
+        """Keep when a unit answered what it was asked last."""
+        self._late_until = len(self._received)
+        unit.answered_s.append(self._active_s - (ANSWER_BYTES + len(answer.data)) * self._character_s)
+
+    def _find_late_answer(self) -> None:
+        """See whether an answer came to a request that was given up. It counts for how late it is, and for no value."""
+        for unit in self._units:
+            if unit.asked is None or self._awaited == (unit, unit.asked) or self._loop.time() >= unit.owing_until_s:
+                continue
+            answer = find_answer(self._received[self._late_until :], unit.asked_frame, unit.asked)
+            if answer is not None and answer.exception not in _NOT_REACHED:
+                self._answer_came(unit, answer)
+                unit.answered_late(self._settings.timeout_s)
 
     async def _line_is_silent(self) -> bool:
         """Wait until nobody has sent for as long as separates two frames; False where that does not come."""
@@ -415,6 +496,7 @@ class ModbusLine:
         room = _RECEIVED_BYTES_MAX - len(self._received)
         if room > 0:
             self._received += data[:room]
+            self._find_late_answer()
             self._arrived.set()
 
     def _take(self, unit: _Unit, values: dict[str, str], received_us: int) -> None:

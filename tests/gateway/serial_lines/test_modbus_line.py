@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -670,6 +671,71 @@ async def test_a_late_refusal_of_what_was_asked_before_is_not_taken_for_that_of_
     )
     async with bench.polling(unit(1, "meter", *registers(0, 100, 200), interval_s=600), timeout_s=0.2):
         assert await bench.intake.next_of("meter") == [{"at-100": 100, "at-200": 200}]
+
+
+def lateness_s(fault: object, request: str = "holding 0") -> float:
+    """How late an answer is told to be; 0 where something else is told."""
+    found = re.fullmatch(rf"{request}: answers late \(([0-9.]+) s\): raise timeout_s above that", str(fault))
+    return float(found[1]) if found else 0.0
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2], ids=["once", "an-answer-to-each-of-two", "an-answer-to-each-of-three"])
+async def test_an_answer_that_comes_late_is_told_with_how_late(bench: Bench, puppet: Puppet, retries: int) -> None:
+    # In the second case the answer to the first attempt comes to the second, so soon that it looks in time.
+    in_order(puppet, lambda _address: 0.35)
+    async with bench.polling(
+        unit(1, "meter", interval_s=600), timeout_s=0.2 if retries < 2 else 0.1, retries=retries
+    ) as line:
+        await until(lambda: lateness_s(brief(line.units(), "meter")["fault"]) >= 0.34)
+        assert len(puppet.asked) == 1 + retries
+        await asyncio.sleep(0.2)
+        assert lateness_s(brief(line.units(), "meter")["fault"]) < 0.5
+        with capture_logs() as logs:
+            line.report_faults()
+    (faults,) = (entry["faults"]["meter"] for entry in logs)
+    (late,) = (fault for fault in faults if "late" in fault)
+    assert lateness_s(late) >= 0.34, "the log tells it as the status does"
+
+
+async def test_a_unit_whose_answers_are_all_late_is_given_up_for_that(bench: Bench, puppet: Puppet) -> None:
+    in_order(puppet, lambda _address: 0.3)
+    with capture_logs() as logs:
+        async with bench.polling(unit(1, "meter", interval_s=0.6), timeout_s=0.1, retries=0) as line:
+            await until(lambda: any("cannot be read" in entry["event"] for entry in logs))
+            (told,) = (entry["fault"] for entry in logs if "fault" in entry)
+            assert lateness_s(told) >= 0.29
+            # Without power it says nothing at all, and that is told before long.
+            puppet.answer = lambda _frame: None
+            await until(lambda: brief(line.units(), "meter")["fault"] == "holding 0: no answer")
+    assert bench.intake.readings == []
+
+
+async def test_a_late_answer_is_told_of_its_own_unit_while_another_is_asked(bench: Bench, puppet: Puppet) -> None:
+    loop = asyncio.get_running_loop()
+    puppet.answer = lambda frame: None if frame[0] == 2 else loop.call_later(0.3, puppet.send, frame) and None
+    units = (unit(1, "slow", interval_s=600), unit(2, "silent", interval_s=600))
+    async with bench.polling(*units, timeout_s=0.2, retries=0) as line:
+        await until(lambda: puppet.asked == [(1, 0), (2, 0)])
+        await until(lambda: brief(line.units(), "silent")["fault"] is not None)
+        assert brief(line.units(), "silent")["fault"] == "holding 0: no answer"
+        assert lateness_s(brief(line.units(), "slow")["fault"]) >= 0.29
+
+
+async def test_a_late_answer_is_told_before_the_fence(bench: Bench, puppet: Puppet) -> None:
+    in_order(puppet, lambda _address: 0.3)
+    async with bench.polling(unit(1, "meter", *registers(0, 100), interval_s=600), timeout_s=0.2) as line:
+        assert await bench.intake.next_of("meter") == [{"at-0": 0}]
+        assert lateness_s(brief(line.units(), "meter")["fault"]) >= 0.29
+    assert puppet.functions[:3] == [3, 3, 4]
+
+
+async def test_a_request_that_is_lost_makes_no_later_answer_late(bench: Bench, puppet: Puppet) -> None:
+    puppet.answer = lambda frame: puppet.send(frame) if len(puppet.asked) % 3 else None
+    with capture_logs() as logs:
+        async with bench.polling(unit(1, "meter"), timeout_s=0.1) as line:
+            await bench.intake.next_of("meter", 12)
+            line.report_faults()
+    assert [list(entry["faults"]["meter"]) for entry in logs if "faults" in entry] == [["holding 0: no answer"]]
 
 
 async def test_an_attempt_may_yet_be_answered_after_the_answer_to_an_earlier_one(bench: Bench, puppet: Puppet) -> None:
