@@ -43,16 +43,18 @@ class Answer(NamedTuple):
     """Its exception code; None where it gives data."""
 
 
-def find_answer(received: bytes, asked: bytes, request: Request) -> Answer | None:
+def find_answer(received: bytes, asked: bytes, request: Request, searched: int = 0) -> Answer | None:
     """The answer to a request in what came after it; None where it is not there, or not whole, or damaged.
 
     `asked` is the request's frame. What else stands in `received` is passed over: the frame's echo by an adapter that
-    hears itself, the noise of a line that turns around, a late answer of another unit.
+    hears itself, the noise of a line that turns around, a late answer of another unit. Where so many of the first
+    bytes were `searched` in vain, none is found that ends in them: however much noise comes, each check is made once.
     """
     heard = _behind_echo(received, asked)
+    searched -= len(received) - len(heard)
     # The answer's first bytes are known, and so is its length (sections 6.1 to 6.4 and 7).
     for beginning, length in _beginnings(asked, request):
-        at = heard.find(beginning)
+        at = heard.find(beginning, max(0, searched - length + 1))
         while 0 <= at <= len(heard) - length:
             frame = heard[at : at + length]
             # Some requests begin as an answer, check and all (unit 4, holding 688); in part of an echo it is none.

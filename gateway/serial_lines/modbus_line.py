@@ -44,8 +44,9 @@ LATE_S_MAX = 5.0
 """How long after it was given up a request may still be answered."""
 BUSY_PAUSE_S = 0.2
 
-_RECEIVED_BYTES_MAX = 1_024
-"""What is kept of what came since a request: its echo, a late answer of another unit, noise, and the answer."""
+_KEPT_BYTES_MAX = 1_024
+"""What is kept of what came since a request, beside what comes next: its echo, noise, and the beginning of its answer,
+which has 255 bytes at the most."""
 _READ_BYTES_MAX = 4_096
 _ATTEMPTS_KNOWN_MAX = 16
 """Attempts at one request whose answers are awaited: the last ones."""
@@ -166,6 +167,10 @@ class _Unit:
         # What was told of this turn was less: it had attempts whose answers were still to come.
         self.count(words, self.faults.pop(self.late, 0) or 1)
         self.late = self.fault = words
+        if len(self.answered_s) == len(self.sent_s):
+            # All are answered. What comes later must not be measured by them.
+            self.sent_s.clear()
+            self.answered_s.clear()
 
     def postpone(self, request: Request) -> None:
         """Begin the next turn with a request that is not through; or end it with one that never finds an answer."""
@@ -231,6 +236,8 @@ class ModbusLine:
         self._port: serial.Serial | None = None
         self._fd = -1
         self._received = b""
+        self._searched = 0
+        """How much of that holds no whole answer to what is awaited."""
         self._late_until = 0
         """Where in that the last late answer ends."""
         self._awaited: tuple[_Unit, Request] | None = None
@@ -425,6 +432,7 @@ class ModbusLine:
             return None
         termios.tcflush(self._fd, termios.TCIFLUSH)
         self._received = b""
+        self._searched = 0
         self._late_until = 0
         try:
             written = os.write(self._fd, frame)
@@ -453,24 +461,29 @@ class ModbusLine:
         answer_s = (len(frame) + ANSWER_BYTES + request.data_bytes) * self._character_s
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._active_s + self._settings.timeout_s + answer_s):
-                while (answer := find_answer(self._received, frame, request)) is None:
+                while (answer := find_answer(self._received, frame, request, self._searched)) is None:
+                    self._searched = len(self._received)
                     self._arrived.clear()
                     await self._arrived.wait()
                 return answer
         # It may have been here in time, and this process not have had its turn until now.
-        return find_answer(self._received, frame, request)
+        return find_answer(self._received, frame, request, self._searched)
 
     def _answer_came(self, unit: _Unit, answer: Answer) -> None:
         """Keep when a unit answered what it was asked last."""
         self._late_until = len(self._received)
         unit.answered_s.append(self._active_s - (ANSWER_BYTES + len(answer.data)) * self._character_s)
 
-    def _find_late_answer(self) -> None:
-        """See whether an answer came to a request that was given up. It counts for how late it is, and for no value."""
+    def _find_late_answer(self, searched: int) -> None:
+        """See whether an answer came to a request that was given up. It counts for how late it is, and for no value.
+
+        So many of the received bytes held none before.
+        """
         for unit in self._units:
             if unit.asked is None or self._awaited == (unit, unit.asked) or self._loop.time() >= unit.owing_until_s:
                 continue
-            answer = find_answer(self._received[self._late_until :], unit.asked_frame, unit.asked)
+            since = max(0, searched - self._late_until)
+            answer = find_answer(self._received[self._late_until :], unit.asked_frame, unit.asked, since)
             if answer is not None and answer.exception not in _NOT_REACHED:
                 self._answer_came(unit, answer)
                 unit.answered_late(self._settings.timeout_s)
@@ -493,11 +506,14 @@ class ModbusLine:
         if not data:
             return
         self._active_s = max(self._active_s, self._loop.time())
-        room = _RECEIVED_BYTES_MAX - len(self._received)
-        if room > 0:
-            self._received += data[:room]
-            self._find_late_answer()
-            self._arrived.set()
+        # However much noise comes first, the answer behind it is found: the oldest bytes go.
+        gone = max(0, len(self._received) - _KEPT_BYTES_MAX)
+        self._searched = max(0, self._searched - gone)
+        self._late_until = max(0, self._late_until - gone)
+        before = len(self._received) - gone
+        self._received = self._received[gone:] + data
+        self._find_late_answer(before)
+        self._arrived.set()
 
     def _take(self, unit: _Unit, values: dict[str, str], received_us: int) -> None:
         reading = Reading(unit.topic, self.name, payload(unit.settings.registers, values), received_us)

@@ -27,6 +27,29 @@ def test_an_answer_is_found_among_other_bytes(data: bytes, echo: bytes, before: 
     assert find_answer(echo + before + frame + after, ASKED, REQUEST) == Answer(data)
 
 
+NOISE = st.lists(
+    st.sampled_from([b"\x00", b"\xff", b"\x11", b"\x11\x03", b"\x11\x03\x04", b"\x11\x83", ASKED[:5], ASKED[1:]]),
+    max_size=8,
+).map(b"".join)
+
+
+@given(st.binary(min_size=4, max_size=4), st.sampled_from([b"", ASKED]), NOISE, NOISE, st.data())
+def test_an_answer_is_found_however_the_bytes_come(
+    data: bytes, echo: bytes, before: bytes, after: bytes, cuts: st.DataObject
+) -> None:
+    stream = echo + before + sealed(bytes((17, 3, 4)) + data) + after
+    answers: list[Answer] = []
+    came = 0
+    while came < len(stream):
+        searched, came = came, cuts.draw(st.integers(came + 1, len(stream)))
+        answer = find_answer(stream[:came], ASKED, REQUEST, searched)
+        assert answer == find_answer(stream[:came], ASKED, REQUEST)
+        answers += [answer] if answer else []
+        if answers:
+            break
+    assert answers == [Answer(data)]
+
+
 @given(st.binary(min_size=4, max_size=4), st.integers(0, 9 * 8 - 1))
 def test_no_answer_with_one_wrong_bit_is_taken(data: bytes, bit: int) -> None:
     frame = bytearray(sealed(bytes((17, 3, 4)) + data))

@@ -792,6 +792,21 @@ async def test_an_adapter_that_hears_itself(bench: Bench, puppet: Puppet) -> Non
         )
 
 
+async def test_however_much_noise_stands_around_an_answer_it_is_found(bench: Bench, puppet: Puppet) -> None:
+    # As of a line without bias resistors, on which nobody speaks for a moment. Some of it looks like an answer.
+    noise = (b"\x01\x03\x04" + b"\xff\x00" * 5) * 90
+
+    def answer(frame: bytes) -> None:
+        for at in range(0, len(noise), 130):
+            puppet.send(noise[at : at + 130])
+        puppet.send(frame + b"\x00")
+
+    puppet.answer = answer
+    async with bench.polling(unit(1, "meter", *registers(0, 1)), retries=0) as line:
+        assert await bench.intake.next_of("meter", 3) == [{"at-0": 0, "at-1": 1}] * 3
+        assert brief(line.units(), "meter")["fault"] is None
+
+
 async def test_noise_and_a_late_answer_of_another_unit_before_the_answer(bench: Bench, puppet: Puppet) -> None:
     other = sealed(bytes((9, 3, 2, 0, 77)))
     puppet.answer = lambda frame: puppet.send(b"\x00\xff" + other + frame + b"\x00")
