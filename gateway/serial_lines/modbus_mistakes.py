@@ -85,6 +85,8 @@ _ANSWER_CHARACTERS = 5
 Serial Line V1.02, section 2.5.1.1)."""
 _SILENCE_CHARACTERS = 3.5
 _ADDRESS_MAX = 65_535
+_SHORT_NUMBER = 10
+_LONGEST_NUMBER = 2**64 - 1
 _BIT_TABLES = frozenset({"coil", "discrete"})
 _OF_NUMBERS: Final = {"scale": (1,), "offset": (0,), "null_if": ((),), "word_order": ("ABCD", "high-first")}
 """Settings that a bit has not, with the values that change nothing."""
@@ -154,7 +156,8 @@ def _null_mistakes(register: ModbusRegister, place: Place) -> Iterator[tuple[Pla
         instead = "write one of these, or correct type"
         if value < 0 and not least and value >= -(most + 1) // 2:
             instead = f'write {most + 1 + value}, which are its bits, or type = "s{register.type[1:]}"'
-        yield place, f"{show(value)} is no number of {show(register.type)}, which has {range_words}; {instead}"
+        written = f"{show(value)} (0x{value:X})" if _SHORT_NUMBER <= value <= _LONGEST_NUMBER else show(value)
+        yield place, f"{written} is no number of {show(register.type)}, which has {range_words}; {instead}"
 
 
 def _bit_words(register: ModbusRegister) -> str:

@@ -1000,7 +1000,7 @@ def test_routes_know_whose_the_topics_of_serial_lines_are() -> None:
             'type = "f32"',
             'type = "u16"\nnull_if = [0xFFFF, 65536]',
             29,
-            '65536 is no number of "u16", which has 0 to 65535; write one of these, or correct type',
+            '65536 (0x10000) is no number of "u16", which has 0 to 65535; write one of these, or correct type',
         ),
         (
             'type = "f32"',
@@ -1013,7 +1013,7 @@ def test_routes_know_whose_the_topics_of_serial_lines_are() -> None:
             'type = "f32"',
             'type = "s16"\nnull_if = [0x80000000]',
             29,
-            '2147483648 is no number of "s16", which has -32768 to 32767, or by its bits 0 to 65535; write one',
+            '2147483648 (0x80000000) is no number of "s16", which has -32768 to 32767, or by its bits 0 to 65535',
         ),
         ('type = "f32"', 'type = "s64"\nnull_if = [0x10000000000000000]', 29, "a number of this size is no number of"),
         ('type = "f32"', 'type = "f32"\noffset = nan', 29, "nan is no number that can be added"),
