@@ -24,6 +24,10 @@ CLOSE_TIMEOUT_S: Final = 1
 
 
 _NO_TLS: Final = "no TLS came: a client that speaks none belongs to mqtt_listener.port, or must be told to use TLS"
+_HTTP: Final = (
+    "somebody speaks HTTP to the port of MQTT over TLS: a browser, or a client that is set to WebSocket (ws://). This "
+    "port takes MQTT over TLS only: set the client to that (mqtts://)"
+)
 _NO_COMMON: Final = (
     "the client and this gateway have no version of TLS, or no cipher, in common: it takes TLS 1.2 and 1.3"
 )
@@ -42,8 +46,8 @@ _WENT_AWAY: Final = (
 )
 _FAILURES: Final = {
     "WRONG_VERSION_NUMBER": _NO_TLS,
-    "HTTP_REQUEST": _NO_TLS,
-    "HTTPS_PROXY_REQUEST": _NO_TLS,
+    "HTTP_REQUEST": _HTTP,
+    "HTTPS_PROXY_REQUEST": _HTTP,
     "UNSUPPORTED_PROTOCOL": _NO_COMMON,
     "ALERT_PROTOCOL_VERSION": _NO_COMMON,
     "NO_SHARED_CIPHER": _NO_COMMON,

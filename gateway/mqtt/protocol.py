@@ -43,6 +43,15 @@ _FIRST_BYTES: Final = frozenset(
 
 _CLIENT_TYPES: Final = frozenset(first & 0xF0 for first in _FIRST_BYTES)
 
+_HTTP_BEGINNINGS: Final = tuple(
+    f"{method} ".encode()
+    for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "PRI")
+)
+"""What a request of HTTP begins with (RFC 9110, section 9; RFC 5789), one of version 2 too (RFC 9113, section 3.4)."""
+
+_BRIDGE: Final = 0x80
+"""Bit that mosquitto adds to the protocol level where it connects as a bridge."""
+
 
 class ConnectReturnCode(IntEnum):
     """What a CONNACK says (section 3.2.2.3, table 3.1)."""
@@ -210,6 +219,9 @@ class ServerProtocol:
                 if at == end:
                     break
             first = data[at]
+            if not self._connected and _may_be_http(data[at:]):
+                self._needed = end - at + 1
+                break
             self._check_first_byte(first)
             header = _remaining_length(data, at + 1)
             if header is None:
@@ -354,6 +366,18 @@ def suback(packet_id: int, granted: Sequence[int]) -> bytes:
 def unsuback(packet_id: int) -> bytes:
     """UNSUBACK (section 3.11) [MQTT-3.10.4-4]."""
     return b"\xb0\x02" + packet_id.to_bytes(2, "big")
+
+
+def _may_be_http(data: bytes) -> bool:
+    """Tell whether bytes may become a request of HTTP. Raises `ProtocolError` where they are one."""
+    if data.startswith(_HTTP_BEGINNINGS):
+        raise ProtocolError(
+            "http-on-mqtt-port",
+            "MQTT-3.1.0-1",
+            "somebody speaks HTTP to the MQTT port: a browser, or a client that is set to WebSocket (ws://). This port "
+            "takes MQTT itself only: set the client to that (mqtt://)",
+        )
+    return any(beginning.startswith(data) for beginning in _HTTP_BEGINNINGS)
 
 
 def _encode_remaining_length(length: int) -> bytes:
@@ -506,20 +530,30 @@ def _check_protocol(fields: _Fields) -> None:
     name, level = fields.binary(), fields.byte()
     if name == b"MQTT" and level == 4:
         return
-    if name == b"MQTT" and level == 5:
-        # A version 5 client need not understand a CONNACK without properties: MQTT 5, section 3.1.2.2, has
-        # reason code 0x84 for this, in its own form.
-        answer = b"\x20\x03\x00\x84\x00"
-    elif name in {b"MQTT", b"MQIsdp"}:
-        answer = connack(ConnectReturnCode.UNACCEPTABLE_PROTOCOL_LEVEL)
-    else:
+    if name not in {b"MQTT", b"MQIsdp"}:
         raise ProtocolError("bad-protocol-name", "MQTT-3.1.2-1", f"protocol name {name[:16]!r}")
+    told = f"protocol {name.decode()} level {level}"
+    # In the form of 3.1.1 for every level: clients of version 5 take return code 1 for "not this version", and try 4.
+    answer = connack(ConnectReturnCode.UNACCEPTABLE_PROTOCOL_LEVEL)
+    if level & _BRIDGE:
+        version = "" if level == 4 | _BRIDGE else ", and bridge_protocol_version mqttv311 has it speak level 4"
+        raise ProtocolError(
+            "bridge-protocol-level",
+            "MQTT-3.1.2-2",
+            f"{told}: a mosquitto bridge asks first for what is mosquitto's own. It tries again with level "
+            f"{level - _BRIDGE}; try_private false in the bridge's settings saves the try{version}",
+            answer,
+        )
     raise ProtocolError(
         "unsupported-protocol-level",
         "MQTT-3.1.2-2",
-        f"protocol {name.decode()} level {level}; this server speaks MQTT 3.1.1, level 4",
+        f"{told}{_VERSIONS.get(level, '')}: this server speaks MQTT 3.1.1, level 4; set the client to that version",
         answer,
     )
+
+
+_VERSIONS: Final = {3: " (MQTT 3.1)", 5: " (MQTT 5)"}
+"""Protocol levels by which clients name a version of the standard."""
 
 
 def _check_connect_flags(flags: int) -> None:

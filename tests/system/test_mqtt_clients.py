@@ -26,6 +26,7 @@ from gateway.listener.tls_connection import TLS_BUFFER_BYTES, TLS_WAITING_BYTES_
 from gateway.settings import TlsSettings
 from gateway.tls.client import client_context
 from tests.support.gateways import daemon, free_port, write_config
+from tests.support.mosquitto import mosquitto as site_broker
 from tests.support.mqtt_peers import CODEWORD, USERS, RecordingIntake, listening
 from tests.support.waiting import patience, until
 
@@ -398,6 +399,27 @@ async def test_mosquitto_sub_gets_a_command_and_nothing_of_others(qos: str) -> N
         assert "denied" in errors, code
 
 
+@mosquitto
+async def test_a_bridge_of_mosquitto_is_called_that_and_comes_in(tmp_path: Path) -> None:
+    intake = RecordingIntake()
+    with capture_logs() as lines:
+        async with listening(intake) as listener:
+            bridge = (
+                "connection sluice",
+                f"address 127.0.0.1:{listener.port}",
+                "topic device/m001/thermo out 1",
+                "notifications false",
+                "restart_timeout 1",
+            )
+            with site_broker(tmp_path / "site", "allow_anonymous true", *bridge) as broker:
+                await run("mosquitto_pub", broker.port, *READING, "-q", "1")
+                await until(lambda: intake.stored)
+            assert listener.counts["bridge-protocol-level"] == 1
+    assert [reading.payload for reading in intake.stored] == [b"21.5"]
+    (line,) = [line for line in lines if line.get("reason") == "bridge-protocol-level"]
+    assert "try_private false" in line["why"]
+
+
 # --- TLS --------------------------------------------------------------------------------------------------
 
 
@@ -470,14 +492,15 @@ async def test_a_failed_handshake_is_told_with_what_to_do(certificates: Certific
         ):
             pass
 
-    async def plainly() -> None:
+    async def plainly(sent: bytes = CONNECT) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", tls.port)
-        writer.write(CONNECT)
+        writer.write(sent)
         await asyncio.sleep(0.1)
         writer.close()
 
     async with listening_with_tls(RecordingIntake(), tls) as listener:
         assert "no TLS came: a client that speaks none belongs to mqtt_listener.port" in await why(plainly())
+        assert "speaks HTTP to the port of MQTT over TLS" in await why(plainly(b"GET /mqtt HTTP/1.1\r\n\r\n"))
         assert "does not trust this gateway's certificate" in await why(asyncio.to_thread(shake, strangers))
         elsewhere = asyncio.to_thread(shake, ours, "elsewhere.example")
         assert "name the host that the client connects to in subjectAltName" in await why(elsewhere)

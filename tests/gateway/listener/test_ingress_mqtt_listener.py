@@ -87,7 +87,7 @@ async def test_qos_0_alone_is_counted_as_lost_and_the_connection_stays() -> None
         (connect() + b"\x50\x02\x00\x01", "unexpected-packet", ACCEPTED),
         (connect() + connect(), "second-connect", ACCEPTED),
         (connect() + b"\x30\xff\xff\xff\x7f", "packet-too-large", ACCEPTED),
-        (b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n", "first-packet-not-connect", b""),
+        (b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n", "http-on-mqtt-port", b""),
     ],
 )
 async def test_bad_input_is_counted_and_closes_only_its_own_connection(data: bytes, reason: str, answer: bytes) -> None:

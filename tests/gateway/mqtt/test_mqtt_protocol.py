@@ -124,7 +124,14 @@ def test_a_connect_with_the_least() -> None:
 
 CONNECTED = connect()
 MALFORMED = {
-    "first-packet-not-connect": [packet(0xC0, b""), publish(0x30, b"t", b""), b"GET / HTTP/1.1\r\n"],
+    "first-packet-not-connect": [packet(0xC0, b""), publish(0x30, b"t", b""), b"GETTING", b"P\x02\x00\x01"],
+    "http-on-mqtt-port": [
+        b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n",
+        b"GET /mqtt HTTP/1.1\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: mqtt\r\n\r\n",
+        *(method + b" / HTTP/1.1\r\n" for method in (b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"PATCH")),
+        b"CONNECT example.org:443 HTTP/1.1\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
     "tls-on-plain-port": [b"\x16\x03\x01"],
     "second-connect": [CONNECTED + CONNECTED],
     "reserved-packet-type": [CONNECTED + b"\x00", CONNECTED + b"\xf0"],
@@ -204,6 +211,7 @@ MALFORMED = {
     "bad-requested-qos": [CONNECTED + packet(0x82, b"\x00\x05" + field(b"a") + bytes([qos])) for qos in (3, 0x80)],
     "no-topic-filter": [CONNECTED + packet(0x82, b"\x00\x05"), CONNECTED + packet(0xA2, b"\x00\x05")],
     "unsupported-protocol-level": [connect(level=3), connect(level=5), connect(name=b"MQIsdp", level=3)],
+    "bridge-protocol-level": [connect(level=132), connect(level=133), connect(name=b"MQIsdp", level=131)],
     "empty-client-id": [connect(0x00, field(b""))],
     "client-id-too-long": [connect(payload=field(b"m" * 257))],
 }
@@ -228,7 +236,10 @@ def test_each_rule_that_is_broken_has_its_own_reason(reason: str, data: bytes) -
         (connect(level=3), b"\x20\x02\x00\x01"),
         (connect(name=b"MQIsdp", level=3), b"\x20\x02\x00\x01"),
         (connect(level=6), b"\x20\x02\x00\x01"),
-        (connect(level=5, payload=b"\x00" + field(b"m001")), b"\x20\x03\x00\x84\x00"),
+        (connect(level=5, payload=b"\x00" + field(b"m001")), b"\x20\x02\x00\x01"),
+        (connect(level=0), b"\x20\x02\x00\x01"),
+        (connect(level=132), b"\x20\x02\x00\x01"),
+        (connect(name=b"MQIsdp", level=131), b"\x20\x02\x00\x01"),
         (connect(0x00, field(b"")), b"\x20\x02\x00\x02"),
         (connect(payload=field(b"m" * 257)), b"\x20\x02\x00\x02"),
         (connect(0x03), b""),
@@ -238,6 +249,24 @@ def test_what_a_refused_connect_is_told(data: bytes, answer: bytes) -> None:
     (violation,) = received(data)
     assert isinstance(violation, Violation)
     assert violation.answer == answer
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (connect(level=5), ["(MQTT 5)", "set the client to that version"]),
+        (connect(name=b"MQIsdp", level=3), ["(MQTT 3.1)", "level 4"]),
+        (connect(level=132), ["mosquitto bridge", "level 4;", "try_private false"]),
+        (connect(level=132 + 1), ["mosquitto bridge", "try_private false", "bridge_protocol_version mqttv311"]),
+        (connect(name=b"MQIsdp", level=131), ["mosquitto bridge", "bridge_protocol_version mqttv311"]),
+        (b"GET / HTTP/1.1\r\n", ["somebody speaks HTTP to the MQTT port", "WebSocket", "mqtt://"]),
+        (b"\x16\x03\x01", ["TLS", "mqtt_listener.tls.port"]),
+    ],
+)
+def test_whoever_speaks_something_else_is_called_what_it_is(data: bytes, words: list[str]) -> None:
+    (violation,) = received(data)
+    assert isinstance(violation, Violation)
+    assert [each for each in words if each not in violation.message] == []
 
 
 def test_what_came_before_a_violation_is_kept_and_what_comes_after_is_not() -> None:
