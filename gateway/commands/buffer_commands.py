@@ -110,7 +110,10 @@ _TO_MEND = {
     "topic-refuses-writes": "the Kafka topic's min.insync.replicas is above its replicas; lower it, or add replicas",
     "topic-config-hidden": "allow this gateway to see the topic's settings (ACL DescribeConfigs)",
     "topic-not-logappendtime": "set message.timestamp.type=LogAppendTime on the Kafka topic",
-    "topic-not-created": "the broker does not let this gateway create the topic; create it there, with LogAppendTime",
+    "topic-not-created": "the broker refused to create the topic: sluice status has its reason; mend that, or create "
+    "the topic there, with LogAppendTime",
+    "topic-name-collides": "Kafka has a topic whose name differs in '.' and '_' only, and keeps no two such (sluice "
+    "status names it); change the route and retry, or delete the other topic",
     "topic-refused": "the broker does not let this gateway see the topic; allow it in the broker's access list",
     TOPIC_FORBIDDEN: "the broker does not let this gateway write to the topic; allow it there (ACL Write): sluice "
     "status has the command",

@@ -1,9 +1,11 @@
 """Whether a Kafka topic may be written to, and what else is wrong with it: topics must neither delete nor refuse."""
 
 import asyncio
+import itertools
 import json
 import math
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,6 +60,10 @@ SAID_CHARACTERS_MAX: Final = 300
 """As much is repeated of what a broker says: it may be anything, and is kept for each topic."""
 UNKNOWN = "topic-unknown"
 NOT_CREATED: Final = "topic-not-created"
+NAME_COLLIDES: Final = "topic-name-collides"
+"""Kafka has a topic whose name differs in '.' and '_' only."""
+SEPARATORS_MAX: Final = 4
+"""A name with more '.' and '_' is compared with no other before the broker refuses it: it has too many like it."""
 NOT_DESCRIBED: Final = "not-described"
 """Never in the quarantine: such a topic waits."""
 BEING_MADE: Final = "being-made"
@@ -225,7 +231,28 @@ async def inspect_topics(
             config = {entry[0]: _cut(entry[1]) for entry in entries}
             verdict = judge(topic, config, partitions, cluster.brokers, settings)
         verdicts.append(verdict)
-    return verdicts
+    missing = [verdict.topic for verdict in verdicts if verdict.reason == UNKNOWN]
+    # Where this gateway makes topics, the broker itself says what it thinks of a name.
+    likes = {} if settings.create_topics else await _likes(admin, missing)
+    return [_collides(each.topic, likes[each.topic]) if each.topic in likes else each for each in verdicts]
+
+
+async def _likes(admin: AIOKafkaAdminClient, topics: Iterable[str]) -> dict[str, str]:
+    """By topic: one that exists, and whose name differs in '.' and '_' only."""
+    alike = {other: topic for topic in topics for other in _names_alike(topic)}
+    if not alike:
+        return {}
+    cluster = await read_cluster(admin, alike)
+    return {alike[other]: other for other, (code, _) in cluster.topics.items() if not code and other in alike}
+
+
+def _names_alike(topic: str) -> Iterator[str]:
+    parts = re.split("[._]", topic)
+    if len(parts) <= SEPARATORS_MAX + 1:
+        for separators in itertools.product("._", repeat=len(parts) - 1):
+            other = "".join(map("".join, zip(parts, (*separators, ""), strict=True)))
+            if other != topic:
+                yield other
 
 
 async def create_topics(
@@ -612,6 +639,18 @@ def _missing(topic: str, settings: KafkaSettings) -> str:
     )
 
 
+_COLLISION: Final = (
+    "Kafka keeps no two topics whose names differ in '.' and '_' only, for their metrics would have one name. Change the "
+    "route so that the names differ, or delete the other topic; what waits for it is sent then"
+)
+
+
+def _collides(topic: str, other: str) -> TopicVerdict:
+    return TopicVerdict(
+        topic, NAME_COLLIDES, f"it does not exist, and its name collides with that of the topic {other}: {_COLLISION}"
+    )
+
+
 def beyond_verdict(topic: str, reason: str, settings: KafkaSettings) -> TopicVerdict:
     """A topic that this gateway does not make, for it has made as many as it may."""
     if reason == BEYOND_DEVICE:
@@ -670,6 +709,8 @@ def _creation_refusal(topic: str, code: int, detail: str | None, settings: Kafka
         return TopicVerdict(topic, NOT_CREATED, words)
     if error not in LASTING:
         return _waits(topic, NOT_CREATED, f"the cluster cannot create it just now ({told})")
+    if error is InvalidTopicError and "collide" in told:
+        return TopicVerdict(topic, NAME_COLLIDES, f"the broker refused to create it: {told}; {_COLLISION}")
     mend = f"; allow it (ACL Create): {allow_command(topic, settings, 'Create')}" if error in AUTHORIZATION else ""
     return TopicVerdict(topic, NOT_CREATED, f"the broker refused to create it: {told}{mend}")
 

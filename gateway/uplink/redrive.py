@@ -9,7 +9,7 @@ from gateway.buffer.buffer import Buffer
 from gateway.buffer.quarantine import TOPIC_FORBIDDEN
 from gateway.intake.front_door import FrontDoor
 from gateway.intake.quarantine_retry import retry_quarantined
-from gateway.kafka.topics import NOT_CREATED, UNKNOWN, TopicVerdict
+from gateway.kafka.topics import NAME_COLLIDES, NOT_CREATED, UNKNOWN, TopicVerdict
 from gateway.uplink.memory import Memory
 
 TOPIC_REFUSING = "topic-refuses-records"
@@ -28,6 +28,9 @@ REDRIVE_S = 15.0
 """How often topics are looked at that something waits for in the quarantine."""
 TOPICS_MAX = 100
 """Topics that are asked about in one look, of more the next ones in the next: a device may have made up thousands."""
+
+_MADE = frozenset({UNKNOWN, NOT_CREATED, NAME_COLLIDES})
+"""Reasons for which a topic is made that nothing new comes for."""
 
 Cause = tuple[str, str]
 """Topic and reason."""
@@ -65,7 +68,7 @@ class Redrive:
         for cause, number in self._next.items():
             if cause[0] not in verdicts:
                 continue
-            if self._memory.verdicts.is_made_when_wanted(verdicts[cause[0]]) and cause[1] in {UNKNOWN, NOT_CREATED}:
+            if self._memory.verdicts.is_made_when_wanted(verdicts[cause[0]]) and cause[1] in _MADE:
                 await self._have_made(verdicts[cause[0]], number)
             count = self._may_go(verdicts[cause[0]], cause[1])
             # Somebody else may have taken it out, and nothing may wait for this topic any more.

@@ -737,6 +737,26 @@ async def test_a_topic_is_created_sound_with_as_many_replicas_as_there_are_broke
 
 
 @pytest.mark.kafka
+async def test_names_that_differ_in_dot_and_underscore_only_are_told_as_that(kafka: Broker) -> None:
+    settings = KafkaSettings((kafka.bootstrap,), create_topics=True)
+    by_hand = structs.replace(settings, create_topics=False)
+    async with administered(kafka.bootstrap) as admin:
+        await make(admin, "likes-a.b_c")
+        (refused,) = await create_topics(admin, ["likes-a_b.c"], settings)
+        (unmade,) = await inspect_topics(admin, ["likes-a_b.c"], by_hand)
+        other, dashed = await inspect_topics(admin, ["likes-a_b.d", "likes-a-b-c"], by_hand)
+        (asked,) = await inspect_topics(admin, ["likes-a_b.c"], settings)
+    for verdict in (refused, unmade):
+        assert (verdict.reason, verdict.usable, verdict.waits) == ("topic-name-collides", False, False)
+        assert "likes-a.b_c" in verdict.hint
+        assert "differ in '.' and '_' only" in verdict.hint
+        assert "kafka-topics.sh" not in verdict.hint
+    assert "collides with existing topic" in refused.hint, "the broker's words"
+    assert (other.reason, dashed.reason) == ("topic-unknown", "topic-unknown")
+    assert asked.reason == "topic-unknown", "it is asked for again: the other one may be gone"
+
+
+@pytest.mark.kafka
 async def test_a_created_topic_keeps_readings_long_enough_and_takes_the_largest(kafka: Broker) -> None:
     settings = KafkaSettings((kafka.bootstrap,), retention_s_min=30 * 86_400.0, record_bytes_max=3_000_000)
     async with administered(kafka.bootstrap) as admin:

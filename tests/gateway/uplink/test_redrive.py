@@ -182,16 +182,17 @@ async def test_a_topic_is_made_for_what_waits_unless_it_was_beyond_a_bound(scene
         ("junk", "topic-limit-of-device: kafka.topics_per_device_day_max"),
         ("junk2", "topic-limit: kafka.topics_created_max"),
         ("refused", "topic-not-created"),
+        ("a_b", "topic-name-collides"),
     )
     await scene.look()
     assert not scene.topics.asked_for, "kafka.create_topics is off"
     scene.verdicts.makes = True
     await scene.look()
-    assert scene.topics.asked_for == [("late", "device of 1"), ("refused", "device of 4")]
+    assert scene.topics.asked_for == [("late", "device of 1"), ("refused", "device of 4"), ("a_b", "device of 5")]
     # Once somebody has made it, what waits for it goes.
     scene.verdicts.mended = {"junk", "junk2"}
     await scene.look()
-    assert sorted(scene.shelf.rows) == [1, 4]
+    assert sorted(scene.shelf.rows) == [1, 4, 5]
 
 
 async def test_thousands_of_topics_are_looked_at_in_turn(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
