@@ -28,7 +28,17 @@ from gateway.settings import (
     RouteSettings,
     Settings,
 )
-from gateway.toml_files.mistakes import ConfigError, Mistake, Place, line_of, lines_of, show, spell, syntax_mistake
+from gateway.toml_files.mistakes import (
+    ConfigError,
+    Mistake,
+    Place,
+    line_of,
+    lines_of,
+    show,
+    spell,
+    syntax_mistake,
+    unseen_mistakes,
+)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -161,6 +171,8 @@ def load_as_written(path: Path) -> Settings:
 
 def parse(text: str, path: Path) -> Settings:
     """Check the text of a configuration; `path` is for messages. Raises ConfigError."""
+    if unseen := unseen_mistakes(text):
+        raise ConfigError(path, unseen)
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

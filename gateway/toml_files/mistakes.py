@@ -80,6 +80,12 @@ _NO_QUOTES = 'this is no number; put texts in double quotes, as in host = "127.0
 _SHOWN_MAX = 20
 """Elements of a list that a message repeats."""
 _DIGITS_SHOWN_MAX = 40
+UNSEEN = re.compile(
+    "[\x80-\xa0\xad\u061c\u115f\u1160\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u2064\u2066-\u206f\u2800\u3000"
+    "\u3164\ufeff\uffa0]"
+)
+"""Characters that look like a blank and are none, or like nothing. TOML allows them in texts."""
+_BEFORE_A_NOTE = re.compile(r"""(?:\"(?:\\.|[^"\\])*\"|'[^']*'|[^#"'])*(?=#)""")
 _NAME_MISSING = "the file ends where a name should stand; write it, and close the brackets that are open"
 
 
@@ -103,6 +109,36 @@ class ConfigError(Exception):
 def where(path: Path, line: int) -> str:
     """PATH:LINE, as editors follow it; PATH alone for line 0, which is what is not about one line."""
     return f"{path}:{line}" if line else str(path)
+
+
+def unseen_mistakes(text: str) -> list[Mistake]:
+    """Characters that a person cannot see, outside of notes: the first of each line.
+
+    Web pages and word processors put them there. A text that shall hold one has it as an escape.
+    """
+    return [
+        _unseen_mistake(number, found)
+        for number, line in enumerate(text.split("\n"), start=1)
+        if (found := UNSEEN.search(_without_note(line))) is not None
+    ]
+
+
+def _without_note(line: str) -> str:
+    before = _BEFORE_A_NOTE.match(line)
+    return line if before is None else before[0]
+
+
+def _unseen_mistake(line: int, found: re.Match[str]) -> Mistake:
+    import unicodedata  # noqa: PLC0415 - nearly no file needs it
+
+    character = found[0]
+    name = unicodedata.name(character, "a control character").lower()
+    return Mistake(
+        line,
+        f"column {found.start() + 1}: here stands {name} (U+{ord(character):04X}), which looks like a blank, or like "
+        "nothing, and is neither; write an ordinary blank, or remove it. Where a text in double quotes is to have it, "
+        f"write \\u{ord(character):04x}",
+    )
 
 
 def syntax_mistake(error: tomllib.TOMLDecodeError, text: str) -> Mistake:

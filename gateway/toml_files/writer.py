@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from datetime import date, time
 from typing import Any, Final
 
+from gateway.toml_files.mistakes import UNSEEN
+
 Notes = Mapping[tuple[str, ...], str]
 """By the place of a setting or section: what is written beside it."""
 _NOTE_COLUMN: Final = 40
@@ -77,4 +79,5 @@ def value_text(value: object) -> str:
 
 def _string(text: str) -> str:
     # JSON escapes what TOML wants escaped, but for DEL.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    written = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", written)

@@ -27,6 +27,7 @@ from gateway.toml_files.mistakes import (
     show_value,
     spell,
     syntax_mistake,
+    unseen_mistakes,
 )
 from spark.decode.codec_binary import SIZES
 from spark.decode.codec_declarations import (
@@ -171,6 +172,8 @@ def load_streams(path: str | Path) -> Streams:
 
 def parse_streams(text: str, path: Path) -> Streams:
     """Check the text of a file; `path` is for messages. Raises ConfigError."""
+    if unseen := unseen_mistakes(text):
+        raise ConfigError(path, unseen)
     try:
         document = tomllib.loads(text, parse_float=Decimal)
     except tomllib.TOMLDecodeError as error:

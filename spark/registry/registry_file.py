@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from gateway.record_contract import DEVICE_NAME, KAFKA_TOPIC
-from gateway.toml_files.mistakes import line_of, lines_of, show, show_value, spell, syntax_mistake, where
+from gateway.toml_files.mistakes import (
+    line_of,
+    lines_of,
+    show,
+    show_value,
+    spell,
+    syntax_mistake,
+    unseen_mistakes,
+    where,
+)
 from spark.registry.registry import Calibration, Device, Gateway, Registry
 
 DIGITS_MAX = 6
@@ -155,6 +164,8 @@ def _text(path: Path) -> str:
 
 
 def _read_toml(text: str, path: Path) -> _Found:
+    if unseen := unseen_mistakes(text):
+        raise RegistryError([Mistake(path, each.line, each.message) for each in unseen])
     try:
         document = tomllib.loads(text, parse_float=Decimal)
     except tomllib.TOMLDecodeError as error:

@@ -14,7 +14,17 @@ from msgspec import Meta, Struct
 from msgspec.structs import fields
 
 from gateway.settings import Name
-from gateway.toml_files.mistakes import ConfigError, Mistake, Place, line_of, lines_of, show, spell, syntax_mistake
+from gateway.toml_files.mistakes import (
+    ConfigError,
+    Mistake,
+    Place,
+    line_of,
+    lines_of,
+    show,
+    spell,
+    syntax_mistake,
+    unseen_mistakes,
+)
 from gateway.toml_files.writer import toml_text
 
 ANSWERS_BYTES_MAX: Final = 100_000
@@ -251,6 +261,8 @@ def _read(path: Path) -> str:
 
 
 def _parsed(text: str, path: Path, kind: type[_T]) -> tuple[_T, dict[Place, int]]:
+    if unseen := unseen_mistakes(text):
+        raise ConfigError(path, unseen)
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

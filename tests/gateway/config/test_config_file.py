@@ -739,6 +739,36 @@ def test_what_is_no_toml_is_told_with_what_to_write(text: str, line: int, words:
     assert words in message
 
 
+NBSP = "\u00a0"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line", "column", "name"),
+    [
+        ("kafka.example:9092", f"kafka.example:9092{NBSP}", 14, 33, "no-break space (U+00A0)"),
+        ("device/{device}/{stream}", "device/{device}/\u200b{stream}", 17, 26, "zero width space (U+200B)"),
+        ('id = "gw1"', f'id{NBSP}= "gw1"', 2, 3, "no-break space"),
+        ('id = "gw1"', f'id ={NBSP}"gw1"', 2, 5, "no-break space"),
+        ('id = "gw1"', f'{NBSP}id = "gw1"', 2, 1, "no-break space"),
+        ("port = 1884", f"port = 1884{NBSP}# a note", 10, 12, "no-break space"),
+        ('"meter/{device}"', "'meter/{device}#\u3000'", 21, 25, "ideographic space (U+3000)"),
+        ('"meters"', '"meters\u2060"', 22, 16, "word joiner (U+2060)"),
+        ("[kafka]", f"[kafka]{NBSP}", 13, 8, "no-break space"),
+        ('"meters"', '"meters\x85"', 22, 16, "a control character (U+0085)"),
+    ],
+)
+def test_what_nobody_sees_is_named_with_its_place(right: str, wrong: str, line: int, column: int, name: str) -> None:
+    ((found, message),) = mistakes(GOOD.replace(right, wrong, 1))
+    assert found == line
+    assert message.startswith(f"column {column}: here stands {name}")
+
+
+def test_what_nobody_sees_may_stand_in_a_note_and_as_an_escape() -> None:
+    text = GOOD.replace("[kafka]", f"[kafka]  # a{NBSP}note, \u200b\n# and{NBSP}one more")
+    text = text.replace("buffer.db", "no\\u00a0#1.db")
+    assert parse(text, PATH).buffer.path.name == f"no{NBSP}#1.db"
+
+
 @given(st.lists(st.sampled_from([*"[]{}='\"\\\n\t ,.#-a1\x01", "'''", '"""', "\\u", "a=", "2020-01-99"]), max_size=12))
 def test_nobody_is_answered_in_the_words_of_a_parser(parts: list[str]) -> None:
     text = "".join(parts)

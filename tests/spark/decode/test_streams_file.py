@@ -45,6 +45,11 @@ from = "env.t"
 """
 
 
+def test_what_nobody_sees_is_named_with_its_line() -> None:
+    told = mistakes(EXAMPLE.replace("celsius", '"celsius\u00a0"'))
+    assert told.startswith("streams.toml:6: column 42: here stands no-break space (U+00A0)")
+
+
 def test_a_stream_and_its_metrics() -> None:
     streams = parsed(EXAMPLE)
 

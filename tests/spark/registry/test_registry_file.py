@@ -192,6 +192,11 @@ colour = "red"
     assert any("devices.colour: there is no such setting; there are: " in each for each in found)
 
 
+def test_what_nobody_sees_is_named_with_its_line() -> None:
+    ((line, told),) = mistakes(SITE.replace('"hall-3"', '"hall-3\u200b"'))
+    assert (line, told.partition(" (")[0]) == (12, "column 15: here stands zero width space")
+
+
 def test_overlaps_and_strange_devices_are_told_beside_other_mistakes() -> None:
     entries = """
 [[devices]]

@@ -51,7 +51,7 @@ from gateway.host.safe_files import wipe
 from gateway.listener import credentials
 from gateway.page.password import read_password_line, verify_password
 from gateway.settings import DEFAULT_CONFIG
-from gateway.toml_files.mistakes import ConfigError
+from gateway.toml_files.mistakes import ConfigError, unseen_mistakes
 from gateway.toml_files.writer import toml_text
 from tests.support.waiting import patience
 
@@ -367,6 +367,7 @@ KAFKA = '[kafka]\nbootstrap = ["a:1"]\ntls = true\n'
         ('[kafka]\nbootstrap = ["a:1"]\ntls = false\nmechanism = "PLAIN"', "is PLAIN, which sends the password itself"),
         (KAFKA + "[gateway]\nclock = 'ntp'", 'a.toml:5: gateway.clock: "ntp" will not do; write one of "kernel", "sys'),
         ("[kafka", "a.toml:1: is not TOML"),
+        (KAFKA + "[sensors]\u00a0# here", "a.toml:4: column 10: here stands no-break space (U+00A0)"),
     ],
 )
 def test_a_mistake_has_its_line_and_what_to_write_instead(text: str, told: str) -> None:
@@ -490,7 +491,9 @@ documents = st.dictionaries(names, st.one_of(values, st.dictionaries(names, valu
 
 @given(documents)
 def test_whatever_stands_in_a_document_is_read_back_as_it_is_written(document: dict[str, Any]) -> None:
-    assert tomllib.loads(toml_text(document, {})) == document
+    text = toml_text(document, {})
+    assert tomllib.loads(text) == document
+    assert unseen_mistakes(text) == [], "what is written is taken"
 
 
 def told_of(read: Callable[[str, Path], object], text: str) -> tuple[object, str | None]:
