@@ -59,6 +59,8 @@ REQUEST_PAYLOAD_BYTES_MAX = 1_000_000
 QUARANTINE_ROWS = 20
 """Of what is quarantined, so many are listed where nobody says how many: its reasons come first, and stay in sight."""
 EXAMPLE_CHARACTERS_MAX = 60
+TEXT_CHARACTERS_MAX = 200
+"""As much of a name, topic or reason is listed of the quarantine, in a pipe too: an MQTT topic may have 65,535 bytes."""
 TABLE_ROWS = 500
 """Rows whose widths are looked at together: longer tables are printed in parts, so that memory stays bounded."""
 OWN_NAME = "(gateway)"
@@ -513,7 +515,7 @@ def quarantine_ls(
 ) -> None:
     """Say why input is quarantined, with an example of each reason, and list it, newest first.
 
-    `sluice buffer export --quarantine` has it whole.
+    `sluice buffer export --quarantine` has it whole, --json all but the payloads.
     """
     settings = load_settings(config)
     with _opened(settings) as db:
@@ -533,13 +535,11 @@ def quarantine_ls(
         for each in reasons:
             say(
                 hanging(
-                    as_typed(
-                        f"{each.count:,} {escaped(each.reason)}, {_example(each)}{_to_mend(each.reason, settings)}"
-                    ),
+                    as_typed(f"{each.count:,} {_cut(each.reason)}, {_example(each)}{_to_mend(each.reason, settings)}"),
                     4,
                 )
             )
-        for line in _then_lines([each.reason for each in reasons]):
+        for line in _then_lines([_cut(each.reason) for each in reasons]):
             say(hanging(as_typed(line), 4))
         shown = 0
         while page := list(islice(found, TABLE_ROWS)):
@@ -558,15 +558,29 @@ def _nothing_set_aside(db: Database, reason: str | None, device: str | None) -> 
     if reason is None:
         return f"nothing{whose} stands in the quarantine" if whose else "the quarantine is empty"
     # Of the same device: what others have there is no answer.
-    there = [escaped(each.reason) for each in buffer_reading.quarantine_reasons(db, device=device)]
+    there = [_cut(each.reason) for each in buffer_reading.quarantine_reasons(db, device=device)]
     where = "of it there is" if whose else "in the quarantine is"
     return f"nothing{whose} was set aside for '{escaped(reason)}'; {where}: {', '.join(there) or 'nothing'}"
 
 
 def _example(reason: QuarantineReason) -> str:
     """One of them, so that nobody need look further to see what it is about."""
-    whose = f" from {escaped(reason.device)}" if reason.device else ""
-    return f'e.g. "{shortened(escaped_bytes(reason.example), EXAMPLE_CHARACTERS_MAX)}"{whose}'
+    whose = f" from {_cut(reason.device)}" if reason.device else ""
+    example = escaped_bytes(reason.example)
+    is_whole = reason.bytes == len(reason.example) and len(example) <= EXAMPLE_CHARACTERS_MAX
+    rest = "" if is_whole else f" ({counted(reason.bytes, 'byte')}; {_WHOLE})"
+    return f'e.g. "{shortened(example, EXAMPLE_CHARACTERS_MAX)}"{rest}{whose}'
+
+
+_WHOLE = "whole: sluice buffer export --quarantine"
+
+
+def _cut(text: str) -> str:
+    """A name, topic or reason as one line; of a long one its beginning, and how long it is."""
+    shown = escaped(text)
+    if len(shown) <= TEXT_CHARACTERS_MAX:
+        return shown
+    return f"{shown[:TEXT_CHARACTERS_MAX]}… ({counted(len(text), 'character')}; {_WHOLE})"
 
 
 def _then_lines(reasons: Iterable[str]) -> Iterator[str]:
@@ -577,8 +591,7 @@ def _then_lines(reasons: Iterable[str]) -> Iterator[str]:
         yield f"Once it is mended: sluice buffer quarantine retry --reason REASON{others}"
     if by_themselves:
         yield (
-            f"What stands here for {', '.join(map(escaped, by_themselves))} is sent by itself once that is mended, "
-            "while sluice runs"
+            f"What stands here for {', '.join(by_themselves)} is sent by itself once that is mended, while sluice runs"
         )
 
 
@@ -587,10 +600,10 @@ def _quarantine_lines(page: list[QuarantinedInput]) -> Iterator[str]:
         (
             str(item.number),
             _received(item),
-            escaped(item.device) or "-",
-            escaped(item.reason),
+            _cut(item.device) or "-",
+            _cut(item.reason),
             size(item.bytes),
-            escaped(source(item.topic, item.subject)),
+            _cut(source(item.topic, item.subject)),
         )
         for item in page
     ]

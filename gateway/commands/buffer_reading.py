@@ -133,6 +133,8 @@ class QuarantineReason(Struct, frozen=True):
     count: int
     example: bytes
     """Its beginning."""
+    bytes: int
+    """Of all of it."""
     device: str
     """Empty where it is not known."""
 
@@ -428,13 +430,15 @@ def quarantine_reasons(db: Database, reason: str | None = None, device: str | No
     where, given = _quarantine_filter(reason, device)
     # The payloads are looked at last: in what is grouped, SQLite would sort all of them, through a file on the card.
     found = db.query(
-        f"""SELECT reason, of_reason.count, device, CAST(substr(payload, 1, {EXAMPLE_BYTES_MAX}) AS BLOB) AS example
+        f"""SELECT reason, of_reason.count, device, CAST(substr(payload, 1, {EXAMPLE_BYTES_MAX}) AS BLOB) AS example,
+            length(payload) AS bytes
         FROM (
             SELECT count(*) AS count, max(number) AS number FROM quarantine WHERE {where} GROUP BY reason
         ) AS of_reason JOIN quarantine USING (number) ORDER BY reason""",
         given,
     )
-    return [QuarantineReason(row["reason"], row["count"], row["example"], row["device"]) for row in found]
+    columns = ("reason", "count", "example", "bytes", "device")
+    return [QuarantineReason(*(row[column] for column in columns)) for row in found]
 
 
 def _quarantine_filter(reason: str | None, device: str | None) -> tuple[str, dict[str, object]]:

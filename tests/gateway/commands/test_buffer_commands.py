@@ -397,6 +397,24 @@ def test_the_quarantine_is_listed(config: Path) -> None:
     assert json.loads(sluice(config, "quarantine", "ls", "--reason", "other", "--json").output) == []
 
 
+@pytest.mark.parametrize("columns", ["80", "1000000"], ids=["terminal", "pipe"])
+async def test_however_long_its_input_is_the_quarantine_is_listed_in_short(tmp_path: Path, columns: str) -> None:
+    config = write_config(tmp_path)
+    long, payload = f"shed/{'x' * 60_000}", bytes(60_000)
+    async with front_door(config) as (door, _):
+        await take(
+            door, [Reading(long, long, payload, boottime_us()), reading(f"device/{'y' * 60_000}/thermo", payload)]
+        )
+        door.unreadable("z" * 60_000, "/dev/ttyUSB0", b"t=1" * 20_000, boottime_us(), f"no-pairs: {'w' * 60_000}")
+    listing = ["buffer", "quarantine", "ls", "--config", str(config)]
+    told = CliRunner(env={"COLUMNS": columns}).invoke(main, listing).output
+    assert len(told) < 5_000
+    assert "(60,000 bytes; whole: sluice buffer export --quarantine)" in words_of(told), "of the payload"
+    assert "(60,000 characters; whole: sluice buffer export --quarantine)" in words_of(told), "of the sensor's name"
+    found = json.loads(sluice(config, "quarantine", "ls", "--json").output)
+    assert {len(item["topic"] or "") for item in found} == {0, len(long), len(f"device/{'y' * 60_000}/thermo")}
+
+
 async def test_the_newest_are_listed_below_an_example_of_each_reason(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     count = buffer_commands.QUARANTINE_ROWS + 5
