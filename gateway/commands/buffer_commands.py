@@ -60,7 +60,7 @@ QUARANTINE_ROWS = 20
 """Of what is quarantined, so many are listed where nobody says how many: its reasons come first, and stay in sight."""
 EXAMPLE_CHARACTERS_MAX = 60
 TEXT_CHARACTERS_MAX = 200
-"""As much of a name, topic or reason is listed of the quarantine, in a pipe too: an MQTT topic may have 65,535 bytes."""
+"""As much of a name, topic or reason is listed of the quarantine, in a pipe too: a topic may have 65,535 bytes."""
 TABLE_ROWS = 500
 """Rows whose widths are looked at together: longer tables are printed in parts, so that memory stays bounded."""
 OWN_NAME = "(gateway)"
