@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.buffer.status import is_running
-from gateway.commands.check.finding import Finding, remark, well, wrong
+from gateway.commands.check.finding import Finding, well, wrong
 from gateway.host.processes import has_open, name_of, opened_by, processes, this_user
 
 OURS: Final = "sluice"
@@ -80,10 +80,11 @@ def _taken(subject: str, where: str, listening: Sequence[int], buffer: Path) -> 
     if not listening and is_running(buffer):
         return well(subject, f"{where} is taken: most likely by the sluice that runs with this buffer")
     if others and name_of(others[0]) == OURS:
-        return remark(
+        return wrong(
             subject,
-            f"{where} is taken by a sluice that runs with another buffer.path (process {others[0]}): where that was "
-            "changed here, sudo systemctl restart sluice; else stop that one, or write another port",
+            f"{where} is taken by a sluice that runs with another buffer.path (process {others[0]}), so that a "
+            "gateway with these settings cannot start: where buffer.path was changed here, sudo systemctl restart "
+            "sluice; else stop that one, or write another port",
         )
     by = f"{name_of(others[0])} (process {others[0]})" if others else "another program (sudo ss -ltnp names it)"
     return wrong(subject, f"{where} is taken by {by}; stop that one, or write another port")
