@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from gateway.host.safe_files import make_private
 from gateway.reading import BufferFileError
 
 LOCK_TRIES = 5
@@ -16,9 +17,11 @@ LOCK_RETRY_S = 0.1
 def acquire(path: Path) -> IO[bytes]:
     """Lock the buffer at `path` until what is returned is closed. Raises BufferFileError."""
     try:
+        name = path.with_name(path.name + ".lock")
+        make_private(name)
         # Root may lock in a folder of somebody else's, who could lead it anywhere by a link.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        lock = os.fdopen(os.open(path.with_name(path.name + ".lock"), flags, 0o666), "ab")
+        lock = os.fdopen(os.open(name, flags, 0o600), "ab")
     except OSError as error:
         raise BufferFileError(
             f"buffer.path: nothing can be written in {path.parent} ({error.strerror}): make the directory, "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.buffer.wal import write_again
+from gateway.host.safe_files import make_private
 from gateway.reading import BufferFileError, Mark
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -104,6 +105,8 @@ def connect(path: Path) -> sqlite3.Connection:
     Raises sqlite3.Error where SQLite cannot, OSError where the disk refuses, and BufferFileError where the file is of a
     newer version or another program's.
     """
+    # SQLite gives its -wal and -shm the rights of their file, and a file that is set aside keeps them.
+    make_private(path)
     # Transactions are begun and ended by hand: what is in one commit is the point of this file.
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     connection.text_factory = _text

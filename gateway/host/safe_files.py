@@ -59,6 +59,21 @@ def read_password(path: Path) -> str:
     return password
 
 
+def make_private(path: Path) -> None:
+    """Make an empty file that its owner alone may read and write, whatever the umask. Raises OSError.
+
+    A file that is there stays as it is.
+    """
+    try:
+        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return
+    try:
+        os.fchmod(made, 0o600)
+    finally:
+        os.close(made)
+
+
 def sync_folder(folder: Path) -> None:
     """Come back when the names in a folder are on the disk. Raises OSError."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

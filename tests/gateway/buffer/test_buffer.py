@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -588,6 +589,24 @@ async def test_large_payloads_are_read_some_at_a_time(tmp_path: Path) -> None:
             found += [row.payload for row in some]
             position = Position(some[-1].lane, some[-1].sequence)
         assert found == payloads
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o277])
+async def test_whatever_the_umask_is_its_files_are_for_its_owner_alone(tmp_path: Path, umask: int) -> None:
+    path = tmp_path / "buffer.db"
+    before = os.umask(umask)
+    try:
+        async with opened(path) as buffer:
+            await store(buffer, [entry()])
+            await buffer.run(lambda _: buffer._commits._fail(schema.corruption("found just now")))
+            await until(lambda: list(tmp_path.glob("buffer.db.corrupt-*.salvaged")))
+            await store(buffer, [entry()])
+            modes = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes.keys() >= {"buffer.db", "buffer.db-wal", "buffer.db-shm", "buffer.db.lock"}
+    assert any(name.endswith(".salvaged") for name in modes)
+    assert set(modes.values()) == {0o600}, modes
 
 
 async def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
