@@ -34,6 +34,7 @@ from aiokafka.conn import (
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.admin import SaslHandShakeRequest
 from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.produce import ProduceRequest
 
 from gateway.host.name_lookup import Address, names
 from gateway.kafka.answers import UnfitAnswerError, check_fields, check_size
@@ -200,6 +201,10 @@ class KafkaLink:
         """Of the connection whose handshake was done last; None where none was, and without TLS."""
         self._was_cut = False
         """Whether connections were ended because the network became another one."""
+        self.throttled_s = 0.0
+        """Seconds for which a broker said last that it takes nothing, for a quota of its own (`throttle_time_ms`)."""
+        self.throttled_at_s = float("-inf")
+        """When it said so (monotonic)."""
         self._closed_bytes = 0
         self._closed_carried_bytes = 0
 
@@ -652,6 +657,8 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
         sent: Coroutine[Any, Any, Any] = super().send(request, expect_response)
         if isinstance(request, SaslHandShakeRequest):
             return self._keep_mechanisms(sent)
+        if isinstance(request, ProduceRequest):
+            sent = self._note_throttle(sent)
         return sent if self._is_settled or not self.is_open else self._first_of_all(sent)
 
     async def _first_of_all(self, sent: Coroutine[Any, Any, Any]) -> Any:
@@ -671,6 +678,15 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
         """What the broker offers for SASL: its refusal does not say."""
         response = await sent
         self.mechanisms = tuple(response.enabled_mechanisms or ())
+        return response
+
+    async def _note_throttle(self, sent: Coroutine[Any, Any, Any]) -> Any:
+        """A broker answers at once, and then reads nothing for as long as its quota wants: aiokafka passes over it."""
+        response = await sent
+        # Version 0 does not have it.
+        throttle_ms = getattr(response, "throttle_time_ms", 0)
+        if throttle_ms > 0:
+            self._link.throttled_s, self._link.throttled_at_s = throttle_ms / 1000, time.monotonic()
         return response
 
     @staticmethod

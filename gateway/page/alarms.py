@@ -340,6 +340,14 @@ def _uplink(facts: Facts) -> Iterator[Alarm]:
             if not uplink.barred
             else "Check the log-in, the certificates and their files: sluice check says which.",
         )
+    if uplink.throttled_s:
+        yield Alarm(
+            "warn",
+            "Uplink",
+            "A quota of Kafka's holds this gateway back.",
+            "What waits goes more slowly, and nothing is lost.",
+            "Have producer_byte_rate raised for this gateway: sluice status says for whom.",
+        )
     for topic, flaw in islice(uplink.refused_topics.items(), NAMED_MAX):
         yield Alarm(
             "warn",

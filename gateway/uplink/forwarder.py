@@ -106,6 +106,7 @@ class Forwarder:
         known = self._dates() if self._kafka.tls is not None else None
         return replace(
             state,
+            throttled_s=self._memory.throttled_s,
             dates_passed=None if known is None else known.earliest_us / 1e6,
             # While the first attempt is under way, what has failed so far is what is to be mended.
             error=state.error or (None if state.up or self._link is None else self._link.fault),

@@ -37,7 +37,8 @@ CLUSTER_MARK = UPLINK_MARKS + "cluster"
 BUDGET_MARK = UPLINK_MARKS + "budget"
 BUDGET_SAVE_S = 30.0
 """What was used of a metered link is written down no more often than this."""
-
+THROTTLED_S = 60.0
+"""That a broker held this gateway back is told for so long after it did so last."""
 
 PROBE_ROWS = 50
 """What a partition that was in trouble is sent first."""
@@ -86,6 +87,8 @@ class UplinkState:
     """Whether nothing is sent because `kafka.bytes_per_day_max` is used up."""
     quota_until: float | None = None
     """Until when, in seconds since 1970; None where the date is not known."""
+    throttled_s: float = 0.0
+    """Seconds for which a broker's quota held this gateway back last; 0 where none has within THROTTLED_S."""
     sent: int = 0
     """Readings and events that Kafka has taken since the start."""
     live_oldest_us: int | None = None
@@ -151,6 +154,8 @@ class Memory:
         self._budget_due_s = 0.0
         self._spent_of: KafkaLink | None = None
         self._spent_bytes = 0
+        self._throttled_s = 0.0
+        self._throttled_at_s = float("-inf")
 
     def recall(self, marks: Mapping[str, bytes]) -> None:
         """Go on from what the buffer has kept under `UPLINK_MARKS`."""
@@ -222,8 +227,26 @@ class Memory:
         total = link.wire_bytes()
         spent, self._spent_bytes = total - self._spent_bytes, total
         self.state.wire_bytes += spent
+        self._note_throttle(link)
         if self._budget is not None:
             self._budget.spend(spent, *self._now())
+
+    def _note_throttle(self, link: KafkaLink) -> None:
+        """Take over whether a broker holds this gateway back, and say once that it does."""
+        if link.throttled_at_s > self._throttled_at_s:
+            if not self.throttled_s:
+                log.warning(
+                    "a quota of Kafka's holds this gateway back: what waits goes more slowly, and nothing is lost",
+                    throttle_s=link.throttled_s,
+                    hint="have producer_byte_rate raised for this gateway's client id, its id, or for its user",
+                )
+            self._throttled_s, self._throttled_at_s = link.throttled_s, link.throttled_at_s
+
+    @property
+    def throttled_s(self) -> float:
+        """See `UplinkState.throttled_s`."""
+        is_recent = time.monotonic() < self._throttled_at_s + self._throttled_s + THROTTLED_S
+        return self._throttled_s if is_recent else 0.0
 
     def _now(self) -> tuple[float, float | None]:
         now_us, clock = boottime_us(), self._clock()

@@ -28,6 +28,7 @@ from aiokafka.protocol.types import (
     CompactArray,
     CompactBytes,
     CompactString,
+    Float64,
     Int8,
     Int16,
     Int32,
@@ -208,6 +209,14 @@ async def allow(bootstrap: str, user: str, topic: str, *operations: Operation, p
                 _raise(code, message)
 
 
+async def limit_producer(bootstrap: str, client_id: str, bytes_per_s: float) -> None:
+    """Set the quota of a client identifier."""
+    entry = ([("client-id", client_id)], [("producer_byte_rate", bytes_per_s, False)])
+    async with administered(bootstrap) as admin:
+        for code, message, _ in (await _ask(admin, ALTER_CLIENT_QUOTAS([entry], False))).entries:
+            _raise(code, message)
+
+
 def _raise(code: int, message: str | None = None, *_more: object) -> None:
     if code:
         raise for_code(code)(message or "")
@@ -266,6 +275,24 @@ INCREMENTAL_ALTER_CONFIGS = VersionZero(
                 ("resource_name", String("utf-8")),
             ),
         ),
+    ),
+)
+_ENTITY = Array(("entity_type", String("utf-8")), ("entity_name", String("utf-8")))
+ALTER_CLIENT_QUOTAS = VersionZero(
+    49,
+    Schema(
+        (
+            "entries",
+            Array(
+                ("entity", _ENTITY),
+                ("ops", Array(("key", String("utf-8")), ("value", Float64), ("remove", Boolean))),
+            ),
+        ),
+        ("validate_only", Boolean),
+    ),
+    Schema(
+        ("throttle_time_ms", Int32),
+        ("entries", Array(("error_code", Int16), ("error_message", String("utf-8")), ("entity", _ENTITY))),
     ),
 )
 ELECT_LEADERS = VersionZero(

@@ -101,6 +101,7 @@ class _Uplink(Struct, frozen=True):
     dates_passed: float | None = None
     quota_used_up: bool = False
     quota_until: float | None = None
+    throttled_s: float = 0.0
     live_oldest_us: int | None = None
     parked: dict[str, str] = {}
     refused_topics: dict[str, str] = {}
@@ -263,6 +264,12 @@ def _uplink_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
         yield f"uplink      Kafka {what}{_since(seen, uplink)}: {why}{end} {_safe(seen)}{_room(seen)}"
         yield from _what_then(seen)
         yield f"{_BESIDE}sluice check says what to do"
+    if uplink.throttled_s:
+        yield (
+            f"{_BESIDE}HELD BACK by a quota of Kafka's, for {span(max(1.0, uplink.throttled_s))} at the last request: "
+            "what waits goes more slowly, and nothing is lost; where that is too slow, have producer_byte_rate raised "
+            f"for the client id {escaped(seen.settings.gateway.id)}, or for its user (kafka-configs.sh)"
+        )
     if uplink.dates_passed is not None:
         passed = datetime.fromtimestamp(uplink.dates_passed, UTC)
         yield (

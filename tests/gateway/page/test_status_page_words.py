@@ -177,6 +177,12 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
             "journalctl",
         ),
         ({"logins": {"trouble": "devices.json is no JSON"}}, "warn", "devices.json is no JSON.", ""),
+        (
+            {"uplink": dataclass_replace(UP, throttled_s=4.2)},
+            "warn",
+            "A quota of Kafka's holds this gateway back.",
+            "producer_byte_rate",
+        ),
         ({"settings_changed": True}, "warn", "The settings were changed since", "sudo systemctl restart sluice"),
         ({"lost": 7, "lost_s": 60.0}, "bad", "7 readings are lost for good, the last 1 min ago.", "sluice buffer ls"),
         (

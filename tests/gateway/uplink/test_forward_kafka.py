@@ -35,7 +35,7 @@ from tests.support.gateways import (
     uplink_told,
     write_config,
 )
-from tests.support.kafka_admin import administered, alter_topic, until_refused
+from tests.support.kafka_admin import administered, alter_topic, limit_producer, until_refused
 from tests.support.waiting import patience
 
 pytestmark = [
@@ -169,6 +169,26 @@ async def test_after_a_dead_line_it_is_sending_again_without_a_restart(tmp_path:
                 records = await consume_until(broker.bootstrap, 6, "line-thermo")
     sequences = [int(header(record, "ce_devicesequence")) for record in records]
     assert list(dict.fromkeys(sequences)) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_quota_of_the_brokers_that_holds_the_gateway_back_is_told(kafka: Broker, tmp_path: Path) -> None:
+    port = free_port()
+    config = write_config(tmp_path, kafka.bootstrap, port, "throttled")
+    config.write_text(config.read_text().replace('id = "gw1"', 'id = "throttled"'))
+    await limit_producer(kafka.bootstrap, "throttled", 3_000)
+    with daemon(config, port):
+        assert uplink_told(tmp_path / "buffer.db")["throttled_s"] == 0
+        for sequence in range(5):
+            # Random digits do not compress: more than the ten seconds allow that the broker looks back on.
+            publish(port, "device/42/thermo", reading(sequence, os.urandom(7_000).hex()))
+        async with asyncio.timeout(patience(20)):
+            while not uplink_told(tmp_path / "buffer.db")["throttled_s"]:
+                await asyncio.sleep(0.1)
+        told = " ".join(sluice("status", config).split())
+        assert "HELD BACK by a quota of Kafka's, for " in told
+        assert "for the client id throttled" in told
+        assert len(await consume_until(kafka.bootstrap, 5, "throttled-thermo")) == 5, "nothing is lost"
+    assert config.with_suffix(".log").read_text().count("a quota of Kafka's holds this gateway back") == 1
 
 
 async def test_a_metered_link_is_left_alone_when_its_quota_is_used_up(kafka: Broker, tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ class Link:
 
     fault: str | None = None
     cut_s = float("inf")
+    throttled_s = 0.0
+    throttled_at_s = float("-inf")
 
     def __init__(self, _: KafkaSettings, __: Dates) -> None:
         self.began_s = time.monotonic()

@@ -122,6 +122,13 @@ def test_devices_that_send_for_more_new_topics_than_are_made() -> None:
     assert any("and 2 more devices" in line for line in lines)
 
 
+@pytest.mark.parametrize("state", [{"up": True}, DOWN])
+def test_a_quota_of_kafkas_is_told_whether_the_uplink_is_up_or_not(state: dict[str, Any]) -> None:
+    (line,) = [each for each in uplink(glance(state | {"throttled_s": 0.04})) if "HELD BACK" in each]
+    assert line.startswith("HELD BACK by a quota of Kafka's, for 1 s at the last request: what waits goes more slowly")
+    assert not any("HELD BACK" in each for each in uplink(glance(state | {"throttled_s": 0.0})))
+
+
 def test_by_what_certificates_are_judged_while_the_clock_is_not_known() -> None:
     lines = uplink(glance({"up": True, "dates_passed": datetime(2026, 11, 22, 9, tzinfo=UTC).timestamp()}))
     assert any("certificates that ended before 2026-11-22, which has passed, are refused" in line for line in lines)
