@@ -538,7 +538,7 @@ def _check_protocol(fields: _Fields) -> None:
     if level & _BRIDGE:
         version = "" if level == 4 | _BRIDGE else ", and bridge_protocol_version mqttv311 has it speak level 4"
         raise ProtocolError(
-            "bridge-protocol-level",
+            "mosquitto-bridge-level",
             "MQTT-3.1.2-2",
             f"{told}: a mosquitto bridge asks first for what is mosquitto's own. It tries again with level "
             f"{level - _BRIDGE}; try_private false in the bridge's settings saves the try{version}",

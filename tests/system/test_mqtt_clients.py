@@ -414,9 +414,9 @@ async def test_a_bridge_of_mosquitto_is_called_that_and_comes_in(tmp_path: Path)
             with site_broker(tmp_path / "site", "allow_anonymous true", *bridge) as broker:
                 await run("mosquitto_pub", broker.port, *READING, "-q", "1")
                 await until(lambda: intake.stored)
-            assert listener.counts["bridge-protocol-level"] == 1
+            assert listener.counts["mosquitto-bridge-level"] == 1
     assert [reading.payload for reading in intake.stored] == [b"21.5"]
-    (line,) = [line for line in lines if line.get("reason") == "bridge-protocol-level"]
+    (line,) = [line for line in lines if line.get("reason") == "mosquitto-bridge-level"]
     assert "try_private false" in line["why"]
 
 

@@ -109,6 +109,14 @@ class _Uplink(Struct, frozen=True):
     bytes_per_s: int = 0
 
 
+_NOT_OUR_MQTT = {
+    "unsupported-protocol-level": "clients of another version of MQTT; set them to 3.1.1",
+    "mosquitto-bridge-level": "a bridge of mosquitto asks for a version of its own first, and then for 3.1.1; "
+    "try_private false in its settings saves the try",
+    "http-on-mqtt-port": "a browser, or a client that is set to WebSocket (ws://); set it to mqtt://",
+    "tls-on-plain-port": "clients that begin with TLS; have them connect to mqtt_listener.tls.port, or without TLS",
+}
+"""By reason: who speaks something else to the MQTT port, and what to do."""
 _TIMES = {
     "time-missing": "came without the time that their route is to find (time); correct what these sensors send",
     "tick-unreadable": "came with a tick that cannot be read; correct what these sensors send: an integer from 0 to "
@@ -466,6 +474,9 @@ def _input_lines(daemon: dict[str, Any], now_us: int) -> Iterator[str]:
     refusals = {reason: count for reason, count in counts.items() if reason not in {"connected", "disconnected"}}
     if refusals:
         yield f"listener    refused or ended since the start{_by_reason(refusals)}"
+        for reason, words in _NOT_OUR_MQTT.items():
+            if reason in refusals:
+                yield f"{_BESIDE}{reason}: {words}"
     yield from _serial_lines(daemon.get("serial") or {}, now_us)
 
 

@@ -211,7 +211,7 @@ MALFORMED = {
     "bad-requested-qos": [CONNECTED + packet(0x82, b"\x00\x05" + field(b"a") + bytes([qos])) for qos in (3, 0x80)],
     "no-topic-filter": [CONNECTED + packet(0x82, b"\x00\x05"), CONNECTED + packet(0xA2, b"\x00\x05")],
     "unsupported-protocol-level": [connect(level=3), connect(level=5), connect(name=b"MQIsdp", level=3)],
-    "bridge-protocol-level": [connect(level=132), connect(level=133), connect(name=b"MQIsdp", level=131)],
+    "mosquitto-bridge-level": [connect(level=132), connect(level=133), connect(name=b"MQIsdp", level=131)],
     "empty-client-id": [connect(0x00, field(b""))],
     "client-id-too-long": [connect(payload=field(b"m" * 257))],
 }

@@ -122,6 +122,18 @@ def test_devices_that_send_for_more_new_topics_than_are_made() -> None:
     assert any("and 2 more devices" in line for line in lines)
 
 
+def test_who_speaks_something_else_to_the_mqtt_port_is_told_with_what_to_do() -> None:
+    counts = {"connected": 9, "mosquitto-bridge-level": 2, "http-on-mqtt-port": 1, "packet-too-large": 1}
+    lines = [*status_lines(glance({"up": True}, answer={"mqtt_listener": counts}))]
+    at = next(number for number, line in enumerate(lines) if line.startswith("listener"))
+    assert lines[at].endswith("1 http-on-mqtt-port, 2 mosquitto-bridge-level, 1 packet-too-large")
+    bridge, http, *others = [line.strip() for line in lines[at + 1 :]]
+    assert bridge.startswith("mosquitto-bridge-level: a bridge of mosquitto asks for a version of its own first")
+    assert "try_private false" in bridge
+    assert http.startswith("http-on-mqtt-port: a browser, or a client that is set to WebSocket")
+    assert not any("packet-too-large:" in line for line in others)
+
+
 @pytest.mark.parametrize("state", [{"up": True}, DOWN])
 def test_a_quota_of_kafkas_is_told_whether_the_uplink_is_up_or_not(state: dict[str, Any]) -> None:
     (line,) = [each for each in uplink(glance(state | {"throttled_s": 0.04})) if "HELD BACK" in each]
