@@ -640,7 +640,7 @@ def _missing(topic: str, settings: KafkaSettings) -> str:
 
 
 _COLLISION: Final = (
-    "Kafka keeps no two topics whose names differ in '.' and '_' only, for their metrics would have one name. Change the "
+    "Kafka keeps no two topics whose names differ in '.' and '_' only: their metrics would have one name. Change the "
     "route so that the names differ, or delete the other topic; what waits for it is sent then"
 )
 
