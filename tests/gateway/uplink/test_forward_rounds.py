@@ -111,7 +111,11 @@ class FakeBroker:
     answer_s: float = 0.0
     bytes_per_s: float = math.inf
     admin: Any = None
-    link: Any = field(default_factory=lambda: SimpleNamespace(wire_bytes=lambda: 0, carried_bytes=lambda: 0))
+    link: Any = field(
+        default_factory=lambda: SimpleNamespace(
+            wire_bytes=lambda: 0, carried_bytes=lambda: 0, throttled_s=0.0, throttled_at_s=float("-inf")
+        )
+    )
 
     async def write_to(self, _: set[str]) -> None:
         await asyncio.sleep(0)

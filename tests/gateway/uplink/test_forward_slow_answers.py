@@ -43,6 +43,8 @@ class Line:
     bytes_per_s: float = math.inf
     stands: bool = True
     sent: int = 0
+    throttled_s: float = 0.0
+    throttled_at_s: float = -math.inf
     _through_s: float = 0.0
     """When all that was sent is carried."""
 
