@@ -85,7 +85,7 @@ async def test_a_device_that_fills_the_buffer_is_refused_and_no_other(tmp_path: 
         assert (told.device, told.readings) == ("bad", 2)
         assert told.bytes > 1_800_000
         # Once Kafka has some of it, it is taken in again.
-        await confirm(buffer, (await rows(buffer))[:20])
+        await confirm(buffer, (await all_rows(buffer))[:20])
         await asyncio.sleep(shares.HOLD_S)
         assert await send(buffer, [entry(bytes(60_000), "bad")])
 
@@ -167,7 +167,7 @@ async def test_a_broker_brings_the_others_readings_although_one_of_its_devices_h
     async with opened(tmp_path / "buffer.db", bytes_max=4_000_000) as buffer:
         for _ in range(40):
             assert await send(buffer, [entry(bytes(60_000), "bad"), entry(b"1", "good")], BROKER)
-        kept = [row.payload for row in await rows(buffer)]
+        kept = [row.payload for row in await all_rows(buffer)]
         assert kept.count(b"1") == 40
         (loss,) = await losses(buffer)
         assert (loss.device, loss.reason, loss.count) == ("bad", "above-share", 80 - len(kept))
@@ -218,7 +218,7 @@ async def test_many_topics_count_as_what_they_take(tmp_path: Path) -> None:
 async def test_what_a_refused_device_sent_behind_does_not_overtake(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db", bytes_max=4_000_000) as buffer:
         await flood(buffer)
-        await confirm(buffer, (await rows(buffer))[:20])
+        await confirm(buffer, (await all_rows(buffer))[:20])
         # There would be room for it. Its sender was not told yet that the one before was refused.
         assert not await send(buffer, [entry(b"behind", "bad")])
         assert await send(buffer, [entry(b"1", "good")])
@@ -239,7 +239,7 @@ async def test_drop_oldest_drops_the_oldest_of_those_that_hold_too_much(tmp_path
             assert await send(buffer, [entry(b"%d" % number, "good")])
         for number in range(100):
             assert await send(buffer, [entry(b"%d" % number + bytes(60_000), "bad")])
-        kept = [row.payload for row in await rows(buffer)]
+        kept = [row.payload for row in await all_rows(buffer)]
         assert kept[:300] == [b"%d" % number for number in range(300)]
         bad = [int(payload.strip(b"\0")) for payload in kept[300:]]
         assert bad == list(range(100 - len(bad), 100)), "its newest are kept"
