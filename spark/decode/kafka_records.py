@@ -11,6 +11,7 @@ from gateway.record_contract import (
     COUNTER_HEADER,
     DEVICE_HEADERS,
     DOUBT_HEADER,
+    HEADER_NAMES,
     HEADERS,
 )
 from spark.engine.built_once import recorded
@@ -48,13 +49,16 @@ VALUE_BYTES_MAX = 1_048_576
 """Reading a value takes several times its size in memory: longer ones are not looked into. Of these the beginning is
 kept: compressed they are small in Kafka, and sixty of 8 MB in one batch filled the memory of whoever wrote them."""
 KEPT_BYTES = 65_536
+OTHER_HEADERS_MAX = 32
+OTHER_HEADER_BYTES_MAX = 8_192
+"""Headers of others that are kept of one record, and the bytes of each: W3C's longest, `baggage`, has so many."""
 LANE_SEQUENCE_MAX = 2**53
 """A lane counts its rows from 0: at a million a second it has so many after 285 years. What is reckoned from numbers up
 to it fits into the columns of tables."""
 
 # This runs for every record of every batch, and is written for the usual one: whole arrays and texts are compared
-# rather than searched, a pattern is tried where nothing cheaper tells as much, and a function with a lambda, which
-# Spark interprets, nowhere. Each step is a projection of its own, so that what several columns need is computed once.
+# rather than searched, and a pattern is tried where nothing cheaper tells as much. A function with a lambda, which
+# Spark interprets, stands below a test that no usual record passes. Each step is a projection of its own, so that what several columns need is computed once.
 KAFKA_SLACK_US = 60_000_000
 """A gateway knows nothing of what lies after the moment that Kafka took its record in. Kafka's clock is another
 machine's: where NTP keeps both, they differ by far less than a minute. One that is further off has to be mended."""
@@ -70,21 +74,23 @@ def typed_records(records: DataFrame) -> DataFrame:
 
     `records` is what Spark's Kafka source yields with `includeHeaders`. Where there is a fault, the columns that
     could be read are kept and the others are null, and `headers` are those that came; nothing is dropped. Where there
-    is none `headers` is null, for the columns say all that is in them.
+    is none, `headers` are those that the contract does not know (a tracer's, a mirror's), null where there are none.
     """
     return _judged(_typed(_texts(_shaped(records))))
 
 
 def _shaped(records: DataFrame) -> DataFrame:
-    """Add `texts`, the headers' values, and `shape`, the place in SHAPES of what the headers are; null if in none."""
-    names = F.col("headers.key")
-    # Compared whole, and not by a search in one text of all names: a name may hold any separator.
-    shape = F.array_position(F.array(*(F.array(*map(F.lit, shape)) for shape in SHAPES)), names) - 1
+    """Add `texts`, the headers' values, and `shape`, the place in SHAPES of what the headers are; null if in none.
+
+    Headers that the contract does not know are passed over, wherever they stand.
+    """
+    is_usual = F.col("named") >= 0
+    ours = F.filter("headers", _is_ours)
     # One text of all: it is UTF-8 if each of them is, because a separator that is ASCII is part of no other character.
     # In place of a value that is missing stands what is no UTF-8.
     together = F.call_function("array_join", F.col("texts"), F.lit(" "), F.lit(b"\xff").cast("string"))
     is_too_large = F.coalesce(F.octet_length("value") > VALUE_BYTES_MAX, F.lit(False))
-    return records.select(
+    usual = records.select(
         "topic",
         "partition",
         "offset",
@@ -93,9 +99,25 @@ def _shaped(records: DataFrame) -> DataFrame:
         F.when(is_too_large, F.substring("value", 1, KEPT_BYTES)).otherwise(F.col("value")).alias("value"),
         is_too_large.alias("is_too_large"),
         "headers",
-        shape.alias("named"),
-        F.col("headers.value").cast("array<string>").alias("texts"),
-    ).withColumn("shape", F.when((F.col("named") >= 0) & F.is_valid_utf8(together), F.col("named").cast("int")))
+        _place_in_shapes(F.col("headers.key")).alias("named"),
+    )
+    found = usual.select(
+        *(name for name in usual.columns if name != "named"),
+        F.when(is_usual, F.col("named")).otherwise(_place_in_shapes(ours["key"])).alias("named"),
+        F.when(is_usual, F.col("headers.value")).otherwise(ours["value"]).cast("array<string>").alias("texts"),
+        (~is_usual).alias("has_others"),
+    )
+    return found.withColumn("shape", F.when(is_usual & F.is_valid_utf8(together), F.col("named").cast("int")))
+
+
+def _place_in_shapes(names: Column) -> Column:
+    """The place in SHAPES of a record's names, -1 if they are in none."""
+    # Compared whole, and not by a search in one text of all names: a name may hold any separator.
+    return F.array_position(F.array(*(F.array(*map(F.lit, shape)) for shape in SHAPES)), names) - 1
+
+
+def _is_ours(header: Column) -> Column:
+    return header["key"].isin(*HEADER_NAMES)
 
 
 def _texts(shaped: DataFrame) -> DataFrame:
@@ -109,6 +131,7 @@ def _texts(shaped: DataFrame) -> DataFrame:
         "value",
         "is_too_large",
         "headers",
+        "has_others",
         F.col("shape").isNotNull().alias("headers_fit"),
         *(F.get("texts", F.lit(place)).alias(_column(name)) for place, name in enumerate(HEADERS)),
         _optional("ce_deviceboot").alias("ce_deviceboot"),
@@ -152,6 +175,7 @@ def _typed(texts: DataFrame) -> DataFrame:
         "value",
         "is_too_large",
         "headers",
+        "has_others",
         "headers_fit",
         (F.col("ce_specversion") == "1.0").alias("version_fits"),
         "namespace",
@@ -185,9 +209,7 @@ def _typed(texts: DataFrame) -> DataFrame:
 def _judged(typed: DataFrame) -> DataFrame:
     """The first thing that is wrong with a record's key and headers, if anything is."""
     too_large = f"the value is longer than {VALUE_BYTES_MAX} bytes, of which the first {KEPT_BYTES} are kept"
-    fault = F.when(F.col("is_too_large"), too_large).when(
-        ~F.col("headers_fit"), "the headers are not the contract's, in its order and in UTF-8"
-    )
+    fault = F.when(F.col("is_too_large"), too_large).when(~F.col("headers_fit"), _misfit())
     for is_right, words in (
         (F.col("version_fits"), "ce_specversion is not 1.0"),
         (F.col("key").isNotNull(), "the key is missing or not UTF-8"),
@@ -213,7 +235,7 @@ def _judged(typed: DataFrame) -> DataFrame:
     ):
         fault = fault.when(~F.coalesce(is_right, F.lit(False)), words)
     dropped = {
-        *("is_too_large", "headers", "headers_fit", "version_fits", "identity_fits", "ce_id"),
+        *("is_too_large", "headers", "has_others", "headers_fit", "version_fits", "identity_fits", "ce_id"),
         *("has_device_sequence", "has_boot_time_error"),
     }
     kept = [column for column in typed.columns if column not in dropped]
@@ -221,9 +243,51 @@ def _judged(typed: DataFrame) -> DataFrame:
         *kept,
         # What cannot be read has no identity: it is nobody's duplicate, and nobody is its.
         F.when(F.col("header_fault").isNull(), F.col("ce_id")).alias("ce_id"),
-        F.when(F.col("header_fault").isNotNull(), F.col("headers")).alias("headers"),
+        F.when(F.col("header_fault").isNotNull(), F.col("headers"))
+        .when(F.col("has_others"), _others())
+        .alias("headers"),
         "header_fault",
     )
+
+
+def _others() -> Column:
+    """The headers that the contract does not know; of many the first, and of long ones the beginning."""
+    return F.transform(
+        F.slice(F.filter("headers", lambda header: ~_is_ours(header)), 1, OTHER_HEADERS_MAX),
+        lambda header: F.struct(
+            F.substring(header["key"], 1, OTHER_HEADER_BYTES_MAX).alias("key"),
+            F.substring(header["value"], 1, OTHER_HEADER_BYTES_MAX).alias("value"),
+        ),
+    )
+
+
+def _misfit() -> Column:
+    """Say which of the contract's headers is missing, doubled, out of place or no text."""
+    ours = F.filter("headers", _is_ours)
+    names = ours["key"]
+    is_numbered = F.arrays_overlap(names, F.array(*map(F.lit, (*DEVICE_HEADERS, COUNTER_HEADER))))
+    needed = F.when(is_numbered, _names(HEADERS + DEVICE_HEADERS)).otherwise(_names(HEADERS))
+    missing = F.get(F.array_except(needed, names), F.lit(0))
+    doubled = F.get(
+        F.filter(_names(HEADER_NAMES), lambda name: F.size(F.filter(names, lambda each: each == name)) > 1), F.lit(0)
+    )
+    # Where none is missing or doubled, these are as many as `names`.
+    in_order = F.array_intersect(_names(HEADER_NAMES), names)
+    pairs = F.zip_with(names, in_order, lambda there, right: F.struct(there.alias("there"), right.alias("right")))
+    moved = F.get(F.filter(pairs, lambda pair: pair["there"] != pair["right"]), F.lit(0))
+    no_text = F.filter(ours, lambda header: ~F.coalesce(F.is_valid_utf8(header["value"].cast("string")), F.lit(False)))
+    return F.coalesce(
+        F.when(F.coalesce(F.size(names), F.lit(0)) <= 0, "there is none of the gateway's headers"),
+        F.concat(missing, F.lit(" is missing")),
+        F.concat(doubled, F.lit(" is there more than once")),
+        F.concat(moved["there"], F.lit(" stands where "), moved["right"], F.lit(" belongs")),
+        F.concat(F.get(no_text, F.lit(0))["key"], F.lit(" has no value in UTF-8")),
+        F.lit("the headers are not the contract's"),
+    )
+
+
+def _names(names: tuple[str, ...]) -> Column:
+    return F.array(*map(F.lit, names))
 
 
 def _is_count(column: str) -> Column:

@@ -284,7 +284,8 @@ def fold(members: list[tuple[datetime, tuple[str, str, int], Decimal]]) -> Windo
 
 def read_headers(record: KafkaRecord) -> Event:
     """Read a record's headers by the contract, or raise UnreadableError."""
-    headers = record.headers or []
+    known = {*REQUIRED, *OPTIONAL, *COUNTER, *DOUBT, *BOOT_TIME_ERROR}
+    headers = [(name, value) for name, value in record.headers or [] if name in known]
     if [name for name, _ in headers] not in SHAPES:
         raise UnreadableError
     given = {name: utf8(value) for name, value in headers}

@@ -402,7 +402,7 @@ REJECTS: list[tuple[KafkaRecord, str]] = [
 
 
 def test_a_record_that_cannot_be_read_says_why_and_keeps_its_bytes(spark: SparkSession) -> None:
-    cases = [*REJECTS, (reading(headers=[]), "header: the headers are not the contract's")]
+    cases = [*REJECTS, (reading(headers=[]), "header: there is none of the gateway's headers")]
     records = [replace(record, offset=offset) for offset, (record, _) in enumerate(cases)]
 
     rows = decoded(typed_records(kafka_frame(spark, records))).orderBy("offset").collect()

@@ -15,14 +15,17 @@ pytestmark = pytest.mark.spark
 
 GOOD = reading_headers(device_boot="7-1a2b3c4d")
 HEADER_FAULTS: list[tuple[spark_oracle.Headers | None, str]] = [
-    ([], "the headers are not"),
-    (None, "the headers are not"),
-    (GOOD[:13], "the headers are not"),
-    (GOOD[:15], "the headers are not"),
-    (GOOD[1::-1] + GOOD[2:], "the headers are not"),
-    ([*GOOD, ("extra", b"1")], "the headers are not"),
-    ([*GOOD[:4], ("ce_subject", None), *GOOD[5:]], "the headers are not"),
-    ([*GOOD[:4], ("ce_subject", b"\xff"), *GOOD[5:]], "the headers are not"),
+    ([], "there is none of the gateway's headers"),
+    (None, "there is none of the gateway's headers"),
+    ([("traceparent", b"00")], "there is none of the gateway's headers"),
+    (GOOD[:13], "content-type is missing"),
+    (GOOD[:15], "ce_devicesequence is missing"),
+    ([*GOOD[:14], ("ce_devicecounter", b"a")], "ce_deviceboot is missing"),
+    ([*GOOD[:4], ("CE_SUBJECT", b"a"), *GOOD[5:]], "ce_subject is missing"),
+    (GOOD[1::-1] + GOOD[2:], "ce_id stands where ce_specversion belongs"),
+    ([*GOOD, ("extra", b"1"), ("ce_subject", b"a")], "ce_subject is there more than once"),
+    ([*GOOD[:4], ("ce_subject", None), *GOOD[5:]], "ce_subject has no value in UTF-8"),
+    ([*GOOD[:4], ("ce_subject", b"\xff"), ("extra", b"1"), *GOOD[5:]], "ce_subject has no value in UTF-8"),
     (changed(GOOD, "ce_specversion", "0.3"), "ce_specversion"),
     (changed(GOOD, "ce_source", "gw-1"), "ce_source"),
     (changed(GOOD, "ce_id", "1"), "ce_id"),
@@ -39,11 +42,11 @@ HEADER_FAULTS: list[tuple[spark_oracle.Headers | None, str]] = [
     ([*GOOD, ("ce_boottimeerror", b"-1")], "ce_boottimeerror"),
     ([*GOOD, ("ce_boottimeerror", b"9223372036854775808")], "ce_boottimeerror"),
     ([*GOOD, ("ce_boottimeerror", b"nan")], "ce_boottimeerror"),
-    ([*GOOD, ("ce_boottimeerror", b"1"), ("ce_doubt", b"conflict")], "the headers are not"),
+    ([*GOOD, ("ce_boottimeerror", b"1"), ("ce_doubt", b"conflict")], "ce_boottimeerror stands where ce_doubt belongs"),
     ([*GOOD, ("ce_doubt", b"true")], "ce_doubt"),
-    ([*GOOD, ("ce_doubt", None)], "the headers are not"),
-    ([*GOOD[:14], ("ce_doubt", b"conflict"), *GOOD[14:]], "the headers are not"),
-    ([*GOOD, ("ce_doubt", b"conflict"), ("ce_doubt", b"conflict")], "the headers are not"),
+    ([*GOOD, ("ce_doubt", None)], "ce_doubt has no value in UTF-8"),
+    ([*GOOD[:14], ("ce_doubt", b"conflict"), *GOOD[14:]], "ce_doubt stands where ce_deviceboot belongs"),
+    ([*GOOD, ("ce_doubt", b"conflict"), ("ce_doubt", b"conflict")], "ce_doubt is there more than once"),
 ]
 
 
@@ -58,6 +61,38 @@ def test_headers_that_are_not_the_contracts_say_why_and_the_bytes_are_kept(spark
         assert row.metrics is None
         with pytest.raises(UnreadableError):
             spark_oracle.read_headers(record)
+
+
+def test_headers_of_others_are_passed_over_and_kept(spark: SparkSession) -> None:
+    whole = [*GOOD, ("ce_doubt", b"redelivered"), ("ce_boottimeerror", b"5")]
+    trace: tuple[str, bytes | None] = ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+    others: list[list[tuple[str, bytes | None]]] = [
+        [trace],
+        [("", None), ("raw", b"\xff"), trace, trace],
+        [("__source_offset", b"\0\0\0\7"), ("ce_Subject", b"other"), ("ce_traceparent", b"\xfe")],
+        [("many", b"x" * 10_000)] * 40,
+    ]
+    headers = [
+        made
+        for extra in others
+        for made in (
+            [*extra, *whole],
+            [*whole, *extra],
+            # Between each two of ours in turn.
+            [each for place, ours in enumerate(whole) for each in (ours, *extra[place : place + 1])] + extra[len(whole) :],
+        )
+    ]
+    records = [replace(reading(), headers=each, offset=offset) for offset, each in enumerate([whole, *headers])]
+
+    plain, *rows = decoded(typed_records(kafka_frame(spark, records))).orderBy("offset").collect()
+
+    assert (plain.headers, plain.reject_reason) == (None, None)
+    columns = [name for name in plain.asDict() if name not in {"offset", "headers"}]
+    for place, row in enumerate(rows):
+        assert [row[name] for name in columns] == [plain[name] for name in columns]
+        kept = [(each.key, None if each.value is None else bytes(each.value)) for each in row.headers]
+        assert kept == [(name, value and value[:8_192]) for name, value in others[place // 3][:32]]
+        assert spark_oracle.read_headers(records[place + 1]).ce_id == plain.ce_id
 
 
 def test_headers_become_typed_columns(spark: SparkSession) -> None:
