@@ -237,14 +237,16 @@ def batch_line(batch: "BatchReport") -> str:
 
 
 def undeclared_lines(batch: "BatchReport", told: set[tuple[str, str]]) -> list[str]:
-    """Members of payloads that no declaration names, each told once; `told` holds those that were."""
+    """Numbers of payloads that became no metrics, each told once; `told` holds those that were."""
     lines = []
     for stream, names in sorted(batch.counts.undeclared.items()):
         new = sorted(name for name in names if (stream, name) not in told)
         told.update((stream, name) for name in new)
         if new:
-            words = "stay in `log`: declare them, and a replay makes metrics of them"
-            lines.append(f"{escaped(stream)}: its payloads also have {', '.join(map(repr, new))}, which {words}")
+            words = "Declare them, and a replay makes metrics of those that fit decimal(18,6)"
+            lines.append(
+                f"{escaped(stream)}: its payloads also have {', '.join(map(repr, new))}, which stay in `log`. {words}"
+            )
     return lines
 
 

@@ -17,6 +17,8 @@ METRICS_TYPE = f"array<struct<name:string,value:{VALUE_TYPE},ago_us:bigint>>"
 SPEC_TYPE = f"struct<name:string,path:array<string>,decimals:int,min:{VALUE_TYPE},max:{VALUE_TYPE},out_of_range:string>"
 """What the declaration says of one metric."""
 MEMBERS_TYPE = "map<string,variant>"
+PADDING = "[.]?0+$"
+"""What a decimal's text ends with and does not need."""
 
 
 def constant(value: object, of_type: str) -> Column:
@@ -61,10 +63,15 @@ def known_members(in_order: list[Stream]) -> list[list[str] | None]:
     ]
 
 
-def number_struct(spec: Column, value: Column) -> Column:
-    """A number with its name, its valid range, and what is wrong where it is beyond that."""
+def number_struct(spec: Column, value: Column, told: Column) -> Column:
+    """A number with its name, its valid range, what is wrong where it is beyond that, and its text as it came."""
     declared = (spec[name].alias(name) for name in ("min", "max", "out_of_range"))
-    return F.struct(spec["name"].alias("name"), value.alias("value"), *declared)
+    return F.struct(spec["name"].alias("name"), value.alias("value"), *declared, told.alias("told"))
+
+
+def plain_text(value: Column) -> Column:
+    """A value of VALUE_TYPE as text, without zeros at the end."""
+    return F.regexp_replace(value.cast("string"), PADDING, "")
 
 
 def exact_number(text: Column, decimals: Column, streams: Streams) -> Column:

@@ -18,7 +18,7 @@ from spark.decode.codec_decimals import (
     spec_literals,
 )
 from spark.decode.codec_declarations import IDENTITY_MEMBERS, METRICS_MAX, Streams
-from spark.decode.codec_numbers import NO_NUMBER_HINT, NO_NUMBER_WORD, OUTSIDE, UNDECLARED_CHARS_MAX, UNDECLARED_MAX
+from spark.decode.codec_numbers import NO_NUMBER_HINT, NO_NUMBER_WORD, UNDECLARED_CHARS_MAX, UNDECLARED_MAX
 
 # What comes before the next number, strings whole, then the number. Possessive: a pattern that backtracks overflows
 # the stack on long texts.
@@ -93,6 +93,9 @@ def read_strictly(parsed: DataFrame, bare: Column, streams: Streams) -> DataFram
         lambda each: number_struct(
             each,
             _value(each["value"], _at(F.col("texts"), each["path"], is_nested=is_nested), each["decimals"], streams),
+            F.try_variant_get(
+                F.coalesce(_at(F.col("texts"), each["path"], is_nested=is_nested), each["value"]), "$", "string"
+            ),
         ),
     )
     # By position, not by name: a map is searched from its beginning, thousands of members for each of them. Both
@@ -110,19 +113,23 @@ def read_strictly(parsed: DataFrame, bare: Column, streams: Streams) -> DataFram
     of_others = F.when(
         F.col("texts").isNull(), F.transform("others", lambda member: _any(member["key"], member["value"]))
     ).otherwise(F.transform(by_position, lambda member: _any(member["key"], member["value"], member["text"])))
-    names = F.transform(
-        F.slice("others", 1, UNDECLARED_MAX), lambda member: F.substring(member["key"], 1, UNDECLARED_CHARS_MAX)
+    # Where nothing is declared, each number counts that a table holds, and of the others the names are told.
+    valued = with_texts.select(
+        "*",
+        F.when(F.col("declared").isNull() & F.col("others").isNotNull() & ~F.col("too_many"), of_others).alias("every"),
     )
-    is_undeclared = F.col("declared").isNotNull() & (F.size("others") > 0)
+    unstored = F.filter("every", lambda number: number["value"].isNull())
+    names = F.when(F.col("declared").isNotNull(), F.col("others")["key"]).otherwise(unstored["name"])
+    cut = F.transform(F.slice(names, 1, UNDECLARED_MAX), lambda name: F.substring(name, 1, UNDECLARED_CHARS_MAX))
     numbers = (
         F.when(F.col("declared").isNotNull(), of_declared)
-        .when(F.col("others").isNotNull() & ~F.col("too_many"), of_others)
+        .when(F.col("every").isNotNull(), F.filter("every", lambda number: number["value"].isNotNull()))
         .otherwise(bare)
     )
-    return with_texts.select(
+    return valued.select(
         *(column for column in parsed.columns if column not in {"quick_undeclared", "stream_number"}),
         "too_many",
-        F.coalesce("quick_undeclared", F.when(is_undeclared, names)).alias("undeclared"),
+        F.coalesce("quick_undeclared", F.when(F.size(names) > 0, cut)).alias("undeclared"),
         numbers.alias("numbers"),
     )
 
@@ -153,7 +160,8 @@ def _any(name: Column, value: Column, text: Column | None = None) -> Column:
     if text is not None:
         exact = F.when(_is_double(value), exact_of(F.try_variant_get(text, "$", "string"), VALUE_TYPE)).otherwise(exact)
     bound = F.lit(None).cast(VALUE_TYPE)
-    nothing = (bound.alias("min"), bound.alias("max"), F.lit(OUTSIDE).alias("out_of_range"))
+    words = F.lit(None).cast("string")
+    nothing = (bound.alias("min"), bound.alias("max"), words.alias("out_of_range"), words.alias("told"))
     return F.struct(name.alias("name"), exact.alias("value"), *nothing)
 
 

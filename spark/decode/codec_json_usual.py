@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.decode.codec_decimals import METRICS_TYPE, VALUE_TYPE, known_members
+from spark.decode.codec_decimals import METRICS_TYPE, PADDING, VALUE_TYPE, known_members
 from spark.decode.codec_declarations import IDENTITY_MEMBERS, Stream, Streams
 from spark.decode.codec_numbers import UNDECLARED_CHARS_MAX, UNDECLARED_MAX
 
@@ -101,7 +101,8 @@ def _quick_metrics(stream: Stream) -> str:
 
 def _quick_bad(stream: Stream) -> str:
     wrong = [
-        f"WHEN {' OR '.join(bounds)} THEN {_quoted(metric.out_of_range)}"
+        f"WHEN {' OR '.join(bounds)} THEN CONCAT({_quoted(metric.out_of_range + ': ')}, "
+        f"REGEXP_REPLACE(CAST(quick_values.v{number} AS STRING), {_quoted(PADDING)}, ''))"
         for number, metric in enumerate(stream.metrics)
         if (
             bounds := [

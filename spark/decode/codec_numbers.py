@@ -34,7 +34,9 @@ NO_METRIC = "undecodable: the payload has no number"
 NO_DECLARED = "undecodable: no declared metric"
 TOO_MANY = f"undecodable: the payload has more than {METRICS_MAX} metrics"
 RANGE = "out-of-range: "
-OUTSIDE = "a value is outside decimal(18,6)"
+NONE_FITS = "no number of the payload fits decimal(18,6)"
+TOLD_CHARS_MAX = 40
+"""Of a number in a reason."""
 
 _LIMIT = Decimal(10) ** 12
 # Strings whole, so that what stands in them counts for nothing; one that does not end is passed over to the end.
@@ -152,7 +154,8 @@ def judged(
 ) -> Result:
     """Round numbers as their metrics say, and see that each is in its range.
 
-    `metrics` are none, or know all of them.
+    `metrics` are none, or know all of them. Of an undeclared number that no table holds, only the name is told: its
+    neighbours count.
     """
     ordered = sorted(numbers, key=lambda number: (name_order(number[0]), number[2] or 0))
     if not ordered:
@@ -161,13 +164,31 @@ def judged(
         return rejected(TOO_MANY, undeclared)
     by_name = {metric.name: metric for metric in metrics}
     values: list[Value] = []
+    unstored: list[str] = []
     for name, number, ago_us in ordered:
         metric = by_name.get(name)
         value = quantised(number, metric.decimals if metric else DECIMALS_MAX)  # type: ignore[arg-type]
-        if value is None or (metric is not None and not _is_within(value, metric)):
-            return rejected(RANGE + (OUTSIDE if metric is None else metric.out_of_range), undeclared)
-        values.append((name, value, ago_us))
-    return Result(values, undeclared)
+        if metric is not None and (value is None or not _is_within(value, metric)):
+            return rejected(f"{RANGE}{metric.out_of_range}: {_told(number if value is None else value)}", undeclared)
+        if value is None:
+            unstored.append(name)
+        else:
+            values.append((name, value, ago_us))
+    if unstored:
+        undeclared = cut_names(unstored)
+    return Result(values, undeclared) if values else rejected(RANGE + NONE_FITS, undeclared)
+
+
+def _told(number: object) -> str:
+    """A number as a reason has it."""
+    if isinstance(number, int):
+        # Python writes no number of more than 4,300 digits.
+        bits = number.bit_length()
+        return str(number)[:TOLD_CHARS_MAX] if bits <= NUMBER_BITS_MAX else f"a number of {bits} bits"
+    if isinstance(number, Decimal) and -DECIMALS_MAX <= number.adjusted() < TOLD_CHARS_MAX:
+        text = format(number, "f")
+        return (text.rstrip("0").rstrip(".") if "." in text else text)[:TOLD_CHARS_MAX]
+    return str(number)[:TOLD_CHARS_MAX]
 
 
 def cut_names(names: Iterable[str]) -> list[str] | None:

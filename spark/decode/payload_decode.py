@@ -9,11 +9,19 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.decode import correction_records, loss_bodies
-from spark.decode.codec_decimals import METRICS_TYPE, SPEC_TYPE, constant, exact_number, number_struct, spec_literals
-from spark.decode.codec_declarations import DECIMALS_MAX, NO_STREAMS, PLAIN_METRIC, Stream, Streams, Times
+from spark.decode.codec_decimals import (
+    METRICS_TYPE,
+    SPEC_TYPE,
+    constant,
+    exact_number,
+    number_struct,
+    plain_text,
+    spec_literals,
+)
+from spark.decode.codec_declarations import DECIMALS_MAX, NO_STREAMS, PLAIN_METRIC, Metric, Stream, Streams, Times
 from spark.decode.codec_json_strict import mended, read_strictly, with_members
 from spark.decode.codec_json_usual import is_usual, read_usual
-from spark.decode.codec_numbers import AROUND, NO_DECLARED, NO_METRIC, OUTSIDE, RANGE, TOO_MANY
+from spark.decode.codec_numbers import AROUND, NO_DECLARED, NO_METRIC, NONE_FITS, RANGE, TOLD_CHARS_MAX, TOO_MANY
 from spark.decode.codec_python import CODEC_OF_MEDIA_TYPE, PYTHON_CODECS, asked_of_python, python_decoder
 from spark.decode.kafka_records import EVENT_TYPES, GATEWAY_TYPES, READING_TYPE, VALUE_BYTES_MAX
 from spark.engine.built_once import recorded
@@ -51,8 +59,8 @@ def decoded(records: DataFrame, streams: Streams = NO_STREAMS) -> DataFrame:
     `records` as `kafka_records.typed_records` yields them. One of `metrics` and `reject_reason` is null, or both for
     gateway events. Of these, time corrections and losses are looked into, for tables are computed by them. `BatchJob`
     judges those that the driver reads itself: here they are good, unless they are too long.
-    `undeclared` names numbers at the payload's top, at most 16, that the stream's declaration does not know; null
-    where there are none, and where nothing is declared of the stream's metrics.
+    `undeclared` names numbers at the payload's top, at most 16, that the stream's declaration does not know, or that no
+    table holds where nothing is declared of the stream's metrics; null where there are none.
     """
     readers = _readers(streams)
     return _reasoned(_numbered(_parsed(_routed(records, streams, readers)), streams, readers), streams.times)
@@ -156,7 +164,7 @@ def _numbered(parsed: DataFrame, streams: Streams, readers: set[str]) -> DataFra
     )
     bare = F.when(
         (F.col("format") == _NUMBER) & F.col("text").rlike(PLAIN_NUMBER),
-        F.array(number_struct(spec, exact_number(F.col("text"), spec["decimals"], streams))),
+        F.array(number_struct(spec, exact_number(F.col("text"), spec["decimals"], streams), F.col("text"))),
     )
     if _JSON in readers:
         return read_strictly(read_usual(parsed, streams), bare, streams)
@@ -164,7 +172,12 @@ def _numbered(parsed: DataFrame, streams: Streams, readers: set[str]) -> DataFra
     return parsed.select("*", *nothing, bare.alias("numbers"))
 
 
-_ANY_NUMBER = {"name": PLAIN_METRIC, "path": [], "decimals": DECIMALS_MAX, "out_of_range": OUTSIDE}
+_ANY_NUMBER = {
+    "name": PLAIN_METRIC,
+    "path": [],
+    "decimals": DECIMALS_MAX,
+    "out_of_range": Metric(PLAIN_METRIC, ()).out_of_range,
+}
 _OF_JSON = {
     "quick_twice": "boolean",
     "quick": METRICS_TYPE,
@@ -181,7 +194,9 @@ def _reasoned(numbered: DataFrame, times: Times) -> DataFrame:
     is_json, is_number = F.col("format") == _JSON, F.col("format") == _NUMBER
     is_strict = is_json & F.col("usual").isNull()
     is_gateway = F.col("ce_type").startswith(GATEWAY_TYPES)
-    bad = F.coalesce("quick_bad", F.get(F.filter("numbers", _is_out_of_range), F.lit(0))["out_of_range"])
+    wrong = F.get(F.filter("numbers", _is_out_of_range), F.lit(0))
+    told = F.coalesce(plain_text(wrong["value"]), F.substring(wrong["told"], 1, TOLD_CHARS_MAX))
+    bad = F.coalesce("quick_bad", F.concat(wrong["out_of_range"], F.lit(": "), told))
     count = F.coalesce(F.size("quick"), F.size("numbers"))
     by_python = "found" in numbered.columns
     reason = F.coalesce(
@@ -200,7 +215,12 @@ def _reasoned(numbered: DataFrame, times: Times) -> DataFrame:
         F.when(F.col("quick_twice") | (is_strict & F.col("members").isNull()), NOT_JSON),
         F.when(F.col("too_many"), TOO_MANY),
         F.when(is_number & F.col("numbers").isNull(), NOT_NUMBER),
-        F.when(count == 0, F.when(F.col("has_metrics"), NO_DECLARED).otherwise(NO_METRIC)),
+        F.when(
+            count == 0,
+            F.when(F.col("has_metrics"), NO_DECLARED)
+            .when(F.col("undeclared").isNotNull(), RANGE + NONE_FITS)
+            .otherwise(NO_METRIC),
+        ),
         F.concat(F.lit(RANGE), bad),
         _fault_of_event(times),
     )

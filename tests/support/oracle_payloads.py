@@ -5,7 +5,7 @@ Written from what `docs/streams.md` and the gateway's PAYLOADS.md promise: where
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Protocol, Self
@@ -57,7 +57,7 @@ class Outcome:
     """In the order in which they must come."""
     undeclared: list[str] | None = None
     kind: str | None = None
-    """What stands before the colon of the reason; of values out of a declared range, all of the reason."""
+    """What stands before the colon of the reason; of values out of a declared range, all but the value."""
 
 
 def read_payload(event: Event) -> dict[str, Decimal]:
@@ -118,11 +118,26 @@ def of_type(event: Event, content_type: str) -> Outcome:
         content_type: str
         record: Record
 
+    typed = Typed(event.type, content_type, event.record)
     try:
-        metrics = read_payload(Typed(event.type, content_type, event.record))
+        metrics = read_payload(typed)
     except UnreadableError as error:
-        return Outcome(None, kind=str(error) or "undecodable")
-    return Outcome({name: metrics[name] for name in sorted(metrics, key=lambda name: name.encode("utf-16-be"))})
+        return Outcome(None, unstored(typed), str(error) or "undecodable")
+    in_order = {name: metrics[name] for name in sorted(metrics, key=lambda name: name.encode("utf-16-be"))}
+    return Outcome(in_order, unstored(typed))
+
+
+def unstored(event: Event) -> list[str] | None:
+    """The numbers of an object of which nothing is declared that no table holds."""
+    if event.content_type.split(";")[0].strip(" ").lower() != "application/json":
+        return None
+    try:
+        numbers = numbers_of(utf8(event.record.value))
+    except UnreadableError:
+        return None
+    if len(numbers) > METRICS_MAX:
+        return None
+    return first_names(name for name, number in numbers.items() if stored(number) is None)
 
 
 def declaration(topic: str, streams: Streams) -> Stream | None:
@@ -140,7 +155,10 @@ def declaration(topic: str, streams: Streams) -> Stream | None:
 
 def unknown(members: dict[str, object], stream: Stream) -> list[str] | None:
     known = IDENTITY | {metric.path[0] for metric in stream.metrics}
-    names = [name for name, value in members.items() if isinstance(value, NumberText) and name not in known]
+    return first_names(name for name, value in members.items() if isinstance(value, NumberText) and name not in known)
+
+
+def first_names(names: Iterable[str]) -> list[str] | None:
     return [name[:100] for name in sorted(names, key=lambda name: name.encode("utf-16-be"))[:16]] or None
 
 
@@ -154,22 +172,35 @@ def declared(members: dict[str, object], stream: Stream) -> Iterator[tuple[Metri
             for name in metric.path:
                 found = found.get(name) if isinstance(found, dict) else None
         if isinstance(found, NumberText):
-            try:
-                yield metric, quantised(found, metric.decimals)
-            except UnreadableError:
-                yield metric, None
+            yield metric, stored(found, metric.decimals)
+
+
+def stored(number: str, decimals: int = 6) -> Decimal | None:
+    try:
+        return quantised(number, decimals)
+    except UnreadableError:
+        return None
 
 
 def json_metrics(text: str) -> dict[str, Decimal]:
-    """Return the numeric members of a JSON object, but for the identity."""
-    numbers = {
+    """Return the numeric members of a JSON object that tables hold, but for the identity."""
+    numbers = numbers_of(text)
+    if not 0 < len(numbers) <= METRICS_MAX:
+        raise UnreadableError
+    values = {name: stored(number) for name, number in numbers.items()}
+    found = {name: value for name, value in values.items() if value is not None}
+    if not found:
+        raise UnreadableError("out-of-range")
+    return found
+
+
+def numbers_of(text: str) -> dict[str, str]:
+    """Return the numeric members of a JSON object, but for the identity, as they were written."""
+    return {
         name: number
         for name, number in reading_object(text).items()
         if isinstance(number, NumberText) and name not in IDENTITY
     }
-    if not 0 < len(numbers) <= METRICS_MAX:
-        raise UnreadableError
-    return {name: quantised(number) for name, number in numbers.items()}
 
 
 def reading_object(text: str) -> dict[str, object]:

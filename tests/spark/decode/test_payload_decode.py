@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import re
 import struct
 from dataclasses import replace
 from datetime import timedelta
@@ -180,8 +181,11 @@ def outcome_of(row: Row) -> Outcome:
     metrics = None if row.metrics is None else {metric.name: metric.value for metric in row.metrics}
     assert all(metric.ago_us is None for metric in row.metrics or ())
     kind, _, detail = (row.reject_reason or "").partition(": ")
-    is_declared = kind == "out-of-range" and detail != "a value is outside decimal(18,6)"
-    return Outcome(metrics, row.undeclared, row.reject_reason if is_declared else kind or None)
+    words, _, value = detail.rpartition(": ")
+    if kind == "out-of-range" and words not in {"", "value is outside decimal(18,6)"}:
+        assert re.fullmatch(r"-?[0-9.]+([eE][-+]?[0-9]+)?", value), row.reject_reason
+        return Outcome(metrics, row.undeclared, f"{kind}: {words}")
+    return Outcome(metrics, row.undeclared, kind or None)
 
 
 def assert_as_expected(found: list[Outcome], records: list[KafkaRecord], streams: Streams) -> None:
@@ -366,6 +370,54 @@ def test_an_analyst_sees_what_was_declared_and_what_was_not(spark: SparkSession)
     assert empty == Outcome(None, None, "undecodable")
 
 
+def test_a_number_that_no_table_holds_leaves_its_neighbours_alone(spark: SparkSession) -> None:
+    texts = [
+        b'{"ts":1795824515000,"temp":21}',
+        b'{"serial": 28061512345678901234, "temp": 21, "wh": -1e12, "x": 1e300, "z": 1000000000000.5}',
+        b'{"temp": 21, "ts": 1795824515000}',
+    ]
+    new, more, declared = found_in(
+        spark,
+        [*map(reading, texts[:2]), replace(reading(texts[2]), topic="device-declared")],
+        parse_streams(
+            'unknown = "accept"\n[streams.device-declared]\ncodec = "json"\n[streams.device-declared.metrics.temp]\n',
+            Path("streams.toml"),
+        ),
+    )
+
+    assert new == declared == Outcome({"temp": Decimal(21)}, ["ts"])
+    assert more == Outcome({"temp": Decimal(21)}, ["serial", "wh", "x", "z"])
+
+
+def test_a_declared_value_out_of_range_is_told(spark: SparkSession) -> None:
+    streams = parse_streams(
+        """
+        [streams.device-thermo]
+        codec = "json"
+        [streams.device-thermo.metrics]
+        t = { decimals = 1, min = -40, max = 125 }
+        ts = {}
+        low = { min = 0 }
+        """,
+        Path("streams.toml"),
+    )
+    texts = {
+        # One that is read fast, then one of each other kind.
+        '{"t": 130.05}': "t is not between -40 and 125: 130.1",
+        '{"low": -100}': "low is below 0 or outside decimal(18,6): -100",
+        '{"t": 2e2, "ts": 1}': "t is not between -40 and 125: 200",
+        '{"ts": 1795824515000}': "ts is outside decimal(18,6): 1795824515000",
+        '{"ts": -1795824515000.25}': "ts is outside decimal(18,6): -1795824515000.25",
+        '{"ts": 1.7E+300}': "ts is outside decimal(18,6): 1.7E+300",
+        '{"ts": ' + "7" * 60 + "}": "ts is outside decimal(18,6): " + "7" * 40,
+    }
+    records = [replace(reading(text.encode()), offset=offset) for offset, text in enumerate(texts)]
+
+    rows = decoded(typed_records(kafka_frame(spark, records)), streams).orderBy("offset").collect()
+
+    assert [row.reject_reason for row in rows] == [f"out-of-range: {words}" for words in texts.values()]
+
+
 def test_what_is_declared_of_an_inner_object_is_not_read_from_the_top(spark: SparkSession) -> None:
     texts = ['{"t": 1, "n": 2}', '{"t": 1, "n": {"x": 2}}', '{"t": 1, "n": {"x": {"o": 2}}}', '{"n": 2}', '{"n.x": 2}']
     records = [replace(reading(text.encode()), topic="device-nested") for text in texts]
@@ -388,7 +440,11 @@ def test_a_stream_that_nobody_declared_is_a_reject_unless_such_are_accepted(spar
 
 REJECTS: list[tuple[KafkaRecord, str]] = [
     (reading(b'{"t": 1'), payload_decode.NOT_JSON),
-    (reading(b'{"t": 1e30}'), "out-of-range: a value is outside decimal(18,6)"),
+    (reading(b'{"t": 1e30}'), "out-of-range: no number of the payload fits decimal(18,6)"),
+    (
+        reading(b"1795824515000", reading_headers(content_type="text/plain")),
+        "out-of-range: value is outside decimal(18,6): 1795824515000",
+    ),
     (reading(b'{"state": "on"}'), "undecodable: the payload has no number"),
     (reading(object_of(*tiny(257)).encode()), "undecodable: the payload has more than 256 metrics"),
     (reading(b"\xff"), payload_decode.NOT_UTF8),
@@ -539,7 +595,7 @@ def test_other_codecs_are_read_beside_json(spark: SparkSession) -> None:
     ]
     assert [row.undeclared for row in rows if row.undeclared] == [["lux"], ["litres", "pascal"]]
     assert [row.reject_reason for row in rows if row.reject_reason] == [
-        "out-of-range: t is above 30 or outside decimal(18,6)",
+        "out-of-range: t is above 30 or outside decimal(18,6): 31",
         codec_avro.NO_FRAME,
     ]
 
