@@ -168,6 +168,8 @@ def _stream(
 def _common(source: KafkaSource) -> dict[str, str]:
     return {
         "kafka.metadata.max.age.ms": str(TOPIC_LIST_AGE_MS),
+        # What another producer took back is no reading. Kafka's own default reads it.
+        "kafka.isolation.level": "read_committed",
         **source_options(source.options),
         "kafka.bootstrap.servers": source.bootstrap,
         "includeHeaders": "true",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -281,6 +282,37 @@ def test_a_span_is_read_by_offsets_or_by_kafkas_time(kafka: Broker, spark: Spark
     nothing = KafkaSource(kafka.bootstrap, "no-such-.*")
     assert topics_now(spark, kafka.bootstrap, {}, nothing.every_pattern) == {}
     assert found(kafka_range(spark, nothing, "earliest", "latest")) == set()
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+def test_what_a_producer_took_back_is_not_read(kafka: Broker, spark: SparkSession, tmp_path: Path) -> None:
+    topic = "device-taken-back"
+    asyncio.run(kafka_admin.create_topic(kafka.bootstrap, topic))
+
+    async def send() -> None:
+        await produce(kafka.bootstrap, topic, {0: 2})
+        async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap, transactional_id="mirror-1") as mirror:
+            for is_good in (False, True, False):
+                await mirror.begin_transaction()
+                for _ in range(3):
+                    await mirror.send_and_wait(topic, b"7", partition=0)
+                await (mirror.commit_transaction() if is_good else mirror.abort_transaction())
+
+    asyncio.run(send())
+    # Each transaction ends with a mark, which has an offset too.
+    committed = span(topic, 0, 0, 2) | span(topic, 0, 6, 9)
+    source = KafkaSource(kafka.bootstrap, topic, batch_records_max=5)
+
+    read, _ = ran(kafka_stream(spark, source), tmp_path / "checkpoint")
+    assert sorted(read) == sorted(committed)
+    assert ran(kafka_stream(spark, source), tmp_path / "checkpoint") == ([], [])
+    again = kafka_range(spark, source, "earliest", "latest")
+    assert {f"{row.topic}-{row.partition}-{row.offset}" for row in again.collect()} == committed
+
+    # Whoever wants all of it says so.
+    everything = replace(source, options=kafka_options(["isolation.level=read_uncommitted"]))
+    assert kafka_range(spark, everything, "earliest", "latest").count() == 11
 
 
 # -- failures in words --------------------------------------------------------------------------------
