@@ -5,14 +5,13 @@ from typing import Any
 import click
 
 from gateway.host.terminal import SpeakingGroup
+from spark.commands.failure_words import known, told_failure
 from spark.commands.ingest_command import ingest
 from spark.commands.registry_commands import devices, registry
 from spark.commands.replay_command import replay_command
 from spark.commands.table_commands import gaps, gateways, quarantine, readings, sql, windows
 from spark.commands.upkeep_commands import delete_device_command, maintain_command
 from spark.engine.warehouse_folder import CopyError, MomentsError
-from spark.source.memory_failures import explain_memory
-from spark.source.storage_failures import explain_storage
 
 
 class _Commands(SpeakingGroup):
@@ -29,10 +28,12 @@ class _Commands(SpeakingGroup):
                     f"{error}: `sluice-cloud ingest` does that at its start, and so does `sluice-cloud replay`"
                 ) from error
             except Exception as error:
-                words = explain_memory(error) or explain_storage(error)
-                if words is None:
+                if isinstance(error, (click.ClickException, click.exceptions.Exit, click.Abort)):
                     raise
-                raise click.ClickException(words) from error
+                told = told_failure(error, known(ctx))
+                if told is None:
+                    raise
+                raise told from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -12,6 +12,7 @@ import click
 from gateway.host.terminal import say
 from gateway.host.terminal_text import hanging, harmless_json, terminal_width
 from gateway.toml_files.mistakes import ConfigError
+from spark.commands.failure_words import known
 from spark.commands.table_text import (
     cell_text,
     columns_left_out,
@@ -42,7 +43,8 @@ Opened = TypeVar("Opened")
 
 
 def absolute_path(_context: click.Context, _parameter: click.Parameter, warehouse: str) -> str:
-    return absolute(warehouse)
+    path = known().warehouse = absolute(warehouse)
+    return path
 
 
 def existing(context: click.Context, parameter: click.Parameter, warehouse: str) -> str:
@@ -95,6 +97,7 @@ kafka_option = click.option(
 
 def expect_kafka(bootstrap: str) -> None:
     """Say at once that no broker answers: Spark takes minutes to."""
+    known().reads_kafka = True
     reason = unreachable(bootstrap)
     if reason is not None:
         raise click.ClickException(f"Kafka cannot be reached ({reason}): is --bootstrap right, and is the broker up?")
@@ -105,7 +108,8 @@ def kafka_settings(given: tuple[str, ...], config: Path | None) -> dict[str, str
     from spark.source.kafka_options import KafkaOptionError, kafka_options  # noqa: PLC0415
 
     try:
-        return kafka_options(given, config)
+        options = known().kafka_options = kafka_options(given, config)
+        return options
     except KafkaOptionError as error:
         raise click.ClickException(str(error)) from error
 

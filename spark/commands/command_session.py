@@ -1,8 +1,10 @@
 """The Spark that a command of `sluice-cloud` works in: started by it, and gone with it, however the command ends."""
 
+import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gateway.host.terminal import say
+from spark.commands.failure_words import keep_java_log, known, told_failure
 from spark.engine.session import JarsMissingError, open_session
 from spark.engine.warehouse_folder import holds_little
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 """The signals that end a command; `ingest` has handlers of its own for them, once it has its session."""
+
+JAVA_END_S = 3.0
 
 # Spark is imported inside the functions: it takes a second, which `--help` need not cost.
 
@@ -65,6 +70,9 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
         return
     scratch = Path(mkdtemp(prefix="sluice-"))
     java: Popen[bytes] | None = None
+    found = known()
+    # What py4j logs, with a trace for each call, is raised too.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
 
     def clear() -> None:
         if java is not None:
@@ -94,6 +102,16 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
         before = {number: signal.signal(number, end) for number in ENDING} if _is_main_thread() else {}
     try:
         yield spark
+    except Exception as error:
+        if isinstance(error, (click.ClickException, click.exceptions.Exit, click.Abort)):
+            raise
+        # Here: to say what is wrong, PySpark asks Java.
+        found.java_code = _code_of(java, error)
+        keep_java_log(found, scratch)
+        told = told_failure(error, found)
+        if told is None:
+            raise
+        raise told from error
     finally:
         with _signals_waiting():
             for number, handler in before.items():
@@ -107,6 +125,17 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
                 clear()
                 # Else PySpark would look for that Java again, if this process runs another command.
                 SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - as above
+
+
+def _code_of(java: "Popen[bytes] | None", error: Exception) -> int | None:
+    """The exit code of a Java that has ended by itself; None where it has not."""
+    from py4j.protocol import Py4JNetworkError  # noqa: PLC0415
+
+    if java is not None and isinstance(error, (Py4JNetworkError, ConnectionError)):
+        # Its connections close a moment before it is gone.
+        with suppress(subprocess.TimeoutExpired):
+            java.wait(JAVA_END_S)
+    return None if java is None else java.poll()
 
 
 @contextmanager

@@ -107,8 +107,7 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
 ) -> None:
     """Read Kafka into the tables until SIGTERM or Ctrl-C, which let the running batch finish.
 
-    Started again, it goes on where it stopped. One `ingest` at a time may write a warehouse. A signal goes to this
-    process, not to its group: Spark's JVM in it would die in the middle of a batch (systemd: KillMode=mixed).
+    Started again, it goes on where it stopped. One `ingest` at a time may write a warehouse.
     """
     options = kafka_settings(kafka_options, kafka_config)
     expect_kafka(bootstrap)
@@ -162,20 +161,16 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     def warn(words: str) -> None:
         say(f"warning: {words}", err=True)
 
-    with _failures_in_words(options), only_writer(warehouse):
+    with _failures_in_words(), only_writer(warehouse):
         check_options(spark, bootstrap, options)
         run_ingest(spark, settings, stop, Listener(ready, report, leave_out, warn))
 
 
 @contextmanager
-def _failures_in_words(options: Mapping[str, str]) -> Iterator[None]:
-    from pyspark.errors import StreamingQueryException  # noqa: PLC0415
-
+def _failures_in_words() -> Iterator[None]:
     from spark.ingest_job import QueryIdError, TopicTroubleError  # noqa: PLC0415
     from spark.log.log_table import CheckpointError  # noqa: PLC0415
-    from spark.source.kafka_failures import explain_failure  # noqa: PLC0415
-    from spark.source.kafka_options import KafkaOptionError, without  # noqa: PLC0415
-    from spark.source.memory_failures import explain_memory  # noqa: PLC0415
+    from spark.source.kafka_options import KafkaOptionError  # noqa: PLC0415
     from spark.source.topic_watch import TopicWatchError  # noqa: PLC0415
     from spark.windows.windows_table import WindowLengthError  # noqa: PLC0415
 
@@ -187,11 +182,6 @@ def _failures_in_words(options: Mapping[str, str]) -> Iterator[None]:
         raise click.ClickException(str(error)) from error
     except WindowLengthError as error:
         raise click.BadParameter(str(error), param_hint="--streams") from error
-    except StreamingQueryException as error:
-        words = explain_memory(error) or explain_failure(error) or without(options, str(error))
-        raise click.ClickException(
-            f"the query failed; what was committed stays, and the next run goes on from there.\n{words}"
-        ) from error
 
 
 def batch_members(batch: "BatchReport") -> dict[str, object]:

@@ -1,10 +1,15 @@
 """Builds the Spark session that every job runs in: Kafka and Delta on the class path, UTC, quiet."""
 
+import ctypes
 import os
+import signal
 import sys
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from subprocess import Popen
 from tempfile import gettempdir
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,6 +46,12 @@ CLASSES_QUIETLY = "-Xlog:cds*=off"
 """That this archive is of another Java, or of other jars, is no news for whoever calls a command."""
 
 
+ERRORS = "errors.log"
+"""In the folder of a command's temporary files: what Java logs."""
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that a process gets when its parent ends."""
+
+
 class JarsMissingError(Exception):
     """The connector jars are not where the session looks for them; the message says what to do."""
 
@@ -70,8 +81,9 @@ def open_session(
 
     `master` is Spark's master URL; without it `SLUICE_SPARK_MASTER`, and without that all cores of this machine. What
     `spark-submit` was told, master and settings, comes before all that is said here.
-    `SLUICE_SPARK_JAVA_OPTIONS` goes to the driver's JVM; see SHORT_LIVED. Its temporary files are in `scratch`, unless
-    Spark was told of another folder. Raises JarsMissingError.
+    `SLUICE_SPARK_JAVA_OPTIONS` goes to the driver's JVM; see SHORT_LIVED. With `scratch`, the folder of a command's
+    temporary files, Java has its own there (unless Spark was told of another folder), logs its errors there and not on
+    standard error, and ends only with this process. Raises JarsMissingError.
     """
     given = _submitted()
     # Whoever submits names the jars himself, or has them in his cluster.
@@ -123,7 +135,8 @@ def open_session(
                 WORDS_TO_STDERR,
                 *JAVA_OPTIONS,
                 *([SHORT_LIVED] if is_brief else []),
-                *([f'"-Djava.io.tmpdir={scratch}"'] if scratch is not None else []),
+                *([f'"-Djava.io.tmpdir={scratch}"', "-Dsluice.errors=file"] if scratch is not None else []),
+                *([f'"-Dsluice.errors.file={scratch / ERRORS}"'] if scratch is not None else []),
                 *([f'"-XX:SharedArchiveFile={classes}"', CLASSES_QUIETLY] if classes.exists() else []),
                 os.environ.get("SLUICE_SPARK_JAVA_OPTIONS", ""),
             ]
@@ -144,11 +157,49 @@ def open_session(
         settings["spark.executor.killOnFatalError.depth"] = "0"
         if "SPARK_DRIVER_MEMORY" not in os.environ:
             settings["spark.driver.memory"] = MEMORY_DEFAULT
+    settings = {name: value for name, value in settings.items() if name not in given}
+    if scratch is not None and not given:
+        _launch({**settings, "spark.master": master})
     builder = SparkSession.builder.appName(application).master(master)
     for name, value in settings.items():
-        if name not in given:
-            builder = builder.config(name, value)
+        builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def _launch(settings: Mapping[str, str]) -> None:
+    """Start the Java of the next session as a process that only this one ends.
+
+    It is in a session of its own and ignores SIGTERM: a signal to this process's group or control group asks this
+    process to end, and Java must still do what is begun.
+    """
+    from pyspark import SparkConf, SparkContext, java_gateway  # noqa: PLC0415
+
+    conf = SparkConf(loadDefaults=False)
+    conf.setAll(list(settings.items()))
+    usual = java_gateway.Popen  # type: ignore[attr-defined]
+    # PySpark lets nobody choose what the process does before it becomes Java.
+    java_gateway.Popen = _own_session  # type: ignore[attr-defined]
+    try:
+        SparkContext._ensure_initialized(gateway=java_gateway.launch_gateway(conf))  # noqa: SLF001 - as above
+    finally:
+        java_gateway.Popen = usual  # type: ignore[attr-defined]
+
+
+def _own_session(command: list[str], *, preexec_fn: Callable[[], None], **options: Any) -> "Popen[bytes]":
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    # It counts the end of the thread that has started the process.
+    dies_with_us = threading.current_thread() is threading.main_thread()
+    parent = os.getpid()
+
+    def prepare() -> None:
+        preexec_fn()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if dies_with_us:
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    return Popen(command, start_new_session=True, preexec_fn=prepare, **options)  # noqa: S603, PLW1509 - as PySpark
 
 
 def is_on_this_machine(master: str) -> bool:

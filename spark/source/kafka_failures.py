@@ -115,10 +115,18 @@ def told_by(error: BaseException) -> str:
     following: BaseException | None = error
     while following is not None and len(texts) < CAUSES_MAX:
         told = vars(following) if hasattr(following, "__dict__") else {}
-        texts.append("\n".join([str(following), *(str(told.get(name, "")) for name in ("_desc", "_stackTrace"))]))
+        texts.append("\n".join([_said(following), *(str(told.get(name, "")) for name in ("_desc", "_stackTrace"))]))
         cause = told.get("_cause") or following.__cause__
         following = cause if isinstance(cause, BaseException) else None
     return "\n".join(texts)
+
+
+def _said(error: BaseException) -> str:
+    """An error's own text. To tell it PySpark asks Java, which may have ended."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - whatever that raises
+        return type(error).__name__
 
 
 def innermost(error: BaseException) -> str:

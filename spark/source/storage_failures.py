@@ -1,6 +1,10 @@
 """What errors mean whose cause is where the tables lie: a path, a disk, an object store."""
 
+import errno
+import os
 import re
+from pathlib import Path
+from tempfile import gettempdir
 
 from spark.source.kafka_failures import innermost, told_by
 
@@ -8,16 +12,38 @@ NO_JARS = re.compile(
     r"No FileSystem for scheme \"?(?P<scheme>\w+)|ClassNotFoundException: Class (?P<name>\S*FileSystem)"
 )
 NO_HOST = re.compile(r"java\.net\.UnknownHostException: (?P<host>[^\s:]+)")
+DISK_WORDS = {
+    errno.ENOSPC: "the disk of {place} is full: make room there",
+    errno.EDQUOT: "the quota on the disk of {place} is used up: raise it, or make room there",
+    errno.EROFS: "the disk of {place} can only be read: a disk that fails is often mounted so, and `dmesg` says why",
+    errno.EIO: "the disk of {place} fails (input/output error): `dmesg` says more",
+}
+"""What the system's errors of disks mean."""
+DISK_ERRORS = re.compile("|".join(f"(?P<e{number}>{os.strerror(number)})" for number in DISK_WORDS))
+HADOOP = "org.apache.hadoop.fs"
+"""It stands in the trace below an error of the warehouse's disk. Spark writes its temporary files without it."""
+TRACE_CHARS = 2_000
+"""So far below an error."""
+NO_FOLDER = re.compile(r"Mkdirs failed to create (?:file:)?(?P<path>/[^\s(]*)")
+FULL_BYTES = 65_536
+"""Free on a disk that is full: a folder needs less."""
 REFUSED = re.compile(r"AccessDeniedException|AccessControlException|NoAuthWithAWSException|Permission denied")
 
 
-def explain_storage(error: BaseException) -> str | None:
-    """What an error means where the warehouse's place is its cause, and what to do; None where it is something else."""
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror or error}"
+def explain_storage(error: BaseException, warehouse: str | None = None) -> str | None:
+    """What an error means where the warehouse's place is its cause, and what to do; None where it is something else.
+
+    `warehouse` is the folder of the tables, as far as it is known.
+    """
+    if isinstance(error, OSError):
+        if error.errno in DISK_WORDS:
+            return DISK_WORDS[error.errno].format(place=error.filename or warehouse or "the warehouse")
+        return None if error.filename is None else f"{error.filename}: {error.strerror or error}"
     if not type(error).__module__.startswith(("py4j.", "pyspark.")):
         return None
     text = told_by(error)
+    if words := _of_disk(text, warehouse):
+        return words
     if found := NO_JARS.search(text):
         missing = found["scheme"] or found["name"]
         return (
@@ -29,3 +55,25 @@ def explain_storage(error: BaseException) -> str | None:
     if REFUSED.search(text):
         return f"what is read or written is not allowed to this user: {innermost(error)}"
     return None
+
+
+def _of_disk(text: str, warehouse: str | None) -> str | None:
+    """What an error of Java's means where the system refused to write."""
+    *_, found = (None, *DISK_ERRORS.finditer(text))
+    if found is not None:
+        is_of_tables = HADOOP in text[found.end() : found.end() + TRACE_CHARS]
+        place = (warehouse or "the warehouse") if is_of_tables else os.environ.get("SPARK_LOCAL_DIRS") or gettempdir()
+        return DISK_WORDS[int(str(found.lastgroup)[1:])].format(place=place)
+    if folder := NO_FOLDER.search(text):
+        # Java does not say why.
+        if _is_full(Path(folder["path"])):
+            return DISK_WORDS[errno.ENOSPC].format(place=warehouse or folder["path"])
+        return f"the folder {folder['path']} cannot be made: may this user write there?"
+    return None
+
+
+def _is_full(path: Path) -> bool:
+    """Whether a file system has no room for another folder, or cannot count one more file."""
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    found = os.statvfs(there)
+    return found.f_bavail * found.f_frsize < FULL_BYTES or (found.f_files > 0 and found.f_favail == 0)

@@ -1,0 +1,133 @@
+"""Failures of disks and of Java: `sluice-cloud ingest` ends with one line, loses nothing, and goes on afterwards."""
+
+import asyncio
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from pyspark.sql import SparkSession
+
+from demo.kafka_broker import Broker
+from spark.engine.session import SHORT_LIVED
+from spark.log.log_table import open_log
+from tests.support.kafka_admin import create_topic
+from tests.support.small_disk import mount_refusal, small_disk
+from tests.support.spark_records import reading_headers
+from tests.support.waiting import patience
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+REFUSAL = mount_refusal()
+RECORDS = 60
+
+
+async def send(broker: Broker, topic: str) -> None:
+    """Some megabytes that no compression makes smaller."""
+    rng = random.Random(5)  # noqa: S311 - the same bytes every time
+    await create_topic(broker.bootstrap, topic)
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all") as producer:
+        for number in range(RECORDS):
+            value = b'{"t": %d, "raw": "%s"}' % (number, rng.randbytes(40_000).hex().encode())
+            await producer.send_and_wait(topic, value, key=b"42", headers=reading_headers(number), partition=0)
+
+
+def ingest(broker: Broker, warehouse: Path, topic: str, scratch: Path, enter: Sequence[str] = ()) -> tuple[int, str]:
+    """Run `sluice-cloud ingest --once`; its exit code, and what it said on standard error."""
+    command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", broker.bootstrap, "--once"]
+    command += ["--warehouse", str(warehouse), "--topics", topic]
+    environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED, "TMPDIR": str(scratch)}
+    done = subprocess.run(
+        [*enter, *command], capture_output=True, text=True, env=environment, timeout=patience(300), check=False
+    )
+    return done.returncode, done.stderr
+
+
+def said(told: str) -> list[str]:
+    """The lines that are ours: the first of all is Java's own, of every start."""
+    return [line for line in told.splitlines() if "incubator modules" not in line]
+
+
+@pytest.mark.skipif(REFUSAL is not None, reason=REFUSAL or "")
+def test_a_full_disk_is_told_in_one_line_and_loses_nothing(kafka: Broker, spark: SparkSession, tmp_path: Path) -> None:
+    topic = "device-full-disk"
+    asyncio.run(send(kafka, topic))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with small_disk(tmp_path / "disk", "64M") as disk:
+        warehouse = disk.inside / "warehouse"
+        disk.fill(leave_bytes=3_000_000)
+
+        code, told = ingest(kafka, warehouse, topic, scratch, disk.enter)
+
+        assert len(said(told)) == 1, told
+        (line,) = said(told)
+        trace = re.fullmatch(
+            rf"Error: the disk of {warehouse} is full: make room there. What was committed stays, and the next run goes "
+            r"on from there \(the trace is in (\S+)\)",
+            line,
+        )
+        assert (code, trace is not None) == (1, True), told
+        assert trace is not None
+        kept = Path(trace[1])
+        assert list(scratch.iterdir()) == [kept]
+        assert kept.stat().st_mode & 0o777 == 0o600
+        text = kept.read_text()
+        # Python's trace, and what Java logged.
+        assert "Traceback (most recent call last)" in text
+        assert " ERROR Executor: Exception in task" in text
+        disk.empty()
+        assert ingest(kafka, warehouse, topic, scratch, disk.enter)[0] == 0
+        places = [row.offset for row in open_log(spark, str(disk.outside / "warehouse")).collect()]
+    assert sorted(places) == list(range(RECORDS))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_java_is_no_member_of_the_commands_group_and_ends_with_it(
+    kafka: Broker, tmp_path: Path, number: signal.Signals
+) -> None:
+    """SIGTERM to all of a service's processes is `docker stop` and systemd's default."""
+    command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", kafka.bootstrap, "--json"]
+    command += ["--warehouse", str(tmp_path / "warehouse"), "--topics", "device-none-of-these"]
+    environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert '"ready"' in process.stdout.readline()
+        (java,) = children_of(process.pid)
+        assert os.getsid(java) == java
+        # Of systemd Java gets it too.
+        os.kill(java, signal.SIGTERM)
+        os.killpg(process.pid, number)
+        _, told = process.communicate(timeout=patience(120))
+    wait_until(lambda: not Path(f"/proc/{java}").exists(), 10)
+    assert process.returncode == (0 if number == signal.SIGTERM else -number)
+    assert said(told) == []
+
+
+def test_a_java_that_is_killed_is_told_in_one_line(kafka: Broker, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", kafka.bootstrap, "--json"]
+    command += ["--warehouse", str(tmp_path / "warehouse"), "--topics", "device-none-of-these"]
+    environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert '"ready"' in process.stdout.readline()
+        (java,) = children_of(process.pid)
+        os.kill(java, signal.SIGKILL)
+        _, told = process.communicate(timeout=patience(120))
+    assert process.returncode == 1
+    assert len(said(told)) == 1, told
+    assert said(told)[0].startswith("Error: Java ended by signal 9 in the midst of the work."), told
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
