@@ -1,7 +1,11 @@
 """The analysts' page: every query on it runs, and every table is on it."""
 
 import re
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 from click.testing import CliRunner
@@ -52,6 +56,36 @@ def test_every_query_on_the_page_runs_and_every_table_has_one(spark: SparkSessio
     assert by_table["quarantine"][0].kind == "undecodable"
     assert by_table["log"][0][2:] == (3, 0, 2)
     assert by_table["versions"][0].declarations == "none"
+
+
+def test_local_days_are_whole_over_a_clock_change(spark: SparkSession, new_warehouse: str) -> None:
+    """Hourly values around both changes of a year: the second half of them late, and all of them twice."""
+    (query,) = (query for query in QUERIES if "from_utc_timestamp" in query)
+    begins = (datetime(2025, 10, 24, tzinfo=UTC), datetime(2026, 3, 27, tzinfo=UTC))
+    times = [begin + timedelta(hours=hour) for begin in begins for hour in range(96)]
+    records = [
+        replace(
+            reading(b'{"celsius": %d}' % number, reading_headers(number, time=time), offset=number, key=b"board-1"),
+            timestamp=datetime(2026, 4, 1, tzinfo=UTC),
+        )
+        for number, time in enumerate(times)
+    ]
+    job = BatchJob(spark, new_warehouse)
+    again = [replace(record, offset=record.offset + len(records)) for record in records]
+    for batch, part in enumerate((records[::2] + again[::2], records[1::2] + again[1::2])):
+        job.take(kafka_frame(spark, part), BatchId("query", batch), {})
+    job.save()
+    open_all(spark, new_warehouse)
+
+    found = {row.day: (row.n, row.min, row.max, row["mean"]) for row in spark.sql(query).collect()}
+
+    days: dict[date, list[int]] = {}
+    for number, time in enumerate(times):
+        days.setdefault(time.astimezone(ZoneInfo("Europe/Berlin")).date(), []).append(number)
+    assert found == {
+        day: (len(values), min(values), max(values), Decimal(sum(values)) / len(values)) for day, values in days.items()
+    }
+    assert (found[date(2025, 10, 26)][0], found[date(2026, 3, 29)][0]) == (25, 23)
 
 
 @pytest.mark.long(seconds=10)

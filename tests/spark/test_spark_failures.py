@@ -20,7 +20,7 @@ from spark.log.log_table import open_log
 from tests.support.kafka_admin import create_topic
 from tests.support.small_disk import mount_refusal, small_disk
 from tests.support.spark_records import reading_headers
-from tests.support.waiting import patience
+from tests.support.waiting import patience, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
