@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from gateway.host.terminal import SpeakingGroup
-from spark.commands.failure_words import known, told_failure
+from spark.commands.failure_words import TOLD, known, told_failure
 from spark.commands.ingest_command import ingest
 from spark.commands.registry_commands import devices, registry
 from spark.commands.replay_command import replay_command
@@ -28,7 +28,7 @@ class _Commands(SpeakingGroup):
                     f"{error}: `sluice-cloud ingest` does that at its start, and so does `sluice-cloud replay`"
                 ) from error
             except Exception as error:
-                if isinstance(error, (click.ClickException, click.exceptions.Exit, click.Abort)):
+                if isinstance(error, TOLD):
                     raise
                 told = told_failure(error, known(ctx))
                 if told is None:

@@ -108,10 +108,11 @@ def kafka_settings(given: tuple[str, ...], config: Path | None) -> dict[str, str
     from spark.source.kafka_options import KafkaOptionError, kafka_options  # noqa: PLC0415
 
     try:
-        options = known().kafka_options = kafka_options(given, config)
-        return options
+        options = kafka_options(given, config)
     except KafkaOptionError as error:
         raise click.ClickException(str(error)) from error
+    known().kafka_options = options
+    return options
 
 
 def opened(spark: "SparkSession", warehouse: str, opener: "Callable[[SparkSession, str], Opened]") -> Opened:

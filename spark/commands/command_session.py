@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gateway.host.terminal import say
-from spark.commands.failure_words import keep_java_log, known, told_failure
+from spark.commands.failure_words import TOLD, keep_java_log, known, told_failure
 from spark.engine.session import JarsMissingError, open_session
 from spark.engine.warehouse_folder import holds_little
 
@@ -70,9 +70,6 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
         return
     scratch = Path(mkdtemp(prefix="sluice-"))
     java: Popen[bytes] | None = None
-    found = known()
-    # What py4j logs, with a trace for each call, is raised too.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
 
     def clear() -> None:
         if java is not None:
@@ -96,22 +93,14 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
         except BaseException:
             clear()
             raise
+        _hush(spark)
         # Of `spark-submit`, which has started this process, Java is none of ours to end.
         java = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001 - as above
         # After Spark has started: PySpark sets a handler of its own.
         before = {number: signal.signal(number, end) for number in ENDING} if _is_main_thread() else {}
     try:
-        yield spark
-    except Exception as error:
-        if isinstance(error, (click.ClickException, click.exceptions.Exit, click.Abort)):
-            raise
-        # Here: to say what is wrong, PySpark asks Java.
-        found.java_code = _code_of(java, error)
-        keep_java_log(found, scratch)
-        told = told_failure(error, found)
-        if told is None:
-            raise
-        raise told from error
+        with _failures_told(java, scratch):
+            yield spark
     finally:
         with _signals_waiting():
             for number, handler in before.items():
@@ -125,6 +114,32 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
                 clear()
                 # Else PySpark would look for that Java again, if this process runs another command.
                 SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - as above
+
+
+@contextmanager
+def _failures_told(java: "Popen[bytes] | None", scratch: Path) -> Iterator[None]:
+    """Tell failures in words while Java is there: PySpark asks it what it has raised."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, TOLD):
+            raise
+        found = known()
+        found.java_code = _code_of(java, error)
+        keep_java_log(found, scratch)
+        told = told_failure(error, found)
+        if told is None:
+            raise
+        raise told from error
+
+
+def _hush(spark: "SparkSession") -> None:
+    """Have PySpark print no traces of a Java that has gone: we say that it has."""
+    # What py4j logs, with a trace for each call, is raised too.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+    server = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda *_: None
 
 
 def _code_of(java: "Popen[bytes] | None", error: Exception) -> int | None:

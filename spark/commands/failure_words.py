@@ -18,6 +18,8 @@ from spark.source.storage_failures import explain_storage
 
 LOG_BYTES_MAX = 2_000_000
 """Of what Java has logged: more than `log4j2.properties` lets it keep."""
+TOLD = (click.ClickException, click.exceptions.Exit, click.Abort)
+"""Words of ours, and the ends that click has for a command."""
 _KEY = "spark.commands.failure_words"
 
 

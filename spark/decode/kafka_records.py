@@ -58,7 +58,8 @@ to it fits into the columns of tables."""
 
 # This runs for every record of every batch, and is written for the usual one: whole arrays and texts are compared
 # rather than searched, and a pattern is tried where nothing cheaper tells as much. A function with a lambda, which
-# Spark interprets, stands below a test that no usual record passes. Each step is a projection of its own, so that what several columns need is computed once.
+# Spark interprets, stands below a test that no usual record passes. Each step is a projection of its own, so that what
+# several columns need is computed once.
 KAFKA_SLACK_US = 60_000_000
 """A gateway knows nothing of what lies after the moment that Kafka took its record in. Kafka's clock is another
 machine's: where NTP keeps both, they differ by far less than a minute. One that is further off has to be mended."""

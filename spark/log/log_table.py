@@ -30,8 +30,8 @@ SCHEMA = f"""
     ingest string, batch bigint, ordinal bigint, code_version string, declarations string, event_date date
 """
 """`device_counter` is null where device and stream imply it (`record_contract.implied_counter`); `headers`: of a
-record whose headers cannot be read all that came, else those that the contract does not know; `pack_span_us`: how long before the record's
-event time the earliest value of a pack was taken, null where there is one time alone."""
+record whose headers cannot be read all that came, else those that the contract does not know; `pack_span_us`: how long
+before the record's event time the earliest value of a pack was taken, null where there is one time alone."""
 LOG_PARTITION = "event_date"
 SKIPPING_COLUMNS = (
     "event_time,ordinal,device,ce_type,topic,partition,offset,lane,lane_sequence,reject_reason,"

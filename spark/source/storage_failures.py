@@ -36,14 +36,21 @@ def explain_storage(error: BaseException, warehouse: str | None = None) -> str |
     `warehouse` is the folder of the tables, as far as it is known.
     """
     if isinstance(error, OSError):
-        if error.errno in DISK_WORDS:
-            return DISK_WORDS[error.errno].format(place=error.filename or warehouse or "the warehouse")
-        return None if error.filename is None else f"{error.filename}: {error.strerror or error}"
+        return _of_python(error, warehouse)
     if not type(error).__module__.startswith(("py4j.", "pyspark.")):
         return None
     text = told_by(error)
-    if words := _of_disk(text, warehouse):
-        return words
+    return _of_disk(text, warehouse) or _of_place(text, error)
+
+
+def _of_python(error: OSError, warehouse: str | None) -> str | None:
+    if error.errno in DISK_WORDS:
+        return DISK_WORDS[error.errno].format(place=error.filename or warehouse or "the warehouse")
+    return None if error.filename is None else f"{error.filename}: {error.strerror or error}"
+
+
+def _of_place(text: str, error: BaseException) -> str | None:
+    """What an error of Java's means where a place cannot be reached or may not be used."""
     if found := NO_JARS.search(text):
         missing = found["scheme"] or found["name"]
         return (

@@ -69,8 +69,8 @@ def test_a_full_disk_is_told_in_one_line_and_loses_nothing(kafka: Broker, spark:
         assert len(said(told)) == 1, told
         (line,) = said(told)
         trace = re.fullmatch(
-            rf"Error: the disk of {warehouse} is full: make room there. What was committed stays, and the next run goes "
-            r"on from there \(the trace is in (\S+)\)",
+            rf"Error: the disk of {warehouse} is full: make room there. What was committed stays, and the next run "
+            r"goes on from there \(the trace is in (\S+)\)",
             line,
         )
         assert (code, trace is not None) == (1, True), told

@@ -79,7 +79,8 @@ def test_headers_of_others_are_passed_over_and_kept(spark: SparkSession) -> None
             [*extra, *whole],
             [*whole, *extra],
             # Between each two of ours in turn.
-            [each for place, ours in enumerate(whole) for each in (ours, *extra[place : place + 1])] + extra[len(whole) :],
+            [each for place, ours in enumerate(whole) for each in (ours, *extra[place : place + 1])]
+            + extra[len(whole) :],
         )
     ]
     records = [replace(reading(), headers=each, offset=offset) for offset, each in enumerate([whole, *headers])]
