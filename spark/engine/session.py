@@ -178,9 +178,10 @@ def _launch(settings: Mapping[str, str]) -> None:
     conf.setAll(list(settings.items()))
     usual = java_gateway.Popen  # type: ignore[attr-defined]
     # PySpark lets nobody choose what the process does before it becomes Java.
-    java_gateway.Popen = _own_session  # type: ignore[attr-defined]
+    java_gateway.Popen = _own_session  # type: ignore[attr-defined, assignment]
     try:
-        SparkContext._ensure_initialized(gateway=java_gateway.launch_gateway(conf))  # noqa: SLF001 - as above
+        gateway = java_gateway.launch_gateway(conf)  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - as above
     finally:
         java_gateway.Popen = usual  # type: ignore[attr-defined]
 

@@ -66,8 +66,9 @@ def _of_place(text: str, error: BaseException) -> str | None:
 
 def _of_disk(text: str, warehouse: str | None) -> str | None:
     """What an error of Java's means where the system refused to write."""
-    *_, found = (None, *DISK_ERRORS.finditer(text))
-    if found is not None:
+    if every := list(DISK_ERRORS.finditer(text)):
+        # The last one is the innermost cause.
+        found = every[-1]
         is_of_tables = HADOOP in text[found.end() : found.end() + TRACE_CHARS]
         place = (warehouse or "the warehouse") if is_of_tables else os.environ.get("SPARK_LOCAL_DIRS") or gettempdir()
         return DISK_WORDS[int(str(found.lastgroup)[1:])].format(place=place)

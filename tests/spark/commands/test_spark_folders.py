@@ -1,10 +1,12 @@
 """What `sluice-cloud` looks at before it starts Spark: the folder of the tables, and whether Kafka answers."""
 
+import errno
 import socket
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pyspark.errors import PySparkException
 
 from spark.cli import main
 from spark.engine.warehouse_folder import (
@@ -16,6 +18,7 @@ from spark.engine.warehouse_folder import (
     only_writer,
 )
 from spark.source.kafka_reach import unreachable
+from spark.source.storage_failures import explain_storage
 
 
 def test_a_relative_folder_is_made_absolute_and_a_uri_is_left_alone(
@@ -61,6 +64,33 @@ def test_what_cannot_be_told_of_a_warehouse_is_no_sign_that_it_is_small(tmp_path
     (tmp_path / "v1").symlink_to(tmp_path.parent)
     assert not holds_little(str(tmp_path))
     assert not holds_little("s3a://bucket/warehouse")
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("java.io.IOException: No space left on device\n\tat org.apache.hadoop.fs.X.write(X.java:1)", "/wh is full"),
+        ("java.io.IOException: No space left on device\n\tat org.apache.spark.storage.X(X.java:1)", "/spill is full"),
+        (
+            "java.io.IOException: Disk quota exceeded\n\tat org.apache.hadoop.fs.X",
+            "quota on the disk of /wh is used up",
+        ),
+        ("Caused by: X: Read-only file system\n\tat org.apache.hadoop.fs.X", "the disk of /wh can only be read"),
+        ("java.io.IOException: Input/output error\n\tat org.apache.hadoop.fs.X", "the disk of /wh fails"),
+        ("Mkdirs failed to create file:/proc/none/v1 (exists=false)", "the disk of /wh is full"),
+        ("Mkdirs failed to create file:/no/such/v1 (exists=false)", "may this user write there"),
+        ("AccessDeniedException: bucket", "is not allowed to this user"),
+    ],
+)
+def test_what_a_disk_refuses_is_told_in_words(said: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/spill")
+    assert words in (explain_storage(PySparkException(said), "/wh") or "")
+
+
+def test_a_disk_that_refuses_python_is_told_in_the_same_words() -> None:
+    assert explain_storage(OSError(errno.ENOSPC, "No space"), "/wh") == "the disk of /wh is full: make room there"
+    assert explain_storage(OSError(errno.ENOENT, "None", "/wh/x"), "/wh") == "/wh/x: None"
+    assert explain_storage(ValueError("No space left on device"), "/wh") is None
 
 
 def test_kafka_is_reached_where_one_of_the_brokers_answers() -> None:
