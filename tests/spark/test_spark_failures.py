@@ -54,6 +54,7 @@ def said(told: str) -> list[str]:
     return [line for line in told.splitlines() if "incubator modules" not in line]
 
 
+@pytest.mark.long(seconds=70)
 @pytest.mark.skipif(REFUSAL is not None, reason=REFUSAL or "")
 def test_a_full_disk_is_told_in_one_line_and_loses_nothing(kafka: Broker, spark: SparkSession, tmp_path: Path) -> None:
     topic = "device-full-disk"
@@ -88,6 +89,7 @@ def test_a_full_disk_is_told_in_one_line_and_loses_nothing(kafka: Broker, spark:
     assert sorted(places) == list(range(RECORDS))
 
 
+@pytest.mark.long(seconds=30)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_java_is_no_member_of_the_commands_group_and_ends_with_it(
     kafka: Broker, tmp_path: Path, number: signal.Signals
@@ -112,6 +114,7 @@ def test_java_is_no_member_of_the_commands_group_and_ends_with_it(
     assert said(told) == []
 
 
+@pytest.mark.long(seconds=20)
 def test_a_java_that_is_killed_is_told_in_one_line(kafka: Broker, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", kafka.bootstrap, "--json"]
     command += ["--warehouse", str(tmp_path / "warehouse"), "--topics", "device-none-of-these"]
