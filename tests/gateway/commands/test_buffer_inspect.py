@@ -344,8 +344,10 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path, wal: bool) -> None:  #
     folder.mkdir()
     try:
         for found in tmp_path.glob("copy.db*" if wal else "buffer.db*"):
+            copied = folder / found.name.replace("copy", "buffer")
+            shutil.copy(found, copied)
             # Its owner may let others read it.
-            shutil.copy(found, folder / found.name.replace("copy", "buffer")).chmod(0o644)
+            copied.chmod(0o644)
         command = [sys.executable, "-c", READ_AS_NOBODY, str(folder / "buffer.db")]
         read = subprocess.run(command, capture_output=True, text=True, check=False)
     finally:
