@@ -39,9 +39,9 @@ ANSWER_TIMEOUT_S = 60.0
 REOPEN_INTERVAL_S = 30.0
 """How long until the socket is tried again where it could not be made: a disk that is read-only may come back."""
 NUMBERS_MAX = 1_000
+"""Numbers of quarantined input in one request."""
 FAULTS_TOLD_MAX = 100
 """Devices that `state` names for payloads that are not what their routes declare, of each kind of fault."""
-"""Numbers of quarantined input in one request."""
 _ADDRESS_BYTES_MAX = 107
 """`sun_path` of unix(7), without the terminating null."""
 

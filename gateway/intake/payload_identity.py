@@ -91,7 +91,7 @@ def _of_json_members(payload: bytes) -> Identity | None:
     tick = _alone(found.tick, TICK_UNREADABLE) if found.tick else None
     lost = _pair(_alone(found.lost, None)) if found.lost else UNSET
     sequence = _alone(found.seq, None)
-    if type(sequence) is float and sequence.is_integer() and abs(sequence) <= _EXACT_FLOAT_MAX:
+    if type(sequence) is float and sequence.is_integer() and abs(sequence) < _EXACT_FLOAT_MAX:
         # JSON has one kind of number: 1.0 is 1.
         sequence = int(sequence)
     return _checked(_alone(found.boot, None), sequence, tick, lost)

@@ -200,7 +200,7 @@ class TextLink:
             untold, self._joined = self._skipping or not self._joined, True
             self._partial.clear()
             self._skipping = False
-            if _bare(line).strip():
+            if _bare(line).strip(_IDLE).strip():
                 yield _Cut(line, untold=untold)
         yield from self._extend(begun)
 

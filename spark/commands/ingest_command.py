@@ -233,7 +233,10 @@ def undeclared_lines(batch: "BatchReport", told: set[tuple[str, str]]) -> list[s
         new = sorted(name for name in names if (stream, name) not in told)
         told.update((stream, name) for name in new)
         if new:
-            words = "Declare them, and a replay makes metrics of those that fit decimal(18,6)"
+            words = (
+                "Declare those that fit decimal(18,6), and a replay makes metrics of them. Where one that does not fit "
+                "is declared, its whole reading is a reject"
+            )
             lines.append(
                 f"{escaped(stream)}: its payloads also have {', '.join(map(repr, new))}, which stay in `log`. {words}"
             )

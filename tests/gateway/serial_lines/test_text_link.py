@@ -277,6 +277,7 @@ def test_a_byte_that_an_idle_line_is_read_as_costs_neither_a_name_nor_a_value_it
         sensor = joined(name, **rest)
         for sent in (b"\xff" + line, b"\xff\xff" + line, line + b"\xff"):
             assert payloads(sensor.receive(sent + b"\r\n", 0)) == ['{"t":21.5}']
+        assert payloads(sensor.receive(b"\xff\r\n\xff\xff \r\n", 0)) == []
         assert sensor.faults == {}
 
 
