@@ -56,8 +56,9 @@ RIGHTLY_TAKEN = (
     # Numbers; and payloads with a good number beside what is none.
     "value: (JSON|number|SenML), (t: |v: |bt: |bv: |vb: )?less than nothing",
     f"value: JSON, unknown: (less than nothing|a long text|null|NaN|Infinity|true|a list|an object|{SOME_TEXT})",
+    r"value: JSON, unknown: (-?2\^\d+( - 1)?|1e-?\d+)",
     f"value: SenML, (v|bv|vb): {NO_NUMBER}",
-    r"value: SenML, vb: (a fraction of 5,000 digits|-?2\^\d+( - 1)?|1e.*)",
+    r"value: SenML, (v|bv|vb): (a fraction of 5,000 digits|-?2\^\d+( - 1)?|1e.*)",
     f"value: SenML, (n: (?!an empty text)|bn: ){SOME_TEXT}",
     "value: SenML, bn: half a surrogate",
     "value: CBOR, t: NUL",
