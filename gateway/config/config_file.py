@@ -4,7 +4,6 @@ import difflib
 import ipaddress
 import os
 import re
-import tomllib
 from collections.abc import Collection, Container, Iterator, Mapping
 from functools import cache
 from itertools import count
@@ -28,17 +27,8 @@ from gateway.settings import (
     RouteSettings,
     Settings,
 )
-from gateway.toml_files.mistakes import (
-    ConfigError,
-    Mistake,
-    Place,
-    line_of,
-    lines_of,
-    show,
-    spell,
-    syntax_mistake,
-    unseen_mistakes,
-)
+from gateway.toml_files.mistakes import ConfigError, Mistake, Place, line_of, lines_of, show, spell
+from gateway.toml_files.reader import read_toml
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -171,12 +161,8 @@ def load_as_written(path: Path) -> Settings:
 
 def parse(text: str, path: Path) -> Settings:
     """Check the text of a configuration; `path` is for messages. Raises ConfigError."""
-    if unseen := unseen_mistakes(text):
-        raise ConfigError(path, unseen)
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(path, [syntax_mistake(error, text)]) from error
+        document = read_toml(text, path)
     except RecursionError as error:
         raise ConfigError(path, [Mistake(0, _TOO_DEEP)]) from error
     except ValueError as error:

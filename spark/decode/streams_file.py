@@ -5,7 +5,6 @@
 
 import difflib
 import re
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
@@ -26,9 +25,8 @@ from gateway.toml_files.mistakes import (
     show,
     show_value,
     spell,
-    syntax_mistake,
-    unseen_mistakes,
 )
+from gateway.toml_files.reader import read_toml
 from spark.decode.codec_binary import SIZES
 from spark.decode.codec_declarations import (
     DAY_S,
@@ -172,12 +170,8 @@ def load_streams(path: str | Path) -> Streams:
 
 def parse_streams(text: str, path: Path) -> Streams:
     """Check the text of a file; `path` is for messages. Raises ConfigError."""
-    if unseen := unseen_mistakes(text):
-        raise ConfigError(path, unseen)
     try:
-        document = tomllib.loads(text, parse_float=Decimal)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(path, [syntax_mistake(error, text)]) from error
+        document = read_toml(text, path, Decimal)
     except (ValueError, RecursionError, ArithmeticError) as error:
         words = "holds a number that is too long, or lists too deep within one another, to be read; write less"
         raise ConfigError(path, [Mistake(0, words)]) from error

@@ -7,7 +7,6 @@ import csv
 import difflib
 import io
 import re
-import tomllib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,16 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from gateway.record_contract import DEVICE_NAME, KAFKA_TOPIC
-from gateway.toml_files.mistakes import (
-    line_of,
-    lines_of,
-    show,
-    show_value,
-    spell,
-    syntax_mistake,
-    unseen_mistakes,
-    where,
-)
+from gateway.toml_files.mistakes import ConfigError, line_of, lines_of, show, show_value, spell, where
+from gateway.toml_files.reader import read_toml
 from spark.registry.registry import Calibration, Device, Gateway, Registry
 
 DIGITS_MAX = 6
@@ -164,13 +155,10 @@ def _text(path: Path) -> str:
 
 
 def _read_toml(text: str, path: Path) -> _Found:
-    if unseen := unseen_mistakes(text):
-        raise RegistryError([Mistake(path, each.line, each.message) for each in unseen])
     try:
-        document = tomllib.loads(text, parse_float=Decimal)
-    except tomllib.TOMLDecodeError as error:
-        mistake = syntax_mistake(error, text)
-        raise RegistryError([Mistake(path, mistake.line, mistake.message)]) from error
+        document = read_toml(text, path, Decimal)
+    except ConfigError as error:
+        raise RegistryError([Mistake(path, each.line, each.message) for each in error.mistakes]) from error
     except (ValueError, RecursionError, ArithmeticError) as error:
         words = "holds a number that is too long, or lists too deep within one another, to be read; write less"
         raise RegistryError([Mistake(path, 0, words)]) from error

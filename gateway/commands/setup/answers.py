@@ -14,17 +14,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import fields
 
 from gateway.settings import Name
-from gateway.toml_files.mistakes import (
-    ConfigError,
-    Mistake,
-    Place,
-    line_of,
-    lines_of,
-    show,
-    spell,
-    syntax_mistake,
-    unseen_mistakes,
-)
+from gateway.toml_files.mistakes import ConfigError, Mistake, Place, line_of, lines_of, show, spell
+from gateway.toml_files.reader import read_toml
 from gateway.toml_files.writer import toml_text
 
 ANSWERS_BYTES_MAX: Final = 100_000
@@ -261,12 +252,8 @@ def _read(path: Path) -> str:
 
 
 def _parsed(text: str, path: Path, kind: type[_T]) -> tuple[_T, dict[Place, int]]:
-    if unseen := unseen_mistakes(text):
-        raise ConfigError(path, unseen)
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(path, [syntax_mistake(error, text)]) from None
+        document = read_toml(text, path)
     except (RecursionError, ValueError):
         words = "holds what is too deep or too long to be read; no answer is like that"
         raise ConfigError(path, [Mistake(0, words)]) from None
