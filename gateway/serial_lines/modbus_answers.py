@@ -50,17 +50,17 @@ def find_answer(received: bytes, asked: bytes, request: Request, searched: int =
     hears itself, the noise of a line that turns around, a late answer of another unit. Where so many of the first
     bytes were `searched` in vain, none is found that ends in them: however much noise comes, each check is made once.
     """
-    heard = _behind_echo(received, asked)
-    searched -= len(received) - len(heard)
+    echo_at = received.find(asked)
+    echo = range(echo_at, echo_at + len(asked)) if echo_at >= 0 else ()
     # The answer's first bytes are known, and so is its length (sections 6.1 to 6.4 and 7).
     for beginning, length in _beginnings(asked, request):
-        at = heard.find(beginning, max(0, searched - length + 1))
-        while 0 <= at <= len(heard) - length:
-            frame = heard[at : at + length]
+        at = received.find(beginning, max(0, searched - length + 1))
+        while 0 <= at <= len(received) - length:
+            frame = received[at : at + length]
             # Some requests begin as an answer, check and all (unit 4, holding 688); in part of an echo it is none.
-            if frame != asked[:length] and _is_whole(frame):
+            if at not in echo and frame != asked[:length] and _is_whole(frame):
                 return Answer(b"", frame[2]) if frame[1] & _REFUSED else Answer(frame[3:-2])
-            at = heard.find(beginning, at + 1)
+            at = received.find(beginning, at + 1)
     return None
 
 

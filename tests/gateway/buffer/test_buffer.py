@@ -343,8 +343,8 @@ async def test_a_commit_that_fails_is_not_acknowledged_and_leaves_no_trace(tmp_p
         assert await store(buffer, [entry(b"before", sequence=0)])
         await buffer.run(lambda file: file.connection.execute("PRAGMA max_page_count = 1").fetchone())
         held = append(buffer, [entry(bytes(20_000_000), sequence=1)])
+        await until(lambda: failure(buffer))
         assert await is_held(held)
-        assert failure(buffer) is not None
         assert len(await rows(buffer)) == 1
         await buffer.run(lambda file: file.connection.execute("PRAGMA max_page_count = 1000000").fetchone())
         # The window must not believe that sequence 1 was on disk.

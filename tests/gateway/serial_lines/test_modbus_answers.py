@@ -28,7 +28,9 @@ def test_an_answer_is_found_among_other_bytes(data: bytes, echo: bytes, before: 
 
 
 NOISE = st.lists(
-    st.sampled_from([b"\x00", b"\xff", b"\x11", b"\x11\x03", b"\x11\x03\x04", b"\x11\x83", ASKED[:5], ASKED[1:]]),
+    st.sampled_from(
+        [b"\x00", b"\xff", b"\x11", b"\x11\x03", b"\x11\x03\x04", b"\x11\x83", ASKED[:5], ASKED[1:], ASKED]
+    ),
     max_size=8,
 ).map(b"".join)
 
