@@ -79,6 +79,7 @@ def seen() -> list[Seen]:
     return [each for scenario in scenarios() for each in simulate(scenario, 1)]
 
 
+@pytest.mark.slow
 def test_all_ways_see_the_same_readings(seen: list[Seen]) -> None:
     for each in seen:
         by_place = list(zip(*(each.by_way[way] for way in (OURS, *SIMPLE_WAYS)), strict=True))

@@ -220,6 +220,7 @@ async def test_qos_2_goes_on_with_pubrel_where_pubrec_had_come() -> None:
     assert done.acknowledged == 3
 
 
+@pytest.mark.slow
 async def test_the_real_gateway_has_what_the_generator_was_told_also_when_it_is_killed(tmp_path: Path) -> None:
     port = free_port()
     config = write_config(tmp_path, UNREACHABLE, port, "bench")

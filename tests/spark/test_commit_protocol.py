@@ -68,6 +68,8 @@ from tests.support.spark_oracle import (
     told_apart,
 )
 
+pytestmark = pytest.mark.slow
+
 NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)
 UNKNOWN_US = spark_oracle.TIME_ERROR_UNKNOWN_US
 PARTITIONS = 3

@@ -84,6 +84,7 @@ def test_what_another_module_sizes_is_found() -> None:
     assert unmarked(source) == ["test_one"]
 
 
+@pytest.mark.slow
 def test_every_test_that_asks_for_its_size_says_so() -> None:
     found = {path.name: names for path in ROOT.glob("tests/**/*.py") if (names := unmarked(path.read_text()))}
     assert not found, "give them @pytest.mark.campaign(seconds=...): see tests/support/sizes.py"

@@ -961,7 +961,7 @@ class BufferMachine(RuleBasedStateMachine):
 
 
 BufferMachine.TestCase.settings = hypothesis_settings(max_examples=25, stateful_step_count=15)
-TestBufferAgainstAList = BufferMachine.TestCase
+TestBufferAgainstAList = pytest.mark.slow(BufferMachine.TestCase)
 
 
 @pytest.fixture(autouse=True)

@@ -430,4 +430,4 @@ class NeighbourMachine(RuleBasedStateMachine):
 
 
 NeighbourMachine.TestCase.settings = hypothesis_settings(max_examples=8, stateful_step_count=15)
-TestAGoodSensorBesideABadOne = NeighbourMachine.TestCase
+TestAGoodSensorBesideABadOne = pytest.mark.slow(NeighbourMachine.TestCase)

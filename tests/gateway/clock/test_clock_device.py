@@ -577,6 +577,7 @@ def thoroughly(clock: DeviceClock, received_us: int, tick_ms: int, sequence: int
     return (earliest_us + received_us) // 2, (received_us - earliest_us) // 2 + 2
 
 
+@pytest.mark.slow
 @pytest.mark.campaign(seconds=8)
 @settings(max_examples=size(20, 60), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(KINDS)), st.sampled_from([0.1, 1.0, 15.0, 120.0]))

@@ -89,6 +89,7 @@ REPORTS = "reports"
 """Stands as the device of what is reported of quarantined input."""
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(st.lists(names, min_size=1, max_size=3, unique=True))
 def test_no_command_that_reads_the_buffer_prints_what_is_obeyed(

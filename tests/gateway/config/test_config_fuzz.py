@@ -14,6 +14,8 @@ from gateway.config import config_file
 from gateway.settings import Settings
 from gateway.toml_files.mistakes import ConfigError, Mistake
 
+pytestmark = pytest.mark.slow
+
 PATH = Path("gateway.toml")
 WHOLE: dict[str, Any] = {
     "gateway": {"id": "barn-1", "namespace": "farm", "clock": "kernel"},

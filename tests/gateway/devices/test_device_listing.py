@@ -456,6 +456,7 @@ async def test_no_device_and_no_file(tmp_path: Path) -> None:
     assert (shown.exit_code, shown.stdout) == (0, "no device is known yet\n")
 
 
+@pytest.mark.slow
 async def test_thousands_of_devices_are_all_there(tmp_path: Path) -> None:
     names = [f"sensor-{number:05}" for number in range(5_000)]
     async with gateway(tmp_path) as door:

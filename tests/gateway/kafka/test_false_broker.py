@@ -235,6 +235,7 @@ def brokers(correlation: int, at: tuple[str, int]) -> bytes:
     return struct.pack(">i", len(answer)) + answer
 
 
+@pytest.mark.slow
 async def test_more_topics_than_memory_holds_are_not_decoded() -> None:
     said = topics_without_end(0, ("", 0))  # made before memory is measured
     broker = FalseBroker(falsehood=lambda correlation, _: said[:4] + struct.pack(">i", correlation) + said[8:])

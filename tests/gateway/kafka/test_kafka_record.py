@@ -259,6 +259,7 @@ def test_any_time_is_written_as_rfc_3339(wall_us: int) -> None:
         assert (parsed - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) == wall_us
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(["none", "gzip", "snappy", "lz4", "zstd"]),
     st.lists(

@@ -55,6 +55,7 @@ def test_who_guesses_from_elsewhere_does_not_keep_out_the_true_one() -> None:
     assert limit.lets_in("m001", HOME, 0.0)
 
 
+@pytest.mark.slow
 @given(
     guesses=st.lists(
         st.tuples(st.sampled_from([HOME, AWAY, "198.51.100.7"]), st.sampled_from(["m001", "m002"]), st.floats(0, 3)),

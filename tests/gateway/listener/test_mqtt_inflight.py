@@ -23,6 +23,7 @@ from tests.support.mqtt_peers import (
 from tests.support.waiting import until
 
 
+@pytest.mark.slow
 async def test_a_flood_waits_in_the_network_while_its_commit_takes_long() -> None:
     intake = RecordingIntake()
     intake.outcome = None

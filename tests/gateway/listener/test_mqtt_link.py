@@ -52,6 +52,7 @@ async def test_keep_alive_closes_the_silent_and_not_the_pinging() -> None:
         assert [(kind, device) for kind, device, _ in intake.events][3:] == [("device-died", "silent")]
 
 
+@pytest.mark.slow
 async def test_a_peer_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "WRITE_STALL_S", 0.3)
     with capture_logs() as lines:

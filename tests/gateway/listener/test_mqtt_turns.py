@@ -154,6 +154,7 @@ async def measured(
     return waits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flood", FLOODS)
 async def test_a_good_sensor_waits_for_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch, flood: str) -> None:
     acted = Acted(monkeypatch)

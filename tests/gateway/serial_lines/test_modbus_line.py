@@ -1099,6 +1099,7 @@ def test_of_the_library_neither_client_nor_server_is_loaded() -> None:
     assert not {"pymodbus.client", "pymodbus.server"} & set(loaded)
 
 
+@pytest.mark.slow
 async def test_through_a_real_gateway_into_its_buffer(bench: Bench, tmp_path: Path) -> None:
     mqtt_port = free_port()
     config = write_config(tmp_path, "127.0.0.1:1", mqtt_port, "test", METER.format(port=bench.wire.port))

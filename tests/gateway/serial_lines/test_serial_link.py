@@ -694,7 +694,7 @@ def numbered(received: Received) -> set[tuple[int, int]]:
     return {(received.run.hello.boot, sequence) for sequence in received.sequences}
 
 
-TestLossyLine = LossyLine.TestCase
+TestLossyLine = pytest.mark.slow(LossyLine.TestCase)
 TestLossyLine.settings = settings(max_examples=150, stateful_step_count=40)
 
 

@@ -20,6 +20,8 @@ from gateway.serial_lines.text_formats import nmea_checksum
 from tests.support.gateways import SLUICE, daemon, free_port
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 30.0
 
 

@@ -609,6 +609,7 @@ def trust_soon() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trust_soon")
 @pytest.mark.parametrize("allocate", ["count-up", "lowest-free"])
 @settings(max_examples=150)

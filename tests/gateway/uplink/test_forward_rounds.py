@@ -782,6 +782,7 @@ class Story:
         assert all(sequences == sorted(sequences) for sequences in order.values()), "in order within a lane"
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(
     events=st.lists(

@@ -386,6 +386,7 @@ window_changes_days = 50
 """
 
 
+@pytest.mark.slow
 @pytest.mark.campaign(seconds=12)
 def test_whatever_stands_in_the_file_is_declared_or_told_as_a_mistake() -> None:
     parsed(ALL)

@@ -397,6 +397,7 @@ def test_spans_are_refused_where_a_reading_would_have_two(
         assert len(parse_registry(text, PATH).calibrations) == len(spans)
 
 
+@pytest.mark.slow
 def test_whatever_stands_in_a_registry_is_taken_or_told_as_a_mistake(tmp_path: Path) -> None:
     lines = SITE.splitlines()
     for place, line in enumerate(lines):

@@ -37,6 +37,8 @@ from tests.support.buffers import (
     store,
 )
 
+pytestmark = pytest.mark.slow
+
 ROWS = 3_000
 PAGE_BYTES = 4096
 

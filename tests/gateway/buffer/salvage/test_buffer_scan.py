@@ -232,6 +232,7 @@ pages_damaged = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(pages_damaged, st.sampled_from([b"\0", b"\xff"]), st.sampled_from([3, 10**9]))
 @settings(max_examples=50)
 @example({1}, b"\xff", 10**9)

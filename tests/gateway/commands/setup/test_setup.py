@@ -576,6 +576,7 @@ def killed_at(name: str, step: int, config: Path, answers: Path) -> int:
     return subprocess.run(command, capture_output=True, timeout=patience(60), check=False).returncode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["_prepare", "_rename", "sync_folder"])
 def test_a_first_setup_that_is_killed_leaves_no_settings_and_the_next_one_completes_it(
     name: str, tmp_path: Path
@@ -594,6 +595,7 @@ def test_a_first_setup_that_is_killed_leaves_no_settings_and_the_next_one_comple
     assert not list(config.parent.rglob(".*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["_prepare", "_rename"])
 def test_a_second_setup_that_is_killed_leaves_what_was_in_place(name: str, tmp_path: Path) -> None:
     config = tmp_path / "etc" / "gateway.toml"

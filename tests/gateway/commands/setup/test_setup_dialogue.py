@@ -314,6 +314,7 @@ def test_a_container_is_offered_the_clock_of_its_host(
         assert not any("clock" in each for each in asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answered", range(len(WITHOUT_KAFKA)))
 def test_ctrl_c_at_any_question_leaves_nothing(answered: int, tmp_path: Path) -> None:
     config = tmp_path / "gateway" / "gateway.toml"
@@ -353,6 +354,7 @@ typed = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(typed, min_size=20, max_size=60), st.booleans())
 def test_whatever_is_typed_nothing_is_written_before_the_end(answers: list[str], reached: bool) -> None:  # noqa: FBT001
     left = iter(answers)

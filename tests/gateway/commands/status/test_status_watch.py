@@ -24,6 +24,8 @@ from tests.gateway.commands.status.test_status_text import DOWN, glance
 from tests.support.gateways import SLUICE, daemon, free_port, write_config
 from tests.support.waiting import patience
 
+pytestmark = pytest.mark.slow
+
 ENTERED, LEFT = "\x1b[?1049h", "\x1b[?1049l"
 
 
