@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import socket
-import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -19,6 +18,7 @@ from gateway.listener.credentials import add
 from gateway.listener.door import BURST_S, NOT_LOGGED_IN, SPARE_CONNECTIONS, TOO_FAST
 from gateway.listener.listener import MqttListener
 from gateway.settings import TlsSettings
+from gateway.tls.client import client_context
 from tests.support.certificates import make_authority
 from tests.support.gateways import daemon, free_port, write_config
 from tests.support.mqtt_peers import (
@@ -290,7 +290,7 @@ async def test_silent_connections_to_the_tls_port_shut_out_nobody(tmp_path: Path
     authority = make_authority(tmp_path / "ca")
     server = authority.sign("server")
     tls = TlsSettings(server.certificate, server.key, free_port(), connections_max=3)
-    context = ssl.create_default_context(cafile=authority.certificate)
+    context = client_context(authority.certificate, None, None)
     async with listening(RecordingIntake(), tls=tls, not_logged_in_per_address_max=2) as listener:
         with silent(tls.port) as rivals:
             await rivals.open(6)

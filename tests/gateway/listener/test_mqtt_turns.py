@@ -21,6 +21,7 @@ from gateway.listener.listener import MqttListener
 from gateway.listener.turns import AHEAD_S, REST_S, ROUND_S, SHARE, TURN_BYTES, Share, Turns
 from gateway.mqtt.protocol import Event, ServerProtocol
 from gateway.settings import TlsSettings
+from gateway.tls.client import client_context
 from tests.support.certificates import make_authority
 from tests.support.gateways import free_port
 from tests.support.mqtt_peers import (
@@ -168,7 +169,7 @@ async def test_it_does_so_over_tls(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     acted = Acted(monkeypatch)
     authority = make_authority(tmp_path / "ca")
     server = authority.sign("server")
-    context = ssl.create_default_context(cafile=authority.certificate)
+    context = client_context(authority.certificate, None, None)
     context.check_hostname = False
     tls = TlsSettings(server.certificate, server.key, free_port())
     async with listening(RecordingIntake(), 0, tls=tls) as listener:
