@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient
 
 from demo.kafka_broker import free_ports
 from gateway.daemon import control
@@ -153,15 +153,6 @@ async def consume_until(bootstrap: str, count: int, *topics: str) -> list[Consum
         while len(records := await consume(bootstrap, *topics)) < count:
             await asyncio.sleep(0.2)
     return records
-
-
-async def create_topic(bootstrap: str, topic: str, **config: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        await admin.create_topics([NewTopic(topic, 1, 1, topic_configs=config)])
-    finally:
-        await admin.close()
 
 
 def header(record: ConsumerRecord, name: str) -> str:

@@ -36,7 +36,8 @@ from gateway.settings import (
 )
 from gateway.tls.dates import by_system_clock
 from tests.support.deadline import deadline
-from tests.support.gateways import create_topic, free_port, write_config
+from tests.support.gateways import free_port, write_config
+from tests.support.kafka_admin import create_topic
 from tests.support.kafka_peers import FakeBroker
 from tests.support.stream_server import speaking
 
@@ -325,9 +326,9 @@ async def test_backlog_topics_are_made_beside_the_others(kafka: Broker) -> None:
 @pytest.mark.kafka
 async def test_check_judges_what_this_gateway_writes_to_and_nothing_else(kafka: Broker, tmp_path: Path) -> None:
     settings = load(write_config(tmp_path, kafka.bootstrap, free_port(), "check"))
-    await create_topic(kafka.bootstrap, "check-good", **{"message.timestamp.type": "LogAppendTime"})
+    await create_topic(kafka.bootstrap, "check-good")
     for topic in ("check-bad", "__check-internal", "unchecked"):
-        await create_topic(kafka.bootstrap, topic, **{"message.timestamp.type": "CreateTime"})
+        await create_topic(kafka.bootstrap, topic, message_timestamp_type="CreateTime")
 
     fresh = {finding.subject: finding for finding in await check_kafka(settings, create=False)}
     assert [finding.subject for finding in fresh.values() if not finding.ok] == ["topic check-bad"]
@@ -357,7 +358,7 @@ async def test_check_judges_what_this_gateway_writes_to_and_nothing_else(kafka: 
 async def test_a_template_that_says_nothing_judges_no_topic_of_others(kafka: Broker, tmp_path: Path) -> None:
     config = write_config(tmp_path, kafka.bootstrap, free_port(), "alone")
     config.write_text(config.read_text().replace('"alone-{stream}"', '"{stream}"'))
-    await create_topic(kafka.bootstrap, "somebodys", **{"message.timestamp.type": "CreateTime"})
+    await create_topic(kafka.bootstrap, "somebodys", message_timestamp_type="CreateTime")
     findings = await check_kafka(load(config), create=True)
     assert [finding.subject for finding in findings[1:]] == ["topic alone-events", "topic alone-quarantine"]
     assert all(finding.ok for finding in findings)
