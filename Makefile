@@ -38,7 +38,7 @@ SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 unexport PYTHONDONTWRITEBYTECODE
 COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd firmware-sim
 
-.PHONY: always demo test test-fast test-long test-slice check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-install peers
+.PHONY: always demo test test-fast test-long test-slice test-tools check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-install peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -46,12 +46,12 @@ demo: build/apt-demo install jars
 test: LEFT_OUT := and not long
 test-long test-slice: export SLUICE_TEST_WHOLE := 1
 
-# Most tests wait more than they compute. Those of Spark, in one session, take longest and run beside all others. Tests
+# Most tests wait more than they compute. Those of Spark, in two sessions, take longest and run beside all others. Tests
 # of one file share servers, boards and boxes. A failure does not stop the rest. Promises in seconds are judged at the
 # end, when nothing of ours competes.
-test test-long: build/apt-test install jars $(TEST_JARS) build/tests.done
+test test-long: test-tools
 	@$(COMPILE); failed=0; \
-	$(BIN)/pytest --durations 15 -m "spark and not alone $(LEFT_OUT)" > build/test-spark.log 2>&1 & spark=$$!; \
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --durations 15 -m "spark and not alone $(LEFT_OUT)" > build/test-spark.log 2>&1 & spark=$$!; \
 	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or alone) $(LEFT_OUT)" || failed=1; \
 	$(BIN)/pytest --numprocesses 3 --dist loadfile --durations 15 -m "($(WITH_SERVERS)) and not (spark or alone) $(LEFT_OUT)" || failed=1; \
 	wait $$spark || failed=1; \
@@ -63,9 +63,15 @@ test-fast: build/apt-test install build/tests.done
 	@$(COMPILE)
 	$(SIDE_BY_SIDE) --ignore tests/system -m "not ($(WITH_SERVERS) or slow or long or alone)"
 
-test-slice: build/apt-test install jars $(TEST_JARS)
-	@$(COMPILE)
-	$(BIN)/pytest --durations 0 --slice $(SLICE)
+test-slice: test-tools
+	@$(COMPILE); failed=0; \
+	$(BIN)/pytest --durations 0 --slice $(SLICE) -m spark > build/test-spark.log 2>&1 & spark=$$!; \
+	$(BIN)/pytest --durations 0 --slice $(SLICE) -m "not spark" || failed=1; \
+	wait $$spark || failed=1; \
+	cat build/test-spark.log; \
+	exit $$failed
+
+test-tools: build/apt-test install jars $(TEST_JARS) build/tests.done
 
 # Pytest rewrites the asserts of all tests, which takes longer than to read what it wrote. Else each process would do it.
 build/tests.done: $(shell find tests -name '*.py') $(VENV)/installed

@@ -1,4 +1,4 @@
-"""The one Spark session that all tests share: starting it costs more than most of them."""
+"""The one Spark session that all tests of a process share: starting it costs more than most of them."""
 
 import shutil
 from collections.abc import Generator, Iterator
@@ -11,17 +11,17 @@ from spark.engine.delta_staging import jvm_of
 from spark.engine.session import open_session
 
 CODE_CACHE = "-XX:ReservedCodeCacheSize=512m"
-"""The optimising compiler pays in a session of sixteen tests already. It leaves more than Java keeps by default."""
+"""The code of all tests is more than a brief session keeps."""
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A local session, as the jobs build it."""
+    """A local session, as the jobs build it. The optimising compiler would take a third of its time."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("SLUICE_SPARK_JAVA_OPTIONS", CODE_CACHE)
         # All tests in one: what Spark keeps of plans adds up, to half a gigabyte after a third of them.
         environment.setenv("SPARK_DRIVER_MEMORY", "4g")
-        session = open_session("sluice-tests", master="local[2]")
+        session = open_session("sluice-tests", master="local[2]", is_brief=True)
     yield session
     session.stop()
 

@@ -45,9 +45,16 @@ def seconds(item: pytest.Item) -> int | None:
 
 
 def slice_of(items: Sequence[pytest.Item], number: int) -> list[pytest.Item]:
-    """Give one of SLICES parts of the tests that `make test` leaves out or makes smaller: all take about as long."""
+    """Give one of SLICES parts of the tests that `make test` leaves out or makes smaller: all take about as long.
+
+    Those of Spark run beside the others, and are shared out by themselves.
+    """
     costs = {item: cost for item in items if (cost := seconds(item)) is not None and cost <= SLICE_S_MAX}
-    slices: list[list[pytest.Item]] = [[] for _ in range(SLICES)]
-    for item in sorted(costs, key=lambda each: (-costs[each], each.nodeid)):
-        min(slices, key=lambda each: sum(costs[one] for one in each)).append(item)
-    return slices[number % SLICES]
+    chosen: list[pytest.Item] = []
+    for of_spark in (True, False):
+        parts: list[list[pytest.Item]] = [[] for _ in range(SLICES)]
+        shared = [item for item in costs if (item.get_closest_marker("spark") is not None) is of_spark]
+        for item in sorted(shared, key=lambda each: (-costs[each], each.nodeid)):
+            min(parts, key=lambda each: sum(costs[one] for one in each)).append(item)
+        chosen += parts[number % SLICES]
+    return chosen
