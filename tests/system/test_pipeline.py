@@ -22,13 +22,13 @@ from tests.support.gateways import (
     SLUICE,
     consume,
     consume_until,
-    create_topic,
     daemon,
     free_port,
     header,
     publish,
     write_config,
 )
+from tests.support.kafka_admin import create_topic
 from tests.support.waiting import patience
 
 pytestmark = [
@@ -226,7 +226,7 @@ async def test_what_cannot_be_forwarded_goes_aside_and_the_next_one_passes(kafka
     port = free_port()
     config = write_config(tmp_path, kafka.bootstrap, port, "poison")
     config.write_text(config.read_text().replace("[kafka]", "[kafka]\nrecord_bytes_max = 65536"))
-    await create_topic(kafka.bootstrap, "poison-dated", **{"message.timestamp.type": "CreateTime"})
+    await create_topic(kafka.bootstrap, "poison-dated", message_timestamp_type="CreateTime")
     with daemon(config, port):
         publish(port, "kitchen", "unroutable")
         publish(port, "device/42/thermo", "x" * 65_400)
@@ -326,7 +326,7 @@ def test_a_port_that_is_taken_is_explained(tmp_path: Path) -> None:
 
 def test_check_finds_what_is_wrong_with_topics_and_mends_what_it_may(kafka: Broker, tmp_path: Path) -> None:
     config = write_config(tmp_path, kafka.bootstrap, free_port(), "checked")
-    asyncio.run(create_topic(kafka.bootstrap, "checked-dated", **{"message.timestamp.type": "CreateTime"}))
+    asyncio.run(create_topic(kafka.bootstrap, "checked-dated", message_timestamp_type="CreateTime"))
 
     def check(*options: str) -> tuple[int, dict[str, tuple[bool, str]]]:
         command = [str(SLUICE), "check", "--config", str(config), "--json", *options]

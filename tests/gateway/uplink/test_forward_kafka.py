@@ -27,7 +27,6 @@ from tests.support.gateways import (
     SLUICE,
     consume,
     consume_until,
-    create_topic,
     daemon,
     free_port,
     header,
@@ -35,7 +34,7 @@ from tests.support.gateways import (
     uplink_told,
     write_config,
 )
-from tests.support.kafka_admin import administered, alter_topic, limit_producer, until_refused
+from tests.support.kafka_admin import administered, alter_topic, create_topic, limit_producer, until_refused
 from tests.support.waiting import patience
 
 pytestmark = [
@@ -59,7 +58,7 @@ async def lowered_under_a_daemon(kafka: Broker, tmp_path: Path, prefix: str) -> 
     It learns of it from refusals.
     """
     port = free_port()
-    await create_topic(kafka.bootstrap, f"{prefix}-thermo", **{"message.timestamp.type": "LogAppendTime"})
+    await create_topic(kafka.bootstrap, f"{prefix}-thermo")
     config = write_config(tmp_path, kafka.bootstrap, port, prefix)
     # Long enough for readings to share a batch, and for the broker to go by its new setting.
     config.write_text(config.read_text().replace("[kafka]", "[kafka]\nlinger_ms = 3000"))
@@ -105,7 +104,7 @@ async def test_a_record_that_is_refused_alone_is_taken_in_again_once_its_topic_i
 
 async def test_a_topic_that_refuses_everything_does_not_hold_up_the_others(kafka: Broker, tmp_path: Path) -> None:
     port = free_port()
-    await create_topic(kafka.bootstrap, "condemned-bulk", **{"message.timestamp.type": "LogAppendTime"})
+    await create_topic(kafka.bootstrap, "condemned-bulk")
     config = write_config(tmp_path, kafka.bootstrap, port, "condemned")
     with daemon(config, port):
         publish(port, "device/42/bulk", reading(100))
@@ -124,9 +123,7 @@ async def test_a_topic_that_refuses_everything_does_not_hold_up_the_others(kafka
 
 async def test_readings_flow_although_the_heartbeat_is_refused(kafka: Broker, tmp_path: Path) -> None:
     port = free_port()
-    await create_topic(
-        kafka.bootstrap, "mute-events", **{"message.timestamp.type": "LogAppendTime", "max.message.bytes": "100"}
-    )
+    await create_topic(kafka.bootstrap, "mute-events", max_message_bytes="100")
     config = write_config(tmp_path, kafka.bootstrap, port, "mute")
     with daemon(config, port):
         for sequence in range(5):
@@ -345,7 +342,7 @@ async def test_a_device_that_makes_streams_up_gets_its_bound_of_topics_and_delay
     kafka: Broker, tmp_path: Path
 ) -> None:
     port, bound = free_port(), 20
-    await create_topic(kafka.bootstrap, "made-up-thermo", **{"message.timestamp.type": "LogAppendTime"})
+    await create_topic(kafka.bootstrap, "made-up-thermo")
     config = write_config(tmp_path, kafka.bootstrap, port, "made-up")
     buffer = tmp_path / "buffer.db"
     with daemon(config, port):
