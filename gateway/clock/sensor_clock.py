@@ -9,8 +9,8 @@ from itertools import islice
 
 import msgspec
 
-from gateway.clock.arrival_buckets import LEAST_DELAY_US, QUICKER_US, STRAYS_MAX, WAITED_US, ArrivalBuckets
-from gateway.clock.oscillators import Kind, rate_error
+from gateway.clock.arrival_buckets import LEAST_DELAY_US, STRAYS_MAX, ArrivalBuckets
+from gateway.clock.oscillators import Kind
 from gateway.clock.sensor_fit import OBSERVATIONS_MAX, STRAIN_MAX, SensorFit, thinned
 from gateway.clock.sensor_line import NO_LOWER_LIMIT, Observation
 from gateway.clock.slews import Slews
@@ -126,12 +126,8 @@ class DeviceClock:
         if span is not None and buckets.tightens(received_us, *span):
             self._learn(Observation(tick_us, NO_LOWER_LIMIT, received_us))
             span = fit.span(tick_us) if fit.lines is not None else None
-            bucket = buckets.current
-            if bucket is not None and span is not None:
-                # What its best was compared with is another line now.
-                bucket.excess_us = bucket.best_received_us - fit.span(bucket.best_tick_us)[1]
         counter.reference = tick_us, received_us
-        self._gather(received_us, tick_us, None if span is None else span[1])
+        self._gather(received_us, tick_us, is_known=span is not None)
         return True
 
     def note(self, sequence: int, tick_ms: int, now_us: int) -> bool:
@@ -229,7 +225,7 @@ class DeviceClock:
         if (
             bucket is None
             or bounds is None
-            or bucket.is_of_lines is (fit.lines is None)
+            or counter.is_doubted
             or received_us >= bucket.due_us
             or bucket.arrivals >= bucket.arrivals_due
             or fit.slewed_us != self._slews.quiet_us
@@ -237,10 +233,9 @@ class DeviceClock:
             return next(samples, None)
         from_us, until_us, earliest_from_us, earliest_rate, latest_from_us, latest_rate = bounds
         wrapped_us, last_sequence, last_tick_us = counter.wrapped_us, counter.last_sequence, counter.last_tick_us
-        # What an arrival within its bucket's bounds allows for the latest time of its sample.
-        quick_us = received_us - bucket.excess_us
-        least_us, most_us = quick_us - WAITED_US, quick_us + QUICKER_US
-        before, stamped_ms, stamp, newest_us = len(found), -1, None, NO_LOWER_LIMIT
+        least_us, most_us = bucket.ticks_passed_over(received_us)
+        least_us, most_us = max(least_us, from_us), min(most_us, until_us)
+        before, stamped_ms, stamp = len(found), -1, None
         for tick_ms, sequence in islice(samples, bucket.arrivals_due - bucket.arrivals):
             if sequence <= last_sequence:
                 telling: Sample | None = (tick_ms, sequence)
@@ -250,15 +245,10 @@ class DeviceClock:
                 distance_us = tick_us - from_us
                 earliest_us = earliest_from_us + earliest_rate * distance_us
                 latest_us = latest_from_us + latest_rate * distance_us
-                if not (
-                    from_us <= tick_us < until_us
-                    and tick_us >= last_tick_us
-                    and least_us <= latest_us <= most_us
-                    and earliest_us <= received_us
-                ):
+                if not (least_us <= tick_us < most_us and tick_us >= last_tick_us and earliest_us <= received_us):
                     telling = tick_ms, sequence
                     break
-                newest_us, stamped_ms, last_tick_us = latest_us, tick_ms, tick_us
+                stamped_ms, last_tick_us = tick_ms, tick_us
                 if bounds is not NOTHING_KNOWN:
                     latest_us += SAMPLE_TICK_US
                     # Not after it came.
@@ -271,9 +261,7 @@ class DeviceClock:
         else:
             telling = next(samples, None)
         if len(found) > before:
-            bucket.arrivals += len(found) - before
-            # The newest of them was under way for the shortest.
-            bucket.later_us = min(bucket.later_us, received_us - newest_us)
+            bucket.pass_over(len(found) - before, received_us, last_tick_us)
             counter.last_sequence, counter.last_tick_us, counter.is_odd = last_sequence, last_tick_us, False
         return telling
 
@@ -326,11 +314,12 @@ class DeviceClock:
         if fit.lines is None:
             fit.observations, buckets.current = [], None
 
-    def _gather(self, received_us: int, tick_us: int, latest_us: float | None) -> None:
-        """Put an arrival into its bucket, and learn from the quickest once that is full."""
+    def _gather(self, received_us: int, tick_us: int, *, is_known: bool) -> None:
+        """Put an arrival into its bucket, and learn from that once it is full."""
         fit, counter, buckets = self.fit, self._counter, self._buckets
-        error, slewed_us = rate_error(fit.paced_by), self._slews.total_us
-        seen = buckets.gather(received_us, tick_us, latest_us, slewed_us, error, self.least_delay_us)
+        limits = fit.limits
+        rates = fit.rates_at(tick_us) if is_known else (-limits.error, limits.error)
+        seen = buckets.gather(received_us, tick_us, rates, limits, self._slews.total_us, self.least_delay_us)
         if seen is not None:
             if counter.is_doubted:
                 # Among so many one was quick, and none was in time for the former counter.
@@ -343,6 +332,9 @@ class DeviceClock:
     def _learn(self, seen: Observation) -> None:
         """Have an arrival fitted, and see by that whether buckets are to be believed."""
         learnt = self.fit.learn(seen)
+        if learnt != "agrees":
+            # What its arrivals were compared by was wrong.
+            self._buckets.current = None
         if learnt == "was-late":
             self._buckets.strays += 1
         elif learnt == "nothing-left":

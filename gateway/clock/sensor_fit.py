@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gateway.clock.oscillators import KINDS, Kind, rate_error, rate_limits
-from gateway.clock.sensor_line import NO_LOWER_LIMIT, Lines, Observation, lines_at
+from gateway.clock.sensor_line import NO_LOWER_LIMIT, Lines, Observation, RateLimits, lines_at
 from gateway.clock.straight_bounds import StraightBounds, bounds_from
 from gateway.clock.tick_counter import SAMPLE_TICK_US
 
@@ -68,6 +68,11 @@ class SensorFit:
         return round(self.observations[-1].latest_us) if self.observations else None
 
     @property
+    def limits(self) -> RateLimits:
+        """What its rate is believed to keep to."""
+        return rate_limits(self.paced_by, self.strain)
+
+    @property
     def drift_ppm(self) -> tuple[float, float] | None:
         """How fast it runs, at least and at most: parts per million above true. None where that is not known."""
         if self.lines is None:
@@ -100,6 +105,15 @@ class SensorFit:
         # A clock that is one per cent off moves the place by as much, and the bound there by less than a millisecond.
         earliest_us, latest_us = lines.span_at(lines.tick_us + max(0.0, at_us - (earliest_us + latest_us) / 2))
         return round((latest_us - earliest_us + SAMPLE_TICK_US) / 2)
+
+    def rates_at(self, tick_us: float) -> tuple[float, float]:
+        """The least and the greatest rate (time per tick, less 1) that the clock may have at a tick."""
+        limits = self.limits
+        if self.lines is None:
+            return -limits.error, limits.error
+        slow, fast = self.lines.rates()
+        change = limits.change(tick_us - self.lines.tick_us)
+        return max(slow - change, -limits.error), min(fast + change, limits.error)
 
     def span(self, tick_us: float) -> tuple[float, float]:
         """The earliest and the latest time of a tick; only while there are lines."""
@@ -147,7 +161,7 @@ class SensorFit:
             return "agrees"
         if seen.earliest_us > NO_LOWER_LIMIT:
             certain = [each._replace(earliest_us=NO_LOWER_LIMIT) for each in before]
-            if lines_at(seen.tick_us, [seen, *certain], rate_limits(self.paced_by, self.strain)) is None:
+            if lines_at(seen.tick_us, [seen, *certain], self.limits) is None:
                 self.observations = before
                 self._fit()
                 return "was-late"
@@ -172,8 +186,8 @@ class SensorFit:
         if by_us == 0:
             return
         self.slewed_us = slewed_us
-        self.observations = [_widened(seen, by_us) for seen in self.observations]
-        self.former = [_widened(seen, by_us) for seen in self.former]
+        self.observations = [seen.widened(by_us) for seen in self.observations]
+        self.former = [seen.widened(by_us) for seen in self.former]
         if self.observations:
             self.refit()
 
@@ -193,8 +207,7 @@ class SensorFit:
         self.version += 1
         self.bounds = self.bounds_earlier = self.lines = None
         if self._has_lower():
-            limits = rate_limits(self.paced_by, self.strain)
-            self.lines = lines_at(self.observations[-1].tick_us, self.observations, limits)
+            self.lines = lines_at(self.observations[-1].tick_us, self.observations, self.limits)
         return self.lines is not None
 
     def _has_lower(self) -> bool:
@@ -229,7 +242,3 @@ def thinned(observations: Sequence[Observation], limit: int) -> list[Observation
         ]
         del kept[1 + worth.index(min(worth))]
     return kept
-
-
-def _widened(seen: Observation, by_us: int) -> Observation:
-    return Observation(seen.tick_us, seen.earliest_us - by_us, seen.latest_us + by_us)

@@ -27,6 +27,9 @@ class Observation(NamedTuple):
     """`NO_LOWER_LIMIT` where only an upper limit is known."""
     latest_us: float
 
+    def widened(self, by_us: float) -> "Observation":
+        return Observation(self.tick_us, self.earliest_us - by_us, self.latest_us + by_us)
+
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
@@ -38,6 +41,10 @@ class RateLimits:
     """The rate changes by no more than this in a microsecond."""
     spread: float
     """And by no more than this ever, while it runs."""
+
+    def change(self, distance_us: float) -> float:
+        """By how much the rate may differ from that `distance_us` away."""
+        return min(self.wander_per_us * abs(distance_us), self.spread)
 
     def slack_us(self, distance_us: float) -> float:
         """How far a clock may be, `distance_us` away, from the line that touches it here.

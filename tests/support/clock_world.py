@@ -6,9 +6,13 @@ All times are in microseconds; the gateway's CLOCK_BOOTTIME is true time here (i
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from gateway.clock.arrival_buckets import BUCKET_ARRIVALS, LEAST_DELAY_US
+from gateway.clock.oscillators import OSCILLATORS, Kind
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
@@ -57,6 +61,38 @@ def oscillator(chance: random.Random, ppm_max: float, *, counter_us: int = 0, st
 
 
 @dataclass(frozen=True)
+class Restless(Oscillator):
+    """A clock whose rate goes from one value to the next, as straight as time goes on."""
+
+    turns: tuple[tuple[float, float, float], ...] = ((0.0, 0.0, 0.0),)
+    """Microseconds since it was started, what it counted until then, and by how many ppm it was too fast then."""
+
+    def elapsed_us(self, true_us: float) -> float:
+        time_us = true_us - self.started_us
+        place = min(bisect_right(self.turns, (time_us, math.inf)), len(self.turns) - 1)
+        (from_us, counted_us, from_ppm), (until_us, _, until_ppm) = self.turns[place - 1 : place + 1]
+        since_us = time_us - from_us
+        ppm = from_ppm + (until_ppm - from_ppm) * since_us / (until_us - from_us) / 2
+        return counted_us + since_us * (1 + ppm / 1e6)
+
+
+def restless(chance: random.Random, kind: Kind, hours: float, *, counter_us: int = 0) -> Restless:
+    """As bad as a clock of this kind may be: as far off, as far to and fro, and as quickly."""
+    error_ppm, wander_ppm_per_s, spread_ppm = OSCILLATORS[kind]
+    least_ppm = chance.choice((-error_ppm, error_ppm - spread_ppm, chance.uniform(-error_ppm, error_ppm - spread_ppm)))
+    ppm = least_ppm + spread_ppm * chance.choice((0, 1, chance.random()))
+    turns = [(0.0, 0.0, ppm)]
+    while turns[-1][0] < hours * HOUR_US:
+        at_us, counted_us, ppm = turns[-1]
+        to_ppm = least_ppm + spread_ppm * chance.choice((0, 1, chance.random()))
+        lasts_us = (abs(to_ppm - ppm) / wander_ppm_per_s + 0.001) * SECOND_US
+        if chance.random() < 0.5:
+            to_ppm, lasts_us = ppm, chance.expovariate(wander_ppm_per_s / spread_ppm) * SECOND_US + 1_000
+        turns.append((at_us + lasts_us, counted_us + lasts_us * (1 + (ppm + to_ppm) / 2e6), to_ppm))
+    return Restless(ppm, (), 0, counter_us, tuple(turns))
+
+
+@dataclass(frozen=True)
 class SerialLine:
     """The delays of a round trip beside what the bytes take on the wire."""
 
@@ -89,6 +125,41 @@ class Network:
     def delay_us(self, chance: random.Random) -> float:
         again = chance.uniform(200_000, 3_000_000) if chance.random() < self.lost else 0.0
         return self.least_us + chance.uniform(0, self.jitter_us) * chance.random() + again
+
+
+@dataclass(frozen=True)
+class UnkindNetwork(Network):
+    """Of 16 readings in a row one is under way for less than 50 ms, of 8 for less than 100, of 2 for less than 400.
+
+    That is all that is assumed of a network; no reading is sooner than that asks for but by chance.
+    """
+
+    sample_s: float = 1.0
+    drawn: list[float] = field(default_factory=list)
+
+    def delay_us(self, chance: random.Random) -> float:
+        if not self.drawn:
+            self.drawn.extend(self._delays_us(chance))
+        return self.drawn.pop()
+
+    def _delays_us(self, chance: random.Random) -> Iterator[float]:
+        """A thousand, the last first."""
+        count, most_us, part = 1_000, chance.choice((60_000, 300_000, 3_000_000)), chance.random()
+        period, is_swaying = chance.choice((16, 40, 300)), chance.random() < 0.5
+        delays = [most_us * (0.5 + 0.5 * math.sin(place / period * 6)) for place in range(count)]
+        if not is_swaying:
+            delays = [most_us * chance.uniform(part, 1) for _ in delays]
+        for arrivals in range(2, BUCKET_ARRIVALS + 1):
+            place = 0
+            while place < count:
+                quick_us = LEAST_DELAY_US * BUCKET_ARRIVALS / arrivals - 1_000
+                delays[place] = min(delays[place], quick_us * chance.choice((1, chance.random())))
+                place += arrivals if chance.random() < part else chance.randrange(1, arrivals + 1)
+        later_us = math.inf
+        for delay_us in reversed(delays):
+            # Those that come behind it do not have to wait.
+            later_us = min(delay_us, later_us + self.sample_s * SECOND_US - 200)
+            yield max(later_us, 1_000)
 
 
 class TickClock(Protocol):

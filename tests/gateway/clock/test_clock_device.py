@@ -22,8 +22,10 @@ from tests.support.clock_world import (
     Network,
     Oscillator,
     SerialLine,
+    UnkindNetwork,
     oscillator,
     probed_readings,
+    restless,
     sent_readings,
 )
 from tests.support.sizes import size
@@ -89,9 +91,51 @@ def test_over_a_network_the_true_time_lies_within_the_bound_where_one_of_many_is
     check_bounds_over_a_network(seed, kind, sample_s, away)
 
 
-@pytest.mark.xfail(strict=True, reason="after an hour away the clock takes one that was not quick for the quickest")
 def test_an_rc_sensor_that_comes_back_is_within_its_bound() -> None:
+    """A reading that was under way for 53 ms is the quickest of its sixteen, if the clock was as fast as it may be."""
     check_bounds_over_a_network(53, "rc", 10.0, 0.4)
+
+
+@pytest.mark.campaign(seconds=60)
+@settings(max_examples=size(20, 200), deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(sorted(KINDS)),
+    st.sampled_from([0.1, 1.0, 10.0, 60.0, 600.0]),
+    st.sampled_from(["heard", "away", "restarted"]),
+)
+def test_whichever_of_sixteen_was_the_quick_one_the_true_time_lies_within_the_bound(
+    seed: int, kind: Kind, sample_s: float, fate: str
+) -> None:
+    """The worst clock of its kind, and the worst network that is assumed; its counter wraps meanwhile."""
+    chance = random.Random(seed)  # noqa: S311 - a simulation
+    hours = 500 * sample_s / 3_600
+    away_us = (0.3 * hours * HOUR_US, 0.6 * hours * HOUR_US) if fate == "away" else (0.0, 0.0)
+    counter_us = TICK_US_MODULUS - round(chance.uniform(0, hours) * HOUR_US)
+    live, late = sent_readings(
+        chance,
+        Restarted(kind) if fate == "restarted" else DeviceClock(kind),
+        restless(chance, kind, 2 * hours, counter_us=counter_us),
+        UnkindNetwork(sample_s=sample_s),
+        hours=hours,
+        sample_s=sample_s,
+        away_us=away_us,
+        drained_per_s=5 / sample_s,
+    )
+    assert [each for each in (*live, *late) if each is not None and not each.is_within] == []
+    assert [each for each in live if each is not None]
+
+
+class Restarted(DeviceClock):
+    """Of a gateway whose daemon is started anew after each hundredth reading."""
+
+    __slots__ = ()
+
+    def stamp(self, received_us: int, tick_ms: int, sequence: int) -> tuple[int, int] | None:
+        if sequence % 100 == 99:
+            kept = DeviceClock.from_bytes(self.to_bytes(), self.kind)
+            self.fit, self._counter, self._buckets = kept.fit, kept._counter, kept._buckets
+        return super().stamp(received_us, tick_ms, sequence)
 
 
 def check_bounds_over_a_network(seed: int, kind: Kind, sample_s: float, away: float) -> None:
@@ -302,7 +346,7 @@ def test_arrivals_that_keep_pace_give_a_time_after_ten_seconds() -> None:
     known = [each for each in judged if each is not None]
     assert len(known) == len(judged) - 10
     assert all(each.is_within for each in known)
-    assert known[-1].error_us <= LEAST_DELAY_US / 2 + 6_000
+    assert known[-1].error_us <= LEAST_DELAY_US / 2 + 8_000
     assert clock.fit.drift_ppm is not None
 
 
