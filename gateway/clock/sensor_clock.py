@@ -13,7 +13,7 @@ from gateway.clock.arrival_buckets import LEAST_DELAY_US, STRAYS_MAX, ArrivalBuc
 from gateway.clock.oscillators import Kind
 from gateway.clock.sensor_fit import OBSERVATIONS_MAX, STRAIN_MAX, SensorFit, thinned
 from gateway.clock.sensor_line import NO_LOWER_LIMIT, Observation
-from gateway.clock.slews import Slews
+from gateway.clock.slews import Slews, SlewsSeen
 from gateway.clock.straight_bounds import NOTHING_KNOWN
 from gateway.clock.tick_counter import NO_SEQUENCE, ORDER_SLACK_US, SAMPLE_TICK_US, TICK_US_MODULUS, TickCounter
 
@@ -34,6 +34,7 @@ class _Saved(msgspec.Struct, array_like=True, frozen=True):
     observations: list[tuple[int, int | None, int]]
     last: tuple[int, int] | None
     paced_by: Kind | None = None
+    slews: SlewsSeen | None = None
 
 
 class DeviceClock:
@@ -276,7 +277,7 @@ class DeviceClock:
         ]
         last = None if counter.last_sequence == NO_SEQUENCE else (counter.last_sequence, counter.last_tick_us)
         observations = [] if fit.former or counter.is_doubted else saved
-        return msgspec.msgpack.encode(_Saved(1, fit.strain, observations, last, fit.paced_by))
+        return msgspec.msgpack.encode(_Saved(1, fit.strain, observations, last, fit.paced_by, self._slews.seen))
 
     @classmethod
     def from_bytes(cls, data: bytes, kind: Kind = "rc", slews: Slews | None = None) -> "DeviceClock":
@@ -292,8 +293,11 @@ class DeviceClock:
         fit.strain, fit.paced_by = saved.strain, saved.paced_by or kind
         if saved.last is not None:
             counter.advance(*saved.last)
+        # What was slewed while nobody looked counts as well.
+        slewed_us = 0 if saved.slews is None else clock._slews.since(saved.slews)
         for tick, earliest, latest in saved.observations:
-            fit.observations.append(Observation(tick, NO_LOWER_LIMIT if earliest is None else earliest, latest))
+            seen = Observation(tick, NO_LOWER_LIMIT if earliest is None else earliest, latest)
+            fit.observations.append(seen.widened(slewed_us))
         if fit.observations:
             newest = fit.observations[-1]
             counter.reference = round(newest.tick_us), round(newest.latest_us)

@@ -5,6 +5,7 @@ come in, in microseconds.
 """
 
 import math
+from typing import NamedTuple
 
 CRYSTAL_PPM = 100
 """What the kernel adds all the while sets the crystal right for good, and is no slewing: so much at the most."""
@@ -17,6 +18,14 @@ KEPT_US = 3_600_000_000
 JITTER_US = 20
 """Two looks may differ by this without any."""
 APART_US_MIN = 500_000
+
+
+class SlewsSeen(NamedTuple):
+    """The last look, and what the kernel added all the while: kept from one start of the daemon to the next."""
+
+    at_us: int
+    adjusted_us: int
+    rate_ppb: int
 
 
 class Slews:
@@ -54,3 +63,18 @@ class Slews:
             if abs(rate) <= CRYSTAL_PPM / 1e6:
                 self._rate += (rate - self._rate) * min(1.0, apart_us / taken_us)
         self._at_us, self._adjusted_us = at_us, adjusted_us
+
+    @property
+    def seen(self) -> SlewsSeen | None:
+        """What `since` asks for later on; None before the first look."""
+        return None if self._at_us is None else SlewsSeen(self._at_us, self._adjusted_us, round((self._rate or 0.0) * 1e9))
+
+    def since(self, seen: SlewsSeen) -> int:
+        """By how much it was slewed from a look that an earlier start took to the newest one.
+
+        Where there is none yet, the next one is compared with that, and adds to `total_us`.
+        """
+        if self._at_us is None:
+            self._at_us, self._adjusted_us, self._rate = seen.at_us, seen.adjusted_us, seen.rate_ppb / 1e9
+        kept_us = seen.rate_ppb * (self._at_us - seen.at_us) / 1e9
+        return math.ceil(abs(self._adjusted_us - seen.adjusted_us - kept_us))

@@ -127,12 +127,12 @@ def test_whichever_of_sixteen_was_the_quick_one_the_true_time_lies_within_the_bo
 
 
 class Restarted(DeviceClock):
-    """Of a gateway whose daemon is started anew after each hundredth reading."""
+    """Of a gateway whose daemon is started anew after each two hundredth reading."""
 
     __slots__ = ()
 
     def stamp(self, received_us: int, tick_ms: int, sequence: int) -> tuple[int, int] | None:
-        if sequence % 100 == 99:
+        if sequence % 200 == 199:
             kept = DeviceClock.from_bytes(self.to_bytes(), self.kind)
             self.fit, self._counter, self._buckets = kept.fit, kept._counter, kept._buckets
         return super().stamp(received_us, tick_ms, sequence)

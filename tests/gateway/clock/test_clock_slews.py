@@ -92,3 +92,26 @@ def test_bounds_hold_while_the_gateways_clock_is_slewed(kernel_ppm: float, way: 
     # What is slewed within the second until the next look is not known of yet.
     assert outside <= 3
     assert box.slews.total_us >= abs(kernel_ppm) * 30
+
+
+@pytest.mark.parametrize("heard", ["before the first look", "after it"])
+def test_what_is_slewed_while_the_daemon_is_down_widens_what_it_had_kept(heard: str) -> None:
+    """For a minute, by 30 ms: a probe had said when a tick was to 2 ms."""
+    box, quartz = Box(20), Oscillator(-15)
+    clock = DeviceClock("crystal", box.slews)
+    for _ in range(60):
+        box.run(10 * SECOND_US, 12.0)
+        box.look()
+        assert clock.probed(int(box.boottime_us) - 1_000, int(box.boottime_us) + 1_000, *quartz.tick(box.true_us))
+    kept = clock.to_bytes()
+    box.run(60 * SECOND_US, 512.0)
+    box.slews = Slews()
+    if heard == "after it":
+        box.look()
+    restored = DeviceClock.from_bytes(kept, "crystal", box.slews)
+    box.run(SECOND_US, 12.0)
+    box.look()
+    estimate = restored.estimate(quartz.tick(box.true_us)[0], int(box.boottime_us) + 1_000)
+    assert estimate is not None
+    assert Judged(box.boottime_us, *estimate).is_within
+    assert estimate[1] < 60_000
