@@ -28,10 +28,12 @@ OSCILLATORS: dict[Kind, Oscillator] = {
 KINDS: tuple[Kind, ...] = ("crystal", "ceramic", "rc")
 """The best first."""
 
-# Gateway time per tick strays a little further from 1 than ticks per gateway time do: 1 / 0.99 is 1.0101.
+# Gateway time per tick strays a little further from 1 than ticks per gateway time do: 1 / 0.99 is 1.0101. So its change
+# of rate is greater as well: by the square of that, and by the cube for each microsecond of ticks.
 _BEYOND = 1.0102
+_GATEWAY = OSCILLATORS["crystal"]
+"""The gateway's own clock is not true either, and its rate changes too."""
 _GATEWAY_PPM = 110
-"""The gateway's own clock is not true either: a crystal."""
 
 
 def rate_error(kind: Kind) -> float:
@@ -46,6 +48,6 @@ RATE_ERROR_MAX = rate_error("rc")
 def rate_limits(kind: Kind, strain: int) -> RateLimits:
     """How far from 1 a rate may be, and how it may change; `strain` times as much change as it should have."""
     oscillator, error = OSCILLATORS[kind], rate_error(kind)
-    return RateLimits(
-        error, oscillator.wander_ppm_per_s * strain * 1e-12, min(oscillator.spread_ppm * strain * 1e-6, 2 * error)
-    )
+    wander_ppm_per_s = (oscillator.wander_ppm_per_s + _GATEWAY.wander_ppm_per_s) * _BEYOND**3
+    spread_ppm = (oscillator.spread_ppm + _GATEWAY.spread_ppm) * _BEYOND**2
+    return RateLimits(error, wander_ppm_per_s * strain * 1e-12, min(spread_ppm * strain * 1e-6, 2 * error))

@@ -67,7 +67,9 @@ class Slews:
     @property
     def seen(self) -> SlewsSeen | None:
         """What `since` asks for later on; None before the first look."""
-        return None if self._at_us is None else SlewsSeen(self._at_us, self._adjusted_us, round((self._rate or 0.0) * 1e9))
+        return (
+            None if self._at_us is None else SlewsSeen(self._at_us, self._adjusted_us, round((self._rate or 0.0) * 1e9))
+        )
 
     def since(self, seen: SlewsSeen) -> int:
         """By how much it was slewed from a look that an earlier start took to the newest one.
