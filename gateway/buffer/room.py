@@ -70,9 +70,13 @@ class Room:
             self._connection.execute("INSERT INTO spare VALUES (zeroblob(?))", (self.spare_bytes,))
             self._connection.execute("COMMIT")
             self._connection.execute("DROP TABLE spare")
-            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            self.checkpoint()
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
+
+    def checkpoint(self) -> None:
+        """Move into the file what the WAL holds, but for commits after those that somebody reads at this moment."""
+        self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     def extend(self) -> None:
         """Give the file its blocks on disk as far as the open transaction has grown it: call before COMMIT."""
@@ -121,7 +125,7 @@ class Room:
     def close(self) -> None:
         """Close the connection, and leave the WAL as it is: grown, for a next start on a full disk."""
         with suppress(sqlite3.Error):
-            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            self.checkpoint()
         # SQLite deletes the WAL when the last connection closes, unless that one may not write.
         with suppress(sqlite3.Error), closing(_open_read_only(self._settings.path)) as last:
             last.execute("SELECT count(*) FROM meta").fetchone()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from demo.uplink import Uplink
 from tests.support.gateways import consume, free_port, header, write_config
 from tests.support.kill_loop import KINDS, PINGREQ, UNREACHABLE, LedgerSensor
 from tests.support.small_disk import SmallDisk, daemon_on, mount_refusal, small_disk
-from tests.support.waiting import patience
+from tests.support.waiting import patience, until
 
 REFUSAL = mount_refusal()
 pytestmark = pytest.mark.skipif(REFUSAL is not None, reason=REFUSAL or "")
@@ -185,6 +185,26 @@ def found(disk: SmallDisk) -> Found:
     return Found(numbers, lost)
 
 
+READER = """
+import sqlite3, sys
+connection = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True)
+connection.execute("BEGIN")
+print(connection.execute("SELECT count(*) FROM reading").fetchone(), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def reading(disk: SmallDisk) -> Iterator[None]:
+    """Have another program read the buffer around a block, as an export does: it sees the file as it is now."""
+    command = [*disk.enter, sys.executable, "-c", READER, str(disk.inside / "buffer.db")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline().startswith(b"(")
+        yield
+        reader.communicate()
+
+
 def log_of(config: Path) -> str:
     return config.with_suffix(".log").read_text()
 
@@ -316,7 +336,10 @@ async def test_with_kafka_reachable_again_a_full_disk_drains_by_itself(
                 await held(disk, devices)
                 # A reading that waits is acknowledged when Kafka has taken others: the disk stays full.
                 before = acknowledged(devices)
-                uplink.open(int(kafka.bootstrap.rpartition(":")[2]))
+                with reading(disk):
+                    # SQLite then cannot write its WAL from the start again, and there is no room behind its end.
+                    uplink.open(int(kafka.bootstrap.rpartition(":")[2]))
+                    await until(lambda: disk.fill() or "buffer cannot be read or written" in log_of(config))
                 async with asyncio.timeout(patience(30)):
                     while acknowledged(devices) < before + 500:
                         await asyncio.sleep(0.05)
