@@ -202,8 +202,8 @@ class CommitLoop:
             return
         try:
             if self.state_watch.state.failing is not None:
-                # Another program that read the file kept SQLite from writing the WAL from its start again. On a full disk
-                # no commit finds room behind its end, and only a commit that succeeds makes a checkpoint.
+                # Another program that read the file kept SQLite from writing the WAL from its start again. On a full
+                # disk no commit finds room behind its end, and only a commit that succeeds makes a checkpoint.
                 self.file.room.checkpoint()
             outcome = self._store(due, age_due=age_due)
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing of it is acknowledged, and the thread goes on
