@@ -5,7 +5,9 @@ again. Only a copy is mended: the payload itself is forwarded byte for byte.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import islice
 from typing import Final, TypeVar
 
 import msgspec
@@ -14,24 +16,24 @@ from gateway.host.terminal_text import counted
 
 MENDED_BYTES_MAX: Final = 65_536
 """Larger payloads that are no strict JSON are not looked into."""
-MENDED_WORDS_MAX: Final = 1_024
-"""Words of one payload that are mended; what follows stays as it is."""
+ITEMS_MAX: Final = 4_096
+"""Names, values and words of one payload that are looked at; what follows stays as it is."""
 NO_NUMBER: Final = b"1e999"
 """Stands for what is no value. It is JSON and beyond all numbers; `null` would say that a member was left out."""
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Raised by msgspec's decoders for bytes that are no JSON."""
+UNREADABLE: Final = (ValueError, RecursionError)
+"""Raised by decoders for bytes that are no JSON; msgspec's own errors are of the first kind."""
 
 _SHOWN_BYTES_MAX = 16
 _DELIMITERS = b' ,:[]{}"'
 _WITHOUT_CONTROLS = bytes.maketrans(bytes(range(32)), b" " * 32)
 _NUMBER = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][-+]?+[0-9]++)?+"
-# Group 1 is whatever may stand in JSON, as much of it as there is. Behind it stands a colon that no value follows, or a
-# word that is no value. No byte is tried more than a few times: repetitions are possessive, and the alternatives differ
-# in their first byte.
-_SOUND_OR_NOT = re.compile(
-    rb'((?:[ ,\[\]{}]|:(?! *+[,\]}])|"(?:[^"\\]++|\\.)*+"?+|(?:true|false|null|%b)(?![^ ,:\[\]{}"]))++)'
-    rb'|:|[^ ,:\[\]{}"]++' % _NUMBER,
+# Delimiters, as many as there are, and what stands behind them: a text, with its colon if that has a value; a value; a
+# colon that no value follows, and then the empty group 1; or a word that is no value, which is group 2. No byte is
+# tried more than a few times: repetitions are possessive, and the alternatives differ in their first byte.
+_ITEM = re.compile(
+    rb'[ ,\[\]{}]*+(?:"(?:[^"\\]++|\\.)*+"?+(?::(?! *+[,\]}]))?+|(?:true|false|null|%b)(?![^ ,:\[\]{}"])'
+    rb'|:(?= *+[,\]}])()|:|([^ ,:\[\]{}"]++))?+' % _NUMBER,
     re.DOTALL,
 )
 _PLACE = re.compile(r"\(byte ([0-9]+)\)")
@@ -70,17 +72,24 @@ def read_mending(decode: Callable[[bytes], T], payload: bytes) -> T:
     return decode(_mended(payload))
 
 
+# Identity, time and cause are read of one payload, one after the other.
+@lru_cache(maxsize=1)
 def _mended(payload: bytes) -> bytes:
     """A copy in which words that are no value are `NO_NUMBER`. Control characters in it are blanks."""
     text = payload.translate(_WITHOUT_CONTROLS).strip().removeprefix(BYTE_ORDER_MARK)
-    return _SOUND_OR_NOT.sub(_sound, text, count=2 * MENDED_WORDS_MAX)
+    pieces: list[bytes] = []
+    sound_from = 0
+    for start, end in _no_values(text):
+        pieces += text[sound_from:start], NO_NUMBER
+        sound_from = end
+    return b"".join((*pieces, text[sound_from:]))
 
 
-def _sound(found: re.Match[bytes]) -> bytes:
-    sound: bytes | None = found[1]
-    if sound is not None:
-        return sound
-    return b":" + NO_NUMBER if found[0] == b":" else NO_NUMBER
+def _no_values(text: bytes) -> Iterator[tuple[int, int]]:
+    """Where a value should stand and none does: first byte and end of a word that is none, or an empty place."""
+    for item in islice(_ITEM.finditer(text), ITEMS_MAX):
+        if item.lastindex is not None:
+            yield item.span(item.lastindex)
 
 
 def fault(payload: bytes) -> str:
@@ -106,8 +115,7 @@ def _fault_at(payload: bytes, words: str) -> str:
         at = min(int(place[1]) - words.count("trailing characters"), len(payload) - 1)
     else:
         # So it says of a word that the payload ends with, too.
-        parts = _SOUND_OR_NOT.finditer(payload[:MENDED_BYTES_MAX])
-        at = next((part.start() for part in parts if part[1] is None), -1)
+        at, _ = next(_no_values(payload[:MENDED_BYTES_MAX]), (-1, -1))
         if at < 0:
             return f"it ends too early, after {counted(len(payload), 'byte')}"
     start = at
