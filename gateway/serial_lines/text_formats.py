@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
+from gateway.intake.payload_json import UNREADABLE, is_json, read_mending
 from gateway.settings import SerialTextSettings
 
 LineReader = Callable[[bytes], Iterable[bytes]]
@@ -60,12 +61,6 @@ _TOKENS: Final = {
     )
     for separator in "=:"
 }
-_STRING_OR_NO_NUMBER: Final = re.compile(
-    r'"(?:[^"\\]|\\.)*+"?+|'
-    r'([-+]?(?i:nan(?:\([^()"]{0,32}\))?|inf(?:inity)?|ovf|1\.#[a-z]{2,5}[0-9]{0,8})(?=[ \t,\]}]))',
-    re.DOTALL,
-)
-"""A string of JSON; or a word that languages print for a float that is no number: `nan`, `-inf`, Arduino's `ovf`."""
 _EDGES: Final = " \t\xa0,;|"
 _TAG_BLOCK: Final = re.compile(rb"\\[^\\]*\\(?=[$!])")
 _SENTENCE_START: Final = re.compile(rb"[$!](?=[^\s,*$!])")
@@ -298,28 +293,25 @@ def _csv_values(text: str, delimiter: str) -> list[str]:
 
 
 def _read_json(line: bytes) -> bytes:
-    """One JSON object (RFC 8259), byte for byte. A float that is no number costs nothing beside other values."""
+    """One JSON object, byte for byte. A word that is no value costs nothing beside members that have one."""
     try:
-        # As text, or the library would guess at UTF-16 and UTF-32. Numbers are not converted, for they may be long.
-        text = line.decode()
-        plain = _STRING_OR_NO_NUMBER.sub(lambda found: "null" if found[1] else found[0], text)
-        members = json.loads(
-            plain,
-            object_pairs_hook=_distinct,
-            parse_int=str,
-            parse_float=str,
-            parse_constant=_no_json,
-        )
+        members = read_mending(_members, line)
     except LineError:
         raise
-    except (ValueError, RecursionError) as error:
+    except UNREADABLE as error:
         raise LineError("not-json") from error
     if not isinstance(members, dict):
         raise LineError("json-not-object")
-    if plain != text and not any(value is not None for value in members.values()):
+    if not any(value is not None and value != math.inf for value in members.values()) and not is_json(line):
         # Nothing is left.
         raise LineError("not-json")
     return line
+
+
+def _members(line: bytes) -> object:
+    """Strict JSON (RFC 8259). Raises UNREADABLE, and LineError where a name stands twice in an object."""
+    # As text, or the library would guess at UTF-16 and UTF-32. Integers are not converted, for they may be long.
+    return json.loads(line.decode(), object_pairs_hook=_distinct, parse_int=str, parse_constant=_no_json)
 
 
 def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:

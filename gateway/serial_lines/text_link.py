@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.intake.payload_json import BYTE_ORDER_MARK
 from gateway.reading import Reading
 from gateway.serial_lines.binary_frames import BinaryFrames, binary_frames
 from gateway.serial_lines.frames import FrameDecoder
@@ -30,7 +31,6 @@ _BLANK = _AROUND_LINES + b" \t"
 # An adapter reads it of a line that turns around, and as it wakes. No text in UTF-8 has it, and a name or a value that
 # it is glued to would be another one. Sentences are told from any noise.
 _IDLE = b"\xff"
-_BYTE_ORDER_MARK = "\ufeff".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,4 +245,4 @@ class _Cut(NamedTuple):
 def _bare(line: bytes) -> bytes:
     """A line without what devices write around it."""
     # A file of lines in UTF-8 may begin with a byte order mark, and each start of a sketch writes one anew.
-    return line.strip(_AROUND_LINES).removeprefix(_BYTE_ORDER_MARK).strip(_AROUND_LINES)
+    return line.strip(_AROUND_LINES).removeprefix(BYTE_ORDER_MARK).strip(_AROUND_LINES)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.intake.payload_identity import why_none
 from gateway.serial_lines.text_formats import (
     NOISE,
     NUMBER_CHARACTERS_MAX,
@@ -202,7 +203,10 @@ def test_degree_signs_of_all_codes_are_a_unit(degree: bytes) -> None:
         (JSON_LINES, '{"t":21.5', "not-json"),
         (JSON_LINES, '{"t":NaN}', "not-json"),
         (JSON_LINES, '{"t":nan,"h":-inf}', "not-json"),
-        (JSON_LINES, '{"t":nana,"h":1}', "not-json"),
+        (JSON_LINES, '{"t":nan,"h":null}', "not-json"),
+        (JSON_LINES, '{"t":2 1.5,"h":1}', "not-json"),
+        (JSON_LINES, '{"t":21.{"t":21.5,"h":40}', "not-json"),
+        (JSON_LINES, '{"t":nan,"h":1,"t":2}', "repeated-name"),
         (JSON_LINES, '{"t":1,"h":nan', "not-json"),
         (JSON_LINES, '{"t":1} {"t":2}', "not-json"),
         (JSON_LINES, b'{"t":"\xb0C"}', "not-json"),
@@ -319,10 +323,25 @@ def test_json_lines_are_passed_byte_for_byte() -> None:
     assert read(JSON_LINES, line) == line
 
 
-@pytest.mark.parametrize("word", ["nan", "NaN", "-inf", "Infinity", "-nan(ind)", "1.#QNAN", "ovf"])
-def test_a_float_that_is_no_number_costs_no_json_line(word: str) -> None:
-    for line in (f'{{"t":21.5,"h":{word}}}', f'{{"h": {word} ,"x":[{word}],"name":"{word}"}}'):
+@pytest.mark.parametrize(
+    "word", ["nan", "NaN", "-inf", "Infinity", "-nan(ind)", "1.#QNAN", "ovf", "None", "--", "+21.5", "007", "tru", ""]
+)
+def test_a_word_that_is_no_value_costs_no_json_line(word: str) -> None:
+    for line in (f'{{"t":21.5,"h":{word}}}', f'{{"h": {word} ,"x":[0,{{"y":{word}}}],"name":"{word}"}}'):
         assert read(JSON_LINES, line) == line
+    assert why_unreadable(JSON_LINES, f'{{"h":{word}}}') == "not-json"
+
+
+@given(
+    st.lists(
+        st.sampled_from([b"{", b"}", b"[", b"]", b":", b",", b'"', b"\\", b" ", b"\0", b"x", b"nan", b'"a":1']),
+        max_size=12,
+    )
+)
+def test_a_json_line_is_read_as_a_payload_is(parts: list[bytes]) -> None:
+    line = b'{"v":1,%b}' % b"".join(parts)
+    is_object = not why_none("json", line).startswith("no JSON")
+    assert (judged(JSON_LINES, line)[1] in {None, "repeated-name"}) == is_object
 
 
 @pytest.mark.parametrize(
@@ -487,7 +506,7 @@ def distinct(members: list[tuple[str, object]]) -> dict[str, object]:
 
 
 @given(st.sampled_from(SENSORS), LINES)
-def test_any_line_makes_json_objects_or_says_why_not(sensor: SerialTextSettings, line: bytes) -> None:
+def test_any_line_makes_json_objects_or_says_why_unreadable(sensor: SerialTextSettings, line: bytes) -> None:
     payloads, reason = judged(sensor, line)
     assert reason is None or re.fullmatch(r"[a-z]+(-[a-z]+)*", reason)
     for payload in payloads:
