@@ -124,8 +124,8 @@ class Heard:
         """Boots before the present one, in a row, that were over before their clock could be learnt."""
         self.short_since_us = since_us
         """When the first of them began."""
-        self.followed: Series | None = None
-        """One topic of those that have a tick: the other topics' may be of other counters."""
+        self.followed: str | None = None
+        """The stream of one topic of those that have a tick: the other topics' may be of other counters."""
         self.from_us = since_us - FOLLOWED_US
         self.from_tick_ms = 0
         """Where the present stretch of it began."""
@@ -150,9 +150,9 @@ class Heard:
             return None
         return max(0, self.top_sequence - self.first_sequence + 1 - self.readings)
 
-    def follow(self, series: Series, tick_ms: int, received_us: int) -> None:
+    def follow(self, stream: str, tick_ms: int, received_us: int) -> None:
         """Take the pace of this topic's tick from here on."""
-        self.followed, self.paces = series, ()
+        self.followed, self.paces = stream, ()
         self._begin_stretch(tick_ms, received_us)
 
     def step(self, tick_ms: int, received_us: int) -> None:
@@ -249,13 +249,14 @@ class DevicesHeard:
             tick_ms = entry.tick_ms
             if tick_ms is not None:
                 heard.tells = "tick"
-                if series is heard.followed:
+                # Not its series: a payload that is no JSON has another one.
+                if series.stream == heard.followed:
                     if tick_ms >= heard.tick_ms and received_us < heard.due_us:
                         heard.tick_ms = tick_ms
                     else:
                         heard.step(tick_ms, received_us)
                 elif received_us >= heard.from_us + FOLLOWED_US:
-                    heard.follow(series, tick_ms, received_us)
+                    heard.follow(series.stream, tick_ms, received_us)
             else:
                 is_told = entry.event_us is not None or entry.device_time_us is not None
                 heard.tells = "time" if is_told else "nothing"
@@ -312,5 +313,6 @@ class DevicesHeard:
             if before.received_us - before.since_us < STRETCH_US:
                 heard.short_boots, heard.short_since_us = before.short_boots, before.short_since_us
                 # Two programs under one name, each with a boot of its own, are no sensor that restarts.
-                heard.short_boots += boot != before.boot_before and series is not None and series is before.followed
+                ticks = series is not None and series.stream == before.followed
+                heard.short_boots += ticks and boot != before.boot_before
         return heard

@@ -128,6 +128,20 @@ def test_the_ticks_of_two_topics_are_not_mixed() -> None:
     assert (heard.tick_restarts, heard.paces) == (0, (1.0, 1.0))
 
 
+def test_a_first_reading_with_nan_does_not_hide_the_tick_of_those_that_follow() -> None:
+    """A payload that is no JSON goes out as bytes, in a series of its own; and series are made anew now and then."""
+    first = entry(sequence=1)
+    series = replace(first.series, stream="device/42/thermo")
+    as_bytes = replace(series, content_type="application/octet-stream")
+    followed = [
+        replace(first, series=replace(series), received_us=second * 1_000_000, tick_ms=second * 1_000)
+        for second in range(1, 200)
+    ]
+    heard = heard_of(replace(first, series=as_bytes, tick_ms=0), *followed).get("42")
+    assert heard is not None
+    assert heard.paces == (1.0, 1.0)
+
+
 def test_a_topic_that_falls_silent_gives_way_to_another() -> None:
     first = entry(sequence=1)
     other = replace(first.series, subject="device/42/hygro", stream="device/42/hygro")
