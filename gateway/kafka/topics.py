@@ -239,11 +239,13 @@ async def inspect_topics(
 
 async def _likes(admin: AIOKafkaAdminClient, topics: Iterable[str]) -> dict[str, str]:
     """By topic: one that exists, and whose name differs in '.' and '_' only."""
-    alike = {other: topic for topic in topics for other in _names_alike(topic)}
-    if not alike:
+    alike = {topic: set(_names_alike(topic)) for topic in topics}
+    asked = set().union(*alike.values())
+    if not asked:
         return {}
-    cluster = await read_cluster(admin, alike)
-    return {alike[other]: other for other, (code, _) in cluster.topics.items() if not code and other in alike}
+    cluster = await read_cluster(admin, asked)
+    there = {other for other, (code, _) in cluster.topics.items() if not code}
+    return {topic: min(others & there) for topic, others in alike.items() if others & there}
 
 
 def _names_alike(topic: str) -> Iterator[str]:

@@ -118,7 +118,7 @@ async def test_a_producers_connections_are_the_links(kafka: Broker) -> None:
         former = set(link._sockets)
         link.abort()
         await until(lambda: not former & set(link._sockets))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             await producer.client.fetch_all_metadata()
         assert link.fault is None
     finally:
@@ -153,7 +153,7 @@ async def test_a_topic_is_not_made_by_asking_for_it_nor_are_others_told(tmp_path
             await admin.start()
             try:
                 await admin.create_topics([NewTopic("device-thermo", 1, 1)])
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(patience(20)):
                     # A broker answers before it has taken its own news in.
                     while "device-thermo" not in (await read_cluster(admin)).topics:
                         await asyncio.sleep(0.05)
@@ -172,7 +172,7 @@ async def test_a_topic_is_not_made_by_asking_for_it_nor_are_others_told(tmp_path
 
 
 async def until_asked(client: AIOKafkaClient, *, is_there: bool) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patience(20)):
         while ("device-thermo" in client.cluster.topics()) != is_there:
             await client.force_metadata_update()
             await asyncio.sleep(0.05)
@@ -296,7 +296,7 @@ async def test_vanished_addresses_of_bootstrap_do_not_hold_up_the_one_that_is_th
             return await addresses("127.0.0.2" if host.startswith("v") else host, port)
 
         monkeypatch.setattr(names, "addresses", found)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(patience(30)):
             async with client_of(link) as client:
                 await client.bootstrap()
             dialled.clear()
@@ -334,7 +334,7 @@ async def test_one_of_bootstrap_that_takes_connections_and_says_nothing_does_not
     monkeypatch.setattr(kafka_link, "OPENING_S", 0.1)
     async with speaking(FakeBroker(answers=answers)) as sick, speaking(FakeBroker()) as well:
         link = link_to(f"127.0.0.1:{sick}", f"127.0.0.1:{well}", connect_timeout_s=60)
-        async with client_of(link) as client, asyncio.timeout(30):
+        async with client_of(link) as client, asyncio.timeout(patience(30)):
             await client.bootstrap()
 
 
@@ -352,7 +352,7 @@ async def test_a_sick_address_of_a_name_does_not_hide_the_next(
     async with speaking(sick) as first, speaking(FakeBroker()) as second:
         answering(monkeypatch, ("127.0.0.1", first), ("127.0.0.1", second))
         link = link_to("kafka.example:9092", connect_timeout_s=60)
-        async with client_of(link) as client, asyncio.timeout(30):
+        async with client_of(link) as client, asyncio.timeout(patience(30)):
             await client.bootstrap()
         assert link.fault is None
 
@@ -417,7 +417,7 @@ async def test_a_broker_that_does_not_answer_is_told_as_that(answers: frozenset[
         with link.entered():
             client = AIOKafkaClient(**link.options(), request_timeout_ms=60_000 if not answers else 300)
             with pytest.raises(KafkaConnectionError, match="Unable to bootstrap"):
-                await asyncio.wait_for(client.bootstrap(), 10)
+                await asyncio.wait_for(client.bootstrap(), patience(10))
             await client.close()
     assert link.fault == f"127.0.0.1:{port} takes connections and does not answer Kafka's first request"
     assert broker.asked == [API_VERSIONS, METADATA][: len(answers) + 1]
@@ -875,7 +875,7 @@ async def test_a_broker_that_went_silent_does_not_hold_up_the_end_of_a_session(a
                 connection = await aiokafka.client.create_conn("localhost", port, **options)
             cut.set()
             await asyncio.sleep(0.05)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(patience(10)):
                 await connection.close()
             await until(lambda: not link._sockets)
             over.set()

@@ -14,6 +14,7 @@ from gateway.kafka.topics import TopicVerdict
 from gateway.settings import KafkaSettings
 from tests.support.kafka_peers import API_VERSIONS, INIT_PRODUCER_ID, METADATA, FakeBroker
 from tests.support.stream_server import speaking
+from tests.support.waiting import patience
 
 
 async def begun(kafka: KafkaSettings, link: KafkaLink | None = None) -> None:
@@ -49,7 +50,7 @@ async def test_connections_that_end_because_the_network_is_another_one_are_no_fa
         kafka = KafkaSettings((f"127.0.0.1:{port}",), connect_timeout_s=60.0, request_timeout_s=60.0)
         link = KafkaLink(kafka)
         session = asyncio.create_task(begun(kafka, link))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(patience(30)):
             while not broker.asked:
                 await asyncio.sleep(0.01)
             assert link.abort_stale(lambda _: False)
@@ -74,7 +75,7 @@ async def test_a_client_that_is_closed_leaves_no_request_for_metadata_behind() -
         end_pace()
         link.abort()
         await client.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             assert await client.force_metadata_update() is False
     assert "metadata" not in {task.get_name() for task in asyncio.all_tasks()}
 
