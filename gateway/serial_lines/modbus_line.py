@@ -48,6 +48,8 @@ _KEPT_BYTES_MAX = 1_024
 """What is kept of what came since a request, beside what comes next: its echo, noise, and the beginning of its answer,
 which has 255 bytes at the most."""
 _READ_BYTES_MAX = 4_096
+_SEARCHED_BYTES_MAX = 16_384
+"""Of what comes after one request, what is looked at. The check of each frame that may begin in it costs time."""
 _ATTEMPTS_KNOWN_MAX = 16
 """Attempts at one request whose answers are awaited: the last ones."""
 _FAULTS_MAX = 16
@@ -238,6 +240,8 @@ class ModbusLine:
         self._received = b""
         self._searched = 0
         """How much of that holds no whole answer to what is awaited."""
+        self._heard = 0
+        """How many bytes came since the last request."""
         self._late_until = 0
         """Where in that the last late answer ends."""
         self._awaited: tuple[_Unit, Request] | None = None
@@ -432,8 +436,7 @@ class ModbusLine:
             return None
         termios.tcflush(self._fd, termios.TCIFLUSH)
         self._received = b""
-        self._searched = 0
-        self._late_until = 0
+        self._searched = self._late_until = self._heard = 0
         try:
             written = os.write(self._fd, frame)
         except BlockingIOError:
@@ -506,7 +509,10 @@ class ModbusLine:
         if not data:
             return
         self._active_s = max(self._active_s, self._loop.time())
-        # However much noise comes first, the answer behind it is found: the oldest bytes go.
+        self._heard += len(data)
+        if self._heard > _SEARCHED_BYTES_MAX:
+            return
+        # The answer is found behind any noise up to that: the oldest bytes go.
         gone = max(0, len(self._received) - _KEPT_BYTES_MAX)
         self._searched = max(0, self._searched - gone)
         self._late_until = max(0, self._late_until - gone)

@@ -29,7 +29,7 @@ from pymodbus.simulator import DataType, SimData, SimDevice
 from structlog.testing import capture_logs
 
 from gateway.reading import Mark, Reading, Recalled
-from gateway.serial_lines import modbus_line
+from gateway.serial_lines import modbus_answers, modbus_line
 from gateway.serial_lines.modbus_line import ModbusLine
 from gateway.serial_lines.modbus_registers import REGISTERS_MAX
 from gateway.settings import Baud, ModbusRegister, ModbusUnit, SerialModbusSettings
@@ -810,6 +810,37 @@ async def test_however_much_noise_stands_around_an_answer_it_is_found(bench: Ben
     async with bench.polling(unit(1, "meter", *registers(0, 1)), retries=0) as line:
         assert await bench.intake.next_of("meter", 3) == [{"at-0": 0, "at-1": 1}] * 3
         assert brief(line.units(), "meter")["fault"] is None
+
+
+async def test_endless_noise_is_searched_for_an_answer_up_to_a_bound(
+    bench: Bench, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks, sent_bytes = 0, 0
+    is_whole = modbus_answers._is_whole
+
+    def counted(frame: bytes) -> bool:
+        nonlocal checks
+        checks += 1
+        return is_whole(frame)
+
+    async def send_noise() -> None:
+        nonlocal sent_bytes
+        while True:
+            puppet.send(b"\x01\x03\x02" * 300)  # the beginning of an answer, again and again
+            sent_bytes += 900
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(modbus_answers, "_is_whole", counted)
+    puppet.answer = bytes
+    async with bench.polling(unit(1, "meter"), timeout_s=1, retries=0) as line:
+        await until(lambda: puppet.asked)
+        noise = asyncio.create_task(send_noise())
+        await until(lambda: brief(line.units(), "meter")["fault"])
+        noise.cancel()
+        assert brief(line.units(), "meter")["fault"] == "holding 0: its answer was damaged"
+        assert checks <= modbus_line._SEARCHED_BYTES_MAX < sent_bytes
+        puppet.answer = puppet.send
+        assert await bench.intake.next_of("meter") == [{"at-0": 0}]
 
 
 async def test_noise_and_a_late_answer_of_another_unit_before_the_answer(bench: Bench, puppet: Puppet) -> None:
