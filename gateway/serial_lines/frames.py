@@ -43,7 +43,7 @@ class Defect(StrEnum):
     """Too short, too long or out of range for its type, though the CRC holds."""
     BAD_UTF8 = "bad-utf8"
     NOISE = "noise"
-    """Around one or several whole frames: none of them is lost by it."""
+    """Beside one or several whole frames. It may have been another frame, which its sensor sends again."""
 
 
 class FrameError(ValueError):

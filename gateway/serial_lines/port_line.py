@@ -327,7 +327,10 @@ class FrameLine(PortLine):
         faults.pop(REFUSED_HELLO, None)
         if noisy := faults.pop(Defect.NOISE.value, 0):
             log.info(
-                "noise came around serial frames, which were read", port=self.name, device=self.device, times=noisy
+                "noise, or damaged frames, came beside serial frames, which were read",
+                port=self.name,
+                device=self.device,
+                times=noisy,
             )
         # Where nothing else comes, that says so.
         if faults and self._trouble_told_bytes == _UNSET:

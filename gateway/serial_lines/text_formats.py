@@ -23,7 +23,8 @@ LineReader = Callable[[bytes], Iterable[bytes]]
 """Gives the readings of a line, which has no end any more: JSON objects in UTF-8. None are given where the line is
 neither a reading nor a loss. Takes any bytes. Raises LineError, which may follow readings of the same line."""
 NOISE: Final = "noise"
-"""The reason of a LineError that says of no loss: every sentence of the line was read, and more stood around them."""
+"""The reason of a LineError that says of no loss. Every sentence of the line that was asked for was read. More stood
+around it, or a sentence of another type was damaged."""
 NUMBER_CHARACTERS_MAX = 64
 """A longer number is kept as a text: readers of JSON, the cloud's tables among them, refuse such numbers."""
 QUANTITY_CHARACTERS_MAX = 128
@@ -356,9 +357,7 @@ def _nmea_reader(sentences: dict[str, tuple[str, ...]], value: _ValueReader) -> 
             _refuse_cut(piece, names_of)
         if faults:
             raise LineError(faults[0])
-        unread = [piece for piece in rest if _ADDRESS.search(piece) is None and _BLANK.fullmatch(piece) is None]
-        if unread:
-            raise LineError(NOISE) if whole or len(unread) < len(rest) else LineError("nmea-start")
+        _count_noise(whole, rest)
 
     return read
 
@@ -407,6 +406,16 @@ def _refuse_cut(piece: bytes, names_of: Callable[[str], Sequence[str] | None]) -
         if following is None:
             return
         position = following.start()
+
+
+def _count_noise(whole: Sequence[bytes], rest: Sequence[bytes]) -> None:
+    """Raises LineError where more stands in a line than sentences, and begun ones, that nobody asked for."""
+    unread = [piece for piece in rest if _ADDRESS.search(piece) is None and _BLANK.fullmatch(piece) is None]
+    if unread and len(unread) == len(rest) and not whole:
+        raise LineError("nmea-start")
+    # A sentence that was damaged may have been a wanted one whose type was hit.
+    if unread or any(b"*" in piece for piece in rest):
+        raise LineError(NOISE)
 
 
 def _field(text: str, units: Collection[str]) -> str:

@@ -126,7 +126,7 @@ class TextLink:
 
     @property
     def noisy(self) -> int:
-        """Lines since the opening of which every sentence was read, with something else around them: no loss."""
+        """Lines since the opening with noise in them: see `NOISE`."""
         return self._noisy
 
     @property

@@ -598,7 +598,7 @@ def _text_words(port: dict[str, Any]) -> str:
     if used_s is not None:
         lines = f"; {counted(refused, 'line')} refused{told}" if refused else ""
         noisy = port.get("noisy", 0)
-        lines += f"; {counted(noisy, 'line')} with noise around what was read" if noisy else ""
+        lines += f"; {counted(noisy, 'line')} with noise" if noisy else ""
         return f"last read {span(used_s)} ago{lines}"
     if refused:
         return f"{refused:,} {'LINE' if refused == 1 else 'LINES'} REFUSED{told}"

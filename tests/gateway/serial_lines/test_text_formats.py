@@ -386,10 +386,18 @@ def test_nmea_sentences_that_are_named_are_taken_and_others_are_no_loss() -> Non
 
 @pytest.mark.parametrize(
     "line",
-    ["$ZZLOC,15,9,314", "$GPGSV,1,1,00*00", "$GPGSV,1,1,00*", "$GPTXT,cost $5!", sentence("GPTXT,\x01"), "!AIVDM,1*0"],
+    ["$ZZLOC,15,9,314", "$GPGSV,1,1,00", "$GPTXT,cost $5!", sentence("GPTXT,\x01"), sentence("GPRMX,000020")],
 )
-def test_a_sentence_that_nobody_asked_for_is_passed_over_whatever_its_checksum(line: str) -> None:
+def test_a_sentence_that_nobody_asked_for_is_passed_over(line: str) -> None:
     assert judged(settings("nmea", sentences={"RMC": ("time",)}), line) == ([], None)
+
+
+@pytest.mark.parametrize(
+    "line", ["$GPGSV,1,1,00*00", "$GPGSV,1,1,00*", "!AIVDM,1*0", "$GPRMX,000020*65", "$GPRMX,0*1$A,*"]
+)
+def test_a_damaged_sentence_that_nobody_asked_for_is_noise_once(line: str) -> None:
+    """Of the fourth, a wanted one, a bit of the type was damaged."""
+    assert judged(settings("nmea", sentences={"RMC": ("time",)}), line) == ([], NOISE)
 
 
 RMC = '{"sentence":"GPRMC","1":20}'
@@ -433,7 +441,7 @@ def test_what_nobody_asked_for_is_no_loss_beside_a_sentence_either() -> None:
     sensor = settings("nmea", sentences={"RMC": ("t",)})
     rmc = '{"sentence":"GPRMC","t":20}'
     assert judged(sensor, "$GPGGA,0123$GPRMC,000020*65") == ([rmc], None)
-    assert judged(sensor, "$GPRMC,000020*65$GPGGA,1*00$GPGSV,1") == ([rmc], None)
+    assert judged(sensor, "$GPRMC,000020*65$GPGGA,1*00$GPGSV,1*2") == ([rmc], NOISE)
     assert judged(sensor, "$GPRMC,0$GPGGA,1*00") == ([], "nmea-checksum")
     # Which type it was to be, nobody knows.
     assert judged(sensor, "$GPR$GPRMC,000020*65") == ([rmc], "nmea-without-checksum")

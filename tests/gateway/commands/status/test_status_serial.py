@@ -100,7 +100,7 @@ def test_sensors_that_write_text_and_once_that_they_cannot_acknowledge() -> None
             '"co2: 412 \\x1b"'
         ),
         f"serial      /dev/ttyUSB4: sensor scale, {mute}",
-        "serial      /dev/ttyUSB5: sensor scale, last read 14 s ago; 1,200 lines with noise around what was read",
+        "serial      /dev/ttyUSB5: sensor scale, last read 14 s ago; 1,200 lines with noise",
         lines({"missing": ["/dev/ttyACM0"]})[0],
         CANNOT_ACKNOWLEDGE,
     ]
