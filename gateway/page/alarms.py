@@ -528,9 +528,9 @@ def _serial(serial: dict[str, Any]) -> Iterator[Alarm]:
             yield Alarm(
                 "warn",
                 "Serial",
-                f"{counted(len(unread), 'Modbus unit')} on {_name(name)} cannot be read: {named}.",
+                f"{counted(len(unread), port['kind'] + ' unit')} on {_name(name)} cannot be read: {named}.",
                 _sentence(f"{_name(unread[0])} at the last: {units[unread[0]]['fault']}"),
-                "Where there is no answer, check their power, the two wires, their address and baud.",
+                "Where there is no answer, check their power, wires, address and baud.",
             )
     yield from _absent_ports(serial)
 

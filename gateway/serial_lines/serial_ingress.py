@@ -134,6 +134,7 @@ class SerialIngress:
         return {
             "ports": {
                 name: {
+                    "kind": None if (section := self._open[path].section) is None else section.kind.words,
                     **self._open[path].line.state(),
                     "rivals": self._rivals.get(path),
                     "shared": self._shared_words(name),

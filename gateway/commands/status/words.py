@@ -574,7 +574,7 @@ def _is_mute(port: dict[str, Any]) -> bool:
 def _port_words(port: dict[str, Any]) -> str:
     """Who is at the other end, and how long ago it was heard."""
     if "units" in port:
-        return f"Modbus, {counted(len(port['units']), 'unit')}"
+        return f"{port['kind']}, {counted(len(port['units']), 'unit')}"
     trouble = escaped(port.get("trouble") or "")
     if port["device"] is None:
         return trouble or "no sensor has said its name yet"
@@ -606,7 +606,7 @@ def _text_words(port: dict[str, Any]) -> str:
 
 
 def _unit_words(unit: dict[str, Any], now_us: int) -> str:
-    """How a unit of Modbus answers, and what it does not give."""
+    """How a unit answers, and what it does not give."""
     fault = f": {escaped(unit['fault'])}" if unit["fault"] else ""
     if not unit["answers"]:
         if not fault:

@@ -103,8 +103,10 @@ def test_modbus_units_that_cannot_be_read() -> None:
         "new": {"answers": False, "fault": None},
         "climate": {"answers": True, "fault": "holding 1: no answer"},
     }
-    alarm = only(replace(WELL, serial={"ports": {"/dev/ttyUSB0": {"units": units, "acknowledges": False}}}))
-    assert (alarm.level, alarm.words) == ("warn", "1 Modbus unit on /dev/ttyUSB0 cannot be read: meter.")
+    alarm = only(
+        replace(WELL, serial={"ports": {"/dev/ttyUSB0": {"kind": "M-Bus", "units": units, "acknowledges": False}}})
+    )
+    assert (alarm.level, alarm.words) == ("warn", "1 M-Bus unit on /dev/ttyUSB0 cannot be read: meter.")
     assert alarm.means == f"meter at the last: {fault}"
     assert alarm.todo == "Where there is no answer, check their power, the two wires, their address and baud."
 

@@ -128,8 +128,8 @@ def test_units_of_modbus_are_told_one_by_one() -> None:
             "refused": {f"r{number}": "input 1: failure" for number in range(7)},
         },
     }
-    first, *rest = lines({"ports": {"/dev/ttyUSB0": {"units": units, "acknowledges": False}}})
-    assert first == "serial      /dev/ttyUSB0: Modbus, 7 units"
+    first, *rest = lines({"ports": {"/dev/ttyUSB0": {"kind": "M-Bus", "units": units, "acknowledges": False}}})
+    assert first == "serial      /dev/ttyUSB0: M-Bus, 7 units"
     five = "; ".join(f"r{number}: input 1: failure" for number in range(5))
     assert rest == [
         "            meter answers",
