@@ -23,7 +23,7 @@ from spark.decode.codec_json_strict import mended, read_strictly, with_members
 from spark.decode.codec_json_usual import is_usual, read_usual
 from spark.decode.codec_numbers import AROUND, NO_DECLARED, NO_METRIC, NONE_FITS, RANGE, TOLD_CHARS_MAX, TOO_MANY
 from spark.decode.codec_python import CODEC_OF_MEDIA_TYPE, PYTHON_CODECS, asked_of_python, python_decoder
-from spark.decode.kafka_records import EVENT_TYPES, GATEWAY_TYPES, READING_TYPE, VALUE_BYTES_MAX
+from spark.decode.kafka_records import GATEWAY_TYPES, READING_TYPE
 from spark.engine.built_once import recorded
 
 PLAIN_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
@@ -38,8 +38,6 @@ NOT_THEIRS = "not-this-gateways-topic: "
 """Of records whose gateway may not speak in their topic: see `topic_owners`."""
 UNKNOWN_TYPE = "unknown-type: ce_type is neither sluice.reading nor sluice.gateway.*"
 UNDECLARED_STREAM = "undeclared-stream: no stream of this topic's name is declared"
-TOO_LONG = f"more than {VALUE_BYTES_MAX} bytes"
-"""Of rows that an earlier program kept whole."""
 NO_VALUE = "undecodable: the record has no value"
 NOT_UTF8 = "undecodable: the payload is not UTF-8"
 NOT_JSON = "undecodable: the payload is not one JSON object"
@@ -98,9 +96,8 @@ def _routed(records: DataFrame, streams: Streams, readers: set[str]) -> DataFram
         F.when(is_sound, F.try_element_at(constant(_OF_GATEWAYS, "map<string,string>"), F.col("ce_type"))).alias(
             "told"
         ),
-        (F.octet_length("value") > VALUE_BYTES_MAX).alias("is_too_long"),
     ).select(
-        *("record", "header_fault", "ce_type", "value", "stream_number", "is_reading", "is_too_long"),
+        *("record", "header_fault", "ce_type", "value", "stream_number", "is_reading"),
         F.when(F.col("is_reading"), F.coalesce(F.get(codecs, F.col("stream_number")), undeclared))
         .otherwise(F.col("told"))
         .alias("format"),
@@ -113,7 +110,7 @@ def _routed(records: DataFrame, streams: Streams, readers: set[str]) -> DataFram
         return routed
     # Whatever the condition, each row goes to Python and back: with one null that is cheap, yet not free.
     asked = F.when(
-        F.col("format").isin(*PYTHON_CODECS) & ~F.col("is_too_long"),
+        F.col("format").isin(*PYTHON_CODECS),
         asked_of_python(F.col("format"), F.col("stream_number"), F.col("value")),
     )
     return routed.select("*", python_decoder(streams)(asked).alias("found"))
@@ -146,9 +143,7 @@ def _parsed(routed: DataFrame) -> DataFrame:
     ).select(
         *(column for column in routed.columns if column != "value"),
         "usual",
-        F.when(
-            is_text & ~F.col("is_too_long"), F.when(F.col("format") == _JSON, mended(stripped)).otherwise(stripped)
-        ).alias("text"),
+        F.when(is_text, F.when(F.col("format") == _JSON, mended(stripped)).otherwise(stripped)).alias("text"),
     )
     return with_members(texts, F.col("format").isin(_JSON, *_OF_GATEWAYS.values()))
 
@@ -209,7 +204,6 @@ def _reasoned(numbered: DataFrame, times: Times) -> DataFrame:
         F.when(F.col("format") == _UNDECLARED, UNDECLARED_STREAM),
         F.when(F.col("is_reading") & F.col("record.value").isNull(), NO_VALUE),
         F.when(F.col("format") == _UNKNOWN, UNKNOWN_CONTENT),
-        F.when(F.col("is_too_long"), _too_long()),
         *([F.col("found.reject_reason")] if by_python else []),
         F.when((is_strict | is_number) & F.col("text").isNull(), NOT_UTF8),
         F.when(F.col("quick_twice") | (is_strict & F.col("members").isNull()), NOT_JSON),
@@ -238,16 +232,6 @@ def _reasoned(numbered: DataFrame, times: Times) -> DataFrame:
         F.when(reason.isNull(), metrics).cast(METRICS_TYPE).alias("metrics"),
         undeclared.alias("undeclared"),
         reason.alias("reject_reason"),
-    )
-
-
-def _too_long() -> Column:
-    """Say of a long value that it is too long, if its kind is one that is read."""
-    return (
-        F.when(F.col("is_reading"), f"undecodable: {TOO_LONG}")
-        .when(F.col("format") == _CORRECTION, CORRECTION + TOO_LONG)
-        .when(F.col("format") == _LOSS, LOSS + TOO_LONG)
-        .when(F.col("header_fault").isNull() & F.col("ce_type").isin(*EVENT_TYPES), EVENT + TOO_LONG)
     )
 
 

@@ -35,13 +35,16 @@ class AppendTable:
     def begin(self) -> "StagedAppend":
         return StagedAppend(self)
 
-    def append(self, rows: DataFrame, numbers: dict[str, int]) -> None:
-        """Write and commit at once; nothing happens if the first of the numbers was committed before."""
+    def append(self, rows: DataFrame, numbers: dict[str, int], *, instead_of: str | None = None) -> None:
+        """Write and commit at once; nothing happens if the first of the numbers was committed before.
+
+        `instead_of` is as `StagedAppend.commit` has it.
+        """
         application, number = next(iter(numbers.items()))
         if self.last(application) < number:
             staged = self.begin()
             staged.write(rows)
-            staged.commit(numbers)
+            staged.commit(numbers, instead_of=instead_of)
 
     def committed(self, numbers: dict[str, int]) -> None:
         self._numbers |= numbers

@@ -72,11 +72,7 @@ class StateTable(Generic[Key, State]):
         rows = self._spark.createDataFrame(
             [(*key, *self._encode(self.states[key]), ordinal) for key in keys], self._table.schema
         ).coalesce(1)
-        if whole:
-            writer = rows.write.format("delta").mode("overwrite")
-            writer.option("txnAppId", ORDINAL).option("txnVersion", ordinal).save(self._table.path)
-            rows = rows.limit(0)
-        self._table.append(rows, {ORDINAL: ordinal, **(numbers or {})})
+        self._table.append(rows, {ORDINAL: ordinal, **(numbers or {})}, instead_of="true" if whole else None)
         self._rows = 0 if whole else self._rows + len(keys)
         self.changed_keys.clear()
 

@@ -97,13 +97,14 @@ class DeltaTable(Generic[Row_]):
         self.numbers: dict[str, int] = {}
         self._power = power
 
-    def commit(self, rows: Iterable[Row_], numbers: Mapping[str, int]) -> None:
+    def commit(self, rows: Iterable[Row_], numbers: Mapping[str, int], *, whole: bool = False) -> None:
+        """Add rows, or, where they are the `whole` table, put them in the place of all that are there."""
         added = list(rows)
         self._power.before(f"{self.name} {dict(numbers)}")
         for application, number in numbers.items():
             before = self.numbers.get(application, -1)
             assert before < number, f"{self.name}: {application} commits {number} after {before}"
-        self.rows += added
+        self.rows = [*([] if whole else self.rows), *added]
         self.numbers |= numbers
 
     def overwrite(self, rows: Iterable[Row_], goes: Callable[[Row_], bool]) -> None:
@@ -122,13 +123,13 @@ class AppendTable(Generic[Row_]):
     def last(self, application: str) -> int:
         return self._numbers.get(application, -1)
 
-    def commit(self, rows: Iterable[Row_], numbers: Mapping[str, int]) -> None:
-        self.table.commit(rows, numbers)
+    def commit(self, rows: Iterable[Row_], numbers: Mapping[str, int], *, whole: bool = False) -> None:
+        self.table.commit(rows, numbers, whole=whole)
         self._numbers |= numbers
 
-    def append(self, rows: Iterable[Row_], application: str, number: int) -> None:
+    def append(self, rows: Iterable[Row_], application: str, number: int, *, whole: bool = False) -> None:
         if self.last(application) < number:
-            self.commit(rows, {application: number})
+            self.commit(rows, {application: number}, whole=whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,9 +423,7 @@ class StateTable(Generic[Key, State]):
             StateRow(key, deepcopy(self.states[key]), ordinal)
             for key in (list(self.states) if whole else list(self.changed))
         ]
-        if whole:
-            self.table.table.overwrite(rows, lambda _: True)
-        self.table.append([] if whole else rows, ORDINAL, ordinal)
+        self.table.append(rows, ORDINAL, ordinal, whole=whole)
         self.rows = 0 if whole else self.rows + len(rows)
         self.changed.clear()
 

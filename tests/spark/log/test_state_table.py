@@ -1,0 +1,40 @@
+"""States that are written now and then: what a start finds, and how often Delta is committed to."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark.engine.delta_staging import snapshot
+from spark.log.state_table import REWRITE_FACTOR, StateTable
+
+pytestmark = pytest.mark.spark
+
+
+def open_table(spark: SparkSession, path: Path) -> StateTable[tuple[str], int]:
+    return StateTable(
+        spark,
+        str(path),
+        key=("name",),
+        columns="value bigint",
+        decode=lambda row: int(row.value),
+        encode=lambda n: (n,),
+    )
+
+
+def test_each_save_is_one_commit_and_the_table_is_written_anew_now_and_then(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = open_table(spark, tmp_path / "states")
+    begun = snapshot(spark, str(tmp_path / "states")).version()
+    rows = []
+    for ordinal in range(REWRITE_FACTOR + 2):
+        table.states["meter",] = ordinal
+        table.changed(("meter",))
+        table.save(ordinal, {"heartbeats": ordinal})
+        rows.append(spark.read.format("delta").load(str(tmp_path / "states")).count())
+        assert snapshot(spark, str(tmp_path / "states")).version() == begun + ordinal + 1
+    assert rows == [*range(1, REWRITE_FACTOR + 2), 1]
+    again = open_table(spark, tmp_path / "states")
+    assert again.states == {("meter",): ordinal}
+    assert (again.saved, again.number("heartbeats")) == (ordinal, ordinal)
