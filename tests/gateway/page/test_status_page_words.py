@@ -108,7 +108,7 @@ def test_modbus_units_that_cannot_be_read() -> None:
     )
     assert (alarm.level, alarm.words) == ("warn", "1 M-Bus unit on /dev/ttyUSB0 cannot be read: meter.")
     assert alarm.means == f"meter at the last: {fault}"
-    assert alarm.todo == "Where there is no answer, check their power, the two wires, their address and baud."
+    assert alarm.todo == "Where there is no answer, check their power, wires, address and baud."
 
 
 def test_a_devices_file_that_cannot_be_used_says_who_is_out() -> None:
