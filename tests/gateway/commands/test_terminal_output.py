@@ -163,6 +163,7 @@ STATE: dict[str, Any] = {
             "/dev/b": PORT | {"device": None, "trouble": "T"},
             "/dev/c": {
                 "device": "D",
+                "kind": "Modbus",
                 "units": {
                     "U": {"answers": True, "asked": 2, "fault": "F", "refused": {"R": "W"}},
                     "V": {"answers": False, "asked": 2, "fault": "F", "refused": {}},

@@ -797,7 +797,7 @@ async def test_units_of_modbus_are_asked_and_shown_by_device(tmp_path: Path) -> 
             assert heard[:6] == bytes((17, 3, 0, 0, 0, 1))
             port = ingress.state()["ports"][str(bus.port)]  # type: ignore[index]
             assert port["acknowledges"] is False
-            assert list(port["units"]) == ["meter"]
+            assert (port["kind"], list(port["units"])) == ("Modbus", ["meter"])
             assert gone(ingress) == {}
             answer = bytes((17, 3, 2, 0, 230))
             while not ingress.state()["ports"][str(bus.port)]["units"]["meter"]["answers"]:  # type: ignore[index]
