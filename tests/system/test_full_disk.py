@@ -19,7 +19,7 @@ from demo.uplink import Uplink
 from tests.support.gateways import consume, free_port, header, write_config
 from tests.support.kill_loop import KINDS, PINGREQ, UNREACHABLE, LedgerSensor
 from tests.support.small_disk import SmallDisk, daemon_on, mount_refusal, small_disk
-from tests.support.waiting import patience, until
+from tests.support.waiting import patience
 
 REFUSAL = mount_refusal()
 pytestmark = pytest.mark.skipif(REFUSAL is not None, reason=REFUSAL or "")
@@ -339,7 +339,10 @@ async def test_with_kafka_reachable_again_a_full_disk_drains_by_itself(
                 with reading(disk):
                     # SQLite then cannot write its WAL from the start again, and there is no room behind its end.
                     uplink.open(int(kafka.bootstrap.rpartition(":")[2]))
-                    await until(lambda: disk.fill() or "buffer cannot be read or written" in log_of(config))
+                    async with asyncio.timeout(patience(20)):
+                        while "buffer cannot be read or written" not in log_of(config):
+                            await asyncio.sleep(0.05)
+                            disk.fill()
                 async with asyncio.timeout(patience(30)):
                     while acknowledged(devices) < before + 500:
                         await asyncio.sleep(0.05)

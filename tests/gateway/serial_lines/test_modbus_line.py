@@ -831,7 +831,7 @@ async def test_endless_noise_is_searched_for_an_answer_up_to_a_bound(
             await asyncio.sleep(0)
 
     monkeypatch.setattr(modbus_answers, "_is_whole", counted)
-    puppet.answer = bytes
+    puppet.silent.add((1, 0))
     async with bench.polling(unit(1, "meter"), timeout_s=1, retries=0) as line:
         await until(lambda: puppet.asked)
         noise = asyncio.create_task(send_noise())
@@ -839,7 +839,7 @@ async def test_endless_noise_is_searched_for_an_answer_up_to_a_bound(
         noise.cancel()
         assert brief(line.units(), "meter")["fault"] == "holding 0: its answer was damaged"
         assert checks <= modbus_line._SEARCHED_BYTES_MAX < sent_bytes
-        puppet.answer = puppet.send
+        puppet.silent.clear()
         assert await bench.intake.next_of("meter") == [{"at-0": 0}]
 
 
