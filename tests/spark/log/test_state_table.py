@@ -6,7 +6,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark.engine.delta_staging import snapshot
-from spark.log.state_table import REWRITE_FACTOR, StateTable
+from spark.log import state_table
+from spark.log.state_table import StateTable
 
 pytestmark = pytest.mark.spark
 
@@ -23,18 +24,19 @@ def open_table(spark: SparkSession, path: Path) -> StateTable[tuple[str], int]:
 
 
 def test_each_save_is_one_commit_and_the_table_is_written_anew_now_and_then(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(state_table, "REWRITE_FACTOR", 1)
     table = open_table(spark, tmp_path / "states")
     begun = snapshot(spark, str(tmp_path / "states")).version()
     rows = []
-    for ordinal in range(REWRITE_FACTOR + 2):
+    for ordinal in range(3):
         table.states["meter",] = ordinal
         table.changed(("meter",))
         table.save(ordinal, {"heartbeats": ordinal})
         rows.append(spark.read.format("delta").load(str(tmp_path / "states")).count())
         assert snapshot(spark, str(tmp_path / "states")).version() == begun + ordinal + 1
-    assert rows == [*range(1, REWRITE_FACTOR + 2), 1]
+    assert rows == [1, 2, 1]
     again = open_table(spark, tmp_path / "states")
     assert again.states == {("meter",): ordinal}
     assert (again.saved, again.number("heartbeats")) == (ordinal, ordinal)
