@@ -31,7 +31,9 @@ DOUBT_HEADER = "ce_doubt"
 BOOT_TIME_ERROR_HEADER = "ce_boottimeerror"
 """The last header of a record made before the gateway's clock was synced: a later correction of its time needs it."""
 HEADER_NAMES = (*HEADERS, *DEVICE_HEADERS, COUNTER_HEADER, DOUBT_HEADER, BOOT_TIME_ERROR_HEADER)
-"""All headers that a record may have, in the order on the wire."""
+"""All headers that a record may have, in the order on the wire, but for those of `VARIABLE_PREFIX`."""
+VARIABLE_PREFIX = "route_"
+"""So begin the headers of a route's variables (`route_site`). They follow `HEADERS`, and readers may pass over them."""
 TIME_ERROR_UNKNOWN_US = 2**63 - 1
 """`ce_timeerror` and `ce_boottimeerror` where nothing bounds the error."""
 USUAL_TOPICS = "device-.*|gateway-events"
@@ -43,6 +45,10 @@ USUAL_TOPICS = "device-.*|gateway-events"
 # readings of one name are the same reading, on the gateway and in the tables: were one side to name counters by a
 # coarser rule than the other, it would take readings for copies that the other has acknowledged as two.
 DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+NAME_RULE = "1 to 63 letters (A to Z, a to z), digits, '.', '_' or '-', starting with a letter or digit"
+"""`DEVICE_NAME` in words, for whoever is told that a name is none."""
+DEVICE_PATH = re.compile(rf"{DEVICE_NAME.pattern}(?:/{DEVICE_NAME.pattern})*")
+"""A device as the tables know it: one name, or several where a route's `key` puts others before it (`north/42`)."""
 KAFKA_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 """What Kafka takes as a topic's name."""
 INTERNAL_PREFIX = "__"

@@ -8,15 +8,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from gateway.record_contract import DEVICE_NAME, NAME_RULE
+
 Port = Annotated[int, Meta(ge=1, le=65535, description="a TCP port, 1 to 65535")]
 Seconds = Annotated[float, Meta(gt=0, le=86_400, description="seconds, above 0 and at most 86400")]
-Name = Annotated[
-    str,
-    Meta(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
-        description="1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit",
-    ),
-]
+Name = Annotated[str, Meta(pattern=f"^{DEVICE_NAME.pattern}$", description=NAME_RULE)]
 DEFAULT_CONFIG = Path("/etc/sluice/gateway.toml")
 
 
@@ -339,6 +335,16 @@ class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """A template: `device/{device}/{stream}`. `+` stands for one level, `#` at the end for any number."""
     kafka: str
     """The Kafka topic's template: `device-{stream}`."""
+    device: Name | None = None
+    """The device, where the topic names it by what is no name: `topic = "zigbee2mqtt/Living room"`, `device =
+    "living-room"`. Such a route counts before those that take the device from the topic."""
+    names: Literal["refuse", "escape"] = "refuse"
+    """What becomes of a name in the topic that breaks the rule of names. `refuse`: its readings go to the quarantine.
+    `escape`: it is written as one that keeps the rule (`x--Wohnzimmer-20-Lampe`), and goes along as it was in a
+    header."""
+    key: str = "{device}"
+    """What a device is called, in Kafka's key and in the tables: `{site}/{device}` keeps equal names of two sites
+    apart. Variables of the topic and names, with `/` between them; `gateway.key` may put the namespace in front."""
     content_type: str = "application/json"
     identity: PayloadIdentity = "none"
     """How the payload says who took it: the sensor's `boot` and `seq`, and its `tick` where it has one. `json`: members

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct
 
 from gateway.record_contract import counter_of
@@ -29,6 +30,29 @@ class Series(Struct, frozen=True, cache_hash=True):
     content_type: str
     stream: str = ""
     """The topic that was routed."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Its variables by their names in the route's template, where they go into headers of their own."""
+
+    @property
+    def columns(self) -> tuple[str, str, str, str, str, str]:
+        """What tells it from other series, as the file has it: all but `stream`.
+
+        The variables stand behind the content type. So they are in the index, which finds a series by them, and which
+        the salvage of a damaged file reads.
+        """
+        content_type = self.content_type
+        if self.variables:
+            # No content type has a line end, and JSON has it escaped.
+            content_type += f"\n{msgspec.json.encode(self.variables).decode()}"
+        return self.topic, self.key, self.device, self.subject, self.type, content_type
+
+    @classmethod
+    def of_columns(cls, columns: Sequence[str], stream: str | None = None) -> "Series":
+        """The inverse of `columns`. Raises msgspec.DecodeError, and msgspec.ValidationError."""
+        topic, key, device, subject, kind, told = columns
+        content_type, line_end, variables = told.partition("\n")
+        of_route = _variables.decode(variables) if line_end else ()
+        return cls(topic, key, device, subject, kind, content_type, stream or "", of_route)
 
     @property
     def counter(self) -> str:
@@ -39,6 +63,9 @@ class Series(Struct, frozen=True, cache_hash=True):
     def is_of_gateway(self) -> bool:
         """Whether these are the gateway's own words."""
         return self.type.startswith(OWN_TYPES)
+
+
+_variables = msgspec.json.Decoder(tuple[tuple[str, str], ...])
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, boot_id TEXT NOT NULL,
             event_from_us INTEGER
         )""",
+        # Behind the content type, on a line of their own, stand the variables: see `Series.columns`.
         """CREATE TABLE series (
             number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, key TEXT NOT NULL, device TEXT NOT NULL,
             subject TEXT NOT NULL, type TEXT NOT NULL, content_type TEXT NOT NULL,

@@ -2,8 +2,10 @@
 
 import sqlite3
 
+import msgspec
+
 from gateway.buffer.rows import Series
-from gateway.buffer.schema import find_one
+from gateway.buffer.schema import corruption, find_one
 from gateway.buffer.shares import Shares
 
 SERIES_MAX = 10_000
@@ -26,7 +28,7 @@ class SeriesTable:
 
     def number(self, series: Series) -> int:
         """The number of a series in this file, which has it from now on."""
-        fields = (series.topic, series.key, series.device, series.subject, series.type, series.content_type)
+        fields = series.columns
         is_new = self._connection.execute(
             "INSERT OR IGNORE INTO series (topic, key, device, subject, type, content_type, stream)"
             " VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -46,8 +48,12 @@ class SeriesTable:
 
     def find(self, number: int) -> Series:
         """What a row's series number stands for. Raises BufferFileError where this file does not know it."""
-        fields = "topic, key, device, subject, type, content_type, coalesce(stream, '')"
-        return Series(*find_one(self._connection, f"SELECT {fields} FROM series WHERE number = ?", number))
+        statement = "SELECT stream, topic, key, device, subject, type, content_type FROM series WHERE number = ?"
+        stream, *columns = find_one(self._connection, statement, number)
+        try:
+            return Series.of_columns(columns, stream)
+        except msgspec.DecodeError as error:
+            raise corruption("the variables of a series are none") from error
 
     def forget(self) -> None:
         """A transaction was rolled back: numbers that it gave are void, and are read again when needed."""

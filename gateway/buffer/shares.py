@@ -423,8 +423,7 @@ class _Limit:
 
 
 def _series_bytes(series: Series) -> int:
-    texts = (series.topic, series.key, series.device, series.subject, series.type, series.content_type)
-    size = sum(len(text.encode()) for text in texts)
+    size = sum(len(text.encode()) for text in series.columns)
     return SERIES_BYTES + SERIES_COPIES * size + (2 * PAGE_BYTES if size > INLINE_BYTES_MAX else 0)
 
 

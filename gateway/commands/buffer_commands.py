@@ -48,8 +48,9 @@ from gateway.host.terminal_text import (
     size,
     span,
 )
-from gateway.intake.routes import NO_ROUTE, taken_words
+from gateway.intake.routes import BAD_NAME, LONG_NAME, NO_ROUTE, taken_words
 from gateway.reading import BufferFileError, source
+from gateway.record_contract import NAME_RULE
 from gateway.settings import Settings
 
 PEEK_BYTES_MAX = 4_000
@@ -91,13 +92,16 @@ _TO_MEND = {
     NO_ROUTE: "no route takes the topic; add one under [[routes]], or correct what the sensor publishes to (of a "
     "serial line: its stream)",
     "ambiguous-route": "several routes take the topic and differ; change [[routes]] so that one takes it",
-    "device-name-invalid": "what stands for {device} in the topic is no device name; correct it in the sensor. "
-    + _REFUSED_AGAIN,
-    "kafka-topic-name-invalid": "the route makes a name of it that Kafka takes for no topic; correct what the sensor "
-    "publishes to. " + _REFUSED_AGAIN,
+    BAD_NAME: f"what stands for {{device}} (or for what else the route's key has) is no name: that is {NAME_RULE}; "
+    'write names = "escape" in the route, or a route with this topic and device = "NAME", or correct it in the sensor',
+    LONG_NAME: "what stands for {device} (or for what else the route's key has) is too long once it is escaped: a name "
+    f'is {NAME_RULE}; write a route with this topic and device = "NAME"',
+    "kafka-topic-name-invalid": "the route makes a name of it that Kafka takes for no topic: that is 1 to 249 letters, "
+    """digits, '.', '_' or '-'; write names = "escape" in the route, or one with this topic and another kafka, or """
+    "correct what the sensor publishes to",
     "kafka-topic-reserved": "the route makes the name of a topic of the gateway's or Kafka's own; change the route",
-    "not-the-writers-device": "a sensor wrote in another's name; correct its topic, or the user it connects as. "
-    + _REFUSED_AGAIN,
+    "not-the-writers-device": "a sensor wrote in another's name; correct its topic, or the user it connects as, or "
+    "take key out of the route, which makes names that no user has. " + _REFUSED_AGAIN,
     "record-too-large": "larger than kafka.record_bytes_max; raise it, and the topic's max.message.bytes",
     "topic-unknown": "Kafka has no such topic; create it with LogAppendTime, or set kafka.create_topics = true",
     "topic-limit-of-device": "this gateway made no more topics for the device on that day "
@@ -124,15 +128,15 @@ _TO_MEND = {
     "salvaged-without-series": "a damaged file no longer says whose it is; export it, then drop it",
 }
 """What a reason for the quarantine means, and what to do; a reason may go on behind a colon."""
-_OF_ROUTES = frozenset({NO_ROUTE, "ambiguous-route", "kafka-topic-reserved"})
+_OF_ROUTES = frozenset(
+    {NO_ROUTE, "ambiguous-route", "kafka-topic-reserved", BAD_NAME, LONG_NAME, "kafka-topic-name-invalid"}
+)
 """Reasons that are mended by changing [[routes]], which a running gateway reads when it starts only."""
 _OF_TOPICS = "topic-"
 """So begins what is wrong with a topic: what is kept for it is taken in again by the gateway itself."""
 
 _NEVER_TAKEN = frozenset(
     {
-        "device-name-invalid",
-        "kafka-topic-name-invalid",
         "not-the-writers-device",
         "salvaged-without-series",
         *_UNREADABLE_LINES,

@@ -235,7 +235,8 @@ def readings(
     """
     ends = lanes(db)
     # After the ends: a series that a row refers to does not go before the row does.
-    series = {row.pop("number"): Series(**row) for row in db["series"].rows}
+    of_series = db.execute("SELECT number, stream, topic, key, device, subject, type, content_type FROM series")
+    series = {number: Series.of_columns(columns, stream) for number, stream, *columns in of_series}
     for lane in reversed(ends) if newest_first else ends:
         times = BootTimes(lane.clock)
         for row in _rows(db, lane, device, newest_first=newest_first):

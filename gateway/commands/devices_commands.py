@@ -413,7 +413,7 @@ def _show_secrets(  # noqa: PLR0913 - each is another option
             ),
             ("user", each.user),
             ("password", each.secret),
-            ("topic", " or ".join(each.topics)),
+            ("topic", " or ".join(each.topics) or "none: no route makes this device of its topics"),
         ]
         for name, value in rows:
             say(hanging(f"{name:<10}{value}", 10))

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from gateway.host.processes import running
 from gateway.listener.credentials import Made
-from gateway.settings import ListenerSettings, Settings
+from gateway.settings import DEFAULT_ROUTE, ListenerSettings, Settings
 from gateway.tls.certificates import CertificateFileError, read_certificates, read_names
 
 HOSTS_MAX: Final = 4
@@ -56,7 +56,10 @@ def handout(settings: Settings, listener: ListenerSettings, made: Made, *, opera
     if tls is not None:
         scheme, port = "mqtts", tls.port
     host = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
-    topics = listener.command_topics if operator else [route.topic for route in settings.routes]
+    # Who logs in as one device writes where a route makes that device of its topics.
+    routes = [route for route in settings.routes if route.key == DEFAULT_ROUTE.key]
+    its_own = [route.topic for route in routes if route.device in {None, made.name}]
+    topics = listener.command_topics if operator else its_own
     return Handout(
         made.name,
         made.secret,

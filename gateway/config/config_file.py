@@ -19,8 +19,9 @@ from gateway.config.serial_mistakes import SERIAL_EXAMPLES, serial_elsewhere, se
 from gateway.intake.routes import RouteError, RouteTable, compile_route, compile_routes
 from gateway.listener.access import CommandTopics
 from gateway.mqtt import topic_filters
-from gateway.record_contract import DEVICE_NAME, INTERNAL_PREFIX, KAFKA_TOPIC
+from gateway.record_contract import DEVICE_NAME, INTERNAL_PREFIX, KAFKA_TOPIC, NAME_RULE
 from gateway.settings import (
+    DEFAULT_ROUTE,
     BrokerSettings,
     KafkaSettings,
     ListenerSettings,
@@ -48,8 +49,11 @@ _NO_DIGEST = (
     "hex digits (printf %s SECRET | sha256sum), never the secret itself"
 )
 _NO_DEVICE = (
-    "a name here is no device name, so that every reading of that user would go to the quarantine; "
-    "write 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit"
+    f"a name here is no device name, so that every reading of that user would go to the quarantine; write {NAME_RULE}"
+)
+_NO_LOG_IN_SO = (
+    "a sensor that logs in is called by its user name, in which no '/' can stand: every reading would go to the "
+    "quarantine (not-the-writers-device); remove it, for one gateway has one user of a name anyway"
 )
 _ALSO_A_DEVICE = (
     "a name here is one of mqtt_listener.users too, so that its secret would be a device's and an operator's; "
@@ -414,19 +418,21 @@ def _topic_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
 
 def _route_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
     own = _own_topics(settings.kafka)
-    first: dict[str, int] = {}
+    first: dict[tuple[str, bool], int] = {}
     for index, route in enumerate(settings.routes):
         yield from payload_mistakes(route, ("routes", index))
         try:
             compile_route(route)
         except RouteError as error:
-            yield ("routes", index, "kafka" if str(error).startswith("kafka") else "topic"), str(error)
+            yield ("routes", index, error.setting), str(error)
             continue
-        # Variables match the same levels whatever their names.
-        shape = _VARIABLE_NAME.sub("{}", route.topic)
+        # Variables match the same levels whatever their names. One that names its device goes before one that does not.
+        shape = _VARIABLE_NAME.sub("{}", route.topic), route.device is not None
         earlier = first.setdefault(shape, index)
         if earlier != index:
             yield ("routes", index, "topic"), _same_topics(route, earlier, settings.routes[earlier])
+        if route.key != DEFAULT_ROUTE.key and _has_log_ins_alone(settings):
+            yield ("routes", index, "key"), f"is {show(route.key)}, and {_NO_LOG_IN_SO}"
         if route.kafka in own:
             yield (
                 ("routes", index, "kafka"),
@@ -434,6 +440,13 @@ def _route_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
             )
         elif route.kafka.startswith(INTERNAL_PREFIX):
             yield ("routes", index, "kafka"), f"{show(route.kafka)} {_INTERNAL}"
+
+
+def _has_log_ins_alone(settings: Settings) -> bool:
+    """Whether all that comes in is of devices that have logged in."""
+    listener, serial = settings.mqtt_listener, settings.serial
+    others = settings.mqtt_brokers or (serial is not None and serial.names_ports)
+    return listener is not None and not listener.anonymous and not others
 
 
 def _same_topics(route: RouteSettings, index: int, earlier: RouteSettings) -> str:

@@ -13,7 +13,9 @@ from gateway.clock.kernel_clock import ClockWatch, boottime_us
 from gateway.clock.report import ClockReport
 from gateway.clock.steps import StepWatch
 from gateway.intake.front_door import FrontDoor
+from gateway.intake.routes import BAD_NAME, LONG_NAME
 from gateway.reading import BufferFileError
+from gateway.record_contract import NAME_RULE
 from gateway.uplink.forwarder import Forwarder
 from gateway.uplink.lane_policy import LanePolicy
 from gateway.uplink.memory import UplinkState
@@ -167,6 +169,7 @@ class Housekeeping:
                 count=count,
                 last_device=device or None,
                 last_subject=come_from,
+                **({"rule": f"a name has {NAME_RULE}"} if reason in {BAD_NAME, LONG_NAME} else {}),
             )
 
     def _tell_what_was_too_old(self, now_s: float) -> None:

@@ -16,6 +16,7 @@ from gateway.clock.sensor_clocks import SENSOR_CLOCK_MARKS, saved_run
 from gateway.daemon import control
 from gateway.daemon.device_states import ClockState, DevicesPage, DeviceState, HeardState
 from gateway.devices.notes import NO_LOG_IN, RESTARTED, Note, note_on, note_on_clocks
+from gateway.intake.escaped_names import original_device
 from gateway.listener.credentials import CredentialsError, file_of, load
 from gateway.settings import Settings
 
@@ -67,6 +68,8 @@ class Device(Struct, frozen=True):
     """Whether that is something to be mended."""
     no_log_in: bool = False
     """Whether it is a sensor over MQTT that could not log in now: revoked, mostly."""
+    original: str | None = None
+    """What its sensor or the site's broker calls it, where a route has escaped that (`names = "escape"`)."""
 
 
 class Listing(NamedTuple):
@@ -250,6 +253,7 @@ def merged(  # noqa: PLR0913 - each is another source
             None if note is None else note.words,
             note is not None and note.is_finding,
             no_log_in,
+            original_device(name),
         )
 
 

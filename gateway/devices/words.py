@@ -38,14 +38,15 @@ def _not_heard(listing: Listing) -> Iterator[str]:
 def _rows(device: Device) -> Iterator[tuple[str, ...]]:
     """One row; or one for each stream whose samples have a clock of their own."""
     heard, boot = _ago(device.heard_s), UNKNOWN if device.boot is None else escaped(device.boot)
+    name = escaped(device.device if device.original is None else f"{device.device} ({device.original})")
     for clock in device.clocks or (None,):
         stream = "" if clock is None else clock.stream
         where = stream or device.place or UNKNOWN
         if clock is None:
-            yield escaped(device.device), escaped(where), heard, boot, UNKNOWN, UNKNOWN, UNKNOWN
+            yield name, escaped(where), heard, boot, UNKNOWN, UNKNOWN, UNKNOWN
             continue
         known = drift_words(clock), bound(clock.error_us), _ago(clock.observed_s)
-        yield escaped(device.device), escaped(where), heard, escaped(clock.boot), *known
+        yield name, escaped(where), heard, escaped(clock.boot), *known
 
 
 def _ago(seconds: float | None) -> str:

@@ -63,7 +63,9 @@ class ResolvedTopics:
         # One that is too long to be remembered with each clock shares that of others of its device.
         stream = topic if len(topic) <= TOPIC_CACHED_CHARACTERS_MAX else ""
         key = kafka_key(self._gateway, found.device)
-        series = Series(found.kafka_topic, key, found.device, subject, READING_TYPE, found.content_type, topic)
+        series = Series(
+            found.kafka_topic, key, found.device, subject, READING_TYPE, found.content_type, topic, found.variables
+        )
         return ResolvedTopic(
             series,
             replace(series, content_type=PLAIN_BYTES) if says_json(found.content_type) else None,

@@ -1,15 +1,20 @@
 """Which Kafka topic and key a reading gets, from the topic it came in on."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.clock.arrival_buckets import LEAST_DELAY_US
-from gateway.record_contract import DEVICE_NAME, INTERNAL_PREFIX, KAFKA_TOPIC
+from gateway.intake.escaped_names import escape
+from gateway.record_contract import DEVICE_NAME, INTERNAL_PREFIX, KAFKA_TOPIC, NAME_RULE
 from gateway.settings import GatewaySettings, Oscillator, PayloadIdentity, RouteSettings, TimeSource
 
 NO_ROUTE = "no-route"
 """Why a topic is refused that no template matches."""
+BAD_NAME = "device-name-invalid"
+"""Why one is refused whose device, or what else its route's `key` takes from it, has no name by the rule of names."""
+LONG_NAME = "device-name-too-long"
+"""Why one is refused whose device's name has more than 63 characters once it is escaped."""
 TEMPLATES_TOLD_MAX = 5
 _VARIABLE = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 
@@ -31,6 +36,11 @@ def kafka_key(gateway: GatewaySettings, name: str) -> str:
 class RouteError(ValueError):
     """A template that cannot work; the message says what to write instead."""
 
+    def __init__(self, setting: str, message: str) -> None:
+        """`setting`: the one of the route that has the mistake."""
+        super().__init__(message)
+        self.setting = setting
+
 
 @dataclass(frozen=True, slots=True)
 class Destination:
@@ -38,6 +48,7 @@ class Destination:
 
     kafka_topic: str
     device: str
+    """Its whole name, as `key` has it."""
     content_type: str
     identity: PayloadIdentity
     time: TimeSource
@@ -46,6 +57,8 @@ class Destination:
     oscillator: Oscillator
     least_delay_us: int = LEAST_DELAY_US
     """Of readings that teach the sensor's clock, the quickest are under way for less than this."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """The route's variables as the topic has them; none where device and Kafka topic say them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +74,28 @@ class Route:
 
     settings: RouteSettings
     pattern: re.Pattern[str]
+    told: frozenset[str]
+    """Variables that a record's key or Kafka topic says, as far as they need no escape."""
 
     def match(self, topic: str) -> Destination | Refusal | None:
         """The destination of a topic; None where the template does not match it."""
         found = self.pattern.fullmatch(topic)
         if found is None:
             return None
+        of = self.settings
         variables = found.groupdict()
-        device = variables["device"]
-        if DEVICE_NAME.fullmatch(device) is None:
-            return Refusal("device-name-invalid")
-        kafka_topic = _VARIABLE.sub(lambda variable: variables[variable[1]], self.settings.kafka)
+        escapes = of.names == "escape"
+        names = {name: escape(value) for name, value in variables.items()} if escapes else dict(variables)
+        if of.device is not None:
+            names["device"] = of.device
+        # An escaped name can break the rule by its length alone.
+        if not all(DEVICE_NAME.fullmatch(names[name]) for name in _VARIABLE.findall(of.key)):
+            return Refusal(LONG_NAME if escapes else BAD_NAME)
+        device = _filled(of.key, names)
+        kafka_topic = _filled(of.kafka, names)
         if KAFKA_TOPIC.fullmatch(kafka_topic) is None:
             return Refusal("kafka-topic-name-invalid")
-        of = self.settings
+        is_told = self.told.issuperset(variables) and names.items() >= variables.items()
         return Destination(
             kafka_topic,
             device,
@@ -84,7 +105,12 @@ class Route:
             int(of.time_error_ms * 1000),
             of.oscillator,
             int(of.least_delay_ms * 1000),
+            () if is_told else tuple(variables.items()),
         )
+
+
+def _filled(template: str, names: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda variable: names[variable[1]], template)
 
 
 def compile_route(settings: RouteSettings) -> Route:
@@ -96,23 +122,51 @@ def compile_route(settings: RouteSettings) -> Route:
     levels = settings.topic.split("/")
     names = [found[1] for level in levels if (found := _VARIABLE.fullmatch(level))]
     if "#" in levels[:-1]:
-        raise RouteError(f"topic {settings.topic!r}: '#' may only be the last level")
+        raise RouteError("topic", f"topic {settings.topic!r}: '#' may only be the last level")
     pattern = "/".join(_level_pattern(settings.topic, level) for level in levels)
     if levels[-1] == "#" and len(levels) > 1:
         # As in MQTT, 'a/#' matches 'a' too.
         pattern = pattern.removesuffix("/.*") + "(?:/.*)?"
-    if names.count("device") != 1:
-        raise RouteError(f"topic {settings.topic!r} must hold the variable {{device}} once: it becomes the Kafka key")
-    if len(set(names)) != len(names):
-        raise RouteError(f"topic {settings.topic!r} holds a variable twice")
-    for name in _VARIABLE.findall(settings.kafka):
-        if name not in names:
-            raise RouteError(f"kafka {settings.kafka!r} uses {{{name}}}, which topic {settings.topic!r} does not hold")
-    if KAFKA_TOPIC.fullmatch(_VARIABLE.sub("x", settings.kafka)) is None:
+    _check_variables(settings, names)
+    _check_key(settings.key)
+    in_kafka, in_key = _VARIABLE.findall(settings.kafka), _VARIABLE.findall(settings.key)
+    # Where two stand in the Kafka topic, nobody can tell where one ends.
+    told = frozenset(in_key + in_kafka if len(in_kafka) == 1 else in_key)
+    return Route(settings, re.compile(pattern, re.DOTALL), told)
+
+
+def _check_variables(settings: RouteSettings, names: Sequence[str]) -> None:
+    """`names` are the topic's variables. Raises RouteError."""
+    topic = f"topic {settings.topic!r}"
+    if settings.device is not None and "device" in names:
+        raise RouteError("device", f"{topic} names the device by {{device}}; remove that, or the setting device")
+    if settings.device is None and names.count("device") != 1:
+        instead = 'where all of it is one device\'s, write device = "NAME" instead'
         raise RouteError(
-            f"kafka {settings.kafka!r} is no topic name: letters, digits, '.', '_', '-' and {{variables}}, at most 249"
+            "topic", f"{topic} must hold the variable {{device}} once: it becomes the Kafka key; {instead}"
         )
-    return Route(settings, re.compile(pattern, re.DOTALL))
+    if len(set(names)) != len(names):
+        raise RouteError("topic", f"{topic} holds a variable twice")
+    if settings.names == "escape" and not names:
+        raise RouteError("names", f"{topic} holds no variable, so that there is no name to escape; remove names")
+    for setting, template in (("kafka", settings.kafka), ("key", settings.key)):
+        for name in _VARIABLE.findall(template):
+            if name not in {*names, "device"}:
+                raise RouteError(setting, f"{setting} {template!r} uses {{{name}}}, which {topic} does not hold")
+    if KAFKA_TOPIC.fullmatch(_VARIABLE.sub("x", settings.kafka)) is None:
+        words = "is no topic name: letters, digits, '.', '_', '-' and {variables}, at most 249"
+        raise RouteError("kafka", f"kafka {settings.kafka!r} {words}")
+
+
+def _check_key(key: str) -> None:
+    """Without a `/` between them, variables of two topics could make one key. Raises RouteError."""
+    levels = key.split("/")
+    if levels.count("{device}") != 1:
+        raise RouteError("key", f"key {key!r} must hold {{device}} once, as in '{{site}}/{{device}}'")
+    for level in levels:
+        if not _VARIABLE.fullmatch(level) and not DEVICE_NAME.fullmatch(level):
+            words = f"will not do: between its '/' stand a '{{variable}}' alone, or a name ({NAME_RULE})"
+            raise RouteError("key", f"key {key!r}: {level!r} {words}")
 
 
 def _level_pattern(topic: str, level: str) -> str:
@@ -125,8 +179,9 @@ def _level_pattern(topic: str, level: str) -> str:
         return ".*"
     if any(character in level for character in "{}+#"):
         raise RouteError(
+            "topic",
             f"topic {topic!r}: level {level!r} mixes text with a variable or wildcard; "
-            "a level is plain text, '{name}', '+' or '#'"
+            "a level is plain text, '{name}', '+' or '#'",
         )
     return re.escape(level)
 
@@ -149,7 +204,10 @@ class RouteTable:
 
     def resolve(self, topic: str, writer: str | None, *, is_serial: bool = False) -> Destination | Refusal:
         """The one destination of a topic, for a sender that may write as `writer` only (None: as anybody)."""
-        found = {match for route in self.routes if (match := route.match(topic)) is not None}
+        matches = [(route, match) for route in self.routes if (match := route.match(topic)) is not None]
+        # Whoever names the device of a topic means it, whatever other routes make of that topic.
+        naming = {match for route, match in matches if route.settings.device is not None}
+        found = naming or {match for _, match in matches}
         if not found and self.fallback_topic is not None:
             # No variable names the device: the sender's credential does, a serial sensor's HELLO, or else the topic.
             named = writer or (self.serial_device(topic) if is_serial else "")

@@ -19,6 +19,7 @@ from gateway.record_contract import (
     DOUBT_HEADER,
     HEADERS,
     TIME_ERROR_UNKNOWN_US,
+    VARIABLE_PREFIX,
     implied_counter,
 )
 from gateway.settings import GatewaySettings
@@ -26,8 +27,6 @@ from gateway.settings import GatewaySettings
 ESTIMATED_ROUNDING_US = 127
 """By how much the bound of an estimated time is rounded up at the most: few different ones are encoded again."""
 
-_HEADERS = len(HEADERS)
-_NUMBERED_HEADERS = len(HEADERS) + len(DEVICE_HEADERS)
 _RFC3339_BYTES = 27
 _SEQUENCE_DIGITS_MAX = 19
 
@@ -94,7 +93,7 @@ class RecordEncoder:
 
     __slots__ = (
         "_boottime_error",
-        "_content_type",
+        "_content_type_and_variables",
         "_counter",
         "_device_boot",
         "_encoded_key",
@@ -107,6 +106,8 @@ class RecordEncoder:
         "_from_source_to_lanesequence",
         "_from_source_to_time",
         "_from_timeerror_to_receivedtime",
+        "_headers",
+        "_headers_numbered",
         "_limits",
         "_of_gateway",
         "_quality_of",
@@ -139,7 +140,11 @@ class RecordEncoder:
         )
         self._from_gatewayboot_to_boottime = _header("ce_gatewayboot", lane.boot_id) + _name("ce_boottime")
         self._from_lane_to_lanesequence = _header("ce_lane", lane.name) + _name("ce_lanesequence")
-        self._content_type = _header("content-type", series.content_type)
+        self._content_type_and_variables = _header("content-type", series.content_type) + b"".join(
+            _header(f"{VARIABLE_PREFIX}{name}", value) for name, value in series.variables
+        )
+        self._headers = len(HEADERS) + len(series.variables)
+        self._headers_numbered = self._headers + len(DEVICE_HEADERS)
         implied = implied_counter(series.device, series.topic)
         self._counter = b"" if series.counter == implied else _header(COUNTER_HEADER, series.counter)
         self._times_of: tuple[object, ...] = ()
@@ -184,16 +189,16 @@ class RecordEncoder:
         sequence = b"%d" % row.sequence
         digits = len(sequence)
         if boot is None or device_sequence is None:
-            headers, device, number_bytes, number = _HEADERS, self._content_type, b"", b""
+            headers, device, number_bytes, number = self._headers, self._content_type_and_variables, b"", b""
         else:
             if boot != self._device_boot:
                 self._from_content_type_to_devicesequence = (
-                    self._content_type + _header("ce_deviceboot", boot) + _name("ce_devicesequence")
+                    self._content_type_and_variables + _header("ce_deviceboot", boot) + _name("ce_devicesequence")
                 )
                 self._device_boot = boot
             device = self._from_content_type_to_devicesequence
             number = b"%d" % device_sequence
-            headers, number_bytes = _NUMBERED_HEADERS, _VARINTS[len(number)]
+            headers, number_bytes = self._headers_numbered, _VARINTS[len(number)]
             if self._counter:
                 number += self._counter
                 headers += 1

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.mqtt.protocol import Connect, ConnectReturnCode
-from gateway.record_contract import DEVICE_NAME
+from gateway.record_contract import DEVICE_NAME, NAME_RULE
 
 Secrets = Mapping[str, Collection[str]]
 """The SHA-256 of each secret, in hex, by the name that it belongs to."""
@@ -59,14 +59,16 @@ def identify(  # noqa: PLR0913 - each is another source
     user, password = connect.user_name, connect.password
     if anonymous and user not in operators:
         return Identity(None)
-    if user is None and certificate_name is not None and DEVICE_NAME.fullmatch(certificate_name):
-        if certificate_name in users or not (bool(users) if listed is None else listed):
+    if user is None and certificate_name is not None:
+        is_name = DEVICE_NAME.fullmatch(certificate_name) is not None
+        if is_name and (certificate_name in users or not (bool(users) if listed is None else listed)):
             return Identity(certificate_name)
+        unlisted = "device that is listed (sluice devices list; mqtt_listener.users)"
+        what = unlisted if is_name else f"device name: a name has {NAME_RULE}"
         return Refusal(
             ConnectReturnCode.NOT_AUTHORIZED,
             "certificate-of-no-user",
-            f"the client certificate names {certificate_name!r}, which is no device that is listed (sluice devices "
-            "list; mqtt_listener.users)",
+            f"the client certificate names {certificate_name!r}, which is no {what}",
         )
     if user is None or password is None:
         return Refusal(

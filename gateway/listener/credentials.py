@@ -19,7 +19,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.record_contract import DEVICE_NAME
+from gateway.record_contract import DEVICE_NAME, NAME_RULE
 from gateway.settings import Settings
 
 FILE_NAME: Final = "devices.json"
@@ -162,7 +162,9 @@ def _parsed(path: Path, text: bytes) -> Credentials:
         raise CredentialsFileError(f"{path} is damaged, or was written by another version; {_mend(path)}") from None
     names = [*found.devices, *found.operators]
     if len(names) > NAMES_MAX or len(set(names)) < len(names) or not all(map(DEVICE_NAME.fullmatch, names)):
-        raise CredentialsFileError(f"{path} holds names that are none, or one twice, or too many; {_mend(path)}")
+        raise CredentialsFileError(
+            f"{path} holds names that are none (a name has {NAME_RULE}), or one twice, or too many; {_mend(path)}"
+        )
     return found
 
 
@@ -285,10 +287,7 @@ def _unknown(name: str) -> str:
 
 def _check_name(name: str) -> None:
     if DEVICE_NAME.fullmatch(name) is None:
-        raise CredentialsError(
-            f"{name!r} is no device name; write 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or "
-            "digit"
-        )
+        raise CredentialsError(f"{name!r} is no device name; write {NAME_RULE}")
 
 
 def _check_room(path: Path, names: int) -> None:

@@ -3,16 +3,15 @@
 The rules are those of firmware-sim/FRAMES.md, "Who does what".
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import get_args
 
 from gateway.clock.sensor_clock import DeviceClock
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.reading import WINDOW_SEQUENCES, Reading, Recalled, name_of_boot
+from gateway.record_contract import DEVICE_NAME, NAME_RULE
 from gateway.serial_lines.frames import (
     Ack,
     Data,
@@ -24,7 +23,7 @@ from gateway.serial_lines.frames import (
     Reply,
     encode_frame,
 )
-from gateway.settings import Name, SerialSettings
+from gateway.settings import SerialSettings
 
 BITMAP_BITS = 32
 """How far past `next` an ACK can speak: DATA beyond is left to be sent again."""
@@ -47,8 +46,6 @@ REFUSED_HELLO = "refused-hello"
 """In `SerialLink.faults`: a HELLO whose names are none. What came was well."""
 
 _PROBE_BYTES = len(encode_frame(Probe(0)))
-_NAME = re.compile(get_args(Name)[1].pattern)
-_NAME_RULE = get_args(Name)[1].description
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,7 +521,7 @@ def _identity(hello: Hello) -> tuple[object, ...]:
 
 def _why_refused(hello: Hello) -> str | None:
     for what, name in (("device", hello.device), *(("stream", stream) for stream in hello.streams)):
-        if not _NAME.fullmatch(name):
+        if not DEVICE_NAME.fullmatch(name):
             calls = "itself" if what == "device" else "a stream"
-            return f"it calls {calls} {name!r}, which is no {what} name ({_NAME_RULE}): flash it with another"
+            return f"it calls {calls} {name!r}, which is no {what} name ({NAME_RULE}): flash it with another"
     return None

@@ -15,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TypeVar
 
-from gateway.record_contract import DEVICE_NAME, KAFKA_TOPIC
+from gateway.record_contract import DEVICE_NAME, DEVICE_PATH, KAFKA_TOPIC, NAME_RULE
 from gateway.toml_files.mistakes import ConfigError, line_of, lines_of, show, show_value, spell, where
 from gateway.toml_files.reader import read_toml
 from spark.registry.registry import Calibration, Device, Gateway, Registry
@@ -46,7 +46,8 @@ _NO_CSV = (
     f"the folder holds none of {', '.join(f'{kind}.csv' for kind in _KEYS)}; write one of them, or name a registry.toml"
 )
 _NOT_UTF8 = "is not UTF-8 text; save it as UTF-8 (in a spreadsheet: CSV UTF-8)"
-_NAME = "write 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit"
+_NAME = f"write {NAME_RULE}"
+_DEVICE = f"{_NAME}; or several such with '/' between them, where gateways put others before it (north/42)"
 _TOPIC = "is no stream's name; write the Kafka topic that its readings stand in, or leave it out for every stream"
 _WHEN = 'write the day it begins, as in 2026-03-14, or a time with its zone, as in "2026-03-14T08:30:00Z"'
 _NO_ZONE = "says no time zone, so that it could be any of 24 hours; write Z behind it for UTC, or +02:00"
@@ -358,10 +359,11 @@ class _Reader:
 
     def name(self, name: str) -> str:
         value = self.entry.values.get(name, "x")
-        if isinstance(value, str) and DEVICE_NAME.fullmatch(value):
+        pattern, rule = (DEVICE_PATH, _DEVICE) if name == "device" else (DEVICE_NAME, _NAME)
+        if isinstance(value, str) and pattern.fullmatch(value):
             return value
         hint = " (a number is written in double quotes)" if isinstance(value, int) else ""
-        self.wrong(f"{show_value(value)} is no name; {_NAME}{hint}", name)
+        self.wrong(f"{show_value(value)} is no name; {rule}{hint}", name)
         return "x"
 
     def stream(self) -> str | None:

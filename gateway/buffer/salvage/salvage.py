@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import structlog
@@ -69,6 +69,8 @@ _OF_OLDER_FILES = {"doubt": "0", "event_error_us": "0"}
 _COPIED_TABLES = ("boot", "mark", "device_run", "loss")
 """Small tables that are taken over as they are."""
 _SECOND_COPIES = {"lane": "lane_copy", "series": "sqlite_autoindex_series_1"}
+_SERIES_COLUMNS = 6
+"""Of `Series.columns`; behind them may stand its stream."""
 _LANE_NAMES = "sqlite_autoindex_lane_1"
 """A third copy of a lane's name."""
 _DAEMON = "the daemon"
@@ -651,7 +653,7 @@ def _add_small(found: RowContext, small: Small) -> None:
     for _, (name, number) in rows[_LANE_NAMES]:
         _add_lane(found, _LANE_NAMES, number, name, None, None)
     for number, (_, *texts) in rows["series"]:
-        _add_series(found, number, *texts[:6], texts[6] or "" if len(texts) > 6 else "")
+        _add_series(found, number, *texts[:_SERIES_COLUMNS], texts[-1] or "" if len(texts) > _SERIES_COLUMNS else "")
     for _, (*texts, number) in rows[_SECOND_COPIES["series"]]:
         _add_series(found, number, *texts)
     for table in _COPIED_TABLES:
@@ -715,7 +717,11 @@ def _add_series(found: RowContext, number: object, *texts: object) -> bool:
         return False
     known = found.series.get(number)
     if known is None or not known.stream:
-        found.series[number] = Series(*texts)  # type: ignore[arg-type]
+        *columns, stream = cast("list[str]", texts if len(texts) > _SERIES_COLUMNS else [*texts, ""])
+        try:
+            found.series[number] = Series.of_columns(columns, stream)
+        except msgspec.DecodeError:
+            return False
     return True
 
 

@@ -9,9 +9,10 @@ from gateway.buffer.status import read_quarantine
 from gateway.commands.check.finding import Finding, remark, well
 from gateway.daemon import control
 from gateway.host.terminal_text import counted, span
-from gateway.intake.routes import NO_ROUTE, taken_words
+from gateway.intake.routes import BAD_NAME, LONG_NAME, NO_ROUTE, taken_words
 from gateway.listener.refusals import LOG_IN_REASONS
 from gateway.reading import BufferFileError
+from gateway.record_contract import NAME_RULE
 from gateway.settings import Settings
 
 QUARANTINE = "quarantine"
@@ -37,7 +38,8 @@ def _quarantine(reasons: dict[str, int], settings: Settings) -> Finding:
         return well(QUARANTINE, "empty: nothing that came in was put aside")
     count = sum(reasons.values())
     most = max(reasons, key=lambda reason: (reasons[reason], reason))
-    taken = f"; {taken_words(settings.routes)}" if most == NO_ROUTE else ""
+    rule = f"; a name has {NAME_RULE}" if most in {BAD_NAME, LONG_NAME} else ""
+    taken = f"; {taken_words(settings.routes)}" if most == NO_ROUTE else rule
     of_it = most if len(reasons) == 1 else f"mostly {most} ({reasons[most]:,})"
     return remark(
         QUARANTINE,

@@ -32,7 +32,7 @@ from gateway.host.terminal import ask, say
 from gateway.host.terminal_text import counted, escaped, hanging
 from gateway.listener import credentials
 from gateway.listener.credentials import CredentialsError
-from gateway.record_contract import DEVICE_NAME
+from gateway.record_contract import DEVICE_NAME, NAME_RULE
 from gateway.serial_lines.ports import ALL, names_of
 from gateway.settings import GatewaySettings, ListenerSettings, Settings
 from gateway.tls.certificates import CertificateFileError, read_certificates
@@ -45,7 +45,6 @@ _PLAIN_PORT: Final = 9092
 """Of Kafka without TLS, by custom: what is proposed where it cannot be reached."""
 _TLS: Final = "tls://"
 _PLAIN: Final = "plain://"
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _YES: Final = frozenset({"y", "yes"})
 _NO: Final = frozenset({"n", "no"})
 _NAMED_MAX: Final = 10
@@ -182,10 +181,10 @@ class Dialogue:
             site, slash, name = _unquoted(answer).rpartition("/")
             site = site if slash else proposal.partition("/")[0]
             for part in (site, name):
-                if _NAME.fullmatch(part) is None:
+                if DEVICE_NAME.fullmatch(part) is None:
                     raise AnswerError(
-                        f"{escaped(part[:80])!r} will not do: site and name have 1 to 63 letters, digits, '.', '_' or "
-                        "'-' each, and begin with a letter or digit, as in north-farm/barn-1"
+                        f"{escaped(part[:80])!r} will not do: site and name have {NAME_RULE} each, as in "
+                        "north-farm/barn-1"
                     )
             if not slash and not _confirmed(f"No site was given: is it {site}/{name}?"):
                 raise AnswerError("Write SITE/NAME, as in north-farm/barn-1.")
@@ -420,8 +419,7 @@ class Dialogue:
             for name in names:
                 if DEVICE_NAME.fullmatch(name) is None:
                     raise AnswerError(
-                        f"{escaped(name[:80])!r} is no device name: write 1 to 63 letters, digits, '.', '_' or '-', "
-                        "starting with a letter or digit; commas between names"
+                        f"{escaped(name[:80])!r} is no device name: write {NAME_RULE}; commas between names"
                     )
             if not names or {LATER, NONE} & {name.lower() for name in names}:
                 raise AnswerError(f'Write names, or "{LATER}", or "{NONE}".')
