@@ -8,18 +8,28 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
+from aiokafka.record.default_records import DefaultRecordBatch
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from gateway.buffer.rows import Lane, Row
+from gateway.clock.gateway_clock import BootClock, BootTimes
+from gateway.intake.resolved_topics import ResolvedTopic, ResolvedTopics
+from gateway.intake.routes import compile_routes
+from gateway.kafka.batch import EncodedBatch
+from gateway.kafka.record import RecordEncoder
+from gateway.reading import Reading
+from gateway.settings import GatewaySettings, RouteSettings
 from spark.batch_job import BatchJob
 from spark.cli import main
 from spark.log.log_table import BatchId
 from spark.views.views import VIEWS, open_all
 from tests.support.sizes import size
-from tests.support.spark_records import kafka_frame, reading, reading_headers
+from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
+BOOT_CLOCK = BootClock.constant(int(NOON.timestamp() * 1_000_000), 250)
 PAGE = (Path(__file__).parent.parent / "docs" / "tables.md").read_text()
 QUERIES = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
 ANSWERED = {"gaps", "quarantine", "log", "versions"}
@@ -50,12 +60,49 @@ def test_every_query_on_the_page_runs_and_every_table_has_one(spark: SparkSessio
         name for heading in re.findall(r"^## (.*)", PAGE, re.MULTILINE) for name in re.findall("`(.*?)`", heading)
     }
     assert headings == set(VIEWS)
-    # Those that ask for what there is find it.
-    by_table = {table_of(query): rows for query, rows in found.items()}
+    # Those that ask for what there is find it: of each table the first.
+    by_table = {table_of(query): rows for query, rows in reversed(found.items())}
     assert by_table["gaps"][0][2:5] == (2, 3, 2)
     assert by_table["quarantine"][0].kind == "undecodable"
     assert by_table["log"][0][2:] == (3, 0, 2)
     assert by_table["versions"][0].declarations == "none"
+
+
+def test_equal_names_of_two_sites_are_two_devices_and_their_sites_are_found(
+    spark: SparkSession, new_warehouse: str
+) -> None:
+    """By the records that a gateway makes of a route with `key = "{site}/{device}"`."""
+    gateway = GatewaySettings(id="gw-1", namespace="plant")
+    route = RouteSettings(
+        "{site}/{device}/{kind}", "device-thermo", key="{site}/{device}", names="escape", identity="json"
+    )
+    topics = ResolvedTopics(compile_routes([route], None, frozenset()), gateway)
+    lane = Lane(1, "0123456789ab", "boot-1", "00ff00ff00ff00ff")
+    batch = EncodedBatch("none")
+    for offset, topic in enumerate(("north/42/t", "Büro 1/42/t", "north/42/t", "north/aa:bb/t")):
+        found = topics.resolve(Reading(topic, topic, b"", 0))
+        assert isinstance(found, ResolvedTopic)
+        # One boot and number in all sites; the third is the first, sent twice.
+        row = Row(1, offset, 1, 1_000_000, None, 0, None, "7-1a2b", 1, b'{"celsius": 21.5}', 0)
+        batch.add(RecordEncoder(gateway, lane, found.series).encode(row, BootTimes(BOOT_CLOCK), offset))
+    records = [
+        reading(made.value, list(made.headers), offset=offset, key=made.key)
+        for offset, made in enumerate(DefaultRecordBatch(bytes(batch._build())))
+    ]
+    job = BatchJob(spark, new_warehouse)
+    job.take(kafka_frame(spark, records), BatchId("query", 0), {})
+    job.save()
+    open_all(spark, new_warehouse)
+
+    devices = spark.sql("SELECT device, count(*) AS n FROM readings GROUP BY device ORDER BY device").collect()
+    assert [tuple(row) for row in devices] == [("north/42", 1), ("north/x--aa-3A-bb", 1), ("x--B-C3BC-ro-20-1/42", 1)]
+    (query,) = (query for query in QUERIES if "route_site" in query)
+    assert [tuple(row) for row in spark.sql(query).collect()] == [
+        ("north/42", "north", 2),
+        ("north/x--aa-3A-bb", "north", 1),
+        ("x--B-C3BC-ro-20-1/42", "Büro 1", 1),
+    ]
+    assert not spark.sql("SELECT * FROM log WHERE reject_reason IS NOT NULL").collect()
 
 
 def test_local_days_are_whole_over_a_clock_change(spark: SparkSession, new_warehouse: str) -> None:

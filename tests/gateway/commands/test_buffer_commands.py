@@ -29,6 +29,7 @@ from gateway.intake import routes
 from gateway.intake.front_door import FrontDoor
 from gateway.kafka import topics
 from gateway.reading import Reading
+from gateway.record_contract import NAME_RULE
 from tests.support.gateways import SLUICE
 
 CONFIG = """\
@@ -481,15 +482,22 @@ async def test_reports_on_the_quarantine_wait_as_the_gateways_own(tmp_path: Path
 def test_each_reason_that_a_route_or_a_topic_has_is_told_with_what_to_do() -> None:
     sources = [Path(module.__file__ or "").read_text() for module in (routes, topics)]
     reasons = re.findall(
-        r'(?:Refusal\(|TopicVerdict\(\s*topic,\s*|UNKNOWN = |NO_ROUTE = )"([a-z-]+)"', "\n".join(sources)
+        r'(?:Refusal\(|TopicVerdict\(\s*topic,\s*|UNKNOWN = |NO_ROUTE = |_NAME = )"([a-z-]+)"', "\n".join(sources)
     )
-    assert {"no-route", "topic-unknown", "topic-not-logappendtime"} <= set(reasons)
+    assert {"no-route", "device-name-too-long", "topic-unknown", "topic-not-logappendtime"} <= set(reasons)
     assert set(reasons) <= buffer_commands._TO_MEND.keys()
 
 
-@pytest.mark.parametrize(
-    "reason", ["not-the-writers-device", "kafka-topic-name-invalid", "device-name-invalid", "salvaged-without-series"]
-)
+@pytest.mark.parametrize("reason", ["device-name-invalid", "device-name-too-long"])
+def test_a_refused_name_is_told_with_the_rule_and_can_be_taken_in_again(config: Path, reason: str) -> None:
+    set_aside_for(config, reason, reason)
+    shown = words_of(sluice(config, "quarantine", "ls").output)
+    assert f"is {NAME_RULE}" in shown
+    assert 'a route with this topic and device = "NAME"' in shown
+    assert "Once it is mended: sluice buffer quarantine retry" in shown
+
+
+@pytest.mark.parametrize("reason", ["not-the-writers-device", "salvaged-without-series"])
 def test_what_no_retry_can_mend_is_told_as_such(config: Path, reason: str) -> None:
     with closing(schema.connect(config.with_name("buffer.db"))) as connection:
         connection.execute("UPDATE quarantine SET reason = ? WHERE number = 1", (reason,))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.config.config_file import load, parse, route_table
 from gateway.kafka.reach import host_and_port
+from gateway.record_contract import NAME_RULE
 from gateway.settings import KafkaSaslSettings, KafkaTlsSettings, ListenerSettings, Settings, TlsSettings
 from gateway.toml_files.mistakes import ConfigError, Mistake
 
@@ -232,6 +233,24 @@ def with_top(line: str) -> str:
         (GOOD.replace('"meters"', '"gateway-quarantine"'), 22, "is kafka.quarantine_topic, the gateway's own topic"),
         (GOOD.replace('"meters"', '"__{device}"'), 22, "begins with __"),
         (GOOD.replace("meter/{device}", "device/{device}/{stream}"), 21, "takes the same topics as"),
+        (
+            GOOD.replace('"meters"', '"meters"\nkey = "{site}/{device}"'),
+            23,
+            "uses {site}, which topic 'meter/{device}'",
+        ),
+        (GOOD.replace('"meters"', '"meters"\ndevice = "m1"'), 23, "remove that, or the setting device"),
+        (
+            GOOD.replace("meter/{device}", "meter/x").replace('"meters"', '"meters"\nnames = "escape"\ndevice = "m"'),
+            23,
+            "no name to escape",
+        ),
+        (
+            GOOD.replace('"meters"', '"meters"\nkey = "farm/{device}"').replace(
+                "anonymous = true", "anonymous = false"
+            ),
+            23,
+            "(not-the-writers-device)",
+        ),
         (GOOD.replace("meter/{device}", "device/{device}/{kind}"), 21, "of routes[0]: where the two routes differ"),
         (GOOD.replace("port = 1884", 'host = ""'), 10, 'write "0.0.0.0" if that is meant'),
     ],
@@ -239,6 +258,19 @@ def with_top(line: str) -> str:
 def test_what_would_do_harm_is_refused(text: str, line: int, words: str) -> None:
     ((number, message),) = mistakes(text)
     assert (number, words in message) == (line, True), message
+
+
+def test_a_route_that_names_its_device_may_take_the_topics_of_another_route() -> None:
+    named = GOOD.replace("meter/{device}", "device/{hall}/{stream}").replace('"meters"', '"meters"\ndevice = "all"')
+    assert parse(named, PATH).routes[1].device == "all"
+    ((line, message),) = mistakes(named.replace('device = "all"', 'device = "all of it"'))
+    assert (line, NAME_RULE in message) == (23, True)
+
+
+def test_a_key_of_variables_is_taken_where_others_than_users_write() -> None:
+    text = GOOD.replace('"meters"', '"meters"\nkey = "farm/{device}"').replace("anonymous = true", "")
+    broker = '\n[[mqtt_brokers]]\nhost = "broker.example"\ntopics = ["meter/#"]\n'
+    assert parse(text + broker, PATH).routes[1].key == "farm/{device}"
 
 
 def test_routes_that_are_like_one_another_and_say_different_things_are_taken() -> None:

@@ -71,6 +71,48 @@ async def test_a_reading_gets_its_series_and_its_sensors_identity(tmp_path: Path
         )
 
 
+async def test_each_stream_of_a_serial_sensor_keeps_its_variables(tmp_path: Path) -> None:
+    """They share port, device and Kafka topic: what tells them apart is in the variables alone."""
+    route = RouteSettings("device/{device}/{stream}", "all")
+    streams = ("thermo", "light", "thermo")
+    async with opened(tmp_path / "buffer.db") as buffer:
+        door = door_of(buffer, route, serial_topic="device/{device}/{stream}")
+        assert await take(door, *(Reading(f"device/42/{stream}", "/dev/ttyUSB0", b"1", 1) for stream in streams))
+        stored = [await series_of(buffer, row.series) for row in await rows(buffer)]
+    assert [dict(series.variables)["stream"] for series in stored] == list(streams)
+    assert len({series.key for series in stored}) == 1
+
+
+async def test_a_name_is_refused_until_a_route_escapes_it_or_names_the_device(tmp_path: Path) -> None:
+    """What waits in the quarantine for its name is taken in again by a route that can."""
+    topics = ("home/aa:bb/t", "home/Living room/t", f"home/{'ü' * 40}/t")
+    plain = RouteSettings("home/{device}/{stream}", "home-{stream}")
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert await take(door_of(buffer, plain), *(reading(b"1", topic=topic) for topic in topics))
+        named = RouteSettings("home/Living room/{stream}", "home-{stream}", device="living-room")
+        mended = door_of(buffer, replace(plain, names="escape"), named)
+        assert await retry_quarantined(mended, buffer, [1, 2, 3]) == RetryOutcome(2, {"device-name-too-long": 1}, 0)
+        found = [await series_of(buffer, row.series) for row in (await rows(buffer))[-2:]]
+    assert [(series.key, series.device, dict(series.variables)) for series in found] == [
+        ("x--aa-3A-bb", "x--aa-3A-bb", {"device": "aa:bb", "stream": "t"}),
+        ("living-room", "living-room", {}),
+    ]
+
+
+async def test_equal_names_of_two_sites_are_stored_apart_where_the_key_says_so(tmp_path: Path) -> None:
+    """They do not share a duplicate window, nor a share of the buffer."""
+    route = RouteSettings("{site}/{device}/{stream}", "all", key="{site}/{device}", identity="json")
+    payload = b'{"boot":"b1","seq":1}'
+    async with opened(tmp_path / "buffer.db") as buffer:
+        door = door_of(buffer, route)
+        for topic in ("north/42/t", "south/42/t", "north/42/t"):
+            assert await take(door, reading(payload, topic=topic))
+        found = [await series_of(buffer, row.series) for row in await rows(buffer)]
+    assert [series.device for series in found] == ["north/42", "south/42"]
+    # The namespace is called `north` too: the tables take it off once.
+    assert [series.key for series in found] == ["north/north/42", "south/42"]
+
+
 FIELD = [
     b'{"boot":"b1","seq":2,"celsius":nan}',
     b'{"boot":"b1","seq":2,"v":1}\0',

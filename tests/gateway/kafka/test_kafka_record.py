@@ -14,7 +14,14 @@ from gateway.clock.gateway_clock import BootClock, BootTimes, Look
 from gateway.clock.rfc3339 import rfc3339
 from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.record import ESTIMATED_ROUNDING_US, RecordEncoder
-from gateway.record_contract import HEADER_NAMES, TIME_ERROR_UNKNOWN_US, counter_of, implied_counter
+from gateway.record_contract import (
+    HEADER_NAMES,
+    HEADERS,
+    TIME_ERROR_UNKNOWN_US,
+    VARIABLE_PREFIX,
+    counter_of,
+    implied_counter,
+)
 from gateway.settings import GatewaySettings
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -87,6 +94,17 @@ def test_a_record_names_its_counter_where_the_kafka_topic_does_not_imply_it(
     assert tuple(found) == tuple(name for name in HEADER_NAMES if name in found)
     unnumbered = replace(row, device_boot=None, device_sequence=None)
     assert "ce_devicecounter" not in dict(headers(unnumbered, series=series))
+
+
+def test_the_variables_of_a_route_have_headers_behind_those_of_every_record() -> None:
+    series = replace(SERIES, variables=(("site", "Büro 1"), ("device", "aa:bb")))
+    row = Row(1, 17, 1, 1_000_000, 900_000, 1_500, 123_456, "7-1a2b3c4d", 99, b"{}", 1)
+    plain, found = headers(row), headers(row, series=series)
+    own = [("route_site", "Büro 1".encode()), ("route_device", b"aa:bb")]
+    assert found == [*plain[: len(HEADERS)], *own, *plain[len(HEADERS) :]]
+    unnumbered = replace(row, device_boot=None, device_sequence=None, doubt=0)
+    assert headers(unnumbered, series=series) == [*headers(unnumbered), *own]
+    assert not any(name.startswith(VARIABLE_PREFIX) for name in HEADER_NAMES)
 
 
 def test_two_topics_of_a_device_have_one_counter_nowhere() -> None:

@@ -28,7 +28,7 @@ OPERATORS = {"ops": (TWO,)}
         ("ops", b"one", None, False, "bad-credentials"),
         (None, None, "m001", False, Identity("m001")),
         (None, None, "m007", False, "certificate-of-no-user"),
-        (None, None, "not a device", False, "no-credentials"),
+        (None, None, "not a device", False, "certificate-of-no-user"),
         ("m001", b"one", "m007", False, Identity("m001", digest=ONE)),
         ("m001", b"two", "m001", False, "bad-credentials"),
         (None, None, None, True, Identity(None)),

@@ -169,6 +169,23 @@ async def test_one_damaged_small_page_costs_no_reading(path: Path, table: str) -
         assert clock.synced == (table != "boot")
 
 
+@pytest.mark.parametrize("table", ["series", "sqlite_autoindex_series_1"])
+async def test_the_variables_of_a_route_come_through_where_one_copy_is_damaged(path: Path, table: str) -> None:
+    of_route = entry(b"of a route", "44", 0)
+    series = msgspec.structs.replace(of_route.series, variables=(("site", "Büro 1\n"), ("device", "aa:bb")))
+    async with opened(path) as buffer:
+        assert await store(buffer, [msgspec.structs.replace(of_route, series=series)])
+    overwrite(path, root_of(path, table))
+    async with opened(path) as buffer:
+        with suppress(BufferFileError):
+            await identities(buffer)
+        assert await store(buffer, [entry(b"after", "43", 0)])
+        await salvaged(buffer)
+        (row,) = [row for row in await rows(buffer) if row.payload == b"of a route"]
+        found = await series_of(buffer, row.series)
+        assert (found.content_type, found.variables) == (series.content_type, series.variables)
+
+
 async def test_a_page_of_another_table_is_damage_too(path: Path) -> None:
     """A misdirected write: the page is sound, and its rows are none."""
     other = root_of(path, "boot")
