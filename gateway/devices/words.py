@@ -24,6 +24,7 @@ def devices_lines(listing: Listing) -> Iterator[str]:
     headers = ("DEVICE", "WHERE", "HEARD", "BOOT", "DRIFT (ppm)", "BOUND", "OBSERVED")
     rows = [cells for device in listing.devices for cells in _rows(device)]
     yield from aligned(headers, rows, right=frozenset({2, 4, 5, 6}))
+    yield from _originals(listing)
     yield from _notes(listing)
     yield from _not_heard(listing)
     if not listing.running:
@@ -38,15 +39,14 @@ def _not_heard(listing: Listing) -> Iterator[str]:
 def _rows(device: Device) -> Iterator[tuple[str, ...]]:
     """One row; or one for each stream whose samples have a clock of their own."""
     heard, boot = _ago(device.heard_s), UNKNOWN if device.boot is None else escaped(device.boot)
-    name = escaped(device.device if device.original is None else f"{device.device} ({device.original})")
     for clock in device.clocks or (None,):
         stream = "" if clock is None else clock.stream
         where = stream or device.place or UNKNOWN
         if clock is None:
-            yield name, escaped(where), heard, boot, UNKNOWN, UNKNOWN, UNKNOWN
+            yield escaped(device.device), escaped(where), heard, boot, UNKNOWN, UNKNOWN, UNKNOWN
             continue
         known = drift_words(clock), bound(clock.error_us), _ago(clock.observed_s)
-        yield name, escaped(where), heard, escaped(clock.boot), *known
+        yield escaped(device.device), escaped(where), heard, escaped(clock.boot), *known
 
 
 def _ago(seconds: float | None) -> str:
@@ -63,6 +63,15 @@ def drift_words(clock: Clock) -> str:
     if half < _WHOLE_PPM:
         return f"{(least + most) / 2:+,.1f} ± {math.ceil(half * 10 + 0.5) / 10:.1f}"
     return f"{(least + most) / 2:+,.0f} ± {math.ceil(half + 0.5):,}"
+
+
+def _originals(listing: Listing) -> Iterator[str]:
+    """Names as they were before they were escaped, whole: a cell of the table may be cut short."""
+    renamed = [device for device in listing.devices if device.original is not None]
+    if renamed:
+        yield ""
+    for device in renamed:
+        yield hanging(escaped(f"{device.device}: called {device.original}"), INDENT)
 
 
 def _notes(listing: Listing) -> Iterator[str]:

@@ -125,6 +125,6 @@ async def test_names_of_a_sites_broker_come_through_and_stay_known(kafka: Broker
     assert originals["x--Wohnzimmer-20-Lampe"] == "Wohnzimmer Lampe"
     assert originals[f"x--app-40-ttn/{ESCAPED_MAC}"] == f"app@ttn/{MAC}"
     assert originals["living-room"] is None
-    assert "x--Wohnzimmer-20-Lampe (Wohnzimmer Lampe)" in shown
+    assert "x--Wohnzimmer-20-Lampe: called Wohnzimmer Lampe" in shown
     assert "a name is 1 to 63 letters (A to Z, a to z), digits" in mend
     assert 'a route with this topic and device = "NAME"' in mend

@@ -15,8 +15,8 @@ from typing import Final
 
 from gateway.commands.check.finding import Finding, remark, wrong
 from gateway.host.processes import has_open, running, this_user
-from gateway.intake.routes import NO_ROUTE, Refusal, RouteTable
-from gateway.record_contract import DEVICE_NAME
+from gateway.intake.routes import BAD_NAME, NO_ROUTE, Refusal, RouteTable
+from gateway.record_contract import DEVICE_NAME, NAME_RULE
 from gateway.serial_lines.kinds import NAMES, devices, sections
 from gateway.serial_lines.ports import (
     ALL,
@@ -55,6 +55,7 @@ _CANNOT_ACKNOWLEDGE = (
 _UNROUTED = {
     NO_ROUTE: "which no route takes",
     "ambiguous-route": "which several routes take, each to another place",
+    BAD_NAME: f"in which its route finds no name (that is {NAME_RULE})",
 }
 _DEVICE, _STREAM = "NAME", "STREAM"
 """In messages: what a sensor with our frames says of itself in its HELLO."""

@@ -57,6 +57,15 @@ def test_the_same_is_said_once_and_findings_first() -> None:
     assert shown[-3:] == ["t: worse", "s00, s01, s02, s03, s04 and 7 more: no tick", "to be looked at: 1 of 13 devices"]
 
 
+def test_an_escaped_name_is_told_whole_as_it_was() -> None:
+    """However wide the terminal is."""
+    original = "a very long name " * 3 + "\x1b[2J"
+    renamed = Device("x--a", None, None, None, None, (), "no tick", finding=False, original=original)
+    shown = " ".join(line.strip() for line in "\n".join(lines(DEVICE, renamed)).splitlines())
+    assert r"x--a: called a very long name a very long name a very long name \x1b[2J" in shown
+    assert "called" not in "".join(lines(DEVICE))
+
+
 def test_nothing_that_a_sensor_says_reaches_the_terminal_as_it_is() -> None:
     hostile = "x\x1b[2J\u202e"
     clock = Clock(hostile, hostile, "rc", "rc", None, None, None)

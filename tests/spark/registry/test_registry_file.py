@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.record_contract import NAME_RULE
 from spark.registry.registry import Calibration, Device, Gateway, Registry
 from spark.registry.registry_file import RegistryError, load_registry_file, parse_registry
 from tests.support import hostile
@@ -90,6 +91,17 @@ def mistake(text: str) -> str:
 
 def test_a_small_sites_registry_is_one_toml_file() -> None:
     assert parse_registry(SITE, PATH) == REGISTRY
+
+
+@pytest.mark.parametrize("device", ["north/42", "x--B-C3BC-ro-20-1/x--app-40-ttn"])
+def test_a_device_may_have_other_names_before_its_own(device: str) -> None:
+    """As routes call it whose `key` has more than `{device}`."""
+    found = parse_registry(SITE.replace('device = "42"', f'device = "{device}"'), PATH)
+    assert {each.device for each in (*found.devices, *found.calibrations)} == {device}
+    for wrong in (f"{device}/", f"/{device}", f"{device}//1", f"{device}/B ro"):
+        text = SITE.replace('device = "42"', f'device = "{wrong}"')
+        assert all(f"is no name; write {NAME_RULE}; or several such with '/'" in words for _, words in mistakes(text))
+    assert "is no name" in mistake(SITE.replace('gateway = "gw-1"', 'gateway = "north/gw-1"'))
 
 
 def test_thousands_of_devices_are_csv_files_in_a_folder(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from gateway.commands.check import serial_lines
 from gateway.commands.check.finding import Finding, Remark
 from gateway.intake.routes import compile_routes
+from gateway.record_contract import NAME_RULE
 from gateway.serial_lines import rivals
 from gateway.serial_lines.modbus_mistakes import ANSWER_S
 from gateway.serial_lines.rivals import Adapter, Holder
@@ -362,13 +363,21 @@ def test_a_sensor_whose_readings_no_route_takes(tmp_path: Path, ports: list[str]
             ("device/{device}/air", "+/{device}/air"),
             "device/NAME/air, which several routes take, each to another place",
         ),
+        (
+            "hall 1/{device}/{stream}",
+            ("{site}/{device}/{stream}",),
+            f"hall 1/NAME/STREAM, in which its route finds no name (that is {NAME_RULE})",
+        ),
     ],
 )
 def test_sensors_with_our_frames_of_which_no_route_takes_any_reading(
     template: str, topics: tuple[str, ...], refused: str, tmp_path: Path
 ) -> None:
     settings = SerialSettings(ports=(f"{tmp_path}/ttyUSB*",), topic=template)
-    routes = [RouteSettings(topic, f"device-{number}") for number, topic in enumerate(topics)]
+    routes = [
+        RouteSettings(topic, f"device-{number}", key="{site}/{device}" if "{site}" in topic else "{device}")
+        for number, topic in enumerate(topics)
+    ]
 
     def told(fallback: str | None) -> list[tuple[str, str]]:
         table = compile_routes(routes, fallback, frozenset(), template)
