@@ -335,16 +335,6 @@ class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """A template: `device/{device}/{stream}`. `+` stands for one level, `#` at the end for any number."""
     kafka: str
     """The Kafka topic's template: `device-{stream}`."""
-    device: Name | None = None
-    """The device, where the topic names it by what is no name: `topic = "zigbee2mqtt/Living room"`, `device =
-    "living-room"`. Such a route counts before those that take the device from the topic."""
-    names: Literal["refuse", "escape"] = "refuse"
-    """What becomes of a name in the topic that breaks the rule of names. `refuse`: its readings go to the quarantine.
-    `escape`: it is written as one that keeps the rule (`x--Wohnzimmer-20-Lampe`), and goes along as it was in a
-    header."""
-    key: str = "{device}"
-    """What a device is called, in Kafka's key and in the tables: `{site}/{device}` keeps equal names of two sites
-    apart. Variables of the topic and names, with `/` between them; `gateway.key` may put the namespace in front."""
     content_type: str = "application/json"
     identity: PayloadIdentity = "none"
     """How the payload says who took it: the sensor's `boot` and `seq`, and its `tick` where it has one. `json`: members
@@ -361,6 +351,16 @@ class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):
     least_delay_ms: Annotated[float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")] = 50.0
     """How long the quickest of sixteen readings is under way at the most, from measurement to receipt. Over a mobile or
     satellite network that is more; bounds of times that follow from ticks are as wide as this."""
+    device: Name | None = None
+    """The device, where the topic names it by what is no name: `topic = "zigbee2mqtt/Living room"`, `device =
+    "living-room"`. Such a route counts before those that take the device from the topic."""
+    names: Literal["refuse", "escape"] = "refuse"
+    """What becomes of a name in the topic that breaks the rule of names. `refuse`: its readings go to the quarantine.
+    `escape`: it is written as one that keeps the rule (`x--Wohnzimmer-20-Lampe`), and goes along as it was in a
+    header."""
+    key: str = "{device}"
+    """What a device is called, in Kafka's key and in the tables: `{site}/{device}` keeps equal names of two sites
+    apart. Variables of the topic and names, with `/` between them; `gateway.key` may put the namespace in front."""
 
 
 class KafkaTlsSettings(Struct, frozen=True, forbid_unknown_fields=True):

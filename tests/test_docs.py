@@ -21,10 +21,11 @@ from gateway.cli import main
 from gateway.commands.buffer_commands import _UNREADABLE_LINES
 from gateway.config import config_file
 from gateway.intake import payload_identity, payload_time
+from gateway.intake.routes import Destination
 from gateway.kafka.record import DOUBTS
 from gateway.kafka.topics import ADMIN_CONFIG
 from gateway.reading import SENSOR_DROPPED
-from gateway.record_contract import DEVICE, HEADER_NAMES, TIME_ERROR_UNKNOWN_US
+from gateway.record_contract import DEVICE, HEADER_NAMES, NAME_RULE, TIME_ERROR_UNKNOWN_US
 from gateway.serial_lines.text_link import TOO_LONG
 from gateway.settings import DEFAULT_CONFIG
 from spark.cli import main as cloud
@@ -142,7 +143,7 @@ def test_the_example_in_the_help_can_be_called(
 
 
 def test_the_installers_examples_are_settings(tmp_path: Path) -> None:
-    whole, uplink, own_topics, broker = re.findall(r"```toml\n(.*?)```", READMES[1].read_text(), re.DOTALL)
+    whole, uplink, own_topics, names, broker = re.findall(r"```toml\n(.*?)```", READMES[1].read_text(), re.DOTALL)
     path = tmp_path / "gateway.toml"
     path.write_text(whole)
     settings = config_file.load(path)
@@ -161,6 +162,21 @@ def test_the_installers_examples_are_settings(tmp_path: Path) -> None:
     settings = config_file.load(path)
     topics = (*(route.kafka for route in settings.routes), settings.kafka.events_topic, settings.kafka.quarantine_topic)
     assert all(topic.startswith("site7.") for topic in topics)
+    path.write_text(whole + broker + names)
+    routes = config_file.route_table(config_file.load(path))
+    section = READMES[1].read_text().partition("## Names of devices\n")[2].partition("\n## ")[0]
+    for topic, device in {
+        "zigbee2mqtt/Living room": "living-room",
+        "zigbee2mqtt/Wohnzimmer Lampe": "x--Wohnzimmer-20-Lampe",
+        "zigbee2mqtt/aa:bb:cc:dd:ee:ff": "x--aa-3A-bb-3A-cc-3A-dd-3A-ee-3A-ff",
+        "site/north/42/thermo": "north/42",
+    }.items():
+        found_at = routes.resolve(topic, None)
+        assert isinstance(found_at, Destination)
+        assert found_at.device == device
+        assert device in section
+    # One rule in all places: here its characters are set as code.
+    assert NAME_RULE.replace("'", "`").replace(", starting with", ", and starts with") in " ".join(section.split())
 
 
 def test_the_examples_of_payloads_are_what_the_page_says() -> None:

@@ -97,7 +97,7 @@ def test_a_small_sites_registry_is_one_toml_file() -> None:
 def test_a_device_may_have_other_names_before_its_own(device: str) -> None:
     """As routes call it whose `key` has more than `{device}`."""
     found = parse_registry(SITE.replace('device = "42"', f'device = "{device}"'), PATH)
-    assert {each.device for each in (*found.devices, *found.calibrations)} == {device}
+    assert {each.device for each in found.devices} == {each.device for each in found.calibrations} == {device}
     for wrong in (f"{device}/", f"/{device}", f"{device}//1", f"{device}/B ro"):
         text = SITE.replace('device = "42"', f'device = "{wrong}"')
         assert all(f"is no name; write {NAME_RULE}; or several such with '/'" in words for _, words in mistakes(text))
