@@ -19,7 +19,7 @@ from gateway.listener.refusals import HELD_TOO_MUCH, INTAKE_REFUSED, REVOKED, Cl
 from gateway.listener.session import Batch, Session
 from gateway.listener.shared import Shared
 from gateway.listener.tls_connection import common_name
-from gateway.listener.turns import TURN_BYTES, Share
+from gateway.listener.turns import TURN_BYTES
 from gateway.mqtt.protocol import (
     Connect,
     ConnectReturnCode,
@@ -55,7 +55,6 @@ class Connection(Link):
         "_owes",
         "_plain",
         "_protocol",
-        "_share",
         "_shared",
         "_unread",
         "_user",
@@ -81,7 +80,6 @@ class Connection(Link):
         self._clean = False
         self._inflight = Inflight(shared.settings, shared.inflight)
         self._waits_for_commit = False
-        self._share = Share()
         self._unread = b""
         """What came and is to be acted on: at most READ_BYTES_MAX and what one read brings."""
         self._is_in_line = False
@@ -108,7 +106,7 @@ class Connection(Link):
             return
         now = self._heard = self._loop.time()
         self._unread += data
-        while self._unread and not self._is_in_line and self._may_act and not self._share.is_used(now):
+        while self._unread and not self._is_in_line and self._may_act and not self._caller.share.is_used(now):
             now = self._act_on_piece()
         if self._unread:
             self.pause_or_resume()
@@ -171,14 +169,14 @@ class Connection(Link):
 
     def _act_on_piece(self, bytes_max: int = READ_BYTES_MAX) -> float:
         """Act on up to `bytes_max` of what came: one `Intake.take`, one write of all answers; give the time."""
-        began = self._loop.time()
+        began, share = self._loop.time(), self._caller.share
         piece, self._unread = self._unread[:bytes_max], self._unread[bytes_max:]
         protocol = self._protocol
         wire_bytes = protocol.pending_bytes + len(piece)
         events = protocol.receive(piece)
         self._act(events, wire_bytes - protocol.pending_bytes)
         ended = self._loop.time()
-        self._share.use(began, ended)
+        share.use(began, ended)
         return ended
 
     def _act(self, events: list[Event], wire_bytes: int) -> None:
@@ -397,7 +395,7 @@ class Connection(Link):
             return
         if self._unread and self._may_act and not self._is_in_line:
             self._is_in_line = True
-            shared.turns.stand_in_line(self._loop, self.take_turn)
+            shared.turns.stand_in_line(self._loop, self._caller.share, self.take_turn)
         is_read_from = self._may_act and len(self._unread) <= READ_BYTES_MAX
         if is_read_from != self._is_read_from:
             self._read(is_read_from)

@@ -2,8 +2,9 @@
 
 All of it is judged by addresses alone, before anything is read and before TLS:
 
-- **Each address has a rate.** A connection beyond it waits unheard for its turn, which costs an open file and no more.
-  Where too many of an address wait so, newcomers from there are closed at once.
+- **Each address has a rate, and a share of the time** for its connections that have not logged in, TLS handshakes among
+  it (`turns`). A connection beyond either waits unheard for its turn, which costs an open file and no more. Where too
+  many of an address wait so, newcomers from there are closed at once.
 - **An address may have so many connections that were heard and have not logged in.** The next one closes the oldest.
 - **Where all places are taken, the oldest connection that has not logged in is closed**, whatever its address. A sensor
   sends its CONNECT at once, so the oldest is one that says nothing. A newcomer is turned away only if all others have
@@ -23,6 +24,7 @@ from typing import Final, NamedTuple
 from gateway.host.places import Bucket, Places, source_of
 from gateway.host.terminal_text import counted
 from gateway.listener.refusals import Refusals
+from gateway.listener.turns import Share, Turns
 from gateway.settings import ListenerSettings
 
 SPARE_CONNECTIONS: Final = 64
@@ -59,7 +61,7 @@ class Port(NamedTuple):
 class Source:
     """One address: its connections that were heard and have not logged in, and those unheard; oldest first."""
 
-    __slots__ = ("bucket", "host", "queue", "queue_max", "timer", "waiting")
+    __slots__ = ("bucket", "host", "is_due", "queue", "queue_max", "share", "waiting")
 
     def __init__(self, host: str, per_s: float) -> None:
         self.host = host
@@ -67,17 +69,22 @@ class Source:
         self.bucket = Bucket(max(1.0, BURST_S * per_s), per_s)
         self.waiting: dict[Caller, None] = {}
         self.queue: dict[Caller, Port] = {}
-        self.timer: asyncio.TimerHandle | None = None
+        self.share = Share()
+        """Of the time: what all of them have together."""
+        self.is_due = False
+        """Whether the next one is heard later, as soon as rate and share allow."""
 
 
 class Caller:
     """A connection from the moment it is accepted until it is gone."""
 
-    __slots__ = ("_cut", "_places", "is_closed", "peer", "socket", "source")
+    __slots__ = ("_cut", "_places", "is_closed", "peer", "share", "socket", "source")
 
     def __init__(self, peer: str, source: Source, places: tuple[Places["Caller"], ...] = ()) -> None:
         self.peer = peer
         self.source = source
+        self.share = source.share
+        """What its work is charged to."""
         self.socket: socket.socket | None = None
         """Until it has its turn."""
         self._places = places
@@ -92,7 +99,8 @@ class Caller:
             cut()
 
     def logged_in(self) -> None:
-        """Have it keep its place. Its address may have any number of such connections."""
+        """Have it keep its place, and a share of its own. Its address may have any number of such connections."""
+        self.share = Share()
         self.source.waiting.pop(self, None)
         for places in self._places:
             places.keep(self)
@@ -123,9 +131,10 @@ class Caller:
 class Door:
     """Accepts connections. `files_max` is how many of them the system has open files for."""
 
-    def __init__(self, settings: ListenerSettings, refusals: Refusals, files_max: int) -> None:
+    def __init__(self, settings: ListenerSettings, refusals: Refusals, files_max: int, turns: Turns) -> None:
         self._settings = settings
         self._refusals = refusals
+        self._turns = turns
         places_max = min(settings.connections_max + SPARE_CONNECTIONS, files_max)
         self._all = Places[Caller](places_max)
         tls = settings.tls
@@ -202,7 +211,7 @@ class Door:
         for each in places:
             each.enter(caller)
         source.queue[caller] = port
-        if source.timer is None:
+        if not source.is_due:
             self._call_up(source)
 
     def _source(self, host: str) -> Source:
@@ -247,23 +256,37 @@ class Door:
     # --- turns --------------------------------------------------------------------------------------------
 
     def _call_up(self, source: Source) -> None:
-        """Hear as many of an address as its rate allows now, and the others later."""
-        source.timer = None
+        """Hear as many of an address as its rate and its share of the time allow now, and the others later."""
+        source.is_due = False
         now_s = self._loop.time()
-        while source.queue and source.bucket.take(now_s):
-            if len(source.waiting) >= self._settings.not_logged_in_per_address_max:
-                self._close(
-                    next(iter(source.waiting)),
-                    "more than mqtt_listener.not_logged_in_per_address_max: the oldest is closed for each that comes",
-                )
-            caller = next(iter(source.queue))
-            port = source.queue.pop(caller)
-            source.waiting[caller] = None
-            task = self._loop.create_task(self._hear(caller, port), name="mqtt-accept")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        while source.queue and not source.is_due:
+            wait_s = source.bucket.wait_s(now_s)
+            source.is_due = wait_s > 0 or source.share.is_used(now_s)
+            if wait_s > 0:
+                self._loop.call_later(wait_s, self._call_up, source)
+            elif source.is_due:
+                self._turns.stand_in_line(self._loop, source.share, partial(self._take_turn, source))
+            else:
+                self._call_next(source)
+
+    def _take_turn(self, source: Source) -> None:
         if source.queue:
-            source.timer = self._loop.call_later(source.bucket.wait_s(now_s), self._call_up, source)
+            self._call_next(source)
+        self._call_up(source)
+
+    def _call_next(self, source: Source) -> None:
+        source.bucket.take(self._loop.time())
+        if len(source.waiting) >= self._settings.not_logged_in_per_address_max:
+            self._close(
+                next(iter(source.waiting)),
+                "more than mqtt_listener.not_logged_in_per_address_max: the oldest is closed for each that comes",
+            )
+        caller = next(iter(source.queue))
+        port = source.queue.pop(caller)
+        source.waiting[caller] = None
+        task = self._loop.create_task(self._hear(caller, port), name="mqtt-accept")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _hear(self, caller: Caller, port: Port) -> None:
         accepted, caller.socket = caller.socket, None

@@ -84,7 +84,7 @@ class MqttListener:
         if self.logins.let_nobody_in:
             _log.warning(NOBODY)
         await self._load_sessions()
-        door = Door(self.settings, self.refusals, files_max)
+        door = Door(self.settings, self.refusals, files_max, self.shared.turns)
         try:
             await self._listen(loop, door)
             self.listening.set()
@@ -131,6 +131,7 @@ class MqttListener:
             files.context(),
             self.settings.connect_timeout_s,
             caller=caller,
+            turns=self.shared.turns,
             ended=self._tls_ended,
         )
         self._tls_connections.add(connection)

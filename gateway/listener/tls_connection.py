@@ -5,12 +5,14 @@ import ssl
 import stat
 from asyncio import sslproto
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from gateway.listener.door import Caller
+from gateway.listener.turns import Turns
 from gateway.settings import TlsSettings
 from gateway.tls.client import tls_reason
 from gateway.tls.dates import CertificateDateError, Dates, check_dates, judge_dates
@@ -160,7 +162,8 @@ class TlsFiles:
 class TlsConnection(sslproto.SSLProtocol):
     """asyncio's TLS around one connection's protocol, with a small buffer.
 
-    It is what `create_server(ssl=...)` would put there, which fixes the context and the buffer's size for good.
+    It is what `create_server(ssl=...)` would put there, which fixes the context and the buffer's size for good. And its
+    handshake, and whatever else TLS computes, is charged to the connection's share of the time.
     """
 
     max_size = TLS_BUFFER_BYTES
@@ -173,11 +176,13 @@ class TlsConnection(sslproto.SSLProtocol):
         handshake_timeout_s: float,
         *,
         caller: Caller,
+        turns: Turns,
         ended: Callable[["TlsConnection", BaseException | None], None],
     ) -> None:
         """`ended` is called at the end, with the error that the handshake ended by, unless it had to give way."""
         self._handshake: asyncio.Future[None] = loop.create_future()
         self._caller = caller
+        self._turns = turns
         self._ended = ended
         self._underlying: asyncio.Transport | None = None
         self.peer = ""
@@ -199,6 +204,37 @@ class TlsConnection(sslproto.SSLProtocol):
         self.peer = peer_name(transport)
         super().connection_made(transport)
         self._caller.connected(self.cut)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Act on what one read brought, now or in its turn."""
+        assert self._underlying is not None  # noqa: S101 - it reads
+        if self._caller.share.is_used(self._loop.time()):
+            # While it is not read from, the bytes stay in the buffer.
+            self._underlying.pause_reading()
+            self._turns.stand_in_line(self._loop, self._caller.share, partial(self._take_turn, nbytes))
+        else:
+            self._act(nbytes)
+
+    def _take_turn(self, nbytes: int) -> None:
+        underlying = self._underlying
+        assert underlying is not None  # noqa: S101 - it has read
+        if underlying.is_closing():
+            return
+        try:
+            self._act(nbytes)
+        except BaseException:
+            # As asyncio does where `buffer_updated` fails.
+            self.cut()
+            raise
+        if not self._ssl_reading_paused:  # type: ignore[attr-defined]  # where the connection inside takes nothing
+            underlying.resume_reading()
+
+    def _act(self, nbytes: int) -> None:
+        """Shake hands, or decrypt and hand on; charge all but what the connection inside was charged for already."""
+        share = self._caller.share
+        began, before_s = self._loop.time(), share.work_s
+        super().buffer_updated(nbytes)
+        share.use(began + share.work_s - before_s, self._loop.time())
 
     def date_trouble(self) -> str | None:
         """Why its client's certificate does not hold by the system's clock: in words, or None."""

@@ -251,41 +251,49 @@ async def test_the_listener_ends_while_some_stand_in_line() -> None:
 # --- the line itself ------------------------------------------------------------------------------------------
 
 
-async def test_the_line_keeps_its_order() -> None:
+async def order_in_line(*stands: tuple[str, int, Share]) -> str:
+    """Whose turns came in which order, where each comes back at once until it has had so many."""
     line, order = Turns(), ""
     loop = asyncio.get_running_loop()
 
-    def stand(name: str, times: int) -> None:
+    def stand(name: str, times: int, share: Share) -> None:
         def turn() -> None:
             nonlocal order
             order += name
             if times > 1:
-                stand(name, times - 1)
+                stand(name, times - 1, share)
 
-        line.stand_in_line(loop, turn)
+        line.stand_in_line(loop, share, turn)
 
-    stand("a", 3)
-    stand("b", 2)
-    stand("c", 1)
-    await until(lambda: len(order) == 6)
-    assert order == "abcaba"
+    for each in stands:
+        stand(*each)
+    await until(lambda: len(order) == sum(times for _, times, _ in stands))
+    return order
 
 
-async def test_between_two_rounds_the_loop_is_left_to_others() -> None:
-    loop, line, rounds = asyncio.get_running_loop(), Turns(), 0
+async def test_the_line_keeps_its_order() -> None:
+    assert await order_in_line(("a", 3, Share()), ("b", 2, Share()), ("c", 1, Share())) == "abcaba"
+
+
+async def test_those_who_have_one_share_have_one_place_in_line() -> None:
+    share = Share()
+    assert await order_in_line(("a", 2, share), ("b", 2, share), ("x", 3, Share())) == "axbxaxb"
+
+
+async def test_between_two_rounds_the_loop_is_left_to_others_for_as_long_as_a_round_takes() -> None:
+    loop, line, share, rounds, turn_s = asyncio.get_running_loop(), Turns(), Share(), 0, 5 * ROUND_S
 
     def turn() -> None:
-        """Takes longer than a round."""
         nonlocal rounds
         rounds += 1
-        time.sleep(1.5 * ROUND_S)
+        time.sleep(turn_s)
         if rounds < 20:
-            line.stand_in_line(loop, turn)
+            line.stand_in_line(loop, share, turn)
 
-    line.stand_in_line(loop, turn)
+    line.stand_in_line(loop, share, turn)
     began = time.monotonic()
     await until(lambda: rounds == 20)
-    assert time.monotonic() - began >= 20 * (1.5 * ROUND_S + REST_S)
+    assert time.monotonic() - began >= REST_S + 20 * turn_s + 19 * turn_s
 
 
 async def test_a_turn_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
