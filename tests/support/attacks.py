@@ -1,13 +1,16 @@
 """Attacks on a gateway from its own network: by an outsider, and by a sensor whose secret was stolen.
 
-Each is small, takes no skill, and lasts until its process is ended: `python -m tests.support.attacks NAME PORT SECRET`.
+Each is small, takes no skill, and lasts until its process is ended:
+`python -m tests.support.attacks NAME PORT TLS_PORT PAGE_PORT SECRET`.
 What is bounded (connections, topics, threads) is so that the attacker does not wear out the machine of a test.
 """
 
 import contextlib
+import ctypes
 import os
 import resource
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -33,6 +36,9 @@ STREAMS: Final = "streams"
 SILENT: Final = 5_200
 """More connections than a gateway has places for, as it is installed."""
 GUESSERS: Final = 8
+VISITORS: Final = 12
+"""As many connections as one address may have to the status page."""
+SILENT_AT_PAGE: Final = 500
 PAYLOAD_BYTES: Final = 64_000
 UNANSWERED_MAX: Final = 20
 """QoS 1 readings that a connection sends ahead."""
@@ -46,11 +52,19 @@ class Target:
     """A gateway on loopback."""
 
     port: int
+    tls_port: int
+    page_port: int
     secret: str
     """Of the stolen sensor."""
 
     def open(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20, source_address=(SOURCE, 0))
+        return _open(self.port)
+
+    def open_for_tls(self) -> socket.socket:
+        return _open(self.tls_port)
+
+    def open_page(self) -> socket.socket:
+        return _open(self.page_port)
 
     def log_in(self) -> socket.socket:
         """As the stolen sensor, under an identifier of this process's: another's would end the connection."""
@@ -60,6 +74,10 @@ class Target:
         if answer[3:] != b"\0":
             raise ConnectionError(f"the stolen sensor was not let in: {answer!r}")
         return opened
+
+
+def _open(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=20, source_address=(SOURCE, 0))
 
 
 # -- without a secret -------------------------------------------------------------------------------
@@ -85,6 +103,57 @@ def _refused(target: Target, user: str, number: int) -> None:
     with contextlib.suppress(OSError), target.open() as opened:
         opened.sendall(connect(f"guesser-{number}", login=(user, "a wrong secret")))
         opened.recv(4)
+
+
+def handshakes(target: Target) -> None:
+    """TLS handshakes that end where the gateway has computed its part: one ClientHello, made once, for all of them."""
+    hello = ssl.MemoryBIO()
+    context = ssl.create_default_context()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
+    first = hello.read()
+
+    def half(_: int) -> None:
+        with contextlib.suppress(OSError), target.open_for_tls() as opened:
+            opened.sendall(first)
+            opened.recv(4_096)
+
+    _in_threads(GUESSERS, half)
+
+
+def key_updates(target: Target) -> None:
+    """New keys without end on a connection over TLS 1.3 that does not log in: 27 bytes each, and two keys to derive."""
+    library = ctypes.CDLL("libssl.so.3")
+    for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new"):
+        getattr(library, name).restype = ctypes.c_void_p
+    context = ctypes.c_void_p(library.SSL_CTX_new(ctypes.c_void_p(library.TLS_client_method())))
+    while True:
+        with contextlib.suppress(OSError), target.open_for_tls() as opened:
+            opened.settimeout(None)
+            connection = ctypes.c_void_p(library.SSL_new(context))
+            library.SSL_set_fd(connection, opened.fileno())
+            is_open = library.SSL_connect(connection) == 1
+            while is_open:
+                is_open = library.SSL_key_update(connection, 0) == 1 and library.SSL_do_handshake(connection) == 1
+            library.SSL_free(connection)
+
+
+def page_requests(target: Target) -> None:
+    """Requests to the status page, as many at a time as one address may have, without waiting for an answer."""
+    requests = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100
+
+    def visit(_: int) -> None:
+        with contextlib.suppress(OSError), target.open_page() as opened:
+            threading.Thread(target=_read_away, args=(opened,), daemon=True).start()
+            while True:
+                opened.sendall(requests)
+
+    _in_threads(VISITORS, visit)
+
+
+def page_silent(target: Target) -> None:
+    """Connections to the status page that say nothing. Those that are closed are opened again."""
+    _hold(target.open_page, SILENT_AT_PAGE)
 
 
 def _hold(opened: Callable[[], socket.socket], most: int) -> None:
@@ -193,6 +262,10 @@ ATTACKS: Mapping[str, Callable[[Target], None]] = {
     "silent": silent,
     "guesses": guesses,
     "made-up-names": made_up_names,
+    "handshakes": handshakes,
+    "key-updates": key_updates,
+    "page-requests": page_requests,
+    "page-silent": page_silent,
     "fill": fill,
     "topics": topics,
     "equal-hashes": equal_hashes,
@@ -202,7 +275,9 @@ ATTACKS: Mapping[str, Callable[[Target], None]] = {
 }
 NEEDS_NO_KAFKA: Final = frozenset({"fill"})
 """Attacks that do harm while Kafka is away."""
+OVER_TLS: Final = frozenset({"handshakes", "key-updates"})
+"""Attacks on the port for TLS."""
 
 if __name__ == "__main__":
-    name, port, secret = sys.argv[1:]
-    ATTACKS[name](Target(int(port), secret))
+    name, *ports, secret = sys.argv[1:]
+    ATTACKS[name](Target(*map(int, ports), secret))

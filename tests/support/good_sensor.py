@@ -2,24 +2,27 @@
 
 import asyncio
 import contextlib
+import ssl
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from gateway.mqtt.protocol import publish
-from tests.support.attacks import GOOD
+from tests.support.attacks import GOOD, Target
 from tests.support.mqtt_peers import ACCEPTED, connect
 from tests.support.waiting import patience
 
 INTERVAL_S = 0.05
 """Between two readings of the good sensor."""
 RECONNECT_S = 0.5
-"""Between two log-ins of the good sensor, on another connection: what an attack closes is seen there."""
+"""Between two log-ins of the good sensor, on another connection: what an attack closes is seen there.
+
+As long between two questions for the gateway's health."""
 ANSWER_S_MAX = 5.0
 """A reading that has no PUBACK by then counts as refused."""
 
@@ -28,21 +31,25 @@ ANSWER_S_MAX = 5.0
 class Good:
     """A sensor that keeps to the rules, and what it met."""
 
-    port: int
+    target: Target
     secret: str
+    tls: ssl.SSLContext | None = None
+    """With it, it speaks TLS."""
     answered_ms: list[float] = field(default_factory=list)
     """From each PUBLISH to its PUBACK."""
     refused: int = 0
     """Readings without an answer in time, and connections that were not let in."""
+    unheard: int = 0
+    """Questions for the gateway's health without an answer in time."""
 
     @property
     def p99_ms(self) -> float:
         return statistics.quantiles(self.answered_ms, n=100)[98] if len(self.answered_ms) > 1 else ANSWER_S_MAX * 1000
 
     async def measure(self, seconds: float) -> None:
-        """Send readings, and log in now and then, for so long."""
+        """Send readings, and now and then log in, and ask for the gateway's health, for so long."""
         until = time.monotonic() + seconds
-        await asyncio.gather(self._send(until), self._come_back(until))
+        await asyncio.gather(self._send(until), self._come_back(until), self._ask_health(until))
 
     async def _send(self, until: float) -> None:
         number = 0
@@ -66,10 +73,26 @@ class Good:
                 self.refused += 1
             await asyncio.sleep(RECONNECT_S)
 
+    async def _ask_health(self, until: float) -> None:
+        """As a monitor on the gateway itself does."""
+        while time.monotonic() < until:
+            try:
+                async with asyncio.timeout(patience(ANSWER_S_MAX)):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", self.target.page_port)
+                    writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                    answer = await reader.read()
+                    writer.close()
+                if b'{"status":' not in answer:
+                    raise ConnectionError(f"not answered: {answer[:100]!r}")
+            except (OSError, TimeoutError):
+                self.unheard += 1
+            await asyncio.sleep(RECONNECT_S)
+
     @asynccontextmanager
     async def _logged_in(self, client_id: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         async with asyncio.timeout(patience(ANSWER_S_MAX)):
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            port = self.target.port if self.tls is None else self.target.tls_port
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=self.tls)
         try:
             writer.write(connect(client_id, login=(GOOD, self.secret)))
             async with asyncio.timeout(patience(ANSWER_S_MAX)):
@@ -90,11 +113,11 @@ class Good:
 
 
 @contextmanager
-def attacked(name: str, port: int, secret: str, directory: Path) -> Iterator[None]:
+def attacked(name: str, target: Target, directory: Path) -> Iterator[None]:
     """One of ATTACKS in a process of its own, for the length of a block."""
     log = directory / f"{name}.log"
     with log.open("wb") as told:
-        command = [sys.executable, "-m", "tests.support.attacks", name, str(port), secret]
+        command = [sys.executable, "-m", "tests.support.attacks", name, *map(str, astuple(target))]
         process = subprocess.Popen(command, stderr=told)
         try:
             yield

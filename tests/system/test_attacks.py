@@ -1,5 +1,7 @@
 """Hostile neighbours beside a good sensor, on the real daemon: none of its readings is refused, nor its log-ins.
 
+Nor is a monitor on the box left without an answer.
+
 How long its answers take beside each of them is measured by `make bench-gateway`.
 """
 
@@ -9,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.bench.parts_attacks import NO_KAFKA, write_attacked
-from tests.bench.processes import gateway, secrets_path
+from tests.bench.processes import gateway
 from tests.support.attacks import ATTACKS
-from tests.support.good_sensor import Good, attacked
+from tests.support.good_sensor import attacked
 from tests.support.sizes import size
 
 SECONDS = size(2.0, 15.0)
@@ -23,12 +25,12 @@ BUFFER_BYTES_MAX = size(20_000_000, 200_000_000)
 @pytest.mark.campaign(seconds=20)
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_no_attack_costs_a_good_sensor_a_reading(tmp_path: Path, attack: str) -> None:
-    config = write_attacked(tmp_path, NO_KAFKA, "attacked", BUFFER_BYTES_MAX)
-    secret, stolen = secrets_path(tmp_path).read_text().split()
-    async with gateway(config) as sluice:
-        good = Good(sluice.port, secret)
-        with attacked(attack, sluice.port, stolen, tmp_path):
+    site = write_attacked(tmp_path, NO_KAFKA, "attacked", BUFFER_BYTES_MAX)
+    async with gateway(site.config):
+        good = site.good(attack)
+        with attacked(attack, site.target, tmp_path):
             await asyncio.sleep(SETTLE_S)
             await good.measure(SECONDS)
         assert good.refused == 0, (tmp_path / "gateway.log").read_text()[-3000:]
+        assert good.unheard == 0, "a monitor on this box is answered"
         assert len(good.answered_ms) > SECONDS
