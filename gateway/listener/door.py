@@ -14,13 +14,13 @@ So a host that opens connections without end keeps out nobody at another address
 """
 
 import asyncio
-import errno
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
+from gateway.host.accepting import Acceptor
 from gateway.host.places import Bucket, Places, source_of
 from gateway.host.terminal_text import counted
 from gateway.listener.refusals import Refusals
@@ -39,11 +39,6 @@ QUEUE_S: Final = 5.0
 closed, and their sensors try again."""
 SOURCES_MAX: Final = 1_024
 """Addresses whose rate is remembered. Of more, whoever came least lately is forgotten, which gives it a new burst."""
-ACCEPTS_PER_TURN: Final = 8
-"""Connections that are taken from the kernel before others have their turn."""
-BACKLOG: Final = 1_024
-REST_S: Final = 1.0
-"""Pause after the system could give no more files."""
 NOT_LOGGED_IN: Final = "not-logged-in"
 """Why a connection is closed that said nothing, or not who it is, when its place was needed."""
 TOO_FAST: Final = "too-many-new-connections"
@@ -141,31 +136,18 @@ class Door:
         self._tls = Places[Caller](0 if tls is None else tls.connections_max)
         self._sources: OrderedDict[str, Source] = OrderedDict()
         """Who came least lately is first."""
-        self._listening: list[socket.socket] = []
+        self._acceptor = Acceptor(self._cannot_accept)
         self._tasks: set[asyncio.Task[None]] = set()
         """Those that make a transport."""
         self._loop = asyncio.get_running_loop()
 
     async def open(self, port: Port) -> None:
         """Listen at a port. Raises OSError."""
-        # asyncio binds, to all addresses of the host; it would accept everybody before it asks anybody.
-        server = await self._loop.create_server(asyncio.Protocol, self._settings.host, port.number, start_serving=False)
-        try:
-            sockets = [each.dup() for each in server.sockets]
-        finally:
-            server.close()
-        self._listening += sockets
-        for each in sockets:
-            each.setblocking(False)
-            each.listen(BACKLOG)
-            self._loop.add_reader(each, self._accept, each, port)
+        await self._acceptor.open(self._settings.host, port.number, partial(self._receive, port))
 
     async def close(self) -> None:
         """Accept nobody more, and close those that were not heard yet."""
-        for each in self._listening:
-            self._loop.remove_reader(each)
-            each.close()
-        self._listening.clear()
+        self._acceptor.close()
         for caller in tuple(self._all):
             if caller.socket is not None:
                 caller.close()
@@ -173,37 +155,17 @@ class Door:
 
     # --- accepting ----------------------------------------------------------------------------------------
 
-    def _accept(self, listening: socket.socket, port: Port) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
-            try:
-                accepted, address = listening.accept()
-            except OSError as error:
-                # Else nobody is there, or whoever was has gone again: accept(2) tells that in many ways.
-                if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
-                    self._rest(listening, port, error)
-                return
-            accepted.setblocking(False)
-            self._receive(accepted, address, port)
-
-    def _rest(self, listening: socket.socket, port: Port, error: OSError) -> None:
-        """Let a while pass: the kernel would tell of the same connection at each turn."""
+    def _cannot_accept(self, error: OSError) -> None:
         why = (
             f"no connection can be accepted: {error.strerror}; raise the limit of open files (LimitNOFILE= in the unit)"
         )
         self._refusals.refused("cannot-accept", why)
-        self._loop.remove_reader(listening)
 
-        def go_on() -> None:
-            if listening in self._listening:
-                self._loop.add_reader(listening, self._accept, listening, port)
-
-        self._loop.call_later(REST_S, go_on)
-
-    def _receive(self, accepted: socket.socket, address: tuple[str, int], port: Port) -> None:
+    def _receive(self, port: Port, accepted: socket.socket, host: str, peer_port: int) -> None:
         """Give a newcomer a place, and hear it now or later."""
-        source = self._source(source_of(address[0]))
+        source = self._source(source_of(host))
         places = (self._all, self._tls) if port.is_tls else (self._all,)
-        caller = Caller(f"{source.host}:{address[1]}", source, places)
+        caller = Caller(f"{source.host}:{peer_port}", source, places)
         if not self._has_room(caller, places):
             accepted.close()
             return

@@ -7,6 +7,7 @@ import asyncio
 import errno
 import socket
 import time
+from collections import OrderedDict
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Final
@@ -14,7 +15,8 @@ from typing import Final
 import h11
 import structlog
 
-from gateway.host.places import Places, source_of
+from gateway.host.accepting import Acceptor
+from gateway.host.places import Bucket, Places, source_of
 from gateway.page.access import is_loopback, is_of_a_private_network
 from gateway.page.answers import Answer, Answers, Request, refusal
 from gateway.page.view import StatusView
@@ -31,6 +33,15 @@ REQUESTS_MAX: Final = 1_000
 """Of a connection; a browser then makes another."""
 PER_ADDRESS_MAX: Final = 12
 """Connections of one address (IPv6: its /64): a browser opens six."""
+PER_S: Final = 20.0
+BURST: Final = 100.0
+"""Connections and requests of one address, a second and at once; those beyond it wait. A browser makes a dozen of them
+for the page, and one a second for its figures."""
+STRANGERS_PER_S: Final = 50.0
+STRANGERS_BURST: Final = 200.0
+"""The same for all addresses together where nobody has logged in, but for this box itself."""
+ADDRESSES_MAX: Final = 1_024
+"""Addresses whose rate is remembered. Of more, whoever came least lately is forgotten, which gives it a new burst."""
 READ_BYTES: Final = 8_192
 RETRY_S: Final = 30.0
 """How long until the port is tried again that is taken."""
@@ -50,15 +61,42 @@ class _RefusedError(Exception):
         self.words = words
 
 
+class _Address:
+    """One address: its connections, and how often it may come and ask."""
+
+    def __init__(self) -> None:
+        self.places = Places[_Visitor](PER_ADDRESS_MAX)
+        self.rate = Bucket(BURST, PER_S)
+
+
 class _Visitor:
-    """A connection, and its places: of its address, and of all."""
+    """A connection, with its places and rates: of its address, and of all or all strangers."""
 
     def __init__(
-        self, writer: asyncio.StreamWriter, peer: str, places: tuple[Places["_Visitor"], Places["_Visitor"]]
+        self, accepted: socket.socket, peer: str, places: tuple[Places["_Visitor"], ...], rates: tuple[Bucket, ...]
     ) -> None:
-        self.writer = writer
+        self.socket = accepted
         self.peer = peer
         self.places = places
+        self.rates = rates
+        self.writer: asyncio.StreamWriter | None = None
+        """Once it is heard."""
+        self.task: asyncio.Task[None]
+
+    async def turn(self) -> None:
+        """Wait until it may come, or ask."""
+        time_s = asyncio.get_running_loop().time
+        while wait_s := max(rate.wait_s(time_s()) for rate in self.rates):  # noqa: ASYNC110 - time brings it about
+            await asyncio.sleep(wait_s)
+        for rate in self.rates:
+            rate.take(time_s())
+
+    def cut(self) -> None:
+        """Close it at once."""
+        if self.writer is None:
+            self.task.cancel()
+        else:
+            self.writer.transport.abort()
 
     def enter(self) -> None:
         """Wait for its first request."""
@@ -92,8 +130,11 @@ class StatusPage:
         self._familiar = Places[_Visitor](settings.connections_max)
         """For this box itself, and addresses where somebody has logged in: nobody else takes their places."""
         self._strangers = Places[_Visitor](settings.connections_max)
-        self._by_address: dict[str, Places[_Visitor]] = {}
-        self._told_s: float | None = None
+        self._strangers_rate = Bucket(STRANGERS_BURST, STRANGERS_PER_S)
+        self._addresses: OrderedDict[str, _Address] = OrderedDict()
+        """Who came least lately is first."""
+        self._told_s: dict[str, float] = {}
+        """When the log told of each kind of trouble."""
         self.listening = asyncio.Event()
         self.turned_away = 0
         """Connections that came from elsewhere, that there was no room for, or that had to make room."""
@@ -108,10 +149,9 @@ class StatusPage:
     async def _serve(self) -> None:
         said = ""
         while True:
+            acceptor = Acceptor(self._cannot_accept)
             try:
-                server = await asyncio.start_server(
-                    self._connected, self._settings.host, self._settings.port, limit=HEADER_BYTES_MAX, backlog=64
-                )
+                await acceptor.open(self._settings.host, self._settings.port, self._receive)
             except OSError as error:
                 words = _bind_words(self._settings, error)
                 if words != said:
@@ -127,73 +167,96 @@ class StatusPage:
                     await asyncio.sleep(TIDY_S)
             finally:
                 self.listening.clear()
-                server.close()
+                acceptor.close()
                 self._answers.log_ins.sum_up(time.monotonic(), is_end=True)
                 for connection in self._connections:
                     connection.cancel()
                 await asyncio.gather(*self._connections, return_exceptions=True)
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _receive(self, accepted: socket.socket, peer: str, _port: int) -> None:
         """A connection is there: make room, or turn it away before it costs anything."""
-        peer = _peer(writer)
-        is_familiar = is_loopback(peer) or self._answers.log_ins.has_let_in(peer)
-        source = source_of(peer)
-        of_address = self._by_address.setdefault(source, Places(PER_ADDRESS_MAX))
-        visitor = _Visitor(writer, peer, (of_address, self._familiar if is_familiar else self._strangers))
+        address = self._address(source_of(peer))
+        if is_loopback(peer) or self._answers.log_ins.has_let_in(peer):
+            visitor = _Visitor(accepted, peer, (address.places, self._familiar), (address.rate,))
+        else:
+            rates = address.rate, self._strangers_rate
+            visitor = _Visitor(accepted, peer, (address.places, self._strangers), rates)
         if not self._has_room(visitor):
-            writer.transport.abort()
-            self._leave(visitor)
+            accepted.close()
             return
         visitor.enter()
-        converse = self._converse(reader, visitor)
-        task = asyncio.get_running_loop().create_task(converse, name="status-page-client")
+        task = visitor.task = asyncio.get_running_loop().create_task(self._hear(visitor), name="status-page-client")
         self._connections.add(task)
         task.add_done_callback(lambda done: self._ended(done, visitor))
 
-    def _has_room(self, newcomer: "_Visitor") -> bool:
+    def _address(self, source: str) -> _Address:
+        address = self._addresses.get(source)
+        if address is None:
+            address = self._addresses[source] = _Address()
+            if len(self._addresses) > ADDRESSES_MAX:
+                self._addresses.popitem(last=False)
+        else:
+            self._addresses.move_to_end(source)
+        return address
+
+    def _has_room(self, newcomer: _Visitor) -> bool:
         """Tell whether there is room, after closing whoever has been silent for longest where there was none."""
         for places in newcomer.places:
             if places.are_taken:
                 oldest = places.longest_waiting()
-                self._tell(newcomer if oldest is None else oldest)
+                self._make_room(newcomer if oldest is None else oldest)
                 if oldest is None:
                     return False
-                self._leave(oldest)
-                oldest.writer.transport.abort()
+                oldest.leave()
+                oldest.cut()
         return True
 
-    def _leave(self, visitor: "_Visitor") -> None:
-        visitor.leave()
-        of_address, source = visitor.places[0], source_of(visitor.peer)
-        if not of_address and self._by_address.get(source) is of_address:
-            del self._by_address[source]
-
-    def _tell(self, closed: "_Visitor") -> None:
-        """Count a connection that is closed for want of room, and log it now and then."""
+    def _make_room(self, closed: _Visitor) -> None:
         self.turned_away += 1
-        now_s = time.monotonic()
-        if self._told_s is None or now_s - self._told_s >= LOG_INTERVAL_S:
-            self._told_s = now_s
-            _log.warning(
-                "connections to the status page are closed to make room for others, the longest silent first; "
-                "see status_page.connections_max",
-                peer=closed.peer,
-                of_this_address=len(closed.places[0]),
-                closed_since_the_start=self.turned_away,
-            )
+        self._tell(
+            "connections to the status page are closed to make room for others, the longest silent first; "
+            "see status_page.connections_max",
+            peer=closed.peer,
+            of_this_address=len(closed.places[0]),
+            closed_since_the_start=self.turned_away,
+        )
 
-    def _ended(self, task: "asyncio.Task[None]", visitor: "_Visitor") -> None:
+    def _cannot_accept(self, error: OSError) -> None:
+        self._tell(
+            "no connection to the status page can be accepted; raise the limit of open files (LimitNOFILE= in the "
+            "unit)",
+            why=str(error.strerror),
+        )
+
+    def _tell(self, words: str, **more: str | int) -> None:
+        """Log a kind of trouble now and then, not each time."""
+        now_s = time.monotonic()
+        if now_s - self._told_s.get(words, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
+            self._told_s[words] = now_s
+            _log.warning(words, **more)
+
+    def _ended(self, task: "asyncio.Task[None]", visitor: _Visitor) -> None:
         self._connections.discard(task)
-        self._leave(visitor)
+        visitor.leave()
+        if visitor.writer is None:
+            visitor.socket.close()
         if not task.cancelled() and task.exception() is not None:
             _log.error("a request to the status page failed", error=repr(task.exception()))
 
-    async def _converse(self, reader: asyncio.StreamReader, visitor: "_Visitor") -> None:
-        writer = visitor.writer
+    async def _hear(self, visitor: _Visitor) -> None:
+        loop = asyncio.get_running_loop()
+        await visitor.turn()
+        reader = asyncio.StreamReader(HEADER_BYTES_MAX, loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, visitor.socket)
+        visitor.writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        await self._converse(reader, visitor.writer, visitor)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, visitor: _Visitor) -> None:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADER_BYTES_MAX)
         try:
             for left in reversed(range(REQUESTS_MAX)):
-                if not await self._exchange(connection, reader, visitor, is_last=not left):
+                if not await self._exchange(connection, reader, writer, visitor, is_last=not left):
                     break
         except (OSError, TimeoutError, h11.ProtocolError) as error:
             _log.debug("a client of the status page went away", peer=visitor.peer, error=str(error))
@@ -205,16 +268,23 @@ class StatusPage:
             writer.transport.abort()
 
     async def _exchange(
-        self, connection: h11.Connection, reader: asyncio.StreamReader, visitor: "_Visitor", *, is_last: bool
+        self,
+        connection: h11.Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        visitor: _Visitor,
+        *,
+        is_last: bool,
     ) -> bool:
         """One request and its answer; whether another may follow."""
-        method, peer, writer = b"GET", visitor.peer, visitor.writer
+        method, peer = b"GET", visitor.peer
         try:
             found = await _request(connection, reader)
             if found is None:
                 return False
             head, body = found
             method = head.method
+            await visitor.turn()
             if is_of_a_private_network(peer):
                 visitor.keep()
                 answer = await self._answer(_told(head, body, peer))
@@ -319,11 +389,6 @@ def _sent(connection: h11.Connection, answer: Answer, method: bytes, *, is_last:
         parts.append(connection.send(h11.Data(data=answer.body)))
     parts.append(connection.send(h11.EndOfMessage()))
     return [part for part in parts if part]
-
-
-def _peer(writer: asyncio.StreamWriter) -> str:
-    name = writer.get_extra_info("peername")
-    return str(name[0]) if name else ""
 
 
 def _bind_words(settings: StatusPageSettings, error: OSError) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.host import accepting
 from gateway.listener import door
 from gateway.listener.credentials import add
 from gateway.listener.door import BURST_S, NOT_LOGGED_IN, SPARE_CONNECTIONS, TOO_FAST
@@ -206,7 +207,7 @@ async def test_where_fewer_files_may_be_open_the_oldest_goes_too(monkeypatch: py
 
 
 async def test_a_system_without_files_is_told_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "REST_S", 0.05)
+    monkeypatch.setattr(accepting, "REST_S", 0.05)
     accept, errors = socket.socket.accept, iter((errno.EMFILE, errno.ECONNABORTED, errno.EMFILE))
 
     def fails_at_first(listening: socket.socket) -> Any:

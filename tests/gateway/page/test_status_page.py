@@ -6,6 +6,7 @@ import gzip
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
@@ -75,7 +76,19 @@ class Served(Site):
 
 
 @contextmanager
-def serving(folder: Path, **more: Any) -> Iterator[Served]:
+def serving(folder: Path, *, per_s: float = 1e6, burst: float = 100.0, **more: Any) -> Iterator[Served]:
+    """Tests ask as often as they like: the rates are so high that nobody waits."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("PER_S", "STRANGERS_PER_S"):
+            patched.setattr(server, name, per_s)
+        for name in ("BURST", "STRANGERS_BURST"):
+            patched.setattr(server, name, burst)
+        with _serving(folder, **more) as found:
+            yield found
+
+
+@contextmanager
+def _serving(folder: Path, **more: Any) -> Iterator[Served]:
     password_file = folder / "status-page"
     password_file.write_text(HASHED + "\n")
     password_file.chmod(0o400)
@@ -297,7 +310,7 @@ def test_metrics_are_for_this_box_and_for_who_knows_the_password(
     served: Served, hashed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert served.ask("/metrics")[1] == b"sluice_readings_total 1.0\n"
-    monkeypatch.setattr(server, "_peer", lambda _: "192.168.1.9")
+    come_from(monkeypatch, "127.0.0.1", "192.168.1.9")
     answer, _ = served.ask("/metrics")
     assert answer.status == 401
     assert answer.getheader("WWW-Authenticate", "").startswith("Basic ")
@@ -338,7 +351,7 @@ def test_a_name_that_is_not_ours_is_refused(served: Served) -> None:
 
 
 def test_who_asks_from_elsewhere_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_peer", lambda _: "203.0.114.5")
+    come_from(monkeypatch, "127.0.0.1", "203.0.114.5")
     for path in ("/", "/health", "/app.js"):
         answer, body = served.ask(path)
         assert (answer.status, answer.getheader("Connection")) == (403, "close")
@@ -415,20 +428,26 @@ def test_one_address_does_not_get_all_connections(served: Served, monkeypatch: p
             lambda: served.page.turned_away == CONNECTIONS_MAX - PER_ADDRESS_MAX,
             words="the others are turned away",
         )
-        monkeypatch.setattr(server, "_peer", lambda _: "192.168.1.9")
+        come_from(monkeypatch, "127.0.0.1", "192.168.1.9")
         assert served.ask("/health")[0].status == 200
     until_there(served, 0)
-    assert not served.page._by_address
+
+
+def come_from(monkeypatch: pytest.MonkeyPatch, begin: str, other: str) -> None:
+    """Have whoever comes from an address that begins so come from another, as far as the server knows."""
+    accept = socket.socket.accept
+
+    def accepting(listening: socket.socket) -> tuple[socket.socket, Any]:
+        accepted, (host, port, *_) = accept(listening)
+        return accepted, (host.replace(begin, other), port)
+
+    monkeypatch.setattr(socket.socket, "accept", accepting)
 
 
 @contextmanager
 def of_the_lan(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], socket.socket]]:
     """Connects from an address of the LAN, 192.168.1.N, as far as the server knows."""
-
-    def peer_of(writer: asyncio.StreamWriter) -> str:
-        return str(writer.get_extra_info("peername")[0]).replace("127.0.1.", "192.168.1.")
-
-    monkeypatch.setattr(server, "_peer", peer_of)
+    come_from(monkeypatch, "127.0.1.", "192.168.1.")
     with ExitStack() as held:
 
         def connect(number: int) -> socket.socket:
@@ -489,6 +508,50 @@ def test_beyond_an_address_bound_its_oldest_goes(served: Served) -> None:
         assert channels[0].recv(1) == b""
         assert is_served(channels[1])
         assert served.ask("/health")[0].status == 200, "on a connection of its own"
+
+
+# -- rates ------------------------------------------------------------------------------------------
+
+
+def test_an_address_that_asks_without_end_is_answered_at_its_rate_and_others_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By requests on one connection, and by connections: one that asks often cannot have more by the other."""
+    burst, per_s = 20, 10.0
+    with serving(tmp_path, per_s=per_s, burst=burst) as served, of_the_lan(served, monkeypatch) as connect:
+        began_s = time.monotonic()
+        pipelined = connect(1)
+        pipelined.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2 * burst)
+        assert served.ask("/health")[0].status == 200, "this box has a rate of its own"
+        answered = b""
+        while answered.count(b"HTTP/1.1 200") < 2 * burst:
+            answered += pipelined.recv(65_536)
+        least_s = (1 + 2 * burst - burst) / per_s
+        assert time.monotonic() - began_s >= least_s
+        for _ in range(5):
+            assert is_served(connect(1))
+        assert time.monotonic() - began_s >= least_s + 10 / per_s
+
+
+def test_strangers_together_have_a_rate_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    burst, per_s = 20, 10.0
+    with serving(tmp_path, per_s=per_s, burst=burst) as served, of_the_lan(served, monkeypatch) as connect:
+        began_s = time.monotonic()
+        for number in range(burst):
+            assert is_served(connect(number + 1))
+        assert time.monotonic() - began_s >= burst / per_s
+        assert served.ask("/health")[0].status == 200
+
+
+def test_who_waits_for_its_turn_and_makes_room_leaves_no_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tmp_path, per_s=0.001, burst=1.0) as served, of_the_lan(served, monkeypatch) as connect:
+        waiting = [connect(1) for _ in range(3 * PER_ADDRESS_MAX)]
+        for closed in waiting[1 : 2 * PER_ADDRESS_MAX]:
+            with suppress(ConnectionResetError):
+                assert closed.recv(1) == b""
+        until_there(served, PER_ADDRESS_MAX)
 
 
 def until_there(served: Served, count: int) -> None:
