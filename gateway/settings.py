@@ -69,8 +69,8 @@ class BufferSettings(Struct, frozen=True, forbid_unknown_fields=True):
     queue_bytes_max: Annotated[int, Meta(ge=100_000, le=2**31, description="bytes, 100000 to 2 GiB")] = 16_000_000
     """Readings waiting in memory for their commit, beyond which new ones are refused."""
     quarantine_bytes_max: Annotated[int, Meta(ge=100_000, le=2**40, description="bytes, 100000 to 1 TiB")] = 50_000_000
-    """Input that cannot be forwarded, kept whole, its topics too; at most a tenth of `bytes_max`. The oldest makes
-    room."""
+    """Input that cannot be forwarded, kept whole, its topics too; at most a tenth of `bytes_max`. The oldest of the
+    device that has most there makes room."""
     quarantine_rows_max: Annotated[int, Meta(ge=1, le=10_000_000, description="rows, 1 to 10000000")] = 10_000
     damaged_files_max: Annotated[int, Meta(ge=1, le=100, description="files, 1 to 100")] = 3
     """Damaged files kept beside the buffer. Salvaged ones go first; one that was not goes with a loss record."""

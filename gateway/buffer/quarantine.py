@@ -1,9 +1,14 @@
-"""The quarantine in the buffer file: input that cannot be forwarded, kept whole and bounded until it is retried."""
+"""The quarantine in the buffer file: input that cannot be forwarded, kept whole and bounded until it is retried.
+
+Where it is full, the oldest input of the device that holds most of it makes room: one device pushes out its own alone.
+"""
 
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
 
@@ -26,6 +31,16 @@ _COLUMNS = (
 )
 
 
+@dataclass(slots=True)
+class _Held:
+    """What stands there of one device."""
+
+    rows: int = 0
+    bytes: int = 0
+    after: int = 0
+    """All of it stands behind this number."""
+
+
 class Quarantine:
     """The table and its bounds; every method belongs into a transaction of the file."""
 
@@ -45,14 +60,20 @@ class Quarantine:
         self._boot_id = boot_id
         self.rows = 0
         self.bytes = 0
+        self._held: dict[str, _Held] = {}
         self._spans: list[QuarantinedSpan] | None = None
         self.measure()
 
     def measure(self) -> None:
         """Count what is there: after the file was opened, or a transaction was rolled back."""
-        self.rows, self.bytes = self._connection.execute(
-            f"SELECT count(*), coalesce(sum({BYTES_SQL}), 0) FROM quarantine"
-        ).fetchone()
+        self._held = {
+            device: _Held(rows, size)
+            for device, rows, size in self._connection.execute(
+                f"SELECT device, count(*), sum({BYTES_SQL}) FROM quarantine GROUP BY device"
+            )
+        }
+        self.rows = sum(held.rows for held in self._held.values())
+        self.bytes = sum(held.bytes for held in self._held.values())
         self._spans = None
 
     def spans(self) -> list[QuarantinedSpan]:
@@ -83,7 +104,7 @@ class Quarantine:
         ).fetchall()
 
     def keep(self, input_: Quarantined) -> None:
-        """Put input in, whole; the oldest makes room where it is over its bounds (`quarantine-overflow`)."""
+        """Put input in, whole; where that is over the bounds, older input makes room (`quarantine-overflow`)."""
         self._connection.execute(
             f"INSERT INTO quarantine ({_COLUMNS}) VALUES ({', '.join('?' * 16)})",
             (
@@ -106,16 +127,33 @@ class Quarantine:
             ),
         )
         self._spans = None
-        self.rows += 1
-        self.bytes += len(input_.payload) + 2 * len(input_.subject.encode())
+        self._count(input_.device, 1, len(input_.payload) + 2 * len(input_.subject.encode()))
         # At most a tenth of the buffer: what is set aside must not keep readings out.
         bytes_max = min(self._settings.quarantine_bytes_max, self._settings.bytes_max // 10)
         while self.rows > self._settings.quarantine_rows_max or (self.bytes > bytes_max and self.rows > 1):
-            self.lose(self._oldest(), OVERFLOW)
+            size = attrgetter("rows" if self.rows > self._settings.quarantine_rows_max else "bytes")
+            device, _ = max(self._held.items(), key=lambda held: size(held[1]))
+            self.lose([self._oldest(device)], OVERFLOW)
             self._tally["quarantine-overflow"] += 1
 
-    def _oldest(self) -> list[int]:
-        return list(self._connection.execute("SELECT min(number) FROM quarantine").fetchone())
+    def _count(self, device: str, rows: int, size: int) -> None:
+        held = self._held.setdefault(device, _Held())
+        held.rows += rows
+        held.bytes += size
+        self.rows += rows
+        self.bytes += size
+        if not held.rows:
+            del self._held[device]
+
+    def _oldest(self, device: str) -> int:
+        """The number of a device's oldest input. What stands before it is looked at once, and not for each."""
+        held = self._held[device]
+        (number,) = self._connection.execute(
+            "SELECT number FROM quarantine WHERE number > ? AND device = ? ORDER BY number LIMIT 1",
+            (held.after, device),
+        ).fetchone()
+        held.after = number - 1
+        return int(number)
 
     def sequences(self, device_boot: str) -> frozenset[int]:
         """Of the readings of one run of a sensor, those that are kept here."""
@@ -171,12 +209,12 @@ class Quarantine:
         dropped = 0
         self._spans = None
         for number in numbers:
-            size = self._connection.execute(
-                f"SELECT {BYTES_SQL} FROM quarantine WHERE number = ?", (number,)
+            found = self._connection.execute(
+                f"SELECT device, {BYTES_SQL} FROM quarantine WHERE number = ?", (number,)
             ).fetchone()
-            if size is not None:
+            if found is not None:
+                device, size = found
                 self._connection.execute("DELETE FROM quarantine WHERE number = ?", (number,))
-                self.rows -= 1
-                self.bytes -= size[0]
+                self._count(device, -1, -size)
                 dropped += 1
         return dropped

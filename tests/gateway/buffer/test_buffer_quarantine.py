@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from gateway.buffer.buffer import Buffer
 from gateway.buffer.losses import LOSS_TYPE, loss_body
 from gateway.buffer.rows import Loss, Quarantined, Series
 from gateway.buffer.status import read_status
@@ -65,6 +66,40 @@ async def test_what_makes_room_there_is_counted_with_its_sequence(tmp_path: Path
             await buffer.quarantine(buffer.id, [replace(entry(b"report"), quarantined=input_)], [])
         (loss,) = await losses(buffer)
         assert loss == Loss("42", "quarantine-overflow", buffer.boot_id, 2, 5, 5, "b", 0, 1)
+
+
+async def test_a_device_that_fills_it_pushes_out_its_own_alone(tmp_path: Path) -> None:
+    """By many or by large ones, whoever came first; after a restart, and after some of it was taken out, too."""
+    path, bounds = tmp_path / "buffer.db", {"quarantine_rows_max": 20, "quarantine_bytes_max": 100_000}
+
+    async def set_aside(buffer: Buffer, device: str, payload: bytes) -> None:
+        input_ = Quarantined("no-route", payload, device, "shed", 1)
+        await buffer.quarantine(buffer.id, [replace(entry(b"report"), quarantined=input_)], [])
+
+    async def kept(buffer: Buffer) -> list[str]:
+        found = (await quarantined_of(buffer, range(1, 200))).values()
+        return [input_.payload[:8].decode() for input_ in found]
+
+    async with opened(path, bytes_max=10_000_000, **bounds) as buffer:
+        await set_aside(buffer, "bad", b"bad 0")
+        for number in range(5):
+            await set_aside(buffer, "good", b"good %d" % number)
+        for number in range(1, 50):
+            await set_aside(buffer, "bad", b"bad %d" % number)
+        good, bad = [f"good {number}" for number in range(5)], [f"bad {number}" for number in range(35, 50)]
+        assert await kept(buffer) == good + bad
+        for number in range(50, 60):
+            await set_aside(buffer, "bad", (b"bad %d  " % number).ljust(20_000, b"x"))
+        assert await kept(buffer) == [*good, *(f"bad {number}  " for number in range(56, 60))]
+        await buffer.transact(lambda file: file.requeue(dict.fromkeys([3, 6], entry(b"again")), {}))
+        del good[1], good[3]
+    async with opened(path, bytes_max=10_000_000, **bounds) as buffer:
+        for number in range(60, 90):
+            await set_aside(buffer, "bad", b"bad %d" % number)
+        assert await kept(buffer) == [*good, *(f"bad {number}" for number in range(73, 90))]
+        assert buffer.counts["quarantine-overflow"] == 17
+        (loss,) = await losses(buffer)
+        assert loss.device == "bad"
 
 
 async def test_a_long_topic_counts_for_the_quarantines_bound(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from spark import batch_job
 from spark.batch_job import BatchJob
+from spark.engine.warehouse_folder import only_writer
 from spark.log.log_table import BatchId
 from spark.log.quarantine_view import open_quarantine
 from spark.log.readings_view import open_readings
@@ -16,6 +17,7 @@ from spark.registry.registry import Gateway, Registry
 from spark.registry.registry_table import load_registry
 from spark.registry.topic_owners import FAULT
 from spark.upkeep.quarantine_retry import retry
+from spark.upkeep.replay_job import replay
 from spark.views.gateways_view import open_gateways
 from tests.support import hostile
 from tests.support.spark_oracle import KafkaRecord
@@ -93,3 +95,34 @@ def test_who_speaks_in_anothers_topic_or_in_anothers_name_is_a_reject_and_costs_
     assert values(spark, new_warehouse) == sorted([*taken, *[("gw-3", "site7.device-thermo", 1)] * 2])
     assert rejects(spark, new_warehouse)["site7.device-thermo", 100] == (FAULT, True)
     assert retry(job).read == 0
+
+
+def test_a_replay_judges_all_records_by_the_registry_as_it_is_then(spark: SparkSession, new_warehouse: str) -> None:
+    """Whose topics are others now: what was believed is a reject, and what was a reject is read, heartbeats too."""
+    load_registry(spark, new_warehouse, REGISTRY)
+    job = BatchJob(spark, new_warehouse)
+    topic, events = "site7.device-thermo", "site7.gateway-events"
+    records = [
+        said(topic, "gw-1", 1, 0),
+        said(topic, "gw-2", 2, 1),
+        beat(events, "gw-2", 3, 0),
+        said(topic, "gw-3", 4, 2),
+        beat(events, "gw-3", 5, 1),
+        # In the name of the first, with the id of its reading: never a copy of it, nor its reading.
+        said("device-thermo", "gw-1", 1, 9, b'{"t": 666}'),
+    ]
+    take(job, 0, *records)
+    job.save()
+    assert values(spark, new_warehouse) == [("gw-1", topic, 1), ("gw-2", topic, 1)]
+    assert {row.gateway for row in open_gateways(spark, new_warehouse).collect()} == {"gw-2"}
+    elsewhere = Gateway("plant", "gw-2", topics=("site8.*",))
+    moved = Registry(gateways=(REGISTRY.gateways[0], elsewhere, Gateway("plant", "gw-3", topics=("site7.*",))))
+    load_registry(spark, new_warehouse, moved)
+    assert values(spark, new_warehouse) == [("gw-1", topic, 1), ("gw-2", topic, 1)], "nothing is judged before"
+
+    replay(spark, new_warehouse, None, None, only_writer, lambda _: None)
+
+    assert values(spark, new_warehouse) == [("gw-1", topic, 1), ("gw-3", topic, 1)]
+    assert {row.gateway for row in open_gateways(spark, new_warehouse).collect()} == {"gw-3"}
+    expected = {(topic, 1): (FAULT, False), (events, 0): (FAULT, False), ("device-thermo", 9): (FAULT, False)}
+    assert rejects(spark, new_warehouse) == expected
