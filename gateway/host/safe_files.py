@@ -121,6 +121,20 @@ def reached(path: Path, judge: Judge) -> Iterator[int]:
         yield here
 
 
+@contextmanager
+def true_folder(path: Path) -> Iterator[int]:
+    """Give a descriptor of the folder of a file. No link on the way there is followed that somebody else can have made.
+
+    Raises LeftAloneError, OSError.
+    """
+    with reached(path.parent, _why_no_link) as found:
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=found)
+        try:
+            yield folder
+        finally:
+            os.close(folder)
+
+
 def why_others_could_change(path: Path, owner: int = 0) -> str | None:
     """Why somebody else than `owner` and root could write a file, or put another in its place; None where nobody can.
 

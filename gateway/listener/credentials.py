@@ -19,6 +19,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from gateway.host.safe_files import LeftAloneError, true_folder
 from gateway.record_contract import DEVICE_NAME, NAME_RULE
 from gateway.settings import Settings
 
@@ -123,11 +124,15 @@ def spelled(moment: datetime) -> str:
 # -- reading --------------------------------------------------------------------------------------
 
 
-def load(path: Path) -> Credentials:
-    """Read the file; there are none where there is none. Raises CredentialsFileError."""
+def load(path: Path, folder: int | None = None) -> Credentials:
+    """Read the file, in a folder that is open or by its path; there are none where there is none.
+
+    Raises CredentialsFileError.
+    """
     try:
         # Commands run as root in a folder that is not root's: what is no file, or a link to one, is not followed.
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        handle = os.open(path if folder is None else path.name, flags, dir_fd=folder)
         try:
             found = os.fstat(handle)
             if not stat.S_ISREG(found.st_mode):
@@ -301,7 +306,7 @@ class _Change:
     def __init__(self, path: Path, folder: int) -> None:
         self._path = path
         self._folder = folder
-        self.found = load(path)
+        self.found = load(path, folder)
 
     def to(self, devices: dict[str, Secrets], operators: dict[str, Secrets]) -> None:
         """Put another file in its place, on the disk when this returns."""
@@ -331,18 +336,14 @@ def _changing(path: Path) -> Iterator[_Change]:
     """Keep all others from changing the file. Raises CredentialsError.
 
     The folder itself is locked: a file for it would have to belong to somebody, and root would have to make it in a
-    folder of somebody else's.
+    folder of somebody else's. Whose it is could lead root elsewhere by a link in its place.
     """
-    folder = None
     try:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        _lock(folder, path)
-        yield _Change(path, folder)
+        with true_folder(path) as folder:
+            _lock(folder, path)
+            yield _Change(path, folder)
     except OSError as error:
         raise CredentialsError(_not_changed(path, error)) from error
-    finally:
-        if folder is not None:
-            os.close(folder)
 
 
 def _lock(folder: int, path: Path) -> None:
@@ -362,6 +363,11 @@ def _lock(folder: int, path: Path) -> None:
 
 
 def _not_changed(path: Path, error: OSError) -> str:
+    if isinstance(error, LeftAloneError):
+        return (
+            f"nothing was changed: {path} may not be where it seems to be: {error.strerror}; write its folder without "
+            "that link into mqtt_listener.devices_file"
+        )
     if isinstance(error, PermissionError):
         return (
             f"nothing was changed: this user may not write in {path.parent}; run this with sudo, or as the user "

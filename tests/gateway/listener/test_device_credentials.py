@@ -171,6 +171,20 @@ def test_what_is_no_file_is_not_followed(tmp_path: Path) -> None:
         load(file(tmp_path))
 
 
+def test_a_link_in_the_place_of_a_folder_leads_nowhere_where_others_can_have_made_it(tmp_path: Path) -> None:
+    elsewhere, between = tmp_path / "elsewhere", tmp_path / "between"
+    for folder in (elsewhere, between):
+        folder.mkdir()
+    (between / "place").symlink_to(elsewhere)
+    between.chmod(0o777)
+    with pytest.raises(CredentialsError, match=r"nothing was changed: .*symbolic link .*mqtt_listener.devices_file"):
+        add(between / "place" / "devices.json", ["42"], NOW)
+    assert list(elsewhere.iterdir()) == []
+    between.chmod(0o755)
+    add(between / "place" / "devices.json", ["42"], NOW)
+    assert digests(elsewhere / "devices.json", "42")
+
+
 @pytest.mark.parametrize("what", ["symlink", "file"])
 def test_what_a_cut_or_a_stranger_left_in_the_new_ones_place_is_replaced(what: str, tmp_path: Path) -> None:
     other, new = tmp_path / "other", tmp_path / "devices.json.new"

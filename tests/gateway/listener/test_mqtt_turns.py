@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import time
+from asyncio import sslproto
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from gateway.listener import turns
 from gateway.listener.link import READ_BYTES_MAX
 from gateway.listener.listener import MqttListener
+from gateway.listener.tls_connection import TlsConnection
 from gateway.listener.turns import AHEAD_S, REST_S, ROUND_S, SHARE, TURN_BYTES, Share, Turns
 from gateway.mqtt.protocol import Event, ServerProtocol
 from gateway.settings import TlsSettings
@@ -38,8 +40,10 @@ from tests.support.mqtt_peers import (
     publish2,
     pubrel,
 )
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
+NEEDS_OPENSSL = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+RIVAL = "127.0.0.2"
 ATTACKERS = 3
 ROUNDS = 3
 """The one under way, the next one, and one more where the good sensor has used its own share."""
@@ -164,17 +168,150 @@ async def test_a_good_sensor_waits_for_a_bounded_number_of_bytes(monkeypatch: py
     assert max(waits) <= ROUNDS * ATTACKERS * READ_BYTES_MAX, waits
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-async def test_it_does_so_over_tls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    acted = Acted(monkeypatch)
+@pytest.fixture
+def tls_site(tmp_path: Path) -> tuple[TlsSettings, ssl.SSLContext]:
     authority = make_authority(tmp_path / "ca")
     server = authority.sign("server")
     context = client_context(authority.certificate, None, None)
     context.check_hostname = False
-    tls = TlsSettings(server.certificate, server.key, free_port())
+    return TlsSettings(server.certificate, server.key, free_port()), context
+
+
+def hello(context: ssl.SSLContext) -> bytes:
+    """What a client's handshake begins with."""
+    sent = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
+    return sent.read()
+
+
+class Computed:
+    """Whose TLS was computed, in order: addresses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cost_s: float = 0.0) -> None:
+        self.hosts: list[str] = []
+        compute = sslproto.SSLProtocol.buffer_updated
+
+        def computing(connection: sslproto.SSLProtocol, count: int) -> None:
+            # Clients in this process are others.
+            if isinstance(connection, TlsConnection):
+                self.hosts.append(connection.peer.rpartition(":")[0])
+                time.sleep(cost_s)
+            compute(connection, count)
+
+        monkeypatch.setattr(sslproto.SSLProtocol, "buffer_updated", computing)
+
+
+@NEEDS_OPENSSL
+async def test_it_does_so_over_tls(
+    monkeypatch: pytest.MonkeyPatch, tls_site: tuple[TlsSettings, ssl.SSLContext]
+) -> None:
+    acted = Acted(monkeypatch)
+    tls, context = tls_site
     async with listening(RecordingIntake(), 0, tls=tls) as listener:
         waits = await measured(listener, acted, tls.port, FLOODS["PINGREQ"], context)
     assert max(waits) <= ROUNDS * ATTACKERS * READ_BYTES_MAX, waits
+
+
+@NEEDS_OPENSSL
+async def test_a_good_sensors_handshake_waits_for_few_of_another_host(
+    monkeypatch: pytest.MonkeyPatch, tls_site: tuple[TlsSettings, ssl.SSLContext]
+) -> None:
+    """A hundred of them began before it did. Each of its own reads waits for one of theirs."""
+    (tls, context), rivals = tls_site, 100
+    monkeypatch.setattr(turns, "AHEAD_S", -1e12)
+    computed = Computed(monkeypatch, ROUND_S)
+    async with listening(RecordingIntake(), 0, tls=tls) as listener:
+        with contextlib.ExitStack() as held:
+            for _ in range(rivals):
+                made = held.enter_context(socket.create_connection(("127.0.0.1", tls.port), source_address=(RIVAL, 0)))
+                made.sendall(hello(context))
+            await until(lambda: computed.hosts)
+            reader, writer = await asyncio.open_connection("127.0.0.1", tls.port, ssl=context)
+            writer.write(connect("good", keep_alive_s=0))
+            assert (await reader.readexactly(4))[3] == 0
+            until_in = computed.hosts[: len(computed.hosts) - computed.hosts[::-1].index("127.0.0.1")]
+            since = until_in[until_in.index("127.0.0.1") :]
+            assert since.count(RIVAL) <= since.count("127.0.0.1") + 1, since
+            assert until_in.count(RIVAL) < rivals / 2, until_in
+            writer.transport.abort()
+    assert listener.counts["connected"] == 1
+
+
+@NEEDS_OPENSSL
+async def test_handshakes_without_end_take_half_of_the_time_at_most(
+    monkeypatch: pytest.MonkeyPatch, tls_site: tuple[TlsSettings, ssl.SSLContext]
+) -> None:
+    """On a box that needs 20 ms for each: they wait unheard, and few are under way at a time."""
+    (tls, context), cost_s, seconds = tls_site, 0.02, 2.0
+    computed = Computed(monkeypatch, cost_s)
+    first = hello(context)
+    loop = asyncio.get_running_loop()
+    async with listening(RecordingIntake(), 0, tls=tls) as listener:
+        begun_s, most = loop.time(), 0
+
+        async def flood() -> None:
+            nonlocal most
+            while loop.time() < begun_s + seconds:
+                _, writer = await asyncio.open_connection("127.0.0.1", tls.port, local_addr=(RIVAL, 0))
+                writer.write(first)
+                most = max(most, sum(bool(each._handshake.done()) is False for each in listener._tls_connections))
+                await asyncio.sleep(0.005)
+                writer.transport.abort()
+
+        await asyncio.gather(*(flood() for _ in range(8)))
+        assert len(computed.hosts) * cost_s <= 0.5 * (loop.time() - begun_s) + 3 * cost_s
+        assert most <= 20, "of the hundreds that came"
+
+
+@NEEDS_OPENSSL
+async def test_tls_is_charged_once_and_to_the_address_until_a_client_has_logged_in(
+    monkeypatch: pytest.MonkeyPatch, tls_site: tuple[TlsSettings, ssl.SSLContext]
+) -> None:
+    (tls, context), cost_s = tls_site, 0.05
+    Computed(monkeypatch, cost_s)
+    async with listening(RecordingIntake(), 0, tls=tls) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", tls.port, ssl=context)
+        (made,) = listener._tls_connections
+        source = made._caller.source
+        begun_s = time.monotonic()
+        writer.write(connect("good", keep_alive_s=0))
+        assert (await reader.readexactly(4))[3] == 0
+        handshake_s = source.share.work_s
+        assert 2 * cost_s <= handshake_s
+        own = made._caller.share
+        assert own is not source.share
+        assert own.work_s == 0
+        for number in range(1, 4):
+            writer.write(publish("x", number, topic="d/m"))
+            assert await reader.readexactly(4) == puback(number)
+        assert 3 * cost_s <= own.work_s <= time.monotonic() - begun_s
+        assert source.share.work_s == handshake_s
+        writer.transport.abort()
+
+
+@NEEDS_OPENSSL
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=lambda version: version.name)
+async def test_nobody_shakes_hands_twice_on_one_connection(
+    tls_site: tuple[TlsSettings, ssl.SSLContext], version: ssl.TLSVersion
+) -> None:
+    """`R` has OpenSSL's client ask for it."""
+    tls, _ = tls_site
+    async with listening(RecordingIntake(), 0, tls=tls) as listener:
+        client = await asyncio.create_subprocess_exec(
+            *("openssl", "s_client", "-connect", f"127.0.0.1:{tls.port}", f"-{version.name.lower().replace('v', '')}"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        assert client.stdin is not None
+        await until(lambda: any(each._handshake.done() for each in listener._tls_connections))
+        client.stdin.write(b"R\n")
+        told, _ = await asyncio.wait_for(client.communicate(), patience(10))
+        if version is ssl.TLSVersion.TLSv1_2:
+            assert b"RENEGOTIATING" in told
+            assert b"no renegotiation" in told
+        await until(lambda: not listener._tls_connections)
 
 
 # --- ends -----------------------------------------------------------------------------------------------------
