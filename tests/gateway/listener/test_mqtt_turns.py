@@ -217,7 +217,7 @@ async def test_it_does_so_over_tls(
 async def test_a_good_sensors_handshake_waits_for_few_of_another_host(
     monkeypatch: pytest.MonkeyPatch, tls_site: tuple[TlsSettings, ssl.SSLContext]
 ) -> None:
-    """A hundred of them began before it did. Each of its own reads waits for one of theirs."""
+    """A hundred of them came before it did. Each of its own reads waits for one of theirs."""
     (tls, context), rivals = tls_site, 100
     monkeypatch.setattr(turns, "AHEAD_S", -1e12)
     computed = Computed(monkeypatch, ROUND_S)
@@ -236,32 +236,6 @@ async def test_a_good_sensors_handshake_waits_for_few_of_another_host(
             assert until_in.count(RIVAL) < rivals / 2, until_in
             writer.transport.abort()
     assert listener.counts["connected"] == 1
-
-
-@NEEDS_OPENSSL
-async def test_handshakes_without_end_take_half_of_the_time_at_most(
-    monkeypatch: pytest.MonkeyPatch, tls_site: tuple[TlsSettings, ssl.SSLContext]
-) -> None:
-    """On a box that needs 20 ms for each: they wait unheard, and few are under way at a time."""
-    (tls, context), cost_s, seconds = tls_site, 0.02, 2.0
-    computed = Computed(monkeypatch, cost_s)
-    first = hello(context)
-    loop = asyncio.get_running_loop()
-    async with listening(RecordingIntake(), 0, tls=tls) as listener:
-        begun_s, most = loop.time(), 0
-
-        async def flood() -> None:
-            nonlocal most
-            while loop.time() < begun_s + seconds:
-                _, writer = await asyncio.open_connection("127.0.0.1", tls.port, local_addr=(RIVAL, 0))
-                writer.write(first)
-                most = max(most, sum(bool(each._handshake.done()) is False for each in listener._tls_connections))
-                await asyncio.sleep(0.005)
-                writer.transport.abort()
-
-        await asyncio.gather(*(flood() for _ in range(8)))
-        assert len(computed.hosts) * cost_s <= 0.5 * (loop.time() - begun_s) + 3 * cost_s
-        assert most <= 20, "of the hundreds that came"
 
 
 @NEEDS_OPENSSL
