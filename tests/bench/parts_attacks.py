@@ -120,6 +120,7 @@ async def _beside(bench: Bench, names: tuple[str, ...], seconds: float) -> Besid
         site = write_attacked(directory, NO_KAFKA if is_away else bench.kafka.bootstrap, topic.name)
         async with gateway(site.config) as sluice:
             without, beside = site.good(*names), site.good(*names)
+            await without.begin()
             await without.measure(seconds)
             with ExitStack() as attackers:
                 for name in names:

@@ -23,6 +23,7 @@ RECONNECT_S = 0.5
 """Between two log-ins of the good sensor, on another connection: what an attack closes is seen there.
 
 As long between two questions for the gateway's health."""
+BEGIN_S = 20.0
 ANSWER_S_MAX = 5.0
 """A reading that has no PUBACK by then counts as refused."""
 
@@ -45,6 +46,12 @@ class Good:
     @property
     def p99_ms(self) -> float:
         return statistics.quantiles(self.answered_ms, n=100)[98] if len(self.answered_ms) > 1 else ANSWER_S_MAX * 1000
+
+    async def begin(self) -> None:
+        """Wait until the status page is there, which comes after the listener."""
+        async with asyncio.timeout(patience(BEGIN_S)):
+            while not await self._is_healthy():
+                await asyncio.sleep(0.1)
 
     async def measure(self, seconds: float) -> None:
         """Send readings, and now and then log in, and ask for the gateway's health, for so long."""
@@ -76,17 +83,20 @@ class Good:
     async def _ask_health(self, until: float) -> None:
         """As a monitor on the gateway itself does."""
         while time.monotonic() < until:
-            try:
-                async with asyncio.timeout(patience(ANSWER_S_MAX)):
-                    reader, writer = await asyncio.open_connection("127.0.0.1", self.target.page_port)
-                    writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-                    answer = await reader.read()
-                    writer.close()
-                if b'{"status":' not in answer:
-                    raise ConnectionError(f"not answered: {answer[:100]!r}")
-            except (OSError, TimeoutError):
-                self.unheard += 1
+            self.unheard += not await self._is_healthy()
             await asyncio.sleep(RECONNECT_S)
+
+    async def _is_healthy(self) -> bool:
+        """Whether the question is answered in time, whatever the answer."""
+        try:
+            async with asyncio.timeout(patience(ANSWER_S_MAX)):
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.target.page_port)
+                writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                answer = await reader.read()
+                writer.close()
+        except (OSError, TimeoutError):
+            return False
+        return b'{"status":' in answer
 
     @asynccontextmanager
     async def _logged_in(self, client_id: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:

@@ -28,6 +28,7 @@ async def test_no_attack_costs_a_good_sensor_a_reading(tmp_path: Path, attack: s
     site = write_attacked(tmp_path, NO_KAFKA, "attacked", BUFFER_BYTES_MAX)
     async with gateway(site.config):
         good = site.good(attack)
+        await good.begin()
         with attacked(attack, site.target, tmp_path):
             await asyncio.sleep(SETTLE_S)
             await good.measure(SECONDS)
