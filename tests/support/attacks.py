@@ -279,5 +279,5 @@ OVER_TLS: Final = frozenset({"handshakes", "key-updates"})
 """Attacks on the port for TLS."""
 
 if __name__ == "__main__":
-    name, *ports, secret = sys.argv[1:]
-    ATTACKS[name](Target(*map(int, ports), secret))
+    name, port, tls_port, page_port, secret = sys.argv[1:]
+    ATTACKS[name](Target(int(port), int(tls_port), int(page_port), secret))

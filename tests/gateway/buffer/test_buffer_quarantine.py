@@ -1,6 +1,7 @@
 """What leaves the quarantine: to be sent, or for good, and then it is counted."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -70,7 +71,8 @@ async def test_what_makes_room_there_is_counted_with_its_sequence(tmp_path: Path
 
 async def test_a_device_that_fills_it_pushes_out_its_own_alone(tmp_path: Path) -> None:
     """By many or by large ones, whoever came first; after a restart, and after some of it was taken out, too."""
-    path, bounds = tmp_path / "buffer.db", {"quarantine_rows_max": 20, "quarantine_bytes_max": 100_000}
+    path = tmp_path / "buffer.db"
+    bounds: dict[str, Any] = {"quarantine_rows_max": 20, "quarantine_bytes_max": 100_000}
 
     async def set_aside(buffer: Buffer, device: str, payload: bytes) -> None:
         input_ = Quarantined("no-route", payload, device, "shed", 1)
