@@ -5,14 +5,13 @@ import ssl
 import stat
 from asyncio import sslproto
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from gateway.listener.door import Caller
-from gateway.listener.turns import Turns
+from gateway.listener.turns import TURN_BYTES, Turns
 from gateway.settings import TlsSettings
 from gateway.tls.client import tls_reason
 from gateway.tls.dates import CertificateDateError, Dates, check_dates, judge_dates
@@ -183,6 +182,9 @@ class TlsConnection(sslproto.SSLProtocol):
         self._handshake: asyncio.Future[None] = loop.create_future()
         self._caller = caller
         self._turns = turns
+        self._unread = b""
+        """What came, and TLS has not seen yet."""
+        self._is_in_line = False
         self._ended = ended
         self._underlying: asyncio.Transport | None = None
         self.peer = ""
@@ -206,34 +208,44 @@ class TlsConnection(sslproto.SSLProtocol):
         self._caller.connected(self.cut)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Act on what one read brought, now or in its turn."""
-        assert self._underlying is not None  # noqa: S101 - it reads
-        if self._caller.share.is_used(self._loop.time()):
-            # While it is not read from, the bytes stay in the buffer.
-            self._underlying.pause_reading()
-            self._turns.stand_in_line(self._loop, self._caller.share, partial(self._take_turn, nbytes))
-        else:
-            self._act(nbytes)
+        """Act on what one read brought, as far as this connection's share of the time goes."""
+        self._unread += self._ssl_buffer_view[:nbytes]  # type: ignore[attr-defined]  # what was read stands there
+        while self._unread and not self._is_in_line and not self._caller.share.is_used(self._loop.time()):
+            self._act_on_piece()
+        if self._unread:
+            self._stand_in_line()
 
-    def _take_turn(self, nbytes: int) -> None:
+    def _stand_in_line(self) -> None:
+        assert self._underlying is not None  # noqa: S101 - it has read
+        self._underlying.pause_reading()
+        if not self._is_in_line:
+            self._is_in_line = True
+            self._turns.stand_in_line(self._loop, self._caller.share, self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._is_in_line = False
         underlying = self._underlying
         assert underlying is not None  # noqa: S101 - it has read
         if underlying.is_closing():
             return
         try:
-            self._act(nbytes)
+            self._act_on_piece()
         except BaseException:
             # As asyncio does where `buffer_updated` fails.
             self.cut()
             raise
-        if not self._ssl_reading_paused:  # type: ignore[attr-defined]  # where the connection inside takes nothing
+        if self._unread:
+            self._stand_in_line()
+        elif not self._ssl_reading_paused:  # type: ignore[attr-defined]  # where the connection inside takes nothing
             underlying.resume_reading()
 
-    def _act(self, nbytes: int) -> None:
+    def _act_on_piece(self) -> None:
         """Shake hands, or decrypt and hand on; charge all but what the connection inside was charged for already."""
         share = self._caller.share
         began, before_s = self._loop.time(), share.work_s
-        super().buffer_updated(nbytes)
+        piece, self._unread = self._unread[:TURN_BYTES], self._unread[TURN_BYTES:]
+        self._ssl_buffer_view[: len(piece)] = piece  # type: ignore[attr-defined]
+        super().buffer_updated(len(piece))
         share.use(began + share.work_s - before_s, self._loop.time())
 
     def date_trouble(self) -> str | None:

@@ -2,7 +2,7 @@
 
 The event loop looks at all sockets, and takes one read from each that has something to say. A connection that is within
 its share is acted on as soon as it is read. One that is beyond it stands in line. Those in line have a turn each, in
-order, until ROUND_S has passed. A turn is one piece of TURN_BYTES, or one read of a TLS connection. Then the line rests
+order, until ROUND_S has passed. A turn is one piece of TURN_BYTES; a TLS handshake is one or two. Then the line rests
 for as long as that took, and for REST_S at the least. The rest is for connections within their share, and for other
 threads, commits above all.
 

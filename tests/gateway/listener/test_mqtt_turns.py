@@ -190,12 +190,14 @@ class Computed:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cost_s: float = 0.0) -> None:
         self.hosts: list[str] = []
+        self.bytes: list[int] = []
         compute = sslproto.SSLProtocol.buffer_updated
 
         def computing(connection: sslproto.SSLProtocol, count: int) -> None:
             # Clients in this process are others.
             if isinstance(connection, TlsConnection):
                 self.hosts.append(connection.peer.rpartition(":")[0])
+                self.bytes.append(count)
                 time.sleep(cost_s)
             compute(connection, count)
 
@@ -206,10 +208,11 @@ class Computed:
 async def test_it_does_so_over_tls(
     monkeypatch: pytest.MonkeyPatch, tls_site: tuple[TlsSettings, ssl.SSLContext]
 ) -> None:
-    acted = Acted(monkeypatch)
+    acted, computed = Acted(monkeypatch), Computed(monkeypatch)
     tls, context = tls_site
     async with listening(RecordingIntake(), 0, tls=tls) as listener:
         waits = await measured(listener, acted, tls.port, FLOODS["PINGREQ"], context)
+    assert max(computed.bytes) <= TURN_BYTES
     assert max(waits) <= ROUNDS * ATTACKERS * READ_BYTES_MAX, waits
 
 
