@@ -2,19 +2,23 @@
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from functools import reduce
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.decode.codec_declarations import IDENTITY_MEMBERS, Stream, Streams, decimals_used
+from spark.decode.codec_declarations import DECIMALS_MAX, IDENTITY_MEMBERS, Stream, Streams, decimals_used
 from spark.decode.codec_numbers import NUMBER_CHARS_MAX
 
 VALUE_TYPE = "decimal(18,6)"
 """Values are quantised to six decimals or fewer, half up, so that sums are the same in any order."""
 METRICS_TYPE = f"array<struct<name:string,value:{VALUE_TYPE},ago_us:bigint>>"
 """By name. `ago_us`: how long before the record's event time the value was taken; null where it was at that time."""
-SPEC_TYPE = f"struct<name:string,path:array<string>,decimals:int,min:{VALUE_TYPE},max:{VALUE_TYPE},out_of_range:string>"
+SPEC_TYPE = (
+    "struct<name:string,path:array<string>,decimals:int,shift:int,"
+    f"min:{VALUE_TYPE},max:{VALUE_TYPE},out_of_range:string>"
+)
 """What the declaration says of one metric."""
 MEMBERS_TYPE = "map<string,variant>"
 PADDING = "[.]?0+$"
@@ -43,6 +47,7 @@ def spec_literals(in_order: list[Stream]) -> Column:
                 "name": metric.name,
                 "path": metric.path,
                 "decimals": metric.decimals,
+                "shift": metric.shift,
                 "min": None if metric.min is None else str(metric.min),
                 "max": None if metric.max is None else str(metric.max),
                 "out_of_range": metric.out_of_range,
@@ -74,20 +79,33 @@ def plain_text(value: Column) -> Column:
     return F.regexp_replace(value.cast("string"), PADDING, "")
 
 
-def exact_number(text: Column, decimals: Column, streams: Streams) -> Column:
-    """The text of a number as a decimal; null where it is out of range."""
-    return rounded(lambda of_type: exact_of(text, of_type), decimals, streams)
+def exact_number(text: Column, spec: Column, streams: Streams) -> Column:
+    """The text of a number as its declaration stores it; null where it is out of range."""
+    return rounded(lambda of_type: exact_of(text, of_type), spec, streams)
 
 
-def rounded(read: Callable[[str], Column], decimals: Column, streams: Streams) -> Column:
-    """A number with so many decimals; null where it is out of range.
+def rounded(read: Callable[[str], Column], spec: Column, streams: Streams) -> Column:
+    """A number with the scale and decimals of its declaration; null where it is out of range.
 
-    Each is read in its own type: rounding twice, to six decimals first, would turn 1.0049999996 into 1.01.
+    Each is read in its own type: rounding twice, to six decimals first, would turn 1.0049999996 into 1.01. With a scale
+    it is read with so many decimals fewer, and more digits before the point: nothing is left to round afterwards.
     """
-    *fewer, most = decimals_used(streams.streams)
-    ways = [(count, read(f"decimal({12 + count},{count})").cast(VALUE_TYPE)) for count in fewer]
-    found = read(f"decimal({12 + most},{most})")
-    return reduce(lambda others, way: F.when(decimals == way[0], way[1]).otherwise(others), ways, found)
+    ways = {
+        (decimals, shift): read(f"decimal({12 + decimals},{decimals - shift})")
+        for decimals, shift in decimals_used(streams.streams)
+    }
+    usual = ways.pop((DECIMALS_MAX, 0))
+    return reduce(
+        lambda others, way: F.when(
+            (spec["decimals"] == way[0][0]) & (spec["shift"] == way[0][1]), _shifted(way[1], way[0][1])
+        ).otherwise(others),
+        ways.items(),
+        usual,
+    )
+
+
+def _shifted(read: Column, shift: int) -> Column:
+    return (read * F.lit(Decimal(1).scaleb(-shift)) if shift else read).cast(VALUE_TYPE)
 
 
 def exact_of(text: Column, of_type: str) -> Column:

@@ -43,6 +43,13 @@ class Metric:
     max: Decimal | None = None
     """The valid range, both ends included. A reading with a value beyond it is rejected whole."""
     doc: str = ""
+    scale: Decimal | None = None
+    """A power of ten below 1 that the number is multiplied by before it is rounded; has at most `decimals` decimals."""
+
+    @property
+    def shift(self) -> int:
+        """How many digits the scale moves behind the point."""
+        return 0 if self.scale is None else -int(self.scale.as_tuple().exponent)
 
     @property
     def out_of_range(self) -> str:
@@ -201,9 +208,10 @@ def plain(number: Decimal) -> Decimal:
     return Decimal(format(number.normalize(), "f")) + 0
 
 
-def decimals_used(streams: Iterable[Stream]) -> list[int]:
-    """Which numbers of decimals occur; six is always there."""
-    return sorted({DECIMALS_MAX, *(metric.decimals for stream in streams for metric in stream.metrics)})
+def decimals_used(streams: Iterable[Stream]) -> list[tuple[int, int]]:
+    """Which numbers of decimals occur, each with which shifts; six decimals without a shift are always there."""
+    declared = {(metric.decimals, metric.shift) for stream in streams for metric in stream.metrics}
+    return sorted({(DECIMALS_MAX, 0)} | declared)
 
 
 def _text_of(value: object) -> str:
@@ -212,7 +220,8 @@ def _text_of(value: object) -> str:
 
 def _stream_from(document: dict[str, Any]) -> Stream:
     metrics = (
-        {**metric, "path": tuple(metric["path"]), "min": _number(metric["min"]), "max": _number(metric["max"])}
+        {**metric, "path": tuple(metric["path"])}
+        | {name: _number(metric.get(name)) for name in ("min", "max", "scale")}
         for metric in document["metrics"]
     )
     layout = ({**field, "scale": _number(field["scale"])} for field in document["layout"])

@@ -92,7 +92,7 @@ def read_strictly(parsed: DataFrame, bare: Column, streams: Streams) -> DataFram
         "declared",
         lambda each: number_struct(
             each,
-            _value(each["value"], _at(F.col("texts"), each["path"], is_nested=is_nested), each["decimals"], streams),
+            _value(each["value"], _at(F.col("texts"), each["path"], is_nested=is_nested), each, streams),
             F.try_variant_get(
                 F.coalesce(_at(F.col("texts"), each["path"], is_nested=is_nested), each["value"]), "$", "string"
             ),
@@ -136,7 +136,7 @@ def read_strictly(parsed: DataFrame, bare: Column, streams: Streams) -> DataFram
 
 def _with_value(spec: Column, members: Column, *, is_nested: bool) -> Column:
     return F.struct(
-        *(spec[name].alias(name) for name in ("name", "path", "decimals", "min", "max", "out_of_range")),
+        *(spec[name].alias(name) for name in ("name", "path", "decimals", "shift", "min", "max", "out_of_range")),
         _at(members, spec["path"], is_nested=is_nested).alias("value"),
     )
 
@@ -165,10 +165,10 @@ def _any(name: Column, value: Column, text: Column | None = None) -> Column:
     return F.struct(name.alias("name"), exact.alias("value"), *nothing)
 
 
-def _value(value: Column, text: Column, decimals: Column, streams: Streams) -> Column:
+def _value(value: Column, text: Column, spec: Column, streams: Streams) -> Column:
     """A declared number, from its text where that was needed."""
-    return F.when(text.isNotNull(), exact_number(F.try_variant_get(text, "$", "string"), decimals, streams)).otherwise(
-        rounded(lambda of_type: F.try_variant_get(value, "$", of_type), decimals, streams)
+    return F.when(text.isNotNull(), exact_number(F.try_variant_get(text, "$", "string"), spec, streams)).otherwise(
+        rounded(lambda of_type: F.try_variant_get(value, "$", of_type), spec, streams)
     )
 
 

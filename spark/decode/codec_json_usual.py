@@ -7,7 +7,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.decode.codec_decimals import METRICS_TYPE, PADDING, VALUE_TYPE, known_members
-from spark.decode.codec_declarations import IDENTITY_MEMBERS, Stream, Streams
+from spark.decode.codec_declarations import IDENTITY_MEMBERS, Metric, Stream, Streams
 from spark.decode.codec_numbers import UNDECLARED_CHARS_MAX, UNDECLARED_MAX
 
 _NAME = "[A-Za-z0-9_.-]+"
@@ -71,12 +71,15 @@ def _places(width: int) -> list[str]:
 
 
 def _quick_values(stream: Stream, width: int) -> str:
-    """The metrics' values as v0, v1, ..., null behind the last one; and the identity's members as i0, i1, ..."""
+    """The metrics' numbers as v0, v1, ..., null behind the last one; and the identity's members as i0, i1, ...
+
+    Rounded so that their scales, which are not in them yet, leave nothing to round.
+    """
     # Names with a colon are in nothing usual, and neither is what stands in an inner object.
     metrics = [
         (
             metric.path[0] if len(metric.path) == 1 else f": v{number}",
-            f"DECIMAL({12 + metric.decimals},{metric.decimals})",
+            f"DECIMAL({12 + metric.decimals},{metric.decimals - metric.shift})",
         )
         for number, metric in enumerate(stream.metrics)
     ]
@@ -89,9 +92,16 @@ def _quick_values(stream: Stream, width: int) -> str:
     return f"CAST(FROM_JSON(usual, {_quoted(schema)}) AS STRUCT<{columns}>)"
 
 
+def _quick_value(number: int, metric: Metric) -> str:
+    """A metric's value, with its scale."""
+    value = f"quick_values.v{number}"
+    return value if metric.scale is None else f"CAST({value} * {metric.scale:f}BD AS {VALUE_TYPE})"
+
+
 def _quick_metrics(stream: Stream) -> str:
     structs = [
-        f"NAMED_STRUCT('name', {_quoted(metric.name)}, 'value', quick_values.v{number}, 'ago_us', CAST(NULL AS BIGINT))"
+        f"NAMED_STRUCT('name', {_quoted(metric.name)}, 'value', {_quick_value(number, metric)}, "
+        "'ago_us', CAST(NULL AS BIGINT))"
         for number, metric in enumerate(stream.metrics)
     ]
     there = [f"quick_values.v{number} IS NOT NULL" for number in range(len(structs))]
@@ -102,11 +112,11 @@ def _quick_metrics(stream: Stream) -> str:
 def _quick_bad(stream: Stream) -> str:
     wrong = [
         f"WHEN {' OR '.join(bounds)} THEN CONCAT({_quoted(metric.out_of_range + ': ')}, "
-        f"REGEXP_REPLACE(CAST(quick_values.v{number} AS STRING), {_quoted(PADDING)}, ''))"
+        f"REGEXP_REPLACE(CAST({_quick_value(number, metric)} AS STRING), {_quoted(PADDING)}, ''))"
         for number, metric in enumerate(stream.metrics)
         if (
             bounds := [
-                f"quick_values.v{number} {sign} CAST('{bound}' AS {VALUE_TYPE})"
+                f"{_quick_value(number, metric)} {sign} CAST('{bound}' AS {VALUE_TYPE})"
                 for sign, bound in (("<", metric.min), (">", metric.max))
                 if bound is not None
             ]

@@ -89,17 +89,17 @@ def float_decimal(packed: bytes, layout: str) -> Decimal | None:
     return Decimal(repr(value))
 
 
-def quantised(number: Decimal | int, decimals: int = DECIMALS_MAX) -> Decimal | None:
-    """Round half up, once; None where a table cannot hold it."""
+def quantised(number: Decimal | int, decimals: int = DECIMALS_MAX, shift: int = 0) -> Decimal | None:
+    """Move `shift` digits, at most `decimals`, behind the point; round half up, once; None where no table holds it."""
     if isinstance(number, int):
         if number.bit_length() > NUMBER_BITS_MAX:
             return None
         number = Decimal(number)
-    if not number or number.adjusted() < -DECIMALS_MAX - 1:
+    if not number or number.adjusted() - shift < -DECIMALS_MAX - 1:
         return Decimal(0)
-    if number.adjusted() > 12:
+    if number.adjusted() - shift > 12:
         return None
-    value = number.quantize(_STEPS[decimals], context=_EXACT)
+    value = number.quantize(_STEPS[decimals - shift], context=_EXACT).scaleb(-shift)
     # A decimal knows a negative zero, a table does not.
     return None if abs(value) >= _LIMIT else value + 0
 
@@ -167,7 +167,8 @@ def judged(
     unstored: list[str] = []
     for name, number, ago_us in ordered:
         metric = by_name.get(name)
-        value = quantised(number, metric.decimals if metric else DECIMALS_MAX)  # type: ignore[arg-type]
+        way = (metric.decimals, metric.shift) if metric else ()
+        value = quantised(number, *way)  # type: ignore[arg-type]
         if metric is not None and (value is None or not _is_within(value, metric)):
             return rejected(f"{RANGE}{metric.out_of_range}: {_told(number if value is None else value)}", undeclared)
         if value is None:

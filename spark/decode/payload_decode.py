@@ -159,7 +159,7 @@ def _numbered(parsed: DataFrame, streams: Streams, readers: set[str]) -> DataFra
     )
     bare = F.when(
         (F.col("format") == _NUMBER) & F.col("text").rlike(PLAIN_NUMBER),
-        F.array(number_struct(spec, exact_number(F.col("text"), spec["decimals"], streams), F.col("text"))),
+        F.array(number_struct(spec, exact_number(F.col("text"), spec, streams), F.col("text"))),
     )
     if _JSON in readers:
         return read_strictly(read_usual(parsed, streams), bare, streams)
@@ -171,6 +171,7 @@ _ANY_NUMBER = {
     "name": PLAIN_METRIC,
     "path": [],
     "decimals": DECIMALS_MAX,
+    "shift": 0,
     "out_of_range": Metric(PLAIN_METRIC, ()).out_of_range,
 }
 _OF_JSON = {

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
@@ -77,9 +77,16 @@ DecimalText = Annotated[
 ]
 
 
+Scale = Annotated[
+    Literal["0.1", "0.01", "0.001", "0.0001", "0.00001", "0.000001"],
+    Meta(description='one of "0.1", "0.01" to "0.000001", in double quotes'),
+]
+
+
 class _Metric(Struct, forbid_unknown_fields=True):
     unit: Text = ""
     decimals: Annotated[int, Meta(ge=0, le=DECIMALS_MAX, description="a whole number from 0 to 6")] = DECIMALS_MAX
+    scale: Scale | None = None
     min: Number | None = None
     max: Number | None = None
     doc: Text = ""
@@ -210,6 +217,7 @@ def _stream(name: str, stream: _Stream) -> Stream:
             min=None if declared.min is None else plain(Decimal(declared.min)),
             max=None if declared.max is None else plain(Decimal(declared.max)),
             doc=declared.doc,
+            scale=None if declared.scale is None else Decimal(declared.scale),
         )
         for metric, declared in stream.metrics.items()
     )
@@ -398,6 +406,7 @@ def _stream_mistakes(name: str, stream: _Stream, place: Place, told: _Told) -> I
         if other != metric:
             yield inner, f"is read from what {show(other)} is read from; give one of them another from"
         if knows_codec:
+            yield from _scale_mistakes(declared, stream.codec, inner)
             yield from _source_mistakes(metric, declared, stream, inner)
     yield from _layout_mistakes(stream.layout, (*place, "layout"), told)
     if knows_codec:
@@ -423,6 +432,17 @@ def _metric_mistakes(name: str, metric: _Metric, place: Place) -> Iterator[tuple
     if bounds.keys() == {"min", "max"} and bounds["min"] > bounds["max"]:
         words = f"{show_value(metric.min)} is above max ({show_value(metric.max)}), so that no value would be right"
         yield (*place, "min"), f"{words}; swap them"
+
+
+def _scale_mistakes(metric: _Metric, codec: Codec, place: Place) -> Iterator[tuple[Place, str]]:
+    if metric.scale is None:
+        return
+    digits = len(metric.scale) - len("0.")
+    if codec == "binary":
+        yield (*place, "scale"), 'stands in the field of the layout where codec is "binary"; write it there'
+    elif digits > metric.decimals:
+        words = f"{show(metric.scale)} makes {digits} decimals of a whole number, and decimals is {metric.decimals}"
+        yield (*place, "scale"), f"{words}; write decimals = {digits} or more, so that no digit is lost"
 
 
 def _source_mistakes(name: str, metric: _Metric, stream: _Stream, place: Place) -> Iterator[tuple[Place, str]]:

@@ -172,12 +172,12 @@ def declared(members: dict[str, object], stream: Stream) -> Iterator[tuple[Metri
             for name in metric.path:
                 found = found.get(name) if isinstance(found, dict) else None
         if isinstance(found, NumberText):
-            yield metric, stored(found, metric.decimals)
+            yield metric, stored(found, metric.decimals, metric.scale or Decimal(1))
 
 
-def stored(number: str, decimals: int = 6) -> Decimal | None:
+def stored(number: str, decimals: int = 6, scale: Decimal = Decimal(1)) -> Decimal | None:
     try:
-        return quantised(number, decimals)
+        return quantised(number, decimals, scale)
     except UnreadableError:
         return None
 
@@ -250,14 +250,14 @@ def without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return members
 
 
-def quantised(text: str, decimals: int = 6) -> Decimal:
-    """Round a number to so many decimals, half up, or raise UnreadableError if it is none or does not fit."""
+def quantised(text: str, decimals: int = 6, scale: Decimal = Decimal(1)) -> Decimal:
+    """Round a scaled number to so many decimals, half up, or raise UnreadableError if it is none or does not fit."""
     match = NUMBER.fullmatch(text)
     if match is None:
         raise UnreadableError
     if len(text) > 64 or len((match[2] or "").lstrip("eE+-")) > 3:
         raise UnreadableError("out-of-range")
-    value = Decimal(text).quantize(Decimal(1).scaleb(-decimals), context=EXACT)
+    value = EXACT.multiply(Decimal(text), scale).quantize(Decimal(1).scaleb(-decimals), context=EXACT)
     if abs(value) >= LIMIT:
         raise UnreadableError("out-of-range")
     # Decimals know a negative zero; a table's do not.

@@ -36,20 +36,24 @@ def values(result: Result) -> dict[str, Decimal]:
 # -- numbers ------------------------------------------------------------------------------------
 
 
-@given(st.decimals(allow_nan=False, allow_infinity=False) | st.integers(), st.integers(0, 6))
-@example(Decimal("0E+400"), 6)
-@example(Decimal("1.0049999996"), 2)
-@example(Decimal("-0.0000005"), 6)
-@example(Decimal("999999999999.9999995"), 6)
-def test_numbers_are_rounded_once_half_up(number: Decimal | int, decimals: int) -> None:
+@given(st.decimals(allow_nan=False, allow_infinity=False) | st.integers(), st.integers(0, 6), st.integers(0, 6))
+@example(Decimal("0E+400"), 6, 0)
+@example(Decimal("1.0049999996"), 2, 0)
+@example(Decimal("-0.0000005"), 6, 0)
+@example(Decimal("999999999999.9999995"), 6, 0)
+@example(Decimal("999999999999999.5"), 3, 3)
+@example(1_795_824_515_000, 3, 3)
+def test_numbers_are_rounded_once_half_up(number: Decimal | int, decimals: int, shift: int) -> None:
     exact = Context(prec=10_000, rounding=ROUND_HALF_UP)
+    shift = min(shift, decimals)
 
-    value = quantised(number, decimals)
+    value = quantised(number, decimals, shift)
 
-    if abs(Decimal(number)) > 10**13:
+    if abs(Decimal(number)) > 10 ** (13 + shift):
         assert value is None
     else:
-        expected = Decimal(number).quantize(Decimal(1).scaleb(-decimals), context=exact)
+        scaled = Decimal(number).scaleb(-shift, exact)
+        expected = scaled.quantize(Decimal(1).scaleb(-decimals), context=exact)
         assert value == (expected if abs(expected) < 10**12 else None)
         assert str(value) != "-0"
 

@@ -250,12 +250,21 @@ DECLARED = parse_streams(
     [streams.device-thermo.metrics."ü"]
     [streams.device-thermo.metrics.T]
     [streams.device-thermo.metrics.tick]
+    [streams.device-thermo.metrics.seconds]
+    from = "x"
+    scale = "0.001"
+    decimals = 3
+    min = -40.125
+    [streams.device-thermo.metrics.millionths]
+    from = ["a.b"]
+    scale = "0.000001"
 
     [streams."device-n*"]
     codec = "json"
     [streams."device-n*".metrics.x]
     from = "n.x"
     decimals = 3
+    scale = "0.01"
     [streams."device-n*".metrics.deep]
     from = ["n", "o", "1.5"]
     [streams."device-n*".metrics.t]
@@ -269,10 +278,16 @@ DECLARED = parse_streams(
     decimals = 3
     min = 0
     max = 10
+
+    [streams.counter]
+    codec = "number"
+    [streams.counter.metrics.kilowatt_hours]
+    scale = "0.001"
+    min = 0
     """,
     Path("streams.toml"),
 )
-TOPICS = ("device-thermo", "device-thermo", "device-nested", "device-other", "level", "elsewhere")
+TOPICS = ("device-thermo", "device-thermo", "device-nested", "device-other", "level", "counter", "elsewhere")
 NAMES = ("t", "T", "u", "v w", "ü", "n", "seq", "tick", "boot", "x", "a.b", "", 'q"', "\U0001f321", "\uffee")
 SPACES = st.sampled_from(["", "", "", " ", "\n", "\r\n\t"])
 NUMBERS = st.one_of(
@@ -291,9 +306,13 @@ NUMBERS = st.one_of(
             "1E-7",
             "-0",
             "00",
+            "1795824515000",
+            "-40125.49",
+            "-40125.5",
         ]
     ),
     st.integers(-(10**13), 10**13).map(str),
+    st.integers(-(10**19), 10**19).map(str),
     st.floats(allow_nan=True, allow_infinity=True).map(repr),
     st.from_regex(r"[+-]?[0-9]{0,40}(\.[0-9]{0,40})?([eE][+-]?[0-9]{1,4})?", fullmatch=True),
 )
@@ -346,7 +365,8 @@ def test_declared_streams_are_read_as_declared(spark: SparkSession, drawn: list[
 def test_each_text_that_is_odd_is_read_as_declared(spark: SparkSession) -> None:
     rng = random.Random(4)  # noqa: S311 - the same draw every time
     texts = JSON_TEXTS + PLAIN_TEXTS + [drawn_text(rng) for _ in range(1000)]
-    records = [replace(reading(text.encode()), topic=topic) for text in texts for topic in ("device-thermo", "level")]
+    topics = ("device-thermo", "level", "counter")
+    records = [replace(reading(text.encode()), topic=topic) for text in texts for topic in topics]
 
     assert_as_expected(found_in(spark, records, DECLARED), records, DECLARED)
 
@@ -387,6 +407,55 @@ def test_a_number_that_no_table_holds_leaves_its_neighbours_alone(spark: SparkSe
 
     assert new == declared == Outcome({"temp": Decimal(21)}, ["ts"])
     assert more == Outcome({"temp": Decimal(21)}, ["serial", "wh", "x", "z"])
+
+
+def test_a_large_number_is_stored_exactly_where_its_declaration_has_a_scale(spark: SparkSession) -> None:
+    scales = """
+        [streams.{topic}.metrics.seconds]
+        from = "ts"
+        scale = "0.001"
+        decimals = 3
+        [streams.{topic}.metrics.kilowatt_hours]
+        from = "wh"
+        scale = "0.001"
+        max = 1000000
+        [streams.{topic}.metrics.serial]
+        scale = "0.000001"
+        """
+    declared = {"device-thermo": "json", "device-cbor": "cbor", "device-pack": "senml-json"}
+    sections = [
+        f'[streams.{topic}]\ncodec = "{codec}"' + scales.format(topic=topic) for topic, codec in declared.items()
+    ]
+    streams = parse_streams("\n".join(sections), Path("streams.toml"))
+    members = {"ts": 1_795_824_515_000, "wh": 12_345_678, "serial": 123_456_789_012_345_678}
+    pack = json.dumps([{"n": name, "v": value} for name, value in members.items()]).encode()
+    as_cbor = replace(reading(cbor2.dumps(members)), topic="device-cbor")
+    texts = {
+        # Read strictly, then fast.
+        '{"ts": 1795824515000, "wh": 1.2345678e7, "serial": 123456789012345678}': None,
+        '{"wh": 12345678}': None,
+        '{"ts": 999999999999999.4}': None,
+        '{"ts": 999999999999999.5}': "seconds is outside decimal(18,6): 999999999999999.5",
+        '{"wh": 1000000000.6}': "kilowatt_hours is above 1000000 or outside decimal(18,6): 1000000.0006",
+        '{"wh": 1000000001}': "kilowatt_hours is above 1000000 or outside decimal(18,6): 1000000.001",
+        '{"serial": 1234567890123456789}': "serial is outside decimal(18,6): 1234567890123456789",
+    }
+    json_records = [reading(text.encode()) for text in texts]
+    others = [as_cbor, replace(reading(pack), topic="device-pack")]
+    placed = [replace(record, offset=offset) for offset, record in enumerate([*json_records, *others])]
+
+    rows = decoded(typed_records(kafka_frame(spark, placed)), streams).orderBy("offset").collect()
+
+    found = [{metric.name: metric.value for metric in row.metrics or ()} for row in rows]
+    exact = {
+        "seconds": Decimal("1795824515.000"),
+        "kilowatt_hours": Decimal("12345.678"),
+        "serial": Decimal("123456789012.345678"),
+    }
+    assert found[0] == found[-2] == found[-1] == exact
+    assert found[1:3] == [{"kilowatt_hours": Decimal("12345.678")}, {"seconds": Decimal("999999999999.999")}]
+    reasons = [row.reject_reason for row in rows[: len(texts)]]
+    assert reasons == [words and f"out-of-range: {words}" for words in texts.values()]
 
 
 def test_a_declared_value_out_of_range_is_told(spark: SparkSession) -> None:

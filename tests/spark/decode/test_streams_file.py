@@ -155,7 +155,7 @@ def test_streams_go_through_json_and_pickle_unchanged(
                 name,
                 "json",
                 metrics=tuple(
-                    Metric(metric, (metric, "x"), unit, decimals, low)
+                    Metric(metric, (metric, "x"), unit, decimals, low, scale=low and Decimal("0.1") ** decimals)
                     for metric, (decimals, low, unit) in metrics.items()
                 ),
             )
@@ -190,6 +190,16 @@ MISTAKES = [
     (
         ONE + "[streams.s.metrics.t]\ndecimals = 7",
         "streams.toml:4: streams.s.metrics.t.decimals: 7 will not do; write a whole",
+    ),
+    (ONE + "[streams.s.metrics.t]\nscale = 0.001", 'metrics.t.scale: 0.001 will not do; write one of "0.1", "0.01" to'),
+    (ONE + '[streams.s.metrics.t]\nscale = "0.5"', 'metrics.t.scale: "0.5" will not do; write one of "0.1"'),
+    (
+        ONE + '[streams.s.metrics.t]\nscale = "0.001"\ndecimals = 2',
+        'metrics.t.scale: "0.001" makes 3 decimals of a whole number, and decimals is 2; write decimals = 3 or more',
+    ),
+    (
+        PACKED + 'layout = [{ name = "t", type = "u8" }]\nmetrics.t.scale = "0.1"',
+        "metrics.t.scale: stands in the field of the layout",
     ),
     (ONE + '[streams.s.metrics.t]\nmin = "3"', 'metrics.t.min: "3" will not do; write a number, such as 21.5'),
     (ONE + "[streams.s.metrics.t]\nmin = true", "metrics.t.min: true will not do; write a number"),
