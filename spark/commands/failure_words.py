@@ -3,9 +3,10 @@
 import os
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import mkstemp
+from tempfile import gettempdir, mkstemp
 
 import click
 
@@ -18,6 +19,10 @@ from spark.source.storage_failures import explain_storage
 
 LOG_BYTES_MAX = 2_000_000
 """Of what Java has logged: more than `log4j2.properties` lets it keep."""
+TRACE_PREFIX = "sluice-cloud-"
+TRACE_SUFFIX = ".log"
+TRACES_MAX = 5
+"""Files of traces that one user's commands leave: a service that fails all day would fill the disk with them."""
 TOLD = (click.ClickException, click.exceptions.Exit, click.Abort)
 """Words of ours, and the ends that click has for a command."""
 _KEY = "spark.commands.failure_words"
@@ -45,7 +50,8 @@ def known(context: click.Context | None = None) -> Known:
 def keep_java_log(found: Known, scratch: Path) -> None:
     """Take what Java has logged out of a command's temporary folder."""
     for path in (scratch / f"{ERRORS}.1", scratch / ERRORS):
-        if path.exists():
+        # A disk that fails must not hide what it did.
+        with suppress(OSError):
             found.java_log += path.read_text("utf-8", errors="replace")[-LOG_BYTES_MAX:]
 
 
@@ -79,11 +85,34 @@ def _words(error: Exception, found: Known) -> str | None:
 
 
 def _kept(trace: str) -> str | None:
-    """Write a file that this user alone can read; its path, or None where there is no room for it."""
+    """Write a file that this user alone can read; its path, or None where there is no room for it.
+
+    Of earlier ones only the last few stay.
+    """
     try:
-        number, path = mkstemp(prefix="sluice-cloud-", suffix=".log")
+        # First: where the disk is full, they may be what fills it.
+        _clear_traces(Path(gettempdir()))
+        number, path = mkstemp(prefix=TRACE_PREFIX, suffix=TRACE_SUFFIX)
+    except OSError:
+        return None
+    try:
         with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(harmless(trace.expandtabs(4)))
     except OSError:
+        Path(path).unlink(missing_ok=True)
         return None
     return path
+
+
+def _clear_traces(folder: Path) -> None:
+    """Remove this user's traces but the last ones, so that with the next there are `TRACES_MAX`."""
+    found = []
+    for path in folder.glob(f"{TRACE_PREFIX}*{TRACE_SUFFIX}"):
+        # Another command may be clearing them.
+        with suppress(OSError):
+            status = path.lstat()
+            if status.st_uid == os.geteuid():
+                found.append((status.st_mtime_ns, path))
+    for _, path in sorted(found, reverse=True)[TRACES_MAX - 1 :]:
+        with suppress(OSError):
+            path.unlink()
