@@ -6,7 +6,15 @@ fractions into binary ones, keeps one of two members of the same name, and would
 
 from decimal import Decimal
 
-from spark.decode.codec_numbers import BYTES_MAX, DEPTH_MAX, UndecodableError, float_decimal
+from spark.decode.codec_numbers import (
+    BYTES_MAX,
+    DEPTH_MAX,
+    NUMBER_BITS_MAX,
+    Uncomputed,
+    UndecodableError,
+    float_decimal,
+    of_bits,
+)
 
 EXPONENT_MAX = 999
 """Of a decimal fraction."""
@@ -147,6 +155,17 @@ class _Reader:
         return members
 
 
+def _decimal_fraction(exponent: int, mantissa: int) -> Decimal:
+    if mantissa.bit_length() > NUMBER_BITS_MAX:
+        return Uncomputed(of_bits(mantissa.bit_length()))
+    if mantissa and exponent > EXPONENT_MAX:
+        bits = exponent.bit_length()
+        return Uncomputed(f"{mantissa}E+{exponent}" if bits <= NUMBER_BITS_MAX else of_bits(bits))
+    sign, digits, _ = Decimal(mantissa).as_tuple()
+    # Below, it is nothing: that need not be exact.
+    return Decimal((sign, digits, min(max(exponent, -EXPONENT_MAX), EXPONENT_MAX)))
+
+
 def _tagged(tag: int, value: object) -> object:
     if value is _BREAK:
         raise UndecodableError(NO_CBOR)
@@ -158,10 +177,6 @@ def _tagged(tag: int, value: object) -> object:
     if tag == _DECIMAL_FRACTION:
         match value:
             case [int(exponent), int(mantissa)] if not isinstance(exponent, bool) and not isinstance(mantissa, bool):
-                # Beyond, no table holds it, or it is nothing: neither needs to be exact.
-                exponent = min(max(exponent, -EXPONENT_MAX), EXPONENT_MAX)
-                mantissa = mantissa if mantissa.bit_length() <= 256 else (1 << 256)
-                sign, digits, _ = Decimal(mantissa).as_tuple()
-                return Decimal((sign, digits, exponent))
+                return _decimal_fraction(exponent, mantissa)
         raise UndecodableError(NO_CBOR)
     return value

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Self
 
 from spark.decode.codec_declarations import DECIMALS_MAX, IDENTITY_MEMBERS, METRICS_MAX, Metric, name_order
 
@@ -56,6 +57,19 @@ class Result:
     metrics: list[Value] | None
     undeclared: list[str] | None = None
     reject_reason: str | None = None
+
+
+class Uncomputed(Decimal):
+    """Stands for a number that is out of range without being computed."""
+
+    __slots__ = ("written",)
+    written: str
+    """The number as its sender wrote it."""
+
+    def __new__(cls, written: str) -> Self:
+        number = super().__new__(cls, "1e99")
+        number.written = written
+        return number
 
 
 class UndecodableError(Exception):
@@ -130,7 +144,7 @@ def mended_json(text: str) -> str:
 
 def is_number(value: object) -> bool:
     """Whether it is one: truth values are none, whatever Python says."""
-    return type(value) in {int, Decimal}
+    return isinstance(value, Decimal) or type(value) is int
 
 
 def of_object(
@@ -182,14 +196,21 @@ def judged(
 
 def _told(number: object) -> str:
     """A number as a reason has it."""
+    if isinstance(number, Uncomputed):
+        return number.written[:TOLD_CHARS_MAX]
     if isinstance(number, int):
         # Python writes no number of more than 4,300 digits.
         bits = number.bit_length()
-        return str(number)[:TOLD_CHARS_MAX] if bits <= NUMBER_BITS_MAX else f"a number of {bits} bits"
+        return str(number)[:TOLD_CHARS_MAX] if bits <= NUMBER_BITS_MAX else of_bits(bits)
     if isinstance(number, Decimal) and -DECIMALS_MAX <= number.adjusted() < TOLD_CHARS_MAX:
         text = format(number, "f")
         return (text.rstrip("0").rstrip(".") if "." in text else text)[:TOLD_CHARS_MAX]
     return str(number)[:TOLD_CHARS_MAX]
+
+
+def of_bits(bits: int) -> str:
+    """A whole number that is too long to be told."""
+    return f"a number of {bits} bits"
 
 
 def cut_names(names: Iterable[str]) -> list[str] | None:

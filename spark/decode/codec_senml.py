@@ -12,6 +12,7 @@ from spark.decode.codec_numbers import (
     DEPTH_MAX,
     NUMBER_CHARS_MAX,
     Result,
+    Uncomputed,
     UndecodableError,
     cut_names,
     is_deep,
@@ -140,6 +141,9 @@ def _value(record: Mapping[object, object], base: Mapping[object, object]) -> ob
 
 
 def _sum(number: object, start: object) -> Decimal:
+    for part in (number, start):
+        if isinstance(part, Uncomputed):
+            return part
     return Context(prec=400).add(Decimal(number), Decimal(start))  # type: ignore[arg-type]
 
 
@@ -173,7 +177,7 @@ def _time_us(base: object, time: object) -> int:
 def _number(text: str) -> object:
     """A JSON number, exact; what is too long to be computed is one that no table holds."""
     if len(text) > NUMBER_CHARS_MAX or _LONG_EXPONENT.search(text):
-        return Decimal("1e99")
+        return Uncomputed(text)
     return Decimal(text)
 
 

@@ -319,6 +319,33 @@ def test_declared_metrics_of_a_pack_have_names_of_their_own() -> None:
     )
 
 
+@pytest.mark.parametrize("written", ["1e100000", "-2.5E+9999", "7" * 65, "0." + "0" * 70 + "1"])
+def test_a_number_that_is_not_computed_is_told_as_it_was_written(written: str) -> None:
+    stream = Stream("s", "senml-json", metrics=(Metric("t", ("t",)),))
+    told = f"out-of-range: t is outside decimal(18,6): {written[:40]}"
+    for record in (f'{{"n":"t","v":{written}}}', f'{{"n":"t","bv":{written},"v":1}}', f'{{"n":"t","bv":{written}}}'):
+        assert read_payload(f"[{record}]".encode(), "senml-json", stream).reject_reason == told
+
+
+@pytest.mark.parametrize(
+    ("exponent", "mantissa", "told"),
+    [
+        (1_000, -3, "-3E+1000"),
+        # It was read as another number, far smaller.
+        (-80, 1 << 300, "a number of 301 bits"),
+        (-10_000, 1, None),
+        (10_000, 0, None),
+    ],
+)
+def test_a_decimal_fraction_that_is_not_computed_is_told(exponent: int, mantissa: int, told: str | None) -> None:
+    stream = Stream("s", "cbor", metrics=(Metric("t", ("t",)),))
+    body = cbor2.dumps({"t": cbor2.CBORTag(4, [exponent, mantissa])})
+    expected = f"out-of-range: t is outside decimal(18,6): {told}" if told else None
+    found = read_payload(body, "cbor", stream)
+    assert found.reject_reason == expected
+    assert found.metrics == (None if told else [("t", Decimal(0), None)])
+
+
 @pytest.mark.parametrize("word", ["nan", "NaN", "-inf", "Infinity", "-nan(ind)", "1.#QNAN", "ovf"])
 def test_what_is_no_number_in_a_pack_costs_its_measurement_alone(word: str) -> None:
     def read(body: str) -> Result:
