@@ -117,6 +117,13 @@ def test_the_version_is_of_what_the_file_says_not_of_how_it_is_written() -> None
     assert NO_STREAMS.version == "none"
 
 
+def test_declarations_that_were_recorded_before_metrics_had_scales_are_read() -> None:
+    streams = parsed(EXAMPLE)
+    recorded = streams.to_json().replace(',"scale":null', "")
+    assert recorded != streams.to_json()
+    assert Streams.from_json(recorded) == streams
+
+
 def test_the_very_name_goes_before_patterns_and_long_patterns_before_short_ones() -> None:
     names = ["device-*", "device-t*", "*", "device-thermo", "*-thermo"]
     streams = parsed("".join(f'[streams."{name}"]\ncodec = "json"\n' for name in names))
@@ -155,7 +162,7 @@ def test_streams_go_through_json_and_pickle_unchanged(
                 name,
                 "json",
                 metrics=tuple(
-                    Metric(metric, (metric, "x"), unit, decimals, low, scale=low and Decimal("0.1") ** decimals)
+                    Metric(metric, (metric, "x"), unit, decimals, low, scale=low)
                     for metric, (decimals, low, unit) in metrics.items()
                 ),
             )
