@@ -58,6 +58,17 @@ FAILURES = (
         "Kafka does not allow this user what the job asks of the cluster: the user needs DESCRIBE on it.",
     ),
     Failure(
+        r"java\.net\.UnknownHostException: (?P<what>[^\s:]+)",
+        "the host {what}, which the settings of Kafka's client name, cannot be found: is it right there "
+        "(sasl.oauthbearer.token.endpoint.url, say), and does DNS answer?",
+    ),
+    Failure(
+        # Kafka's client says the cause in its log alone.
+        r"while retrieving token from callback handler",
+        "no token could be had of the OAuth server: is sasl.oauthbearer.token.endpoint.url right, can its host be "
+        "found and reached from here, and does it accept clientId and clientSecret?",
+    ),
+    Failure(
         r"in JAAS config|No LoginModule found",
         "sasl.jaas.config is not written as Kafka's client wants it, which is for a log-in by password: "
         'org.apache.kafka.common.security.scram.ScramLoginModule required username="..." password="...";',

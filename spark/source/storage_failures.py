@@ -22,6 +22,8 @@ DISK_WORDS = {
 DISK_ERRORS = re.compile("|".join(f"(?P<e{number}>{os.strerror(number)})" for number in DISK_WORDS))
 HADOOP = "org.apache.hadoop.fs"
 """It stands in the trace below an error of the warehouse's disk. Spark writes its temporary files without it."""
+KAFKA = "org.apache.kafka"
+"""The same of an error of Kafka's client."""
 TRACE_CHARS = 2_000
 """So far below an error."""
 NO_FOLDER = re.compile(r"Mkdirs failed to create (?:file:)?(?P<path>/[^\s(]*)")
@@ -57,7 +59,7 @@ def _of_place(text: str, error: BaseException) -> str | None:
             f"Spark has no jars for a warehouse of this kind (it misses {missing}): docs/cluster.md says which these "
             "are for an object store, and where to put them"
         )
-    if found := NO_HOST.search(text):
+    if (found := NO_HOST.search(text)) and KAFKA not in text[found.end() : found.end() + TRACE_CHARS]:
         return f"the warehouse's host {found['host']} cannot be found: is its name right, and does DNS answer?"
     if REFUSED.search(text):
         return f"what is read or written is not allowed to this user: {innermost(error)}"

@@ -17,6 +17,7 @@ from spark.engine.warehouse_folder import (
     only_replay,
     only_writer,
 )
+from spark.source.kafka_failures import explain_failure
 from spark.source.kafka_reach import unreachable
 from spark.source.storage_failures import explain_storage
 
@@ -80,11 +81,23 @@ def test_what_cannot_be_told_of_a_warehouse_is_no_sign_that_it_is_small(tmp_path
         ("Mkdirs failed to create file:/proc/none/v1 (exists=false)", "the disk of /wh is full"),
         ("Mkdirs failed to create file:/no/such/v1 (exists=false)", "may this user write there"),
         ("AccessDeniedException: bucket", "is not allowed to this user"),
+        (
+            "java.net.UnknownHostException: node\n\tat org.apache.hadoop.ipc.X",
+            "the warehouse's host node cannot be found",
+        ),
     ],
 )
 def test_what_a_disk_refuses_is_told_in_words(said: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/spill")
     assert words in (explain_storage(PySparkException(said), "/wh") or "")
+
+
+def test_a_host_of_kafkas_settings_is_not_told_as_the_warehouses() -> None:
+    said = "java.net.UnknownHostException: login.invalid\n\tat java.base/X\n\tat org.apache.kafka.common.security.X"
+    assert explain_storage(PySparkException(said), "/wh") is None
+    assert "the host login.invalid, which the settings of Kafka's client name" in (
+        explain_failure(PySparkException(said)) or ""
+    )
 
 
 def test_a_disk_that_refuses_python_is_told_in_the_same_words() -> None:

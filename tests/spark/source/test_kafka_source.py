@@ -13,6 +13,7 @@ from aiokafka import AIOKafkaProducer
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import StreamingQueryException
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import DataFrame, SparkSession
@@ -23,12 +24,14 @@ from spark.source.kafka_failures import explain_failure
 from spark.source.kafka_options import (
     KafkaOptionError,
     check_options,
+    client_properties,
     kafka_options,
     properties,
     source_options,
     without,
 )
 from spark.source.kafka_source import KafkaSource, kafka_range, kafka_stream, lag, progress_offsets
+from spark.source.storage_failures import explain_storage
 from spark.source.topic_changes import TopicRead, going_on
 from spark.source.topic_choice import FORBIDDEN, TopicChoice
 from spark.source.topic_watch import TopicWatch, TopicWatchError, topics_now
@@ -350,6 +353,30 @@ def test_what_kafka_no_longer_has_ends_the_query_with_words(kafka: Broker, spark
     with pytest.raises(StreamingQueryException) as failure:
         ran(kafka_stream(spark, replace(source, topics=f"{topic}|device-left")), tmp_path / "another")
     assert "no longer has device-overtaken-0" in (explain_failure(failure.value) or "")
+
+
+@pytest.mark.spark
+def test_an_unknown_host_of_an_oauth_server_is_neither_the_warehouses_nor_a_wrong_password(spark: SparkSession) -> None:
+    options = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.token.endpoint.url": "https://login.invalid/token",
+        "sasl.login.callback.handler.class": (
+            "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+        ),
+        "sasl.jaas.config": (
+            "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required "
+            'clientId="job" clientSecret="s3cret";'
+        ),
+        "sasl.login.retry.backoff.max.ms": "100",
+    }
+    with pytest.raises(TopicWatchError, match="no token could be had of the OAuth server") as told:
+        topics_now(spark, "127.0.0.1:1", options, ".*")
+    assert "s3cret" not in str(told.value)
+    client = client_properties(spark, "127.0.0.1:1", options)
+    with pytest.raises(Py4JJavaError) as refused:
+        spark._jvm.org.apache.kafka.clients.admin.AdminClient.create(client)  # type: ignore[union-attr]
+    assert explain_storage(refused.value, "s3a://bucket/warehouse") is None
 
 
 def test_what_is_not_kafkas_fault_is_not_explained() -> None:
