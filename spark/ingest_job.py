@@ -19,6 +19,7 @@ from spark.ingest.reading_starts import ReadingStart, append_start, first_start,
 from spark.log.log_table import BatchId, CheckpointError
 from spark.source.kafka_failures import is_passing
 from spark.source.kafka_source import KafkaSource, kafka_stream, lag, progress_offsets
+from spark.source.open_transactions import TOLD_AFTER_S, OpenTransaction, OpenTransactions, expect_readable
 from spark.source.topic_changes import Loss, TopicNow, Trouble, going_on, trouble_words, troubles
 from spark.source.topic_choice import TopicChoice
 from spark.source.topic_watch import TopicWatch, TopicWatchError
@@ -89,6 +90,8 @@ class Listener:
     """After every batch that had records."""
     leave_out: Callable[[Mapping[str, str]], None] = lambda _: None
     """Topics that gateways write to and that are not read, each with the reason; again when they are others."""
+    hold_back: Callable[[Sequence[OpenTransaction]], None] = lambda _: None
+    """Transactions that have been open for long, behind which nothing is read; again when they are others."""
     warn: Callable[[str], None] = lambda _: None
     """Of upkeep that failed, which holds up no reading, and of records that were set aside. On any thread; the others
     on the caller's."""
@@ -114,6 +117,7 @@ def run_ingest(spark: SparkSession, settings: IngestSettings, stop: threading.Ev
 
     Raises StreamingQueryException when the query fails: what it had committed stays, the next run goes on there.
     Raises TopicTroubleError where Kafka no longer has what is next, and TopicWatchError where it does not answer.
+    Raises OpenTransactionError where more was read than can be read now.
     Raises CheckpointError where Spark reads from elsewhere than where the tables end, with a new checkpoint too.
     Raises WindowLengthError, and changes nothing, when the warehouse holds windows of another length.
     """
@@ -122,9 +126,10 @@ def run_ingest(spark: SparkSession, settings: IngestSettings, stop: threading.Ev
     job = open_job(spark, settings.warehouse, settings.streams, listener.warn)
     with TopicWatch(spark, source.bootstrap, source.options, source.every_pattern) as watch:
         choice = TopicChoice(spark, watch, source)
+        transactions = OpenTransactions()
         anew, in_vain = "", 0
         while True:
-            query = _Query(job, choice, stop, listener.warn)
+            query = _Query(job, choice, transactions, stop, listener.warn)
             try:
                 _read(query, settings, listener, anew)
                 anew = ""
@@ -179,14 +184,24 @@ def _read(query: "_Query", settings: IngestSettings, listener: Listener, anew: s
         # The last batches may have brought heartbeats that name other topics.
         query.check_topics()
         _report_finished(running, query, listener)
+        # Of what is read once, nobody looks again.
+        _report_held_back(query, listener, 0 if settings.once else TOLD_AFTER_S)
 
 
 class _Query:
     """What Spark calls for each batch, and what is known of them."""
 
-    def __init__(self, job: BatchJob, choice: TopicChoice, stop: threading.Event, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        job: BatchJob,
+        choice: TopicChoice,
+        transactions: OpenTransactions,
+        stop: threading.Event,
+        warn: Callable[[str], None],
+    ) -> None:
         self.job = job
         self.choice = choice
+        self.transactions = transactions
         self.stop = stop
         self.finished: dict[int, BatchCounts] = {}
         self.goes_on = False
@@ -268,6 +283,7 @@ class _Query:
         with self._asking:
             now = self.choice.compare(self.job.state.named)
         self.job.kafka.gone = self.choice.gone
+        self.transactions.see(now)
         self._looked_s = time.monotonic()
         found = troubles(self.job.state.topics(), now)
         if found:
@@ -302,6 +318,7 @@ def _begun(query: _Query, settings: IngestSettings, anew: str) -> tuple[ReadingS
     found = troubles(read, now)
     if found and not settings.go_on:
         raise TopicTroubleError(found)
+    expect_readable(read, now)
     folder = settings.checkpoint.rstrip("/")
     place = None
     if not anew:
@@ -330,6 +347,7 @@ def _wait(running: StreamingQuery, query: _Query, listener: Listener) -> None:
     while running.isActive:
         time.sleep(POLL_S)
         _report_finished(running, query, listener)
+        _report_held_back(query, listener, TOLD_AFTER_S)
         is_idle = not running.status["isTriggerActive"]
         if query.is_ending and is_idle:
             return
@@ -377,6 +395,13 @@ def _report_finished(running: StreamingQuery, query: _Query, listener: Listener)
         counts = query.finished.pop(progress.batchId, None) if is_read else None
         if counts is not None:
             listener.report(_report_of(progress, counts))
+
+
+def _report_held_back(query: _Query, listener: Listener, after_s: float) -> None:
+    """Report open transactions, behind which nothing is read."""
+    held_back = query.transactions.untold(after_s)
+    if held_back is not None:
+        listener.hold_back(held_back)
 
 
 def _report_of(progress: StreamingQueryProgress, counts: BatchCounts) -> BatchReport:

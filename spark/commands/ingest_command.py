@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from spark.decode.codec_declarations import Streams
     from spark.ingest_job import BatchReport, Begun
     from spark.source.kafka_source import KafkaSource
+    from spark.source.open_transactions import OpenTransaction
     from spark.source.topic_changes import Loss
 
 
 NAMES_TOLD_MAX = 20
-"""Where the gateway's usual route leads, and what gateways say of themselves."""
+"""Topics or transactions that are named at once."""
 
 
 @click.command(short_help="Read Kafka into the tables, until it is stopped.")
@@ -140,30 +141,30 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
         signal.signal(number, lambda *_: stop.set())
     told: set[tuple[str, str]] = set()
 
-    def ready(begun: "Begun") -> None:
+    def tell(members: "Mapping[str, object]", lines: "Sequence[str]") -> None:
         if as_json:
-            say_json(begun_members(begun))
+            say_json(members)
         else:
-            say("\n".join(begun_lines(begun, source, warehouse)))
+            say("\n".join(lines))
+
+    def ready(begun: "Begun") -> None:
+        tell(begun_members(begun), begun_lines(begun, source, warehouse))
 
     def leave_out(topics: "Mapping[str, str]") -> None:
-        if as_json:
-            say_json({"state": "left out", "topics": topics})
-        else:
-            say("\n".join(left_out_lines(topics)))
+        tell({"state": "left out", "topics": topics}, left_out_lines(topics))
+
+    def hold_back(transactions: "Sequence[OpenTransaction]") -> None:
+        tell(held_back_members(transactions), held_back_lines(transactions))
 
     def report(batch: "BatchReport") -> None:
-        if as_json:
-            say_json(batch_members(batch))
-        else:
-            say("\n".join([batch_line(batch), *undeclared_lines(batch, told)]))
+        tell(batch_members(batch), [batch_line(batch), *undeclared_lines(batch, told)])
 
     def warn(words: str) -> None:
         say(f"warning: {words}", err=True)
 
     with _failures_in_words(), only_writer(warehouse):
         check_options(spark, bootstrap, options)
-        run_ingest(spark, settings, stop, Listener(ready, report, leave_out, warn))
+        run_ingest(spark, settings, stop, Listener(ready, report, leave_out, hold_back, warn))
 
 
 @contextmanager
@@ -171,6 +172,7 @@ def _failures_in_words() -> Iterator[None]:
     from spark.ingest_job import QueryIdError, TopicTroubleError  # noqa: PLC0415
     from spark.log.log_table import CheckpointError  # noqa: PLC0415
     from spark.source.kafka_options import KafkaOptionError  # noqa: PLC0415
+    from spark.source.open_transactions import OpenTransactionError  # noqa: PLC0415
     from spark.source.topic_watch import TopicWatchError  # noqa: PLC0415
     from spark.windows.windows_table import WindowLengthError  # noqa: PLC0415
 
@@ -178,7 +180,7 @@ def _failures_in_words() -> Iterator[None]:
         yield
     except (KafkaOptionError, TopicTroubleError, TopicWatchError) as error:
         raise click.ClickException(str(error)) from error
-    except (WarehouseInUseError, QueryIdError, CheckpointError) as error:
+    except (WarehouseInUseError, QueryIdError, CheckpointError, OpenTransactionError) as error:
         raise click.ClickException(str(error)) from error
     except WindowLengthError as error:
         raise click.BadParameter(str(error), param_hint="--streams") from error
@@ -279,16 +281,28 @@ def left_out_lines(topics: "Mapping[str, str]") -> list[str]:
     return [f"gateways name topics that are not read: {told}. {words}"]
 
 
-def _some(names: "Sequence[str]") -> str:
-    told = ", ".join(names[:NAMES_TOLD_MAX])
-    return told if len(names) <= NAMES_TOLD_MAX else f"{told} and {len(names) - NAMES_TOLD_MAX} more"
+def held_back_members(transactions: "Sequence[OpenTransaction]") -> dict[str, object]:
+    """Transactions of other producers that have been open for long, as `--json` prints them."""
+    told = [asdict(found) | {"since": found.since.isoformat(timespec="seconds")} for found in transactions]
+    return {"state": "held back", "transactions": told}
 
 
-def lost_lines(losses: "Sequence[Loss]") -> list[str]:
-    """What Kafka no longer had, a line for each topic."""
-    counts: dict[str, list[int | None]] = {}
-    for loss in losses:
-        counts.setdefault(loss.topic, []).append(None if loss.end is None else loss.end - loss.first)
+def held_back_lines(transactions: "Sequence[OpenTransaction]") -> list[str]:
+    """Transactions of other producers that have been open for long, a line for each."""
+    from spark.source.open_transactions import abort_words  # noqa: PLC0415
+
+    if not transactions:
+        return ["no open transaction holds records back any more"]
+    lines = [
+        f"{found.records} records of {found.topic} wait behind a transaction that is still open since "
+        f"{found.since:%H:%M:%S} UTC or before (partition {found.partition}, offset {found.offset}). They are read "
+        f"when it ends. If its producer has gone, {abort_words(found.topic, found.partition, found.offset)}"
+        for found in transactions[:NAMES_TOLD_MAX]
+    ]
+    more = len(transactions) - NAMES_TOLD_MAX
+    return lines if more <= 0 else [*lines, f"{more} more partitions are held back"]
+
+
     return [
         f"lost in Kafka before it was read: topic {topic}: "
         + ("nobody knows how many records" if None in of_topic else f"{sum(filter(None, of_topic))} records")
@@ -299,6 +313,16 @@ def lost_lines(losses: "Sequence[Loss]") -> list[str]:
 def span_text(seconds: float) -> str:
     """`4 s`, `12 min`, `3.5 h`, `2.1 days`."""
     for unit, length, limit in (("s", 1, 120), ("min", 60, 7_200), ("h", 3_600, 172_800)):
+def _some(names: "Sequence[str]") -> str:
+    told = ", ".join(names[:NAMES_TOLD_MAX])
+    return told if len(names) <= NAMES_TOLD_MAX else f"{told} and {len(names) - NAMES_TOLD_MAX} more"
+
+
+def lost_lines(losses: "Sequence[Loss]") -> list[str]:
+    """What Kafka no longer had, a line for each topic."""
+    counts: dict[str, list[int | None]] = {}
+    for loss in losses:
+        counts.setdefault(loss.topic, []).append(None if loss.end is None else loss.end - loss.first)
         if seconds < limit:
             return f"{seconds / length:.1f} {unit}" if unit == "h" else f"{seconds / length:.0f} {unit}"
     return f"{seconds / 86_400:.1f} days"

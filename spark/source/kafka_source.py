@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
+ISOLATION = "isolation.level"
+READ_COMMITTED = "read_committed"
+"""What another producer took back is no reading. Kafka's own default reads it."""
 TOPIC_LIST_AGE_MS = 5_000
 """How old the list of topics may be: the default of five minutes would leave a new topic unread that long."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -168,8 +171,7 @@ def _stream(
 def _common(source: KafkaSource) -> dict[str, str]:
     return {
         "kafka.metadata.max.age.ms": str(TOPIC_LIST_AGE_MS),
-        # What another producer took back is no reading. Kafka's own default reads it.
-        "kafka.isolation.level": "read_committed",
+        f"kafka.{ISOLATION}": READ_COMMITTED,
         **source_options(source.options),
         "kafka.bootstrap.servers": source.bootstrap,
         "includeHeaders": "true",

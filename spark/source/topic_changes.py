@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Offsets = Mapping[int, int]
 """By partition."""
@@ -19,6 +19,8 @@ class TopicNow:
     """The first offset that can be read; what was before it is deleted."""
     latest: Offsets
     """The offset that the next record will have."""
+    stable: Offsets = field(default_factory=dict)
+    """Where the oldest open transaction begins, or `latest`: so far committed records are read. Empty where all are."""
 
     @property
     def partitions(self) -> int:

@@ -14,6 +14,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
 from spark.source.kafka_failures import explain_failure, innermost
 from spark.source.kafka_options import client_properties, without
+from spark.source.kafka_source import ISOLATION, READ_COMMITTED
 from spark.source.topic_changes import TopicNow
 
 if TYPE_CHECKING:
@@ -78,10 +79,12 @@ class TopicWatch:
             try:
                 earliest = self._offsets(topics, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest())
                 latest = self._offsets(topics, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.latest())
+                # Last: what is committed meanwhile does not look as if it were held back.
+                stable = self._stable(topics)
             except _UnknownTopicError:
                 continue
             return {
-                topic: TopicNow(topic_id, earliest.get(topic, {}), latest.get(topic, {}))
+                topic: TopicNow(topic_id, earliest.get(topic, {}), latest.get(topic, {}), stable.get(topic, {}))
                 for topic, topic_id in topics.items()
             }
         raise TopicWatchError("Kafka's topics are deleted while it is asked what they are: try again when that is done")
@@ -151,12 +154,20 @@ class TopicWatch:
         self.names = frozenset(name for name in names.split(", ") if name)
         return sorted(name for name in self.names if pattern.matches(self.pattern, name))
 
-    def _offsets(self, topics: Iterable[str], which: Any) -> dict[str, dict[int, int]]:
+    def _stable(self, topics: Iterable[str]) -> dict[str, dict[int, int]]:
+        """Where reading what is committed ends; nothing where all is read."""
+        if self._options.get(ISOLATION, READ_COMMITTED) != READ_COMMITTED:
+            return {}
+        level = self._jvm.org.apache.kafka.common.IsolationLevel.READ_COMMITTED
+        admin = self._jvm.org.apache.kafka.clients.admin
+        return self._offsets(topics, admin.OffsetSpec.latest(), admin.ListOffsetsOptions(level))
+
+    def _offsets(self, topics: Iterable[str], which: Any, *options: Any) -> dict[str, dict[int, int]]:
         asked = self._jvm.java.util.HashMap()
         partitions = [(topic, partition) for topic in topics for partition in self._partitions[topic]]
         for _, partition in partitions:
             asked.put(partition, which)
-        answered = self._answer(self._admin.listOffsets(asked).all())
+        answered = self._answer(self._admin.listOffsets(asked, *options).all())
         found: dict[str, dict[int, int]] = {}
         for topic, partition in partitions:
             found.setdefault(topic, {})[partition.partition()] = answered.get(partition).offset()
