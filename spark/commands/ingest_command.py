@@ -139,7 +139,7 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     # After the session is there: PySpark sets a handler of its own for Ctrl-C, which cancels the running batch.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    told: set[tuple[str, str]] = set()
+    told: dict[str, set[str]] = {}
 
     def tell(members: "Mapping[str, object]", lines: "Sequence[str]") -> None:
         if as_json:
@@ -188,6 +188,8 @@ def _failures_in_words() -> Iterator[None]:
 
 def batch_members(batch: "BatchReport") -> dict[str, object]:
     """One batch as `--json` prints it."""
+    from spark.ingest.census import UNDECLARED_NAMES_MAX  # noqa: PLC0415
+
     counts = batch.counts
     return {
         "batch": batch.batch,
@@ -199,7 +201,10 @@ def batch_members(batch: "BatchReport") -> dict[str, object]:
         "unwindowed": counts.unwindowed,
         "deleted": counts.deleted,
         "corrections": counts.corrections,
-        "undeclared": {stream: sorted(names) for stream, names in sorted(counts.undeclared.items())},
+        "undeclared": {
+            stream: sorted(names)[:UNDECLARED_NAMES_MAX] for stream, names in sorted(counts.undeclared.items())
+        },
+        "undeclared_more": sorted(s for s, names in counts.undeclared.items() if len(names) > UNDECLARED_NAMES_MAX),
         "lag": batch.lag,
         "behind_s": None if batch.behind_s is None else round(batch.behind_s, 1),
         "end_offsets": batch.end_offsets,
@@ -228,20 +233,25 @@ def batch_line(batch: "BatchReport") -> str:
     return "; ".join([line, *(f"{count} {meaning}" for count, meaning in asides if count)])
 
 
-def undeclared_lines(batch: "BatchReport", told: set[tuple[str, str]]) -> list[str]:
-    """Numbers of payloads that became no metrics, each told once; `told` holds those that were."""
+def undeclared_lines(batch: "BatchReport", told: dict[str, set[str]]) -> list[str]:
+    """Numbers of payloads that became no metrics, each told once; `told` holds by stream those that were."""
+    from spark.ingest.census import UNDECLARED_NAMES_MAX  # noqa: PLC0415
+
     lines = []
     for stream, names in sorted(batch.counts.undeclared.items()):
-        new = sorted(name for name in names if (stream, name) not in told)
-        told.update((stream, name) for name in new)
-        if new:
+        before = told.setdefault(stream, set())
+        new = sorted(names - before)
+        room = UNDECLARED_NAMES_MAX - len(before)
+        before.update(new[:room])
+        if new and room:
             words = (
-                "Declare those that fit decimal(18,6), and a replay makes metrics of them. Where one that does not fit "
-                "is declared, its whole reading is a reject"
+                "Declare them, and a replay makes metrics of them. One that does not fit decimal(18,6) needs a scale "
+                "(docs/streams.md), or its whole reading is a reject"
             )
-            lines.append(
-                f"{escaped(stream)}: its payloads also have {', '.join(map(repr, new))}, which stay in `log`. {words}"
-            )
+            if len(new) >= room:
+                words += f". These are {UNDECLARED_NAMES_MAX} names: of other names of this stream nothing more is told"
+            named = _some([repr(name) for name in new[:room]])
+            lines.append(f"{escaped(stream)}: its payloads also have {named}, which stay in `log`. {words}")
     return lines
 
 

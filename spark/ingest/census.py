@@ -18,6 +18,8 @@ from spark.log.sequence_runs import BatchRun, RunKey, batch_runs, run_key, with_
 from spark.windows.windows_table import unwindowed
 
 LANE = ("buffer", "lane")
+UNDECLARED_NAMES_MAX = 100
+"""Of members of one stream that its declaration does not name. A program that makes names up would fill any list."""
 
 Numbers = range | list[int]
 
@@ -47,7 +49,8 @@ class Census:
     newest_us: dict[str, int] = field(default_factory=dict)
     """By topic, Kafka's timestamp of the newest record."""
     undeclared: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """By stream, members of payloads that its declaration does not name."""
+    """By stream, the first members of payloads that its declaration does not name; one above the maximum if there are
+    more."""
     lanes: dict[tuple[str, str], Numbers] = field(default_factory=dict)
     """By buffer and lane, the numbers of records, sorted, with repetitions."""
     nobodys_copies: dict[tuple[str, str], list[int]] = field(default_factory=dict)
@@ -98,7 +101,8 @@ def _take(census: Census, row: Row) -> None:
                 census.topic_ids[row.topic] = row.topic_id
         census.newest_us[row.topic] = max(row.newest_us, census.newest_us.get(row.topic, row.newest_us))
         if row.undeclared:
-            census.undeclared[row.topic].update(row.undeclared)
+            names = census.undeclared[row.topic].union(row.undeclared)
+            census.undeclared[row.topic] = set(sorted(names)[: UNDECLARED_NAMES_MAX + 1])
     else:
         census.lanes[row.buffer, row.lane] = _numbers(row)
         if row.nobodys_copies:
@@ -127,7 +131,9 @@ def _topics(rows: DataFrame) -> DataFrame:
         F.count_if(good & (F.col("ce_type") == LOSS_TYPE)).alias("losses"),
         F.count_if(is_reading() & unwindowed()).alias("unwindowed"),
         F.unix_micros(F.max("kafka_timestamp")).alias("newest_us"),
-        F.array_distinct(F.flatten(F.collect_set("undeclared"))).alias("undeclared"),
+        F.slice(
+            F.sort_array(F.array_distinct(F.flatten(F.collect_set("undeclared")))), 1, UNDECLARED_NAMES_MAX + 1
+        ).alias("undeclared"),
     )
 
 

@@ -141,7 +141,7 @@ def test_from_kafka_to_tables_across_a_restart(
         (batch, *_) = read_until(told, {"device-ingest-b": {"0": 2, "1": 2}})
         assert set(batch) == {
             *("batch", "rows", "duplicates", "rejected", "late", "revised", "unwindowed", "deleted"),
-            *("corrections", "undeclared", "lag", "behind_s", "end_offsets", "seconds"),
+            *("corrections", "undeclared", "undeclared_more", "lag", "behind_s", "end_offsets", "seconds"),
         }
         assert not others & set(batch["end_offsets"])
         process.send_signal(signal.SIGTERM)

@@ -1,5 +1,6 @@
 """The tables against the oracle: any split into batches, retries and crashes, the same rows."""
 
+import json
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -68,6 +69,18 @@ def test_neither_a_reject_nor_a_test_reading_of_the_gateway_leaves_a_hole_in_its
     assert tables.rejected == {others[2].place}
     (lane,) = warehouse.job.state._seen._lanes.states.values()
     assert (lane.below, lane.above) == (5, 0)
+
+
+def test_a_batch_keeps_a_bounded_number_of_names_that_nobody_declared(warehouse: Warehouse) -> None:
+    """A program that makes up a name for each number would else fill the driver with them."""
+    payloads = [
+        json.dumps({"t": 1, **{f"n{number:03}": 10**13 for number in range(first, first + 16)}})
+        for first in range(0, 128, 16)
+    ]
+    counts = warehouse.take(
+        0, [reading(text.encode(), reading_headers(number), offset=number) for number, text in enumerate(payloads)]
+    )
+    assert counts.undeclared == {"device-thermo": {f"n{number:03}" for number in range(101)}}
 
 
 class CrashError(Exception):

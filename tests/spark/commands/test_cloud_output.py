@@ -67,7 +67,7 @@ def test_nothing_that_ingest_says_is_obeyed(hostile: str) -> None:
             say_json(value)
         for line in (
             ingest_command.batch_line(batch),
-            *ingest_command.undeclared_lines(batch, set()),
+            *ingest_command.undeclared_lines(batch, {}),
             *ingest_command.begun_lines(begun, source, topic),
             *ingest_command.left_out_lines({topic: topic}),
         ):
@@ -78,6 +78,25 @@ def test_nothing_that_ingest_says_is_obeyed(hostile: str) -> None:
     members, ready, *_ = shown.stdout.split("\n")
     assert json.loads(members)["undeclared"] == {hostile: [hostile]}
     assert json.loads(ready)["topics"] == [topic]
+
+
+def test_names_that_a_program_makes_up_are_told_up_to_a_bound() -> None:
+    def batch(first: int, end: int) -> BatchReport:
+        names = {f"n{number:03}" for number in range(first, end)}
+        return BatchReport(1, BatchCounts(1, 0, 0, 0, 0, 0, 0, 0, 1.0, undeclared={"device-x": names}), 0, 0.0, {})
+
+    told: dict[str, set[str]] = {}
+    (first,) = ingest_command.undeclared_lines(batch(0, 30), told)
+    assert "device-x: its payloads also have 'n000', 'n001'" in first
+    assert "'n019' and 10 more, which stay in `log`" in first
+    assert "nothing more" not in first
+    (rest,) = ingest_command.undeclared_lines(batch(20, 121), told)
+    assert "'n030'" in rest
+    assert "and 50 more" in rest
+    assert rest.endswith("These are 100 names: of other names of this stream nothing more is told")
+    assert ingest_command.undeclared_lines(batch(0, 121), told) == []
+    members: Any = ingest_command.batch_members(batch(0, 101))
+    assert (len(members["undeclared"]["device-x"]), members["undeclared_more"]) == (100, ["device-x"])
 
 
 @settings(max_examples=15)
