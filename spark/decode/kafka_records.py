@@ -21,6 +21,7 @@ SOURCE_SCHEMA = """
     headers array<struct<key: string, value: binary>>
 """
 """Of a record as Spark's Kafka source gives it."""
+SOURCE_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 READING_TYPE = "sluice.reading"
 GATEWAY_TYPES = "sluice.gateway."
 DOUBTS = ("redelivered", "conflict")
@@ -49,6 +50,7 @@ VALUE_BYTES_MAX = 1_048_576
 """Reading a value takes several times its size in memory: longer ones are not looked into. Of these the beginning is
 kept: compressed they are small in Kafka, and sixty of 8 MB in one batch filled the memory of whoever wrote them."""
 KEPT_BYTES = 65_536
+TOO_LARGE = f"the value is longer than {VALUE_BYTES_MAX} bytes, of which the first {KEPT_BYTES} are kept"
 OTHER_HEADERS_MAX = 32
 OTHER_HEADER_BYTES_MAX = 8_192
 """Headers of others that are kept of one record, and the bytes of each: W3C's longest, `baggage`, has so many."""
@@ -76,11 +78,13 @@ def typed_records(records: DataFrame) -> DataFrame:
     `records` is what Spark's Kafka source yields with `includeHeaders`. Where there is a fault, the columns that
     could be read are kept and the others are null, and `headers` are those that came; nothing is dropped. Where there
     is none, `headers` are those that the contract does not know (a tracer's, a mirror's), null where there are none.
+    Other columns than the source's are handed on.
     """
-    return _judged(_typed(_texts(_shaped(records))))
+    carried = [name for name in records.columns if name not in SOURCE_COLUMNS]
+    return _judged(_typed(_texts(_shaped(records, carried), carried), carried))
 
 
-def _shaped(records: DataFrame) -> DataFrame:
+def _shaped(records: DataFrame, carried: list[str]) -> DataFrame:
     """Add `texts`, the headers' values, and `shape`, the place in SHAPES of what the headers are; null if in none.
 
     Headers that the contract does not know are passed over, wherever they stand.
@@ -100,6 +104,7 @@ def _shaped(records: DataFrame) -> DataFrame:
         F.when(is_too_large, F.substring("value", 1, KEPT_BYTES)).otherwise(F.col("value")).alias("value"),
         is_too_large.alias("is_too_large"),
         "headers",
+        *carried,
         _place_in_shapes(F.col("headers.key")).alias("named"),
     )
     found = usual.select(
@@ -121,7 +126,7 @@ def _is_ours(header: Column) -> Column:
     return header["key"].isin(*HEADER_NAMES)
 
 
-def _texts(shaped: DataFrame) -> DataFrame:
+def _texts(shaped: DataFrame, carried: list[str]) -> DataFrame:
     """The headers as text, by position once their names are the contract's."""
     return shaped.withColumn("texts", F.when(F.col("shape").isNotNull(), F.col("texts"))).select(
         "topic",
@@ -133,6 +138,7 @@ def _texts(shaped: DataFrame) -> DataFrame:
         "is_too_large",
         "headers",
         "has_others",
+        *carried,
         F.col("shape").isNotNull().alias("headers_fit"),
         *(F.get("texts", F.lit(place)).alias(_column(name)) for place, name in enumerate(HEADERS)),
         _optional("ce_deviceboot").alias("ce_deviceboot"),
@@ -143,7 +149,7 @@ def _texts(shaped: DataFrame) -> DataFrame:
     )
 
 
-def _typed(texts: DataFrame) -> DataFrame:
+def _typed(texts: DataFrame, carried: list[str]) -> DataFrame:
     """The texts in their types; null where a text is not of its type."""
     namespace, gateway = F.col("source_namespace"), F.col("source_gateway")
     # Neither part holds a slash: together they are the whole source only where the source is of this form.
@@ -178,6 +184,7 @@ def _typed(texts: DataFrame) -> DataFrame:
         "headers",
         "has_others",
         "headers_fit",
+        *carried,
         (F.col("ce_specversion") == "1.0").alias("version_fits"),
         "namespace",
         "gateway",
@@ -209,8 +216,7 @@ def _typed(texts: DataFrame) -> DataFrame:
 
 def _judged(typed: DataFrame) -> DataFrame:
     """The first thing that is wrong with a record's key and headers, if anything is."""
-    too_large = f"the value is longer than {VALUE_BYTES_MAX} bytes, of which the first {KEPT_BYTES} are kept"
-    fault = F.when(F.col("is_too_large"), too_large).when(~F.col("headers_fit"), _misfit())
+    fault = F.when(F.col("is_too_large"), TOO_LARGE).when(~F.col("headers_fit"), _misfit())
     for is_right, words in (
         (F.col("version_fits"), "ce_specversion is not 1.0"),
         (F.col("key").isNotNull(), "the key is missing or not UTF-8"),

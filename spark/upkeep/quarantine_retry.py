@@ -7,7 +7,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.batch_job import BatchJob
-from spark.decode.payload_decode import NOT_THEIRS
+from spark.decode.kafka_records import TOO_LARGE, typed_records
+from spark.decode.payload_decode import HEADER, NOT_THEIRS, SET_ASIDE
 from spark.log.amendments import effective_log
 from spark.log.log_table import RETRY, BatchId
 from spark.log.quarantine_view import kind, still_rejected
@@ -18,12 +19,14 @@ KINDS = (
     "out-of-range",
     "unknown-type",
     "correction",
+    HEADER.removesuffix(": "),
     NOT_THEIRS.removesuffix(": "),
 )
-"""What another declaration or registry, or another version of the program, may read after all. Headers are the
-gateway's, and a conflict or a time stays what it is."""
+"""What another declaration or registry, or another version of the program, may read after all. A conflict or a time
+stays what it is."""
 ROWS_MAX = 200_000
 """Rejects in one batch."""
+TEXT_CHARS_MAX = 2**31 - 1
 DECIDED_ANEW = ("metrics", "pack_span_us", "undeclared", "duplicate", "reject_reason")
 NUMBERING = ("ingest", "batch", "ordinal", "code_version", "declarations", "event_date")
 
@@ -49,8 +52,7 @@ def retry(job: BatchJob) -> RetryCounts:
     read = 0
     for number, (first, last) in enumerate(_spans(by_batch)):
         rows = pending.where(F.col("ordinal").between(first, last))
-        records = rows.select(*columns_again(rows), F.lit(None).cast("string").alias("header_fault"))
-        readable = job.judged(records).where(F.col("reject_reason").isNull()).persist()
+        readable = job.judged(records_again(rows)).where(F.col("reject_reason").isNull()).persist()
         try:
             if not readable.isEmpty():
                 read += job.take_decoded(readable, BatchId(query, number)).rows
@@ -60,7 +62,27 @@ def retry(job: BatchJob) -> RetryCounts:
     return RetryCounts(sum(by_batch.values()), read)
 
 
-def columns_again(rows: DataFrame) -> list[Column]:
+def records_again(rows: DataFrame, *carried: str) -> DataFrame:
+    """Rows of `log` as `typed_records` yields records, with `topic_id` and some columns more.
+
+    Headers that could not be read are read anew, for another program may read them. Where `log` lacks them or the whole
+    value, what was wrong stays so. What was set aside with its bytes alone stays so too.
+    """
+    reason = F.col("reject_reason")
+    is_whole = F.col("headers").isNotNull() & ~reason.startswith(HEADER + TOO_LARGE)
+    is_unread = F.coalesce(reason.startswith(HEADER) & is_whole, F.lit(False))
+    fault = F.when(reason.startswith(HEADER), F.substring(reason, len(HEADER) + 1, TEXT_CHARS_MAX)).when(
+        reason.startswith(SET_ASIDE) & F.col("ce_type").isNull(), reason
+    )
+    read = rows.where(~is_unread).select(*_columns_again(rows), *carried, fault.alias("header_fault"))
+    as_sent = [F.col("key").cast("binary").alias("key"), F.col("kafka_timestamp").alias("timestamp")]
+    unread = rows.where(is_unread).select(
+        *as_sent, "value", "topic", "partition", "offset", "headers", "topic_id", *carried
+    )
+    return read.unionByName(typed_records(unread))
+
+
+def _columns_again(rows: DataFrame) -> list[Column]:
     """The columns of `log` that `typed_records` yields, with `topic_id`, but for `header_fault`.
 
     A record whose gateway could not speak in its topic gets its `ce_id` back.

@@ -19,7 +19,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.batch_job import BatchJob
 from spark.decode.kafka_records import typed_records
-from spark.decode.payload_decode import HEADER, SET_ASIDE
 from spark.engine.delta_staging import AppendTable, commit_numbers
 from spark.engine.delta_upkeep import delete_rows
 from spark.engine.warehouse_folder import WarehouseInUseError, folder_exists, remove_folder, was_copied
@@ -32,7 +31,7 @@ from spark.log.log_table import ORDINAL, BatchId, BatchIds, from_kafka, log_path
 from spark.log.warehouse_version import Version, change_version, folder_of, open_version, tables_of
 from spark.source.kafka_source import KafkaSource, kafka_range
 from spark.upkeep.device_deletion import delete_from_version
-from spark.upkeep.quarantine_retry import columns_again
+from spark.upkeep.quarantine_retry import records_again
 from spark.windows.window_changes import append_replayed, changes_path, changes_schema
 from spark.windows.windows_table import WindowLengthError, folded, read_parts, windows_path, windows_schema
 
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 ROWS_MAX = 500_000
 """Records that are made anew at once."""
 WAIT_S = 1.0
-TEXT_CHARS_MAX = 2**31 - 1
 Offsets = Mapping[str, Mapping[int, int]]
 Portion = tuple[dict[str, dict[int, int]], dict[str, dict[int, int]]]
 """First offsets, and those after the last."""
@@ -171,7 +169,7 @@ class _Replay:
             # What the old version has taken, the new one has in the end: `ingest` goes on with it where it was.
             taken = {name: number for name, number in numbers.items() if name != ORDINAL} if end == last else {}
             self._begin_starts(first)
-            records = made_again(rows.where(F.col("ordinal").between(first, end)))
+            records = records_again(rows.where(F.col("ordinal").between(first, end)), "ingest", "batch")
             self._take(records, BatchIds(taken))
             self._taken = end
 
@@ -285,19 +283,6 @@ def topics_in_log(spark: SparkSession, warehouse: str, version: Version) -> dict
     log = read_log(spark, tables_of(warehouse, version)).where(from_kafka() & F.col("topic_id").isNotNull())
     last = log.groupBy("topic").agg(F.max_by("topic_id", "ordinal").alias("topic_id"))
     return {row.topic: row.topic_id for row in last.collect()}
-
-
-def made_again(rows: DataFrame) -> DataFrame:
-    """Rows of `log` as `typed_records` yields records, with the batch that each is of.
-
-    What was wrong with headers stays so: of these `log` has what it made of them, and not how they were written. What
-    was set aside with its bytes alone stays so too.
-    """
-    reason = F.col("reject_reason")
-    header = F.when(reason.startswith(HEADER), F.substring(reason, len(HEADER) + 1, TEXT_CHARS_MAX)).when(
-        reason.startswith(SET_ASIDE) & F.col("ce_type").isNull(), reason
-    )
-    return rows.select(*columns_again(rows), "ingest", "batch", header.alias("header_fault"))
 
 
 def _read_to(log: DataFrame) -> dict[str, dict[int, int]]:

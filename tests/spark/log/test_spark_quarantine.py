@@ -14,8 +14,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark.batch_job import BatchJob
 from spark.cli import main
 from spark.decode.codec_declarations import Streams
+from spark.decode.kafka_records import TOO_LARGE, typed_records
 from spark.decode.streams_file import parse_streams
-from spark.log.log_table import BatchId, open_log
+from spark.log.log_table import BatchId, open_log, with_topic_ids
 from spark.log.quarantine_view import open_quarantine
 from spark.log.readings_view import open_readings
 from spark.log.warehouse_version import current_version
@@ -151,3 +152,51 @@ def test_a_retry_counts_nothing_twice_that_came_again_meanwhile(spark: SparkSess
     ]
     listed = CliRunner().invoke(main, ["quarantine", "list", "--warehouse", warehouse])
     assert "out-of-range: celsius" in listed.output
+
+
+@pytest.mark.long(seconds=40)
+def test_a_reading_that_was_rejected_for_a_foreign_header_can_be_read_again(
+    spark: SparkSession, new_warehouse: str
+) -> None:
+    """Of an earlier program's reject `log` has key, value and headers as they came, and nothing made of them."""
+    foreign = ("traceparent", b"00-4bf92f3577b34da6-00f067aa0ba902b7-01")
+    usual = reading_headers(1, time=NOON)
+    records = [
+        reading(b'{"t": 21.5}', [foreign, *usual], offset=1),
+        reading(b'{"t": 22.5}', usual[1:], offset=2),
+        reading(b'{"t": 23.5}', [*usual, foreign], offset=3),
+    ]
+    faults = ("the headers are not the contract's", "the headers are not the contract's", TOO_LARGE)
+    job = BatchJob(spark, new_warehouse)
+    typed = typed_records(kafka_frame(spark, [reading()]))
+    of_kafka = {"kafka_timestamp": NOON, "device": "42", "stream": "device-thermo", "key": "42"}
+    rows = [
+        {
+            **dict.fromkeys(typed.columns),
+            **of_kafka,
+            **{name: getattr(record, name) for name in ("topic", "partition", "offset", "value", "headers")},
+            "header_fault": fault,
+        }
+        for record, fault in zip(records, faults, strict=True)
+    ]
+    job.take_typed(
+        with_topic_ids(spark.createDataFrame(rows, typed.schema), {"device-thermo": "id-1"}), BatchId("query", 0)
+    )
+    job.save()
+    assert values(spark, new_warehouse) == []
+
+    shown = CliRunner().invoke(main, ["quarantine", "retry", "--warehouse", new_warehouse])
+
+    assert shown.exit_code == 0, shown.output
+    assert shown.output == "3 rejects read again by declarations none: 1 can be read now\n"
+    assert [row.value for row in values(spark, new_warehouse)] == [Decimal("21.5")]
+    (kept,) = open_log(spark, new_warehouse).where("reject_reason IS NULL").collect()
+    assert [(header.key, bytes(header.value)) for header in kept.headers] == [foreign]
+
+    shown = CliRunner().invoke(main, ["replay", "--warehouse", new_warehouse])
+
+    assert shown.exit_code == 0, shown.output
+    assert [row.value for row in values(spark, new_warehouse)] == [Decimal("21.5")]
+    rejects = open_quarantine(spark, new_warehouse).orderBy("offset").collect()
+    # What the present program says of a header; and a value that was cut stays what it was.
+    assert [row.reason for row in rejects] == ["header: ce_specversion is missing", f"header: {TOO_LARGE}"]
