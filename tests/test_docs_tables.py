@@ -1,16 +1,22 @@
 """The analysts' page: every query on it runs, and every table is on it."""
 
+import math
+import random
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
+from fractions import Fraction
 from pathlib import Path
+from typing import TypeVar
 from zoneinfo import ZoneInfo
 
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from gateway.buffer.rows import Lane, Row
 from gateway.clock.gateway_clock import BootClock, BootTimes
@@ -24,8 +30,13 @@ from spark.batch_job import BatchJob
 from spark.cli import main
 from spark.log.log_table import BatchId
 from spark.views.views import VIEWS, open_all
+from spark.views.windows_view import open_windows
+from spark.windows.windows_table import LATE_S
 from tests.support.sizes import size
-from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
+from tests.support.spark_oracle import KafkaRecord
+from tests.support.spark_records import EPOCH, NOON, kafka_frame, reading, reading_headers
+
+T = TypeVar("T")
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
@@ -105,34 +116,111 @@ def test_equal_names_of_two_sites_are_two_devices_and_their_sites_are_found(
     assert not spark.sql("SELECT * FROM log WHERE reject_reason IS NOT NULL").collect()
 
 
-def test_local_days_are_whole_over_a_clock_change(spark: SparkSession, new_warehouse: str) -> None:
-    """Hourly values around both changes of a year: the second half of them late, and all of them twice."""
-    (query,) = (query for query in QUERIES if "from_utc_timestamp" in query)
-    begins = (datetime(2025, 10, 24, tzinfo=UTC), datetime(2026, 3, 27, tzinfo=UTC))
-    times = [begin + timedelta(hours=hour) for begin in begins for hour in range(96)]
-    records = [
-        replace(
-            reading(b'{"celsius": %d}' % number, reading_headers(number, time=time), offset=number, key=b"board-1"),
-            timestamp=datetime(2026, 4, 1, tzinfo=UTC),
-        )
-        for number, time in enumerate(times)
-    ]
+HOURS = 1_268
+BEGINS = datetime(2025, 9, 30, 20, tzinfo=UTC)
+SPREAD_MAX = timedelta(days=9)
+SIZES = (60, 3_600, 86_400)
+ZONES = {"Europe/Berlin": {24, 25}, "Australia/Sydney": {23, 24}, "Asia/Kathmandu": {24}}
+"""Hours that the days of this time have there; Kathmandu's begin at a quarter past."""
+
+
+def hourly_series() -> tuple[dict[datetime, Decimal], dict[datetime, datetime], list[KafkaRecord]]:
+    """A sensor's temperatures by their times; when each came first; its records, each twice and up to nine days late.
+
+    Drawn, in the shape of a series from the field: 1,268 hourly values over a clock change.
+    """
+    rng = random.Random(31)  # noqa: S311 - the same draw every time
+    series = {}
+    for hour in range(HOURS):
+        daily = 6 * math.sin(math.tau * (hour - 9) / 24)
+        value = Decimal(f"{14 - hour / 100 + daily + rng.gauss(0, 1.5):.2f}")
+        series[BEGINS + timedelta(hours=hour)] = value
+    sent = [(time + rng.random() * SPREAD_MAX, time) for time in series for _ in range(2)]
+    came: dict[datetime, datetime] = {}
+    records = []
+    for offset, (arrived, time) in enumerate(sorted(sent)):
+        came.setdefault(time, arrived)
+        headers = reading_headers((time - BEGINS) // timedelta(hours=1), time=time, device_boot="7-1a2b")
+        record = reading(f'{{"celsius": {series[time]}}}'.encode(), headers, offset=offset, key=b"board-1")
+        records.append(replace(record, timestamp=arrived))
+    return series, came, records
+
+
+Figures = tuple[int, Decimal, Decimal, Decimal, Decimal, Decimal, Decimal, Decimal]
+"""Number, least, greatest, sum, first, last, median and 95th percentile by nearest rank."""
+
+
+def figures(values: Sequence[Decimal]) -> Figures:
+    """What a window holds, computed here from its values in their order in time."""
+    ranked = sorted(values)
+    p50, p95 = (ranked[math.ceil(Fraction(percent * len(values), 100)) - 1] for percent in (50, 95))
+    return len(values), ranked[0], ranked[-1], sum(values, Decimal()), values[0], values[-1], p50, p95
+
+
+def mean(values: Sequence[Decimal], decimals: int) -> Decimal:
+    exact = Context(prec=100, rounding=ROUND_HALF_UP)
+    return exact.divide(sum(values, Decimal()), Decimal(len(values))).quantize(
+        Decimal(1).scaleb(-decimals), context=exact
+    )
+
+
+def grouped(times: Iterable[datetime], key: Callable[[datetime], T]) -> dict[T, list[datetime]]:
+    groups: dict[T, list[datetime]] = {}
+    for time in times:
+        groups.setdefault(key(time), []).append(time)
+    return groups
+
+
+def windows_of(
+    series: Mapping[datetime, Decimal], arrived: Mapping[datetime, datetime], size_s: int
+) -> dict[datetime, tuple[Decimal | int, ...]]:
+    """Figures, mean and late values of each window of a size, by its start."""
+    found: dict[datetime, tuple[Decimal | int, ...]] = {}
+    for start, times in grouped(series, lambda time: time - (time - EPOCH) % timedelta(seconds=size_s)).items():
+        values = [series[time] for time in times]
+        late = sum(arrived[time] > start + timedelta(seconds=size_s + LATE_S) for time in times)
+        found[start] = (*figures(values), mean(values, 12), late)
+    return found
+
+
+def days_of(series: Mapping[datetime, Decimal], zone: str) -> dict[date, list[Decimal]]:
+    """Values by the date that a clock shows there."""
+    days = grouped(series, lambda time: time.astimezone(ZoneInfo(zone)).date())
+    return {day: [series[time] for time in times] for day, times in days.items()}
+
+
+def test_a_series_over_a_clock_change_doubled_and_days_late_is_right_in_every_window(
+    spark: SparkSession, new_warehouse: str
+) -> None:
+    """Windows of each size, and local days by the page's query, against plain Python and its time zones."""
+    series, arrived, records = hourly_series()
     job = BatchJob(spark, new_warehouse)
-    again = [replace(record, offset=record.offset + len(records)) for record in records]
-    for batch, part in enumerate((records[::2] + again[::2], records[1::2] + again[1::2])):
+    # Where it is cut, hundreds of values have come once and come again later.
+    cut = len(records) // 3
+    for batch, part in enumerate((records[:cut], records[cut:])):
         job.take(kafka_frame(spark, part), BatchId("query", batch), {})
     job.save()
+
+    for size_s in SIZES:
+        rows = open_windows(spark, new_warehouse, size_s).withColumn("us", F.unix_micros("window_start")).collect()
+        found = {
+            EPOCH + timedelta(microseconds=row.us): (
+                *(row.n, row["min"], row["max"], row["sum"], row["first"], row["last"], row.p50, row.p95, row["mean"]),
+                row.late,
+            )
+            for row in rows
+        }
+        assert found == windows_of(series, arrived, size_s)
+
+    (query,) = (query for query in QUERIES if "from_utc_timestamp" in query)
     open_all(spark, new_warehouse)
-
-    found = {row.day: (row.n, row.min, row.max, row["mean"]) for row in spark.sql(query).collect()}
-
-    days: dict[date, list[int]] = {}
-    for number, time in enumerate(times):
-        days.setdefault(time.astimezone(ZoneInfo("Europe/Berlin")).date(), []).append(number)
-    assert found == {
-        day: (len(values), min(values), max(values), Decimal(sum(values)) / len(values)) for day, values in days.items()
-    }
-    assert (found[date(2025, 10, 26)][0], found[date(2026, 3, 29)][0]) == (25, 23)
+    for zone, lengths in ZONES.items():
+        rows = spark.sql(query.replace("Europe/Berlin", zone)).collect()
+        days = days_of(series, zone)
+        assert {row.day: (row.n, row["min"], row["max"], row["mean"]) for row in rows} == {
+            day: (len(values), min(values), max(values), mean(values, 6)) for day, values in days.items()
+        }
+        assert {len(values) for values in list(days.values())[1:-1]} == lengths
 
 
 @pytest.mark.long(seconds=10)
