@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-ENDING = (signal.SIGTERM, signal.SIGINT)
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """The signals that end a command; `ingest` has handlers of its own for them, once it has its session."""
 
 JAVA_END_S = 3.0
@@ -69,13 +69,15 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
         yield _opened(application, None, is_brief=is_brief)
         return
     scratch = Path(mkdtemp(prefix="sluice-"))
-    java: Popen[bytes] | None = None
 
     def clear() -> None:
+        java = _java()
         if java is not None:
             java.kill()
             java.wait()
         shutil.rmtree(scratch, ignore_errors=True)
+        # Else PySpark would look for that Java again, if this process runs another command.
+        SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - as above
 
     def end(number: int, _frame: object) -> None:
         # A second Ctrl-C too: it would wait for Java within this wait, for ever.
@@ -88,18 +90,16 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
 
     with _signals_waiting():
         try:
-            with _stdout_kept():
+            with _failures_told(scratch), _stdout_kept():
                 spark = _opened(application, scratch, is_brief=is_brief)
         except BaseException:
             clear()
             raise
         _hush(spark)
-        # Of `spark-submit`, which has started this process, Java is none of ours to end.
-        java = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001 - as above
         # After Spark has started: PySpark sets a handler of its own.
-        before = {number: signal.signal(number, end) for number in ENDING} if _is_main_thread() else {}
+        before = {number: signal.signal(number, end) for number in ending()} if _is_main_thread() else {}
     try:
-        with _failures_told(java, scratch):
+        with _failures_told(scratch):
             yield spark
     finally:
         with _signals_waiting():
@@ -112,12 +112,22 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
                     spark.stop()
             finally:
                 clear()
-                # Else PySpark would look for that Java again, if this process runs another command.
-                SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - as above
+
+
+def ending() -> tuple[signal.Signals, ...]:
+    """The signals that end this command: SIGHUP not where `nohup` has it ignored."""
+    return tuple(number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN)
+
+
+def _java() -> "Popen[bytes] | None":
+    """The Java that this process has started. That of `spark-submit`, which has started us, is not ours to end."""
+    from pyspark import SparkContext  # noqa: PLC0415
+
+    return getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - as above
 
 
 @contextmanager
-def _failures_told(java: "Popen[bytes] | None", scratch: Path) -> Iterator[None]:
+def _failures_told(scratch: Path) -> Iterator[None]:
     """Tell failures in words while Java is there: PySpark asks it what it has raised."""
     try:
         yield
@@ -125,7 +135,7 @@ def _failures_told(java: "Popen[bytes] | None", scratch: Path) -> Iterator[None]
         if isinstance(error, TOLD):
             raise
         found = known()
-        found.java_code = _code_of(java, error)
+        found.java_code = _code_of(_java(), error)
         keep_java_log(found, scratch)
         told = told_failure(error, found)
         if told is None:

@@ -23,7 +23,7 @@ from spark.commands.cli_options import (
     say_json,
     streams_option,
 )
-from spark.commands.command_session import session
+from spark.commands.command_session import ending, session
 from spark.engine.warehouse_folder import WarehouseInUseError, absolute, only_writer
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     kafka_options: tuple[str, ...],
     as_json: bool,  # noqa: FBT001
 ) -> None:
-    """Read Kafka into the tables until SIGTERM or Ctrl-C, which let the running batch finish.
+    """Read Kafka into the tables until SIGTERM, SIGHUP or Ctrl-C, which let the running batch finish.
 
     Started again, it goes on where it stopped. One `ingest` at a time may write a warehouse.
     """
@@ -137,7 +137,7 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     )
     stop = threading.Event()
     # After the session is there: PySpark sets a handler of its own for Ctrl-C, which cancels the running batch.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending():
         signal.signal(number, lambda *_: stop.set())
     told: dict[str, set[str]] = {}
 
@@ -313,16 +313,6 @@ def held_back_lines(transactions: "Sequence[OpenTransaction]") -> list[str]:
     return lines if more <= 0 else [*lines, f"{more} more partitions are held back"]
 
 
-    return [
-        f"lost in Kafka before it was read: topic {topic}: "
-        + ("nobody knows how many records" if None in of_topic else f"{sum(filter(None, of_topic))} records")
-        for topic, of_topic in sorted(counts.items())
-    ]
-
-
-def span_text(seconds: float) -> str:
-    """`4 s`, `12 min`, `3.5 h`, `2.1 days`."""
-    for unit, length, limit in (("s", 1, 120), ("min", 60, 7_200), ("h", 3_600, 172_800)):
 def _some(names: "Sequence[str]") -> str:
     told = ", ".join(names[:NAMES_TOLD_MAX])
     return told if len(names) <= NAMES_TOLD_MAX else f"{told} and {len(names) - NAMES_TOLD_MAX} more"
@@ -333,6 +323,16 @@ def lost_lines(losses: "Sequence[Loss]") -> list[str]:
     counts: dict[str, list[int | None]] = {}
     for loss in losses:
         counts.setdefault(loss.topic, []).append(None if loss.end is None else loss.end - loss.first)
+    return [
+        f"lost in Kafka before it was read: topic {topic}: "
+        + ("nobody knows how many records" if None in of_topic else f"{sum(filter(None, of_topic))} records")
+        for topic, of_topic in sorted(counts.items())
+    ]
+
+
+def span_text(seconds: float) -> str:
+    """`4 s`, `12 min`, `3.5 h`, `2.1 days`."""
+    for unit, length, limit in (("s", 1, 120), ("min", 60, 7_200), ("h", 3_600, 172_800)):
         if seconds < limit:
             return f"{seconds / length:.1f} {unit}" if unit == "h" else f"{seconds / length:.0f} {unit}"
     return f"{seconds / 86_400:.1f} days"

@@ -1,6 +1,7 @@
 """Failures of disks and of Java: `sluice-cloud ingest` ends with one line, loses nothing, and goes on afterwards."""
 
 import asyncio
+import json
 import os
 import random
 import re
@@ -8,11 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from demo.kafka_broker import Broker
 from spark.engine.session import SHORT_LIVED
@@ -26,6 +29,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 REFUSAL = mount_refusal()
 RECORDS = 60
+PACKS = 3_000
 
 
 async def send(broker: Broker, topic: str) -> None:
@@ -90,7 +94,7 @@ def test_a_full_disk_is_told_in_one_line_and_loses_nothing(kafka: Broker, spark:
 
 
 @pytest.mark.long(seconds=30)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_java_is_no_member_of_the_commands_group_and_ends_with_it(
     kafka: Broker, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -110,8 +114,77 @@ def test_java_is_no_member_of_the_commands_group_and_ends_with_it(
         os.killpg(process.pid, number)
         _, told = process.communicate(timeout=patience(120))
     wait_until(lambda: not Path(f"/proc/{java}").exists(), 10)
-    assert process.returncode == (0 if number == signal.SIGTERM else -number)
+    assert process.returncode == (-number if number == signal.SIGKILL else 0)
     assert said(told) == []
+    if number != signal.SIGKILL:
+        assert [path.name for path in tmp_path.iterdir() if path.name != "warehouse"] == []
+
+
+@pytest.mark.long(seconds=60)
+def test_a_batch_is_whole_after_its_python_workers_were_told_to_end(
+    kafka: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    """systemd and `docker stop` signal Spark's Python workers too: the batch is done again by the next run."""
+    topic = "device-packs"
+    pack = json.dumps([{"n": f"m{number}", "v": number} for number in range(200)]).encode()
+
+    async def send_packs() -> None:
+        await create_topic(kafka.bootstrap, topic)
+        async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap, acks="all") as producer:
+            for number in range(PACKS):
+                headers = reading_headers(number, content_type="application/senml+json")
+                await producer.send(topic, pack, key=b"42", headers=headers, partition=0)
+
+    asyncio.run(send_packs())
+    warehouse = tmp_path / "warehouse"
+    command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", kafka.bootstrap, "--json"]
+    command += ["--warehouse", str(warehouse), "--topics", topic]
+    environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert '"ready"' in process.stdout.readline()
+        (java,) = children_of(process.pid)
+        wait_until(lambda: len(descendants_of(java)) > 1, 300)
+        # As systemd does it: the command first, then all others.
+        for pid in (process.pid, java, *descendants_of(java)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        _, told = process.communicate(timeout=patience(120))
+    assert process.returncode in {0, 1}, told
+    assert len(said(told)) == process.returncode, told
+
+    assert ingest(kafka, warehouse, topic, tmp_path)[0] == 0
+    rows = open_log(spark, str(warehouse)).select("offset", F.size("metrics").alias("metrics")).collect()
+    assert sorted((row.offset, row.metrics) for row in rows) == [(offset, 200) for offset in range(PACKS)]
+
+
+@pytest.mark.long(seconds=20)
+def test_a_session_that_fails_after_java_has_started_leaves_no_java(kafka: Broker, tmp_path: Path) -> None:
+    """In a process that goes on: else Java ends with it."""
+    program = (
+        "import os, sys\n"
+        "from click.testing import CliRunner\n"
+        "from spark.cli import main\n"
+        "print(CliRunner().invoke(main, sys.argv[1:]).output)\n"
+        "print(open(f'/proc/{os.getpid()}/task/{os.getpid()}/children').read().split())\n"
+    )
+    command = [sys.executable, "-c", program, "ingest", "--bootstrap", kafka.bootstrap]
+    environment = os.environ | {"SLUICE_SPARK_MASTER": "nonsense", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [*command, "--warehouse", str(tmp_path / "warehouse")],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=patience(120),
+        check=True,
+    )
+    words, *_, children = done.stdout.strip().splitlines()
+    trace = re.fullmatch(r"Error: Spark failed: .*'nonsense'.* \(the trace is in (\S+)\)", words)
+    assert (trace is not None, children) == (True, "[]"), done.stdout
+    assert trace is not None
+    assert list(tmp_path.iterdir()) == [Path(trace[1])]
 
 
 @pytest.mark.long(seconds=20)
@@ -130,6 +203,16 @@ def test_a_java_that_is_killed_is_told_in_one_line(kafka: Broker, tmp_path: Path
     assert process.returncode == 1
     assert len(said(told)) == 1, told
     assert said(told)[0].startswith("Error: Java ended by signal 9 in the midst of the work."), told
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Children of any thread, and theirs."""
+    found = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in map(int, file.read_text().split()):
+                found += [child, *descendants_of(child)]
+    return found
 
 
 def children_of(pid: int) -> list[int]:
