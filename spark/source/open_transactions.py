@@ -69,7 +69,8 @@ def expect_readable(read: Mapping[str, TopicRead], now: Mapping[str, TopicNow]) 
                 f"partition {partition} of topic {topic} was read up to offset {read_to}, also what was not committed. "
                 f"A transaction of another producer from offset {offset} on is still open, and reading now stops "
                 "there. Nothing was read or lost. Start again once it has ended "
-                f"({abort_words(topic, partition, offset)}), or read on as before with --kafka-option isolation.level=read_uncommitted."
+                f"({abort_words(topic, partition, offset)}), or read on as before with --kafka-option "
+                "isolation.level=read_uncommitted."
             )
 
 
