@@ -195,7 +195,7 @@ def test_a_series_over_a_clock_change_doubled_and_days_late_is_right_in_every_wi
     """Windows of each size, and local days by the page's query, against plain Python and its time zones."""
     series, arrived, records = hourly_series()
     job = BatchJob(spark, new_warehouse)
-    # Where it is cut, hundreds of values have come once and come again later.
+    # Where it is cut, dozens of values have come once and come again later.
     cut = len(records) // 3
     for batch, part in enumerate((records[:cut], records[cut:])):
         job.take(kafka_frame(spark, part), BatchId("query", batch), {})
