@@ -31,7 +31,7 @@ from spark.cli import main
 from spark.log.log_table import BatchId
 from spark.views.views import VIEWS, open_all
 from spark.views.windows_view import open_windows
-from spark.windows.windows_table import LATE_S
+from spark.windows.windows_table import LATE_S, WINDOW_S
 from tests.support.sizes import size
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import EPOCH, NOON, kafka_frame, reading, reading_headers
@@ -174,11 +174,14 @@ def grouped(times: Iterable[datetime], key: Callable[[datetime], T]) -> dict[T, 
 def windows_of(
     series: Mapping[datetime, Decimal], arrived: Mapping[datetime, datetime], size_s: int
 ) -> dict[datetime, tuple[Decimal | int, ...]]:
-    """Figures, mean and late values of each window of a size, by its start."""
+    """Figures, mean and late values of each window of a size, by its start.
+
+    Late by the table's own windows, of a minute, whatever the size.
+    """
     found: dict[datetime, tuple[Decimal | int, ...]] = {}
     for start, times in grouped(series, lambda time: time - (time - EPOCH) % timedelta(seconds=size_s)).items():
         values = [series[time] for time in times]
-        late = sum(arrived[time] > start + timedelta(seconds=size_s + LATE_S) for time in times)
+        late = sum(arrived[time] > time + timedelta(seconds=WINDOW_S + LATE_S) for time in times)
         found[start] = (*figures(values), mean(values, 12), late)
     return found
 
