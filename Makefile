@@ -205,6 +205,22 @@ build/peers/benthos: $(wildcard tests/bench/benthos/*.go tests/bench/benthos/go.
 	@cd tests/bench/benthos && CGO_ENABLED=0 nice $(GO) build -o $(CURDIR)/$@ .
 	@touch $@
 
+# -- other people's MQTT clients: tests ask for these ------------------------------------------------
+build/clients/mqttjs.done: $(wildcard tests/support/mqtt_clients/mqttjs/*)
+	@mkdir -p $(@D) && rm -rf build/clients/mqttjs && cp -r tests/support/mqtt_clients/mqttjs build/clients/
+	@cd build/clients/mqttjs && npm ci --silent --ignore-scripts --no-audit --no-fund
+	@touch $@
+
+build/clients/paho-go: $(wildcard tests/support/mqtt_clients/paho-go/*)
+	@cd tests/support/mqtt_clients/paho-go && CGO_ENABLED=0 $(GO) build -o $(CURDIR)/$@ .
+	@touch $@
+
+# Built from a copy, for cargo writes a lock file beside the sources.
+build/clients/rumqttc.done: $(wildcard tests/support/mqtt_clients/rumqttc/* tests/support/mqtt_clients/rumqttc/src/*)
+	@mkdir -p build/clients/rumqttc && cp -r tests/support/mqtt_clients/rumqttc/* build/clients/rumqttc/
+	@cargo build --quiet --release --manifest-path build/clients/rumqttc/Cargo.toml --target-dir build/clients/rumqttc
+	@touch $@
+
 lock: install
 	@test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/pip install --quiet uv; }
 	build/uv/bin/uv pip compile --quiet --all-extras --generate-hashes --no-header --no-emit-index-url \

@@ -1,0 +1,43 @@
+"""The job of `tests/support/mqtt_programs.py`, done by mosquitto_pub and mosquitto_sub."""
+
+import os
+import re
+import signal
+import subprocess
+import threading
+
+HOST, PORT, NAME, SECRET, TOPIC, QOS, COMMANDS = (
+    os.environ[f"MQTT_{name}"] for name in ("HOST", "PORT", "NAME", "SECRET", "TOPIC", "QOS", "COMMANDS")
+)
+FINISHED = re.compile(r"received (?:PUBACK|PUBCOMP) \(Mid: (\d+)")
+
+
+def start(program: str, client_id: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start one with a kept session, that writes each line of its log at once."""
+    command = ["stdbuf", "--output=L", program, "-d", "-c", "-i", client_id, "-h", HOST, "-p", PORT, "-V", "311"]
+    command += ["-u", NAME, "-P", SECRET, "-q", QOS, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def receive() -> None:
+    subscriber = start("mosquitto_sub", f"{NAME}-commands", "-t", COMMANDS, "-F", "command %p")
+    assert subscriber.stdout is not None
+    for line in subscriber.stdout:
+        if line.startswith("command "):
+            print(line, end="", flush=True)
+        elif line.startswith("Subscribed "):
+            print("refused" if line.split()[-1] == "128" else "subscribed", flush=True)
+
+
+if COMMANDS:
+    threading.Thread(target=receive, daemon=True).start()
+publisher = start("mosquitto_pub", NAME, "-t", TOPIC, "-l")
+assert publisher.stdout is not None
+for line in publisher.stdout:
+    if found := FINISHED.search(line):
+        # Packet identifiers count from 1, readings from 0.
+        print("acknowledged", int(found[1]) - 1, flush=True)
+    elif "received CONNACK (0)" in line:
+        print("connected", flush=True)
+print("mosquitto_pub ended with code", publisher.wait(), flush=True)
+os.killpg(0, signal.SIGTERM)

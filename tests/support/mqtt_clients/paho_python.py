@@ -1,0 +1,60 @@
+"""The job of `tests/support/mqtt_programs.py`, done by paho of Python."""
+
+import os
+import sys
+import threading
+from typing import Any
+
+from paho.mqtt.client import Client, MQTTMessage
+from paho.mqtt.enums import CallbackAPIVersion
+
+HOST, PORT, NAME, SECRET, TOPIC, QOS, COMMANDS = (
+    os.environ[f"MQTT_{name}"] for name in ("HOST", "PORT", "NAME", "SECRET", "TOPIC", "QOS", "COMMANDS")
+)
+client = Client(CallbackAPIVersion.VERSION2, client_id=NAME, clean_session=False)
+lock = threading.Lock()
+unfinished: dict[int, str] = {}
+"""Readings by packet identifier."""
+finished: set[int] = set()
+"""Packet identifiers whose reading was finished before `publish` returned."""
+
+
+def on_publish(_client: Client, _data: Any, packet_id: int, _reason: Any, _properties: Any) -> None:
+    with lock:
+        if packet_id in unfinished:
+            print("acknowledged", unfinished.pop(packet_id), flush=True)
+        else:
+            finished.add(packet_id)
+
+
+def on_connect(_client: Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:
+    print("refused" if reason.is_failure else "connected", flush=True)
+    if COMMANDS:
+        client.subscribe(COMMANDS, int(QOS))
+
+
+def on_subscribe(_client: Client, _data: Any, _packet_id: int, reasons: list[Any], _properties: Any) -> None:
+    print("refused" if reasons[0].is_failure else "subscribed", flush=True)
+
+
+def on_message(_client: Client, _data: Any, message: MQTTMessage) -> None:
+    print("command", message.payload.decode(), flush=True)
+
+
+client.on_publish = on_publish
+client.on_connect = on_connect
+client.on_subscribe = on_subscribe
+client.on_message = on_message
+client.username_pw_set(NAME, SECRET)
+client.reconnect_delay_set(1, 1)
+client.connect_async(HOST, int(PORT))
+client.loop_start()
+for line in sys.stdin:
+    reading = line.strip()
+    packet_id = client.publish(TOPIC, reading, int(QOS)).mid
+    with lock:
+        if packet_id in finished:
+            finished.remove(packet_id)
+            print("acknowledged", reading, flush=True)
+        else:
+            unfinished[packet_id] = reading
