@@ -1,7 +1,8 @@
 # make demo   the main job on a fresh machine: sensors → gateway → Kafka → Delta tables, with an outage and an audit
 # make test   every promise and every real part, in small sizes; what it draws is always the same
 # make test-fast   those of its tests that need no server, no Java, no box, no compiler and no whole system, and are quick
-# make test-long   all tests, in their whole sizes, drawn anew each time; as root also the demo on other systems
+# make test-long   all tests, in their whole sizes, drawn anew each time; as root also the demo on other systems; with npm,
+#                  go and cargo on the PATH also MQTT clients of theirs
 # make test-slice   a thirtieth of what `make test` leaves out, chosen by the commit (SLICE=0 to 29)
 # make check  lint, format, types, layers  make lock        constraints.txt anew from pyproject.toml
 # make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)

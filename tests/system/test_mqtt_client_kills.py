@@ -109,12 +109,14 @@ def test_kills_lose_nothing_and_double_nothing_without_a_mark(kills: int, client
 
         with daemon(config, port):
             for name, (client, qos) in kinds.items():
-                job = Job(port, name, f"device/{name}/thermo", qos, f"command/{name}/#")
-                devices[name] = stack.enter_context(running(client, job))
-            all_of_them(lambda name: devices[name].subscribed)
-            for name, (client, qos) in kinds.items():
-                job = Job(port, f"{name}-operator", f"command/{name}/set", qos, window=1)
-                operators[name] = stack.enter_context(running(client, job))
+                readings = Job(port, name, f"device/{name}/thermo", qos, f"command/{name}/#")
+                devices[name] = stack.enter_context(running(client, readings))
+                commands = Job(port, f"{name}-operator", f"command/{name}/set", qos, window=1)
+                operators[name] = stack.enter_context(running(client, commands))
+            # Mosquitto's programs do not try again if the first connection fails.
+            all_of_them(lambda name: devices[name].subscribed and devices[name].connections > 0)
+            all_of_them(lambda name: operators[name].connections > 0)
+            for name in kinds:
                 operators[name].publish(COMMANDS)
                 devices[name].publish(math.inf)
         for _ in range(kills):
