@@ -330,11 +330,12 @@ class BatchJob:
     def _take_typed(
         self, typed: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None] = lambda: None
     ) -> BatchCounts:
-        return self.take_decoded(without_deleted(self.judged(typed), self._deletions), batch, before_commit)
+        return self.take_decoded(self.judged(typed), batch, before_commit)
 
     def judged(self, typed: DataFrame) -> DataFrame:
-        """Records as `typed_records` yields them, by the registry and the declarations: metrics or rejects."""
-        return without_expired(decoded(judged_sources(typed, self.owners), self.streams), self.streams)
+        """Records as `typed_records` yields them: metrics or rejects, by registry, declarations and deletions."""
+        judged = without_expired(decoded(judged_sources(typed, self.owners), self.streams), self.streams)
+        return without_deleted(judged, self._deletions)
 
     def _ask_registry(self) -> None:
         self.owners = read_owners(self.spark, self.warehouse)

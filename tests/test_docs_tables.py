@@ -71,8 +71,8 @@ def test_every_query_on_the_page_runs_and_every_table_has_one(spark: SparkSessio
         name for heading in re.findall(r"^## (.*)", PAGE, re.MULTILINE) for name in re.findall("`(.*?)`", heading)
     }
     assert headings == set(VIEWS)
-    # Those that ask for what there is find it: of each table the first.
-    by_table = {table_of(query): rows for query, rows in reversed(found.items())}
+    # Those that ask for what there is find it: of each table the first that finds something.
+    by_table = {table_of(query): rows for query, rows in reversed(found.items()) if rows}
     assert by_table["gaps"][0][2:5] == (2, 3, 2)
     assert by_table["quarantine"][0].kind == "undecodable"
     assert by_table["log"][0][2:] == (3, 0, 2)
@@ -182,7 +182,7 @@ def windows_of(
     for start, times in grouped(series, lambda time: time - (time - EPOCH) % timedelta(seconds=size_s)).items():
         values = [series[time] for time in times]
         late = sum(arrived[time] > time + timedelta(seconds=WINDOW_S + LATE_S) for time in times)
-        found[start] = (*figures(values), mean(values, 12), late)
+        found[start] = (*figures(values), mean(values, 6), late)
     return found
 
 
@@ -213,7 +213,9 @@ def test_a_series_over_a_clock_change_doubled_and_days_late_is_right_in_every_wi
             )
             for row in rows
         }
-        assert found == windows_of(series, arrived, size_s)
+        wanted = windows_of(series, arrived, size_s)
+        assert {start: (found.get(start), each) for start, each in wanted.items() if found.get(start) != each} == {}
+        assert found.keys() == wanted.keys()
 
     (query,) = (query for query in QUERIES if "from_utc_timestamp" in query)
     open_all(spark, new_warehouse)

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -204,7 +204,8 @@ class CommitLoop:
             if self.state_watch.state.failing is not None:
                 # Another program that read the file kept SQLite from writing the WAL from its start again. On a full
                 # disk no commit finds room behind its end, and only a commit that succeeds makes a checkpoint.
-                self.file.room.checkpoint()
+                with suppress(sqlite3.Error):
+                    self.file.room.checkpoint()
             outcome = self._store(due, age_due=age_due)
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing of it is acknowledged, and the thread goes on
             self._outgoing.put_back(due.confirmed, due.marks)

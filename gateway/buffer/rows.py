@@ -3,6 +3,7 @@
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -42,16 +43,19 @@ class Series(Struct, frozen=True, cache_hash=True):
         """
         content_type = self.content_type
         if self.variables:
-            # No content type has a line end, and JSON has it escaped.
-            content_type += f"\n{msgspec.json.encode(self.variables).decode()}"
+            # No content type has a line end, and JSON has it escaped. To a program that knows of no variables they are
+            # a parameter of the content type.
+            content_type += f"{_VARIABLES_FOLLOW}{msgspec.json.encode(self.variables).decode()}"
         return self.topic, self.key, self.device, self.subject, self.type, content_type
 
     @classmethod
     def of_columns(cls, columns: Sequence[str], stream: str | None = None) -> "Series":
-        """The inverse of `columns`. Raises msgspec.DecodeError, and msgspec.ValidationError."""
+        """The inverse of `columns`. Damaged variables are none."""
         topic, key, device, subject, kind, told = columns
-        content_type, line_end, variables = told.partition("\n")
-        of_route = _variables.decode(variables) if line_end else ()
+        content_type, _, variables = told.partition(_VARIABLES_FOLLOW)
+        of_route: tuple[tuple[str, str], ...] = ()
+        with suppress(msgspec.DecodeError):
+            of_route = _variables.decode(variables or "[]")
         return cls(topic, key, device, subject, kind, content_type, stream or "", of_route)
 
     @property
@@ -65,6 +69,7 @@ class Series(Struct, frozen=True, cache_hash=True):
         return self.type.startswith(OWN_TYPES)
 
 
+_VARIABLES_FOLLOW = ";\n"
 _variables = msgspec.json.Decoder(tuple[tuple[str, str], ...])
 
 

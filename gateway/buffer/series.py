@@ -2,10 +2,8 @@
 
 import sqlite3
 
-import msgspec
-
 from gateway.buffer.rows import Series
-from gateway.buffer.schema import corruption, find_one
+from gateway.buffer.schema import find_one
 from gateway.buffer.shares import Shares
 
 SERIES_MAX = 10_000
@@ -50,10 +48,7 @@ class SeriesTable:
         """What a row's series number stands for. Raises BufferFileError where this file does not know it."""
         statement = "SELECT stream, topic, key, device, subject, type, content_type FROM series WHERE number = ?"
         stream, *columns = find_one(self._connection, statement, number)
-        try:
-            return Series.of_columns(columns, stream)
-        except msgspec.DecodeError as error:
-            raise corruption("the variables of a series are none") from error
+        return Series.of_columns(columns, stream)
 
     def forget(self) -> None:
         """A transaction was rolled back: numbers that it gave are void, and are read again when needed."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.clock.arrival_buckets import LEAST_DELAY_US
 from gateway.intake.escaped_names import escape
@@ -57,8 +57,9 @@ class Destination:
     oscillator: Oscillator
     least_delay_us: int = LEAST_DELAY_US
     """Of readings that teach the sensor's clock, the quickest are under way for less than this."""
-    variables: tuple[tuple[str, str], ...] = ()
-    """The route's variables as the topic has them; none where device and Kafka topic say them all."""
+    variables: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """The route's variables as the topic has them; none where device and Kafka topic say them all. Of routes that
+    differ in nothing else, those of the first count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Route:
         names = {name: escape(value) for name, value in variables.items()} if escapes else dict(variables)
         if of.device is not None:
             names["device"] = of.device
-        # An escaped name can break the rule by its length alone.
+        # Where names are escaped, one can break the rule by its length alone.
         if not all(DEVICE_NAME.fullmatch(names[name]) for name in _VARIABLE.findall(of.key)):
             return Refusal(LONG_NAME if escapes else BAD_NAME)
         device = _filled(of.key, names)
@@ -206,8 +207,9 @@ class RouteTable:
         """The one destination of a topic, for a sender that may write as `writer` only (None: as anybody)."""
         matches = [(route, match) for route in self.routes if (match := route.match(topic)) is not None]
         # Whoever names the device of a topic means it, whatever other routes make of that topic.
-        naming = {match for route, match in matches if route.settings.device is not None}
-        found = naming or {match for _, match in matches}
+        naming = [match for route, match in matches if route.settings.device is not None]
+        # In their order.
+        found = dict.fromkeys(naming or [match for _, match in matches])
         if not found and self.fallback_topic is not None:
             # No variable names the device: the sender's credential does, a serial sensor's HELLO, or else the topic.
             named = writer or (self.serial_device(topic) if is_serial else "")

@@ -215,6 +215,12 @@ class TlsConnection(sslproto.SSLProtocol):
         if self._unread:
             self._stand_in_line()
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # typeshed leaves out what it returns
+        """Act on all that came before the peer's end: TLS closes at once, and would pass it over."""
+        while self._unread:
+            self._act_on_piece()
+        return super().eof_received()
+
     def _stand_in_line(self) -> None:
         assert self._underlying is not None  # noqa: S101 - it has read
         self._underlying.pause_reading()

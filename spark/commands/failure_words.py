@@ -19,7 +19,7 @@ from spark.source.storage_failures import explain_storage
 
 LOG_BYTES_MAX = 2_000_000
 """Of what Java has logged: more than `log4j2.properties` lets it keep."""
-TRACE_PREFIX = "sluice-cloud-"
+TRACE_PREFIX = "sluice-cloud-trace-"
 TRACE_SUFFIX = ".log"
 TRACES_MAX = 5
 """Files of traces that one user's commands leave: a service that fails all day would fill the disk with them."""

@@ -249,8 +249,8 @@ def undeclared_lines(batch: "BatchReport", told: dict[str, set[str]]) -> list[st
                 "(docs/streams.md), or its whole reading is a reject"
             )
             if len(new) >= room:
-                words += f". These are {UNDECLARED_NAMES_MAX} names: of other names of this stream nothing more is told"
-            named = _some([repr(name) for name in new[:room]])
+                words += f". With these, {UNDECLARED_NAMES_MAX} names of this stream are told, and no more will be"
+            named = ", ".join(repr(name) for name in new[:room])
             lines.append(f"{escaped(stream)}: its payloads also have {named}, which stay in `log`. {words}")
     return lines
 

@@ -160,7 +160,8 @@ def _decimal_fraction(exponent: int, mantissa: int) -> Decimal:
         return Uncomputed(of_bits(mantissa.bit_length()))
     if mantissa and exponent > EXPONENT_MAX:
         bits = exponent.bit_length()
-        return Uncomputed(f"{mantissa}E+{exponent}" if bits <= NUMBER_BITS_MAX else of_bits(bits))
+        long = f"a number whose exponent has {bits} bits"
+        return Uncomputed(long if bits > NUMBER_BITS_MAX else f"{mantissa}E+{exponent}")
     sign, digits, _ = Decimal(mantissa).as_tuple()
     # Below, it is nothing: that need not be exact.
     return Decimal((sign, digits, min(max(exponent, -EXPONENT_MAX), EXPONENT_MAX)))

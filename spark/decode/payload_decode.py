@@ -56,7 +56,7 @@ def decoded(records: DataFrame, streams: Streams = NO_STREAMS) -> DataFrame:
 
     `records` as `kafka_records.typed_records` yields them. One of `metrics` and `reject_reason` is null, or both for
     gateway events. Of these, time corrections and losses are looked into, for tables are computed by them. `BatchJob`
-    judges those that the driver reads itself: here they are good, unless they are too long.
+    judges those that the driver reads itself: here they are good.
     `undeclared` names numbers at the payload's top, at most 16, that the stream's declaration does not know, or that no
     table holds where nothing is declared of the stream's metrics; null where there are none.
     """

@@ -48,11 +48,19 @@ class OpenTransactions:
         self._found = found
 
     def untold(self, after_s: float) -> list[OpenTransaction] | None:
-        """Return those that have been open for so long, if they are others than the last time that this was asked."""
+        """Return those that are told of, if they are others than the last time that this was asked.
+
+        They have been open for `after_s`, or were told of when less was asked for.
+        """
         now_s = time.time()
-        long = [each for each in self._found.values() if now_s - each.since.timestamp() >= after_s]
-        before, self._told = self._told, {(each.topic, each.partition, each.offset) for each in long}
-        return None if before == self._told else long
+        told = {
+            name: each
+            for each in self._found.values()
+            if (name := (each.topic, each.partition, each.offset)) in self._told
+            or now_s - each.since.timestamp() >= after_s
+        }
+        before, self._told = self._told, set(told)
+        return None if before == self._told else [*told.values()]
 
 
 def expect_readable(read: Mapping[str, TopicRead], now: Mapping[str, TopicNow]) -> None:

@@ -718,10 +718,7 @@ def _add_series(found: RowContext, number: object, *texts: object) -> bool:
     known = found.series.get(number)
     if known is None or not known.stream:
         *columns, stream = cast("list[str]", texts if len(texts) > _SERIES_COLUMNS else [*texts, ""])
-        try:
-            found.series[number] = Series.of_columns(columns, stream)
-        except msgspec.DecodeError:
-            return False
+        found.series[number] = Series.of_columns(columns, stream)
     return True
 
 

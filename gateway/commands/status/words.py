@@ -574,7 +574,7 @@ def _is_mute(port: dict[str, Any]) -> bool:
 def _port_words(port: dict[str, Any]) -> str:
     """Who is at the other end, and how long ago it was heard."""
     if "units" in port:
-        return f"{port['kind']}, {counted(len(port['units']), 'unit')}"
+        return f"{port.get('kind') or 'Modbus'}, {counted(len(port['units']), 'unit')}"
     trouble = escaped(port.get("trouble") or "")
     if port["device"] is None:
         return trouble or "no sensor has said its name yet"

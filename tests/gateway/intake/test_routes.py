@@ -59,6 +59,14 @@ def test_two_routes_that_disagree_are_ambiguous_and_two_that_agree_are_not() -> 
     assert destination(agreeing.resolve("device/42/thermo", None)) == ("device-thermo", "42")
 
 
+def test_routes_that_differ_in_their_variables_alone_agree_and_the_first_tells_them() -> None:
+    routes = table(("device/{device}/{stream}", "readings"), ("device/{device}/thermo", "readings"))
+    found = routes.resolve("device/42/thermo", None)
+    assert destination(found) == ("readings", "42")
+    assert isinstance(found, Destination)
+    assert found.variables == (("device", "42"), ("stream", "thermo"))
+
+
 def test_the_fallback_takes_what_no_route_matches() -> None:
     routes = table(("device/{device}/{stream}", "device-{stream}"), fallback="strays")
     assert destination(routes.resolve("kitchen/lamp", "42")) == ("strays", "42")

@@ -29,7 +29,7 @@ def told() -> str:
 
 
 def test_the_last_few_traces_stay(scratch: Path) -> None:
-    others = [scratch / "sluice-cloud-notes.txt", scratch / "other-1.log"]
+    others = [scratch / "sluice-cloud-notes.txt", scratch / "other-1.log", scratch / "sluice-cloud-ingest.log"]
     for path in others:
         path.write_text("theirs")
     kept = []
