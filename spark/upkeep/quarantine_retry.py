@@ -70,11 +70,14 @@ def records_again(rows: DataFrame, *carried: str) -> DataFrame:
     """
     reason = F.col("reject_reason")
     is_whole = F.col("headers").isNotNull() & ~reason.startswith(HEADER + TOO_LARGE)
-    is_unread = F.coalesce(reason.startswith(HEADER) & is_whole, F.lit(False))
+    # Plain, so that of `log` only what holds such rejects is read a second time.
+    is_unread = reason.startswith(HEADER) & is_whole
     fault = F.when(reason.startswith(HEADER), F.substring(reason, len(HEADER) + 1, TEXT_CHARS_MAX)).when(
         reason.startswith(SET_ASIDE) & F.col("ce_type").isNull(), reason
     )
-    read = rows.where(~is_unread).select(*_columns_again(rows), *carried, fault.alias("header_fault"))
+    read = rows.where(~F.coalesce(is_unread, F.lit(False))).select(
+        *_columns_again(rows), *carried, fault.alias("header_fault")
+    )
     as_sent = [F.col("key").cast("binary").alias("key"), F.col("kafka_timestamp").alias("timestamp")]
     unread = rows.where(is_unread).select(
         *as_sent, "value", "topic", "partition", "offset", "headers", "topic_id", *carried
