@@ -8,8 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -51,6 +51,20 @@ def ingest(broker: Broker, warehouse: Path, topic: str, scratch: Path, enter: Se
         [*enter, *command], capture_output=True, text=True, env=environment, timeout=patience(300), check=False
     )
     return done.returncode, done.stderr
+
+
+@contextmanager
+def started_ingest(broker: Broker, warehouse: Path, topics: str, scratch: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run `sluice-cloud ingest` as a service, in a session of its own: it is there, and reads."""
+    command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", broker.bootstrap, "--json"]
+    command += ["--warehouse", str(warehouse), "--topics", topics]
+    environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED, "TMPDIR": str(scratch)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert '"ready"' in process.stdout.readline()
+        yield process
 
 
 def said(told: str) -> list[str]:
@@ -99,14 +113,7 @@ def test_java_is_no_member_of_the_commands_group_and_ends_with_it(
     kafka: Broker, tmp_path: Path, number: signal.Signals
 ) -> None:
     """SIGTERM to all of a service's processes is `docker stop` and systemd's default."""
-    command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", kafka.bootstrap, "--json"]
-    command += ["--warehouse", str(tmp_path / "warehouse"), "--topics", "device-none-of-these"]
-    environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        assert '"ready"' in process.stdout.readline()
+    with started_ingest(kafka, tmp_path / "warehouse", "device-none-of-these", tmp_path) as process:
         (java,) = children_of(process.pid)
         assert os.getsid(java) == java
         # Of systemd Java gets it too.
@@ -137,14 +144,7 @@ def test_a_batch_is_whole_after_its_python_workers_were_told_to_end(
 
     asyncio.run(send_packs())
     warehouse = tmp_path / "warehouse"
-    command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", kafka.bootstrap, "--json"]
-    command += ["--warehouse", str(warehouse), "--topics", topic]
-    environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        assert '"ready"' in process.stdout.readline()
+    with started_ingest(kafka, warehouse, topic, tmp_path) as process:
         (java,) = children_of(process.pid)
         wait_until(lambda: len(descendants_of(java)) > 1, 300)
         # As systemd does it: the command first, then all others.

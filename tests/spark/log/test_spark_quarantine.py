@@ -20,6 +20,7 @@ from spark.log.log_table import BatchId, open_log, with_topic_ids
 from spark.log.quarantine_view import open_quarantine
 from spark.log.readings_view import open_readings
 from spark.log.warehouse_version import current_version
+from spark.upkeep.device_deletion import delete_device
 from spark.views.windows_view import open_windows
 from tests.support import spark_oracle
 from tests.support.spark_oracle import KafkaRecord
@@ -154,20 +155,12 @@ def test_a_retry_counts_nothing_twice_that_came_again_meanwhile(spark: SparkSess
     assert "out-of-range: celsius" in listed.output
 
 
-@pytest.mark.long(seconds=40)
-def test_a_reading_that_was_rejected_for_a_foreign_header_can_be_read_again(
-    spark: SparkSession, new_warehouse: str
-) -> None:
-    """Of an earlier program's reject `log` has key, value and headers as they came, and nothing made of them."""
-    foreign = ("traceparent", b"00-4bf92f3577b34da6-00f067aa0ba902b7-01")
-    usual = reading_headers(1, time=NOON)
-    records = [
-        reading(b'{"t": 21.5}', [foreign, *usual], offset=1),
-        reading(b'{"t": 22.5}', usual[1:], offset=2),
-        reading(b'{"t": 23.5}', [*usual, foreign], offset=3),
-    ]
-    faults = ("the headers are not the contract's", "the headers are not the contract's", TOO_LARGE)
-    job = BatchJob(spark, new_warehouse)
+FOREIGN = ("traceparent", b"00-4bf92f3577b34da6-00f067aa0ba902b7-01")
+
+
+def reject_for_headers(spark: SparkSession, warehouse: str, records: Iterable[KafkaRecord], *faults: str) -> None:
+    """Have an earlier program's rejects in `log`: key, value and headers as they came, and nothing made of them."""
+    job = BatchJob(spark, warehouse)
     typed = typed_records(kafka_frame(spark, [reading()]))
     of_kafka = {"kafka_timestamp": NOON, "device": "42", "stream": "device-thermo", "key": "42"}
     rows = [
@@ -183,6 +176,33 @@ def test_a_reading_that_was_rejected_for_a_foreign_header_can_be_read_again(
         with_topic_ids(spark.createDataFrame(rows, typed.schema), {"device-thermo": "id-1"}), BatchId("query", 0)
     )
     job.save()
+
+
+@pytest.mark.long(seconds=20)
+def test_what_was_rejected_of_a_deleted_device_is_not_read_again(spark: SparkSession, new_warehouse: str) -> None:
+    records = [reading(b'{"t": 21.5}', [FOREIGN, *reading_headers(1, time=NOON)], offset=1)]
+    reject_for_headers(spark, new_warehouse, records, "the headers are not the contract's")
+    delete_device(spark, new_warehouse, "plant", "42")
+
+    shown = CliRunner().invoke(main, ["quarantine", "retry", "--warehouse", new_warehouse])
+
+    assert shown.exit_code == 0, shown.output
+    assert shown.output == "1 rejects read again by declarations none: 0 can be read now\n"
+    assert values(spark, new_warehouse) == []
+
+
+@pytest.mark.long(seconds=40)
+def test_a_reading_that_was_rejected_for_a_foreign_header_can_be_read_again(
+    spark: SparkSession, new_warehouse: str
+) -> None:
+    usual = reading_headers(1, time=NOON)
+    records = [
+        reading(b'{"t": 21.5}', [FOREIGN, *usual], offset=1),
+        reading(b'{"t": 22.5}', usual[1:], offset=2),
+        reading(b'{"t": 23.5}', [*usual, FOREIGN], offset=3),
+    ]
+    not_ours = "the headers are not the contract's"
+    reject_for_headers(spark, new_warehouse, records, not_ours, not_ours, TOO_LARGE)
     assert values(spark, new_warehouse) == []
 
     shown = CliRunner().invoke(main, ["quarantine", "retry", "--warehouse", new_warehouse])
@@ -191,7 +211,7 @@ def test_a_reading_that_was_rejected_for_a_foreign_header_can_be_read_again(
     assert shown.output == "3 rejects read again by declarations none: 1 can be read now\n"
     assert [row.value for row in values(spark, new_warehouse)] == [Decimal("21.5")]
     (kept,) = open_log(spark, new_warehouse).where("reject_reason IS NULL").collect()
-    assert [(header.key, bytes(header.value)) for header in kept.headers] == [foreign]
+    assert [(header.key, bytes(header.value)) for header in kept.headers] == [FOREIGN]
 
     shown = CliRunner().invoke(main, ["replay", "--warehouse", new_warehouse])
 

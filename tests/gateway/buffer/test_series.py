@@ -1,0 +1,22 @@
+"""A series' columns in the file, and what becomes of its variables there."""
+
+from msgspec.structs import replace
+
+from gateway.buffer.rows import Series
+from tests.support.buffers import entry
+
+OF_ROUTE = replace(
+    entry().series, content_type="application/json", variables=(("site", "B\u00fcro; 1\n"), ("device", "a:b"))
+)
+
+
+def test_to_an_older_program_variables_are_a_parameter_of_the_content_type() -> None:
+    told = OF_ROUTE.columns[-1]
+    assert told.partition(";")[0] == "application/json"
+    assert Series.of_columns(OF_ROUTE.columns, OF_ROUTE.stream) == OF_ROUTE
+
+
+def test_damaged_variables_are_none_and_cost_nothing_else() -> None:
+    *columns, told = OF_ROUTE.columns
+    found = Series.of_columns([*columns, told[:-2]], OF_ROUTE.stream)
+    assert found == replace(OF_ROUTE, variables=())
