@@ -28,9 +28,12 @@ _SHOWN_BYTES_MAX = 16
 _DELIMITERS = b' ,:[]{}"'
 _WITHOUT_CONTROLS = bytes.maketrans(bytes(range(32)), b" " * 32)
 _NUMBER = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][-+]?+[0-9]++)?+"
-# Delimiters, as many as there are, and what stands behind them: a text, with its colon if that has a value; a value; a
-# colon that no value follows, and then the empty group 1; or a word that is no value, which is group 2. No byte is
-# tried more than a few times: repetitions are possessive, and the alternatives differ in their first byte.
+# Delimiters, as many as there are, and one of these behind them:
+# - a text, with its colon if that has a value;
+# - a value;
+# - a colon that no value follows: the empty group 1 stands behind it;
+# - a word that is no value: group 2.
+# No byte is tried more than a few times: repetitions are possessive, and the alternatives differ in their first byte.
 _ITEM = re.compile(
     rb'[ ,\[\]{}]*+(?:"(?:[^"\\]++|\\.)*+"?+(?::(?! *+[,\]}]))?+|(?:true|false|null|%b)(?![^ ,:\[\]{}"])'
     rb'|:(?= *+[,\]}])()|:|([^ ,:\[\]{}"]++))?+' % _NUMBER,
