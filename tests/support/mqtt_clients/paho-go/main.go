@@ -43,7 +43,8 @@ func main() {
 		token := client.Publish(job("TOPIC"), qos, false, reading)
 		go func() {
 			if token.Wait() && token.Error() != nil {
-				fmt.Println("failed", token.Error())
+				// The write failed. The client keeps the message, and sends it on its next connection.
+				fmt.Println("untold", reading)
 			} else {
 				fmt.Println("acknowledged", reading)
 			}
