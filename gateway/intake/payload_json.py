@@ -34,9 +34,10 @@ _NUMBER = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][-+]?+[0-9]++)?+"
 # - a colon that no value follows: the empty group 1 stands behind it;
 # - a word that is no value: group 2.
 # No byte is tried more than a few times: repetitions are possessive, and the alternatives differ in their first byte.
+# None of these repetitions holds a group. Python 3.11.2 (Debian 12) then tells wrong groups now and then (gh-101955).
 _ITEM = re.compile(
     rb'[ ,\[\]{}]*+(?:"(?:[^"\\]++|\\.)*+"?+(?::(?! *+[,\]}]))?+|(?:true|false|null|%b)(?![^ ,:\[\]{}"])'
-    rb'|:(?= *+[,\]}])()|:|([^ ,:\[\]{}"]++))?+' % _NUMBER,
+    rb'|:(?= *+[,\]}])()|:|([^ ,:\[\]{}"]++))?' % _NUMBER,
     re.DOTALL,
 )
 _PLACE = re.compile(r"\(byte ([0-9]+)\)")
