@@ -171,7 +171,7 @@ def test_a_session_that_fails_after_java_has_started_leaves_no_java(kafka: Broke
         "print(open(f'/proc/{os.getpid()}/task/{os.getpid()}/children').read().split())\n"
     )
     command = [sys.executable, "-c", program, "ingest", "--bootstrap", kafka.bootstrap]
-    environment = os.environ | {"SLUICE_SPARK_MASTER": "nonsense", "TMPDIR": str(tmp_path)}
+    environment = os.environ | {"SLUICE_SPARK_MASTER": "local[nonsense]", "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [*command, "--warehouse", str(tmp_path / "warehouse")],
         capture_output=True,
@@ -181,7 +181,7 @@ def test_a_session_that_fails_after_java_has_started_leaves_no_java(kafka: Broke
         check=True,
     )
     words, *_, children = done.stdout.strip().splitlines()
-    trace = re.fullmatch(r"Error: Spark failed: .*'nonsense'.* \(the trace is in (\S+)\)", words)
+    trace = re.fullmatch(r"Error: Spark failed: .*local\[nonsense\].* \(the trace is in (\S+)\)", words)
     assert (trace is not None, children) == (True, "[]"), done.stdout
     assert trace is not None
     assert list(tmp_path.iterdir()) == [Path(trace[1])]
