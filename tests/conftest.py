@@ -7,7 +7,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from tests.support.sizes import SEED, WHOLE, slice_of
+from tests.support.sizes import SEED, WHOLE, size, slice_of
 
 pytest_plugins = [
     "tests.support.fixtures_boxes",
@@ -19,7 +19,12 @@ pytest_plugins = [
 # A slow machine is no finding: how long an example takes is measured in benches. What `make test` draws is always the
 # same; `make test-long` draws anew, and prints what brings back a failure.
 settings.register_profile(
-    "sluice", deadline=None, derandomize=not WHOLE, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "sluice",
+    max_examples=size(30, 100),
+    deadline=None,
+    derandomize=not WHOLE,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("sluice")
 # What commands print must not depend on whose terminal this is, or on whether tests run side by side.

@@ -97,6 +97,7 @@ def test_who_speaks_in_anothers_topic_or_in_anothers_name_is_a_reject_and_costs_
     assert retry(job).read == 0
 
 
+@pytest.mark.long(seconds=25)
 def test_a_replay_judges_all_records_by_the_registry_as_it_is_then(spark: SparkSession, new_warehouse: str) -> None:
     """Whose topics are others now: what was believed is a reject, and what was a reject is read, heartbeats too."""
     load_registry(spark, new_warehouse, REGISTRY)
