@@ -338,7 +338,7 @@ class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):
     content_type: str = "application/json"
     identity: PayloadIdentity = "none"
     """How the payload says who took it: the sensor's `boot` and `seq`, and its `tick` where it has one. `json`: members
-    of a JSON object. `cbor`: the same of a CBOR map. `binary`: 17 bytes before the value. See PAYLOADS.md."""
+    of a JSON object. `cbor`: the same of a CBOR map. `binary`: 17 bytes before the value. See docs/payloads.md."""
     time: TimeSource = "auto"
     """When a reading was taken. `auto`: by the sensor's tick where its identity carries one, else when it came in.
     `tick`: the same, and those without one are counted. `receipt`: when it came in, whatever it says. `senml`: what a

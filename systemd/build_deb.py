@@ -40,7 +40,7 @@ _PLACES = {
     "sluice.avahi.service": "etc/avahi/services/sluice.service",
 }
 """Files of this folder, and where they go."""
-_PAGES = ("gateway/README.md", "gateway/EVENTS.md", "gateway/PAYLOADS.md", "gateway/SERIAL.md", "docs/threat-model.md")
+_PAGES = ("docs/install.md", "docs/kafka-records.md", "docs/payloads.md", "docs/serial.md", "docs/threat-model.md")
 """The installers' pages: where there is no network they are on the box, under their own names."""
 
 

@@ -33,8 +33,8 @@ from spark.cli import main as cloud
 ROOT = Path(__file__).parent.parent
 READMES = (ROOT / "README.md", ROOT / "gateway" / "README.md")
 """The one for everybody, and the installers' page."""
-EVENTS = ROOT / "gateway" / "EVENTS.md"
-PAYLOADS = ROOT / "gateway" / "PAYLOADS.md"
+EVENTS = ROOT / "docs" / "kafka-records.md"
+PAYLOADS = ROOT / "docs" / "payloads.md"
 COMMON = {"--help", "--version", "--config", "--json", "--warehouse", "--bootstrap"}
 """Options that many commands have: the README need not have them beside each."""
 

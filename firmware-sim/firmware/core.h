@@ -28,7 +28,7 @@ enum {
 /* Start with an empty ring at sequence 0. */
 void core_start(void);
 
-/* Put a sample into the ring; a full ring drops its oldest one, sent or not: FRAMES.md's `oldest` moves on, and the
+/* Put a sample into the ring; a full ring drops its oldest one, sent or not: docs/frames.md's `oldest` moves on, and the
  * gateway, which knows what it has stored, counts as lost what it has not. Hundredths of a degree Celsius. */
 void core_take(uint32_t tick_ms, int16_t centi_celsius);
 

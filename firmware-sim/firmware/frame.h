@@ -1,4 +1,4 @@
-/* Frames as ../FRAMES.md has them: COBS, CRC-32, a zero byte at the end. No hardware, so that it runs on a host too. */
+/* Frames as docs/frames.md has them: COBS, CRC-32, a zero byte at the end. No hardware, so that it runs on a host too. */
 #ifndef FRAME_H
 #define FRAME_H
 

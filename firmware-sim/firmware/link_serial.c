@@ -1,4 +1,4 @@
-/* The serial link: HELLO, DATA, ACK, PROBE and REPLY as ../FRAMES.md has them. */
+/* The serial link: HELLO, DATA, ACK, PROBE and REPLY as docs/frames.md has them. */
 #include <string.h>
 
 #include "board.h"

@@ -98,7 +98,7 @@ void fuzz_take(const uint8_t *bytes, uint16_t length, uint32_t now_ms)
 	(void)now_ms;
 	for (uint16_t i = 0; i < length; i++) {
 		if (bytes[i]) {
-			fuzz_check(gateway.length < sizeof gateway.frame, "no frame is longer than FRAMES.md says");
+			fuzz_check(gateway.length < sizeof gateway.frame, "no frame is longer than docs/frames.md says");
 			gateway.frame[gateway.length++] = bytes[i];
 		} else {
 			if (gateway.begun)

@@ -13,7 +13,7 @@ from gateway.clock.tick_counter import ORDER_SLACK_US, SAMPLE_TICK_US
 LEAST_DELAY_US = 50_000
 """Of BUCKET_ARRIVALS readings one at least was under way for less than this (`least_delay_ms` of a route says more); of
 half as many, for less than twice this. Nothing proves it: it is what a network does that is not always congested. Which
-one that was is not assumed. All else about arrivals is certain (docs/decisions/quick-arrivals.md)."""
+one that was is not assumed. All else about arrivals is certain (docs/decisions/001-quick-arrivals.md)."""
 BUCKET_US = 10_000_000
 """Arrivals of this time at least, and at first, give one observation."""
 BUCKET_US_LONG = 120_000_000
@@ -223,7 +223,7 @@ class Bucket:
         """What follows if one of these arrivals was under way for less than `delay_us`, whichever it was.
 
         `changed_us` is what the rate may have changed by since the first, as time. The proof stands in
-        docs/decisions/quick-arrivals.md.
+        docs/decisions/001-quick-arrivals.md.
         """
         slow, fast = self._rates
         (first_tick_us, first_us), (last_tick_us, last_us) = self.quick_if_slow, self.quick_if_fast

@@ -25,7 +25,7 @@ T = TypeVar("T")
 _UNKNOWN = "-"
 _NO_LISTENER = (
     "no sensor logs in here, for gateway.toml has no [mqtt_listener]; write that section (the page for installers, "
-    "gateway/README.md, has an example) or run sluice setup again, then add devices"
+    "docs/install.md, has an example) or run sluice setup again, then add devices"
 )
 _ANYBODY = (
     "mqtt_listener.anonymous is true: whoever reaches the port may write as any device, whatever secrets there are; "

@@ -41,7 +41,7 @@ _VARIABLE_NAME = re.compile(r"\{[^{}/]*\}")
 
 _NO_FILE = (
     "there is no such file; write one (sudo sluice setup asks what has to be in it, and writes it; the page for "
-    "installers, gateway/README.md, has an example), or say with --config where it is"
+    "installers, docs/install.md, has an example), or say with --config where it is"
 )
 _NOT_YOURS = "this user may not read it; run this with sudo, or as the user that sluice runs as"
 _NO_DIGEST = (

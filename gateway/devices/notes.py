@@ -26,7 +26,7 @@ _A: dict[Kind, str] = {"rc": "an RC oscillator", "ceramic": "a ceramic resonator
 NO_ANSWER = "no answer to a PROBE yet"
 NEVER_ANSWERED = (
     "readings come with a tick, but no PROBE is answered: no time until one is; compare the firmware with "
-    "firmware-sim/FRAMES.md"
+    "docs/frames.md"
 )
 LEARNING = "the clock is being learnt: that takes some readings of one boot; look again after a minute"
 NO_CLOCK = (

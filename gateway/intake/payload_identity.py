@@ -1,6 +1,6 @@
 """Who took a reading, as its payload says it: the sensor's boot, sequence and tick, by the layout that its route names.
 
-PAYLOADS.md describes the layouts.
+docs/payloads.md describes the layouts.
 """
 
 import re

@@ -1,6 +1,6 @@
 """When a reading was taken, as its payload says it: SenML (RFC 8428), or a timestamp in milliseconds.
 
-PAYLOADS.md describes both. What is said here is judged elsewhere: see `clock.sensor_dates`.
+docs/payloads.md describes both. What is said here is judged elsewhere: see `clock.sensor_dates`.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The gateway's side of one serial line as a state machine without I/O: bytes and time in; events, bytes out.
 
-The rules are those of firmware-sim/FRAMES.md, "Who does what".
+The rules are those of docs/frames.md, "Who does what".
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The frames of a serial line, as firmware-sim/FRAMES.md defines them: COBS, CRC-32 and six frame types."""
+"""The frames of a serial line, as docs/frames.md defines them: COBS, CRC-32 and six frame types."""
 
 import re
 import struct

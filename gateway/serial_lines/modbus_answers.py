@@ -65,7 +65,7 @@ def find_answer(received: bytes, asked: bytes, request: Request, searched: int =
 
 
 def other_words(received: bytes, asked: bytes, request: Request) -> str:
-    """What came instead, where `find_answer` finds no answer; the causes and what to do stand in SERIAL.md.
+    """What came instead, where `find_answer` finds no answer; the causes and what to do stand in docs/serial.md.
 
     Whatever has a right CRC was not damaged: it is told by its unit, function and length.
     """

@@ -372,7 +372,7 @@ class FrameLine(PortLine):
                     if event.device == UNPROVISIONED:
                         log.warning(
                             "a board without an EEPROM image calls itself 'unprovisioned', as any other would: write "
-                            "one (firmware-sim/README.md)",
+                            "one (docs/firmware.md)",
                             port=self.name,
                         )
                     self._begin_recall(event)

@@ -6,7 +6,7 @@ from spark.decode.codec_declarations import Endian, LayoutField, Stream
 from spark.decode.codec_numbers import Result, UndecodableError, float_decimal, of_object
 
 HEADER_BYTES = 17
-"""The gateway's identity header (`gateway/PAYLOADS.md`): version, boot counter, incarnation, sequence, tick."""
+"""The gateway's identity header (`docs/payloads.md`): version, boot counter, incarnation, sequence, tick."""
 HEADER_VERSION = 1
 SIZES = {"u8": 1, "i8": 1, "u16": 2, "i16": 2, "u32": 4, "i32": 4, "u64": 8, "i64": 8, "f32": 4, "f64": 8}
 

@@ -1,4 +1,4 @@
-"""The body of a time correction, which a gateway sends once it has learnt its clock (`gateway/EVENTS.md`)."""
+"""The body of a time correction, which a gateway sends once it has learnt its clock (`docs/kafka-records.md`)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What gateways told of readings that are gone for good (`gateway/EVENTS.md`), as rows."""
+"""What gateways told of readings that are gone for good (`docs/kafka-records.md`), as rows."""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name

@@ -1,4 +1,4 @@
-"""Sensors on pseudo-terminals that speak firmware-sim/FRAMES.md, many in one process: the load of `ports`.
+"""Sensors on pseudo-terminals that speak docs/frames.md, many in one process: the load of `ports`.
 
 python -m tests.bench.serial_feeder --directory D --ports 64 --seconds 30 [--rate 10] [--piece-bytes 8]
 

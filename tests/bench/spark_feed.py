@@ -179,7 +179,7 @@ class Feed:
         yield from self._add(due, lane.series[0], 0, row, at_us + self._boot_us)
 
     def _heartbeat_body(self, due: Due) -> dict[str, object]:
-        """As `gateway/EVENTS.md` has it, but for rows and bytes, which no table depends on."""
+        """As `docs/kafka-records.md` has it, but for rows and bytes, which no table depends on."""
         scenario = self.scenario
         pending = []
         low_s = due.at_s

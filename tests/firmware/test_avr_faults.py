@@ -175,7 +175,7 @@ def test_the_version_is_that_of_the_whole_project() -> None:
 
 
 def test_the_gateway_of_the_page_about_boards_is_one(tmp_path: Path) -> None:
-    page = (PROJECT / "firmware-sim" / "README.md").read_text()
+    page = (PROJECT / "docs" / "firmware.md").read_text()
     (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     path = tmp_path / "gateway.toml"
     path.write_text(example)

@@ -211,13 +211,13 @@ def test_a_build_over_budget_fails_and_says_by_how_much(tmp_path: Path, limit: s
 
 
 def test_the_sizes_in_the_readme_are_those_of_the_build(firmwares: dict[Build, Path]) -> None:
-    readme = (PROJECT / "firmware-sim" / "README.md").read_text()
+    readme = (PROJECT / "docs" / "firmware.md").read_text()
     for build in firmwares:
         assert (BUILD / f"sensor-{build}.size").read_text() in readme
 
 
 def test_a_chip_with_more_ram_and_a_larger_ring_is_built_by_the_readmes_words(tmp_path: Path) -> None:
-    readme = (PROJECT / "firmware-sim" / "README.md").read_text()
+    readme = (PROJECT / "docs" / "firmware.md").read_text()
     (words,) = re.findall(r"make -C firmware-sim (.* MCU=atmega1284p \\\n +.*)", readme)
     arguments = [f"BUILD={tmp_path}" if word.startswith("BUILD=") else word for word in words.split() if word != "\\"]
     assert "DEFINES=-DRING_SAMPLES=256" in arguments

@@ -105,7 +105,7 @@ class Account:
 
 
 def known_of(ledger: str, samples: str) -> Known:
-    """Read a board's ledger (a JSON line for each boot) and its samples (CSV; firmware-sim/README.md)."""
+    """Read a board's ledger (a JSON line for each boot) and its samples (CSV; docs/firmware.md)."""
     known = Known()
     device_of: dict[str, str] = {}
     runs = [json.loads(line) for line in ledger.splitlines()]

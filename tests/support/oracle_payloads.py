@@ -1,6 +1,6 @@
 """What payloads hold, read in plain Python. No Spark in here, and none of the project's decoders.
 
-Written from what `docs/streams.md` and the gateway's PAYLOADS.md promise: where the two disagree, one of them is wrong.
+Written from what `docs/streams.md` and the gateway's docs/payloads.md promise: where the two disagree, one of them is wrong.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The promise from end to end: what the front door acknowledged is in `readings`, or a copy or conflict of what is.
 
 Routes, topics, devices and payloads are drawn. Readings go through the real front door and buffer, become Kafka records
-by the real encoder, and are read as the cloud reads them. The model beside it is written from PAYLOADS.md.
+by the real encoder, and are read as the cloud reads them. The model beside it is written from docs/payloads.md.
 """
 
 import asyncio
@@ -144,7 +144,7 @@ def payload_of(message: Message, boot: tuple[int, int], identity: PayloadIdentit
 
 
 def counter_name(topic: str | None, device: str, stream: str) -> str:
-    """By PAYLOADS.md: each MQTT topic may count for itself; what comes in over serial lines counts by Kafka topic."""
+    """By docs/payloads.md: each MQTT topic may count for itself; what comes in over serial lines counts by Kafka topic."""
     if topic is not None:
         return topic
     return f"device/{device}/{stream.removeprefix('device-')}" if stream.startswith("device-") else f"in {stream}"

@@ -1,4 +1,4 @@
-"""A site's own topics, as `gateway/README.md` has them: its Kafka user can write in no other site's."""
+"""A site's own topics, as `docs/install.md` has them: its Kafka user can write in no other site's."""
 
 import asyncio
 import json

@@ -34,7 +34,7 @@ def test_an_example_of_each_layout() -> None:
     identity = Identity("7-1a2b3c4d", 123, 456789)
     assert OF_JSON(b'{"celsius":21.53,"boot":"7-1a2b3c4d","seq":123,"tick":456789}') == identity
     assert OF_CBOR(cbor2.dumps(MEMBERS)) == identity
-    # The bytes of PAYLOADS.md.
+    # The bytes of docs/payloads.md.
     assert OF_BINARY(bytes.fromhex("01 07000000 4d3c2b1a 7b000000 55f80600 32312e3533")) == identity
     assert reader("none") is None
 

@@ -69,7 +69,7 @@ def test_a_payload_is_shown_by_its_numbers_and_short_texts() -> None:
 
 
 def test_cbor_and_what_stands_behind_a_binary_identity_are_shown() -> None:
-    """The examples of PAYLOADS.md."""
+    """The examples of docs/payloads.md."""
     cbor = bytes.fromhex(
         "a46763656c73697573fb403587ae147ae14864626f6f746a372d316132623363346463736571187b647469636b1a0006f855"
     )

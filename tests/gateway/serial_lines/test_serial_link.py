@@ -563,7 +563,7 @@ def test_a_sensor_that_says_anything_at_all_neither_raises_nor_fills_memory(step
 
 
 class ModelSensor:
-    """A sensor by FRAMES.md, with a ring of 6 and a window of 4; it checks what every ACK promises."""
+    """A sensor by docs/frames.md, with a ring of 6 and a window of 4; it checks what every ACK promises."""
 
     def __init__(self, disk: set[tuple[int, int]]) -> None:
         self.disk = disk

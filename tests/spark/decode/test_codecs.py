@@ -116,7 +116,7 @@ def test_a_packed_payload_is_read_by_its_layout() -> None:
 
 
 def test_the_gateways_header_stands_in_front() -> None:
-    # The example of gateway/PAYLOADS.md, with a value of two bytes.
+    # The example of docs/payloads.md, with a value of two bytes.
     header = bytes.fromhex("01070000004d3c2b1a7b00000055f80600")
     stream = Stream("t", "binary", layout=(LayoutField("t", "u16"),), endian="big", header=True)
 
@@ -201,7 +201,7 @@ def test_no_bytes_make_the_decoders_fail_in_another_way(payload: bytes) -> None:
 @pytest.mark.parametrize(
     ("written", "metrics"),
     [
-        # gateway/PAYLOADS.md
+        # docs/payloads.md
         (
             "a46763656c73697573fb403587ae147ae14864626f6f746a372d316132623363346463736571187b647469636b1a0006f855",
             {"celsius": "21.53"},
