@@ -5,6 +5,7 @@
 #                  go and cargo on the PATH also MQTT clients of theirs
 # make test-slice   a thirtieth of what `make test` leaves out, chosen by the commit (SLICE=0 to 29)
 # make check  lint, format, types, layers  make lock        constraints.txt anew from pyproject.toml
+# make docs   docs/settings.md and docs/commands.md anew from the code
 # make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)
 # make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)
 # make bench-uplink    how the way to Kafka drains, comes back and what it costs (as root; see tests/bench/uplink.py)
@@ -39,7 +40,7 @@ SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 unexport PYTHONDONTWRITEBYTECODE
 COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd firmware-sim
 
-.PHONY: always demo test test-fast test-long test-slice test-tools check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-install peers
+.PHONY: always demo test docs test-fast test-long test-slice test-tools check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-install peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -221,6 +222,9 @@ build/clients/rumqttc.done: $(wildcard tests/support/mqtt_clients/rumqttc/* test
 	@mkdir -p build/clients/rumqttc && cp -r tests/support/mqtt_clients/rumqttc/* build/clients/rumqttc/
 	@cargo build --quiet --release --manifest-path build/clients/rumqttc/Cargo.toml --target-dir build/clients/rumqttc
 	@touch $@
+
+docs: install
+	@$(BIN)/python -m tests.support.generated_pages
 
 lock: install
 	@test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/pip install --quiet uv; }
