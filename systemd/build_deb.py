@@ -40,8 +40,6 @@ _PLACES = {
     "sluice.avahi.service": "etc/avahi/services/sluice.service",
 }
 """Files of this folder, and where they go."""
-_PAGES = ("docs/install.md", "docs/kafka-records.md", "docs/payloads.md", "docs/serial.md", "docs/threat-model.md")
-"""The installers' pages: where there is no network they are on the box, under their own names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +130,10 @@ def _write_documents(root: Path, release: Release, inside: Sequence[deb_document
     deb_documents.write_licences(inside, folder / "licenses")
     (folder / "copyright").write_text(deb_documents.copyright_text(inside))
     (folder / "sbom.cdx.json").write_text(deb_documents.sbom(PACKAGE, release.version, inside, made))
-    for page in _PAGES:
-        (folder / page).parent.mkdir(exist_ok=True)
-        shutil.copyfile(ROOT / page, folder / page)
+    # An installer may have no network.
+    (folder / "docs").mkdir()
+    for page in (ROOT / "docs").glob("*.md"):
+        shutil.copyfile(page, folder / "docs" / page.name)
     for name, text in (
         ("changelog.upstream", (ROOT / "CHANGELOG.md").read_text()),
         (

@@ -1,10 +1,11 @@
-"""What there is and what is told of it are the same: every command and option, in the README and in `--help`."""
+"""The pages are true: commands, settings, examples, headers, events, reasons and packages are as the code has them."""
 
+import ast
 import configparser
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -27,16 +28,14 @@ from gateway.kafka.topics import ADMIN_CONFIG
 from gateway.reading import SENSOR_DROPPED
 from gateway.record_contract import DEVICE, HEADER_NAMES, NAME_RULE, TIME_ERROR_UNKNOWN_US
 from gateway.serial_lines.text_link import TOO_LONG
-from gateway.settings import DEFAULT_CONFIG
 from spark.cli import main as cloud
+from tests.support import generated_pages
 
 ROOT = Path(__file__).parent.parent
-READMES = (ROOT / "README.md", ROOT / "gateway" / "README.md")
-"""The one for everybody, and the installers' page."""
-EVENTS = ROOT / "docs" / "kafka-records.md"
-PAYLOADS = ROOT / "docs" / "payloads.md"
-COMMON = {"--help", "--version", "--config", "--json", "--warehouse", "--bootstrap"}
-"""Options that many commands have: the README need not have them beside each."""
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
+EVENTS = DOCS / "kafka-records.md"
+PAYLOADS = DOCS / "payloads.md"
 
 
 def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -68,24 +67,26 @@ def options(command: click.Command) -> dict[str, click.Option]:
     }
 
 
-def told() -> str:
-    return "\n".join(readme.read_text() for readme in READMES)
-
-
 def told_commands() -> set[tuple[str, ...]]:
-    """What the README calls, as far as it is words: `sluice buffer ls` in code, not what follows it."""
-    code = re.findall(r"`+[^`]+`+", told())
+    """Commands that pages call, as far as they are words: `sluice buffer ls` in code, not what follows it."""
+    code = [found for page in PAGES for found in re.findall(r"`+[^`]+`+", page.read_text())]
     called = re.findall(r"(?:^|[\s`])(sluice(?:-cloud)?(?: [a-z]+)+)", "\n".join(code))
     return {tuple(words.split()) for words in called}
 
 
-@by_name
-def test_the_readme_tells_of_every_command(path: tuple[str, ...], command: click.Command) -> None:
-    assert command.name == path[-1]
-    assert any(told[: len(path)] == path for told in told_commands()), f"say in the README what `{' '.join(path)}` does"
+@pytest.mark.parametrize(
+    ("page", "made"), [("settings.md", generated_pages.settings_page), ("commands.md", generated_pages.commands_page)]
+)
+def test_pages_that_follow_from_the_code_are_as_it_says(page: str, made: Callable[[], str]) -> None:
+    assert (DOCS / page).read_text() == made(), "run make docs"
 
 
-def test_the_readme_tells_of_no_command_that_is_not_there() -> None:
+def test_the_page_of_commands_has_each() -> None:
+    titles = re.findall(r"(?m)^### `([a-z -]+[a-z])", (DOCS / "commands.md").read_text())
+    assert titles == [" ".join(path) for path, _ in ALL]
+
+
+def test_no_page_tells_of_a_command_that_is_not_there() -> None:
     # Words may follow a command (`sluice buffer peek and ...` is none of ours); what it begins with must be there.
     known = {path for path, _ in ALL}
     groups = {path[:length] for path in known for length in range(1, len(path))}
@@ -94,26 +95,27 @@ def test_the_readme_tells_of_no_command_that_is_not_there() -> None:
         assert beginnings & known or told in groups, " ".join(told)
 
 
-@of_gateway
-def test_the_readme_tells_of_every_option(path: tuple[str, ...], command: click.Command) -> None:
-    lines = "\n".join(line for line in told().splitlines() if " ".join(path) in line)
-    for option in options(command).keys() - COMMON:
-        assert re.search(rf"(?<![\w-]){option}\b", lines), f"say beside `{' '.join(path)}` what {option} does"
+@pytest.mark.parametrize(
+    "page", [ROOT / "ARCHITECTURE.md", *PAGES, *(DOCS / "decisions").glob("*.md")], ids=lambda page: page.name
+)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for place, title in re.findall(r"\]\(([^)#\s:]*)(?:#([^)\s]+))?\)", page.read_text()):
+        target = page.parent / place if place else page
+        assert target.exists(), f"{page.name} links to {place}"
+        if title:
+            assert title in titles_of(target), f"{page.name} links to {place}#{title}"
 
 
-def test_the_readme_tells_of_no_option_of_the_gateways_that_is_not_there() -> None:
-    lines = [line for line in told().splitlines() if line.startswith("| `sluice ")]
-    assert lines
-    known = {option for _, command in SLUICE for option in options(command)}
-    for line in lines:
-        assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)) <= known, line
+def titles_of(page: Path) -> set[str]:
+    """Titles as GitHub links to them."""
+    titles = re.findall(r"(?m)^#+ (.*)$", page.read_text())
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_the_installers_page_says_above_the_commands_which_settings_they_read() -> None:
-    above, table = READMES[1].read_text().split("| command | |\n", 1)
-    words = f"Every command reads `{DEFAULT_CONFIG}`, or what `--config PATH` names."
-    assert words in above
-    assert "--config" not in table.partition("\n\n")[0], "it is said once"
+def test_the_readme_is_one_screen_for_a_stranger() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 110
+    assert max(map(len, lines)) <= 160
 
 
 @by_name
@@ -142,8 +144,14 @@ def test_the_example_in_the_help_can_be_called(
     command.make_context(path[-1], words[len(path) :])
 
 
+def toml_of(page: str) -> list[str]:
+    return re.findall(r"```toml\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+
+
 def test_the_installers_examples_are_settings(tmp_path: Path) -> None:
-    whole, uplink, own_topics, names, broker = re.findall(r"```toml\n(.*?)```", READMES[1].read_text(), re.DOTALL)
+    whole = toml_of("install.md")[0]
+    uplink, own_topics = toml_of("kafka.md")
+    names, broker = toml_of("mqtt.md")
     path = tmp_path / "gateway.toml"
     path.write_text(whole)
     settings = config_file.load(path)
@@ -164,7 +172,7 @@ def test_the_installers_examples_are_settings(tmp_path: Path) -> None:
     assert all(topic.startswith("site7.") for topic in topics)
     path.write_text(whole + broker + names)
     routes = config_file.route_table(config_file.load(path))
-    section = READMES[1].read_text().partition("## Names of devices\n")[2].partition("\n## ")[0]
+    section = (DOCS / "mqtt.md").read_text().partition("## Names of devices\n")[2].partition("\n## ")[0]
     for topic, device in {
         "zigbee2mqtt/Living room": "living-room",
         "zigbee2mqtt/Wohnzimmer Lampe": "x--Wohnzimmer-20-Lampe",
@@ -263,7 +271,7 @@ def test_the_unit_starts_again_for_ever_and_holds_nothing_that_systemd_does_not_
 
 
 def test_the_rights_that_the_gateway_needs_are_given_by_the_installers_commands() -> None:
-    page = READMES[1].read_text().replace("\\\n", "")
+    page = (DOCS / "kafka.md").read_text().replace("\\\n", "")
     *commands, own_topics = re.findall(r"(?m)^ *(kafka-acls\.sh .*)$", page)
     assert len(commands) == 2
     for command in (*commands, own_topics):
@@ -273,14 +281,14 @@ def test_the_rights_that_the_gateway_needs_are_given_by_the_installers_commands(
     assert re.findall(r"--topic (\S+)", own_topics) == ["site7."]
 
 
-def test_the_map_names_every_module_of_the_gateway_and_none_that_is_gone() -> None:
-    named = set()
-    for line in (ROOT / "ARCHITECTURE.md").read_text().splitlines():
-        # A name without a folder stands in the folder before it; tests, whose names are unique, anywhere.
-        folder = ""
-        for before, name in re.findall(r"`((?:[a-z_-]+/)*)([a-z0-9_]+\.py)`", line):
-            folder = before or folder
-            named.add(name if name.startswith("test_") and not before else folder + name)
-    there = {str(module.relative_to(ROOT)) for module in (ROOT / "gateway").rglob("*.py")}
-    assert {module for module in there if not module.endswith("/__init__.py")} <= named
-    assert not [path for path in named if not any(ROOT.glob(path if "/" in path else f"[!.]*/**/{path}"))]
+def test_the_map_names_every_package_by_its_own_words_and_no_file_that_is_gone() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    for packages in ("gateway", "spark"):
+        _, _, table = text.partition(f"| {packages}/ | |\n")
+        lines = dict(re.findall(r"(?m)^\| `([a-z_]+)/` \| (.*) \|$", table.partition("\n\n")[0]))
+        assert lines == {
+            package.parent.name: ast.get_docstring(ast.parse(package.read_text()))
+            for package in (ROOT / packages).glob("*/__init__.py")
+        }
+    named = re.findall(r"`((?:[a-z_-]+/)+(?:[a-z0-9_]+\.py)?)`", text)
+    assert not [path for path in named if not (ROOT / path).exists() and path.count("/") > 1]

@@ -1,6 +1,6 @@
 """What payloads hold, read in plain Python. No Spark in here, and none of the project's decoders.
 
-Written from what `docs/streams.md` and the gateway's docs/payloads.md promise: where the two disagree, one of them is wrong.
+Written from docs/streams.md and docs/payloads.md. Where the decoders differ from it, one of them is wrong.
 """
 
 import json

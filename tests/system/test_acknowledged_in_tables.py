@@ -144,7 +144,7 @@ def payload_of(message: Message, boot: tuple[int, int], identity: PayloadIdentit
 
 
 def counter_name(topic: str | None, device: str, stream: str) -> str:
-    """By docs/payloads.md: each MQTT topic may count for itself; what comes in over serial lines counts by Kafka topic."""
+    """Counter of a sensor's numbers by docs/payloads.md: an MQTT topic, or for serial lines the Kafka topic."""
     if topic is not None:
         return topic
     return f"device/{device}/{stream.removeprefix('device-')}" if stream.startswith("device-") else f"in {stream}"

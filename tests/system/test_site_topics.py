@@ -1,4 +1,4 @@
-"""A site's own topics, as `docs/install.md` has them: its Kafka user can write in no other site's."""
+"""A site's own topics, as `docs/kafka.md` has them: its Kafka user can write in no other site's."""
 
 import asyncio
 import json
@@ -24,14 +24,14 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("mosquitto_pub") is None, reason="mosquitto-clients is not installed"),
 ]
 
-README = Path(__file__).parents[2] / "gateway" / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "kafka.md"
 MECHANISM = "SCRAM-SHA-512"
 PASSWORD = "right-9d2c1b77"  # noqa: S105 - lives for the length of a test
 
 
 def documented_acls(user: str) -> Iterator[tuple[str, bool, list[kafka_admin.Operation]]]:
     """What the page's commands let a site's user do: topic, whether that is the beginning of names, operations."""
-    section = README.read_text().partition("### A site's own topics\n")[2].partition("\n## ")[0].replace("\\\n", " ")
+    section = PAGE.read_text().partition("### A site's own topics\n")[2].partition("\n## ")[0].replace("\\\n", " ")
     for command in re.findall(r"kafka-acls\.sh .+", section):
         words = shlex.split(command)
         options = [(name, value) for name, value in pairwise(words) if name.startswith("--")]

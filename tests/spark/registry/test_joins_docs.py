@@ -14,7 +14,7 @@ from tests.support.oracle_joins import Metric, Reading
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
-PAGE = Path(__file__).parents[3] / "docs" / "joins.md"
+PAGE = Path(__file__).parents[3] / "docs" / "registry.md"
 THERMO: Metric = ("plant", "42", "device-thermo", "temperature")
 HYGRO: Metric = ("plant", "7", "device-hygro", "humidity")
 
