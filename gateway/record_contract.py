@@ -1,6 +1,6 @@
 """The contract of a Kafka record: its headers in order, and which series of numbers a sensor's number belongs to.
 
-The gateway writes records by it and the cloud reads them by it, so each rule stands here once. docs/kafka-records.md is the page.
+The gateway writes records by it, and the cloud reads them by it. Its page is docs/kafka-records.md.
 """
 
 import re

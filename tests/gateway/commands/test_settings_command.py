@@ -64,10 +64,10 @@ def test_defaults_are_those_that_count(header: str, made: Struct) -> None:
 def test_what_it_is_for_and_what_it_takes_are_told() -> None:
     text, code = shown("bytes_per_day_max")
     assert code == 0
-    assert "[kafka]  where readings go" in text
+    assert "[kafka]  the brokers, and how readings go to them" in text
     assert "bytes_per_day_max = 0" in text
     assert "bytes, 0 to 1 PiB" in text
-    assert "when it is used up, readings wait on disk until the next day" in text
+    assert "When they are used up, readings wait on disk until the next day" in text
     assert "bytes_per_s_max" not in text
 
 
