@@ -27,17 +27,18 @@ UNREADABLE: Final = (ValueError, RecursionError)
 _SHOWN_BYTES_MAX = 16
 _DELIMITERS = b' ,:[]{}"'
 _WITHOUT_CONTROLS = bytes.maketrans(bytes(range(32)), b" " * 32)
-_NUMBER = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][-+]?+[0-9]++)?+"
+_NUMBER = rb"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
 # Delimiters, as many as there are, and one of these behind them:
 # - a text, with its colon if that has a value;
 # - a value;
 # - a colon that no value follows: the empty group 1 stands behind it;
 # - a word that is no value: group 2.
-# No byte is tried more than a few times: repetitions are possessive, and the alternatives differ in their first byte.
-# None of these repetitions holds a group. Python 3.11.2 (Debian 12) then tells wrong groups now and then (gh-101955).
+# No byte is tried more than a few times: a repetition ends at a byte that cannot be part of it, and all of it is
+# optional, so that nothing is tried again. Possessive repetitions are not used: the `re` of Debian 12's Python
+# (3.11.2-6+deb12u8) forgets to go back where one fails.
 _ITEM = re.compile(
-    rb'[ ,\[\]{}]*+(?:"(?:[^"\\]++|\\.)*+"?+(?::(?! *+[,\]}]))?+|(?:true|false|null|%b)(?![^ ,:\[\]{}"])'
-    rb'|:(?= *+[,\]}])()|:|([^ ,:\[\]{}"]++))?' % _NUMBER,
+    rb'[ ,\[\]{}]*(?:"[^"\\]*(?:\\.[^"\\]*)*"?(?::(?! *[,\]}]))?|(?:true|false|null|%b)(?![^ ,:\[\]{}"])'
+    rb'|:(?= *[,\]}])()|:|([^ ,:\[\]{}"]+))?' % _NUMBER,
     re.DOTALL,
 )
 _PLACE = re.compile(r"\(byte ([0-9]+)\)")

@@ -41,8 +41,8 @@ TOLD_CHARS_MAX = 40
 
 _LIMIT = Decimal(10) ** 12
 # Strings whole, so that what stands in them counts for nothing; one that does not end is passed over to the end.
-_STRING_OR_WORD = re.compile(rf'"(?:[^"\\]|\\.)*+"?|({NO_NUMBER_WORD})', re.DOTALL)
-_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+_STRING_OR_WORD = re.compile(rf'"[^"\\]*(?:\\.[^"\\]*)*"?|({NO_NUMBER_WORD})', re.DOTALL)
+_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
 _EXACT = Context(prec=400, rounding=ROUND_HALF_UP)
 _STEPS = tuple(Decimal(1).scaleb(-decimals) for decimals in range(DECIMALS_MAX + 1))
 
