@@ -26,27 +26,27 @@ _ELSEWHERE = {
     "check": "gateway.commands.check.check_command:check",
     "status": "gateway.commands.status.status_command:status",
 }
-"""Commands of other modules, loaded when one is asked for: `sluice run` needs none of what they do."""
+"""Commands of other modules. A module is imported when its command is called, so that `sluice run` starts light."""
 
 SWITCH_S = 0.0001
-"""After so long a busy thread lets another one run (`sys.setswitchinterval`). A commit waits for the event loop often:
-with Python's own 5 ms, a connection that keeps the loop busy makes others' readings wait for a second."""
+"""Seconds after which a busy thread lets another thread run (`sys.setswitchinterval`). A commit often waits for the
+event loop. With Python's default of 5 ms, one connection that keeps the loop busy delays other readings by a second."""
 
 _SAID_OTHERWISE = {
     **{
-        word: f"the gateway is a service of systemd's; type  sudo systemctl {word} sluice"
+        word: f"systemd runs the gateway as a service; type  sudo systemctl {word} sluice"
         for word in ("start", "stop", "restart", "enable", "disable")
     },
-    **dict.fromkeys(("log", "logs", "journal"), "what the gateway says is in the journal; type  journalctl -u sluice"),
+    **dict.fromkeys(("log", "logs", "journal"), "the gateway logs to the journal; type  journalctl -u sluice"),
     "version": "type  sluice --version",
     "help": "type  sluice --help",
     "install": "type  sudo sluice update FILE.deb",
 }
-"""What people type for something that is said in another way."""
+"""Words that people type as commands, and what to type instead."""
 
 
 class _Commands(WrappingGroup):
-    """This module's commands, and those of `_ELSEWHERE`."""
+    """The commands of this module and of `_ELSEWHERE`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *_ELSEWHERE])
@@ -68,7 +68,7 @@ class _Commands(WrappingGroup):
                 raise click.UsageError(
                     f"No such command {error.command_name!r}: {_SAID_OTHERWISE[error.command_name]}", ctx
                 ) from None
-            # click would guess from this module's alone what was meant; and nobody is to be led to wiping a gateway.
+            # click would suggest commands of this module only. `reset` wipes a gateway, so it is never suggested.
             likely = [name for name in self.list_commands(ctx) if name != "reset"]
             raise NoSuchCommand(error.command_name, possibilities=likely, ctx=ctx) from None
 
@@ -76,9 +76,9 @@ class _Commands(WrappingGroup):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="sluice", message="sluice %(version)s")
 def main() -> None:
-    """Sluice, the edge gateway: takes readings from sensors, keeps them on disk, forwards them to Kafka.
+    """Sluice, the edge gateway: takes readings from sensors, keeps them on disk and forwards them to Kafka.
 
-    An acknowledgement that a sensor gets means "on disk", whether Kafka is up or not.
+    A sensor gets its acknowledgement once its reading is on disk, whether Kafka is up or not.
     """
 
 
@@ -92,17 +92,17 @@ def run(config: Path) -> None:
     core_dumps.forbid()
     settings = load_settings(config)
     logs.set_up(settings.log)
-    # Where systemd's watchdog ends a daemon that hangs, the journal then has where each thread stood.
+    # If systemd's watchdog ends a hanging daemon, the journal then shows where each thread stood.
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_S)
-    # What is loaded by now stays. Python would look through it for garbage now and then, and hold up everybody.
+    # The objects loaded so far stay. Python would otherwise search them for garbage, and hold up every connection.
     gc.freeze()
     try:
         asyncio.run(_until_stopped(pipeline.run(settings, config)))
     except (BufferFileError, OSError) as error:
         raise click.ClickException(_words(error)) from None
     except ExceptionGroup as errors:
-        # Not `except*`, which would put what is raised here into another group, that nobody words.
+        # Not `except*`: it would wrap the ClickException in another group, which click does not show.
         told, others = errors.split((BufferFileError, OSError))
         if told is None or others is not None:
             raise
@@ -121,7 +121,7 @@ async def _until_stopped(daemon: Coroutine[None, None, None]) -> None:
 
 
 def _words(error: BaseException) -> str:
-    """An error without its number; errors of our own have words only."""
+    """Message of an error, without the error number of an OSError."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)

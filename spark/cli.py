@@ -15,7 +15,7 @@ from spark.engine.warehouse_folder import CopyError, MomentsError
 
 
 class _Commands(SpeakingGroup):
-    """Commands, any of which may find that the tables cannot be reached, or are of several moments."""
+    """A group that turns the failures of any command into messages."""
 
     def invoke(self, ctx: click.Context) -> Any:
         with self.told():
@@ -25,7 +25,7 @@ class _Commands(SpeakingGroup):
                 raise click.ClickException(str(error)) from error
             except MomentsError as error:
                 raise click.ClickException(
-                    f"{error}: `sluice-cloud ingest` does that at its start, and so does `sluice-cloud replay`"
+                    f"{error}. Start `sluice-cloud ingest`, which does that first, or run `sluice-cloud replay`"
                 ) from error
             except Exception as error:
                 if isinstance(error, TOLD):
@@ -39,7 +39,7 @@ class _Commands(SpeakingGroup):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="sluice", message="sluice-cloud %(version)s")
 def main() -> None:
-    """The cloud side of Sluice: Kafka's records made into Delta tables that can be trusted."""
+    """The cloud side of Sluice. It turns Kafka's records into Delta tables that can be trusted."""
 
 
 for command in (

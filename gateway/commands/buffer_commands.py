@@ -1,4 +1,4 @@
-"""`sluice buffer`: what waits in the buffer, what stands in the quarantine, whether the file is sound."""
+"""`sluice buffer`: shows what waits, handles the quarantine, and checks that the buffer file is sound."""
 
 import asyncio
 import errno
@@ -54,24 +54,24 @@ from gateway.record_contract import NAME_RULE
 from gateway.settings import Settings
 
 PEEK_BYTES_MAX = 4_000
-"""Of a payload, what is shown at most, on one line."""
+"""Most bytes of one payload that `peek` shows."""
 REQUEST_PAYLOAD_BYTES_MAX = 1_000_000
-"""Quarantined bytes that one request takes in again, in one commit; a larger input goes alone."""
+"""Payload bytes that one request takes in again, in one commit. A larger input gets a request of its own."""
 QUARANTINE_ROWS = 20
-"""Of what is quarantined, so many are listed where nobody says how many: its reasons come first, and stay in sight."""
+"""Quarantined inputs listed by default. The reasons are printed first, and so stay in sight."""
 EXAMPLE_CHARACTERS_MAX = 60
 TEXT_CHARACTERS_MAX = 200
-"""As much of a name, topic or reason is listed of the quarantine, in a pipe too: a topic may have 65,535 bytes."""
+"""Most characters listed of a name, topic or reason, in a pipe too: an MQTT topic may have 65,535 bytes."""
 TABLE_ROWS = 500
-"""Rows whose widths are looked at together: longer tables are printed in parts, so that memory stays bounded."""
+"""Rows printed as one table. Longer tables are printed in parts, so that memory stays bounded."""
 OWN_NAME = "(gateway)"
-"""Stands for a device where the gateway's own events and reports wait."""
+"""Name shown instead of a device for the gateway's own events and reports."""
 UNKNOWN_NAME = "(unknown)"
-"""Stands for a device where readings were lost and nothing told whose they were."""
+"""Name shown instead of a device for lost readings of an unknown device."""
 _SINCE_BOOT = "boot + "
-"""So begins a time of a boot whose clock was never synced (`terminal_text.moment`): no UTC."""
+"""Beginning of a time that is not UTC: one of a boot whose clock was never synced (`terminal_text.moment`)."""
 _REFUSED_AGAIN = (
-    "What stands here would be refused again: keep a copy (sluice buffer export --quarantine), then drop it"
+    "What is here already would be refused again: keep a copy (sluice buffer export --quarantine), then drop it"
 )
 _UNREADABLE_LINES = {
     "no-pairs": "no name with its separator; compare format in [[serial.text]] with what the sensor writes",
@@ -80,35 +80,36 @@ _UNREADABLE_LINES = {
     "not-json": "no JSON on the line; compare format in [[serial.text]] with what the sensor writes",
     "json-not-object": "JSON, but no object; compare format in [[serial.text]] with what the sensor writes",
     "nmea-start": "no sentence of NMEA 0183; compare format and baud in [[serial.text]] with the instrument's",
-    "nmea-without-checksum": "a sentence that was cut off, or has no checksum; switch that on in the instrument",
-    "nmea-checksum": "not the checksum of these bytes: some were lost or changed, or the instrument reckons otherwise; "
-    "write the types that are wanted into sentences in [[serial.text]], where it is of another",
-    "repeated-name": "one name twice, and nobody knows which counts; correct it in the sensor",
-    "not-text": "control characters within the line; correct baud in [[serial.text]], or it is no text",
+    "nmea-without-checksum": "a sentence that was cut off, or has no checksum; switch checksums on in the instrument",
+    "nmea-checksum": "the checksum does not fit: bytes were lost or changed, or the instrument computes it otherwise; "
+    "if you do not need this type of sentence, write the types you need into sentences in [[serial.text]]",
+    "repeated-name": "the line has one name twice, so neither value can be trusted; correct it in the sensor",
+    "not-text": "control characters within the line; correct baud in [[serial.text]], or the sensor sends no text",
     "line-too-long": "longer than line_bytes_max in [[serial.text]]; raise it, or correct baud",
 }
-"""What `text_formats` and `text_link` cannot read, and what to do about the next one."""
+"""By reason: why `text_formats` or `text_link` could not read a line, and what to do so that the next line is read."""
 _TO_MEND = {
-    NO_ROUTE: "no route takes the topic; add one under [[routes]], or correct what the sensor publishes to (of a "
-    "serial line: its stream)",
+    NO_ROUTE: "no route takes the topic; add one under [[routes]], or correct the sensor's topic (on a serial line: "
+    "its stream)",
     "ambiguous-route": "several routes take the topic and differ; change [[routes]] so that one takes it",
-    BAD_NAME: f"what stands for {{device}} (or for what else the route's key has) is no name: that is {NAME_RULE}; "
-    'write names = "escape" in the route, or a route with this topic and device = "NAME", or correct it in the sensor',
-    LONG_NAME: "what stands for {device} (or for what else the route's key has) is too long once it is escaped: a name "
-    f'is {NAME_RULE}; write a route with this topic and device = "NAME"',
-    "kafka-topic-name-invalid": "the route makes a name of it that Kafka takes for no topic: that is 1 to 249 letters, "
-    """digits, '.', '_' or '-'; write names = "escape" in the route, or one with this topic and another kafka, or """
-    "correct what the sensor publishes to",
-    "kafka-topic-reserved": "the route makes the name of a topic of the gateway's or Kafka's own; change the route",
+    BAD_NAME: f"the topic's part for {{device}} (or another variable of the route's key) is no name: a name is "
+    f'{NAME_RULE}; write names = "escape" in the route, or a route with this topic and device = "NAME", or correct it '
+    "in the sensor",
+    LONG_NAME: "the topic's part for {device} (or another variable of the route's key) is too long once it is escaped: "
+    f'a name is {NAME_RULE}; write a route with this topic and device = "NAME"',
+    "kafka-topic-name-invalid": "the route makes a Kafka topic's name that Kafka refuses: a name has 1 to 249 letters, "
+    """digits, '.', '_' or '-'; write names = "escape" in the route, or a route with this topic and another kafka, """
+    "or correct the sensor's topic",
+    "kafka-topic-reserved": "the route makes the name of one of the gateway's or Kafka's own topics; change the route",
     "not-the-writers-device": "a sensor wrote in another's name; correct its topic, or the user it connects as, or "
-    "take key out of the route, which makes names that no user has. " + _REFUSED_AGAIN,
+    "take key out of the route if it makes names that no user has. " + _REFUSED_AGAIN,
     "record-too-large": "larger than kafka.record_bytes_max; raise it, and the topic's max.message.bytes",
     "topic-unknown": "Kafka has no such topic; create it with LogAppendTime, or set kafka.create_topics = true",
-    "topic-limit-of-device": "this gateway made no more topics for the device on that day "
-    "(kafka.topics_per_device_day_max); create the topic, or raise that",
-    "topic-limit": "this gateway makes no more topics in all (kafka.topics_created_max); create the topic, delete "
-    "others that nobody needs, or raise that",
-    "topic-refuses-records": "the Kafka topic refused one record after the other; the reason of those tells why",
+    "topic-limit-of-device": "the device had used up its new topics of that day "
+    "(kafka.topics_per_device_day_max); create the topic, or raise that setting",
+    "topic-limit": "this gateway has made as many topics as it may (kafka.topics_created_max); create the topic, "
+    "delete others that nobody needs, or raise that setting",
+    "topic-refuses-records": "the Kafka topic refused one record after another; the reason of those records says why",
     "topic-max-message-bytes": "larger than the Kafka topic takes; raise its max.message.bytes",
     "topic-compacted": "compaction deletes readings; set cleanup.policy=delete on the Kafka topic",
     "topic-retention-too-short": "raise the Kafka topic's retention.ms (or retention.bytes), or lower "
@@ -116,24 +117,25 @@ _TO_MEND = {
     "topic-refuses-writes": "the Kafka topic's min.insync.replicas is above its replicas; lower it, or add replicas",
     "topic-config-hidden": "allow this gateway to see the topic's settings (ACL DescribeConfigs)",
     "topic-not-logappendtime": "set message.timestamp.type=LogAppendTime on the Kafka topic",
-    "topic-not-created": "the broker refused to create the topic: sluice status has its reason; mend that, or create "
-    "the topic there, with LogAppendTime",
-    "topic-name-collides": "Kafka has a topic whose name differs in '.' and '_' only, and keeps no two such (sluice "
+    "topic-not-created": "the broker refused to create the topic: sluice status has its reason; correct that, or "
+    "create the topic there, with LogAppendTime",
+    "topic-name-collides": "Kafka has a topic whose name differs only in '.' and '_', and does not allow both (sluice "
     "status names it); change the route and retry, or delete the other topic",
     "topic-refused": "the broker does not let this gateway see the topic; allow it in the broker's access list",
     TOPIC_FORBIDDEN: "the broker does not let this gateway write to the topic; allow it there (ACL Write): sluice "
     "status has the command",
-    "broker-refused": "the broker does not take it; compare the topic's max.message.bytes, and see the broker's log",
+    "broker-refused": "the broker refuses it; compare the topic's max.message.bytes, and see the broker's log",
     **{reason: f"{words}. {_REFUSED_AGAIN}" for reason, words in _UNREADABLE_LINES.items()},
-    "salvaged-without-series": "a damaged file no longer says whose it is; export it, then drop it",
+    "salvaged-without-series": "it was salvaged from a damaged file, and its device is not known any more; export it, "
+    "then drop it",
 }
-"""What a reason for the quarantine means, and what to do; a reason may go on behind a colon."""
+"""By reason of the quarantine: what it means, and what to do. A stored reason may go on behind a colon."""
 _OF_ROUTES = frozenset(
     {NO_ROUTE, "ambiguous-route", "kafka-topic-reserved", BAD_NAME, LONG_NAME, "kafka-topic-name-invalid"}
 )
-"""Reasons that are mended by changing [[routes]], which a running gateway reads when it starts only."""
+"""Reasons that a change of [[routes]] corrects. A running gateway has read [[routes]] when it started."""
 _OF_TOPICS = "topic-"
-"""So begins what is wrong with a topic: what is kept for it is taken in again by the gateway itself."""
+"""Prefix of reasons that concern a Kafka topic. The gateway itself takes such input in again."""
 
 _NEVER_TAKEN = frozenset(
     {
@@ -142,9 +144,9 @@ _NEVER_TAKEN = frozenset(
         *_UNREADABLE_LINES,
     }
 )
-"""Reasons that nothing mends for what stands in the quarantine already."""
+"""Reasons that stay for input already in the quarantine, whatever is corrected."""
 
-# Salvaged lanes are another file's, and numbered when they are taken over.
+# Lanes salvaged from another file have another buffer_id, and numbers that tell nothing of their age.
 _LIVE_LANE = """
     SELECT max(number) FROM lane WHERE coalesce(buffer_id = (SELECT value FROM meta WHERE name = 'buffer_id'), TRUE)
 """
@@ -153,21 +155,21 @@ _device = click.option(
     "--device",
     metavar="NAME",
     callback=lambda _context, _option, name: "" if name == OWN_NAME else name,
-    help=f"Of this device only; {OWN_NAME} is this gateway's own.",
+    help=f"Only of this device; {OWN_NAME} stands for the gateway itself.",
 )
-_reason = click.option("--reason", metavar="REASON", help="What was set aside for this reason.")
+_reason = click.option("--reason", metavar="REASON", help="Only input quarantined for this reason.")
 
 
-@click.group(short_help="What waits, what could not be sent, is the file sound?")
+@click.group(short_help="What waits? What could not be sent? Is the file sound?")
 def buffer() -> None:
-    """Look into the buffer: what waits for Kafka, what could not be forwarded, whether the file is sound.
+    """Show what waits for Kafka and what could not be forwarded, and check that the file is sound.
 
-    Works on a running gateway and on a stopped one. Nothing is changed but by `quarantine retry` and `quarantine drop`.
+    Works whether the gateway runs or not. Only `quarantine retry` and `quarantine drop` change anything.
     """
 
 
 class _Overview(Struct, frozen=True):
-    """What `ls --json` prints. Sizes in bytes."""
+    """Output of `ls --json`. Sizes are in bytes."""
 
     gateway: str
     running: bool
@@ -175,11 +177,11 @@ class _Overview(Struct, frozen=True):
     bytes_used: int
     bytes_max: int
     room_bytes: int
-    """What may still come in: up to buffer.bytes_max, and as far as the disk has more than buffer.free_bytes_min."""
+    """Room for more: up to buffer.bytes_max, and as long as the disk keeps buffer.free_bytes_min free."""
     oldest: Moment | None
     oldest_age_s: float | None
     hours_until_full: float | None
-    """With the last day's intake, and nothing leaving; null where too little was seen, or nothing came in."""
+    """At the last day's intake, if nothing leaves; null if too little was seen, or nothing came in."""
     write_budget: WriteBudget
     lost: int
     devices: list[buffer_reading.DeviceDepth]
@@ -187,7 +189,7 @@ class _Overview(Struct, frozen=True):
 
 @buffer.command(
     name="ls",
-    short_help="What waits of each device, how soon it is full, card wear.",
+    short_help="What waits, when the buffer will be full, card wear.",
     epilog="Example: sluice buffer ls --card-endurance-tbw 117",
 )
 @config_option
@@ -197,8 +199,8 @@ class _Overview(Struct, frozen=True):
     metavar="TB",
     default=CARD_ENDURANCE_TBW,
     show_default=True,
-    help="What the memory card's flash takes over its life. The default is a cheap card: 16 GB of TLC flash, each cell "
-    "written 1,000 times. Where the maker promises a TBW, give that, and 1 for the write amplification.",
+    help="Terabytes that the memory card's flash can take over its life. The default is that of a cheap card: 16 GB of "
+    "TLC flash, each cell written 1,000 times. If the maker promises a TBW, give that, and --write-amplification 1.",
 )
 @click.option(
     "--write-amplification",
@@ -206,15 +208,16 @@ class _Overview(Struct, frozen=True):
     metavar="FACTOR",
     default=WRITE_AMPLIFICATION,
     show_default=True,
-    help="What the card's flash writes for each byte that it is given: 4 KiB, synced, take a page of 16 KiB.",
+    help="Bytes that the flash writes for each byte that the card gets. A synced write of 4 KiB takes a page of "
+    "16 KiB, which is a factor of 4.",
 )
 @json_option
 def ls(config: Path, card_endurance_tbw: float, write_amplification: float, as_json: bool) -> None:  # noqa: FBT001
-    """Show what waits by device, how soon the buffer is full, and what is written to the card.
+    """Show what waits by device, how soon the buffer is full, and how much is written to the card.
 
-    The time until it is full goes by what came in during the last 24 hours that sluice ran, as if nothing went to
-    Kafka. LOST counts what is gone for good, as far as that was not reported to Kafka yet: readings, and under
-    (gateway) its own events. What waits there are its events, and reports on what stands in the quarantine.
+    The time until it is full assumes the intake of the last 24 hours that sluice ran, and that nothing goes to Kafka.
+    LOST counts readings that are gone for good, if that was not reported to Kafka yet. The row (gateway) has the
+    gateway's own events, waiting or lost, and its waiting reports on quarantined input.
     """
     settings = load_settings(config)
     with _opened(settings) as db:
@@ -249,23 +252,23 @@ def ls(config: Path, card_endurance_tbw: float, write_amplification: float, as_j
 
 
 class RoomLeft(Struct, frozen=True):
-    """What may still come in, and how long it lasts at the rate of the last day, if nothing goes to Kafka."""
+    """Room in the buffer, and how long it lasts at the last day's intake if nothing goes to Kafka."""
 
     bytes: int
     hours_until_full: float | None
-    """None where too little was seen to tell, or nothing came in."""
+    """None if too little was seen, or nothing came in."""
     seen_s: float
-    """How much of the last 24 hours of running that rate is of."""
+    """Seconds of running that the rates are from, at most the last 24 hours of running."""
     disk_bytes_per_day: float | None = None
-    """What is written to the disk at the rate of these; None where too little was seen."""
+    """Bytes written to the disk each day; None if too little was seen."""
     card_days: float | None = None
-    """How long a cheap memory card lasts at that rate (`sluice buffer ls` says by what)."""
+    """Days that a cheap memory card lasts at that rate (`sluice buffer ls` states its endurance)."""
 
 
 def read_room_left(settings: Settings, daemon: dict[str, Any] | None) -> RoomLeft:
-    """The room of a buffer file, with what its daemon answers to `state`, None where none does.
+    """Read the room left in a buffer file; `daemon` is the daemon's answer to `state`, None without an answer.
 
-    Raises click.ClickException where the file cannot be read.
+    Raises click.ClickException if the file cannot be read.
     """
     with _opened(settings) as db:
         space = buffer_reading.space(db)
@@ -277,9 +280,9 @@ def read_room_left(settings: Settings, daemon: dict[str, Any] | None) -> RoomLef
 
 
 def read_backlog_rows(settings: Settings) -> int:
-    """How many rows wait in other lanes than the newest of this file's own, which readings go into.
+    """Count the rows that wait in other lanes than the live one, which is this file's newest lane of its own.
 
-    Raises click.ClickException where the file cannot be read.
+    Raises click.ClickException if the file cannot be read.
     """
     with _opened(settings) as db:
         counts = read_counts(db.conn)
@@ -299,7 +302,7 @@ def _room_bytes(settings: Settings, space: Space) -> int:
 
 
 def _not_written_yet(path: Path) -> list[UsageHour]:
-    """What a running gateway has counted since it wrote its figures down: it does so with a commit, and may be idle."""
+    """Usage that a running gateway has counted and not written yet: it writes usage with a commit, and may be idle."""
     return _unwritten(control.state_of(path))
 
 
@@ -386,14 +389,15 @@ def _device_lines(depths: Depths, now: Now) -> Iterator[str]:
     metavar="N",
     default=10,
     show_default=True,
-    help="How many readings.",
+    help="Number of readings.",
 )
-@click.option("--newest", is_flag=True, help="The newest first, instead of the oldest.")
+@click.option("--newest", is_flag=True, help="Show the newest instead, newest first.")
 @json_option
 def peek(config: Path, device: str | None, limit: int, newest: bool, as_json: bool) -> None:  # noqa: FBT001
-    r"""Show the oldest waiting readings, one a line, cut to the terminal's width; whole in a pipe.
+    r"""Show the oldest waiting readings, one a line.
 
-    What a terminal would obey, and each byte that is no text, is shown as \x1b.
+    On a terminal, lines are cut to its width. In a pipe they are whole. Control characters, and bytes that are not
+    text, are shown as \x1b.
     """
     settings = load_settings(config)
     with _opened(settings) as db:
@@ -424,13 +428,13 @@ def _nothing_waits(device: str | None) -> str:
 )
 @config_option
 @_device
-@click.option("--quarantine", is_flag=True, help="What stands in the quarantine, instead of what waits.")
-@click.option("--json", is_flag=True, expose_value=False, help="As elsewhere; here it is JSON without it too.")
+@click.option("--quarantine", is_flag=True, help="Export the quarantine instead of what waits.")
+@click.option("--json", is_flag=True, expose_value=False, help="Changes nothing: the output is JSON anyway.")
 def export(config: Path, device: str | None, quarantine: bool) -> None:  # noqa: FBT001
     """Write everything that waits to standard output as JSON lines, oldest first. Nothing is removed.
 
-    Each line has the record's identity, device, Kafka topic, times and `payload`: the bytes as text where they are
-    UTF-8; where they are not, `payload_base64` stands in its place.
+    Each line has the record's identity, device, Kafka topic, times and `payload`. If the payload is not UTF-8, the
+    line has `payload_base64` instead of `payload`.
     """
     settings = load_settings(config)
     with _opened(settings) as db:
@@ -445,19 +449,19 @@ def export(config: Path, device: str | None, quarantine: bool) -> None:  # noqa:
                 is_empty = False
                 write(f"{json_text(item)}\n".encode())
         if is_empty:
-            # Not among the JSON lines: the file stays empty.
+            # On standard error, so that a file of JSON lines stays empty.
             words = _nothing_set_aside(db, None, device) if quarantine else _nothing_waits(device)
             say(hanging(words, 4, sys.stderr), err=True)
 
 
 @contextmanager
 def _to_stdout() -> Iterator[Callable[[bytes], object]]:
-    """Write to standard output; whoever reads it may have had enough."""
+    """Give a function that writes to standard output. End quietly if the reader closes the pipe."""
     try:
         yield sys.stdout.buffer.write
         sys.stdout.buffer.flush()
     except OSError as error:
-        # Python would flush what is left at its end, fail again, and end with a code of its own.
+        # At exit Python would flush the rest, fail again, and end with another exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return
@@ -466,12 +470,12 @@ def _to_stdout() -> Iterator[Callable[[bytes], object]]:
 
 @buffer.command(name="verify", short_help="Is the file sound?", epilog="Example: sluice buffer verify --full")
 @config_option
-@click.option("--full", is_flag=True, help="Let SQLite compare indexes with tables too (integrity_check): slower.")
+@click.option("--full", is_flag=True, help="Let SQLite also compare indexes with tables (integrity_check); slower.")
 @json_option
 def verify_command(config: Path, full: bool, as_json: bool) -> None:  # noqa: FBT001
     """Check the buffer file: SQLite's own check, lanes without holes, references, bounds. Changes nothing.
 
-    SQLite's check reads all of the file in one go; a busy gateway's WAL grows meanwhile.
+    SQLite's check reads the whole file in one transaction. Meanwhile the WAL of a busy gateway grows.
     """
     settings = load_settings(config)
     try:
@@ -494,11 +498,11 @@ def verify_command(config: Path, full: bool, as_json: bool) -> None:  # noqa: FB
 
 @buffer.group(short_help="Input that could not be forwarded.")
 def quarantine() -> None:
-    """Input that could not be forwarded: list it, take it in again, drop it."""
+    """List input that could not be forwarded, take it in again, or throw it away."""
 
 
 @quarantine.command(
-    name="ls", short_help="Why it is there; newest first.", epilog="Example: sluice buffer quarantine ls --limit 100"
+    name="ls", short_help="What is there, and why.", epilog="Example: sluice buffer quarantine ls --limit 100"
 )
 @config_option
 @_reason
@@ -507,7 +511,7 @@ def quarantine() -> None:
     "--limit",
     type=named(click.IntRange(1), "whole number"),
     metavar="N",
-    help=f"How many are listed; {QUARANTINE_ROWS} by default, with --json all.",
+    help=f"How many to list. The default is {QUARANTINE_ROWS}, and with --json all.",
 )
 @json_option
 def quarantine_ls(
@@ -517,9 +521,9 @@ def quarantine_ls(
     limit: int | None,
     as_json: bool,  # noqa: FBT001
 ) -> None:
-    """Say why input is quarantined, with an example of each reason, and list it, newest first.
+    """Show why input is quarantined, with an example of each reason, and list it, newest first.
 
-    `sluice buffer export --quarantine` has it whole, --json all but the payloads.
+    --json prints everything except payloads. `sluice buffer export --quarantine` prints payloads too.
     """
     settings = load_settings(config)
     with _opened(settings) as db:
@@ -557,18 +561,18 @@ def quarantine_ls(
 
 
 def _nothing_set_aside(db: Database, reason: str | None, device: str | None) -> str:
-    """What is said where nothing stands in the quarantine, or nothing of the reason or device that is asked for."""
+    """Say that the quarantine has nothing, or nothing of this reason or device."""
     whose = _whose(device)
     if reason is None:
-        return f"nothing{whose} stands in the quarantine" if whose else "the quarantine is empty"
-    # Of the same device: what others have there is no answer.
+        return f"the quarantine has nothing{whose}" if whose else "the quarantine is empty"
+    # Only reasons of the device that was asked for are an answer.
     there = [_cut(each.reason) for each in buffer_reading.quarantine_reasons(db, device=device)]
-    where = "of it there is" if whose else "in the quarantine is"
-    return f"nothing{whose} was set aside for '{escaped(reason)}'; {where}: {', '.join(there) or 'nothing'}"
+    where = "reasons of this device" if whose else "reasons there"
+    return f"the quarantine has nothing{whose} for '{escaped(reason)}'; {where}: {', '.join(there) or 'none'}"
 
 
 def _example(reason: QuarantineReason) -> str:
-    """One of them, so that nobody need look further to see what it is about."""
+    """Show one input of this reason, so that nobody need look further to see what it is."""
     whose = f" from {_cut(reason.device)}" if reason.device else ""
     example = escaped_bytes(reason.example)
     is_whole = reason.bytes == len(reason.example) and len(example) <= EXAMPLE_CHARACTERS_MAX
@@ -580,7 +584,7 @@ _WHOLE = "whole: sluice buffer export --quarantine"
 
 
 def _cut(text: str) -> str:
-    """A name, topic or reason as one line; of a long one its beginning, and how long it is."""
+    """Escape a name, topic or reason. Of a long one, show the beginning and the length."""
     shown = escaped(text)
     if len(shown) <= TEXT_CHARACTERS_MAX:
         return shown
@@ -588,14 +592,15 @@ def _cut(text: str) -> str:
 
 
 def _then_lines(reasons: Iterable[str]) -> Iterator[str]:
-    """What takes them in again once their cause is mended."""
+    """Say what takes the input in again once its cause is corrected."""
     by_themselves = [name for name in reasons if name.startswith(_OF_TOPICS) or name == TOPIC_FORBIDDEN]
     if any(name not in _NEVER_TAKEN and name not in by_themselves for name in reasons):
-        others = ", for what is not a topic's" if by_themselves else ""
-        yield f"Once it is mended: sluice buffer quarantine retry --reason REASON{others}"
+        others = " (for other reasons than those below)" if by_themselves else ""
+        yield f"Once the cause is corrected: sluice buffer quarantine retry --reason REASON{others}"
     if by_themselves:
         yield (
-            f"What stands here for {', '.join(by_themselves)} is sent by itself once that is mended, while sluice runs"
+            f"Input quarantined for {', '.join(by_themselves)} is sent by itself once that is corrected, while sluice "
+            "runs"
         )
 
 
@@ -627,17 +632,17 @@ class _Number(click.IntRange):
     """The number of a quarantined input."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As click does, with words that say where the numbers stand."""
+        """Convert as click does, with a message that says where to find the numbers."""
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
             words = f"'{escaped(str(value))}' is no NUMBER: sluice buffer quarantine ls has them"
-            self.fail(f"{words}; all of one reason: --reason REASON", param, ctx)
+            self.fail(f"{words}; for all of one reason: --reason REASON", param, ctx)
 
 
 def _selection(command: Callable[..., None]) -> Callable[..., None]:
-    command = click.option("--reason", metavar="REASON", help="All that was set aside for this reason.")(command)
-    command = click.option("--all", "everything", is_flag=True, help="All that stands in the quarantine.")(command)
+    command = click.option("--reason", metavar="REASON", help="All input quarantined for this reason.")(command)
+    command = click.option("--all", "everything", is_flag=True, help="All quarantined input.")(command)
     return click.argument("numbers", metavar="[NUMBER]...", nargs=-1, type=_Number(1, 2**63 - 1))(command)
 
 
@@ -652,10 +657,10 @@ def retry(
     reason: str | None,
     as_json: bool,  # noqa: FBT001
 ) -> None:
-    """Take quarantined input in again, once its cause is mended: a route, a topic, a limit of Kafka's.
+    """Take quarantined input in again, once its cause is corrected: a route, a topic, a limit of Kafka's.
 
-    What is taken in gets a place behind what waits; what no route takes stays where it is (exit code 1), and what
-    Kafka still refuses comes back.
+    Input that is taken in goes behind everything that waits. Input that the gateway still refuses stays in the
+    quarantine (exit code 1). Input that Kafka still refuses comes back.
     """
     settings = load_settings(config)
     chosen = _chosen(settings, numbers, reason, everything=everything)
@@ -672,7 +677,7 @@ def retry(
     if as_json:
         say_json({"stored": stored, "refused": refused, "unknown": unknown})
     else:
-        back = ": to Kafka with what waits; what Kafka still refuses comes back into the quarantine" if stored else ""
+        back = ": to Kafka behind what waits; what Kafka still refuses comes back into the quarantine" if stored else ""
         say(hanging(f"{counted(stored, 'message')} taken in again{back}", 4))
         for why, count in sorted(refused.items()):
             stay = "stays" if count == 1 else "stay"
@@ -685,13 +690,13 @@ def retry(
                 )
             )
         if not _OF_ROUTES.isdisjoint(refused) and is_running(settings.buffer.path):
-            words = "a running gateway knows the routes that it was started with: restart it after changing them"
+            words = "the running gateway has the routes that it was started with: restart it after changing [[routes]]"
             say(hanging(words, 4))
         _tell_unknown(unknown)
     sys.exit(FINDING if refused or unknown else 0)
 
 
-@quarantine.command(epilog="Example: sluice buffer quarantine drop 17 18")
+@quarantine.command(short_help="Throw it away for good.", epilog="Example: sluice buffer quarantine drop 17 18")
 @config_option
 @_selection
 @click.option("--yes", is_flag=True, help="Do not ask first.")
@@ -704,7 +709,10 @@ def drop(  # noqa: PLR0913, PLR0917 - click passes each option
     yes: bool,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
 ) -> None:
-    """Throw quarantined input away, for good. Asks first. It is counted as lost, and gateway-events tells of it."""
+    """Throw quarantined input away for good. Asks first.
+
+    The input is counted as lost, and that is reported to kafka.events_topic.
+    """
     settings = load_settings(config)
     chosen = _chosen(settings, numbers, reason, everything=everything)
     if not chosen and not as_json:
@@ -728,9 +736,9 @@ def _tell_unknown(count: int) -> None:
 
 
 def _chosen(settings: Settings, numbers: tuple[int, ...], reason: str | None, *, everything: bool) -> dict[int, int]:
-    """The numbers that are meant, with their bytes. Raises UsageError unless exactly one way of choosing is used."""
+    """Numbers of the chosen input, with their bytes. Raises UsageError unless exactly one way of choosing is used."""
     if sum((bool(numbers), reason is not None, everything)) != 1:
-        raise click.UsageError("say which: NUMBER..., --reason REASON or --all, and only one of these")
+        raise click.UsageError("say which input: NUMBER..., --reason REASON or --all, and only one of these")
     with _opened(settings) as db:
         found = buffer_reading.quarantine_sizes(db, reason)
         if reason is not None and not found:
@@ -739,7 +747,7 @@ def _chosen(settings: Settings, numbers: tuple[int, ...], reason: str | None, *,
 
 
 def request_parts(chosen: dict[int, int]) -> list[list[int]]:
-    """The numbers cut into what one request, and one commit on a full disk, can take."""
+    """Cut numbers into parts that one request, and one commit on a full disk, can take."""
     parts: list[list[int]] = []
     room = 0
     for number, payload_bytes in chosen.items():
@@ -752,7 +760,7 @@ def request_parts(chosen: dict[int, int]) -> list[list[int]]:
 
 
 def _ask(settings: Settings, command: str, chosen: dict[int, int]) -> Iterator[dict[str, Any]]:
-    """Have a command done in parts: by the daemon, or here where none runs."""
+    """Have a command done in parts: by the daemon, or in this process if no daemon runs."""
     parts = request_parts(chosen)
     for number, part in enumerate(parts):
         try:
@@ -765,7 +773,7 @@ def _ask(settings: Settings, command: str, chosen: dict[int, int]) -> Iterator[d
                 return
         except control.NotRunningError as error:
             raise click.ClickException(
-                f"{error}, although one has the buffer open: its log says why; or stop it, and ask again"
+                f"{error}, although a gateway has the buffer open: its log says why; or stop it, and try again"
             ) from error
         except (control.ControlError, BufferFileError) as error:
             before = sum(map(len, parts[:number]))
@@ -774,7 +782,7 @@ def _ask(settings: Settings, command: str, chosen: dict[int, int]) -> Iterator[d
 
 
 async def _done_here(settings: Settings, command: str, parts: list[list[int]]) -> list[dict[str, Any]]:
-    """Do it as the daemon would, which does not run: with the buffer's lock, and a lane of its own."""
+    """Do a command as the daemon would: with the buffer's lock, and in a new lane."""
     from gateway.buffer.buffer import Buffer  # noqa: PLC0415
     from gateway.clock.kernel_clock import ClockWatch, boot_id, boottime_us  # noqa: PLC0415
     from gateway.config.config_file import route_table  # noqa: PLC0415
@@ -812,14 +820,14 @@ def _whose(device: str | None) -> str:
 
 
 def _headed(name: str, times: Iterable[str]) -> str:
-    """The header of a column of times, which says UTC where one of them is."""
+    """Header of a column of times. It says UTC if one of the times is UTC."""
     return f"{name} (UTC)" if any(not time.startswith((_SINCE_BOOT, "-")) for time in times) else name
 
 
 def _since_boot_lines(times: Iterable[str]) -> Iterator[str]:
-    """What stands below a table for those of its times that are no UTC."""
+    """Explain below a table those of its times that are not UTC."""
     if any(time.startswith(_SINCE_BOOT) for time in times):
-        words = "counted from a start of this box (not of the sensor) after which its clock was never synced"
+        words = "counted from a start of this box (not of the sensor) after which the box's clock was never synced"
         yield hanging(f"{_SINCE_BOOT}…: {words}", 4)
 
 

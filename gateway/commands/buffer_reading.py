@@ -1,7 +1,7 @@
-"""What stands in a buffer file, read for `sluice buffer`: beside the daemon that writes it, in short transactions.
+"""Reads a buffer file for `sluice buffer`, beside the daemon that writes it.
 
-A long read would keep the WAL from being begun anew, on a disk that may be full. So nothing here reads more than some
-thousand rows at once, and goes on behind the last one by (lane, sequence).
+A long read would make the WAL grow, on a disk that may be full. So each transaction here reads a few thousand rows at
+most, and the next one goes on behind the last (lane, sequence).
 """
 
 import base64
@@ -24,14 +24,14 @@ from gateway.kafka.record import DOUBTS, time_quality
 from gateway.record_contract import DEVICE, TIME_ERROR_UNKNOWN_US
 
 SPAN_ROWS = 20_000
-"""Sequence numbers that one transaction looks through."""
+"""Sequence numbers that one transaction searches."""
 PAGE_ROWS = 1_000
 EXAMPLE_BYTES_MAX = 300
-"""Of a quarantined input, what stands for all of its reason."""
+"""Bytes of one quarantined input that are shown as the example of its reason."""
 PAGE_BYTES = 4_000_000
 """Payload bytes beyond which a page of rows ends early."""
 
-# The gateway's own events and reports may name a device; they are the gateway's all the same.
+# The gateway's own events and reports count as the gateway's, even if they name a device.
 _DEVICE = f"iif(series.type LIKE '{OWN_TYPES}%', '', series.device)"
 _DEPTHS = f"""
     SELECT coalesce({_DEVICE}, ''), count(*), sum(length(payload)), min(received_us), max(received_us)
@@ -46,32 +46,32 @@ _NO_SERIES = Series("", "", "", "", "", "")
 
 
 class DeviceDepth(Struct):
-    """What waits of one device, and what of it was lost."""
+    """Waiting rows and lost readings of one device."""
 
     device: str | None
-    """Empty for this gateway's own events and reports; None where readings were lost and nobody knows whose."""
+    """Empty for this gateway's own events and reports; None for lost readings of an unknown device."""
     rows: int = 0
     payload_bytes: int = 0
     oldest: Moment | None = None
     newest: Moment | None = None
     lost: int = 0
-    """Those that are gone for good, which was not reported to Kafka yet."""
+    """Readings that are gone for good, if that was not reported to Kafka yet."""
 
 
 class Depths(Struct, frozen=True):
-    """What waits, by device."""
+    """Waiting rows by device."""
 
     devices: list[DeviceDepth]
     """The fullest first."""
     oldest: Moment | None
-    """When the oldest row of all was received; None where nothing waits."""
+    """Receipt of the oldest row of all devices; None if nothing waits."""
 
 
 class Reading(Struct, frozen=True):
-    """A waiting row with what its numbers stand for, as `sluice buffer export` writes it: one JSON object a line.
+    """A waiting row with its series and lane, as `sluice buffer export` writes it: one JSON object a line.
 
-    Exactly one of `payload` (the bytes are UTF-8, and these are they) and `payload_base64` is there. Times of a
-    sensor's tick and boot are as in Kafka's headers (DESIGN section 4).
+    Exactly one of `payload` (bytes that are UTF-8) and `payload_base64` is there. Tick, boot and times are as in
+    Kafka's headers (docs/kafka-records.md).
     """
 
     id: str
@@ -87,17 +87,17 @@ class Reading(Struct, frozen=True):
     type: str
     content_type: str
     time: str | None
-    """Event time, RFC 3339 in UTC; null where neither the sensor sent one nor the gateway's clock was ever known."""
+    """Event time, RFC 3339 in UTC; null if the sensor sent none and the gateway's clock was never known."""
     time_error_us: int | None
-    """Its bound; null where nothing bounds it."""
+    """Bound of the event time's error; null if nothing bounds it."""
     time_quality: str
     received_time: str | None
     gateway_boot: str
     boottime_us: int
-    """Event time in CLOCK_BOOTTIME of `gateway_boot`; of a time that the sensor sent, that of receipt."""
+    """Event time in CLOCK_BOOTTIME of `gateway_boot`. If the sensor sent an absolute time, this is the receipt."""
     received_boottime_us: int
     tick_ms: int | None
-    """The sensor's; null also where it stands in the payload and has told the event time."""
+    """Sensor's tick; null also if it is in the payload and has given the event time."""
     device_boot: str | None
     device_sequence: int | None
     doubt: str | None
@@ -106,7 +106,10 @@ class Reading(Struct, frozen=True):
 
 
 class QuarantinedInput(Struct, frozen=True):
-    """Input that could not be forwarded, as `sluice buffer export --quarantine` writes it; payload as in `Reading`."""
+    """Input that could not be forwarded, as `sluice buffer export --quarantine` writes it.
+
+    Its payload is written as in `Reading`.
+    """
 
     number: int
     reason: str
@@ -127,20 +130,20 @@ class QuarantinedInput(Struct, frozen=True):
 
 
 class QuarantineReason(Struct, frozen=True):
-    """How much quarantined input there is for one reason, with its newest as an example."""
+    """Quarantined input of one reason: its count, and the newest input as an example."""
 
     reason: str
     count: int
     example: bytes
-    """Its beginning."""
+    """Beginning of the example's payload."""
     bytes: int
-    """Of all of it."""
+    """Bytes of the example's whole payload."""
     device: str
-    """Empty where it is not known."""
+    """Device of the example; empty if it is not known."""
 
 
 class Space(Struct, frozen=True):
-    """What the file takes, in bytes."""
+    """Bytes that the buffer file takes."""
 
     used: int
     unused: int
@@ -148,14 +151,14 @@ class Space(Struct, frozen=True):
 
 
 class LaneEnds(Struct, frozen=True):
-    """A lane that holds rows, with its first and last sequence at the time of looking."""
+    """A lane that holds rows, with its first and last sequence when it was read."""
 
     number: int
     name: str
     boot: str
     buffer: str
     salvaged: bool
-    """Taken over from another file, with holes where that could not be read."""
+    """True if the lane was taken over from a damaged file. It then has holes where that file could not be read."""
     clock: BootClock
     first: int
     last: int
@@ -163,14 +166,14 @@ class LaneEnds(Struct, frozen=True):
 
 @contextmanager
 def opened(path: Path) -> Iterator[Database]:
-    """Open a buffer file for reading. Raises BufferFileError, also for what SQLite meets within the block."""
+    """Open a buffer file for reading. Raises BufferFileError, also for SQLite's errors within the block."""
     with open_to_read(path) as connection:
-        # No plugins: what the user has installed for sqlite-utils is none of ours.
+        # The user may have installed plugins for sqlite-utils. They are not needed here.
         yield Database(connection, execute_plugins=False)
 
 
 def space(db: Database) -> Space:
-    """What the file takes."""
+    """Read how much space the file takes."""
     pages, free, page_bytes = (
         next(iter(db.query(f"PRAGMA {name}")))[name] for name in ("page_count", "freelist_count", "page_size")
     )
@@ -178,7 +181,7 @@ def space(db: Database) -> Space:
 
 
 def usage(db: Database) -> list[UsageHour]:
-    """The hours of uptime that the daemon remembers, newest first."""
+    """Hours of running that the daemon has counted in the file, newest first."""
     rows = db["usage"].rows_where(order_by="number desc", select="seconds, readings, stored_bytes, disk_bytes")
     return [UsageHour(**row) for row in rows]
 
@@ -187,7 +190,7 @@ def usage(db: Database) -> list[UsageHour]:
 
 
 def lanes(db: Database) -> list[LaneEnds]:
-    """The lanes that hold rows, in the order in which they were opened."""
+    """Lanes that hold rows, in the order in which they were opened."""
     found = db.query(
         """SELECT lane.number, lane.name, lane.boot_id AS boot,
             lane.buffer_id <> (SELECT value FROM meta WHERE name = 'buffer_id') IS TRUE AS salvaged,
@@ -209,7 +212,7 @@ def lanes(db: Database) -> list[LaneEnds]:
 
 
 def depths(db: Database) -> Depths:
-    """What waits and what was lost of each device. Looks at every row: some seconds for millions."""
+    """Count waiting and lost readings by device. Reads every row, which takes some seconds for millions."""
     found: dict[str | None, DeviceDepth] = {}
     oldest: Moment | None = None
     for lane in lanes(db):
@@ -229,18 +232,18 @@ def depths(db: Database) -> Depths:
 def readings(
     db: Database, device: str | None = None, *, newest_first: bool = False, limits: TimeLimits = DEFAULT_LIMITS
 ) -> Iterator[Reading]:
-    """What waits now, in order; one device's only, where it is given. Rows that come or go meanwhile may be missing.
+    """Waiting rows in order, of all devices or of one. Rows that come or go meanwhile may be missing.
 
-    `limits` say which of the times are believed that sensors sent.
+    `limits` decide which times of sensors are believed.
     """
     ends = lanes(db)
-    # After the ends: a series that a row refers to does not go before the row does.
+    # Read after the ends of lanes: a series is never deleted before a row that refers to it.
     of_series = db.execute("SELECT number, stream, topic, key, device, subject, type, content_type FROM series")
     series = {number: Series.of_columns(columns, stream) for number, stream, *columns in of_series}
     for lane in reversed(ends) if newest_first else ends:
         times = BootTimes(lane.clock)
         for row in _rows(db, lane, device, newest_first=newest_first):
-            # A series that is not there is for `verify` to tell; the payload is what counts here.
+            # `verify` reports a series that is missing. Here only the payload counts.
             of_row = series.get(row.series, _NO_SERIES)
             event_us = row.received_us if row.event_us is None else row.event_us
             error_us, quality = time_quality(row, times.around(event_us), of_gateway=of_row.is_of_gateway)
@@ -293,7 +296,7 @@ def _rows(db: Database, lane: LaneEnds, device: str | None, *, newest_first: boo
 
 
 def _page(db: Database, statement: str, parameters: dict[str, object]) -> tuple[list[Row], bool]:
-    """Some rows, read in one transaction which ends with this call, and whether there are no more."""
+    """Read some rows in one transaction, which ends with this call. Also return whether there are no more rows."""
     rows: list[Row] = []
     size = 0
     with closing(db.execute(statement, parameters)) as cursor:
@@ -306,7 +309,7 @@ def _page(db: Database, statement: str, parameters: dict[str, object]) -> tuple[
 
 
 def _spans(db: Database, lane: LaneEnds, *, newest_first: bool = False) -> Iterator[tuple[int, int]]:
-    """A lane cut into spans of sequences, each of which one transaction can look through; holes are jumped over."""
+    """Cut a lane into spans of sequences that one transaction can search. Holes are skipped."""
     if newest_first:
         high: int | None = lane.last
         while high is not None:
@@ -322,7 +325,7 @@ def _spans(db: Database, lane: LaneEnds, *, newest_first: bool = False) -> Itera
 
 
 def sequence_of(db: Database, statement: str, lane: LaneEnds, sequence: int) -> int | None:
-    """The one sequence that a statement finds in a lane, given another; None where it finds none."""
+    """Sequence that a statement finds in a lane, starting from another sequence; None if it finds none."""
     value: int | None = db.execute(statement, (lane.number, sequence)).fetchone()[0]
     return value
 
@@ -343,7 +346,7 @@ def _moment(lane: LaneEnds, received_us: int) -> Moment:
 
 
 def _earlier(found: Moment | None, other: Moment) -> Moment:
-    """The earlier of two, of which `found` is of the lane that was opened earlier: that counts where no clock does."""
+    """Earlier of two moments. `found` is from a lane opened earlier, which decides if no clock does."""
     return found if found is not None and _goes_before(found, other) else other
 
 
@@ -365,7 +368,7 @@ def _goes_before(found: Moment, other: Moment) -> bool:
 def quarantined(
     db: Database, reason: str | None = None, device: str | None = None, *, newest_first: bool = False
 ) -> Iterator[QuarantinedInput]:
-    """Quarantined input with its payload, oldest first; of one reason or one device, where these are given."""
+    """Quarantined input with its payload, oldest first, of all or of one reason, and of all or of one device."""
     where, given = _quarantine_filter(reason, device)
     beyond, order = ("<", "DESC") if newest_first else (">", "ASC")
     statement = f"""SELECT number, reason, device, subject, topic, writer, tick_ms, device_boot, device_sequence,
@@ -384,7 +387,7 @@ def _quarantine_page(db: Database, statement: str, parameters: dict[str, object]
     with closing(db.execute(statement, parameters)) as cursor:
         for number, reason, device, subject, topic, writer, tick_ms, device_boot, device_sequence, *rest in cursor:
             boot, received_us, payload, *clock_columns = rest
-            # A boot that is not known any more has no wall clock.
+            # A boot that is no longer known has no wall clock.
             clock = clock_of(*clock_columns)
             page.append(
                 QuarantinedInput(
@@ -412,7 +415,7 @@ def _quarantine_page(db: Database, statement: str, parameters: dict[str, object]
 
 
 def quarantine_sizes(db: Database, reason: str | None = None) -> dict[int, int]:
-    """The numbers of quarantined input, oldest first, with the bytes of each; of one reason, where it is given."""
+    """Numbers of quarantined input with the payload's bytes, oldest first, of all or of one reason."""
     where, parameters = _quarantine_filter(reason, None)
     columns = "number, length(payload) AS bytes"
     found = db["quarantine"].rows_where(where, parameters, order_by="number", select=columns)
@@ -420,16 +423,16 @@ def quarantine_sizes(db: Database, reason: str | None = None) -> dict[int, int]:
 
 
 def quarantine_count(db: Database, reason: str | None = None, device: str | None = None) -> int:
-    """How much quarantined input there is; of one reason or one device, where these are given."""
+    """Count quarantined input, of all or of one reason, and of all or of one device."""
     where, given = _quarantine_filter(reason, device)
     count: int = db["quarantine"].count_where(where, given)
     return count
 
 
 def quarantine_reasons(db: Database, reason: str | None = None, device: str | None = None) -> list[QuarantineReason]:
-    """Quarantined input by reason; of one reason or one device, where these are given."""
+    """Quarantined input by reason, of all or of one reason, and of all or of one device."""
     where, given = _quarantine_filter(reason, device)
-    # The payloads are looked at last: in what is grouped, SQLite would sort all of them, through a file on the card.
+    # Payloads are joined last. Within the grouped query, SQLite would sort them all, through a file on the card.
     found = db.query(
         f"""SELECT reason, of_reason.count, device, CAST(substr(payload, 1, {EXAMPLE_BYTES_MAX}) AS BLOB) AS example,
             length(payload) AS bytes

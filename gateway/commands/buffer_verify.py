@@ -1,4 +1,4 @@
-"""`sluice buffer verify`: looks for what must not be in a buffer file, and says what to do about it."""
+"""`sluice buffer verify`: finds faults in a buffer file, and says what to do about them."""
 
 import sqlite3
 import time
@@ -24,7 +24,7 @@ _COUNT_SPAN = """
     SELECT count(*), count(*) FILTER (WHERE series NOT IN (SELECT number FROM series))
     FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?
 """
-# A row before the first and one behind the last show holes at the ends too.
+# A row before the first and a row behind the last show holes at both ends too.
 _HOLES = """
     SELECT before + 1, sequence - 1 FROM (
         SELECT sequence, lag(sequence, 1, ?2 - 1) OVER (ORDER BY sequence) AS before
@@ -34,7 +34,7 @@ _HOLES = """
 
 
 class Verdict(Struct, frozen=True):
-    """One thing that was looked at."""
+    """Result of checking one subject."""
 
     subject: str
     ok: bool
@@ -42,9 +42,9 @@ class Verdict(Struct, frozen=True):
 
 
 def verify(path: Path, settings: BufferSettings, *, full: bool = False) -> Iterator[Verdict]:
-    """Look for what must not be in a buffer file; give each verdict as soon as it is found.
+    """Check a buffer file, and give each verdict as soon as it is known.
 
-    `full` lets SQLite compare indexes with tables too (`integrity_check` instead of `quick_check`).
+    With `full`, SQLite also compares indexes with tables (`integrity_check` instead of `quick_check`).
     """
     try:
         with opened(path) as db:
@@ -63,7 +63,7 @@ def verify(path: Path, settings: BufferSettings, *, full: bool = False) -> Itera
 
 def _pages(db: Database, check: str) -> Verdict:
     started_s = time.monotonic()
-    # A row of the answer may have several lines, the first of them a heading.
+    # A row of the answer may have several lines, of which the first is a heading.
     answer = "\n".join(str(row) for (row,) in db.execute(f"PRAGMA {check}({FAULTS_TOLD_MAX})"))
     faults = [line for line in answer.splitlines() if not line.startswith("***")]
     if faults == ["ok"]:
@@ -71,22 +71,22 @@ def _pages(db: Database, check: str) -> Verdict:
     return Verdict(
         "pages",
         ok=False,
-        words=f"SQLite's {check} finds damage: {'; '.join(faults)}. Export what can be read (sluice buffer export); "
-        "sluice run sets the file aside when it meets the damage, salvages what it can, and goes on with a new one. "
+        words=f"SQLite's {check} finds damage: {'; '.join(faults)}. Export what can be read (sluice buffer export). "
+        "When sluice run meets the damage, it sets the file aside, salvages what it can, and goes on with a new file. "
         "Look at the disk or card too: it may be failing",
     )
 
 
 def _references(db: Database) -> Verdict:
-    """Whether what rows refer to is there: without it they cannot be sent, and stay for ever."""
+    """Check that each lane, boot and series that rows refer to is there. Without them, rows cannot be sent."""
     faults = [
-        f"lane {row['name']} is of a boot that is not there"
+        f"lane {row['name']} refers to a boot that is not there"
         for row in db["lane"].rows_where("boot_id NOT IN (SELECT boot_id FROM boot)", order_by="number", select="name")
     ]
     lane: int | None = -1
     while (lane := db.execute("SELECT min(lane) FROM reading WHERE lane > ?", (lane,)).fetchone()[0]) is not None:
         if not db["lane"].count_where("number = ?", [lane]):
-            faults.append(f"there are readings of lane number {lane}, and no such lane")
+            faults.append(f"readings refer to lane number {lane}, which is not there")
     for what, where in (
         ("boot", "boot_id NOT IN (SELECT boot_id FROM boot)"),
         ("series", "series IS NOT NULL AND series NOT IN (SELECT number FROM series)"),
@@ -99,13 +99,13 @@ def _references(db: Database) -> Verdict:
 
 
 def _dense_lanes(db: Database) -> Iterator[Verdict]:
-    """No row missing that the file counts, and series that are known.
+    """Check that no row is missing from a lane, and that the series of its rows are there.
 
-    A lane has holes where Kafka took rows of some partitions and not of others, and a salvaged one where it could not
-    be read: what was there is a loss.
+    A lane may have holes: Kafka took rows of some partitions and not of others. A salvaged lane also has holes where
+    the damaged file could not be read. Those rows are counted as lost.
     """
     for lane in lanes(db):
-        # Rows of a salvaged one would be counted for nothing.
+        # A salvaged lane may have any holes, so counting its rows would prove nothing.
         taken = 0 if lane.salvaged else _taken_between(db, lane)
         found = _lane_faults(db, lane)
         faults = []
@@ -113,7 +113,7 @@ def _dense_lanes(db: Database) -> Iterator[Verdict]:
             told = ", ".join(f"{first} to {last}" for first, last in found.holes)
             faults.append(f"missing between rows that are there: {counted(found.missing, 'sequence number')} ({told})")
         if found.foreign:
-            faults.append(f"{found.foreign:,} rows refer to a series that is not there: whose they are is lost")
+            faults.append(f"{found.foreign:,} rows refer to a series that is not there, so their device is not known")
         subject = f"lane {lane.name}"
         if faults:
             yield Verdict(subject, ok=False, words=_advice(faults))
@@ -124,7 +124,7 @@ def _dense_lanes(db: Database) -> Iterator[Verdict]:
 
 
 def _taken_between(db: Database, lane: LaneEnds) -> int:
-    """Rows that are gone from between others because Kafka has them, by the lane's own count."""
+    """Rows deleted from between others because Kafka has them, by the lane's own count."""
     db.execute("BEGIN")
     try:
         count = read_counts(db.conn, lane.number).get(lane.number)
@@ -141,14 +141,14 @@ class _LaneFaults:
     foreign: int = 0
     """Rows whose series is not there."""
     holes: list[tuple[int, int]] = field(default_factory=list)
-    """The first ones: first and last sequence that is missing."""
+    """First and last missing sequence of the first holes."""
 
 
 def _lane_faults(db: Database, lane: LaneEnds) -> _LaneFaults:
     found = _LaneFaults()
     expected: int | None = lane.first
     while expected is not None and expected <= lane.last:
-        # What is read of a span is of one moment: the daemon deletes from the front meanwhile, which makes no hole.
+        # The daemon deletes from the front meanwhile. A span read in one transaction shows no false hole.
         db.execute("BEGIN")
         try:
             expected = _count_span(db, lane, expected, found)
@@ -158,14 +158,14 @@ def _lane_faults(db: Database, lane: LaneEnds) -> _LaneFaults:
 
 
 def _count_span(db: Database, lane: LaneEnds, expected: int, found: _LaneFaults) -> int | None:
-    """Look at the span that begins at `expected`, or where the lane begins by now; give where the next one begins."""
+    """Check the span that begins at `expected`, or where the lane now begins. Return where the next span begins."""
     front = sequence_of(db, "SELECT min(sequence) FROM reading WHERE lane = ? AND sequence >= ?", lane, 0)
     if front is None:
         return None
     first = max(front, expected)
     last = min(first + SPAN_ROWS - 1, lane.last)
     if lane.salvaged:
-        # Its holes may be wide.
+        # Its holes may be wide: begin at the next row.
         following = sequence_of(db, "SELECT min(sequence) FROM reading WHERE lane = ? AND sequence >= ?", lane, first)
         first = lane.last + 1 if following is None else following
         last = min(first + SPAN_ROWS - 1, lane.last)
@@ -186,10 +186,10 @@ def _quarantine_bounds(db: Database, settings: BufferSettings) -> Verdict:
     if rows > settings.quarantine_rows_max:
         words += f": more than buffer.quarantine_rows_max = {settings.quarantine_rows_max:,}"
     elif size > bytes_max and rows > 1:
-        words += f": more than {bytes_max:,} bytes (buffer.quarantine_bytes_max, and a tenth of buffer.bytes_max)"
+        words += f": more than {bytes_max:,} bytes (buffer.quarantine_bytes_max, or a tenth of buffer.bytes_max)"
     else:
         return Verdict("quarantine", ok=True, words=words)
-    words += ". The next input that comes in makes the oldest go; sluice buffer export --quarantine keeps a copy"
+    words += ". The next input deletes the oldest; sluice buffer export --quarantine keeps a copy"
     return Verdict("quarantine", ok=False, words=words)
 
 
@@ -197,6 +197,6 @@ def _advice(faults: Sequence[str]) -> str:
     told = "; ".join(faults[:FAULTS_TOLD_MAX])
     more = f"; and {len(faults) - FAULTS_TOLD_MAX} more" if len(faults) > FAULTS_TOLD_MAX else ""
     return (
-        f"{told}{more}. Sluice never leaves a file so: keep a copy of it, and save what is in it with "
-        "sluice buffer export"
+        f"{told}{more}. Sluice never leaves a file in this state: keep a copy of it, and save its readings with sluice "
+        "buffer export"
     )

@@ -1,4 +1,4 @@
-"""`sluice devices`: what is known of each device; who may log in; secrets made, replaced and revoked."""
+"""`sluice devices`: shows each device and who may log in, and makes, replaces and revokes secrets."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,26 +24,26 @@ NAMED_MAX = 5
 T = TypeVar("T")
 _UNKNOWN = "-"
 _NO_LISTENER = (
-    "no sensor logs in here, for gateway.toml has no [mqtt_listener]; write that section (the page for installers, "
-    "docs/install.md, has an example) or run sluice setup again, then add devices"
+    "no sensor can log in here, because gateway.toml has no [mqtt_listener]; write that section (docs/install.md has "
+    "an example) or run sluice setup again, then add devices"
 )
 _ANYBODY = (
-    "mqtt_listener.anonymous is true: whoever reaches the port may write as any device, whatever secrets there are; "
-    "take that line out of gateway.toml and restart sluice once each device has its secret"
+    "mqtt_listener.anonymous is true: whoever reaches the port may write as any device, without its secret; once each "
+    "device has its secret, take that line out of gateway.toml and restart sluice"
 )
 _ONLY_THIS_BOX = (
     'mqtt_listener.host is {host}: only programs on this box can connect; write host = "0.0.0.0" for sensors on the '
     "network, and restart sluice"
 )
-_NO_DATE = "SINCE -: this box's clock was not synced when that secret was made, so that nobody knows"
+_NO_DATE = "SINCE -: not known, because this box's clock was not synced when that secret was made"
 _CERTIFICATES_LISTED = (
-    "until now every certificate of mqtt_listener.tls.client_ca let a device in; now there is a list, and those that "
-    "it does not name are refused: add them too"
+    "until now every certificate of mqtt_listener.tls.client_ca let a device in; now there is a list, and devices that "
+    "are not on it are refused: add them too"
 )
 
 
 class Outcome(NamedTuple):
-    """When a change counts."""
+    """Time from which a change counts, and what to tell a person of it."""
 
     counts: str
     """`now`, `soon` or `at start`."""
@@ -52,22 +52,24 @@ class Outcome(NamedTuple):
 
 
 class LogIn(Struct, frozen=True):
-    """One who may log in."""
+    """A device or operator that may log in."""
 
     name: str
     operator: bool
     in_settings: bool
-    """Whether its secret's hash stands in gateway.toml."""
+    """True if its secret's hash is in gateway.toml."""
     secrets: tuple["SecretTimes", ...]
     heard_s: float | None
-    """How long ago something of it was taken in; None where nothing tells."""
+    """Seconds since something of it was taken in; None if that is not known."""
 
 
 class SecretTimes(Struct, frozen=True):
-    """Since when, and until when, a secret works, in UTC; None where that is unknown, or never."""
+    """Times in UTC between which a secret works."""
 
     made: str | None
+    """None if it is not known."""
     until: str | None
+    """None if the secret does not end."""
 
 
 # -- what is known of each device -----------------------------------------------------------------
@@ -76,26 +78,26 @@ class SecretTimes(Struct, frozen=True):
 @click.group(
     cls=WrappingGroup,
     invoke_without_command=True,
-    short_help="Each device: where, last heard, its clock; and who may log in.",
+    short_help="Each device: where, last heard, its clock; who may log in.",
     epilog="Example: sluice devices --config gateway.toml",
 )
 @config_option
 @json_option
 @click.pass_context
 def devices(context: click.Context, config: Path, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
-    """Show every device that this gateway knows: where it is, when it was heard last, and what is known of its clock.
+    """Show every device that this gateway knows: where it is, when it was last heard, and how its clock runs.
 
-    DRIFT is how fast the sensor's clock runs, in parts per million above true. BOUND is that of the error of a reading
-    taken now, against this box's clock. OBSERVED is when the sensor's clock was last compared with that: a PROBE that
-    was answered, or an MQTT reading that told something. Works on a running gateway and on a stopped one.
+    DRIFT is how fast the sensor's clock runs, in parts per million above true. BOUND is the largest error of a time
+    taken now, against this box's clock. OBSERVED is when the sensor's clock was last compared with this box's clock: by
+    an answered PROBE, or by an MQTT reading with a useful time. Works whether the gateway runs or not.
 
-    The exit code is 1 where something is to be mended: a clock that is worse than the settings say, ticks that no time
-    follows from, dates that cannot be right.
+    The exit code is 1 if something must be corrected: a clock that is worse than the settings say, ticks that give no
+    time, or dates that cannot be right.
 
     The commands below are about who may log in over MQTT.
     """
     if context.invoked_subcommand is not None:
-        # Given before the command's name they mean the same as behind it.
+        # An option counts for the subcommand whether it stands before or behind the subcommand's name.
         source = click.core.ParameterSource.COMMANDLINE
         given = {name: context.params[name] for name in context.params if context.get_parameter_source(name) == source}
         context.default_map = dict.fromkeys(devices.commands, given)
@@ -125,12 +127,12 @@ def devices(context: click.Context, config: Path, as_json: bool) -> None:  # noq
 @config_option
 @json_option
 def list_command(config: Path, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
-    """Show who may log in over MQTT: since when, until when, and when it was heard last.
+    """Show who may log in over MQTT: since when, until when, and when they were last heard.
 
-    FROM says where the secret's hash stands: "added" by sluice devices add, or in "gateway.toml", where a person wrote
-    it, and nothing tells since when. The secrets themselves are kept nowhere. A device whose old secret works for a
-    while has a line for each of them, and is heard with either. HEARD is since sluice was started; from before it the
-    buffer knows that of sensors that send a boot and a sequence.
+    FROM says where the secret's hash is: "added" by sluice devices add, or in "gateway.toml", where a person wrote it
+    at an unknown time. The secrets themselves are not kept. A device whose old secret still works has a line for each
+    secret, and HEARD counts both. HEARD begins with the start of sluice. For sensors that send a boot and a sequence,
+    the buffer also knows earlier times.
     """
     settings = load_settings(config)
     listener = _listener(settings)
@@ -171,7 +173,7 @@ def _heard(settings: Settings) -> dict[str, float | None]:
     try:
         return {device.device: device.heard_s for device in read_devices(settings).devices}
     except BufferFileError:
-        # A gateway that has never run has heard nobody.
+        # A gateway that has never run has no file, and has heard nobody.
         return {}
 
 
@@ -200,15 +202,15 @@ def _shown(moment: str | None) -> str:
 # -- secrets --------------------------------------------------------------------------------------
 
 
-_no_qr = click.option("--no-qr", is_flag=True, help="No QR code.")
+_no_qr = click.option("--no-qr", is_flag=True, help="Show no QR code.")
 
 
 @devices.command(
-    short_help="Make a secret for each of new devices.", epilog="Example: sluice devices add stable-1 stable-2"
+    short_help="Make a secret for each new device.", epilog="Example: sluice devices add stable-1 stable-2"
 )
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @config_option
-@click.option("--operator", is_flag=True, help="For people or programs that send commands to devices.")
+@click.option("--operator", is_flag=True, help="Add operators: people or programs that send commands to devices.")
 @_no_qr
 @json_option
 def add(
@@ -218,10 +220,11 @@ def add(
     no_qr: bool,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
 ) -> None:
-    """Make a secret for each new device, and show what to type into it: once, for only a hash of it is kept.
+    """Make a secret for each new device, and show what to type into the device.
 
-    A device may write under its own topics only. The running gateway lets it in from the moment that this returns. The
-    QR code holds the same as mqtt://NAME:SECRET@HOST:PORT, or mqtts:// where the listener has TLS.
+    The secret is shown once, since only its hash is kept. A device may write only under its own topics. A running
+    gateway lets the device in as soon as this command ends. The QR code holds mqtt://NAME:SECRET@HOST:PORT, or mqtts://
+    if the listener has TLS.
     """
     settings = load_settings(config)
     listener = _listener(settings)
@@ -235,7 +238,7 @@ def add(
     _show_secrets(settings, listener, made, outcome, warnings, operator=operator, qr=not no_qr, as_json=as_json)
 
 
-@devices.command(short_help="Make another secret for a device.", epilog="Example: sluice devices rotate stable-1")
+@devices.command(short_help="Make a new secret for a device.", epilog="Example: sluice devices rotate stable-1")
 @click.argument("name")
 @config_option
 @click.option(
@@ -245,7 +248,7 @@ def add(
     default=0,
     show_default=True,
     metavar="HOURS",
-    help="How long the old secret works beside the new one.",
+    help="Hours for which the old secret works beside the new one.",
 )
 @_no_qr
 @json_option
@@ -256,15 +259,16 @@ def rotate(
     no_qr: bool,  # noqa: FBT001 - click passes options by name
     as_json: bool,  # noqa: FBT001
 ) -> None:
-    """Make another secret for a device, and show it once. The old one ends at once, with connections that have it.
+    """Make a new secret for a device, and show it once.
 
-    With --keep-old both work until then, so that the sensor can be given the new one meanwhile.
+    The old secret ends at once, and so do connections that use it. With --keep-old both secrets work for a while, so
+    that there is time to give the sensor the new one.
     """
     settings = load_settings(config)
     listener = _listener(settings)
     _refuse_written(listener, (name,))
     path = credentials.file_of(settings)
-    # All that may fail comes before the secret is made: once it is, it must be shown.
+    # Every step that may fail comes before the secret is made: then the secret must be shown.
     operator = name in _done(lambda: credentials.load(path)).operators
     warnings = list(_warnings(listener))
     now = _now(settings)
@@ -278,15 +282,15 @@ def rotate(
     )
 
 
-@devices.command(short_help="Let devices in no more.", epilog="Example: sluice devices revoke stable-2")
+@devices.command(short_help="Lock devices out.", epilog="Example: sluice devices revoke stable-2")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @config_option
 @click.option("--yes", is_flag=True, help="Do not ask first.")
 @json_option
 def revoke(names: tuple[str, ...], config: Path, yes: bool, as_json: bool) -> None:  # noqa: FBT001
-    """Let devices in no more: their secrets end at once, with all connections that they have. Asks first.
+    """Lock devices out: their secrets and all their connections end at once. Asks first.
 
-    What they have sent stays. sluice devices add makes a revoked device a new secret.
+    Readings that they have sent stay. sluice devices add makes a new secret for a revoked device.
     """
     settings = load_settings(config)
     listener = _listener(settings)
@@ -332,18 +336,18 @@ def _warnings(listener: ListenerSettings) -> Iterator[str]:
 
 
 def _refuse_written(listener: ListenerSettings, names: Sequence[str]) -> None:
-    """Refuse names whose secret a person wrote: it is theirs to change. Raises ClickException."""
+    """Raise ClickException for a name whose secret a person wrote into gateway.toml."""
     for section in ("users", "operators"):
         for name in names:
             if name in getattr(listener, section):
                 raise click.ClickException(
                     f"{name} has its secret in gateway.toml, which this command does not change: take its line out "
-                    f"of [mqtt_listener.{section}], restart sluice, and add it here (nothing was changed)"
+                    f"of [mqtt_listener.{section}], restart sluice, and add the device here (nothing was changed)"
                 )
 
 
 def _done(change: Callable[[], T]) -> T:
-    """What a change gives. Raises ClickException."""
+    """Make a change and return its result. Raises ClickException instead of CredentialsError."""
     try:
         return change()
     except CredentialsError as error:
@@ -351,7 +355,7 @@ def _done(change: Callable[[], T]) -> T:
 
 
 def _now(settings: Settings) -> datetime | None:
-    """The time, if this box knows it."""
+    """Time in UTC; None if this box's clock is not synced."""
     try:
         clock = read_wall_clock(settings.gateway)
     except OSError:
@@ -360,7 +364,7 @@ def _now(settings: Settings) -> datetime | None:
 
 
 def _tell(settings: Settings, path: Path, become: str) -> Outcome:
-    """Have the running gateway take the file as it is now; `become` says what then holds of whom."""
+    """Tell the running gateway that the file has changed. `become` says what the change means for the devices."""
     try:
         told: dict[str, Any] = control.call(control.socket_path(settings.buffer.path), "devices-changed")
     except control.NotRunningError:
@@ -369,7 +373,7 @@ def _tell(settings: Settings, path: Path, become: str) -> Outcome:
         words = f"the gateway that runs could not be told ({error}); restart it (sudo systemctl restart sluice)"
         return Outcome("at start", words, (words,))
     except control.ControlError as error:
-        return Outcome("soon", f"{error}. A gateway that runs looks at the file by itself, each second")
+        return Outcome("soon", f"{error}. A running gateway looks at the file by itself, each second")
     if told["file"] != str(path):
         words = (
             f"the gateway that runs reads {told['file']}, and not {path}: restart it (sudo systemctl restart sluice)"
@@ -402,7 +406,7 @@ def _show_secrets(  # noqa: PLR0913 - each is another option
         return
     for each in handouts:
         if qr:
-            # First: it is the taller, and a small screen keeps what comes last.
+            # The QR code comes first: it is tall, and a small screen shows the lines that come last.
             say(_encodable(qr_code(each.uri).rstrip("\n")))
         rows = [
             ("host", " or ".join(each.hosts)),
@@ -413,12 +417,12 @@ def _show_secrets(  # noqa: PLR0913 - each is another option
             ),
             ("user", each.user),
             ("password", each.secret),
-            ("topic", " or ".join(each.topics) or "none: no route makes this device of its topics"),
+            ("topic", " or ".join(each.topics) or "none: no route makes this device's name out of a topic"),
         ]
         for name, value in rows:
             say(hanging(f"{name:<10}{value}", 10))
         say("")
-    say(hanging("Write it down now: the password is shown this once, and only a hash of it is kept.", INDENT))
+    say(hanging("Write it down now: the password is shown only this once, and only its hash is kept.", INDENT))
     if old_until is not None:
         say(hanging(f"the old password works beside it until {_shown(old_until)} UTC", INDENT))
     _say(outcome)
@@ -427,7 +431,7 @@ def _show_secrets(  # noqa: PLR0913 - each is another option
 
 
 def _encodable(code: str) -> str:
-    """A QR code, or why there is none: not every serial console can show one."""
+    """Return the QR code, or words instead if this terminal cannot show it, as some serial consoles cannot."""
     try:
         code.encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:

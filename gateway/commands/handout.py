@@ -1,4 +1,4 @@
-"""What a person types into a sensor so that it finds this gateway and is let in: addresses, port, topics, a QR code."""
+"""Collects what a person types into a sensor so that it can log in here: addresses, port, topics and a QR code."""
 
 import fcntl
 import io
@@ -20,7 +20,7 @@ from gateway.tls.certificates import CertificateFileError, read_certificates, re
 
 HOSTS_MAX: Final = 4
 _SIOCGIFADDR: Final = 0x8915
-"""netdevice(7): an interface's IPv4 address."""
+"""Request of netdevice(7) for an interface's IPv4 address."""
 _AVAHI: Final = Path("/run/avahi-daemon/socket")
 _UDP: Final = Path("/proc/net")
 _MDNS_PORT: Final = 5353
@@ -29,34 +29,34 @@ _EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with,
 
 
 class Handout(Struct, frozen=True):
-    """One device's, or operator's."""
+    """Log-in data of one device or operator."""
 
     user: str
     secret: str
     hosts: tuple[str, ...]
-    """Any of them leads here, the first one the longest."""
+    """Names and addresses of this box. The first one is likely to lead here for the longest time."""
     port: int
     tls: bool
     plain_port: int | None
-    """Beside the one with TLS, where there is one."""
+    """Port without TLS, if the listener has one beside the port with TLS."""
     topics: tuple[str, ...]
     uri: str
-    """The same in one, as the QR code has it."""
+    """User, secret, first host and port in one text, for the QR code."""
 
     def __repr__(self) -> str:
-        """Without the secret, for tracebacks and logs."""
+        """Leave the secret out of tracebacks and logs."""
         return f"Handout({self.user!r})"
 
 
 def handout(settings: Settings, listener: ListenerSettings, made: Made, *, operator: bool) -> Handout:
-    """What to type for a secret that was made just now."""
+    """Collect what to type for a secret that was just made."""
     hosts = tuple(_hosts(listener))
     tls, port = listener.tls, listener.port
     scheme = "mqtt"
     if tls is not None:
         scheme, port = "mqtts", tls.port
     host = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
-    # Who logs in as one device writes where a route makes that device of its topics.
+    # A device may write to a topic if the topic's route makes that device's name as the key.
     routes = [route for route in settings.routes if route.key == DEFAULT_ROUTE.key]
     its_own = [route.topic for route in routes if route.device in {None, made.name}]
     topics = listener.command_topics if operator else its_own
@@ -73,7 +73,7 @@ def handout(settings: Settings, listener: ListenerSettings, made: Made, *, opera
 
 
 def is_only_for_this_box(host: str) -> bool:
-    """Whether a listener there is reached by nobody else."""
+    """Tell whether only programs on this box can reach a listener at `host`."""
     if host == "localhost":
         return True
     with suppress(ValueError):
@@ -82,7 +82,7 @@ def is_only_for_this_box(host: str) -> bool:
 
 
 def qr_code(text: str) -> str:
-    """A QR code in half blocks, for a terminal that is light on dark."""
+    """QR code in half blocks, for a terminal with light text on a dark background."""
     import segno  # noqa: PLC0415 - only where one is shown
 
     out = io.StringIO()
@@ -91,13 +91,13 @@ def qr_code(text: str) -> str:
 
 
 def _topic(template: str, device: str) -> str:
-    """A topic as a person reads it: the device's name, and what is left to choose in capitals."""
+    """Fill the device's name into a topic, and put the variables that are left in capitals."""
     named = template.replace("{device}", device)
     return _VARIABLE.sub(lambda variable: variable[1].upper(), named)
 
 
 def _hosts(listener: ListenerSettings) -> Iterator[str]:
-    """By what clients reach the listener; with TLS, what its certificate is for: no other name will do then."""
+    """Hosts by which clients reach the listener. With TLS they are the names in its certificate: others would fail."""
     names: list[str] = []
     if listener.tls is not None:
         with suppress(CertificateFileError):
@@ -109,7 +109,7 @@ def _hosts(listener: ListenerSettings) -> Iterator[str]:
 
 
 def own_hosts(host: str) -> Iterator[str]:
-    """By what others reach this box where something listens at `host`: a name that is announced, then addresses."""
+    """Hosts by which others reach what listens at `host`: this box's announced name, then its addresses."""
     if host in _EVERYWHERE:
         yield from _own_name()
         yield from _own_addresses()
@@ -118,14 +118,14 @@ def own_hosts(host: str) -> Iterator[str]:
 
 
 def _own_name() -> Iterator[str]:
-    """This box's name by mDNS, where something here announces it: elsewhere it would lead nobody here."""
+    """This box's mDNS name, if a program here announces it."""
     name = socket.gethostname().partition(".")[0]
     if name and name != "localhost" and _is_announced():
         yield f"{name}.local"
 
 
 def _is_announced() -> bool:
-    """Whether Avahi runs, or systemd-resolved with MulticastDNS: then it has the port of RFC 6762."""
+    """Tell whether Avahi runs, or systemd-resolved with MulticastDNS, which then has the port of RFC 6762."""
     if _AVAHI.exists():
         return True
     tables = [_UDP / name for name in ("udp", "udp6")]
@@ -136,11 +136,11 @@ def _is_announced() -> bool:
 
 
 def _own_addresses() -> Iterator[str]:
-    """The IPv4 addresses that this box has on its networks now."""
+    """This box's present IPv4 addresses on its networks."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, interface in socket.if_nameindex():
             request = struct.pack("256s", interface.encode()[:15])
-            # One without an address, or without a cable.
+            # An interface may have no address or no cable.
             with suppress(OSError):
                 address = ipaddress.ip_address(fcntl.ioctl(asked, _SIOCGIFADDR, request)[20:24])
                 if not address.is_loopback:

@@ -1,4 +1,4 @@
-"""What the `sluice` commands share: their options, their exit codes, and how settings that are wrong are told."""
+"""Options, exit codes and error messages that the `sluice` commands share."""
 
 import re
 import sys
@@ -16,12 +16,12 @@ from gateway.settings import DEFAULT_CONFIG, Settings
 from gateway.toml_files.mistakes import ConfigError
 
 FINDING = 1
-"""Exit code where something is wrong with the gateway; 2 is wrong usage, the configuration included."""
+"""Exit code if something is wrong with the gateway. Exit code 2 is for wrong usage and wrong settings."""
 
 config_option = click.option(
     "--config",
     "config",
-    # What cannot be read is told by `load_settings`, with what to do.
+    # `load_settings` reports a file that cannot be read, with what to do.
     type=click.Path(path_type=Path, readable=False),
     default=DEFAULT_CONFIG,
     show_default=True,
@@ -34,7 +34,7 @@ _T = TypeVar("_T", bound="click.ParamType[Any]")
 
 
 def named(kind: _T, name: str) -> _T:
-    """A type of options by the name that a person is told where it does not fit: click's own are a programmer's."""
+    """Give an option's type a name for error messages: click's own names are for programmers."""
     kind.name = name
     return kind
 
@@ -42,14 +42,14 @@ def named(kind: _T, name: str) -> _T:
 _CONFIG = "sluice.config"
 _OURS = re.compile(r"(?<![\w/.-])(?:sudo\s+)?sluice(?=\s+(?:buffer|check|devices|status)\b)")
 _ERROR = "Error: "
-"""What click puts before an error's message."""
+"""Word that click puts before an error's message."""
 
 
 class WrappingGroup(SpeakingGroup):
-    """Commands whose errors are wrapped to the terminal's width."""
+    """Group of commands whose errors are wrapped to the terminal's width."""
 
     def words_of(self, error: click.ClickException) -> str:
-        """The message wrapped; in the journal it is told with its priority."""
+        """Wrap the message. In the journal, show it with the priority of an error."""
         words = _wrapped(error)
         if is_journal():
             error.show = partial(say_error, _ERROR + words)  # type: ignore[method-assign]
@@ -57,18 +57,18 @@ class WrappingGroup(SpeakingGroup):
 
 
 def say_error(text: str, _file: object = None) -> None:
-    """Tell a person on standard error what went wrong; in the journal with the priority of an error."""
+    """Print an error on standard error. In the journal it gets the priority of an error."""
     say(prioritized(text, "error") if is_journal() else text, err=True)
 
 
 def _wrapped(error: click.ClickException) -> str:
-    """The message with each line wrapped; the first comes behind click's own word."""
+    """Wrap each line of the message. The first line leaves room for click's own word."""
     lines = harmless(as_typed(_ERROR + error.format_message())).split("\n")
     return "\n".join(hanging(line, len(_ERROR), sys.stderr) for line in lines).removeprefix(_ERROR)
 
 
 def load_settings(path: Path) -> Settings:
-    """Read the settings; where they are wrong, say so by line and end with exit code 2."""
+    """Read the settings. If they are wrong, report each mistake with its line, and end with exit code 2."""
     context = click.get_current_context(silent=True)
     if context is not None:
         context.meta[_CONFIG] = path
@@ -83,7 +83,7 @@ def load_settings(path: Path) -> Settings:
 
 
 def as_typed(words: str) -> str:
-    """A text with commands of ours as they are typed: what the service's settings are used for takes root."""
+    """Put `sudo` before the `sluice` commands in a text if the service's settings are used, which takes root."""
     context = click.get_current_context(silent=True)
     config = None if context is None else context.meta.get(_CONFIG)
     return _OURS.sub("sudo sluice", words) if config == DEFAULT_CONFIG else words

@@ -1,4 +1,4 @@
-"""`sluice settings`: every setting there is, with its default, its bounds and what it is for, as `settings.py` says."""
+"""`sluice settings`: lists every setting with its default, bounds and purpose, as `settings.py` states them."""
 
 import ast
 import inspect
@@ -22,20 +22,20 @@ from gateway.toml_files.writer import value_text
 
 
 class Setting(Struct, frozen=True):
-    """One setting, as a person reads of it."""
+    """One setting, described for a person."""
 
     section: str
-    """The header that it stands below: `[kafka]`, `[[routes]]`; empty above all of them."""
+    """Header of its section, such as `[kafka]` or `[[routes]]`; empty for a setting above all sections."""
     name: str
     takes: str
     default: str | None
-    """As TOML has it; None where there is none, `needed` says which of the two kinds of none."""
+    """Default as TOML; None if there is none. Then `needed` tells whether the setting must be given."""
     needed: bool
     about: str
 
 
 class Section(Struct, frozen=True):
-    """A section, and what it is for."""
+    """A section with its purpose and its settings."""
 
     header: str
     about: str
@@ -50,7 +50,7 @@ class Section(Struct, frozen=True):
 @click.argument("words", metavar="[WORD]...", nargs=-1)
 @json_option
 def settings_command(words: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
-    """Show every setting that gateway.toml may have, or those whose section or name has a WORD in it."""
+    """Show every setting of gateway.toml, or only those that have each WORD in their section or name."""
     found = list(matching(tuple(sections()), [word.lower() for word in words]))
     if as_json:
         say_json([setting for section in found for setting in section.settings])
@@ -68,7 +68,7 @@ def settings_command(words: tuple[str, ...], as_json: bool) -> None:  # noqa: FB
 
 
 def matching(all_sections: tuple[Section, ...], words: list[str]) -> Iterator[Section]:
-    """The sections, each with those of its settings in whose section or name all words are."""
+    """Sections with those of their settings that have all words in their section or name."""
     for section in all_sections:
         kept = tuple(
             setting
@@ -80,7 +80,7 @@ def matching(all_sections: tuple[Section, ...], words: list[str]) -> Iterator[Se
 
 
 def sections(struct: type[Struct] = Settings, header: str = "") -> Iterator[Section]:
-    """Every section in the order of `settings.py`, those within one behind it."""
+    """Every section in the order of `settings.py`. A section's own sections follow it."""
     hints, about = get_type_hints(struct, include_extras=True), _notes()[struct.__name__]
     inner: list[tuple[type[Struct], str]] = []
     own: list[Setting] = []
@@ -111,7 +111,7 @@ def _setting(field: FieldInfo, hint: object, header: str, about: str) -> Setting
 
 @cache
 def _notes() -> dict[str, dict[str, str]]:
-    """By class and name, what stands below each setting in the source; below "" what the section is for."""
+    """Text below each setting in the source, by class and setting. The name "" has the docstring of the class."""
     found: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(settings)).body:
         if not isinstance(node, ast.ClassDef):
@@ -134,7 +134,7 @@ def _plain(text: str) -> str:
 
 
 def _lines(section: Section) -> Iterator[tuple[int, str]]:
-    """Lines, each with how many of its first characters are bold."""
+    """Lines of a section, each with the number of first characters that are bold."""
     about = section.about.partition(": ")[2] if section.about.startswith("`[") else section.about
     header = section.header or "above all sections"
     yield len(header), hanging(f"{header}  {about}", 4)

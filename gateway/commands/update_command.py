@@ -1,4 +1,4 @@
-"""`sluice update`: installs a newer version of this gateway from a file, once its signature has proved whose it is."""
+"""`sluice update`: installs a newer version of this gateway from a file, if the file's signature is trusted."""
 
 import os
 import platform
@@ -19,63 +19,63 @@ from gateway.host.terminal import say
 from gateway.host.terminal_text import escaped, hanging
 
 PACKAGE = "sluice-gateway"
-"""Debian's package `sluice` is something else."""
+"""Name of the gateway's package. Debian's own package `sluice` is another program."""
 SERVICE = "sluice.service"
 KEY_FOLDERS = (Path("/usr/share/sluice/release-keys"), Path("/etc/sluice/release-keys"))
-"""Public keys, in PEM, of whose packages are taken: those that came with this version, and the site's own."""
+"""Folders with trusted public keys, in PEM: those that came with this version, and the site's own."""
 CACHE = Path("/var/cache/sluice")
-"""For root alone: what is verified here is what is installed, whoever can write where the file came from."""
+"""Folder that only root can write, so that the verified file is the installed file, wherever it came from."""
 PREVIOUS, INSTALLED = "previous.deb", "installed.deb"
-"""Kept there with their signatures, so that there is a way back without a network."""
+"""Packages kept in CACHE with their signatures, as a way back without a network."""
 SIGNATURE_BYTES = 64
-"""Ed25519 (RFC 8032)."""
+"""Length of an Ed25519 signature (RFC 8032)."""
 PACKAGE_BYTES_MAX = 200_000_000
-"""No version is a tenth of it; what is larger would fill the disk that readings are kept on."""
+"""Largest package that is copied. A larger file could fill the disk of the readings; versions have a tenth of it."""
 KEYS_MAX = 20
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 
 
 class UpdateError(Exception):
-    """The package is not installed; the message says why, what that means and what to do."""
+    """The package is not installed. The message says why, what that means and what to do."""
 
 
 class Package(Struct, frozen=True):
-    """What a package says of itself."""
+    """Name, version and target system in a package's own fields."""
 
     name: str
     version: str
     architecture: str
     debian: str
-    """The release that it is for."""
+    """Release of Debian that the package is for."""
 
 
 class Box(Struct, frozen=True):
-    """What this box can take."""
+    """System and installed version of this box."""
 
     architecture: str
     debian: str
-    """Empty where it is no Debian, or none with a number."""
+    """Release of Debian; empty if this is no Debian, or one without a number."""
     installed: str
-    """The version that is installed; empty where none is."""
+    """Installed version; empty if none is installed."""
 
 
 @click.command(
-    short_help="Install a newer version from a file, if its signature is good.",
+    short_help="Install a newer version from a signed file.",
     epilog="Example: sluice update sluice-gateway_1.1.0_arm64_deb12.deb",
 )
 @click.argument("package", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option(
     "--signature",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Where its signature is, if not beside it as PACKAGE.sig.",
+    help="The package's signature, if it is not beside it as PACKAGE.sig.",
 )
-@click.option("--allow-downgrade", is_flag=True, help="Install it also where it is older than what is installed.")
+@click.option("--allow-downgrade", is_flag=True, help="Install the package even if it is older than this version.")
 def update(package: Path, signature: Path | None, allow_downgrade: bool) -> None:  # noqa: FBT001 - click passes options by name
-    """Install a version of this gateway from a .deb file, as root; nothing is fetched from a network.
+    """Install a version of this gateway from a .deb file, as root. Nothing is fetched from a network.
 
-    First its signature is verified, by the keys that came with the installed version or stand in
-    /etc/sluice/release-keys; then whether it is for this box, and newer. The service is restarted by it; readings that
-    wait, settings and credentials stay. The version before is kept in /var/cache/sluice.
+    The package must be signed by a key that came with the installed version or is in /etc/sluice/release-keys. It must
+    be for this box, and newer. Installing it restarts the service. Waiting readings, settings and credentials stay. The
+    previous version is kept in /var/cache/sluice.
     """
     try:
         _update(package, signature or package.with_name(f"{package.name}.sig"), allow_downgrade=allow_downgrade)
@@ -87,7 +87,7 @@ def update(package: Path, signature: Path | None, allow_downgrade: bool) -> None
 
 def _update(package: Path, signature: Path, *, allow_downgrade: bool) -> None:
     if os.geteuid() != 0:
-        raise UpdateError("a package is installed by root alone: run it again with sudo")
+        raise UpdateError("only root may install a package: run this again with sudo")
     with _private_copy(package, signature) as (copy, its_signature):
         verify(copy, its_signature, trusted_keys(KEY_FOLDERS))
         found = read_package(copy)
@@ -102,16 +102,16 @@ def _update(package: Path, signature: Path, *, allow_downgrade: bool) -> None:
     if was_active and not _is_active():
         back = f"sudo sluice update --allow-downgrade {CACHE / PREVIOUS}" if (CACHE / PREVIOUS).exists() else ""
         raise UpdateError(
-            "that is, the package is in place, and the service does not run with it; what waits is on disk. See "
+            "that is, the package is in place, but the service does not run with it; waiting readings are on disk. See "
             "journalctl -u sluice for the reason" + (f"; to go back: {back}" if back else "")
         )
 
 
 def trusted_keys(folders: Sequence[Path], *, owner: int = 0) -> list[Path]:
-    """The public keys of these folders. One that somebody else than `owner` can write or replace is none.
+    """Find the public keys in folders, without keys that somebody else than `owner` can write or replace.
 
     Raises:
-        UpdateError: there is none.
+        UpdateError: there is no such key.
     """
     keys, passed_over = [], []
     for folder in folders:
@@ -127,9 +127,9 @@ def trusted_keys(folders: Sequence[Path], *, owner: int = 0) -> list[Path]:
     if not keys:
         told = f" Not trusted: {'; '.join(passed_over)}." if passed_over else ""
         raise UpdateError(
-            f"no key to verify it by is in {' or '.join(map(str, folders))}, with its folders owned by root and "
-            f"writable by root alone, so nobody can tell who made it.{told} Install this version's package again, or "
-            f"put the maker's public key into {folders[-1]}"
+            f"no key to verify it by: {' and '.join(map(str, folders))} have no public key that, with its folders, "
+            f"belongs to root and can be changed by root alone.{told} Install this version's package again, or put the "
+            f"maker's public key into {folders[-1]}"
         )
     return keys
 
@@ -139,7 +139,7 @@ def verify(package: Path, signature: bytes, keys: Sequence[Path]) -> None:
     if len(signature) != SIGNATURE_BYTES:
         raise UpdateError(
             f"its signature has {len(signature)} bytes instead of {SIGNATURE_BYTES}: it is cut off, or no signature. "
-            "Get package and signature anew"
+            "Get the package and its signature again"
         )
     with tempfile.NamedTemporaryFile() as file:
         file.write(signature)
@@ -150,26 +150,26 @@ def verify(package: Path, signature: bytes, keys: Sequence[Path]) -> None:
             if ended.returncode == 0:
                 return
     raise UpdateError(
-        "its signature is of none of the keys that this gateway trusts: the file was changed or cut off on its way, "
-        "or somebody else made it. Get package and signature anew from where your gateway's came from; where another "
-        f"maker is wanted, put the maker's public key into {KEY_FOLDERS[-1]} first"
+        "its signature fits none of the keys that this gateway trusts: the file was changed or cut off on its way, "
+        "or somebody else made it. Get the package and its signature again from where your gateway came from. If you "
+        f"want a package of another maker, put the maker's public key into {KEY_FOLDERS[-1]} first"
     )
 
 
 def read_package(path: Path) -> Package:
-    """What a .deb says of itself. Raises UpdateError where it is none."""
+    """Read the fields of a .deb. Raises UpdateError if the file is no .deb."""
     ended = _call("dpkg-deb", "--field", str(path), "Package", "Version", "Architecture", "Sluice-Debian")
     if ended.returncode != 0:
-        raise UpdateError("it is no Debian package, or a damaged one; get it anew")
+        raise UpdateError("it is no Debian package, or a damaged one; get it again")
     fields = dict(line.split(": ", 1) for line in ended.stdout.splitlines() if ": " in line)
     return Package(*(fields.get(name, "") for name in ("Package", "Version", "Architecture", "Sluice-Debian")))
 
 
 def this_box() -> Box:
-    """This one. Raises UpdateError where it has no dpkg."""
+    """Describe this box. Raises UpdateError if it has no dpkg."""
     architecture = _call("dpkg", "--print-architecture").stdout.strip()
     if not architecture:
-        raise UpdateError("this box has no dpkg: it was not installed from a package, and is not updated by one")
+        raise UpdateError("this box has no dpkg: the gateway did not come as a package, and no package can update it")
     installed = _call("dpkg-query", "--show", "--showformat=${db:Status-Status} ${Version}", PACKAGE).stdout.split()
     return Box(architecture, _debian(_os_release()), installed[-1] if len(installed) == 2 else "")
 
@@ -182,15 +182,15 @@ def _os_release() -> Mapping[str, str]:
 
 
 def _debian(told: Mapping[str, str]) -> str:
-    """The number of Debian's release; Raspberry Pi OS has the same."""
+    """Number of Debian's release. Raspberry Pi OS has the same numbers."""
     return told.get("VERSION_ID", "") if told.get("ID") in {"debian", "raspbian"} else ""
 
 
 def is_newer(package: Package, box: Box, *, allow_downgrade: bool) -> bool:
-    """Whether the package is to be installed; False where it is already.
+    """Tell whether the package is to be installed; False if this version is installed already.
 
     Raises:
-        UpdateError: it is not for this box, or older than what is installed.
+        UpdateError: the package is not for this box, or older than the installed version.
     """
     if package.name != PACKAGE:
         raise UpdateError(f'it is the package "{package.name}", not {PACKAGE}: give the gateway\'s file')
@@ -210,8 +210,8 @@ def is_newer(package: Package, box: Box, *, allow_downgrade: bool) -> bool:
         return False
     if _compare(package.version, "lt", box.installed) and not allow_downgrade:
         raise UpdateError(
-            f"it is version {package.version}, older than {box.installed}, which is installed, and may have faults "
-            "that are mended here. Where that is meant, add --allow-downgrade: what waits in the buffer stays"
+            f"it is version {package.version}, older than the installed {box.installed}, and may have faults that are "
+            "corrected here. If you want it all the same, add --allow-downgrade: what waits in the buffer stays"
         )
     return True
 
@@ -222,7 +222,7 @@ def _compare(one: str, relation: str, other: str) -> bool:
 
 @contextmanager
 def _private_copy(package: Path, signature: Path) -> Iterator[tuple[Path, bytes]]:
-    """The package where nobody but root can change it any more, and its signature; gone afterwards."""
+    """Copy the package to where only root can change it, and read its signature. The copy is removed afterwards."""
     try:
         CACHE.mkdir(mode=0o700, parents=True, exist_ok=True)
         CACHE.chmod(0o700)
@@ -250,31 +250,31 @@ def _read_signature(path: Path) -> bytes:
 
 
 def _install(package: Path) -> None:
-    """By apt, which refuses before anything is changed where something else is missing."""
+    """Install a package by apt. Raises UpdateError, before anything is changed, if apt needs other packages."""
     words = ["install", "--yes", "--quiet", "--no-install-recommends", "--allow-downgrades", str(package)]
     planned = _apt("--simulate", *words)
     others = [line.split()[1] for line in planned.splitlines() if line.startswith(("Inst ", "Remv "))]
     others = [name for name in others if name != PACKAGE]
     if others:
         raise UpdateError(
-            "it needs other packages of Debian's, and nothing is fetched here: sudo apt install "
-            f"{' '.join(others)}, then run it again"
+            "it needs other Debian packages, and nothing is fetched here: sudo apt install "
+            f"{' '.join(others)}, then run this again"
         )
-    # Unattended upgrades may be at work.
+    # Unattended upgrades may hold apt's lock.
     _apt("-o", "Dpkg::Use-Pty=0", "-o", "DPkg::Lock::Timeout=120", *words)
 
 
 def _apt(*words: str) -> str:
-    """What apt-get prints. Raises UpdateError with it where it fails."""
+    """Run apt-get and return its output. Raises UpdateError, with the output, if apt-get fails."""
     ended = _call("apt-get", *words, patience_s=None)
     if ended.returncode != 0:
         told = [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()][-15:]
-        raise UpdateError("\n".join(("apt did not install it; what ran before still runs. It says:", *told)))
+        raise UpdateError("\n".join(("apt did not install it; the version before still runs. It says:", *told)))
     return ended.stdout
 
 
 def _keep(package: Path, signature: bytes) -> None:
-    """Keep what is installed now, and what was before: a way back without a network."""
+    """Keep the installed package and the one before, as a way back without a network."""
     for suffix in ("", ".sig"):
         installed = CACHE / f"{INSTALLED}{suffix}"
         if installed.exists():
@@ -288,7 +288,7 @@ def _is_active() -> bool:
 
 
 def _call(*command: str, patience_s: float | None = 60.0) -> subprocess.CompletedProcess[str]:
-    """A program of Debian's, in words of its own; raises UpdateError where it is not there or does not end."""
+    """Run one of Debian's programs. Raises UpdateError if it is missing or does not end."""
     try:
         return subprocess.run(  # noqa: S603 - programs named here
             command,

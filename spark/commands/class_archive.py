@@ -1,7 +1,7 @@
-"""The classes of Spark in one file, which a session maps into memory instead of loading them from jars one by one.
+"""Makes an archive of Spark's classes, which a session maps into memory instead of loading each class from a jar.
 
-That is HotSpot's dynamic archive (JEP 350); it takes a third off the time of a short command. It holds for the Java and
-the jars that it was made with: with others the JVM passes it over, and loads its classes as ever.
+The archive is HotSpot's dynamic archive (JEP 350). It takes a third off the time of a short command. It fits only the
+Java and the jars that it was made with. With others, the JVM ignores it and loads the classes from the jars.
 """
 
 import os
@@ -18,14 +18,14 @@ VALUES = (
     *("2026-03-14T12:00:00.000000Z", "1000", "estimated", "2026-03-14T12:00:00.000000Z"),
     *("5d0a1f7e", "123456789", "0123456789ab", "1", "application/json"),
 )
-"""Of the headers of a reading."""
+"""Values for the headers of a reading, in the order of `HEADERS`."""
 
 
 def make_archive(path: Path) -> None:
-    """Run what a session loads its classes for, on one reading, and have the JVM write them to a file at its end."""
+    """Take and show one reading, so that the JVM loads the classes. The JVM writes them to `path` when it ends."""
     path.unlink(missing_ok=True)
     unfinished = path.with_suffix(".part")
-    # What the JVM would warn of is which classes it cannot keep: hundreds, of which nobody need know.
+    # The JVM would print a warning for each of the hundreds of classes that it cannot archive. Nobody needs them.
     keeping = f'{SHORT_LIVED} -Xlog:disable -Xlog:all=error:stderr "-XX:ArchiveClassesAtExit={unfinished}"'
     os.environ["SLUICE_SPARK_JAVA_OPTIONS"] = keeping
     spark = open_session("sluice-classes")

@@ -1,4 +1,4 @@
-"""What the commands of `sluice-cloud` share: options, and how rows are printed."""
+"""Options and printing of rows that the commands of `sluice-cloud` share."""
 
 import json
 import sys
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Opened = TypeVar("Opened")
 
-# Spark is imported inside the commands: it takes a second, which `--help` need not cost.
+# Commands import Spark inside their functions: the import takes a second, and `--help` does not need it.
 
 
 def absolute_path(_context: click.Context, _parameter: click.Parameter, warehouse: str) -> str:
@@ -48,7 +48,7 @@ def absolute_path(_context: click.Context, _parameter: click.Parameter, warehous
 
 
 def existing(context: click.Context, parameter: click.Parameter, warehouse: str) -> str:
-    """A warehouse that there is: said before Spark, which takes some seconds, is started."""
+    """Return the absolute path of a warehouse, or fail before Spark starts, which takes seconds."""
     path = absolute_path(context, parameter, warehouse)
     if not may_be_warehouse(path):
         raise click.ClickException(no_tables(path))
@@ -56,7 +56,7 @@ def existing(context: click.Context, parameter: click.Parameter, warehouse: str)
 
 
 def declared_streams(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> "Streams | None":
-    """Read the file of `--streams`; all its mistakes are told at once."""
+    """Read the file of `--streams`. The message about a wrong file has all its mistakes."""
     if path is None:
         return None
     try:
@@ -68,43 +68,47 @@ def declared_streams(_context: click.Context, _parameter: click.Parameter, path:
 warehouse_option = click.option(
     "--warehouse", required=True, metavar="PATH", callback=existing, help="Folder of the tables."
 )
-device_option = click.option("--device", help="Only this device's.")
+device_option = click.option("--device", help="Show this device only.")
 limit_option = click.option(
     "--limit",
     type=click.IntRange(1, 1_000_000),
     default=20,
     show_default=True,
-    help="Rows at most; where there are more, it is said.",
+    help="Most rows to print. A note says if there are more.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 streams_option = click.option(
     "--streams",
     type=click.Path(path_type=Path),
     metavar="FILE",
     callback=declared_streams,
-    help="streams.toml: what is in the streams. Without it, what the warehouse was last written by.",
+    help="streams.toml, which says how payloads are read. Default: as the warehouse was last written.",
 )
 kafka_config_option = click.option(
     "--kafka-config",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Settings of Kafka's client, as Java properties (TLS, SASL). With secrets in it: chmod 0400.",
+    help="Java properties for Kafka's client (TLS, SASL). If the file holds secrets, run chmod 0400 on it.",
 )
 kafka_option = click.option(
-    "--kafka-option", "kafka_options", multiple=True, metavar="KEY=VALUE", help="One such setting; no secrets."
+    "--kafka-option",
+    "kafka_options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="One setting of Kafka's client that is no secret. Repeat it for more settings.",
 )
 
 
 def expect_kafka(bootstrap: str) -> None:
-    """Say at once that no broker answers: Spark takes minutes to."""
+    """Fail at once if no broker answers. Spark would take minutes to say so."""
     known().reads_kafka = True
     reason = unreachable(bootstrap)
     if reason is not None:
-        raise click.ClickException(f"Kafka cannot be reached ({reason}): is --bootstrap right, and is the broker up?")
+        raise click.ClickException(f"Kafka cannot be reached ({reason}): check --bootstrap, and that the broker runs")
 
 
 def kafka_settings(given: tuple[str, ...], config: Path | None) -> dict[str, str]:
-    """Return Kafka's settings from --kafka-option and the file of --kafka-config."""
+    """Return the settings of --kafka-option and --kafka-config by their Kafka names."""
     from spark.source.kafka_options import KafkaOptionError, kafka_options  # noqa: PLC0415
 
     try:
@@ -116,7 +120,7 @@ def kafka_settings(given: tuple[str, ...], config: Path | None) -> dict[str, str
 
 
 def opened(spark: "SparkSession", warehouse: str, opener: "Callable[[SparkSession, str], Opened]") -> Opened:
-    """Open what is in a warehouse, or say that there is none."""
+    """Return what `opener` opens in a warehouse. Fail with a message if the folder is no warehouse."""
     from spark.log.warehouse_version import NoWarehouseError  # noqa: PLC0415
 
     try:
@@ -127,7 +131,7 @@ def opened(spark: "SparkSession", warehouse: str, opener: "Callable[[SparkSessio
 
 @contextmanager
 def writing_alone(warehouse: str) -> Iterator[None]:
-    """Keep others from writing a warehouse, or say that somebody does."""
+    """Keep others from writing a warehouse. Fail with a message if somebody writes it already."""
     try:
         with only_writer(warehouse):
             yield
@@ -138,16 +142,16 @@ def writing_alone(warehouse: str) -> Iterator[None]:
 def print_rows(
     rows: "DataFrame", columns: Sequence[str], *, limit: int, as_json: bool, spare: Sequence[str] = ()
 ) -> None:
-    """Print the first rows, and say so where there are more.
+    """Print the first rows, and say whether there are more.
 
-    On a terminal those columns that it has room for, `spare` ones going first, from the left.
+    A terminal shows only the columns that fit. The first columns of `spare` are left out first.
     """
     times = [name for name, kind in rows.dtypes if kind == "timestamp" and name in columns]
-    # One more tells whether there are more.
+    # One row beyond the limit shows that there are more.
     print_found(_collected(rows.limit(limit + 1), columns, times), columns, times, limit, as_json=as_json, spare=spare)
 
 
-def print_found(  # noqa: PLR0913 - what a table is made of
+def print_found(  # noqa: PLR0913 - the parts of a table
     found: list[dict[str, Any]],
     columns: Sequence[str],
     times: Collection[str],
@@ -156,14 +160,17 @@ def print_found(  # noqa: PLR0913 - what a table is made of
     as_json: bool,
     spare: Sequence[str] = (),
 ) -> None:
-    """Print rows, of which one more than `limit` tells that there are more. `times` are microseconds since 1970."""
+    """Print at most `limit` rows. One row beyond the limit means that there are more.
+
+    `times` names the columns that hold microseconds since 1970.
+    """
     if len(found) > limit:
         found.pop()
         _beside(f"there are more than these {limit} rows: --limit N shows N of them")
     if as_json:
         for row in found:
             plain = {name: _time_of(value) if name in times else _plain(value) for name, value in row.items()}
-            # Decimals as text: a JSON number would be read as a binary fraction.
+            # Decimals become text: a reader would take a JSON number for a binary fraction.
             say_json(plain)
         return
     cells = [
@@ -176,7 +183,7 @@ def print_found(  # noqa: PLR0913 - what a table is made of
 def _print_table(
     cells: list[dict[str, str]], columns: Sequence[str], times: Collection[str], spare: Sequence[str]
 ) -> None:
-    """Print what there is room for: times to the microsecond are the first that is spared, then columns."""
+    """Print a table that fits the terminal. If it is too wide, cut times to the second, then leave columns out."""
     width = terminal_width()
     whole = cells
     if table_width(columns, cells) > width:
@@ -195,17 +202,17 @@ def _print_table(
 
 
 def say_json(value: object) -> None:
-    """Print a value as one line of JSON; what JSON has no kind for as text."""
+    """Print a value as one line of JSON. Types that JSON lacks become text."""
     say(harmless_json(json.dumps(value, default=_text_of)))
 
 
 def _beside(words: str) -> None:
-    """Tell a person of what is printed, beside it."""
+    """Print a note about the rows to stderr."""
     say(hanging(words, 0, sys.stderr), err=True)
 
 
 def _collected(rows: "DataFrame", columns: Sequence[str], times: Collection[str]) -> list[dict[str, Any]]:
-    """Rows with their times as microseconds: Spark hands timestamps to Python in this machine's time zone."""
+    """Rows, with times as microseconds: Spark would give Python timestamps in the local time zone."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     found = rows.select(
@@ -219,7 +226,7 @@ def _time_of(us: int | None) -> str | None:
 
 
 def _plain(value: object) -> object:
-    """A value with its structs as objects, which are tuples to JSON."""
+    """A value whose structs are dictionaries: `json` would write a struct as a list."""
     if hasattr(value, "asDict"):
         return {name: _plain(member) for name, member in value.asDict().items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The Spark that a command of `sluice-cloud` works in: started by it, and gone with it, however the command ends."""
+"""Starts Spark for one command of `sluice-cloud`, and ends it with the command, however the command ends."""
 
 import logging
 import os
@@ -26,17 +26,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""The signals that end a command; `ingest` has handlers of its own for them, once it has its session."""
+"""Signals that end a command. Once `ingest` has its session, it sets handlers of its own for them."""
 
 JAVA_END_S = 3.0
+"""Seconds to wait for Java to end after it has closed its connections."""
 
-# Spark is imported inside the functions: it takes a second, which `--help` need not cost.
+# Functions import Spark themselves: the import takes a second, and `--help` does not need it.
 
 
 def session(application: str, warehouse: str | None = None) -> "SparkSession":
-    """Start Spark, or say what is missing; for brief work, where a `warehouse` is only read that holds little.
+    """Start Spark until the command ends, or fail with a message that says what is missing.
 
-    It is there until the command ends.
+    Give `warehouse` if the command only reads it: if it is small, the session is set for brief work.
     """
     is_brief = warehouse is not None and holds_little(warehouse)
     if sys.stderr.isatty():
@@ -45,7 +46,7 @@ def session(application: str, warehouse: str | None = None) -> "SparkSession":
     spark = context.with_resource(_started(application, is_brief=is_brief))
     from pyspark.logger import PySparkLogger  # noqa: PLC0415
 
-    # To these PySpark writes each error with the whole plan and a trace of Java's calls; we say it in a line.
+    # PySpark logs each error there with the whole plan and a Java trace. The command prints one line instead.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True
     from spark.engine.interpreted_queries import interpreted_if  # noqa: PLC0415
@@ -56,16 +57,16 @@ def session(application: str, warehouse: str | None = None) -> "SparkSession":
 
 @contextmanager
 def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
-    """Have a session, whose Java ends with this command and leaves no file behind.
+    """Start a session whose Java ends with this command and leaves no file behind.
 
-    A signal ends Java as suddenly as this process: else both tell of every call that was cut off. The tables bear any
-    end.
+    If a signal ends this process, Java is killed at once: else both would report every call that was cut off. The
+    tables survive that.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415
     from pyspark import SparkContext  # noqa: PLC0415
 
-    if SparkContext._active_spark_context is not None:  # noqa: SLF001 - PySpark tells it nowhere else
-        # Of whoever called this command in his own process.
+    if SparkContext._active_spark_context is not None:  # noqa: SLF001 - PySpark has no public name for it
+        # The caller of this command has started it in this process, and ends it.
         yield _opened(application, None, is_brief=is_brief)
         return
     scratch = Path(mkdtemp(prefix="sluice-"))
@@ -76,13 +77,13 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
             java.kill()
             java.wait()
         shutil.rmtree(scratch, ignore_errors=True)
-        # Else PySpark would look for that Java again, if this process runs another command.
+        # Else another command in this process would look for the Java that has gone.
         SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - as above
 
     def end(number: int, _frame: object) -> None:
-        # A second Ctrl-C too: it would wait for Java within this wait, for ever.
+        # A second Ctrl-C must wait too: its handler would wait for Java inside this wait, for ever.
         with _signals_waiting():
-            # Other threads would say until the end that Java does not answer them.
+            # Until the process ends, other threads would print that Java does not answer.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             clear()
         signal.signal(number, signal.SIG_DFL)
@@ -96,7 +97,7 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
             clear()
             raise
         _hush(spark)
-        # After Spark has started: PySpark sets a handler of its own.
+        # Only now: when Spark starts, PySpark sets a handler of its own.
         before = {number: signal.signal(number, end) for number in ending()} if _is_main_thread() else {}
     try:
         with _failures_told(scratch):
@@ -107,7 +108,7 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
                 signal.signal(number, handler)
             try:
                 _end_finalizer(spark)
-                # A cluster is told that all went well. Where Java has died there is nothing to end.
+                # This tells a cluster that all went well. If Java has died, there is nothing to stop.
                 with suppress(Py4JError):
                     spark.stop()
             finally:
@@ -115,12 +116,12 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
 
 
 def ending() -> tuple[signal.Signals, ...]:
-    """The signals that end this command: SIGHUP not where `nohup` has it ignored."""
+    """Signals that end this command, without those that are ignored, as SIGHUP is under `nohup`."""
     return tuple(number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN)
 
 
 def _java() -> "Popen[bytes] | None":
-    """The Java that this process has started. That of `spark-submit`, which has started us, is not ours to end."""
+    """The Java that this process has started. The Java of `spark-submit` is the parent, and not ours to end."""
     from pyspark import SparkContext  # noqa: PLC0415
 
     return getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - as above
@@ -128,7 +129,7 @@ def _java() -> "Popen[bytes] | None":
 
 @contextmanager
 def _failures_told(scratch: Path) -> Iterator[None]:
-    """Tell failures in words while Java is there: PySpark asks it what it has raised."""
+    """Turn failures into messages while Java still runs: PySpark asks Java for the error's text."""
     try:
         yield
     except Exception as error:
@@ -144,8 +145,8 @@ def _failures_told(scratch: Path) -> Iterator[None]:
 
 
 def _hush(spark: "SparkSession") -> None:
-    """Have PySpark print no traces of a Java that has gone: we say that it has."""
-    # What py4j logs, with a trace for each call, is raised too.
+    """Stop PySpark from printing traces when Java has gone: the command says that itself."""
+    # py4j raises every error that it logs.
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     server = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is not None:
@@ -153,11 +154,11 @@ def _hush(spark: "SparkSession") -> None:
 
 
 def _code_of(java: "Popen[bytes] | None", error: Exception) -> int | None:
-    """The exit code of a Java that has ended by itself; None where it has not."""
+    """The exit code of Java, if it has ended by itself."""
     from py4j.protocol import Py4JNetworkError  # noqa: PLC0415
 
     if java is not None and isinstance(error, (Py4JNetworkError, ConnectionError)):
-        # Its connections close a moment before it is gone.
+        # Java closes its connections a moment before it is gone.
         with suppress(subprocess.TimeoutExpired):
             java.wait(JAVA_END_S)
     return None if java is None else java.poll()
@@ -165,12 +166,12 @@ def _code_of(java: "Popen[bytes] | None", error: Exception) -> int | None:
 
 @contextmanager
 def _stdout_kept() -> Iterator[None]:
-    """Have nothing of what is started meanwhile written to our standard output.
+    """Give programs that are started meanwhile another standard output.
 
-    Delta tells there of each vacuum, in the midst of what others read as JSON.
+    Delta prints a line for each vacuum, which would stand between lines of JSON.
     """
     if sys.stdout is None:
-        # Whoever called us has closed it: 1 may be any file by now.
+        # The caller has closed it, and descriptor 1 may be any file by now.
         yield
         return
     kept = os.dup(1)
@@ -185,13 +186,14 @@ def _stdout_kept() -> Iterator[None]:
 
 
 def _end_finalizer(spark: "SparkSession") -> None:
-    """Have the thread end that tells Java which of its objects Python needs no more.
+    """End the thread that tells Java which objects Python no longer needs.
 
-    It would tell of a Java that went while it spoke to it. What it says now takes less time than Spark's end.
+    If Java went away while the thread speaks to it, the thread would print an error. The thread has less left to say
+    than Spark takes to stop.
     """
     from py4j.clientserver import SHUTDOWN_FINALIZER_WORKER  # type: ignore[import-untyped]  # noqa: PLC0415
 
-    # Not there where PYSPARK_PIN_THREAD is false. The next is taken from its right end.
+    # With PYSPARK_PIN_THREAD=false there is no such client. The thread takes the next task from the right end.
     client = getattr(spark.sparkContext._gateway, "_gateway_client", None)  # noqa: SLF001 - as above
     tasks = getattr(client, "finalizer_deque", None)
     if tasks is not None:
@@ -208,13 +210,15 @@ def _opened(application: str, scratch: Path | None, *, is_brief: bool) -> "Spark
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
-        words = "Java did not start, for what it says above. Spark needs Java 17 or 21: in JAVA_HOME, or as `java`"
-        raise click.ClickException(words) from error
+        raise click.ClickException(
+            "Java did not start: see its message above. Spark needs Java 17 or 21. Set JAVA_HOME, or put `java` on "
+            "the PATH"
+        ) from error
 
 
 @contextmanager
 def _signals_waiting() -> Iterator[None]:
-    """Have signals wait meanwhile: one that came while Java was being started would leave it behind, for ever."""
+    """Hold signals back meanwhile: a signal while Java is being started would leave Java behind, for ever."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield

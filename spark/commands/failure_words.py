@@ -1,4 +1,4 @@
-"""Failures of storage, Kafka and Java in one line of words, and their traces in a file that the line names."""
+"""Turns failures of storage, Kafka and Java into one line. Their traces go to a file that the line names."""
 
 import os
 import traceback
@@ -18,45 +18,45 @@ from spark.source.memory_failures import explain_memory
 from spark.source.storage_failures import explain_storage
 
 LOG_BYTES_MAX = 2_000_000
-"""Of what Java has logged: more than `log4j2.properties` lets it keep."""
+"""Bytes of each Java log that are taken: more than `log4j2.properties` lets Java keep."""
 TRACE_PREFIX = "sluice-cloud-trace-"
 TRACE_SUFFIX = ".log"
 TRACES_MAX = 5
-"""Files of traces that one user's commands leave: a service that fails all day would fill the disk with them."""
+"""Trace files kept for one user. Without a bound, a service that fails all day would fill the disk."""
 TOLD = (click.ClickException, click.exceptions.Exit, click.Abort)
-"""Words of ours, and the ends that click has for a command."""
+"""Exceptions that need no message: ours have one, and the others are click's ways to end a command."""
 _KEY = "spark.commands.failure_words"
 
 
 @dataclass(slots=True)
 class Known:
-    """What a command knows by the time that it fails."""
+    """Facts about the running command that a message about its failure needs."""
 
     warehouse: str | None = None
     kafka_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Passwords may be among them."""
+    """May hold passwords."""
     reads_kafka: bool = False
     java_log: str = ""
     java_code: int | None = None
-    """With what Java ended, if it ended before its time."""
+    """Exit code of Java, if Java ended by itself; negative for a signal."""
 
 
 def known(context: click.Context | None = None) -> Known:
-    """Return what the running command knows, to be added to."""
+    """Return the facts about the running command. The caller may add to them."""
     found: Known = (context or click.get_current_context()).meta.setdefault(_KEY, Known())
     return found
 
 
 def keep_java_log(found: Known, scratch: Path) -> None:
-    """Take what Java has logged out of a command's temporary folder."""
+    """Read Java's log out of a command's temporary folder, before the folder is removed."""
     for path in (scratch / f"{ERRORS}.1", scratch / ERRORS):
-        # A disk that fails must not hide what it did.
+        # An error from a failing disk here must not hide the first error.
         with suppress(OSError):
             found.java_log += path.read_text("utf-8", errors="replace")[-LOG_BYTES_MAX:]
 
 
 def told_failure(error: Exception, found: Known) -> click.ClickException | None:
-    """Return a failure as one line, with its trace in a file; None where the program itself is at fault."""
+    """Return a failure as one line, and write its trace to a file. Return None if the program itself is at fault."""
     options = found.kafka_options
     words = _words(error, found)
     if words is None:
@@ -70,10 +70,11 @@ def _words(error: Exception, found: Known) -> str | None:
     is_sparks = type(error).__module__.startswith(("py4j.", "pyspark."))
     words = explain_memory(error)
     if words is None and found.java_code is not None:
-        by = f"by signal {-found.java_code}" if found.java_code < 0 else f"with exit code {found.java_code}"
-        words = f"Java ended {by} in the midst of the work. If nobody stopped it, memory was short: see `dmesg`"
+        code = found.java_code
+        end = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        words = f"Java {end} during the work. If nobody stopped it, memory was short: see `dmesg`"
     if words is None:
-        # Disks first: what Kafka's client says of them is the same.
+        # Storage first: Kafka's client reports failures of storage in the same words.
         words = explain_storage(error, found.warehouse)
     if words is None and is_sparks and found.reads_kafka:
         words = explain_failure(error)
@@ -85,12 +86,12 @@ def _words(error: Exception, found: Known) -> str | None:
 
 
 def _kept(trace: str) -> str | None:
-    """Write a file that this user alone can read; its path, or None where there is no room for it.
+    """Write a trace to a file that only this user can read, and keep only the last few such files.
 
-    Of earlier ones only the last few stay.
+    Returns the file's path, or None if it could not be written.
     """
     try:
-        # First: where the disk is full, they may be what fills it.
+        # First: old traces may be what fills the disk.
         _clear_traces(Path(gettempdir()))
         number, path = mkstemp(prefix=TRACE_PREFIX, suffix=TRACE_SUFFIX)
     except OSError:
@@ -105,10 +106,10 @@ def _kept(trace: str) -> str | None:
 
 
 def _clear_traces(folder: Path) -> None:
-    """Remove this user's traces but the last ones, so that with the next there are `TRACES_MAX`."""
+    """Remove this user's oldest traces, so that there are `TRACES_MAX` with the next one."""
     found = []
     for path in folder.glob(f"{TRACE_PREFIX}*{TRACE_SUFFIX}"):
-        # Another command may be clearing them.
+        # Another command may remove the same file.
         with suppress(OSError):
             status = path.lstat()
             if status.st_uid == os.geteuid():

@@ -1,4 +1,4 @@
-"""`sluice-cloud ingest`: its options, and what it says of each batch."""
+"""`sluice-cloud ingest`: its options, and its words about each batch."""
 
 import signal
 import threading
@@ -35,57 +35,63 @@ if TYPE_CHECKING:
 
 
 NAMES_TOLD_MAX = 20
-"""Topics or transactions that are named at once."""
+"""Topics or transactions that one message names."""
 
 
-@click.command(short_help="Read Kafka into the tables, until it is stopped.")
-@click.option("--bootstrap", required=True, metavar="HOST:PORT", help="Kafka brokers, several with commas between.")
+@click.command(short_help="Read Kafka into the tables until stopped.")
+@click.option(
+    "--bootstrap", required=True, metavar="HOST:PORT", help="Addresses of Kafka brokers, separated by commas."
+)
 @click.option(
     "--warehouse",
     required=True,
     metavar="PATH",
     callback=absolute_path,
-    help="Folder of the tables; made where there is none.",
+    help="Folder of the tables. It is made if it is not there.",
 )
 @streams_option
-@click.option("--checkpoint", metavar="PATH", help="What was read so far.  [default: WAREHOUSE/_checkpoint]")
+@click.option(
+    "--checkpoint",
+    metavar="PATH",
+    help="Folder where Spark notes what was read.  [default: WAREHOUSE/_checkpoint]",
+)
 @click.option(
     "--topics",
     metavar="PATTERN",
-    help="Regular expression of whole topic names, and no other topic is read; those that appear later are taken up "
-    f"too.  [default: {USUAL_TOPICS}, and every topic that gateways name in their heartbeats]",
+    help="Read only topics whose whole name fits this regular expression, including topics that appear later.  "
+    f"[default: {USUAL_TOPICS}, and every topic that gateways name in their heartbeats]",
 )
 @click.option(
     "--backlog-topics",
     metavar="PATTERN",
-    help="Topics of those that gateways catch up on: they are read beside the others, and never hold them up.",
+    help="Regular expression of the topics that hold gateways' backlogs. They are read beside the live topics.",
 )
-@click.option("--once", is_flag=True, help="Read what is there, then end.")
+@click.option("--once", is_flag=True, help="Read what Kafka has now, then end.")
 @click.option(
     "--go-on",
     is_flag=True,
-    help="Where Kafka has deleted what is next: read on from what there is, and record the rest as lost.",
+    help="If Kafka no longer has the next records, read on from what it has, and record the rest as lost.",
 )
 @click.option(
     "--interval-s",
     type=click.FloatRange(0, 86_400),
     default=5.0,
     show_default=True,
-    help="Seconds from the beginning of one batch to that of the next.",
+    help="Seconds from the start of one batch to the start of the next.",
 )
 @click.option(
     "--batch-records-max",
     type=click.IntRange(1),
     default=200_000,
     show_default=True,
-    help="Records in one batch: bounds the memory that a backlog takes.",
+    help="Most records in one batch. Fewer records take less memory.",
 )
 @click.option(
     "--backlog-records-max",
     type=click.IntRange(1),
     default=50_000,
     show_default=True,
-    help="Records of the backlog topics in one batch: more of them hold up live readings for longer.",
+    help="Most records of the backlog topics in one batch. More records delay live readings for longer.",
 )
 @kafka_config_option
 @kafka_option
@@ -106,9 +112,9 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     kafka_options: tuple[str, ...],
     as_json: bool,  # noqa: FBT001
 ) -> None:
-    """Read Kafka into the tables until SIGTERM, SIGHUP or Ctrl-C, which let the running batch finish.
+    """Read Kafka into the tables until SIGTERM, SIGHUP or Ctrl-C. The running batch is finished first.
 
-    Started again, it goes on where it stopped. One `ingest` at a time may write a warehouse.
+    The next start goes on where this one stopped. Only one `ingest` at a time may write a warehouse.
     """
     options = kafka_settings(kafka_options, kafka_config)
     expect_kafka(bootstrap)
@@ -136,7 +142,7 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
         go_on=go_on,
     )
     stop = threading.Event()
-    # After the session is there: PySpark sets a handler of its own for Ctrl-C, which cancels the running batch.
+    # Only after the session: PySpark sets a handler for Ctrl-C that would cancel the running batch.
     for number in ending():
         signal.signal(number, lambda *_: stop.set())
     told: dict[str, set[str]] = {}
@@ -187,7 +193,7 @@ def _failures_in_words() -> Iterator[None]:
 
 
 def batch_members(batch: "BatchReport") -> dict[str, object]:
-    """One batch as `--json` prints it."""
+    """One batch, as `--json` prints it."""
     from spark.ingest.census import UNDECLARED_NAMES_MAX  # noqa: PLC0415
 
     counts = batch.counts
@@ -213,7 +219,7 @@ def batch_members(batch: "BatchReport") -> dict[str, object]:
 
 
 def batch_line(batch: "BatchReport") -> str:
-    """One batch as a person reads it."""
+    """One batch, as a person reads it."""
     counts = batch.counts
     line = f"batch {batch.batch}: {counts.rows} records in {counts.seconds:.1f} s"
     if counts.seconds:
@@ -227,14 +233,14 @@ def batch_line(batch: "BatchReport") -> str:
         (counts.rejected, "rejected (`sluice-cloud quarantine list` says why)"),
         (counts.late, f"came more than a minute after the end of their windows ({counts.revised} of them)"),
         (counts.unwindowed, "in no window (their time is unknown or cannot be)"),
-        (counts.deleted, "of devices whose data was deleted (nothing of them is kept)"),
+        (counts.deleted, "of devices whose data was deleted (their content is not kept)"),
         (counts.corrections, "put earlier times right"),
     )
     return "; ".join([line, *(f"{count} {meaning}" for count, meaning in asides if count)])
 
 
 def undeclared_lines(batch: "BatchReport", told: dict[str, set[str]]) -> list[str]:
-    """Numbers of payloads that became no metrics, each told once; `told` holds by stream those that were."""
+    """Lines that name undeclared numbers of payloads, each once. `told` has the names told before, by stream."""
     from spark.ingest.census import UNDECLARED_NAMES_MAX  # noqa: PLC0415
 
     lines = []
@@ -245,18 +251,18 @@ def undeclared_lines(batch: "BatchReport", told: dict[str, set[str]]) -> list[st
         before.update(new[:room])
         if new and room:
             words = (
-                "Declare them, and a replay makes metrics of them. One that does not fit decimal(18,6) needs a scale "
-                "(docs/streams.md), or its whole reading is a reject"
+                "If you declare them, a replay makes metrics of them. A number that does not fit decimal(18,6) needs a "
+                "scale (docs/streams.md), or its whole reading becomes a reject"
             )
             if len(new) >= room:
-                words += f". With these, {UNDECLARED_NAMES_MAX} names of this stream are told, and no more will be"
+                words += f". These make {UNDECLARED_NAMES_MAX} names of this stream, and no more will be told"
             named = ", ".join(repr(name) for name in new[:room])
-            lines.append(f"{escaped(stream)}: its payloads also have {named}, which stay in `log`. {words}")
+            lines.append(f"{escaped(stream)}: its payloads also have {named}, which stay in `log` alone. {words}")
     return lines
 
 
 def begun_members(begun: "Begun") -> dict[str, object]:
-    """Where reading begins, as `--json` prints it."""
+    """The start of reading, as `--json` prints it."""
     members: dict[str, object] = {"state": "ready", "topics": begun.topics}
     if begun.losses:
         members["lost"] = [asdict(loss) for loss in begun.losses]
@@ -268,13 +274,13 @@ def begun_members(begun: "Begun") -> dict[str, object]:
 
 
 def begun_lines(begun: "Begun", source: "KafkaSource", warehouse: str) -> list[str]:
-    """Where reading begins, as a person reads it."""
+    """The start of reading, as a person reads it."""
     lines = [f"reading {_some(begun.topics)} from {source.bootstrap} into {warehouse}"]
     if not begun.topics:
         lines = [f"waiting for topics of {source.topics} on {source.bootstrap}, to read them into {warehouse}"]
     if begun.anew:
         lines.append(
-            f"{begun.anew}: the checkpoint is older or newer than the tables, damaged, or another warehouse's. So a "
+            f"{begun.anew}: the checkpoint is damaged, older or newer than the tables, or another warehouse's. So a "
             "new one begins where the tables end, and nothing is passed over"
         )
     for topic, count in begun.shortened.items():
@@ -283,30 +289,30 @@ def begun_lines(begun: "Begun", source: "KafkaSource", warehouse: str) -> list[s
 
 
 def left_out_lines(topics: "Mapping[str, str]") -> list[str]:
-    """Topics that gateways write to and that are not read."""
+    """Lines about topics that gateways write to and `ingest` does not read."""
     if not topics:
         return ["all topics that gateways name are read now"]
     told = _some([f"{topic} ({why})" for topic, why in topics.items()])
-    words = "Windows of what these gateways serve stay provisional, see `sluice-cloud gateways`"
+    words = "The windows of these gateways' devices stay provisional: see `sluice-cloud gateways`"
     return [f"gateways name topics that are not read: {told}. {words}"]
 
 
 def held_back_members(transactions: "Sequence[OpenTransaction]") -> dict[str, object]:
-    """Transactions of other producers that have been open for long, as `--json` prints them."""
+    """Other producers' long-open transactions, as `--json` prints them."""
     told = [asdict(found) | {"since": found.since.isoformat(timespec="seconds")} for found in transactions]
     return {"state": "held back", "transactions": told}
 
 
 def held_back_lines(transactions: "Sequence[OpenTransaction]") -> list[str]:
-    """Transactions of other producers that have been open for long, a line for each."""
+    """Other producers' long-open transactions, a line for each."""
     from spark.source.open_transactions import abort_words  # noqa: PLC0415
 
     if not transactions:
         return ["no open transaction holds records back any more"]
     lines = [
-        f"{found.records} records of {found.topic} wait behind a transaction that is still open since "
-        f"{found.since:%H:%M:%S} UTC or before (partition {found.partition}, offset {found.offset}). They are read "
-        f"when it ends. If its producer has gone, {abort_words(found.topic, found.partition, found.offset)}"
+        f"{found.records} records of {found.topic} wait behind a transaction that has been open since "
+        f"{found.since:%H:%M:%S} UTC or longer (partition {found.partition}, offset {found.offset}). They are read "
+        f"when it ends. If its producer is gone, {abort_words(found.topic, found.partition, found.offset)}"
         for found in transactions[:NAMES_TOLD_MAX]
     ]
     more = len(transactions) - NAMES_TOLD_MAX
@@ -319,7 +325,7 @@ def _some(names: "Sequence[str]") -> str:
 
 
 def lost_lines(losses: "Sequence[Loss]") -> list[str]:
-    """What Kafka no longer had, a line for each topic."""
+    """Records that Kafka no longer had, a line for each topic."""
     counts: dict[str, list[int | None]] = {}
     for loss in losses:
         counts.setdefault(loss.topic, []).append(None if loss.end is None else loss.end - loss.first)

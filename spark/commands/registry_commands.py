@@ -1,4 +1,4 @@
-"""`sluice-cloud registry` and `sluice-cloud devices`: who is where, and how its readings are calibrated."""
+"""`sluice-cloud registry` and `sluice-cloud devices list`: check, load and show the registry."""
 
 from pathlib import Path
 
@@ -15,22 +15,22 @@ _path = click.argument("path", type=click.Path(path_type=Path))
 
 @click.group()
 def registry() -> None:
-    """Sites, calibrations, retirements: registry.toml or CSV files."""
+    """Check or load the registry: sites, calibrations and retirements, in registry.toml or CSV files."""
 
 
 @registry.command()
 @_path
 def check(path: Path) -> None:
-    """Say what is wrong with a registry, and change nothing."""
+    """Check a registry. Nothing is changed."""
     found = _loaded(path)
     say(f"{_counted(found)}: version {found.version}")
 
 
-@registry.command(short_help="Put a registry in the place of the one before.")
+@registry.command(short_help="Replace the registry of a warehouse.")
 @_path
 @warehouse_option
 def load(path: Path, warehouse: str) -> None:
-    """Put a registry in the place of the one before; old readings go by it too, at once. `ingest` may run meanwhile."""
+    """Replace the registry of a warehouse. It counts at once, for old readings too. `ingest` may run meanwhile."""
     found = _loaded(path)
     spark = session("sluice-registry")
     from spark.log.warehouse_version import note_registry, open_version  # noqa: PLC0415
@@ -44,7 +44,7 @@ def load(path: Path, warehouse: str) -> None:
 
 @click.group()
 def devices() -> None:
-    """The devices of the registry, and what they sent."""
+    """List the devices of the registry, or delete all that a device sent."""
 
 
 @devices.command("list")
@@ -52,7 +52,7 @@ def devices() -> None:
 @limit_option
 @json_option
 def list_devices(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
-    """Show where devices are, and were."""
+    """Show at which sites devices are and were."""
     spark = session("sluice-devices", warehouse)
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 

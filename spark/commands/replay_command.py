@@ -1,4 +1,4 @@
-"""`sluice-cloud replay`: all tables made anew."""
+"""`sluice-cloud replay`: rebuilds all tables."""
 
 import json
 from collections.abc import Iterator
@@ -30,24 +30,26 @@ if TYPE_CHECKING:
 
 
 def starting(_context: click.Context, _parameter: click.Parameter, since: str | None) -> "int | Offsets | None":
-    """The time in --since, in milliseconds since 1970, or its offsets."""
+    """Read --since: a time, returned in milliseconds since 1970, or offsets."""
     if since is None:
         return None
     return _offsets(since) if since.lstrip().startswith("{") else _time_ms(since)
 
 
-@click.command("replay", short_help="Make all tables anew, from `log` or from Kafka.")
+@click.command("replay", short_help="Rebuild all tables, from `log` or from Kafka.")
 @warehouse_option
 @streams_option
 @click.option(
-    "--bootstrap", metavar="HOST:PORT", help="Kafka brokers: read their records once more, instead of those in `log`."
+    "--bootstrap",
+    metavar="HOST:PORT",
+    help="Addresses of Kafka brokers. Their records are read again, instead of those in `log`.",
 )
 @click.option(
     "--since",
     metavar="TIME|OFFSETS",
     callback=starting,
-    help="With --bootstrap: from where on; a time such as 2026-03-14T12:00:00Z, by Kafka's clock, or offsets as "
-    '{"device-thermo": {"0": 1200}}. What lies before comes from `log`.',
+    help="With --bootstrap: where reading begins. A time by Kafka's clock, such as 2026-03-14T12:00:00Z, or offsets, "
+    'such as {"device-thermo": {"0": 1200}}. Earlier records come from `log`.',
 )
 @kafka_config_option
 @kafka_option
@@ -59,15 +61,15 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one argument for each option
     kafka_config: Path | None,
     kafka_options: tuple[str, ...],
 ) -> None:
-    """Make all tables anew from `log`: after declarations were mended, or with a newer program.
+    """Rebuild all tables from `log`: after you correct streams.toml, or with a newer program.
 
-    They are made beside the ones that readers see, which `ingest` may go on writing. When all is made, `replay` waits
-    until `ingest` is stopped, catches up on what came, and has readers see the new tables, in one commit. `ingest` is
-    then started again; it goes on where it was. The old tables stay beside them, in the folder of their
-    version, for as long as you leave them there.
+    The new tables are made beside the ones that readers see. `ingest` may go on meanwhile. When all is made, `replay`
+    waits until you stop `ingest`. It catches up on what came, and in one commit readers see the new tables. Then start
+    `ingest` again: it goes on where it stopped. The old tables stay in the folder of their version until you remove
+    them with `sluice-cloud maintain --old-versions`.
     """
     if (bootstrap is None) != (since is None):
-        raise click.UsageError("--bootstrap and --since go together: which Kafka, and from where on")
+        raise click.UsageError("--bootstrap and --since go together: give both to read from Kafka, or none of them")
     options = kafka_settings(kafka_options, kafka_config)
     if bootstrap is not None:
         expect_kafka(bootstrap)
@@ -94,7 +96,7 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one argument for each option
             kafka = _from_kafka(spark, warehouse, bootstrap, options, since)
         with only_replay(warehouse):
             version = replay(spark, warehouse, streams, kafka, only_writer, report)
-        say(f"readers see v{version.number} now, by declarations {version.streams.version}")
+        say(f"readers see v{version.number} now, made by declarations {version.streams.version}")
         for line in _rejects_lines(spark, warehouse, before, version):
             say(line)
 
@@ -106,14 +108,14 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one argument for each option
 
 def _progress_line(progress: "ReplayProgress") -> str:
     if progress.is_waiting:
-        return f"v{progress.version} has all there is: stop `ingest` now, for the moment that the change takes"
+        return f"v{progress.version} is complete: stop `ingest` now, so that readers can see it"
     total = f"at most {progress.total}" if progress.is_bound else progress.total
     line = f"v{progress.version}: {progress.rows} of {total} records after {progress.seconds:.0f} s"
     return f"{line}, {progress.rejected} of them rejected" if progress.rejected else line
 
 
 def _rejects_lines(spark: "SparkSession", warehouse: str, before: "Version", after: "Version") -> Iterator[str]:
-    """What became no reading, and whether that is more than it was."""
+    """Lines that count the rejects, and say what to do if there are more than before."""
     from spark.log.quarantine_view import rejects_by_kind  # noqa: PLC0415
     from spark.log.warehouse_version import tables_of  # noqa: PLC0415
 
@@ -123,15 +125,15 @@ def _rejects_lines(spark: "SparkSession", warehouse: str, before: "Version", aft
     yield f"{sum(are.values())} records are rejects in v{after.number}{kinds}; {had} were in v{before.number}"
     if sum(are.values()) > had:
         yield (
-            "`sluice-cloud quarantine list` says why. Where the declarations are wrong, mend them and replay "
-            "again: `log` still has these records"
+            "`sluice-cloud quarantine list` says why. If the declarations are wrong, correct them and replay again: "
+            "`log` still has these records"
         )
 
 
 def _from_kafka(
     spark: "SparkSession", warehouse: str, bootstrap: str, options: dict[str, str], since: "int | Offsets"
 ) -> "FromKafka":
-    """Find from which offsets on Kafka is read, and make sure that these are the topics that `log` is of."""
+    """Find the offsets where reading begins, and check that Kafka's topics are those that `log` was read from."""
     from spark.log.warehouse_version import open_version  # noqa: PLC0415
     from spark.source.kafka_options import check_options  # noqa: PLC0415
     from spark.source.kafka_source import KafkaSource  # noqa: PLC0415
@@ -147,15 +149,17 @@ def _from_kafka(
     for topic in sorted(starting):
         if topic not in now or read.get(topic) != now[topic].topic_id:
             raise click.ClickException(
-                f"Kafka's topic {topic} is none that `log` was last read from: it is another, or there is none of this "
-                "name. Leave it out, with offsets in --since."
+                f"Kafka's topic {topic} is not the one that `log` was last read from: it was made anew, or there is "
+                "none. Give offsets in --since, and leave this topic out."
             )
         for partition, offset in starting[topic].items():
             earliest = now[topic].earliest.get(partition)
-            if earliest is None or offset < earliest:
+            if earliest is None:
+                raise click.ClickException(f"partition {partition} of {topic} is not in Kafka: leave it out of --since")
+            if offset < earliest:
                 raise click.ClickException(
-                    f"partition {partition} of {topic} begins at offset {earliest} in Kafka, and what was before it is "
-                    f"in `log` alone: it cannot be read from {offset} on"
+                    f"partition {partition} of {topic} begins at offset {earliest} in Kafka, so it cannot be read from "
+                    f"offset {offset} on: write {earliest} or more in --since. `log` has the earlier records"
                 )
     source = KafkaSource(bootstrap, pattern, options)
     return FromKafka(source, starting, {topic: now[topic].topic_id for topic in starting})
@@ -172,7 +176,7 @@ def _offsets(since: str) -> dict[str, dict[int, int]]:
         words = 'is not written as {"device-thermo": {"0": 1200}}: topic, partition, offset'
         raise click.BadParameter(f"{since!r} {words}", param_hint="--since") from error
     if not found:
-        raise click.BadParameter("names no topic: what is to be read from Kafka?", param_hint="--since")
+        raise click.BadParameter("names no topic: write a topic that is to be read from Kafka", param_hint="--since")
     return found
 
 

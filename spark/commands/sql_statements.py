@@ -1,6 +1,7 @@
-"""What an analyst may say in SQL: whatever reads. Delta would carry out a DELETE as willingly as a SELECT.
+"""Runs SQL statements that read, and refuses all others: Delta would run a DELETE as readily as a SELECT.
 
-This keeps mistakes from the tables. It is no lock: who may say this may start programs anyway (TRANSFORM does, too).
+This protects the tables from mistakes. It is no lock: whoever runs this command can start any program (TRANSFORM can,
+too).
 """
 
 import re
@@ -11,42 +12,42 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 READING_COMMANDS = ("Show", "Describe", "Explain")
-"""What the names of commands that read begin with, in Spark and in Delta: `ShowColumns`, `DescribeDeltaHistory`."""
+"""Beginnings of the names of Spark's and Delta's commands that read, such as `DescribeDeltaHistory`."""
 
 
 class NotReadingError(Exception):
-    """A statement that would change something; the message says so."""
+    """The statement would change something; the message says so."""
 
 
 def read_by(spark: SparkSession, statement: str) -> DataFrame:
-    """What a statement yields, if all it does is read. Raises NotReadingError, and PySparkException for its mistakes.
+    """Run a statement that only reads. Raises NotReadingError, and PySparkException for a wrong statement.
 
-    Spark carries out a command as soon as it is given it, so that it must be known for one before.
+    Spark runs a command as soon as it gets it. So the statement is judged before Spark gets it.
     """
     session: Any = spark._jsparkSession  # noqa: SLF001 - PySpark has no other way to its parser
     parser = session.sessionState().sqlParser()
     try:
-        # What stands behind a WITH included, and nothing but queries.
+        # The parser takes queries only. It sees a DELETE behind a WITH.
         parser.parseQuery(statement)
     except PySparkException:
         command = str(parser.parsePlan(statement).getClass().getSimpleName())
         if not command.startswith(READING_COMMANDS):
             raise NotReadingError(
-                "only statements that read are carried out here (SELECT, WITH ... SELECT, SHOW, DESCRIBE, EXPLAIN). "
-                "This one would do something else: nothing was changed"
+                "only statements that read are carried out here: SELECT, WITH ... SELECT, SHOW, DESCRIBE, EXPLAIN. "
+                "This statement would do something else. It was not run, and nothing was changed"
             ) from None
     return spark.sql(statement)
 
 
 def tables_named(statement: str, tables: Iterable[str]) -> list[str]:
-    """Those of some tables that a statement may read: to open one takes a second."""
+    """The tables that a statement may read. The others are not opened: each takes a second."""
     words = {word.lower() for word in re.findall(r"\w+", statement)}
-    # It names none, and shows all.
+    # SHOW names no table, and shows all of them.
     return [name for name in tables if name in words or "show" in words]
 
 
 def mistake_words(error: PySparkException, tables: Iterable[str]) -> str:
-    """What is wrong with a statement, without the plan that Spark tells behind it; `tables` are those there are."""
+    """Spark's message about a wrong statement, without the plan. `tables` are the names that exist."""
     words = re.sub(r" SQLSTATE: \w+", "", str(error).partition(";\n")[0]).strip()
     condition = error.getCondition() or ""
     if condition == "TABLE_OR_VIEW_NOT_FOUND":

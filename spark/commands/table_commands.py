@@ -1,4 +1,4 @@
-"""`sluice-cloud readings`, `windows`, `gaps`, `gateways`, `quarantine` and `sql`: what stands in the tables."""
+"""`sluice-cloud readings`, `windows`, `gaps`, `gateways`, `quarantine` and `sql`: show what the tables hold."""
 
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @limit_option
 @json_option
 def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
-    """Show the latest readings by event time: one line for each metric."""
+    """Show the latest readings by event time, one line for each metric."""
     spark = session("sluice-readings", warehouse)
     from spark.log.readings_view import open_readings  # noqa: PLC0415
 
@@ -46,13 +46,20 @@ def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> N
 @click.command(short_help="The latest windows, and how final each is.")
 @warehouse_option
 @device_option
-@click.option("--size", "size_s", type=click.IntRange(1, 86_400), metavar="SECONDS", help="Length of the windows.")
+@click.option(
+    "--size",
+    "size_s",
+    type=click.IntRange(1, 86_400),
+    metavar="SECONDS",
+    help="Length of the windows. Default: as the table holds them.",
+)
 @limit_option
 @json_option
 def windows(warehouse: str, device: str | None, size_s: int | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
-    """Show the latest windows, and how final each is: `status`, what stands behind it, and what it waits for.
+    """Show the latest windows, and how final each is.
 
-    On a terminal the columns that it has room for; all of them in a pipe, and with --json.
+    `status` says whether a window is final, `basis` why that is known, and `why` what the window waits for. A terminal
+    shows only the columns that fit. A pipe and --json get all columns.
     """
     spark = session("sluice-windows", warehouse)
     from spark.views.windows_view import WindowSizeError, open_windows  # noqa: PLC0415
@@ -68,20 +75,20 @@ def windows(warehouse: str, device: str | None, size_s: int | None, limit: int, 
         *("sum", "first", "last", "status", "basis", "late", "why"),
     )
     found = opened(spark, warehouse, sized)
-    # Percentiles, whichever are declared, among them.
+    # Among them are the percentiles that are declared.
     others = tuple(name for name in found.columns if name not in columns)
     spare = ("window_end", "sum", "first", "last", "namespace", "late", "stream", "min", "max", "basis")
     latest = _latest(found, device, "window_start")
     print_rows(latest, columns + others, limit=limit, as_json=as_json, spare=others + spare)
 
 
-@click.command(short_help="What is missing of devices' own numbers.")
+@click.command(short_help="The missing sequence numbers of devices.")
 @warehouse_option
 @device_option
 @limit_option
 @json_option
 def gaps(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
-    """Show what is missing of devices' own numbers, the latest first, and whether a gateway told why."""
+    """Show missing sequence numbers of devices, the latest first, and whether a gateway has told why."""
     spark = session("sluice-gaps", warehouse)
     from spark.views.evidence import open_gaps  # noqa: PLC0415
 
@@ -96,17 +103,17 @@ def gaps(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:
     print_rows(latest, columns, limit=limit, as_json=as_json, spare=spare)
 
 
-@click.command(short_help="How far each gateway says that it has delivered.")
+@click.command(short_help="How far each gateway has delivered.")
 @warehouse_option
 @limit_option
 @json_option
 def gateways(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
-    """Show what each gateway last said of itself that counts: up to when it has delivered, and what it still holds."""
+    """Show up to when each gateway has delivered and what it still holds, by its last heartbeat that counts."""
     spark = session("sluice-gateways", warehouse)
     from spark.views.gateways_view import open_gateways  # noqa: PLC0415
 
     found = opened(spark, warehouse, open_gateways)
-    # Hardly ever there is one, and then it must be seen.
+    # There is hardly ever an unread topic. If there is one, it must be seen.
     unread = () if not as_json and found.where("size(unread_topics) > 0").isEmpty() else ("unread_topics",)
     columns = (
         *("namespace", "gateway", "site", "heartbeat_time", "complete_to_time", "depth_rows", "oldest_age_s"),
@@ -117,15 +124,15 @@ def gateways(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
     print_rows(rows, columns, limit=limit, as_json=as_json, spare=spare)
 
 
-@click.command(short_help="Ask the tables in Spark's SQL.")
+@click.command(short_help="Query the tables in Spark SQL.")
 @warehouse_option
 @click.argument("query")
 @limit_option
 @json_option
 def sql(warehouse: str, query: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
-    """Ask the tables in Spark's SQL: log, readings, windows, gaps and all others of docs/tables.md.
+    """Query the tables in Spark SQL: log, readings, windows, gaps and all others in docs/tables.md.
 
-    Only statements that read are carried out.
+    Only statements that read are run.
     """
     spark = session("sluice-sql", warehouse)
     from pyspark.errors import PySparkException  # noqa: PLC0415
@@ -145,7 +152,7 @@ def sql(warehouse: str, query: str, limit: int, as_json: bool) -> None:  # noqa:
 
 @click.group()
 def quarantine() -> None:
-    """Records that became no readings, and why. They stay in `log`, whatever becomes of them."""
+    """List records that became no readings, or read them again. They stay in `log` in any case."""
 
 
 @quarantine.command("list", short_help="The latest rejects, with their reasons.")
@@ -167,13 +174,13 @@ def list_quarantine(warehouse: str, device: str | None, limit: int, as_json: boo
     print_rows(latest, chosen_columns, limit=limit, as_json=as_json, spare=("retried", "device"))
 
 
-@quarantine.command("retry", short_help="Read rejects again, after their declaration was mended.")
+@quarantine.command("retry", short_help="Read rejects again, after you correct streams.toml.")
 @warehouse_option
 @streams_option
 def retry_command(warehouse: str, streams: "Streams | None") -> None:
-    """Read rejects once more, after their declaration was mended; what can be read now becomes readings.
+    """Read rejects again, after you correct streams.toml or the registry. Those that can be read become readings.
 
-    `ingest` must not run meanwhile. The declarations of --streams hold from then on.
+    Stop `ingest` first. The declarations of --streams hold from then on.
     """
     spark = session("sluice-quarantine")
     from spark.batch_job import BatchJob  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Rows of tables as a person reads them on a terminal."""
+"""Formats rows of tables for a terminal."""
 
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -28,7 +28,7 @@ FIGURES = frozenset(
         "waiting",
     }
 )
-"""Columns that stand to the right in a table, and are never cut short."""
+"""Columns that are aligned to the right and never cut short."""
 
 
 def rfc3339(us: int) -> str:
@@ -37,17 +37,17 @@ def rfc3339(us: int) -> str:
 
 
 def time_text(us: int | None) -> str:
-    """A time as it stands in a table: no zeros that say nothing."""
+    """A time for a table, without a fraction of zeros."""
     return "-" if us is None else rfc3339(us).replace(".000000Z", "Z")
 
 
 def to_the_second(time: str) -> str:
-    """A time of a table without what comes behind its seconds."""
+    """A time of a table without its fraction of a second."""
     return time[: len("2026-03-14T12:00:00")] + "Z" if "." in time else time
 
 
 def cell_text(column: str, value: object) -> str:
-    """Another value as it stands in a table: no zeros that say nothing, nothing that a terminal would obey."""
+    """A value other than a time for a table, without trailing zeros or anything that a terminal would obey."""
     if column == "time_error_us" and value == TIME_ERROR_UNKNOWN_US:
         return "unbounded"
     match value:
@@ -67,7 +67,7 @@ def cell_text(column: str, value: object) -> str:
 def columns_left_out(
     columns: Sequence[str], rows: Sequence[dict[str, str]], spare: Sequence[str], width: int
 ) -> list[str]:
-    """Those of `spare` that must go, its first ones first, for a table to fit into `width` characters."""
+    """The columns of `spare`, in their order, that must be left out to fit a table into `width` characters."""
     left_out: list[str] = []
     for name in spare:
         left = [column for column in columns if column not in left_out]
@@ -78,7 +78,7 @@ def columns_left_out(
 
 
 def table_width(columns: Sequence[str], rows: Sequence[dict[str, str]]) -> int:
-    """How many characters the lines of a table need, with nothing cut short."""
+    """Characters that a line of the table needs if nothing is cut short."""
     widths = [max([len(name), *(len(row[name]) for row in rows)]) for name in columns]
     return sum(widths) + len(GAP) * (len(widths) - 1)
 
@@ -86,9 +86,9 @@ def table_width(columns: Sequence[str], rows: Sequence[dict[str, str]]) -> int:
 def table_lines(
     columns: Sequence[str], rows: Sequence[dict[str, str]], times: Collection[str], width: int
 ) -> Iterator[str]:
-    """Lay out rows under their names, figures to the right; where they still do not fit, names are cut short.
+    """Lay out rows under their column names, figures to the right. If a line does not fit, names are cut short.
 
-    `times` are those of the columns that are never cut short, as figures are not.
+    Figures and the columns of `times` are never cut short.
     """
     cells = [[row[name] for name in columns] for row in rows]
     return aligned(

@@ -1,4 +1,4 @@
-"""`sluice-cloud maintain` and `devices delete`: what is removed from the tables, and what for."""
+"""`sluice-cloud maintain` and `sluice-cloud devices delete`: remove data from the tables."""
 
 from datetime import UTC
 from typing import TYPE_CHECKING
@@ -14,21 +14,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@click.command("maintain", short_help="Remove what is older than it is kept, and unneeded files.")
+@click.command("maintain", short_help="Remove expired data, and files that nothing needs.")
 @warehouse_option
 @click.option(
     "--keep-days",
     type=click.FloatRange(0, 36_500),
     default=7.0,
     show_default=True,
-    help="Days for which files stay that no table needs any more. With fewer than what the longest query takes, that "
-    "query may fail.",
+    help="Days to keep files that no table needs any more. A query that runs for longer than this may fail.",
 )
-@click.option("--old-versions", is_flag=True, help="Remove what replays left: the tables of all earlier versions.")
+@click.option("--old-versions", is_flag=True, help="Remove the tables of all versions that readers do not see.")
 def maintain_command(warehouse: str, keep_days: float, old_versions: bool) -> None:  # noqa: FBT001 - a flag
-    """Remove what is older than streams.toml keeps it, and files that no table needs any more.
+    """Remove data that is older than streams.toml keeps it, and files that no table needs any more.
 
-    `ingest` does this by itself once a day, and makes small files one as it goes. It must not run meanwhile.
+    `ingest` does this once a day by itself, and merges small files as it goes. Stop `ingest` first.
     """
     spark = session("sluice-maintain")
     from spark.batch_job import BatchJob  # noqa: PLC0415
@@ -41,28 +40,28 @@ def maintain_command(warehouse: str, keep_days: float, old_versions: bool) -> No
 
     opened(spark, warehouse, open_version)
     with writing_alone(warehouse):
-        # First: what a replay that died has not told yet is told by comparing the versions.
+        # First: if a replay died before it told `window_changes`, opening the job compares the versions and tells it.
         job = BatchJob(spark, warehouse)
         if old_versions:
             for number in remove_old_versions(spark, warehouse):
-                say(f"v{number} is removed")
+                say(f"removed v{number}")
         failed = maintain(job, newest_day(job), keep_days=keep_days, report=say)
         if failed:
-            raise click.ClickException("\n".join([*failed, "the other tables are done"]))
+            raise click.ClickException("\n".join([*failed, "all other tables are done"]))
 
 
 @click.command("delete", short_help="Delete all that a device ever sent.")
 @warehouse_option
-@click.option("--namespace", required=True, help="The namespace that the device is in.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--unheard", is_flag=True, help="Also where nothing of it is here yet: refuse what comes.")
+@click.option("--namespace", required=True, help="Namespace of the device.")
+@click.option("--yes", is_flag=True, help="Do not ask first.")
+@click.option("--unheard", is_flag=True, help="Refuse a device's data although nothing of it is here yet.")
 @click.argument("device")
 def delete_device_command(warehouse: str, namespace: str, yes: bool, unheard: bool, device: str) -> None:  # noqa: FBT001 - flags
-    """Delete all that a device ever sent, from every table; nobody can bring it back.
+    """Delete all that a device ever sent, from every table. Nobody can bring it back. Stop `ingest` first.
 
-    What Kafka or a gateway still holds of it is refused when it comes, and so it is by a replay. What the device
-    measures from now on is taken. `ingest` must not run meanwhile. Files that hold its data are removed from the disk
-    when nothing has needed them for a week, or by `sluice-cloud maintain --keep-days 0` at once.
+    Kafka or a gateway may still hold data of the device. Such data is refused when it comes, and in a replay. Readings
+    that are measured from now on are taken. Files on the disk are removed once nothing has needed them for a week. To
+    remove them at once, run `sluice-cloud maintain --keep-days 0`.
     """
     spark = session("sluice-devices")
     from spark.upkeep.device_deletion import (  # noqa: PLC0415
@@ -78,12 +77,12 @@ def delete_device_command(warehouse: str, namespace: str, yes: bool, unheard: bo
     whose = f"{escaped(device)} in namespace {escaped(namespace)}"
     if not rows and not unheard and not is_known(spark, warehouse, namespace, device):
         raise click.ClickException(
-            f"there is nothing of {whose} here: is the name right? With --unheard, what Kafka or a gateway still holds "
-            "of it is refused when it comes"
+            f"there is nothing of {whose} here: is the name right? To refuse what Kafka or a gateway still holds of "
+            "it, add --unheard"
         )
     if not yes:
-        what = f"delete {rows} records of {whose} for good" if rows else f"refuse all of {whose}"
-        confirm(f"{what}, and what comes later of before now?", abort=True)
+        delete = f"delete {rows} records of {whose} for good, and " if rows else ""
+        confirm(f"{delete}refuse all that {'it' if rows else whose} measured before now?", abort=True)
     with writing_alone(warehouse):
         done = delete_device(spark, warehouse, namespace, device, report=lambda table: say(f"deleted from {table}"))
     until = f"{done.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

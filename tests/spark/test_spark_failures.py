@@ -202,7 +202,7 @@ def test_a_java_that_is_killed_is_told_in_one_line(kafka: Broker, tmp_path: Path
         _, told = process.communicate(timeout=patience(120))
     assert process.returncode == 1
     assert len(said(told)) == 1, told
-    assert said(told)[0].startswith("Error: Java ended by signal 9 in the midst of the work."), told
+    assert said(told)[0].startswith("Error: Java was killed by signal 9 during the work."), told
 
 
 def descendants_of(pid: int) -> list[int]:

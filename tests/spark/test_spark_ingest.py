@@ -347,7 +347,7 @@ def test_a_batch_says_what_became_of_its_records() -> None:
         "2 rejected (`sluice-cloud quarantine list` says why)",
         "4 came more than a minute after the end of their windows (3 of them)",
         "5 in no window (their time is unknown or cannot be)",
-        "7 of devices whose data was deleted (nothing of them is kept)",
+        "7 of devices whose data was deleted (their content is not kept)",
         "1 put earlier times right",
     ]
 

@@ -226,7 +226,7 @@ def test_a_changed_package_and_one_without_a_signature_are_refused(site: Site, p
     signed = site.box.call("sluice", "update", "--signature", f"/root/{packages.new.name}.sig", "/root/changed.deb")
     assert (unsigned.returncode, signed.returncode) == (1, 1)
     assert "its signature cannot be read" in unsigned.stderr
-    assert "its signature is of none of the keys" in signed.stderr
+    assert "its signature fits none of the keys" in signed.stderr
     assert site.box.run("sluice", "--version").strip() == f"sluice {OLD}"
 
 

@@ -99,7 +99,7 @@ def test_a_gateway_is_set_up_without_typing(tmp_path: Path) -> None:
     for words in SECRET_WORDS:
         assert words not in told + done.output
     before = config.read_bytes(), told
-    assert "nothing was to be done" in provisioned(config, boot).output
+    assert "there is nothing to do" in provisioned(config, boot).output
     assert (config.read_bytes(), told_on(boot)) == before
 
 
@@ -127,7 +127,7 @@ def test_a_mistake_changes_nothing_and_is_told_with_its_line(tmp_path: Path) -> 
     assert not (tmp_path / "etc").exists()
     told = told_on(boot)
     assert "sluice.toml, line 6: kafka.tsl: there is no such answer; write 'tls' instead" in told
-    assert "sluice-secrets.toml was left where it is, and whoever has this medium can read it" in told
+    assert "sluice-secrets.toml was left here, and whoever has this medium can read it" in told
     assert "kafka.tsl" in done.output, "for the journal"
     (boot / "sluice.toml").write_text(ANSWERS)
     assert provisioned(tmp_path / "etc" / "gateway.toml", boot).exit_code == 0
@@ -147,7 +147,7 @@ def test_what_could_only_be_shown_has_to_be_given(tmp_path: Path) -> None:
     boot = medium(tmp_path / "boot", secrets='kafka_password = "kafka-9d2c1b77"')
     assert provisioned(tmp_path / "etc" / "gateway.toml", boot).exit_code == 1
     told = told_on(boot)
-    assert "status_page: has no password, and nobody is there to be shown one" in told
+    assert "status_page: has no password, and nobody is there to be shown a new one" in told
     assert "line 9: sensors.devices: 42 has no secret" in told
     assert "43 has no secret" in told
 
@@ -157,7 +157,7 @@ def test_a_name_whose_ending_is_hidden_is_told(tmp_path: Path) -> None:
     boot.mkdir()
     (boot / "sluice.toml.txt").write_text(ANSWERS)
     assert provisioned(tmp_path / "etc" / "gateway.toml", boot).exit_code == 1
-    assert "sluice.toml.txt is to be called sluice.toml" in told_on(boot)
+    assert "sluice.toml.txt must be called sluice.toml" in told_on(boot)
 
 
 def test_settings_that_cannot_be_written_are_told_on_the_medium_and_only_where_something_is_there(
@@ -167,7 +167,7 @@ def test_settings_that_cannot_be_written_are_told_on_the_medium_and_only_where_s
     boot.mkdir()
     config.symlink_to(tmp_path / "elsewhere.toml")
     done = provisioned(config, boot)
-    assert (done.exit_code, done.output) == (0, "no sluice.toml is there: nothing was to be done\n")
+    assert (done.exit_code, done.output) == (0, "no sluice.toml was found: there is nothing to do\n")
     assert provisioned(config, medium(boot)).exit_code == 1
     assert f"Nothing was set: {config} is no plain file" in told_on(boot)
     assert names(boot) == {"sluice.toml", SECRETS_NAME, REPORT_NAME}
@@ -423,7 +423,7 @@ def test_a_real_file_system_is_written_only_once_it_may_be(tmp_path: Path) -> No
 def test_other_file_systems_are_left_alone() -> None:
     system = System("ntfs")
     with (
-        pytest.raises(MediumError, match="has no file system that is looked into"),
+        pytest.raises(MediumError, match="has none of the file systems"),
         provision_media.mounted("x", system),
     ):
         pass
@@ -449,7 +449,7 @@ def test_a_gateway_that_is_set_up_looks_at_no_stick(tmp_path: Path, monkeypatch:
     assert provisioned(config).exit_code == 0
     assert_set_up(config)
     medium(stick, ANSWERS.replace("barn-1", "theirs"), SECRETS)
-    assert "nothing was to be done" in provisioned(config).output
+    assert "there is nothing to do" in provisioned(config).output
     assert_set_up(config)
     # The boot partition counts again: who has the card has the box.
     medium(tmp_path / "boot", ANSWERS.replace('id = "barn-1"', 'id = "barn-9"'))

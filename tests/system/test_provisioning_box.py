@@ -136,8 +136,8 @@ def test_the_check_of_root_judges_by_the_services_user_and_sees_what_is_roots(pr
         ("settings", "can be used"),
         ("buffer.path", "can be written by this user (sluice)"),
         ("status_page.password_file", "a password is set"),
-        ("kafka.sasl.password_file", "its owner alone may read it"),
-        ("mqtt_listener.port", "is served by the sluice that runs with this buffer (process "),
+        ("kafka.sasl.password_file", "only its owner may read it"),
+        ("mqtt_listener.port", "is served by the running sluice of this buffer (process "),
     ):
         assert found[subject]["result"] == "pass", found[subject]
         assert words in found[subject]["words"]
@@ -145,7 +145,7 @@ def test_the_check_of_root_judges_by_the_services_user_and_sees_what_is_roots(pr
     box.run("chown", "root:root", "/etc/sluice/gateway.toml")
     box.run("chown", "root:root", "/etc/sluice/secrets/kafka.password")
     found = checked()
-    assert "may not be read by this user (sluice)" in found["settings"]["words"]
+    assert "runs as this user (sluice), who may not read" in found["settings"]["words"]
     assert found["kafka.sasl.password_file"]["result"] == "fail"
     box.run("chown", "root:sluice", "/etc/sluice/gateway.toml")
     box.run("chown", "sluice:sluice", "/etc/sluice/secrets/kafka.password")

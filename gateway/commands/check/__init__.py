@@ -1,1 +1,1 @@
-"""`sluice check`: tries every part of the site and says what to do."""
+"""`sluice check`: checks every part of the site, and says what to do."""

@@ -1,4 +1,4 @@
-"""`sluice check`, link by link: the whole chain from the settings to a record that is read back from Kafka."""
+"""Checks every link of the chain, from the settings to a record that is read back from Kafka."""
 
 import asyncio
 import os
@@ -36,13 +36,13 @@ LINKS: Final = {
     "topics": "Kafka: topics",
     "end-to-end": "end to end",
 }
-"""Each link's stable name, in the order of the chain, and what it is called for people."""
+"""Links in the order of the chain: a stable name for programs, and a name for people."""
 _OF_UPLINK: Final = ("tls", "sasl", "kafka")
-"""What is looked at on this box, and stands with what is asked over the network."""
+"""Links whose findings about this box are shown beside their findings from the network."""
 
 
 def check_chain(settings: Settings, config: Path, *, create: bool) -> Iterator[Finding]:
-    """Look at every link, in order; each finding as it is made. `create`: make the topics that are missing."""
+    """Check every link in order, and give each finding as soon as it is made. `create` makes missing topics."""
     later: list[Finding] = []
     for finding in check_machine(settings, config):
         if finding.link in _OF_UPLINK:
@@ -61,7 +61,7 @@ def check_chain(settings: Settings, config: Path, *, create: bool) -> Iterator[F
     yield structs.replace(check_topics(settings), link="topics")
     if _is_stopped(settings, config):
         yield structs.replace(
-            wrong("gateway", f"it does not run, and takes no reading; {SERVICE_START}"), link="end-to-end"
+            wrong("gateway", f"it does not run, so it takes no reading; {SERVICE_START}"), link="end-to-end"
         )
         return
     closed = [finding for finding in entrances if not finding.ok]
@@ -74,14 +74,14 @@ def check_chain(settings: Settings, config: Path, *, create: bool) -> Iterator[F
 
 
 def _is_stopped(settings: Settings, config: Path) -> bool:
-    """Whether this is the service's gateway, which is to run, and does not; as far as this user may know."""
+    """Tell whether this gateway is a service and does not run. False if this user may not know."""
     path = settings.buffer.path
     lock = path.with_name(path.name + ".lock")
     return not is_running(path) and os.access(lock if lock.exists() else path.parent, os.R_OK) and is_there(config)
 
 
 def _why_not_taken(topic: str, found: Sequence[Finding]) -> str:
-    """Why Kafka takes nothing for a topic at present, as far as that was found; empty where it does."""
+    """Reason, from the findings, why Kafka takes nothing for a topic now; empty if there is none."""
     for finding in found:
         if not finding.ok and (
             finding.link == "kafka"
@@ -92,7 +92,7 @@ def _why_not_taken(topic: str, found: Sequence[Finding]) -> str:
 
 
 def _cluster(settings: Settings, way: Way, *, create: bool) -> list[Finding]:
-    """Kafka itself, by those of its addresses that let this gateway in, and the topics."""
+    """Check Kafka's cluster and topics, by the addresses that let this gateway in."""
     if not way.answering:
         has_told = any(finding.link == "kafka" for finding in way.findings)
         told = [] if has_told else [structs.replace(skipped("Kafka", way.why_not), link="kafka")]

@@ -1,4 +1,4 @@
-"""`sluice check`: every link from the settings to Kafka and back, with what to do."""
+"""The command `sluice check`: prints the findings about every link from the settings to Kafka and back."""
 
 import sys
 from pathlib import Path
@@ -23,23 +23,24 @@ _JUDGEMENTS = {"pass": "ok  ", "warning": "warn", "fail": "FAIL", "skipped": "- 
     epilog="Example: sluice check --config gateway.toml",
 )
 @config_option
-@click.option("--create-topics", is_flag=True, help="Create the topics that are missing, with LogAppendTime.")
+@click.option("--create-topics", is_flag=True, help="Create missing Kafka topics, with LogAppendTime.")
 @json_option
 def check(config: Path, create_topics: bool, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
-    """Check every link of the chain, in its order; say what is wrong and what to do.
+    """Check every link of the chain in order. Say what is wrong, and what to do.
 
-    The settings and what they name on this box (nothing is changed there), the way to Kafka step by step, its topics,
-    and, where the gateway runs, a test reading: in at the front door, acknowledged, and its record read back from
-    Kafka (on kafka.events_topic; no table takes it for a reading). Run by root it looks at all as the user that sluice
-    runs as, for what root may that one may not. Topics that routes make from variables (device-{stream}) are judged
-    once they exist.
+    It checks the settings, what they name on this box, the way to Kafka step by step, and Kafka's topics. It changes
+    nothing on this box. It tells of quarantined input and of refused log-ins.
 
-    Of what sensors send it tells what went to the quarantine, and log-ins that were refused. A gateway of the service
-    that does not run fails; of one without a service that is a warning.
+    If the gateway runs, a test reading goes in at the front door, is acknowledged, and is read back from Kafka. Its
+    record is on kafka.events_topic, and no table takes it for a reading. If the gateway is a service and does not run,
+    that fails; without a service it is a warning.
 
-    Each line begins with ok, warn, FAIL, or - for what could not be looked at; only what fails makes the exit code 1.
-    With --json each has its link (configuration, disk, clock, serial, listener, broker, sensors, dns, tcp, tls, sasl,
-    kafka, topics, end-to-end) and its result (pass, warning, fail, skipped).
+    Run by root, it checks as the user that sluice runs as, since root may do more than that user. Topics that routes
+    make from variables (device-{stream}) are checked once they exist.
+
+    Each line begins with ok, warn, FAIL, or - for a part that could not be checked. The exit code is 1 only if a part
+    fails. With --json each finding has its link (configuration, disk, clock, serial, listener, broker, sensors, dns,
+    tcp, tls, sasl, kafka, topics, end-to-end) and its result (pass, warning, fail, skipped).
     """
     from gateway.commands.check.chain import LINKS, check_chain  # noqa: PLC0415
     from gateway.host import logs  # noqa: PLC0415 - `sluice --help` needs none of it
@@ -51,7 +52,7 @@ def check(config: Path, create_topics: bool, as_json: bool) -> None:  # noqa: FB
     bound_look_ups()
     findings: list[Finding] = []
     with as_service(config, settings.buffer.path):
-        # Each line at once: Kafka may take its time to be found missing.
+        # Print each line at once: it may take a while to find that Kafka is missing.
         for finding in check_chain(settings, config, create=create_topics):
             if not as_json:
                 if not findings or finding.link != findings[-1].link:
@@ -66,7 +67,7 @@ def check(config: Path, create_topics: bool, as_json: bool) -> None:  # noqa: FB
 
 
 def told(finding: "Finding") -> dict[str, object]:
-    """A finding for programs."""
+    """Finding as JSON for programs."""
     return {"link": finding.link, "result": finding.result, **msgspec.to_builtins(finding)}
 
 
@@ -76,7 +77,7 @@ def _line(finding: "Finding") -> str:
 
 
 def _sum(findings: "list[Finding]") -> str:
-    """All of it in a line."""
+    """Sum all findings up in one line."""
     failed = sum(not finding.ok for finding in findings)
     warned = sum(finding.result == "warning" for finding in findings)
     warnings = f", {counted(warned, 'warning')}" if warned else ""

@@ -1,4 +1,4 @@
-"""`sluice check` on this box's clock: can it be trusted, and why; what becomes of readings meanwhile."""
+"""Checks this box's clock: whether and why it can be trusted, and what happens to readings meanwhile."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,14 +24,14 @@ TIME_DAEMONS: Final = {
     "ntp-daemon": "ntpd-rs",
     "phc2sys": "phc2sys",
 }
-"""Programs that keep a clock, by their names as the kernel cuts them off."""
-_GO: Final = "go to Kafka with times that a correction puts right later"
+"""Time daemons by their process names, which the kernel cuts to 15 characters."""
+_GO: Final = "go to Kafka with times that a later correction puts right"
 FAKE_HWCLOCK: Final = Path("/etc/fake-hwclock.data")
-"""Where a box without a clock of its own keeps the time at which it was last saved."""
+"""File in which a box without a hardware clock keeps the last saved time."""
 
 
 def check_clock(settings: Settings, clock: WallClock) -> Iterator[Finding]:
-    """Judge the clock as it was read just now, and how the daemon sees it that runs with this buffer."""
+    """Judge the clock as just read, and how the daemon of this buffer sees it."""
     gateway, path = settings.gateway, settings.buffer.path
     state = control.state_of(path)
     at_us = boottime_us()
@@ -47,37 +47,38 @@ def check_clock(settings: Settings, clock: WallClock) -> Iterator[Finding]:
     if gateway.clock == "system" and FAKE_HWCLOCK.exists():
         yield remark(
             "gateway.clock",
-            f'"system", but this box has fake-hwclock ({FAKE_HWCLOCK}): after a power cut its clock goes on from '
-            "when it was last saved, plausible and late, until it is synced, and readings get that time; write "
-            'clock = "kernel" under [gateway], and they wait until it is',
+            f'"system", but this box has fake-hwclock ({FAKE_HWCLOCK}): after a power cut its clock goes on from the '
+            "last saved time. Until it is synced, readings get times that look right and are late; write "
+            'clock = "kernel" under [gateway], and readings wait until it is synced',
         )
     yield from _as_the_daemon_sees_it(state, at_us)
 
 
 def _passed(path: Path) -> tuple[int, str]:
-    """A time that has passed for certain, in microseconds since 1970, and how that is known.
+    """Return a time that has surely passed, in microseconds since 1970, and how that is known.
 
-    It is this version's date, or what the floor is at: that goes down again where a clock was synced to a wrong time.
+    It is this version's date or the clock floor, whichever is later. The floor goes down again if the clock was synced
+    to a wrong time.
     """
     floor_us = known_floor(path).us
     if floor_us > RELEASED_US:
         return floor_us, f"{utc(floor_us)} has passed, as the buffer tells"
-    return RELEASED_US, f"this version of Sluice is of {utc(RELEASED_US)[:10]}"
+    return RELEASED_US, f"this version of Sluice was made on {utc(RELEASED_US)[:10]}"
 
 
 def _system(gateway: GatewaySettings, trouble: str | None) -> Finding:
     if trouble is not None:
         return wrong(
             "clock",
-            f'clock = "system" takes this box\'s clock as it is, and it is wrong: {trouble}. Set it, or see to time '
-            'sync; where nobody keeps it, write clock = "kernel" under [gateway]: readings then wait for it',
+            f'clock = "system" takes this box\'s clock as it is, and it is wrong: {trouble}. Set the clock, or see to '
+            'time sync; if nobody keeps the clock, write clock = "kernel" under [gateway]: readings then wait for it',
         )
     keepers = time_daemons()
-    kept = f"{keepers} runs here" if keepers else "no time daemon that is known runs here: its host must keep it"
+    kept = f"{keepers} runs here" if keepers else "no known time daemon runs here: the host must keep the clock"
     return well(
         "clock",
-        f'taken as it is, within ± {_ms(gateway.system_clock_error_ms)}: whoever wrote clock = "system" '
-        f"(and system_clock_error_ms) under [gateway] vouches for that, and nothing here proves it; {kept}",
+        f'taken as it is, within ± {_ms(gateway.system_clock_error_ms)}: clock = "system" and system_clock_error_ms '
+        f"under [gateway] say so, and nothing here proves it; {kept}",
     )
 
 
@@ -87,17 +88,17 @@ def _kernel(clock: WallClock, wall_us: int, trouble: str | None, meanwhile: str)
         return remark("clock", _unsynced(meanwhile, keepers, wall_us, trouble))
     by = f", kept by {keepers}" if keepers else ""
     if trouble is not None:
-        return wrong("clock", f"the kernel says that it is synced{by}, and it is wrong: {trouble}. See to its source")
+        return wrong("clock", f"the kernel says that it is synced{by}, but it is wrong: {trouble}. See to its source")
     return well("clock", f"the kernel says that it is synced, within ± {_ms(clock.error_us / 1e3)}{by}")
 
 
 def _while_unsynced(gateway: GatewaySettings, state: dict[str, Any]) -> str:
-    """What becomes of readings while the kernel does not take the clock for synced."""
+    """Say what happens to readings while the kernel says that the clock is not synced."""
     uplink = state.get("uplink") or {}
     if (state.get("clock") or {}).get("synced"):
-        return "The sluice that runs has known it before, and goes on by that, with bounds that grow"
+        return "The running sluice has known the time before, and goes on by that, with growing bounds"
     if uplink.get("up") and uplink.get("waits_for_clock") is False:
-        # It has waited, whatever the file says now.
+        # The daemon goes by the settings that it was started with.
         return f"Readings wait for it no longer (gateway.hold_unsynced_s): they {_GO}"
     if not gateway.hold_unsynced_s:
         return f"Readings do not wait for it (gateway.hold_unsynced_s = 0): they {_GO}"
@@ -108,35 +109,35 @@ def _while_unsynced(gateway: GatewaySettings, state: dict[str, Any]) -> str:
 
 
 def _unsynced(meanwhile: str, keepers: str, wall_us: int, trouble: str | None) -> str:
-    """What it means that the kernel does not take the clock for synced, and first what to do."""
+    """Say what to do about a clock that is not synced, and then what it means."""
     if keepers:
         what = f"{keepers} runs, and has not succeeded yet: see that it reaches its server (timedatectl)"
     else:
-        what = "no time daemon that is known runs here: sudo apt install systemd-timesyncd"
+        what = "no known time daemon runs here: sudo apt install systemd-timesyncd"
     late = ", or late by as long as the box was off (fake-hwclock)" if FAKE_HWCLOCK.exists() else ""
     shown = f"It says {utc(wall_us)} UTC, which may be right{late}" if trouble is None else f"It is wrong: {trouble}"
     return (
-        f"not synced, as the kernel has it; {what}; or, in a container or virtual machine whose host keeps it, write "
-        f'clock = "system" under [gateway]. {meanwhile}. {shown}'
+        f"not synced, the kernel says; {what}; or, in a container or virtual machine whose host keeps the clock, "
+        f'write clock = "system" under [gateway]. {meanwhile}. {shown}'
     )
 
 
 def time_daemons() -> str:
-    """The time daemons that run on this box."""
+    """Names of the time daemons that run on this box; empty if there is none."""
     running = {name_of(process) for process in processes()}
     return " and ".join(sorted(told for name, told in TIME_DAEMONS.items() if name in running))
 
 
 def _as_the_daemon_sees_it(state: dict[str, Any], at_us: int) -> Iterator[Finding]:
-    subject = "clock of the sluice that runs"
+    subject = "clock of the running sluice"
     try:
         view = msgspec.convert(state.get("clock"), ClockView)
     except msgspec.ValidationError:
-        # Nor is it that it is of another version.
+        # No daemon answers, or it has another version.
         return
     since = f"for {span((at_us - view.since_us) / 1e6)}"
     if view.error_us is None:
-        yield remark(subject, f"not synced since this box was started, and sluice has looked at it {since}")
+        yield remark(subject, f"not synced since this box was started; sluice has watched it {since}")
         return
     known = f"known {since}, now within ± {_ms(view.error_us / 1e3)}"
     if view.steps and view.stepped_us is not None:
@@ -144,8 +145,8 @@ def _as_the_daemon_sees_it(state: dict[str, Any], at_us: int) -> Iterator[Findin
         yield remark(
             subject,
             f"{known}; but it was set {how_often} since sluice was started, last {ago} ago "
-            f"by {view.stepped_by_us / 1e6:+,.1f} s: see who sets it (two time daemons, a person, a host), for one "
-            "of the two times was wrong",
+            f"by {view.stepped_by_us / 1e6:+,.1f} s, so one of the two times was wrong: find out who sets it (two time "
+            "daemons, a person, a host)",
         )
     else:
         yield well(subject, known)

@@ -1,4 +1,4 @@
-"""`sluice check`: the disk under the buffer: its file system, its health, room for files."""
+"""Checks the disk under the buffer: its file system, its health, and room for more files."""
 
 import os
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from gateway.host.disk_health import MOUNTS, SYSTEM, health_words, read_disk, tr
 from gateway.host.terminal_text import counted
 
 INODES_MIN: Final = 1_000
-"""A buffer takes a few files, and others on the file system some more."""
+"""Free inodes below which there is a finding. A buffer takes a few files, and other programs need some too."""
 _INODES: Final = "delete files that nobody needs (df -i tells which file system, du --inodes where they are)"
 
 
 def check_disk(buffer: Path, system: Path = SYSTEM, mounts: Path = MOUNTS) -> Iterator[Finding]:
-    """Judge the disk of a buffer; nothing where its folder cannot be looked at, which is said of that."""
+    """Judge the disk of a buffer. Give nothing if its folder cannot be read, which the check of the buffer reports."""
     folder = buffer.parent
     try:
         disk = read_disk(folder, system, mounts)
@@ -25,7 +25,8 @@ def check_disk(buffer: Path, system: Path = SYSTEM, mounts: Path = MOUNTS) -> It
     found = [wrong("disk", words) if fails else remark("disk", words) for fails, words in troubles(disk, folder)]
     if space.f_files and space.f_favail < INODES_MIN:
         words = (
-            f"the disk of {buffer} has room for {counted(space.f_favail, 'file')} more, whatever its space; {_INODES}"
+            f"the disk of {buffer} has inodes for {counted(space.f_favail, 'file')} more, however much space is free; "
+            f"{_INODES}"
         )
         found.append(remark("disk", words) if space.f_favail else wrong("disk", words))
     yield from found

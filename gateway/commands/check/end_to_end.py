@@ -1,4 +1,4 @@
-"""`sluice check`, the whole way: a test reading goes in at the front door, and its record is read back from Kafka."""
+"""Sends a test reading in at the front door, and reads its record back from Kafka."""
 
 import asyncio
 import time
@@ -30,11 +30,11 @@ ACKNOWLEDGED: Final = "acknowledgement"
 IN_KAFKA: Final = "in Kafka"
 READ_BACK: Final = "read back"
 PATIENCE_S: Final = 30.0
-"""How long Kafka's acknowledgement is waited for; the gateway may just have begun to connect."""
+"""Seconds to wait for Kafka's acknowledgement. The gateway may just have begun to connect."""
 _LOOK_S: Final = 2.0
-"""How often is asked meanwhile how the uplink does."""
+"""Seconds between two questions for the state of the uplink meanwhile."""
 _DOWN_LOOKS: Final = 3
-"""An uplink that is said to be down so often is: it may be on its way up."""
+"""Answers that the uplink is down, after which it counts as down. Before, it may be on its way up."""
 
 
 class _NotInError(Exception):
@@ -42,18 +42,16 @@ class _NotInError(Exception):
 
 
 def check_end_to_end(settings: Settings, why_not: str) -> Iterator[Finding]:
-    """Send a test reading on its whole way. `why_not` says why Kafka cannot be reached; empty where it can."""
+    """Send a test reading on its whole way. `why_not` says why Kafka cannot be reached; empty if it can be."""
     if not is_running(settings.buffer.path):
-        yield remark("test reading", f"not sent, for the gateway does not run; {START}")
+        yield remark("test reading", f"not sent, because the gateway does not run; {START}")
         return
     try:
         credential = opened(settings)
         begun_us = boottime_us()
         door, took_ms = _sent(settings, credential)
     except control.RequestRefusedError as error:
-        yield remark(
-            "test reading", f"not sent: the gateway that runs takes none ({error}); restart it after an upgrade"
-        )
+        yield remark("test reading", f"not sent: the running gateway takes none ({error}); restart it after an upgrade")
         return
     except control.ControlError as error:
         yield remark("test reading", f"not sent: {error}")
@@ -65,7 +63,7 @@ def check_end_to_end(settings: Settings, why_not: str) -> Iterator[Finding]:
         ACKNOWLEDGED, f"a test reading went in {door} and was acknowledged after {milliseconds(took_ms)}: it is on disk"
     )
     if why_not:
-        yield skipped(IN_KAFKA, f"{why_not}; the test reading waits on disk as the others do")
+        yield skipped(IN_KAFKA, f"{why_not}; the test reading waits on disk like all others")
         return
     place = None
     try:
@@ -75,7 +73,7 @@ def check_end_to_end(settings: Settings, why_not: str) -> Iterator[Finding]:
             else:
                 place = outcome
     except control.ControlError as error:
-        yield wrong(IN_KAFKA, f"not known: the gateway ran, and is not to be asked any more ({error}); check again")
+        yield wrong(IN_KAFKA, f"not known: the gateway ran, and no longer answers ({error}); check again")
     if place is not None:
         yield asyncio.run(_read_back(settings, credential, place, begun_us))
 
@@ -84,7 +82,10 @@ def check_end_to_end(settings: Settings, why_not: str) -> Iterator[Finding]:
 
 
 def _sent(settings: Settings, credential: CheckOpened) -> tuple[str, float]:
-    """Where it went in, and after how many milliseconds it was acknowledged. Raises _NotInError, ControlError."""
+    """Send the test reading. Return where it went in, and the milliseconds until it was acknowledged.
+
+    Raises _NotInError, ControlError.
+    """
     listener = settings.mqtt_listener
     for door in doors(listener) if listener is not None else ():
         assert listener is not None  # noqa: S101 - mypy does not see that
@@ -99,7 +100,7 @@ def _sent(settings: Settings, credential: CheckOpened) -> tuple[str, float]:
             why = f"{error}. {_why_not_stored(settings)}"
             raise _NotInError(f"a test reading that was published to {door} was not acknowledged: {why}") from error
         return f"at {door}", took_ms
-    # Nobody without a certificate, or no sensor at all, comes in over MQTT.
+    # Over MQTT a certificate is needed, or there is no listener.
     begun_s = time.monotonic()
     try:
         answer: Any = ask(settings, "check-enter", user=credential.user)
@@ -111,7 +112,7 @@ def _sent(settings: Settings, credential: CheckOpened) -> tuple[str, float]:
 
 
 def _why_not_stored(settings: Settings) -> str:
-    """What the gateway says of its buffer."""
+    """Ask the gateway why its buffer did not store the test reading."""
     try:
         state: Any = ask(settings, "state")
     except control.ControlError as error:
@@ -128,7 +129,7 @@ def _why_not_stored(settings: Settings) -> str:
 
 
 def _waited(settings: Settings, credential: CheckOpened, begun_us: int) -> Iterator[Finding | CheckPlace]:
-    """Wait until Kafka has it; or say why that takes longer."""
+    """Wait until Kafka has the test reading, or say why that takes longer."""
     until_s = time.monotonic() + PATIENCE_S
     downs = 0
     trouble: Finding | None = None
@@ -155,20 +156,18 @@ def _waited(settings: Settings, credential: CheckOpened, begun_us: int) -> Itera
 
 
 def _why_waits(settings: Settings, state: Any) -> tuple[Finding | None, bool]:  # noqa: PLR0911 - one for each reason
-    """What the gateway says of its uplink; and whether waiting for it is in vain."""
+    """Explain by the gateway's state why the uplink does not send. Also tell whether further waiting is in vain."""
     uplink, rows = state.get("uplink") or {}, state.get("buffer", {}).get("rows", 0)
     if uplink.get("quota_used_up"):
-        return remark(
-            IN_KAFKA, "it waits on disk: what may be sent in a day is used up (kafka.bytes_per_day_max)"
-        ), True
+        return remark(IN_KAFKA, "it waits on disk: the quota of the day is used up (kafka.bytes_per_day_max)"), True
     if not uplink.get("up"):
         why = uplink.get("error") or "its first attempt is under way"
-        words = f"it waits on disk: the gateway that runs does not reach Kafka, though this check does: {why}"
-        restart = "; were the settings changed since it started? Restart it"
+        words = f"it waits on disk: the running gateway does not reach Kafka, although this check does: {why}"
+        restart = "; if the settings were changed since it started, restart it"
         return wrong(IN_KAFKA, words + restart), bool(uplink.get("error"))
     if uplink.get("waits_for_clock"):
         left = hold_words(settings.gateway, uplink.get("clock_until_us"), boottime_us())
-        words = f"it waits on disk until this box's clock is synced, {left}; see what is said of the clock"
+        words = f"it waits on disk until this box's clock is synced, {left}; see the findings about the clock"
         return remark(IN_KAFKA, words), True
     topic = settings.kafka.events_topic
     for name, why in uplink.get("parked", {}).items():
@@ -178,7 +177,7 @@ def _why_waits(settings: Settings, state: Any) -> tuple[Finding | None, bool]:  
         return wrong(IN_KAFKA, f"{topic} is not written to: {uplink['refused_topics'][topic]}"), True
     if rows > 1:
         return remark(
-            IN_KAFKA, f"it waits on disk beside {counted(rows, 'row')}, which go to Kafka at present: check again later"
+            IN_KAFKA, f"it waits on disk beside {counted(rows, 'row')}, which now go to Kafka: check again later"
         ), False
     return None, False
 
@@ -196,17 +195,17 @@ async def _read_back(settings: Settings, credential: CheckOpened, place: CheckPl
         who = f" ({ADMIN_WORDS})" if ADMIN_CONFIG in command else ""
         return remark(
             READ_BACK,
-            f"this gateway's user may not read {place.topic}, which it need not: that Kafka's replicas have the record "
-            f"was seen by their acknowledgement. To have this check read it back, allow it: {command}{who}",
+            f"this gateway's user may not read {place.topic}, and need not: Kafka's acknowledgement shows that the "
+            f"replicas have the record. If this check is to read it back, allow it: {command}{who}",
         )
     except (KafkaError, OSError, TimeoutError, KafkaFileError) as error:
         return wrong(
             READ_BACK,
-            f"Kafka does not give the record back that it acknowledged ({str(error) or type(error).__name__}); are the "
+            f"Kafka does not give back the record that it acknowledged ({str(error) or type(error).__name__}); are the "
             "brokers well? Try again",
         )
     if (flaw := _flaw(settings, record, credential, place)) is not None:
-        return wrong(READ_BACK, f"what stands at offset {place.offset:,} is not what was sent: {flaw}; report this")
+        return wrong(READ_BACK, f"the record at offset {place.offset:,} is not as it was sent: {flaw}; report this")
     took_ms = (boottime_us() - begun_us) / 1000
     return well(
         READ_BACK, f"byte for byte, with its headers, {milliseconds(took_ms)} after it was sent (ce_id {place.ce_id})"
@@ -214,7 +213,7 @@ async def _read_back(settings: Settings, credential: CheckOpened, place: CheckPl
 
 
 async def _record(settings: Settings, place: CheckPlace) -> ConsumerRecord:
-    """Raises KafkaError, OSError, TimeoutError, KafkaFileError."""
+    """Read the test reading's record. Raises KafkaError, OSError, TimeoutError, KafkaFileError."""
     kafka = settings.kafka
     link = KafkaLink(kafka, certificate_dates(settings))
     partition = TopicPartition(place.topic, place.partition)
@@ -237,7 +236,7 @@ async def _record(settings: Settings, place: CheckPlace) -> ConsumerRecord:
 
 
 def _flaw(settings: Settings, record: ConsumerRecord, credential: CheckOpened, place: CheckPlace) -> str | None:
-    """What of a record is not as it was sent; None where all of it is."""
+    """First difference between a record and what was sent; None if there is none."""
     gateway = settings.gateway
     key = gateway.id if gateway.key == "name" else f"{gateway.namespace}/{gateway.id}"
     told = {name: value.decode(errors="replace") for name, value in record.headers}
@@ -251,7 +250,7 @@ def _flaw(settings: Settings, record: ConsumerRecord, credential: CheckOpened, p
     if record.offset != place.offset:
         return f"the next record has offset {record.offset:,}"
     if record.value != credential.payload.encode():
-        return "its value is another one"
+        return "its value differs"
     if record.key != key.encode():
         return f"its key is {record.key!r}, not {key.encode()!r}"
     if tuple(told)[: len(HEADERS)] != HEADERS:

@@ -1,4 +1,4 @@
-"""One finding of `sluice check`: well, to be looked at, wrong, or skipped."""
+"""Findings of `sluice check`, with their four results: pass, warning, fail and skipped."""
 
 from typing import Literal
 
@@ -6,57 +6,57 @@ from msgspec import Struct
 
 
 class Finding(Struct, frozen=True):
-    """One thing that was looked at."""
+    """Result of one check."""
 
     subject: str
     ok: bool
     words: str
     link: str = ""
-    """Which link of the chain it is of (`commands.check.chain.LINKS`); said by who walks along it."""
+    """Link of the chain (`commands.check.chain.LINKS`). The caller that walks along the chain fills it in."""
 
     @property
     def result(self) -> Literal["pass", "warning", "fail", "skipped"]:
-        """In one word."""
+        """Result in one word."""
         return "pass" if self.ok else "fail"
 
 
 class Remark(Finding, frozen=True):
-    """What somebody should look at, and what stops nothing: `ok` is true."""
+    """Finding that somebody should look at, and that stops nothing: `ok` is true."""
 
     warning: bool = True
 
     @property
     def result(self) -> Literal["pass", "warning", "fail", "skipped"]:
-        """In one word."""
+        """Result in one word."""
         return "warning"
 
 
 class Skipped(Finding, frozen=True):
-    """What could not be looked at, because of another finding, which is to be mended: `ok` is true."""
+    """Check that could not be made because of another finding, which must be corrected first: `ok` is true."""
 
     skipped: bool = True
 
     @property
     def result(self) -> Literal["pass", "warning", "fail", "skipped"]:
-        """In one word."""
+        """Result in one word."""
         return "skipped"
 
 
 def well(subject: str, words: str) -> Finding:
-    """Nothing to be done."""
+    """Make a finding that needs no action."""
     return Finding(subject, ok=True, words=words)
 
 
 def remark(subject: str, words: str) -> Finding:
-    """Something that should be looked at, and stops nothing."""
+    """Make a warning: somebody should look at it, and it stops nothing."""
     return Remark(subject, ok=True, words=words)
 
 
 def wrong(subject: str, words: str) -> Finding:
-    """Something that has to be mended."""
+    """Make a finding that must be corrected."""
     return Finding(subject, ok=False, words=words)
 
 
 def skipped(subject: str, because: str) -> Finding:
-    """Something that was not looked at."""
-    return Skipped(subject, ok=True, words=f"not looked at: {because}")
+    """Make a finding for a check that could not be made."""
+    return Skipped(subject, ok=True, words=f"not checked: {because}")

@@ -1,4 +1,4 @@
-"""`sluice check`, the MQTT side: may a sensor connect to the gateway that runs, does the site's broker let it in?"""
+"""Checks MQTT: connects to the running gateway as a sensor, and to the site's brokers as a client."""
 
 import asyncio
 import secrets
@@ -24,17 +24,17 @@ from gateway.settings import BrokerSettings, ListenerSettings, Settings
 from gateway.tls.client import tls_reason
 
 ANSWER_S: Final = 15.0
-"""How long this box's own listener may take for an answer: it may wait for a slow card."""
+"""Seconds that this box's own listener may take to answer: it may wait for a slow card."""
 START: Final = "start the gateway (sudo systemctl start sluice) and check again"
 _CLIENT_ID: Final = "sluice-check"
 _UNSPECIFIED: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a listener for all is met
 _REFUSED: Final = {
-    3: "it lets nobody in just now, for readings cannot be stored, or there are too many connections; sluice status "
-    "says which",
+    3: "it lets nobody in just now, because readings cannot be stored, or there are too many connections; sluice "
+    "status says which",
     4: "it does not know the credential that it gave for this: is it of another version? Restart it",
     5: "it does not know the credential that it gave for this: is it of another version? Restart it",
 }
-"""CONNACK's return codes (section 3.2.2.3) of the gateway's own listener, in words."""
+"""Meaning of CONNACK's return codes (section 3.2.2.3) from the gateway's own listener."""
 
 
 class Door(NamedTuple):
@@ -50,11 +50,11 @@ class Door(NamedTuple):
 
 
 class DoorError(Exception):
-    """Nobody gets in there: the message says why and what to do."""
+    """Nobody gets in at a port. The message says why and what to do."""
 
 
 def doors(listener: ListenerSettings) -> list[Door]:
-    """The ports of the listener, as they are met on this box."""
+    """Ports of the listener, with the address by which this box reaches them."""
     host = _UNSPECIFIED.get(listener.host, listener.host)
     found = [Door("mqtt_listener.port", host, listener.port, is_tls=False)] if listener.port else []
     if listener.tls is not None:
@@ -63,22 +63,22 @@ def doors(listener: ListenerSettings) -> list[Door]:
 
 
 def wants_certificate(listener: ListenerSettings, door: Door) -> bool:
-    """Whether only clients with a certificate are let in there, which this box has none of."""
+    """Tell whether a port lets in only clients with a certificate, which this box does not have."""
     return door.is_tls and listener.tls is not None and listener.tls.client_ca is not None
 
 
 def ask(settings: Settings, command: str, **arguments: object) -> object:
-    """Ask the gateway that runs. Raises ControlError."""
+    """Ask the running gateway. Raises ControlError."""
     return control.call(control.socket_path(settings.buffer.path), command, **arguments)
 
 
 def opened(settings: Settings) -> CheckOpened:
-    """A credential for one connection. Raises ControlError."""
+    """Get a credential for one connection from the running gateway. Raises ControlError."""
     return msgspec.convert(ask(settings, "check-open"), CheckOpened)
 
 
 def check_listener(settings: Settings) -> Iterator[Finding]:
-    """Connect as a sensor does, to each port: the gateway that runs gives a credential for that."""
+    """Connect to each port as a sensor does, with a credential from the running gateway."""
     listener = settings.mqtt_listener
     if listener is None:
         return
@@ -101,8 +101,8 @@ def check_listener(settings: Settings) -> Iterator[Finding]:
         except CertificateWantedError:
             yield well(
                 subject,
-                "TLS answers, and demands a certificate of the client (mqtt_listener.tls.client_ca), which this check "
-                "has none of",
+                "TLS answers, and asks the client for a certificate (mqtt_listener.tls.client_ca), which this check "
+                "does not have",
             )
         else:
             yield well(
@@ -113,17 +113,17 @@ def check_listener(settings: Settings) -> Iterator[Finding]:
 
 def _not_asked(error: control.ControlError) -> str:
     if isinstance(error, control.RequestRefusedError):
-        return f"the gateway that runs gives no credential for this ({error}); restart it after an upgrade"
+        return f"the running gateway gives no credential for this ({error}); restart it after an upgrade"
     return str(error)
 
 
 class CertificateWantedError(Exception):
-    """The listener wants a certificate of the client."""
+    """The listener wants a certificate from the client."""
 
 
 @contextmanager
 def entered(door: Door, listener: ListenerSettings, credential: CheckOpened) -> Iterator[Conversation]:
-    """A connection that was let in, to publish on. Raises DoorError, CertificateWantedError."""
+    """Log in, and give the connection to publish on. Raises DoorError, CertificateWantedError."""
     with ExitStack() as until_end:
         link = until_end.enter_context(_connected(door, listener))
         try:
@@ -132,9 +132,9 @@ def entered(door: Door, listener: ListenerSettings, credential: CheckOpened) -> 
             code = conversation.connect(name, credential.user, credential.secret.encode())
         except NoAnswerError as error:
             if wants_certificate(listener, door):
-                # TLS 1.3 says so behind its handshake.
+                # TLS 1.3 refuses a missing certificate only after the handshake.
                 raise CertificateWantedError from error
-            raise DoorError(f"{error}; is it this gateway's port? Its log says why it turns somebody away") from error
+            raise DoorError(f"{error}; is it this gateway's port? Its log says why it turns a client away") from error
         if code:
             raise DoorError(f"refused (CONNACK {code}): {_REFUSED.get(code, 'its log says why')}")
         yield conversation
@@ -145,12 +145,12 @@ def _connected(door: Door, listener: ListenerSettings) -> socket.socket:
         link = socket.create_connection((door.host, door.port), ANSWER_S)
     except OSError as error:
         raise DoorError(
-            f"nobody gets there ({error.strerror or error}), although the gateway runs: was {door.setting} changed "
-            "since? Restart it; its log says what it listens on"
+            f"it cannot be reached ({error.strerror or error}), although the gateway runs: if {door.setting} was "
+            "changed since, restart the gateway; its log says where it listens"
         ) from error
     if not door.is_tls:
         return link
-    # Whether its certificate is right for sensors is looked at in its file: this box need not trust it.
+    # The file of the certificate is checked elsewhere. This box itself need not trust it.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -160,14 +160,14 @@ def _connected(door: Door, listener: ListenerSettings) -> socket.socket:
         link.close()
         if wants_certificate(listener, door):
             raise CertificateWantedError from error
-        raise DoorError(f"TLS fails ({tls_reason(error)}): see what is said of the certificate") from error
+        raise DoorError(f"TLS fails ({tls_reason(error)}): see the findings about the certificate") from error
 
 
 # -- the site's broker ----------------------------------------------------------------------------
 
 
 def check_brokers(settings: Settings) -> Iterator[Finding]:
-    """Connect to each broker of the site, as another client than the gateway, whose session stays as it is."""
+    """Connect to each broker of the site. The client has a name of its own, so the gateway's session stays."""
     for broker in settings.mqtt_brokers:
         yield asyncio.run(_broker(settings, broker))
 
@@ -183,7 +183,7 @@ async def _broker(settings: Settings, broker: BrokerSettings) -> Finding:
         password = password_of(broker)
         link = await open_link(broker, dates if broker.tls is not None and dates() is not None else None, resolver)
         with conversing(link, broker.connect_timeout_s) as conversation:
-            # Another name than the gateway's own, or that one's connection would be ended.
+            # With the gateway's own client identifier, the broker would end the gateway's connection.
             code = conversation.connect(
                 f"{_CLIENT_ID}-{secrets.token_hex(4)}", broker.user, None if password is None else password.encode()
             )
@@ -192,16 +192,16 @@ async def _broker(settings: Settings, broker: BrokerSettings) -> Finding:
     except NoAnswerError as error:
         return wrong(
             subject,
-            f"is reached, and {error}; check that port is the broker's port for MQTT, without TLS where there is no "
-            "[mqtt_brokers.tls]",
+            f"is reached, but {error}; check that port is the broker's port for MQTT, and that [mqtt_brokers.tls] is "
+            "there only if that port has TLS",
         )
     finally:
         resolver.shutdown(wait=False, cancel_futures=True)
     if code == 2:
         return remark(
             subject,
-            "answers, and does not take this check's client identifier: whether it takes the gateway's own, the log "
-            "and sluice status say",
+            "answers, but refuses this check's client identifier; sluice status says whether it takes the gateway's "
+            "own",
         )
     if code:
         return wrong(subject, f"refuses the connection: {REFUSALS.get(code, f'return code {code}')}")

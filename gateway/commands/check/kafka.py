@@ -1,4 +1,4 @@
-"""`sluice check`, as far as it is about Kafka: does it answer, can its brokers be reached, are its topics safe?"""
+"""Checks Kafka: whether it answers, whether its brokers can be reached, and whether its topics keep readings safely."""
 
 import asyncio
 import random
@@ -36,19 +36,19 @@ from gateway.settings import KafkaSettings, Settings
 from gateway.tls.dates import Dates, true_time
 
 BROKERS_DIALLED_MAX = 12
-"""In a larger cluster so many are tried: each that cannot be reached costs up to `kafka.connect_timeout_s`."""
+"""Most brokers that are dialled. An unreachable broker costs up to `kafka.connect_timeout_s`."""
 ABSENT, UNWRITTEN = "does not exist", "is not written to"
-"""How it is said of a topic that nothing goes to it."""
+"""Beginnings of findings about a topic that gets no records."""
 _FILES = frozenset({"kafka.tls.ca", "kafka.tls.certificate", "kafka.tls.key", "kafka.sasl.password_file"})
-"""Settings of files that `check_machine` looks into."""
+"""Settings that name files, which `check_machine` checks."""
 _VARIABLE = re.compile(r"\{[a-z][a-z0-9_]*\}")
 _ANY = "[A-Za-z0-9._-]"
 _TOPIC = "{topic}"
-"""In `kafka.backlog_topic`: the topic whose backlog it is."""
+"""Variable of `kafka.backlog_topic`, for the topic whose backlog it names."""
 
 
 async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
-    """Look at Kafka and at the topics whose names are known; with `create`, make the missing ones.
+    """Check Kafka and the topics whose names are known. `create` makes the topics that are missing.
 
     The first finding is about Kafka as a whole.
     """
@@ -60,12 +60,12 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
         return [Finding(subject, ok=False, words=_unusable(str(error)))]
     try:
         async with connected(link, settings) as admin:
-            # Before anything is asked: a broker that is not reached now is asked last.
+            # Dial before anything is asked, so that a broker that cannot be reached is asked last.
             tried, unreached = await _dial(admin, link, kafka)
             others = await _silent([each for each in kafka.bootstrap if each not in unreached], settings, dates)
             about = [*unreached.values(), *others]
             if unreached and len(unreached) == tried:
-                words = "answers, but this box reaches none of its brokers: nothing can be sent, nor topics looked at"
+                words = "answers, but this box reaches none of its brokers: nothing can be sent, and no topic checked"
                 return [Finding(subject, ok=False, words=words), *about]
             cluster, findings = await _look_at_topics(admin, link, settings, create=create)
     except (KafkaError, OSError, TimeoutError) as error:
@@ -75,16 +75,16 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
 
 
 def certificate_dates(settings: Settings) -> Dates:
-    """What the gateway would judge certificates by now."""
+    """Date by which the gateway would now judge certificates."""
     clock = read_wall_clock(settings.gateway)
     floor_us = known_floor(settings.buffer.path).us
     return lambda: true_time((clock.at(boottime_us()), clock.error_us), floor_us, time.time_ns() // 1000)
 
 
 def known_floor(buffer: Path) -> ClockFloor:
-    """What the gateway that runs has kept of it.
+    """Read the clock floor that a running gateway has stored in its buffer.
 
-    Beside none its buffer is not opened: that would leave files of SQLite's there.
+    If no gateway runs, the buffer is not opened: that would leave SQLite's files beside it.
     """
     floor = ClockFloor()
     if is_running(buffer):
@@ -94,14 +94,14 @@ def known_floor(buffer: Path) -> ClockFloor:
 
 
 def _unusable(trouble: str) -> str:
-    """What a file that cannot be used means here: `check_machine` has said what is wrong with it and what to do."""
+    """Say that Kafka was not tried. If a file is the cause, `check_machine` has said what is wrong with the file."""
     setting = trouble.partition(" ")[0].rstrip(":")
     return f"not tried: {setting} cannot be used, see above" if setting in _FILES else trouble
 
 
 @asynccontextmanager
 async def connected(link: KafkaLink, settings: Settings) -> AsyncIterator[AIOKafkaAdminClient]:
-    """A client that one of `kafka.bootstrap` has answered. Raises KafkaError, OSError, TimeoutError."""
+    """Connect a client to one address of `kafka.bootstrap`. Raises KafkaError, OSError, TimeoutError."""
     timeout_s = settings.kafka.request_timeout_s
     with link.entered():
         admin = AIOKafkaAdminClient(
@@ -119,9 +119,8 @@ async def connected(link: KafkaLink, settings: Settings) -> AsyncIterator[AIOKaf
 async def _dial(admin: AIOKafkaAdminClient, link: KafkaLink, kafka: KafkaSettings) -> tuple[int, dict[str, Finding]]:
     """Connect to the brokers at the addresses that they advertise.
 
-    How many were tried, and by address what is to be said of each that is not reached.
-
-    A broker of `kafka.bootstrap` that answers is not enough: readings go to the leader of their partition.
+    Returns how many were tried, and by address a finding for each broker that was not reached. An answer from an
+    address of `kafka.bootstrap` is not enough, because readings go to the leader of their partition.
     """
     client = admin._client  # noqa: SLF001 - aiokafka is pinned, and tests come by here
     brokers = sorted(client.cluster.brokers(), key=lambda broker: int(broker.nodeId))
@@ -130,14 +129,14 @@ async def _dial(admin: AIOKafkaAdminClient, link: KafkaLink, kafka: KafkaSetting
     failed = []
     for broker in brokers:
         try:
-            # The link has a bound of its own for connecting: this one is for what it may not see.
+            # The link bounds connecting by itself. This time-out bounds whatever else may hang.
             async with asyncio.timeout(kafka.request_timeout_s):
                 reached = await client.ready(broker.nodeId)
         except TimeoutError:
             reached = False
         if not reached:
             failed.append(broker)
-    # Where none is reached, what that means is said of all of them.
+    # If no broker is reached, the caller says once what that means.
     means = ", and readings whose partition it leads wait on this box" if len(failed) < len(brokers) else ""
     unreached = {}
     for broker in failed:
@@ -150,11 +149,11 @@ async def _dial(admin: AIOKafkaAdminClient, link: KafkaLink, kafka: KafkaSetting
 
 
 async def _silent(addresses: Sequence[str], settings: Settings, dates: Dates) -> list[Finding]:
-    """Those of `kafka.bootstrap` that lead to no broker, where another one does: tried side by side.
+    """Warn of addresses of `kafka.bootstrap` that lead to no broker, although another address does.
 
-    One that is dead goes unseen until it is the only one that is left.
+    Nobody would notice a dead address before it is the only one left. All are tried at the same time.
     """
-    # One alone is the one that has answered.
+    # A single address is the one that has answered.
     if len(settings.kafka.bootstrap) == 1:
         return []
     found = await asyncio.gather(*(_is_silent(address, settings, dates) for address in addresses))
@@ -168,12 +167,12 @@ async def _is_silent(address: str, settings: Settings, dates: Dates) -> Finding 
         async with connected(link, structs.replace(settings, kafka=kafka)):
             return None
     except (KafkaError, OSError, TimeoutError) as error:
-        words = f"only other addresses of it lead to Kafka; {address} {_trouble(link, kafka, error)}"
+        words = f"only its other addresses lead to Kafka; {address} {_trouble(link, kafka, error)}"
         return remark("kafka.bootstrap", words)
 
 
 def _trouble(link: KafkaLink, kafka: KafkaSettings, error: Exception) -> str:
-    """Why no broker answers: for each address that was tried, what is wrong and what to do."""
+    """Say for each address that was tried why no broker answers, and what to do."""
     faults = [fault for address, fault in link.faults.items() if address in kafka.bootstrap]
     if not faults:
         told = str(error) or type(error).__name__
@@ -189,7 +188,7 @@ def _cannot(*, is_reached: bool) -> str:
 async def _look_at_topics(
     admin: AIOKafkaAdminClient, link: KafkaLink, settings: Settings, *, create: bool
 ) -> tuple[Cluster, list[Finding]]:
-    """The cluster, and what is to be said of the topics. Raises KafkaError, TimeoutError where it cannot be asked."""
+    """Read the cluster, and check the topics. Raises KafkaError, TimeoutError if the cluster does not answer."""
     kafka = settings.kafka
     created: dict[str, TopicVerdict] = {}
     async with asyncio.timeout(kafka.request_timeout_s):
@@ -203,7 +202,7 @@ async def _look_at_topics(
             verdicts = await inspect_topics(admin, sorted(topics), kafka)
     except (KafkaError, TimeoutError) as error:
         told = link.fault or str(error) or type(error).__name__
-        words = f"cannot be {'made' if create else 'looked at'} just now ({told}): are all brokers well? Try again"
+        words = f"cannot be {'made' if create else 'checked'} just now ({told}): are all brokers well? Try again"
         return cluster, [Finding("Kafka's topics", ok=False, words=words)]
     findings = [found for each in verdicts for found in _findings(each, created.get(each.topic), kafka)]
     return cluster, findings + _routes_without_topics(settings, topics) + _topics_of_devices(settings)
@@ -212,25 +211,25 @@ async def _look_at_topics(
 def _cluster_words(cluster: Cluster) -> str:
     count = len(cluster.brokers)
     if count == 1:
-        return "its cluster is one broker, whose disk alone has what it acknowledges"
+        return "its cluster is one broker, so acknowledged records are on one disk only"
     up = len(cluster.addresses)
     return f"its cluster has {count} brokers, {'all' if up == count else up} of them up"
 
 
 def _absent(cluster: Cluster) -> list[Finding]:
-    """Brokers that have replicas and are down, or gone: what that does to a topic is said there."""
+    """Warn of brokers that have replicas and are down. What that means for a topic is in the topic's finding."""
     absent = sorted(cluster.brokers.difference(cluster.addresses))
     if not absent:
         return []
     words = (
-        f"down: {', '.join(map(str, absent))}; there are replicas on them. Start them, or, where they are gone for "
-        "good, give these replicas to others (kafka-reassign-partitions.sh)"
+        f"down: {', '.join(map(str, absent))}; there are replicas on them. Start them, or, if they are gone for good, "
+        "move their replicas to other brokers (kafka-reassign-partitions.sh)"
     )
     return [remark("Kafka's brokers", words)]
 
 
 def _with_admin_words(findings: list[Finding]) -> list[Finding]:
-    """The same, where the first that tells a command says who runs it: once for all of them."""
+    """Add to the first finding with a command who has to run such commands."""
     first = next((finding for finding in findings if ADMIN_CONFIG in finding.words), None)
     if first is None:
         return findings
@@ -239,7 +238,7 @@ def _with_admin_words(findings: list[Finding]) -> list[Finding]:
 
 
 def _routes_without_topics(settings: Settings, topics: set[str]) -> list[Finding]:
-    """Routes whose topics depend on what sensors publish, and none exists yet: the first reading would go aside."""
+    """Report routes with variables whose topics do not exist yet: their first reading would be quarantined."""
     if settings.kafka.create_topics:
         return []
     findings = []
@@ -247,31 +246,31 @@ def _routes_without_topics(settings: Settings, topics: set[str]) -> list[Finding
         first, *rest = _VARIABLE.split(route.kafka)
         if rest and (first or rest[-1]) and not any(_pattern(first, rest).fullmatch(topic) for topic in topics):
             words = (
-                "no such topic exists, and what is published for one goes to the quarantine; create the topics that "
-                "your sensors need, with message.timestamp.type=LogAppendTime, or set kafka.create_topics = true"
+                "no such topic exists, so readings for such a topic go to the quarantine; create the topics that your "
+                "sensors need, with message.timestamp.type=LogAppendTime, or set kafka.create_topics = true"
             )
             findings.append(Finding(f"route to {route.kafka}", ok=False, words=words))
     return findings
 
 
 def _topics_of_devices(settings: Settings) -> list[Finding]:
-    """Routes that make a topic of each device: the gateway makes so many, and not for all devices of a large site."""
+    """Warn of routes that make a topic for each device: the gateway may not make enough for a large site."""
     if not settings.kafka.create_topics:
         return []
     words = (
-        "it makes a topic of each device; the gateway makes no more than kafka.topics_created_max = "
-        f"{settings.kafka.topics_created_max:,} in all: raise that where there are more devices, or take {{device}} "
-        "out of the route, for it is the key of each record anyway"
+        "it makes a topic for each device; the gateway makes no more than kafka.topics_created_max = "
+        f"{settings.kafka.topics_created_max:,} in all: raise that setting if there are more devices, or take "
+        "{device} out of the route: the key of each record has the device anyway"
     )
     return [remark(f"route to {route.kafka}", words) for route in settings.routes if "{device}" in route.kafka]
 
 
 def wanted_topics(settings: Settings, existing: set[str]) -> set[str]:
-    """Topics that this gateway is known to write to.
+    """Names of the topics that this gateway is known to write to.
 
-    Its own, those of routes without variables, and of the rest those that exist; and those of their backlogs, where
-    `kafka.backlog_topic` separates them. The gateway's own have none. A template that neither begins nor
-    ends with text says too little: it names no topics here, for it would take in those of others.
+    These are its own topics, topics of routes without variables, and existing topics that other routes could make.
+    With `kafka.backlog_topic`, the backlogs of readings' topics are added. A template that neither begins nor ends with
+    text adds nothing, because it would match topics of others.
     """
     kafka = settings.kafka
     streams = set() if settings.fallback_topic is None else {settings.fallback_topic}
@@ -283,7 +282,7 @@ def wanted_topics(settings: Settings, existing: set[str]) -> set[str]:
         elif first or rest[-1]:
             pattern = _pattern(first, rest)
             made = {name for name in existing if pattern.fullmatch(name) and not name.startswith(INTERNAL_PREFIX)}
-            # `device-{stream}` makes the name of its own backlog too, which has no backlog again.
+            # `device-{stream}` also matches the names of its own backlogs. A backlog has no backlog of its own.
             backlogs |= {name for name in made if pattern.fullmatch(_stream_of(name, kafka.backlog_topic))}
             streams |= made - backlogs
     if kafka.backlog_topic is not None:
@@ -292,7 +291,7 @@ def wanted_topics(settings: Settings, existing: set[str]) -> set[str]:
 
 
 def _stream_of(name: str, backlog_topic: str | None) -> str:
-    """The topic whose backlog a name is by its shape; empty where it is none."""
+    """Topic whose backlog a name is, by the name's shape; empty if the name is no backlog's."""
     if backlog_topic is None:
         return ""
     before, _, after = backlog_topic.partition(_TOPIC)
@@ -301,10 +300,10 @@ def _stream_of(name: str, backlog_topic: str | None) -> str:
 
 
 def _pattern(first: str, rest: list[str]) -> re.Pattern[str]:
-    """What a template can make: its static parts, with something in each place where a variable stands.
+    """Pattern of the names that a template can make: its fixed parts, with some text for each variable.
 
-    Each inner part is taken where it comes first and not tried elsewhere (atomic groups): nothing is missed so, as all
-    variables take the same characters, and no name in the cluster makes the match slow.
+    Each inner part matches where it first occurs, and nowhere else (atomic groups). So no name in the cluster makes the
+    match slow. No match is missed, because all variables take the same characters.
     """
     *inner, last = rest
     middle = "".join(f"(?>{_ANY}+?{re.escape(part)})" for part in inner)
@@ -312,7 +311,7 @@ def _pattern(first: str, rest: list[str]) -> re.Pattern[str]:
 
 
 def _findings(verdict: TopicVerdict, created: TopicVerdict | None, kafka: KafkaSettings) -> list[Finding]:
-    """What is to be said of a topic; `created` is the verdict of the attempt to make it, where there was one."""
+    """Findings about a topic. `created` is the verdict of the attempt to make it, if there was one."""
     subject = f"topic {verdict.topic}"
     if created is not None and not created.usable and not verdict.usable:
         verdict = created
@@ -324,9 +323,9 @@ def _findings(verdict: TopicVerdict, created: TopicVerdict | None, kafka: KafkaS
     if verdict.waits:
         return [Finding(subject, ok=False, words=f"{UNWRITTEN} just now: {verdict.reason}; {verdict.hint}")]
     if not verdict.usable:
-        words = f"{UNWRITTEN}, and what comes for it goes to the quarantine: {verdict.reason}; {verdict.hint}"
+        words = f"{UNWRITTEN}, so its readings go to the quarantine: {verdict.reason}; {verdict.hint}"
         return [Finding(subject, ok=False, words=words)]
-    # One that no right lets this gateway see may have been there all the time.
+    # A topic that this gateway may not see could have existed before.
     is_new = created is not None and created.made
     findings = [well(subject, "created, with LogAppendTime")] if is_new else []
     findings += [

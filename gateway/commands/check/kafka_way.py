@@ -1,4 +1,4 @@
-"""`sluice check`, the way to Kafka: names, connections, TLS and log-in of each address of `kafka.bootstrap`."""
+"""Checks the way to Kafka: name, connection, TLS and log-in of each address of `kafka.bootstrap`."""
 
 import asyncio
 import socket
@@ -24,20 +24,20 @@ from gateway.tls.certificates import SOON, validity
 ADDRESSES_TOLD_MAX = 6
 _LINKS = ("dns", "tcp", "tls", "sasl")
 _LINK_OF = {"name": "dns", "connect": "tcp", "tls": "tls", "login": "sasl"}
-"""Which link a stage of a connection is of; what comes behind is Kafka's own."""
+"""Link of each stage of a connection. A later stage is of the link `kafka`."""
 _SUBJECTS = {"dns": "name", "tcp": "connection to", "tls": "TLS with", "sasl": "log-in at"}
 _NAMES = {"dns": "names", "tcp": "connections", "tls": "TLS", "sasl": "log-in"}
 
 
 @dataclass(slots=True)
 class Way:
-    """What was found of the ways to Kafka."""
+    """Findings about the ways to Kafka, and the addresses that work."""
 
     findings: list[Finding]
     answering: tuple[str, ...] = ()
-    """Of `kafka.bootstrap`, those that lead to a broker that lets this gateway in."""
+    """Addresses of `kafka.bootstrap` that lead to a broker that lets this gateway in."""
     why_not: str = ""
-    """Where there is none: what is to be mended first."""
+    """Reason why no address works; empty if one does."""
 
 
 @dataclass(slots=True)
@@ -47,15 +47,15 @@ class _Tried:
     address: str
     host: str
     found: dict[str, Finding] = field(default_factory=dict)
-    """By link, as far as it came."""
+    """Findings by link, for the links that were tried."""
     fault: Fault | None = None
     because: str = ""
-    """Why it was not tried any further, where that is no fault of the way."""
+    """Reason why the address was not tried further, if the way has no fault."""
     is_let_in: bool = False
 
 
 async def check_way(settings: Settings) -> Way:
-    """Try each address of `kafka.bootstrap`, side by side, as far as each leads."""
+    """Try all addresses of `kafka.bootstrap` at the same time, each as far as it leads."""
     kafka = settings.kafka
     tried = await asyncio.gather(*(_try(settings, address) for address in kafka.bootstrap))
     findings = [finding for link in _LINKS for finding in _of_link(link, tried, kafka)]
@@ -72,7 +72,7 @@ async def check_way(settings: Settings) -> Way:
 
 
 def _of_link(link: str, tried: Sequence[_Tried], kafka: KafkaSettings) -> list[Finding]:
-    """What is to be said of one link: a failure is one only where no other address leads on."""
+    """Findings about one link. An address that fails is only a warning if another address leads on."""
     if link == "tls" and kafka.tls is None:
         return [structs.replace(_without_tls(kafka), link=link)]
     if link == "sasl" and kafka.sasl is None:
@@ -89,12 +89,12 @@ def _of_link(link: str, tried: Sequence[_Tried], kafka: KafkaSettings) -> list[F
     if not findings:
         before = max((each for each in tried if each.fault is not None), key=lambda each: len(each.found))
         findings.append(skipped(_NAMES[link], before.because or _before(before)))
-    # One name with several ports is looked up once.
+    # A name with several ports gets one finding.
     return [structs.replace(finding, link=link) for finding in dict.fromkeys(findings)]
 
 
 def _before(tried: _Tried) -> str:
-    """What fails of an address, in words; where it is none of these links, that is said behind them."""
+    """Say what fails of an address. A failure of Kafka itself is shown further below."""
     failed = next((finding.subject for finding in tried.found.values() if not finding.ok), None)
     return f"Kafka at {tried.address} fails, see below" if failed is None else f"{failed} fails, see above"
 
@@ -106,8 +106,8 @@ def _without_tls(kafka: KafkaSettings) -> Finding:
         )
     return remark(
         "TLS",
-        "none: everybody on the way to Kafka may read the readings, and change them; add [kafka.tls], and the brokers' "
-        "port for it, unless that way is yours alone",
+        "none: everybody on the way to Kafka can read and change the readings; add [kafka.tls] and the brokers' port "
+        "for TLS, unless that way is yours alone",
     )
 
 
@@ -148,7 +148,7 @@ async def _look_up(tried: _Tried, port: int, kafka: KafkaSettings) -> list[Addre
 
 
 async def _connect(tried: _Tried, port: int, found: Sequence[Address], kafka: KafkaSettings) -> bool:
-    """Try each of the addresses; whether any takes a connection."""
+    """Try to connect to each address. Tell whether one takes the connection."""
     subject = f"{_SUBJECTS['tcp']} {tried.address}"
     some = found[:ADDRESSES_MAX]
     outcomes = await asyncio.gather(*(_dial(address, kafka.connect_timeout_s) for address in some))
@@ -167,7 +167,7 @@ async def _connect(tried: _Tried, port: int, found: Sequence[Address], kafka: Ka
         dead = ", ".join(str(address[3][0]) for address, _ in bad)
         fault = reach_words(bad[0][1], tried.host, port, kafka, stage="connect")
         tried.found["tcp"] = remark(
-            subject, f"{words}; but not to {dead}, to which {tried.host} leads too: {_told(fault)}"
+            subject, f"{words}; but {tried.host} also leads to {dead}, which takes no connection: {_told(fault)}"
         )
     else:
         tried.found["tcp"] = well(subject, words)
@@ -175,7 +175,7 @@ async def _connect(tried: _Tried, port: int, found: Sequence[Address], kafka: Ka
 
 
 async def _dial(address: Address, timeout_s: float) -> str | Exception:
-    """How long a connection took; or why there is none."""
+    """Connect, and return how long that took, or the error."""
     family, kind, protocol, where = address
     begun_s = time.monotonic()
     try:
@@ -189,12 +189,12 @@ async def _dial(address: Address, timeout_s: float) -> str | Exception:
 
 
 async def _open(tried: _Tried, settings: Settings) -> None:
-    """TLS, log-in, and a first answer, as the gateway does it."""
+    """Do TLS, log-in and a first request as the gateway does."""
     kafka = structs.replace(settings.kafka, bootstrap=(tried.address,))
     try:
         link = KafkaLink(kafka, certificate_dates(settings))
     except KafkaFileError as error:
-        # What is wrong with the file was said by the look at this box.
+        # `check_machine` has reported what is wrong with the file.
         setting = str(error).partition(" ")[0].rstrip(":")
         tried.because = f"{setting} cannot be used, see there"
         tried.fault = Fault(tried.because, "", stage="login" if "sasl" in setting else "tls")
@@ -224,7 +224,7 @@ def _note_opened(tried: _Tried, kafka: KafkaSettings, tls: ssl.SSLObject | None,
 
 
 def _note_fault(tried: _Tried, kafka: KafkaSettings, fault: Fault) -> None:
-    """Where it ended; what comes before that went well."""
+    """Note the stage that failed, and that TLS before it succeeded."""
     link = _LINK_OF.get(fault.stage)
     if link in {None, "sasl"} and kafka.tls is not None:
         tried.found["tls"] = well(f"{_SUBJECTS['tls']} {tried.address}", "agreed on, and the certificate accepted")
@@ -242,12 +242,12 @@ def _tls_finding(subject: str, tls: ssl.SSLObject) -> Finding:
         return well(subject, f"{version}{signed.rstrip(',')}")
     words = f"{version}; the certificate{signed} is valid until {end:%Y-%m-%d}"
     if end - datetime.now(UTC) <= SOON:
-        return remark(subject, f"{words}: see that it is renewed at the broker before that")
+        return remark(subject, f"{words}: renew it at the broker before then")
     return well(subject, words)
 
 
 def _common_name(name: object) -> str:
-    """Of a name as `getpeercert` tells it: its common name, or the organisation's."""
+    """Common name, or else the organisation, in a name as `getpeercert` gives it."""
     parts = {str(key): str(value) for part in name or () for key, value in part}  # type: ignore[attr-defined]
     return parts.get("commonName") or parts.get("organizationName", "")
 

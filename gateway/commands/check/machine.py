@@ -1,6 +1,6 @@
-"""What `sluice check` looks at on this box: the buffer's place, ports, certificates, passwords, serial lines.
+"""Checks what the settings name on this box: the buffer's place, ports, certificates, passwords, serial lines.
 
-It works without a network and changes nothing. No serial port is opened for it, which would reset an Arduino.
+It works without a network and changes nothing. It opens no serial port, because that would reset an Arduino.
 """
 
 import math
@@ -58,25 +58,25 @@ from gateway.uplink.quota import DAY_S, UplinkBudget
 
 NAMES_TOLD_MAX: Final = 12
 HEARTBEAT_BYTES: Final = 1_000
-"""What a heartbeat of an idle gateway takes on the wire, both ways, with what goes beside it."""
+"""Bytes on the wire, both ways, for one heartbeat of an idle gateway."""
 HEARTBEATS_SHARE_MAX: Final = 1 / 2
-"""Of what a metered link may carry: with more, readings have less of it than heartbeats."""
+"""Share of a metered link above which heartbeats raise a warning: readings would then get less than heartbeats."""
 TYPICAL_BYTES: Final = 100
-"""A reading, for what is said of how long they are kept."""
+"""Bytes of a reading, to estimate how long readings are kept."""
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _PER_S = "kafka.bytes_per_s_max"
 
 
 def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
-    """Look at all that the settings name on this box; `config` is where they stand. Each finding as it is made."""
+    """Check all that the settings name on this box. `config` is their file. Give each finding as soon as it is made."""
     for link, findings in _by_link(settings, config):
         for finding in findings:
-            # Some know it better.
+            # A check may have set another link itself.
             yield finding if finding.link else structs.replace(finding, link=link)
 
 
 def _by_link(settings: Settings, config: Path) -> Iterator[tuple[str, Iterable[Finding]]]:
-    """What is looked at, with the link of the chain that it is of, in the order of the chain."""
+    """Checks with the link that they belong to, in the order of the chain."""
     yield "configuration", _config_file(settings, config)
     if settings.status_page is not None:
         yield "configuration", check_page(settings.status_page, settings.buffer.path)
@@ -101,13 +101,13 @@ def _by_link(settings: Settings, config: Path) -> Iterator[tuple[str, Iterable[F
 def _dates_unknown(today: "_Today") -> Finding:
     return remark(
         "certificates",
-        f"until this box's clock is synced, those that ended before {today.passed:%Y-%m-%d}, which has passed, are "
-        "refused, and the dates of others are let pass",
+        f"until this box's clock is synced, only certificates that ended before {today.passed:%Y-%m-%d} are refused, "
+        "and the dates of others are not checked",
     )
 
 
 def _verifies(settings: Settings) -> bool:
-    """Whether this gateway looks at others' certificates."""
+    """Tell whether this gateway checks the certificates of others."""
     listener = settings.mqtt_listener
     return (
         settings.kafka.tls is not None
@@ -122,7 +122,7 @@ def _verifies(settings: Settings) -> bool:
 def _config_file(settings: Settings, config: Path) -> Iterator[Finding]:
     is_readable = os.access(config, os.R_OK)
     if not is_readable:
-        # Root read them, and looks on as the user that the gateway runs as.
+        # Root has read the settings, and now checks as the user that the gateway runs as.
         yield wrong("settings", _not_readable(config))
     else:
         yield well("settings", f"{config} can be used; this is {settings.gateway.namespace}/{settings.gateway.id}")
@@ -133,20 +133,20 @@ def _config_file(settings: Settings, config: Path) -> Iterator[Finding]:
         if broker.password is not None and is_readable and others_may_read(config):
             yield remark(
                 f"mqtt_brokers[{index}].password",
-                f"everybody on this box may read it; write it into a file of its own (password_file), or "
-                f"take the right from others: chmod o-r {config}",
+                f"everybody on this box may read it; write it into a file of its own (password_file), or take the "
+                f"right from others: chmod o-r {config}",
             )
 
 
 def _changed(settings: Settings) -> Iterator[Finding]:
-    """Whether the gateway that runs goes by others."""
+    """Warn if the running gateway was started with other settings."""
     running = running_settings(control.state_of(settings.buffer.path))
     if running is not None and running.digest != digest(settings):
         yield remark("settings", changed_words(running, settings))
 
 
 def _buffer(settings: BufferSettings) -> Finding:
-    """Whether the buffer file can be made or written where the settings want it, and has the room that they want."""
+    """Check that the buffer file can be made or written, and has the room that the settings want."""
     path, subject = settings.path, "buffer.path"
     folder = path.parent
     try:
@@ -163,15 +163,15 @@ def _buffer(settings: BufferSettings) -> Finding:
             return remark(
                 subject,
                 f"{path} is no SQLite file, or damaged; sluice run sets it aside, salvages what can be read, and goes "
-                "on with a new one. Where it is another program's, write another path",
+                "on with a new file. If it belongs to another program, write another path",
             )
         return _room(settings)
     except OSError as error:
-        return wrong(subject, f"{path} cannot be looked at: {error.strerror}; check it, or write another path")
+        return wrong(subject, f"{path} cannot be read: {error.strerror}; correct that, or write another path")
 
 
 def _file_mistake(path: Path) -> str | None:
-    """What keeps a file that is there from being the buffer."""
+    """Reason why the files that are there cannot be the buffer; None if they can."""
     if path.is_dir():
         return f"{path} is a directory; name a file in it, such as {path / 'buffer.db'}"
     for name in ("", "-wal", "-shm", ".lock"):
@@ -196,22 +196,22 @@ def _version_mistake(path: Path) -> str | None:
             f"{path} was written by a newer Sluice (schema {version}, this one knows {len(MIGRATIONS)}); "
             "use that version, or write another path"
         )
-    # With a WAL, as a buffer has one, the header is not the last word.
+    # With a WAL, which a buffer has, the header may be outdated.
     if not version and pages > 1 and not path.with_name(path.name + "-wal").exists():
-        return f"{path} is a database of some other program's; write a path of its own"
+        return f"{path} is another program's database; write a path of the gateway's own"
     return None
 
 
 def _header(path: Path) -> bytes:
-    """The header of a database: pages from byte 28, `user_version` from byte 60 (SQLite's file format, section 1.3)."""
+    """Header of a database: pages from byte 28, `user_version` from byte 60 (SQLite's file format, section 1.3)."""
     with path.open("rb") as file:
         return file.read(100)
 
 
 def _not_readable(config: Path) -> str:
     return (
-        f"{config} may not be read by {this_user()}, as whom the gateway runs: it would not start again; let that user "
-        f"read it, and into its folder (sudo chgrp {this_group()} {config}; sudo chmod 0640 {config})"
+        f"the gateway runs as {this_user()}, who may not read {config}: it would not start again; let that user read "
+        f"the file and enter its folder (sudo chgrp {this_group()} {config}; sudo chmod 0640 {config})"
     )
 
 
@@ -219,11 +219,11 @@ def _not_writable(path: Path) -> str:
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         return (
             f"{path} is on a file system that is mounted read-only: the disk or card may be dying (dmesg tells); save "
-            "what is on it, replace it or mount it anew, or write another path"
+            "what is on it, replace it or mount it again, or write another path"
         )
     return (
         f"{path} is {_owner(path)}'s, and {this_user()} may not write it; give it to the user that sluice runs as "
-        "(chown), or, where this is another one, run this as that user, or as root"
+        "(chown). If that is another user, run this check as that user, or as root"
     )
 
 
@@ -244,27 +244,27 @@ def _room(settings: BufferSettings) -> Finding:
     if free < settings.free_bytes_min:
         return wrong(
             "buffer.free_bytes_min",
-            f"{size(settings.free_bytes_min)} are to stay free on the disk of {path}, and {size(free)} are: the buffer "
-            "would be full from the start; make room on it, or lower the setting",
+            f"{size(settings.free_bytes_min)} must stay free on the disk of {path}, and only {size(free)} are: the "
+            "buffer would be full from the start; make room on the disk, or lower the setting",
         )
     most = free + used - settings.free_bytes_min
     if most < settings.bytes_max:
         return wrong(
             "buffer.bytes_max",
-            f"{size(settings.bytes_max)}, and the disk of {path} has {size(most)} for it beyond buffer.free_bytes_min "
-            f"({size(settings.free_bytes_min)}); lower it, or make room",
+            f"{size(settings.bytes_max)}, but the disk of {path} has only {size(most)} for the buffer beyond "
+            f"buffer.free_bytes_min ({size(settings.free_bytes_min)}); lower the setting, or make room",
         )
     return well("buffer.path", f"{path} can be written by {this_user()}; {size(free)} are free")
 
 
 def _fair_share(settings: BufferSettings) -> Finding:
     if settings.fair_from >= 1:
-        words = "1: one device may fill the buffer, and all others are refused then; write 0.5 where there are several"
+        words = "1: one device may fill the buffer, and then all others are refused; if you have several, write 0.5"
     else:
         words = (
-            f"while Kafka is away, a device that sends a reading of {TYPICAL_BYTES} bytes each second is kept for "
+            f"while Kafka is away, readings of a device that sends {TYPICAL_BYTES} bytes each second are kept for "
             f"{kept_days(settings, TYPICAL_BYTES):,.1f} days, whatever one other device sends (a larger "
-            "buffer.bytes_max keeps more); each further one that sends all it can leaves two thirds of that"
+            "buffer.bytes_max keeps more); each further device that sends all it can leaves two thirds of that"
         )
     return well("buffer.fair_from", words)
 
@@ -288,13 +288,13 @@ def _listener(listener: ListenerSettings, buffer: Path, today: "_Today") -> Iter
 
 @dataclass(frozen=True, slots=True)
 class _Today:
-    """What day it is."""
+    """Date by this box's clock, and how far it can be trusted."""
 
     by_clock: datetime
     is_known: bool
-    """Whether something vouches for this box's clock."""
+    """True if this box's clock is synced."""
     passed: datetime
-    """What has passed for certain."""
+    """Latest time that has surely passed."""
 
 
 def _today(clock: WallClock, buffer: Path) -> _Today:
@@ -305,7 +305,7 @@ def _today(clock: WallClock, buffer: Path) -> _Today:
 
 
 def _pair(section: str, certificate: Path, key: Path, today: _Today) -> Iterator[Finding]:
-    """A certificate that this box shows, and its key."""
+    """Check a certificate that this box shows, and its key."""
     try:
         validities = read_certificates(certificate)
     except CertificateFileError as error:
@@ -325,7 +325,7 @@ def _pair(section: str, certificate: Path, key: Path, today: _Today) -> Iterator
 
 
 def _names(subject: str, certificate: Path) -> Iterator[Finding]:
-    """Whom clients may take this box for; nothing where the file cannot be used, which was told."""
+    """List the names in a certificate. Give nothing if the file cannot be used, which `_pair` reports."""
     try:
         read_certificates(certificate)
         names = read_names(certificate)
@@ -333,18 +333,18 @@ def _names(subject: str, certificate: Path) -> Iterator[Finding]:
         return
     if names:
         told = ", ".join(names[:NAMES_TOLD_MAX]) + (", ..." if len(names) > NAMES_TOLD_MAX else "")
-        yield well(subject, f"clients may connect to {told}: the certificate is for no other name (subjectAltName)")
+        yield well(subject, f"clients may connect to {told}: the certificate has no other name (subjectAltName)")
     else:
         yield remark(
             subject,
-            f"{certificate} names no host (subjectAltName), so that clients which look for one refuse it; have it made "
-            "anew with the names and addresses that clients connect to, as in subjectAltName=DNS:barn-1.example,"
+            f"{certificate} names no host (subjectAltName), so clients that check the name refuse it; have a new one "
+            "made with the names and addresses that clients connect to, as in subjectAltName=DNS:barn-1.example,"
             "IP:192.168.1.5",
         )
 
 
 def _chain_dates(subject: str, path: Path, chain: Sequence[Validity], today: _Today) -> Finding:
-    """The first certificate is this box's and must hold; of those behind it nobody may have need."""
+    """Check the dates of a chain. The first certificate is this box's and must hold; others may not be needed."""
     now = today.by_clock
     leaf, *others = chain
     if date_trouble(leaf, now) is not None or leaf.end <= today.passed:
@@ -355,13 +355,13 @@ def _chain_dates(subject: str, path: Path, chain: Sequence[Validity], today: _To
             return remark(
                 subject,
                 f"certificate {number} of {len(chain)} in {path} {trouble}, and this box's clock says {now:%Y-%m-%d}; "
-                "whoever needs that one refuses this box: have it made anew, or take it out",
+                "clients that need that certificate refuse this box: have it renewed, or take it out",
             )
     return _dates(subject, path, min(chain, key=lambda dates: dates.end), today)
 
 
 def _authority(subject: str, path: Path, today: _Today) -> Finding:
-    """Certificates of those who sign others': one that is valid is enough."""
+    """Check certificates of authorities: one valid certificate is enough."""
     try:
         validities = read_certificates(path)
     except CertificateFileError as error:
@@ -372,8 +372,8 @@ def _authority(subject: str, path: Path, today: _Today) -> Finding:
         return remark(
             subject,
             f"{len(validities) - len(valid)} of {len(validities)} certificates in {path} have expired or are not valid "
-            f"yet, and this box's clock says {now:%Y-%m-%d}; whose certificate one of them signed is refused: take "
-            "them out, or have them renewed",
+            f"yet, and this box's clock says {now:%Y-%m-%d}; certificates that they signed are refused: take them out, "
+            "or have them renewed",
         )
     return _dates(subject, path, max(validities, key=lambda dates: dates.end), today)
 
@@ -385,17 +385,17 @@ def _dates(subject: str, path: Path, dates: Validity, today: _Today) -> Finding:
         return wrong(
             subject,
             f"{path} has expired on {end:%Y-%m-%d}: {today.passed:%Y-%m-%d} has passed, whatever this box's clock "
-            "says; have it made anew",
+            "says; have it renewed",
         )
     if not today.is_known and trouble is not None:
         return remark(
             subject,
-            f"{path} {trouble}, by a clock that says {now:%Y-%m-%d} and that nothing vouches for; look again when the "
-            "clock is synced",
+            f"{path} {trouble}, by this box's clock, which says {now:%Y-%m-%d} and is not synced; check again when it "
+            "is",
         )
     if trouble is not None:
         return wrong(
-            subject, f"{path} {trouble}, and this box's clock says {now:%Y-%m-%d}; have it made anew, or mend the clock"
+            subject, f"{path} {trouble}, and this box's clock says {now:%Y-%m-%d}; have it renewed, or set the clock"
         )
     left = end - max(now, today.passed)
     if left <= SOON:
@@ -408,7 +408,7 @@ def _days(span: timedelta) -> str:
 
 
 def _kafka(kafka: KafkaSettings, today: _Today) -> Iterator[Finding]:
-    """What `[kafka.tls]` and `[kafka.sasl]` name."""
+    """Check the files that `[kafka.tls]` and `[kafka.sasl]` name."""
     tls, sasl = kafka.tls, kafka.sasl
     if tls is not None:
         if tls.ca is not None:
@@ -420,14 +420,14 @@ def _kafka(kafka: KafkaSettings, today: _Today) -> Iterator[Finding]:
         if tls is None:
             yield remark(
                 "kafka.sasl",
-                f"{sasl.mechanism} hides the password, but without [kafka.tls] everybody on the way to Kafka may read "
-                "the readings, and change them; add [kafka.tls] and the brokers' port for it, unless that way is yours "
+                f"{sasl.mechanism} hides the password, but without [kafka.tls] everybody on the way to Kafka can read "
+                "and change the readings; add [kafka.tls] and the brokers' port for TLS, unless that way is yours "
                 "alone",
             )
 
 
 def _quota(kafka: KafkaSettings, buffer: Path, clock: WallClock) -> Iterator[Finding]:
-    """Whether a metered link is used up for today, or soon will be each day."""
+    """Warn if a metered link is used up for today, or if heartbeats take most of it."""
     bounds = [(kafka.bytes_per_day_max, "kafka.bytes_per_day_max"), (kafka.bytes_per_s_max * DAY_S, _PER_S)]
     most, setting = min((bound for bound in bounds if bound[0]), default=(0, ""))
     beats = HEARTBEAT_BYTES * DAY_S / kafka.heartbeat_interval_s
@@ -438,7 +438,7 @@ def _quota(kafka: KafkaSettings, buffer: Path, clock: WallClock) -> Iterator[Fin
             f"{size(most)}: little or nothing is left for readings; write "
             f"{math.ceil(HEARTBEAT_BYTES * DAY_S / (most * HEARTBEATS_SHARE_MAX))} or more, or raise {setting}",
         )
-    # Its file is not opened beside no gateway: that would leave files of SQLite's there.
+    # If no gateway runs, the buffer is not opened: that would leave SQLite's files beside it.
     if not kafka.bytes_per_day_max or not is_running(buffer):
         return
     with suppress(BufferFileError), open_to_read(buffer) as connection:
@@ -450,8 +450,8 @@ def _quota(kafka: KafkaSettings, buffer: Path, clock: WallClock) -> Iterator[Fin
             until = "for a day at most" if until_s is None else f"until {utc(round(until_s * 1e6))} UTC"
             yield remark(
                 "kafka.bytes_per_day_max",
-                f"{size(kafka.bytes_per_day_max)}, and that is used up: {until} readings wait on this box. Where the "
-                "link may carry more, raise it and restart the gateway",
+                f"{size(kafka.bytes_per_day_max)}, and that is used up: {until} readings wait on this box. If the link "
+                "may carry more, raise the setting and restart the gateway",
             )
 
 
@@ -464,9 +464,10 @@ def _password(subject: str, path: Path) -> Finding:
         where = "ends in" if password[-1:].isspace() else "begins with"
         return remark(
             subject,
-            f"the password in {path} {where} a space, which counts as part of it; take that out, unless it is meant",
+            f"the password in {path} {where} a space, which counts as part of it; take the space out, unless you want "
+            "it",
         )
-    return well(subject, f"{path} holds a password, and its owner alone may read it")
+    return well(subject, f"{path} holds a password, and only its owner may read it")
 
 
 def _broker(section: str, broker: BrokerSettings, today: _Today) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""What `sluice check` says over MQTT 3.1.1: CONNECT and one PUBLISH, and how long their answers take."""
+"""A small MQTT 3.1.1 client for `sluice check`: it sends CONNECT and PUBLISH, and times the answers."""
 
 import socket
 import struct
@@ -16,11 +16,14 @@ _PACKET_ID: Final = 1
 
 
 class NoAnswerError(Exception):
-    """The other side closed the connection, said nothing, or what is not MQTT; the message says which."""
+    """The other side closed the connection, said nothing, or does not speak MQTT. The message says which."""
 
 
 def connect_packet(client_id: str, user: str | None, password: bytes | None) -> bytes:
-    """CONNECT with a clean session (section 3.1), which leaves nothing behind; names are short enough for it."""
+    """Encode CONNECT with a clean session (section 3.1), which leaves nothing behind.
+
+    Strings must be shorter than 65,536 bytes each.
+    """
     flags = 0x02 | (0x80 if user is not None else 0) | (0x40 if password is not None else 0)
     rest = b"\x00\x04MQTT\x04" + struct.pack(">BH", flags, 60) + _string(client_id.encode())
     if user is not None:
@@ -41,23 +44,23 @@ def _string(value: bytes) -> bytes:
 
 
 class Conversation:
-    """One connection that is open. Its methods raise NoAnswerError."""
+    """An open connection. Its methods raise NoAnswerError."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
 
     def connect(self, client_id: str, user: str | None, password: bytes | None) -> int:
-        """CONNACK's return code (section 3.2.2.3)."""
+        """Send CONNECT, and return CONNACK's return code (section 3.2.2.3)."""
         return self._ask(connect_packet(client_id, user, password), _CONNACK)[1]
 
     def publish(self, topic: str, payload: bytes) -> float:
-        """Publish with QoS 1; how many milliseconds PUBACK took."""
+        """Publish with QoS 1, and return the milliseconds until PUBACK."""
         begun_s = time.monotonic()
         self._ask(publish(topic, payload, 1, _PACKET_ID, dup=False), _PUBACK)
         return (time.monotonic() - begun_s) * 1000
 
     def _ask(self, packet: bytes, answer: int) -> bytes:
-        """Send one, and take the answer, which has two bytes behind its header."""
+        """Send a packet, and return the answer's two bytes behind its header."""
         received = b""
         try:
             self._link.sendall(packet)
@@ -71,13 +74,13 @@ class Conversation:
         except OSError as error:
             raise NoAnswerError(f"the connection breaks ({error.strerror or error})") from error
         if received[:2] != bytes((answer, 2)):
-            raise NoAnswerError("what it says is not MQTT 3.1.1")
+            raise NoAnswerError("its answer is not MQTT 3.1.1")
         return received[2:]
 
 
 @contextmanager
 def conversing(link: socket.socket, timeout_s: float) -> Iterator[Conversation]:
-    """Speak MQTT on a connection, and end it; each answer may take so long."""
+    """Give a conversation on a connection, and close the connection afterwards. Each answer may take `timeout_s`."""
     with link:
         link.settimeout(timeout_s)
         yield Conversation(link)

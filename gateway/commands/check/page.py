@@ -1,4 +1,4 @@
-"""`sluice check`: can somebody log in at the status page, and is it served?"""
+"""Checks the status page: whether it has a password, and whether it is served."""
 
 import json
 from collections.abc import Iterator
@@ -20,31 +20,31 @@ from gateway.page.password import PagePasswordError, read_password_line
 from gateway.settings import StatusPageSettings
 
 HOSTS_MAX: Final = 2
-"""Addresses that are told where it is served."""
+"""Most addresses of the page that are shown."""
 ANSWER_S: Final = 8.0
-"""Longer than the page waits for the buffer's thread."""
+"""Seconds to wait for the page. The page itself waits less for the buffer's thread."""
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what may stand in the settings
 _PASSWORD: Final = "status_page.password_file"  # noqa: S105 - a setting's name
 _PORT: Final = "status_page.port"
 
 
 def check_page(page: StatusPageSettings, buffer: Path) -> Iterator[Finding]:
-    """Look at its password, and ask it, or see whether its port is free; `buffer` is the path of the daemon's file."""
+    """Check the page's password, and ask the page if the gateway runs. Else check that its port is free."""
     yield _password(page)
     yield _served(page) if is_running(buffer) else _free(page, buffer)
 
 
 def _password(page: StatusPageSettings) -> Finding:
     try:
-        # What systemd hands to the service is root's alone.
+        # Only root may read a credential that systemd hands to the service.
         with as_root():
             read_password_line(page.password_file)
     except PagePasswordError as error:
         if isinstance(error.__cause__, PermissionError):
             return remark(
                 _PASSWORD,
-                f"{page.password_file} is not for this user to read, and systemd hands it to sluice: whether there is "
-                "a password is known to root alone; run this with sudo to see",
+                f"this user may not read {page.password_file}, which systemd hands to sluice, so it is not known "
+                "whether there is a password; run this with sudo to see",
             )
         return remark(_PASSWORD, f"nobody can log in at the status page: {error}")
     return well(_PASSWORD, "a password is set")
@@ -61,8 +61,8 @@ def _served(page: StatusPageSettings) -> Finding:
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         return wrong(
             _PORT,
-            f"the sluice that runs does not serve its status page at {host} port {page.port} ({error}); its log says "
-            "why (journalctl -u sluice), or it was started before [status_page] was written: restart it",
+            f"the running sluice does not serve its status page at {host} port {page.port} ({error}); its log says why "
+            "(journalctl -u sluice). If it was started before [status_page] was written, restart it",
         )
     if status != "ok":
         return wrong("status page", f"it says that the gateway fails: {told.get('reason', status)}")
@@ -71,6 +71,6 @@ def _served(page: StatusPageSettings) -> Finding:
 
 
 def _free(page: StatusPageSettings, buffer: Path) -> Finding:
-    """Whether a daemon that is started now could serve it."""
+    """Check whether a daemon that starts now could serve the page."""
     found = check_port(_PORT, page.host, page.port, buffer)
-    return found if found.ok else structs.replace(found, words=f"{found.words}. Readings are taken all the same")
+    return found if found.ok else structs.replace(found, words=f"{found.words}. Readings are taken in all the same")

@@ -1,4 +1,4 @@
-"""`sluice check`: may the gateway listen on a port, and who has it where it may not?"""
+"""Checks whether the gateway may listen on a port, and finds out which program has the port instead."""
 
 import errno
 import ipaddress
@@ -13,20 +13,20 @@ from gateway.commands.check.finding import Finding, well, wrong
 from gateway.host.processes import has_open, name_of, opened_by, processes, this_user
 
 OURS: Final = "sluice"
-"""What the kernel calls a gateway that runs."""
+"""Process name of a running gateway."""
 _LISTENING: Final = "0A"
-"""The state of a listening socket in /proc/net/tcp."""
+"""State of a listening socket in /proc/net/tcp."""
 
 
 def check_port(subject: str, host: str, port: int, buffer: Path) -> Finding:
-    """Whether the gateway could listen there now, or has the port already; `subject` is the port's setting."""
+    """Check that the gateway could listen on a port, or does so already. `subject` is the port's setting."""
     setting = f"{subject.partition('.')[0]}.host"
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     address = ""
     try:
         for probe, (address, *more) in _sockets(host, port):
             with probe:
-                # As asyncio's servers do it: what only lingers after a former one is in nobody's way.
+                # asyncio's servers set this too: connections of a former server may linger.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if probe.family == socket.AF_INET6:
                     probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -41,9 +41,9 @@ def check_port(subject: str, host: str, port: int, buffer: Path) -> Finding:
 
 
 def _sockets(host: str, port: int) -> Iterator[tuple[socket.socket, tuple[Any, ...]]]:
-    """A socket for each address that a host stands for. Raises OSError, also where the kernel has none of their kinds.
+    """Make a socket for each address of a host. Raises OSError, also if the kernel has none of their families.
 
-    A kernel without IPv6 makes no socket for localhost's ::1: asyncio's servers leave that one out too.
+    A kernel without IPv6 makes no socket for localhost's ::1. asyncio's servers leave that address out too.
     """
     found = dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))
     left_out = []
@@ -62,36 +62,36 @@ def _sockets(host: str, port: int) -> Iterator[tuple[socket.socket, tuple[Any, .
 
 def _port_trouble(subject: str, setting: str, host: str, where: str, error: OSError) -> Finding:
     if error.errno == errno.EACCES:
-        return wrong(subject, f"{where} may not be listened on by {this_user()}; write a port from 1024 up")
+        return wrong(subject, f"{this_user()} may not listen on {where}; write a port from 1024 up")
     if error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT} or isinstance(error, socket.gaierror):
         return wrong(
             setting,
             f'this box has no address {host} now; write one that it has (ip address lists them), or "0.0.0.0" for all',
         )
-    return wrong(subject, f"{where} cannot be listened on: {error.strerror}; write another port, or another host")
+    return wrong(subject, f"nothing can listen on {where}: {error.strerror}; write another port, or another host")
 
 
 def _taken(subject: str, where: str, listening: Sequence[int], buffer: Path) -> Finding:
-    """By whom a port is taken: by this gateway it is no mistake."""
+    """Say which program has a port. If it is this gateway, all is well."""
     lock = buffer.with_name(buffer.name + ".lock")
     others = [process for process in listening if not has_open(process, lock)]
     if listening and not others:
-        return well(subject, f"{where} is served by the sluice that runs with this buffer (process {listening[0]})")
+        return well(subject, f"{where} is served by the running sluice of this buffer (process {listening[0]})")
     if not listening and is_running(buffer):
-        return well(subject, f"{where} is taken: most likely by the sluice that runs with this buffer")
+        return well(subject, f"{where} is taken, most likely by the running sluice of this buffer")
     if others and name_of(others[0]) == OURS:
         return wrong(
             subject,
-            f"{where} is taken by a sluice that runs with another buffer.path (process {others[0]}), so that a "
-            "gateway with these settings cannot start: where buffer.path was changed here, sudo systemctl restart "
-            "sluice; else stop that one, or write another port",
+            f"{where} is taken by a sluice that runs with another buffer.path (process {others[0]}), so a gateway with "
+            "these settings cannot start: if buffer.path was changed here, sudo systemctl restart sluice; else stop "
+            "that sluice, or write another port",
         )
     by = f"{name_of(others[0])} (process {others[0]})" if others else "another program (sudo ss -ltnp names it)"
-    return wrong(subject, f"{where} is taken by {by}; stop that one, or write another port")
+    return wrong(subject, f"{where} is taken by {by}; stop that program, or write another port")
 
 
 def _processes_listening(address: str, port: int) -> list[int]:
-    """The processes that keep others from listening on an address and port, as far as this user is told (proc(5))."""
+    """Processes that listen on an address and port, as far as this user may know (proc(5))."""
     ours = ipaddress.ip_address(address.partition("%")[0])
     exact, wider = set(), set()
     for table in ("tcp", "tcp6"):
@@ -111,13 +111,13 @@ def _processes_listening(address: str, port: int) -> list[int]:
                 ours.is_unspecified and theirs.version == ours.version
             ):
                 wider.add(f"socket:[{columns[9]}]")
-    # One that has the very address is it: a socket for all of IPv6 may or may not be one for all of IPv4 as well.
+    # A socket with exactly this address decides. A socket for all of IPv6 may or may not be for all of IPv4 too.
     sockets = exact or wider
     return [process for process in processes() if any(opened in sockets for opened in opened_by(process))]
 
 
 def _kernels_address(told: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """An address of /proc/net/tcp or tcp6: words of 32 bits in hex, each in this machine's byte order."""
+    """Decode an address of /proc/net/tcp or tcp6: words of 32 bits in hex, each in the host's byte order."""
     words = bytes.fromhex(told)
     if sys.byteorder == "little":
         words = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))

@@ -1,4 +1,4 @@
-"""`sluice check`: does what sensors send come through? What went aside instead, and whom the listener turned away."""
+"""Checks what happened to sensors' input: which input was quarantined, and which log-ins were refused."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,13 +20,13 @@ LOG_INS = "log-ins"
 
 
 def check_sensors(settings: Settings) -> Iterator[Finding]:
-    """Look at the quarantine of a gateway, running or not, and ask one that runs about log-ins."""
-    # What is wrong with the file, or that there is none yet, is told of the disk.
+    """Check the quarantine, and ask the gateway about log-ins if it runs."""
+    # The check of the buffer reports a file that is damaged or missing.
     with suppress(BufferFileError):
         yield _quarantine(read_quarantine(settings.buffer.path), settings)
     if settings.mqtt_listener is None:
         return
-    # That it does not answer is told where a sensor's connection is tried.
+    # The check of the listener reports a gateway that does not answer.
     state = control.state_of(settings.buffer.path)
     if "log_ins_refused" in state:
         tls = settings.mqtt_listener.tls
@@ -35,7 +35,7 @@ def check_sensors(settings: Settings) -> Iterator[Finding]:
 
 def _quarantine(reasons: dict[str, int], settings: Settings) -> Finding:
     if not reasons:
-        return well(QUARANTINE, "empty: nothing that came in was put aside")
+        return well(QUARANTINE, "empty: all input could be forwarded")
     count = sum(reasons.values())
     most = max(reasons, key=lambda reason: (reasons[reason], reason))
     rule = f"; a name has {NAME_RULE}" if most in {BAD_NAME, LONG_NAME} else ""
@@ -50,11 +50,11 @@ def _quarantine(reasons: dict[str, int], settings: Settings) -> Finding:
 
 
 def _log_ins(state: dict[str, Any], *, certified: bool) -> Finding:
-    """Of sensors that did not log in since: whoever did is mended. `certified`: clients need a certificate."""
-    # This command has none, and is turned away itself where one is wanted.
+    """Report refused log-ins of sensors that have not logged in since. `certified`: clients need a certificate."""
+    # `sluice check` has no certificate, so its own connection may be among the refused.
     late = [each for each in state["log_ins_refused"] if not (certified and _is_of_this_box(each))]
     if not late:
-        return well(LOG_INS, "none was refused of a sensor that did not get in since")
+        return well(LOG_INS, "none was refused, or the sensor has logged in since")
     counts = state.get("mqtt_listener", {})
     count = max(len(late), sum(counts.get(reason, 0) for reason in LOG_IN_REASONS))
     last = late[0]

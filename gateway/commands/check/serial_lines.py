@@ -1,6 +1,6 @@
-"""What `sluice check` looks at of `[serial]`: are the ports there, may they be opened, and who else wants them.
+"""Checks `[serial]`: whether the ports are there, may be opened, and are wanted by other programs.
 
-It works without a network and changes nothing. No port is opened for it, which would reset an Arduino.
+It works without a network and changes nothing. It opens no port, because that would reset an Arduino.
 """
 
 import glob
@@ -50,36 +50,39 @@ from gateway.toml_files.mistakes import spell
 
 PORTS_TOLD_MAX: Final = 12
 _CANNOT_ACKNOWLEDGE = (
-    f"readings of {NAMES} cannot be acknowledged: what comes while nothing can be stored is lost, and counted"
+    f"readings of {NAMES} cannot be acknowledged: readings that come while nothing can be stored are lost, and counted"
 )
 _UNROUTED = {
     NO_ROUTE: "which no route takes",
     "ambiguous-route": "which several routes take, each to another place",
-    BAD_NAME: f"in which its route finds no name (that is {NAME_RULE})",
+    BAD_NAME: f"in which its route finds no name (a name is {NAME_RULE})",
 }
 _DEVICE, _STREAM = "NAME", "STREAM"
-"""In messages: what a sensor with our frames says of itself in its HELLO."""
+"""Words in messages for the device and stream in the HELLO of a sensor with our frames."""
 _LINKS = ("/dev/serial/by-id", "/dev/serial/by-path")
-"""Names that udev makes for USB adapters, the first by what they are, the second by where they are plugged in."""
+"""Folders of udev's names for USB adapters: by make and serial number, and by where they are plugged in."""
 _DEVICES = Path("/sys/dev/char")
-"""By major and minor number."""
+"""Folder of sysfs with devices by major and minor number."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """What was found on this box, once for all ports."""
+    """Adapters and open ports of this box, found once for all ports."""
 
     adapters: Collection[Adapter]
     held: Mapping[str, Collection[Holder]]
-    """By real path, without the gateway that runs with this buffer."""
+    """Programs that have a port open, by real path, without the running gateway of this buffer."""
 
 
 def check_serial(settings: SerialSettings, buffer: Path, routes: RouteTable | None = None) -> Iterator[Finding]:
-    """Look at what the sections name; `buffer` tells the gateway that runs already. Each finding as it is made."""
+    """Check the ports and routes of all sections, and give each finding as soon as it is made.
+
+    `buffer` is this gateway's buffer, by which its own process is known.
+    """
     lines = sections(settings)
     patterns = [*settings.ports, *(line.settings.port for line in lines)]
     if not patterns:
-        yield remark(FRAMES, f"is empty, so that no sensor is read; write the ports; {_ports_here()}")
+        yield remark(FRAMES, f"is empty, so no sensor is read; write the ports; {_ports_here()}")
         return
     ports = {path for pattern in patterns for path in _real_ports(pattern)}
     lock = buffer.with_name(buffer.name + ".lock")
@@ -108,33 +111,33 @@ def check_serial(settings: SerialSettings, buffer: Path, routes: RouteTable | No
 
 
 def _one_port(subject: str, pattern: str, section: str, named: dict[str, str], box: _Box) -> Iterator[Finding]:
-    """The one port that a section names; `named` grows by it."""
+    """Check the one port that a section names, and add it to `named`."""
     ports = ports_of(pattern)
     if not ports:
         yield _missing(subject, pattern)
     elif len(ports) > 1:
         yield wrong(
             subject,
-            f"{pattern} means {len(ports)} ports now ({', '.join(sorted(ports.values()))}): write one; {LOOK_ALIKES}",
+            f"{pattern} fits {len(ports)} ports now ({', '.join(sorted(ports.values()))}): write one of them; "
+            f"{LOOK_ALIKES}",
         )
     for path, name in ports.items():
         other = named.setdefault(path, subject)
         if other != subject:
-            yield wrong(subject, f"{name} is the port of {other} too, and a port has one reader; write another")
+            yield wrong(subject, f"{name} is also the port of {other}, and only one can read it; write another port")
         elif len(ports) == 1:
             yield _port(subject, name, path, section, box)
             yield from _may_swap(subject, name, path, box)
 
 
 def _may_swap(subject: str, name: str, path: str, box: _Box) -> Iterator[Finding]:
-    """Adapters are numbered as they come: where the name is the only tell, readings would come under a wrong device."""
+    """Warn of a name such as /dev/ttyUSB0 beside other adapters: after a restart it may be another adapter."""
     if name == path and len(box.adapters) > 1 and any(adapter.port == path for adapter in box.adapters):
         link = next((link for link in _links_to(path) if not _is_ambiguous(link, path, box)), None)
         instead = f"write {link}" if link else "write its name in /dev/serial/by-path"
         yield remark(
             subject,
-            f"{name} may be another adapter after a restart, and its readings come under the wrong device then: "
-            f"{instead}",
+            f"{name} may be another adapter after a restart, and its readings then get the wrong device: {instead}",
         )
 
 
@@ -148,14 +151,14 @@ def _links_to(path: str) -> list[str]:
 
 
 def _is_ambiguous(link: str, path: str, box: _Box) -> bool:
-    """Whether a link goes by what an adapter is, and another one looks the same."""
+    """Tell whether a link is from by-id, and another adapter looks the same."""
     return link.startswith(_LINKS[0]) and path in _ports_that_look_alike(box)
 
 
 def _many_ports(patterns: Collection[str], named: Mapping[str, str], box: _Box) -> Iterator[Finding]:
-    """The paths and globs of `serial.ports`, or `all`; what another section names is not of it.
+    """Check the paths and globs of `serial.ports`, or `all`, except ports that another section names.
 
-    Each port is looked at once. That globs overlap is nothing to be told; that a path is of no use is.
+    Each port is checked once. Globs may overlap, but a path that is named twice is reported.
     """
     first: dict[str, str] = {}
     for pattern in patterns:
@@ -168,21 +171,21 @@ def _many_ports(patterns: Collection[str], named: Mapping[str, str], box: _Box) 
                 if is_path(pattern):
                     yield remark(
                         named[path],
-                        f"{name} stands in {FRAMES} too, where it is passed over: take it out there, or, where its "
-                        "sensor speaks our frames, remove this section",
+                        f"{name} is in {FRAMES} too, where it is ignored: take it out there, or, if its sensor speaks "
+                        "our frames, remove this section",
                     )
             elif path not in first:
                 first[path] = pattern
                 yield _port(FRAMES, name, path, FRAMES, box)
             elif is_path(pattern) and is_path(first[path]):
-                same = "stands there twice" if name == first[path] else f"is {first[path]} by another name"
+                same = "is there twice" if name == first[path] else f"is {first[path]} by another name"
                 yield remark(FRAMES, f"{name} {same}, and a port is opened once: remove one of the two")
 
 
 def _missing(subject: str, pattern: str) -> Finding:
-    """A name that is not there is a mistake, a pattern that finds nothing may wait."""
+    """Report a path that is not there as wrong, and a pattern without ports as a warning: ports may still come."""
     if is_path(pattern):
-        return wrong(subject, f"{pattern} is not there; plug it in, or write another; {_ports_here()}")
+        return wrong(subject, f"{pattern} is not there; plug it in, or write another port; {_ports_here()}")
     return remark(subject, awaited_words(pattern) + ("" if pattern == ALL else f"; {_ports_here()}"))
 
 
@@ -190,7 +193,7 @@ def _port(subject: str, name: str, path: str, section: str, box: _Box) -> Findin
     try:
         found = os.stat(name)  # noqa: PTH116 - a name of glob's
     except OSError as error:
-        what = f"cannot be looked at ({error.strerror})"
+        what = f"cannot be examined ({error.strerror})"
         if isinstance(error, FileNotFoundError):
             what = "is a name whose adapter is not there (unplugged?)"
         return wrong(subject, f"{name} {what}: plug it in, or {leave_out(section)}")
@@ -206,9 +209,9 @@ def _port(subject: str, name: str, path: str, section: str, box: _Box) -> Findin
 
 
 def _is_something_else(number: int) -> bool:
-    """Whether the kernel's device of this number is none of a terminal, as `/dev/null` is: told without opening it.
+    """Tell, without opening it, whether a device is no terminal, such as `/dev/null`.
 
-    Of pseudo-terminals, and of adapters whose driver is not loaded, sysfs has nothing.
+    sysfs does not have pseudo-terminals, nor adapters whose driver is not loaded. They may be terminals.
     """
     subsystem = _DEVICES / f"{os.major(number)}:{os.minor(number)}" / "subsystem"
     return subsystem.exists() and subsystem.resolve().name != "tty"
@@ -230,7 +233,7 @@ def _ports_here() -> str:
 
 
 def _rivals(patterns: Collection[str], ports: Collection[str], box: _Box) -> Iterator[Finding]:
-    """Programs that take USB adapters as these are plugged in, whoever has them now."""
+    """Warn of programs that take USB adapters when they are plugged in."""
     if not any(map(_means_usb, patterns)):
         return
     manager = running(MODEM_MANAGER)
@@ -254,20 +257,20 @@ def _means_usb(pattern: str) -> bool:
 
 
 def _look_alikes(patterns: Collection[str], box: _Box) -> Iterator[Finding]:
-    """Adapters that by-id cannot tell apart, where it is to."""
+    """Warn of adapters that by-id cannot tell apart, if the settings name ports by it."""
     alike = _ports_that_look_alike(box)
     if alike and any(pattern.startswith(_LINKS[0]) for pattern in patterns):
         yield remark(
             "serial",
-            f"{', '.join(sorted(alike))} look alike, and {_LINKS[0]} shows one of them, now this and now that: "
-            f"{LOOK_ALIKES}; sensors with our frames say their names, and need none for their port: write "
+            f"{', '.join(sorted(alike))} look alike, and {_LINKS[0]} shows only one of them, not always the same: "
+            f"{LOOK_ALIKES}; sensors with our frames say their own names, so for them write "
             'ports = ["all"]',
         )
 
 
 def _ports_that_look_alike(box: _Box) -> list[str]:
     """Ports of adapters of one make that have no serial number (CH340, PL2303), or all the same (some CP2102)."""
-    # One with several ports is one adapter, and its ports have names of their own.
+    # An adapter with several ports counts once: its ports have names of their own.
     makes = {(each.vendor, each.product, each.serial_number, each.socket) for each in box.adapters}
     counts = Counter(make[:-1] for make in makes)
     return [each.port for each in box.adapters if counts[each.vendor, each.product, each.serial_number] > 1]
@@ -277,7 +280,7 @@ def _ports_that_look_alike(box: _Box) -> list[str]:
 
 
 def _unrouted(settings: SerialSettings, routes: RouteTable) -> Iterator[Finding]:
-    """Sensors of which every reading would be set aside."""
+    """Report sensors whose readings would all be quarantined."""
     if settings.ports:
         yield from _unrouted_frames(settings.topic, routes)
     for place, device, stream in devices(settings):
@@ -287,7 +290,7 @@ def _unrouted(settings: SerialSettings, routes: RouteTable) -> Iterator[Finding]
             yield wrong(
                 spell(place),
                 f"its readings get the topic {topic}, {_unrouted_words(found)}: they would all go to the quarantine; "
-                "add a route for them, or write another stream",
+                "add a route for that topic, or write another stream",
             )
 
 
@@ -296,29 +299,29 @@ def _unrouted_words(found: Refusal) -> str:
 
 
 def _unrouted_frames(template: str, routes: RouteTable) -> Iterator[Finding]:
-    """Sensors with our frames, whose names and streams only HELLO tells: wrong is what takes none of them at all."""
+    """Report routes that take no sensor with our frames at all. Names and streams are known only from HELLO."""
     refused: dict[str, Refusal] = {}
     for topic in _topics_to_try(template, routes):
         found = routes.resolve(topic, None, is_serial=True)
         if not isinstance(found, Refusal):
             return
         refused[topic] = found
-    # A route that would take one stream, and cannot, says more than that the others have none.
+    # Prefer the refusal of a route that almost fits: it says more than that no route fits.
     topic = next((topic for topic, found in refused.items() if found.reason != NO_ROUTE), next(iter(refused)))
     yield wrong(
         "serial.topic",
         f"readings of {FRAMES} get topics such as {topic}, {_unrouted_words(refused[topic])}: they would all go to the "
-        "quarantine; add a route for them, or write another serial.topic",
+        "quarantine; add a route for such topics, or write another serial.topic",
     )
 
 
 def _topics_to_try(template: str, routes: RouteTable) -> Iterator[str]:
-    """A topic that only variables and wildcards take, and for each route one with the names that its text asks for."""
+    """Topics to try: one that only variables and wildcards take, and for each route one with the names in its text."""
     yield topic_of(template, _DEVICE, _STREAM)
     levels = [_level_names(level) for level in template.split("/")]
     for route in routes.routes:
         names = {"device": _DEVICE, "stream": _STREAM}
-        # One that ends in '#' has fewer; one of another length takes none of them anyway.
+        # A route that ends in '#' may have fewer levels. A route of another length takes no such topic anyway.
         for level, wanted in zip(levels, route.settings.topic.split("/"), strict=False):
             found = level.fullmatch(wanted)
             names |= {} if found is None else found.groupdict()
@@ -326,7 +329,7 @@ def _topics_to_try(template: str, routes: RouteTable) -> Iterator[str]:
 
 
 def _level_names(level: str) -> re.Pattern[str]:
-    """What a level of `serial.topic` can be, with the names in it."""
+    """Pattern of a level of `serial.topic`, with groups for the device and the stream."""
     pattern = re.escape(level)
     for name in ("device", "stream"):
         pattern = pattern.replace(re.escape(f"{{{name}}}"), f"(?P<{name}>{DEVICE_NAME.pattern})")

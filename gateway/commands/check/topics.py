@@ -1,4 +1,4 @@
-"""`sluice check`: which Kafka topics this gateway's readings go to, for whoever reads them in the cloud."""
+"""Names the Kafka topics that this gateway's readings go to, for whoever reads them in the cloud."""
 
 import re
 
@@ -11,7 +11,7 @@ _ANY = ".*"
 
 
 def check_topics(settings: Settings) -> Finding:
-    """Name the topics of readings, as `sluice-cloud ingest` does, and the pattern that fits them all."""
+    """Name the topics of readings, and the pattern for `sluice-cloud ingest` that fits them all."""
     kafka, subject = settings.kafka, "kafka.events_topic"
     templates = reading_topics(settings)
     pattern = topics_pattern((*templates, kafka.events_topic))
@@ -19,17 +19,17 @@ def check_topics(settings: Settings) -> Finding:
     if re.fullmatch(USUAL_TOPICS, kafka.events_topic):
         return well(
             subject,
-            f"{goes}, so that `sluice-cloud ingest` reads them. Where it is given --topics, that must fit them, as "
-            f"'{pattern}' does",
+            f"{goes}, so `sluice-cloud ingest` reads them. If you start it with --topics, the pattern must fit them, "
+            f"as '{pattern}' does",
         )
     return well(
         subject,
-        f"{goes}, where `sluice-cloud ingest` does not look unless it is told to: start it with --topics '{pattern}'",
+        f"{goes}, where `sluice-cloud ingest` does not look by itself: start it with --topics '{pattern}'",
     )
 
 
 def reading_topics(settings: Settings) -> tuple[str, ...]:
-    """The topics that readings go to, with variables where these depend on what sensors publish."""
+    """Topics that readings go to. A topic that depends on what sensors publish has variables."""
     topics = dict.fromkeys(route.kafka for route in settings.routes)
     if settings.fallback_topic is not None:
         topics[settings.fallback_topic] = None
@@ -40,6 +40,6 @@ def reading_topics(settings: Settings) -> tuple[str, ...]:
 
 
 def topics_pattern(templates: tuple[str, ...]) -> str:
-    """A regular expression of whole names that fits all that templates make."""
+    """Regular expression that fits each whole name that the templates can make."""
     patterns = (_ANY.join(part.replace(".", "[.]") for part in _VARIABLE.split(template)) for template in templates)
     return "|".join(dict.fromkeys(patterns))

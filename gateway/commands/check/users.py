@@ -1,4 +1,4 @@
-"""`sluice check`: may devices log in at the MQTT listener, and can the file of their secrets' hashes be used?"""
+"""Checks who may log in at the MQTT listener, and whether the file with the hashes of secrets can be used."""
 
 import os
 import stat
@@ -21,12 +21,12 @@ _LOG_INS = "mqtt_listener.users"
 
 
 def check_devices(settings: Settings, listener: ListenerSettings) -> Iterator[Finding]:
-    """Look at who may log in at the listener, without asking it."""
+    """Check who may log in at the listener, without asking the listener."""
     path = file_of(settings)
     try:
         credentials = load(path)
     except CredentialsError as error:
-        words = f"{error}. A gateway that runs goes on with what it read before; started anew, it lets none of them in"
+        words = f"{error}. A running gateway goes on with what it read before; after a restart it lets none of them in"
         yield from [found for found in _rights(path) if not found.ok] or [wrong(_FILE, words)]
         return
     yield from _rights(path)
@@ -42,7 +42,7 @@ def check_devices(settings: Settings, listener: ListenerSettings) -> Iterator[Fi
 
 
 def _not_heard(settings: Settings) -> tuple[str, ...]:
-    """Whom a gateway that runs has not heard yet."""
+    """Devices that a running gateway has not heard yet; empty if no gateway runs."""
     if is_running(settings.buffer.path):
         with suppress(BufferFileError):
             return read_devices(settings).not_heard
@@ -50,7 +50,7 @@ def _not_heard(settings: Settings) -> tuple[str, ...]:
 
 
 def _rights(path: Path) -> Iterator[Finding]:
-    """Whether the daemon, whose folder it is in, can read it, and nobody else."""
+    """Check that the daemon, which owns the folder, may read the file, and nobody else."""
     try:
         found, folder = path.stat(), path.parent.stat()
     except OSError:
@@ -58,18 +58,18 @@ def _rights(path: Path) -> Iterator[Finding]:
     if found.st_uid != folder.st_uid and (os.geteuid() == 0 or not os.access(path, os.R_OK)):
         yield wrong(
             _FILE,
-            f"{path} is not the user's whose directory it is in, so that sluice cannot read it; "
+            f"{path} and its directory belong to different users, so sluice cannot read it; "
             f"run: chown --reference={path.parent} {path}",
         )
         return
-    # In a folder of root's the daemon has it by the group.
+    # If the folder is root's, the daemon reads the file by its group.
     others = stat.S_IRWXO if folder.st_uid == 0 and folder.st_gid != 0 else stat.S_IRWXG | stat.S_IRWXO
     if found.st_mode & others:
-        yield remark(_FILE, f"others may read {path}, which names all devices; take the right away: chmod 0600 {path}")
+        yield remark(_FILE, f"others may read {path}, which names all devices; forbid that: chmod 0600 {path}")
 
 
 def _namesakes(listener: ListenerSettings, credentials: Credentials) -> Iterator[Finding]:
-    """Names that stand in gateway.toml and in the file."""
+    """Report names that are both in gateway.toml and in the file."""
     crossed = (listener.operators.keys() & credentials.devices.keys()) | (
         listener.users.keys() & credentials.operators.keys()
     )
@@ -77,7 +77,7 @@ def _namesakes(listener: ListenerSettings, credentials: Credentials) -> Iterator
         yield wrong(
             _FILE,
             f"{_named(crossed)}: a device in one place and an operator in the other (gateway.toml, the devices' file); "
-            "the operator counts. Revoke the one that was added, or take the other out of gateway.toml",
+            "the operator counts. Revoke it (sluice devices revoke), or take it out of gateway.toml",
         )
     twice = (listener.users.keys() & credentials.devices.keys()) | (
         listener.operators.keys() & credentials.operators.keys()
@@ -85,8 +85,8 @@ def _namesakes(listener: ListenerSettings, credentials: Credentials) -> Iterator
     if twice:
         yield remark(
             _LOG_INS,
-            f"{_named(twice)}: the secret in gateway.toml works beside the one that sluice devices made; take its line "
-            "out and restart sluice, unless that is meant",
+            f"{_named(twice)}: the secret in gateway.toml works beside the secret that sluice devices made; take its "
+            "line out of gateway.toml and restart sluice, unless you want both",
         )
 
 

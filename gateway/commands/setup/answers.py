@@ -1,4 +1,4 @@
-"""What `sluice setup` must know: the answers, as a person or a file gives them; every mistake told with its line."""
+"""Answers that `sluice setup` needs, from a person or a file. Every mistake is reported with its line."""
 
 import difflib
 import re
@@ -19,14 +19,14 @@ from gateway.toml_files.reader import read_toml
 from gateway.toml_files.writer import toml_text
 
 ANSWERS_BYTES_MAX: Final = 100_000
-"""Of a file of answers or secrets: no answer is that long, and a stick may hold anything under that name."""
+"""Largest file of answers or secrets, in bytes. A stick may hold anything under that name."""
 ANONYMOUS_WORDS: Final = "anybody may write as any device"
-"""What has to be typed out for a listener that asks nobody for a secret."""
+"""Sentence to type for a listener that asks nobody for a secret."""
 PASSWORD_LENGTH_MIN: Final = 8
 SECRET_LENGTH_MIN: Final = 16
-"""Of a device's secret that somebody else made: it is stored under a quick hash, and so must not be guessable."""
+"""Characters of a device's secret that somebody else made. Its hash is quick, so it must not be guessable."""
 SECRETS_NAME: Final = "sluice-secrets.toml"
-"""The file beside the answers that has what nobody else may read."""
+"""Name of the file with secrets, beside the file of answers."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 _T = TypeVar("_T", bound=Struct)
@@ -41,7 +41,7 @@ _PagePassword = Annotated[
         min_length=PASSWORD_LENGTH_MIN,
         max_length=256,
         pattern=r"^[^\x00-\x1f\x7f]*\Z",
-        description=f"a text of at least {PASSWORD_LENGTH_MIN} characters, and none that cannot be seen",
+        description=f"a text of at least {PASSWORD_LENGTH_MIN} characters, all of which can be seen",
     ),
 ]
 _DeviceSecret = Annotated[
@@ -63,54 +63,54 @@ _Digest = Annotated[
 
 
 class GatewayAnswers(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[gateway]`: who this box is."""
+    """`[gateway]`: identity and clock of this box."""
 
     id: Name | None = None
-    """Without it: the one in place, or what the hardware proposes."""
+    """Default: the present id, or a name made from the hardware."""
     namespace: Name | None = None
-    """Without it: the one in place, or `default`."""
+    """Default: the present namespace, or `default`."""
     clock: Literal["kernel", "system"] | None = None
-    """As in the settings; without it: the one in place, or `kernel`."""
+    """As in the settings. Default: the present value, or `kernel`."""
 
 
 class KafkaAnswers(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[kafka]`: where readings go, and how this gateway is let in there."""
+    """`[kafka]`: the brokers that readings go to, and this gateway's log-in there."""
 
     bootstrap: tuple[str, ...]
     tls: bool
     ca: Path | None = None
-    """PEM of the authority that signed the brokers' certificates, beside the answers or at its path; it is copied."""
+    """PEM file of the authority that signed the brokers' certificates, relative to the answers. It is copied."""
     user: _OneLine | None = None
-    """The log-in's; without it there is none."""
+    """User of the log-in; None for no log-in."""
     mechanism: Mechanism = "SCRAM-SHA-512"
     create_topics: bool = True
 
 
 class SensorsAnswers(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[sensors]`: where readings come from."""
+    """`[sensors]`: sources of readings."""
 
     serial: tuple[_OneLine, ...] = ("all",)
     mqtt: bool = True
     devices: tuple[Name, ...] = ()
-    """Names of sensors that connect by MQTT: each gets a secret of its own."""
+    """Names of sensors that connect by MQTT. Each gets a secret of its own."""
     anonymous: str | None = None
-    """Nothing, or `ANONYMOUS_WORDS`."""
+    """None, or `ANONYMOUS_WORDS`."""
 
 
 class StatusPageAnswers(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[status_page]`: whether there is one."""
+    """`[status_page]`: on or off."""
 
     enabled: bool = True
 
 
 class ServiceAnswers(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[service]`: what to do once all is written."""
+    """`[service]`: start the service, or only write its settings."""
 
     start: bool = True
 
 
 class Secrets(Struct, frozen=True, forbid_unknown_fields=True):
-    """What nobody else may read: `sluice-secrets.toml`, or `[secrets]` among the answers."""
+    """Secrets, from `sluice-secrets.toml` or from `[secrets]` among the answers."""
 
     kafka_password: _OneLine | None = None
     page_password: _PagePassword | None = None
@@ -118,12 +118,12 @@ class Secrets(Struct, frozen=True, forbid_unknown_fields=True):
     devices_sha256: dict[Name, _Digest] = msgspec.field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """Nothing of it: what is printed of an object must not tell."""
+        """Hide the secrets, wherever the object is printed."""
         return "Secrets(...)"
 
 
 class Answers(Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole of it."""
+    """All answers."""
 
     kafka: KafkaAnswers
     gateway: GatewayAnswers = GatewayAnswers()
@@ -134,29 +134,29 @@ class Answers(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 EXAMPLE_BROKER: Final = "kafka.example:9093"
-"""Nobody's: names under `.example` never resolve (RFC 6761, section 6.5)."""
+"""Address in the example. Names under `.example` never resolve (RFC 6761, section 6.5)."""
 EXAMPLE: Final = f"""\
-# Answers for `sluice setup --answers FILE`. As sluice.toml on the boot partition, or on a USB stick, they are
-# taken in when the gateway starts. What stands behind a # is an example, or says what counts without it.
+# Answers for `sluice setup --answers FILE`. Called sluice.toml, on the boot partition or on a USB stick, this file is
+# taken in when the gateway starts. An answer behind a # is only an example.
 
 [gateway]
-# id = "barn-1"                    # this box; without it, a name made from its hardware
+# id = "barn-1"                    # this box; default: a name made from its hardware
 namespace = "north-farm"           # the site: keeps two sites' device 42 apart
 # clock = "system"                 # in a container or virtual machine whose host keeps the clock; else leave it out
 
 [kafka]
 bootstrap = ["{EXAMPLE_BROKER}"] # one or more brokers, host:port
-tls = true                         # false: the brokers speak no TLS, and all can be read on the way
+tls = true                         # false: without TLS, and everything can be read on the way
 # ca = "kafka-ca.pem"              # beside this file: who signed the brokers' certificates; else whom this box trusts
-# user = "barn-1"                  # the log-in, where Kafka wants one; its password is kafka_password, see below
+# user = "barn-1"                  # the log-in, if Kafka wants one; its password is kafka_password, see below
 # mechanism = "SCRAM-SHA-512"      # or "SCRAM-SHA-256"; "PLAIN" only with tls
-create_topics = true               # topics that are missing are made; false: you make them
+create_topics = true               # the gateway makes missing topics; false: you make them
 
 [sensors]
 serial = ["all"]                   # every USB adapter, now and later; or ports ["/dev/serial/by-id/..."]; or []
 mqtt = true                        # sensors may connect to port 1883 of this box
 devices = ["42", "43"]             # each gets a secret of its own; more later: sluice devices add NAME
-# anonymous = "{ANONYMOUS_WORDS}"   # in these words, instead of devices: no secrets at all
+# anonymous = "{ANONYMOUS_WORDS}"   # this exact sentence, instead of devices: no secrets at all
 
 [status_page]
 enabled = true                     # http://THIS-BOX:8080 on the LAN, with a password
@@ -164,32 +164,32 @@ enabled = true                     # http://THIS-BOX:8080 on the LAN, with a pas
 [service]
 start = true                       # start it, now and at every boot
 
-# Secrets stand in a file of their own beside this one, {SECRETS_NAME}, without a header:
+# Write secrets into another file beside this one, {SECRETS_NAME}, without a header:
 #   kafka_password = "..."
 #   page_password = "..."          # of the status page, {PASSWORD_LENGTH_MIN} characters or more; else made, shown once
 #   [devices]
 #   "42" = "..."                   # a sensor's, {SECRET_LENGTH_MIN} characters or more; else made, shown once
 #   [devices_sha256]
 #   "43" = "..."                   # or only its SHA-256 (printf %s SECRET | sha256sum)
-# Where nobody looks at a screen (boot partition, USB stick) nothing can be shown: give them all there.
+# On a boot partition or a USB stick, give all of them: nobody looks at a screen on which a secret could be shown.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Answers that were read, and the file that they are of: paths in it start from its folder."""
+    """Answers with their file. Paths in the answers are relative to the file's folder."""
 
     answers: Answers
     path: Path
     lines: Mapping[Place, int] = field(repr=False)
 
     def mistake(self, place: Place, message: str) -> Mistake:
-        """A mistake of the meaning, at its line."""
+        """Make a mistake about what an answer means, at the answer's line."""
         return Mistake(line_of(self.lines, place), f"{spell(place)}: {message}")
 
 
 def load(path: Path) -> Given:
-    """Read answers, and the secrets beside them. Raises ConfigError with every mistake of one of the two files."""
+    """Read answers and the secrets beside them. Raises ConfigError with every mistake of one of the two files."""
     text = _read(path)
     answers, lines = _parsed(text, path, Answers)
     given = Given(answers, path, lines)
@@ -197,7 +197,7 @@ def load(path: Path) -> Given:
     if beside != path and beside.exists():
         secrets = parse_secrets(_read(beside), beside)
         if answers.secrets != Secrets():
-            told = f"stands here and in {SECRETS_NAME} too; write all secrets into that file"
+            told = f"is here and in {SECRETS_NAME} too; write all secrets into {SECRETS_NAME}"
             raise ConfigError(path, [given.mistake(("secrets",), told)])
         given = Given(msgspec.structs.replace(answers, secrets=secrets), path, lines)
     mistakes = list(_meaning_mistakes(given))
@@ -207,7 +207,7 @@ def load(path: Path) -> Given:
 
 
 def parse(text: str, path: Path) -> Given:
-    """Answers without a second file; `path` is for messages. Raises ConfigError."""
+    """Read answers from a text, without a file of secrets. `path` is for messages. Raises ConfigError."""
     answers, lines = _parsed(text, path, Answers)
     given = Given(answers, path, lines)
     mistakes = list(_meaning_mistakes(given))
@@ -217,13 +217,13 @@ def parse(text: str, path: Path) -> Given:
 
 
 def parse_secrets(text: str, path: Path) -> Secrets:
-    """Raises ConfigError, whose words hold no secret."""
+    """Read secrets from a text. Raises ConfigError, whose words hold no secret."""
     secrets, _ = _parsed(text, path, Secrets)
     return secrets
 
 
 def without_secrets(text: str) -> str:
-    """Answers as they can lie around: without `[secrets]`, and then without comments too."""
+    """Remove `[secrets]` from a text of answers. Comments go too."""
     document = tomllib.loads(text)
     document.pop("secrets", None)
     return toml_text(document, {})
@@ -233,7 +233,8 @@ def _read(path: Path) -> str:
     try:
         if not path.is_file():
             what = "is no file" if path.exists() else "there is no such file"
-            raise ConfigError(path, [Mistake(0, f"{what}; sluice setup --example-answers > {path.name} begins one")])
+            words = f"{what}; sluice setup --example-answers > {path.name} makes an example"
+            raise ConfigError(path, [Mistake(0, words)])
         with path.open("rb") as file:
             data = file.read(ANSWERS_BYTES_MAX + 1)
     except OSError as error:
@@ -241,10 +242,10 @@ def _read(path: Path) -> str:
     if len(data) > ANSWERS_BYTES_MAX:
         raise ConfigError(path, [Mistake(0, f"has more than {ANSWERS_BYTES_MAX} bytes: these are no answers")])
     try:
-        # Editors on Windows put a byte order mark first, and end lines in their own way.
+        # Editors on Windows put a byte order mark first, and end lines with CR LF.
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError:
-        # Not "from": that error holds what was read.
+        # Not "from error", because that error holds the text, which may be secret.
         raise ConfigError(path, [Mistake(0, "is not UTF-8 text, as TOML must be; save it as UTF-8")]) from None
 
 
@@ -255,7 +256,7 @@ def _parsed(text: str, path: Path, kind: type[_T]) -> tuple[_T, dict[Place, int]
     try:
         document = read_toml(text, path)
     except (RecursionError, ValueError):
-        words = "holds what is too deep or too long to be read; no answer is like that"
+        words = "has something too deep or too long to be read, which no answer is"
         raise ConfigError(path, [Mistake(0, words)]) from None
     lines = lines_of(text)
     found = list(_struct_mistakes(kind, document, (), is_secret=kind is Secrets))
@@ -295,10 +296,10 @@ def _value_mistakes(hint: object, value: object, place: Place, *, is_secret: boo
         for name, element in value.items():
             for part, kind in ((name, get_args(hint)[0]), (element, get_args(hint)[1])):
                 if not _fits(part, kind):
-                    yield (*place, name), f"what stands here will not do; write {_wanted(kind)}"
+                    yield (*place, name), f"this value will not do; write {_wanted(kind)}"
         return
     if not _fits(value, hint):
-        shown = "what stands here" if is_secret else show(value)
+        shown = "this value" if is_secret else show(value)
         yield place, f"{shown} will not do; write {_wanted(hint)}"
 
 
@@ -319,19 +320,19 @@ def _decode_path(kind: type, value: object) -> Path:
 _MISSING: Final[dict[Place, str]] = {
     ("kafka",): '; write [kafka] with bootstrap = ["kafka.example:9093"] and tls = true',
     ("kafka", "bootstrap"): '; write bootstrap = ["kafka.example:9093"]',
-    ("kafka", "tls"): "; write tls = true, or tls = false where the brokers take connections without it",
+    ("kafka", "tls"): "; write tls = true, or tls = false if the brokers take connections without TLS",
 }
 _ELSEWHERE: Final = {
     "password": f"write kafka_password, or page_password, into {SECRETS_NAME} beside this file",
     "site": "write namespace under [gateway]",
-    "security": "write tls = true, and user where Kafka wants a log-in",
-    "secrets": f"in {SECRETS_NAME} secrets stand without a header",
+    "security": "write tls = true, and user if Kafka wants a log-in",
+    "secrets": f"in {SECRETS_NAME} write secrets without a header",
 }
-"""What is easily written instead, and where that stands."""
+"""Names that people may write by mistake, and what to write instead."""
 
 
 def _instead_of(key: str, place: Place, known: Mapping[str, object]) -> str:
-    # What stands below a header of devices, or is misspelt, may itself be a secret: only our own names are told.
+    # A name below [devices], or a misspelt name, may itself be a secret: show only names of our own.
     if key in _ELSEWHERE:
         return _ELSEWHERE[key]
     close = difflib.get_close_matches(key, known, n=1)
@@ -339,7 +340,7 @@ def _instead_of(key: str, place: Place, known: Mapping[str, object]) -> str:
         return f"write {close[0]!r} instead"
     sections = [name for name, kind in _SECTIONS.items() if key in kind.__struct_fields__ and (name,) != place]
     if sections:
-        return f"`{key}` stands below [{sections[0]}]"
+        return f"`{key}` belongs below [{sections[0]}]"
     return f"answers here are: {', '.join(known)}"
 
 
@@ -353,15 +354,15 @@ _SECTIONS: Final[dict[str, type[Struct]]] = {
 
 
 def _shown_place(place: Place, kind: type[Struct]) -> Place:
-    """A place as it may be told: names below devices may be secrets that stand on the wrong side of the =."""
+    """Cut a place to the part that may be shown: a name below devices may be a secret on the wrong side of the =."""
     start = 0 if kind is Secrets else 1
     return place[: start + 1] if (kind is Secrets or place[:1] == ("secrets",)) and len(place) > start + 1 else place
 
 
 def _wanted(hint: object) -> str:
-    """What an answer of this type is, in words."""
+    """Describe what to write for an answer of this type."""
     if isinstance(hint, UnionType) or get_origin(hint) is Union:
-        # What may be left out.
+        # An answer that may be left out is described without None.
         given = [each for each in get_args(hint) if each is not type(None)]
         hint = given[0] if len(given) == 1 else hint
     for candidate in (hint, *(get_args(hint) if get_origin(hint) not in (tuple, dict) else ())):
@@ -385,27 +386,27 @@ def _meaning_mistakes(given: Given) -> Iterator[Mistake]:
     answers, secrets = given.answers, given.answers.secrets
     sensors, kafka = answers.sensors, answers.kafka
     if EXAMPLE_BROKER in kafka.bootstrap:
-        yield given.mistake(("kafka", "bootstrap"), f"{EXAMPLE_BROKER} is the example's; write your own brokers")
+        yield given.mistake(("kafka", "bootstrap"), f"{EXAMPLE_BROKER} is only an example; write your own brokers")
     anonymous = sensors.anonymous
     if anonymous is not None and anonymous != ANONYMOUS_WORDS:
-        told = f'is said in these words, or not at all: anonymous = "{ANONYMOUS_WORDS}"'
+        told = f'write exactly anonymous = "{ANONYMOUS_WORDS}", or take it out'
         yield given.mistake(("sensors", "anonymous"), told)
     named = {*sensors.devices, *secrets.devices, *secrets.devices_sha256}
     if anonymous is not None and named:
-        told = "stands beside devices, whose secrets would guard nothing; write one of the two"
+        told = "makes the secrets of devices useless; write either anonymous or devices"
         yield given.mistake(("sensors", "anonymous"), told)
     if not sensors.mqtt and (named or anonymous is not None):
-        yield given.mistake(("sensors", "mqtt"), "is false, and devices are to connect by MQTT; write mqtt = true")
+        yield given.mistake(("sensors", "mqtt"), "is false, but devices need it to connect; write mqtt = true")
     if secrets.devices.keys() & secrets.devices_sha256.keys():
-        told = "a name stands here and in devices_sha256; give its secret or the SHA-256 of it, not both"
+        told = "a name is here and in devices_sha256; give either its secret or the SHA-256 of its secret"
         yield Mistake(0, f"{SECRETS_NAME}: devices: {told}")
     if secrets.kafka_password is not None and kafka.user is None:
-        told = "is missing, and there is a kafka_password; write user, or take the password out"
+        told = "is missing, but there is a kafka_password; write user, or take the password out"
         yield given.mistake(("kafka", "user"), told)
     if kafka.ca is not None and not kafka.tls:
         yield given.mistake(
             ("kafka", "ca"),
-            "stands beside tls = false, where no certificate is looked at; write tls = true, or take it out",
+            "is useless with tls = false, where no certificate is checked; write tls = true, or take ca out",
         )
     if kafka.mechanism == "PLAIN" and not kafka.tls:
         yield given.mistake(
@@ -416,11 +417,11 @@ def _meaning_mistakes(given: Given) -> Iterator[Mistake]:
 
 
 def ca_text(given: Given) -> bytes | None:
-    """The authority's certificate, where the answers name one. Raises ConfigError."""
+    """Read the authority's certificate; None if the answers name none. Raises ConfigError."""
     ca = given.answers.kafka.ca
     if ca is None:
         return None
-    # Imported here: it takes a library of its own, and most answers name none.
+    # Imported here because it needs a library of its own, and most answers name no certificate.
     from gateway.tls.certificates import CertificateFileError, read_certificates  # noqa: PLC0415
 
     path = given.path.parent / ca

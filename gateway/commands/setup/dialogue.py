@@ -1,4 +1,4 @@
-"""The questions of `sluice setup`, at most eight; each answer is looked at before the next one is asked for."""
+"""Asks the questions of `sluice setup`, at most eight, and checks each answer before the next question."""
 
 import errno
 import re
@@ -42,7 +42,7 @@ QUESTIONS_MAX: Final = 8
 LATER: Final = "later"
 _NO_SITE: Final = "default"
 _PLAIN_PORT: Final = 9092
-"""Of Kafka without TLS, by custom: what is proposed where it cannot be reached."""
+"""Usual port of Kafka without TLS. It decides what is proposed if Kafka cannot be reached."""
 _TLS: Final = "tls://"
 _PLAIN: Final = "plain://"
 _YES: Final = frozenset({"y", "yes"})
@@ -52,42 +52,42 @@ _T = TypeVar("_T")
 
 
 class AnswerError(Exception):
-    """An answer that will not do; the message says why, and what to write."""
+    """An answer will not do. The message says why, and what to write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What came of the questions."""
+    """Result of the questions."""
 
     answers: Answers
     ca: bytes | None
     accepted: tuple[str, ...]
-    """Troubles that were told, and kept anyway."""
+    """Troubles that the person was told of, and kept anyway."""
 
 
 def tell(text: str, indent: int = 0) -> None:
-    """Words for the person at the terminal, wrapped."""
+    """Print a text for the person at the terminal, wrapped."""
     say(hanging(" " * indent + text, indent))
 
 
 def _printable(answer: str) -> str:
     if not answer.isprintable():
-        raise AnswerError("That holds a character that cannot be seen (an arrow key?). Write it again.")
+        raise AnswerError("The answer has a character that cannot be seen (an arrow key?). Write it again.")
     return answer
 
 
 def _unquoted(answer: str) -> str:
-    """An answer without the quotes that it was shown in."""
+    """Remove quotes, which people copy from the question."""
     return answer.strip().strip("\"'").strip()
 
 
 def _word(answer: str) -> str:
-    """One of the words that stand for something, however it is written."""
+    """Normalise an answer that may be a word such as "none", in any case."""
     return _unquoted(answer).lower()
 
 
 def _parts(answer: str) -> tuple[str, ...]:
-    """What stands between commas, each once."""
+    """Split an answer at commas, and drop repeated parts."""
     return tuple(dict.fromkeys(part for part in map(_unquoted, answer.split(",")) if part))
 
 
@@ -117,7 +117,7 @@ class Dialogue:
         self._ca: bytes | None = None
 
     def run(self) -> Told:
-        """Ask all. Raises click.Abort where the person ends it: nothing is written then."""
+        """Ask all questions. Raises click.Abort if the person ends the dialogue: then nothing is written."""
         gateway_id, namespace = self._identity()
         kafka, password = self._kafka(gateway_id, namespace)
         serial = self._serial()
@@ -146,7 +146,7 @@ class Dialogue:
         proposal_shown: str | None = None,
         is_secret: bool = False,
     ) -> _T:
-        """Ask until the answer will do. Enter takes the proposal."""
+        """Ask until `judge` takes the answer. Enter takes the proposal."""
         self._asked += 1
         say()
         tell(f"Question {self._asked}: {heading}")
@@ -195,7 +195,7 @@ class Dialogue:
         return self._ask(
             "What is this gateway called?",
             "SITE/NAME, as in north-farm/barn-1. The site keeps two sites' sensor 42 apart, the name tells the site's "
-            "gateways apart; readings bear both for ever. Enter takes what stands in brackets, here and below.",
+            "gateways apart. Readings keep both for ever. Enter takes the answer in brackets, here and below.",
             judge,
             proposal=proposal,
         )
@@ -208,8 +208,8 @@ class Dialogue:
             proposal = ", ".join(way + address for address in settings.kafka.bootstrap)
         brokers, tls = self._ask(
             "Where is Kafka?",
-            "Its brokers as host:port, several with commas between, as in kafka.example:9093. Whether they speak TLS "
-            "is found out, or asked for where they cannot be reached from here.",
+            "Its brokers as host:port, several with commas between, as in kafka.example:9093. You are asked whether "
+            "they speak TLS only if they cannot be reached from here.",
             self._addresses,
             proposal=proposal,
         )
@@ -224,7 +224,7 @@ class Dialogue:
     def _addresses(self, answer: str) -> tuple[list[Broker], bool]:
         ways = {part.partition("://")[0] for part in re.split(r"[,\s]+", answer) if "://" in part}
         if ways - {"tls", "plain"} or len(ways) > 1:
-            raise AnswerError("before an address stands tls://, plain:// or nothing, and the same before all of them")
+            raise AnswerError("Write before an address tls://, plain:// or nothing, and before all addresses the same.")
         addresses = [part.rpartition("://")[2] for part in re.split(r"[,\s]+", answer) if part]
         try:
             settings = config_file.parse(
@@ -243,28 +243,30 @@ class Dialogue:
             self._is_reached = self._keep_unreached(brokers)
         tls = any(broker.tls for broker in reached)
         if reached and ways and tls != (ways == {"tls"}):
-            raise AnswerError(f"what answers there speaks {'TLS' if tls else 'no TLS'}; leave the beginning out")
+            raise AnswerError(
+                f"The brokers speak {'TLS' if tls else 'no TLS'}: write the addresses without tls:// or plain://."
+            )
         if ways:
             tls = ways == {"tls"}
         elif not reached:
             tls = _confirmed("Does it speak TLS?", proposal=self._tls_proposed(settings.kafka.bootstrap))
-        said = "TLS" if tls else "no TLS: what is sent can be read on the way"
-        tell(f"Reached: it speaks {said}." if reached else f"Not reached; taken to speak {said}.", 5)
+        said = "TLS" if tls else "no TLS: readings can be read on the way"
+        tell(f"Reached: it speaks {said}." if reached else f"Not reached; assumed to speak {said}.", 5)
         return brokers, tls
 
     def _tls_proposed(self, addresses: Sequence[str]) -> bool:
-        """What is proposed for brokers that cannot be asked whether they speak TLS: as in place, else by the port."""
+        """Propose TLS or not for brokers that cannot be reached: by the settings in place, else by the port."""
         settings = self._existing.settings
         if settings is not None and {*addresses} & {*settings.kafka.bootstrap}:
             return settings.kafka.tls is not None
         return not all(address.endswith(f":{_PLAIN_PORT}") for address in addresses)
 
     def _keep_unreached(self, brokers: Sequence[Broker]) -> bool:
-        """False, for nothing is reached; raises AnswerError where that is not to be kept."""
+        """Ask whether to keep unreachable addresses. Returns False; raises AnswerError if they are not kept."""
         words = " ".join(_sentence(broker.trouble) for broker in brokers)
         if all(broker.is_offline for broker in brokers):
             words += " Without a network here, that is to be expected."
-        if not self._keep_anyway(f"Kafka is not reached: {words} What is read waits on this box until it is."):
+        if not self._keep_anyway(f"Kafka is not reached: {words} Readings wait on this box until it is."):
             raise AnswerError("Write the address again.")
         return False
 
@@ -291,13 +293,13 @@ class Dialogue:
             return answers, None
         mechanism = offered or ("SCRAM-SHA-512" if sasl is None else sasl.mechanism)
         if mechanism == "PLAIN" and not answers.tls:
-            # That would send the password itself: the settings refuse it.
+            # PLAIN without TLS would send the password in the clear, so the settings refuse it.
             mechanism = "SCRAM-SHA-512"
         answers = msgspec.structs.replace(answers, user=user, mechanism=mechanism)
         return answers, self._password(answers, gateway, user)
 
     def _password(self, answers: KafkaAnswers, gateway: GatewayAnswers, user: str) -> str | None:
-        """The password; None where the one in place stays."""
+        """Ask for the password. None keeps the password in place."""
         in_place = self._existing.kafka_password(user)
 
         def password_of(answer: str) -> str | None:
@@ -317,7 +319,7 @@ class Dialogue:
         )
 
     def _try(self, answers: Answers, password: str | None) -> bool:
-        """Whether Kafka takes these answers, or the person keeps them all the same."""
+        """Tell whether Kafka takes these answers, or the person keeps them anyway."""
         if not self._is_reached:
             return True
         while True:
@@ -326,7 +328,7 @@ class Dialogue:
                 tell(_sentence(escaped(f"{first.subject} {first.words}")), 5)
                 to_be_mended = [escaped(f"{each.subject}: {each.words}") for each in others if not each.ok]
                 for words in to_be_mended:
-                    tell(f"To be mended: {words}", 5)
+                    tell(f"To be corrected: {words}", 5)
                 self._accepted += to_be_mended
                 return True
             if answers.kafka.tls and "signed by nobody" in first.words and self._ask_for_ca(escaped(first.words)):
@@ -344,7 +346,7 @@ class Dialogue:
         return make(self._config, self._existing, tried, gateway_id=answers.gateway.id or "gateway").settings
 
     def _ask_for_ca(self, trouble: str) -> bool:
-        """Have the authority's certificate named, which is no question of those that everybody is asked."""
+        """Ask for the authority's certificate. This does not count as one of the eight questions."""
         tell(trouble, 5)
         while True:
             answer = ask(
@@ -360,7 +362,7 @@ class Dialogue:
                 read_certificates(path)
                 self._ca = path.read_bytes()
             except (CertificateFileError, RuntimeError, ValueError) as error:
-                # Of a home that is nobody's, and of a path that is none.
+                # RuntimeError: `~user` does not exist. ValueError: the path has a NUL.
                 tell(escaped(str(error)), 5)
             except OSError as error:
                 tell(f"{path}: {error.strerror}", 5)
@@ -392,7 +394,7 @@ class Dialogue:
         return self._ask(
             "Which serial ports have sensors?",
             f'"{ALL}": every USB adapter, now and later; "{NONE}"; or paths with commas between. '
-            + (f"Seen now: {told}" if told else "None is seen now; those that are plugged in later are served too."),
+            + (f"Seen now: {told}" if told else "None is seen now; adapters that are plugged in later are read too."),
             judge,
             proposal=", ".join(old) or NONE,
         )
@@ -433,25 +435,25 @@ class Dialogue:
             (f"{have}Names of more," if known else "Their names,")
             + " with commas between: each gets a secret of its own, shown at the end. "
             f'"{LATER}": {"no more now" if known else "they come later"} (sluice devices add NAME); "{NONE}": no MQTT '
-            f"here. Where sensors have no secrets at all, write in so many words: {ANONYMOUS_WORDS}",
+            f"here. If your sensors have no secrets at all, write this whole sentence: {ANONYMOUS_WORDS}",
             judge,
             proposal=proposal,
         )
 
     def _with_secrets(self) -> list[str]:
-        """Devices that were given one before."""
+        """Devices that have a secret already."""
         settings = self._existing.settings
         if settings is None:
             return []
         listener = settings.mqtt_listener
         known = {*(listener.users if listener is not None else ())}
-        # One that cannot be read is told when it is to be changed.
+        # A file that cannot be read is reported later, when it must be changed.
         with suppress(CredentialsError):
             known |= {*credentials.load(credentials.file_of(settings)).devices}
         return sorted(known)
 
     def _port_free(self, listener: ListenerSettings | None) -> None:
-        """Say where another program has the listener's port; the one that is in place is this gateway's own."""
+        """Warn if another program has the listener's port. A listener in place would be this gateway's own."""
         if listener is not None:
             return
         with socket.socket() as tried:
@@ -461,14 +463,14 @@ class Dialogue:
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     words = (
-                        f"Another program has port {LISTENER_PORT} (a mosquitto? ss -ltnp tells): stop it, or change "
+                        f"Another program has port {LISTENER_PORT} (mosquitto? ss -ltnp tells): stop it, or change "
                         "mqtt_listener.port in the settings afterwards."
                     )
                     self._accepted.append(words)
                     tell(words, 5)
 
     def _page(self) -> tuple[bool, str | None]:
-        """Whether there is a page, and its password where one was typed."""
+        """Ask whether there is a status page, and for its password. None keeps or makes a password."""
         in_place = self._existing.page_password is not None
 
         def judge(answer: str) -> tuple[bool, str | None]:
@@ -480,22 +482,22 @@ class Dialogue:
                 raise AnswerError(f"A password has at least {PASSWORD_LENGTH_MIN} characters, and 256 at most.")
             again = ask("     again", default="", show_default=False, hide_input=True, prompt_suffix=" > ")
             if again != answer:
-                raise AnswerError("These are two different ones. Write it once more.")
+                raise AnswerError("These are two different passwords. Write it once more.")
             return True, answer
 
         return self._ask(
             "The status page's password",
-            "Whoever is on this network and has it sees how the gateway is, with a browser. Nothing is shown as you "
-            f'type; at least {PASSWORD_LENGTH_MIN} characters. "{NONE}": no status page.',
+            "With it, people on this network see in a browser how the gateway is. Nothing is shown as you type; at "
+            f'least {PASSWORD_LENGTH_MIN} characters. "{NONE}": no status page.',
             judge,
-            proposal_shown="the one in place" if in_place else "one that is made, and shown once at the end",
+            proposal_shown="the one in place" if in_place else "a new one, shown once at the end",
             is_secret=True,
         )
 
     def _clock(self) -> Literal["system"] | None:
-        """Offer the host's clock to a container whose kernel vouches for none; None leaves what is in place.
+        """Offer the host's clock to a container whose clock is not synced. None keeps the setting in place.
 
-        Most are no containers: it is no question of those that everybody is asked.
+        Few boxes are containers, so this does not count as one of the eight questions.
         """
         settings = self._existing.settings
         gateway = GatewaySettings("gateway") if settings is None else settings.gateway
@@ -503,13 +505,13 @@ class Dialogue:
         if gateway.clock != "kernel" or not inside.startswith("container") or is_clock_synced(gateway):
             return None
         say()
-        tell(f"This is a {inside}, and its clock is not synced, as the kernel has it: readings would wait for that.", 5)
+        tell(f"This is a {inside}, and the kernel says that its clock is not synced: readings would wait for it.", 5)
         return "system" if _confirmed('Does its host keep the clock right (clock = "system")?') else None
 
     def _last(self, answers: Answers) -> bool:
-        """Show what was answered, and ask whether to go on; whether to start the gateway."""
+        """Show the answers, and ask whether to write them. Tell whether to start the gateway."""
         say()
-        tell("This is what is going to be written:")
+        tell("This is going to be written:")
         for what, told in self._summary(answers):
             say(hanging(f"     {what:<8} {told}", 14))
 
@@ -521,8 +523,8 @@ class Dialogue:
         if self._can_start:
             return self._ask(
                 "Start the gateway now, and at every boot?",
-                "yes: systemctl enable --now sluice; one that runs is restarted with what was answered. no: it is only "
-                "written. Ctrl-C: nothing is written.",
+                "yes: systemctl enable --now sluice; a running gateway is restarted with the new settings. no: they "
+                "are only written. Ctrl-C: nothing is written.",
                 judge,
                 proposal="yes",
             )
@@ -552,7 +554,7 @@ class Dialogue:
         yield "page", "with a password" if answers.status_page.enabled else NONE
 
     def _has_source(self, sensors: SensorsAnswers) -> bool:
-        """Whether anything says where readings come from, with what is in place and is not asked for."""
+        """Tell whether readings have a source, in the answers or in settings in place that are not asked for."""
         settings = self._existing.settings
         if sensors.mqtt or sensors.serial or settings is None:
             return sensors.mqtt or bool(sensors.serial)

@@ -1,4 +1,4 @@
-"""What this box tells of itself for `sluice setup`: a name to propose, and what is plugged into its serial ports."""
+"""Reads this box's hardware for `sluice setup`: a name to propose, serial ports, clock and virtualization."""
 
 import hashlib
 import re
@@ -14,22 +14,22 @@ from gateway.settings import GatewaySettings
 _DEVICE_TREE: Final = Path("/proc/device-tree")
 _MACHINE_ID: Final = Path("/etc/machine-id")
 _DIGITS: Final = 8
-"""Of a serial number or digest: enough to tell the boxes of a site apart, and few enough to read out on the phone."""
+"""Digits of a serial number or digest in a proposed name. They tell a site's boxes apart, and can be read out."""
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class Port(NamedTuple):
-    """A serial port that is there."""
+    """A serial port of this box."""
 
     name: str
     what: str
-    """What is plugged in, as far as it says so."""
+    """Description of the adapter that is plugged in, as far as the adapter gives one."""
 
 
 def proposed_id(device_tree: Path = _DEVICE_TREE, machine_id: Path = _MACHINE_ID) -> str:
-    """A name for this box that its twin has not: by the board's serial number, else by the installation's.
+    """Propose a unique name for this box, by the board's serial number, else by the machine-id.
 
-    A copied card has the same machine-id as the card that it was made from; a board's serial number it has not.
+    The serial number comes first, because a copied card has the machine-id of its original.
     """
     serial = _word(device_tree / "serial-number")
     if serial.strip("0"):
@@ -39,7 +39,7 @@ def proposed_id(device_tree: Path = _DEVICE_TREE, machine_id: Path = _MACHINE_ID
     machine = _word(machine_id)
     if not machine:
         return host
-    # machine-id(5): it is nobody's business itself, and only what is made of it may be shown.
+    # The machine-id itself is confidential (machine-id(5)). Only a hash of it may be shown.
     return f"{host}-{hashlib.sha256(b'sluice ' + machine.encode()).hexdigest()[:_DIGITS]}"
 
 
@@ -52,8 +52,8 @@ def _word(path: Path) -> str:
 
 
 def ports() -> list[Port]:
-    """The serial ports of this box, USB adapters first; none is opened for it."""
-    from serial.tools import list_ports  # noqa: PLC0415 - only setup looks at them in this way
+    """List the serial ports of this box, USB adapters first, without opening them."""
+    from serial.tools import list_ports  # noqa: PLC0415 - only setup lists them in this way
 
     found = []
     for port in list_ports.comports():
@@ -67,7 +67,7 @@ def ports() -> list[Port]:
 
 
 def is_clock_synced(gateway: GatewaySettings) -> bool:
-    """Whether this box knows the time; not where the kernel does not say, as in some containers."""
+    """Tell whether this box's clock is synced. False if the kernel does not say, as in some containers."""
     try:
         return read_wall_clock(gateway).synced
     except OSError:
@@ -75,7 +75,7 @@ def is_clock_synced(gateway: GatewaySettings) -> bool:
 
 
 def virtualization() -> str:
-    """What this box is where it is none of its own, as `container (lxc)`; empty where it is, or nothing tells."""
+    """Kind of virtualization, such as `container (lxc)`; empty for a real machine, or if it is not known."""
     for option, what in (("--container", "container"), ("--vm", "virtual machine")):
         with suppress(OSError, subprocess.TimeoutExpired):
             words = ["systemd-detect-virt", option]

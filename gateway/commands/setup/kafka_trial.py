@@ -1,4 +1,4 @@
-"""Tries Kafka for `sluice setup`: what a broker speaks and wants, and whether settings that are not written yet do."""
+"""Tries Kafka for `sluice setup`: finds out what brokers speak, and tries settings that are not written yet."""
 
 import asyncio
 import errno
@@ -23,13 +23,13 @@ from gateway.kafka.reach import Stage, reach_words
 from gateway.settings import KafkaSettings, Settings
 
 NONE: Final = "none"
-"""What is typed where there is no such thing."""
+"""Answer that stands for "no such thing"."""
 PATIENCE_S: Final = 5.0
-"""How long an address may take for each step: a person waits for it."""
+"""Seconds that an address may take for each step, while a person waits."""
 CHECK_S: Final = 15.0
-"""How long one request may take while settings are tried."""
+"""Seconds that one request may take while settings are tried."""
 MECHANISMS: Final[tuple[Mechanism, ...]] = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
-"""Those that the gateway speaks, the best first."""
+"""Mechanisms that the gateway speaks, best first."""
 IN_ANSWERS: Final[Mapping[str, str]] = {
     "or take [kafka.tls] out": "or write tls = false",
     "and [kafka.tls] is not set": "and tls = false was given",
@@ -42,10 +42,10 @@ IN_ANSWERS: Final[Mapping[str, str]] = {
     "kafka.sasl": "user and kafka_password",
     "kafka.tls.ca": "kafka.ca",
 }
-"""What the settings' words are called in a file of answers; the first that fits counts."""
+"""Words of messages about settings, and their words for a file of answers. They are replaced in this order."""
 IN_QUESTIONS: Final[Mapping[str, str]] = {
     "or take [kafka.tls] out": "or write plain:// before the address",
-    "and [kafka.tls] is not set": "and no TLS was to be spoken",
+    "and [kafka.tls] is not set": "and the answer was no TLS",
     "add [kafka.tls], with ca": "write tls:// before the address; the authority is asked for",
     "and [kafka.sasl] is set": "and a user was given",
     "take [kafka.sasl] out": f'write "{NONE}" as the user',
@@ -57,29 +57,29 @@ IN_QUESTIONS: Final[Mapping[str, str]] = {
     "written right in kafka.bootstrap": "written right",
     "kafka.bootstrap": "the address",
 }
-"""What a person is asked for has no settings' names yet."""
+"""Words of messages about settings, and their words for a person who answers questions."""
 _SASL_HANDSHAKE: Final = 17
 _NO_WAY: Final = frozenset({errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL})
 _ANSWER_BYTES_MAX: Final = 10_000
-"""Of a broker's answer to what is asked here; more is none."""
+"""Most bytes of a broker's answer to a SaslHandshake. A longer answer is no broker's."""
 
 
 class Broker(Struct, frozen=True):
-    """What one address of `kafka.bootstrap` is like."""
+    """Properties of the broker at one address of `kafka.bootstrap`."""
 
     address: str
     trouble: str = ""
-    """Why it cannot be reached, and what to do; empty where it is reached."""
+    """Reason why it cannot be reached, and what to do; empty if it is reached."""
     is_offline: bool = False
-    """Whether that is as it must be where there is no network: no name resolves, or no way leads there."""
+    """True if a missing network explains the trouble: the name does not resolve, or there is no route."""
     tls: bool = False
     mechanisms: tuple[str, ...] | None = None
-    """What it takes for a log-in: nothing where it wants none; None where it does not say."""
+    """Mechanisms that it takes for a log-in; empty if it wants no log-in; None if it does not say."""
 
 
 def look_at(addresses: Sequence[str]) -> list[Broker]:
-    """Find out what brokers speak, side by side; nothing secret is sent."""
-    # A thread for each: OpenSSL keeps its errors by thread, and what one broker refuses would be told of another.
+    """Find out what brokers speak, all at the same time. Nothing secret is sent."""
+    # Each broker has a thread of its own: OpenSSL keeps errors by thread, and would mix up those of two brokers.
     with ThreadPoolExecutor(max(1, len(addresses)), thread_name_prefix="setup") as threads:
         return list(threads.map(_look_at, addresses))
 
@@ -97,20 +97,20 @@ def _look_at(address: str) -> Broker:
         is_offline = stage == "name" or error.errno in _NO_WAY
         return Broker(address, reworded(f"{fault.words}; {fault.hint}", IN_QUESTIONS), is_offline=is_offline)
     for tls in (True, False):
-        # The other way, then: what is wrong with both is found as the settings are tried.
+        # If this way fails, try the other. If both fail, trying the settings will show why.
         with suppress(OSError, EOFError, ValueError, struct.error), _connected(found, tls=tls) as connection:
             return Broker(address, tls=tls, mechanisms=_asked(connection))
     return Broker(address, tls=_speaks_tls(found))
 
 
 async def _resolved(host: str, port: int) -> list[tuple[str, int]]:
-    """The addresses of a host. Raises OSError, TimeoutError."""
+    """Look up the addresses of a host. Raises OSError, TimeoutError."""
     async with asyncio.timeout(PATIENCE_S):
         return [(found[0], found[1]) for _, _, _, found in await names.addresses(host, port)]
 
 
 def _first_reached(addresses: Sequence[tuple[str, int]]) -> tuple[str, int]:
-    """The first address that takes a connection. Raises OSError, TimeoutError of the first one where none does."""
+    """Find the first address that takes a connection. If none does, raises the OSError of the first address."""
     failures: list[OSError] = []
     for address in addresses:
         try:
@@ -141,10 +141,10 @@ def _speaks_tls(found: tuple[str, int]) -> bool:
 
 
 def _asked(connection: socket.socket) -> tuple[str, ...]:
-    """The mechanisms that a broker takes, none where it wants no log-in.
+    """Ask a broker for its mechanisms; empty if it wants no log-in.
 
-    Kafka's SaslHandshake, version 1: `clients/src/main/resources/common/message/SaslHandshakeRequest.json`. Raises
-    OSError, EOFError, ValueError, struct.error where what answers is none, or speaks otherwise.
+    This is Kafka's SaslHandshake, version 1: `clients/src/main/resources/common/message/SaslHandshakeRequest.json`.
+    Raises OSError, EOFError, ValueError, struct.error if no broker answers, or if it speaks the other of TLS or plain.
     """
     wanted = MECHANISMS[0].encode()
     asked = struct.pack(f">hhih6sh{len(wanted)}s", _SASL_HANDSHAKE, 1, 1, 6, b"sluice", len(wanted), wanted)
@@ -173,9 +173,9 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def _any_certificate() -> ssl.SSLContext:
-    """TLS that looks at nobody's certificate, to see whether TLS is spoken at all.
+    """TLS that verifies no certificate, only to see whether the broker speaks TLS.
 
-    Nothing that anybody may not know goes this way: the log-in is tried with certificates verified, as ever.
+    Nothing secret is sent this way. The log-in is tried later, with verified certificates.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -184,14 +184,14 @@ def _any_certificate() -> ssl.SSLContext:
 
 
 def reworded(words: str, names: Mapping[str, str]) -> str:
-    """Words for an installer, with other names for the settings in them."""
+    """Replace the names of settings in a message."""
     for setting, name in names.items():
         words = words.replace(setting, name)
     return words
 
 
 def best_mechanism(brokers: Sequence[Broker], *, tls: bool) -> Mechanism | None:
-    """The best log-in that all brokers that answered take; None where none of ours, or nobody said."""
+    """Best mechanism that all brokers that answered take; None if there is none in common, or nobody said."""
     offers = [set(broker.mechanisms) for broker in brokers if broker.mechanisms]
     if not offers:
         return None
@@ -202,7 +202,7 @@ def best_mechanism(brokers: Sequence[Broker], *, tls: bool) -> Mechanism | None:
 def try_settings(
     settings: Settings, names: Mapping[str, str], *, password: str | None = None, ca: bytes | None = None
 ) -> list[Finding]:
-    """What `sluice check` would say of Kafka with settings whose files are not written yet; `names` for those."""
+    """Check Kafka as `sluice check` does, with settings that are not written yet. `names` replaces settings' names."""
     kafka = settings.kafka
     with _in_memory(password) as password_file, _in_memory(ca) as ca_file:
         if kafka.sasl is not None and password_file is not None:
@@ -223,7 +223,7 @@ def try_settings(
 
 @contextmanager
 def _in_memory(content: str | bytes | None) -> Iterator[Path | None]:
-    """A file that no disk ever sees, for as long as it is tried; None without content."""
+    """Give a path to content in memory, which is never on a disk; None without content."""
     if content is None:
         yield None
         return
@@ -237,7 +237,7 @@ def _in_memory(content: str | bytes | None) -> Iterator[Path | None]:
 
 
 def _without_memory(finding: Finding, files: Sequence[Path | None]) -> Finding:
-    """The same without the names of such files, which nobody can look into."""
+    """Take the paths of files in memory out of a finding, because nobody can open them."""
     words = finding.words
     for path in filter(None, files):
         words = (

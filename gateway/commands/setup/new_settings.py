@@ -1,4 +1,4 @@
-"""Makes the files of a gateway from answers: `gateway.toml` with notes, and apart from it what is secret."""
+"""Makes the files of a gateway from answers: `gateway.toml` with notes, and files with secrets."""
 
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -30,38 +30,38 @@ _ORDER: Final = (
     "log",
 )
 _HEADING: Final = """\
-# Settings of the gateway, written by `sluice setup` on {date}; go on editing them. `sluice settings` shows all there
-# are. After a change: sudo sluice check, then sudo systemctl restart sluice. `sluice setup` run again proposes what
-# stands here, keeps settings that it does not ask for, and this file as it was under another name.
+# Settings of the gateway, written by `sluice setup` on {date}. You may edit them. `sluice settings` lists all settings.
+# After a change: sudo sluice check, then sudo systemctl restart sluice. If you run `sluice setup` again, it proposes
+# these settings, keeps those that it does not ask for, and keeps this file as it was under another name.
 
 """
 _NOTES: Final[dict[tuple[str, ...], str]] = {
     ("gateway", "id"): "this box",
     ("gateway", "namespace"): "the site: keeps two sites' device 42 apart",
     ("kafka", "bootstrap"): "where readings go: host:port of one or more brokers",
-    ("kafka", "create_topics"): "topics that are missing are made",
+    ("kafka", "create_topics"): "the gateway makes missing topics",
     ("kafka", "tls"): "brokers' certificates are always verified",
-    ("kafka", "tls", "ca"): "who must have signed them; without it: whom this box trusts",
+    ("kafka", "tls", "ca"): "who must have signed them; default: whom this box trusts",
     ("kafka", "sasl"): "the log-in",
     ("kafka", "sasl", "password_file"): "mode 0400; read again when it changes",
     ("buffer", "path"): "readings wait here until Kafka has them",
-    ("mqtt_listener",): "sensors connect here; each by its own secret: sluice devices add NAME",
+    ("mqtt_listener",): "sensors connect here, each with its own secret: sluice devices add NAME",
     ("mqtt_listener", "host"): "every network that this box is in",
     ("mqtt_listener", "anonymous"): "anybody who reaches the port may write as any device",
     ("serial", "ports"): '"all": every USB adapter, now and later',
     ("status_page",): "for a browser on the LAN",
-    ("status_page", "password_file"): "what sluice setup made of the password",
+    ("status_page", "password_file"): "the password's hash, made by sluice setup",
     ("routes",): "device/42/thermo goes to Kafka's topic device-thermo under the key 42",
     (
         "routes",
         "identity",
-    ): 'where a payload has "boot" and "seq", what is sent again is stored once; "none": never look',
+    ): 'a reading with "boot" and "seq" that is sent again is stored once; "none": never look for them',
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """The settings that are in place, if any."""
+    """Settings in place; empty if there are none."""
 
     text: str = field(default="", repr=False)
     document: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -69,12 +69,12 @@ class Existing:
 
     @property
     def page_password(self) -> Path | None:
-        """The file with the hash of the status page's password, where there is one."""
+        """File with the hash of the status page's password; None if there is none."""
         page = None if self.settings is None else self.settings.status_page
         return page.password_file if page is not None and page.password_file.exists() else None
 
     def kafka_password(self, user: str | None) -> str | None:
-        """The password that is in place for a user of Kafka's, where there is one that can be read."""
+        """Read the password in place for a user of Kafka's; None if there is none, or it cannot be read."""
         sasl = None if self.settings is None else self.settings.kafka.sasl
         if sasl is None or sasl.user != user:
             return None
@@ -85,19 +85,19 @@ class Existing:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a setup comes to, nothing of it written yet."""
+    """Result of a setup, not written yet."""
 
     settings: Settings
     folders: tuple[Folder, ...]
     files: tuple[NewFile, ...]
     kept: Path | None
-    """Where the settings that were in place go."""
+    """New path of the settings that were in place; None if they do not change."""
     replaced: tuple[Path, ...]
-    """Secrets that nothing names any more afterwards."""
+    """Files of secrets that the new settings do not name any more."""
 
 
 def read_existing(config: Path) -> Existing:
-    """The settings in place. Raises ConfigError where they have mistakes: nobody knows then what is to be kept."""
+    """Read the settings in place. Raises ConfigError if they have mistakes: what to keep would not be known."""
     if not config.exists():
         return Existing()
     settings = config_file.load(config)
@@ -115,9 +115,9 @@ def make(  # noqa: PLR0913 - what a setup is made of
     page_hash: str | None = None,
     now: datetime | None = None,
 ) -> Made:
-    """The files that answers come to; `page_hash` stands for the page's password, None keeps the one in place.
+    """Make the files for answers. `page_hash` is the hash of the page's password; None keeps the one in place.
 
-    Raises ConfigError: the settings that would be written have been read as the gateway would read them.
+    The new settings are read as the gateway will read them. Raises ConfigError if they have mistakes.
     """
     folder, owners, now = config.parent, owners_for(config), now or datetime.now(UTC)
     folders, files = [Folder(folder, 0o755, None)], []
@@ -130,7 +130,7 @@ def make(  # noqa: PLR0913 - what a setup is made of
     if answers.kafka.user is not None:
         password = secrets.kafka_password
         if password is None:
-            # `gateway.commands.setup.setup_command` has seen that there is one.
+            # `plan` has checked that there is a password in place.
             kafka["sasl"]["password_file"] = existing.document["kafka"]["sasl"]["password_file"]
         else:
             path = _password_place(folder, existing, password)
@@ -148,7 +148,7 @@ def make(  # noqa: PLR0913 - what a setup is made of
     if config != DEFAULT_CONFIG:
         document.setdefault("buffer", {}).setdefault("path", str(folder.absolute() / "buffer.db"))
     ordered = {name: document[name] for name in (*_top(document), *_ORDER) if name in document}
-    # With all that a person wrote beside it, where it is written as people mostly do.
+    # Keep a person's comments and order, if the editor understands the file.
     text = edited(existing.text, document, _NOTES) if existing.settings is not None else None
     if text is None:
         text = _HEADING.format(date=f"{now:%Y-%m-%d}") + toml_text({**ordered, **document}, _NOTES)
@@ -166,7 +166,7 @@ def make(  # noqa: PLR0913 - what a setup is made of
 
 
 def secret_files(settings: Settings | None) -> Iterator[Path]:
-    """Files that hold a secret, by the settings that name them."""
+    """Paths of the files with secrets that the settings name."""
     if settings is None:
         return
     kafka, listener, page = settings.kafka, settings.mqtt_listener, settings.status_page
@@ -182,12 +182,12 @@ def secret_files(settings: Settings | None) -> Iterator[Path]:
 
 
 def _top(document: Mapping[str, Any]) -> list[str]:
-    """What stands above the first section."""
+    """Names of settings above the first section."""
     return [name for name, value in document.items() if not isinstance(value, dict | list)]
 
 
 def _merged(old: Mapping[str, Any], answers: Answers, gateway_id: str) -> dict[str, Any]:
-    """The settings in place, with what was answered put into them; what nobody was asked for stays."""
+    """Put the answers into the settings in place. Settings that are not asked for stay."""
     document = {name: dict(value) if isinstance(value, dict) else value for name, value in old.items()}
     gateway = document.get("gateway", {})
     namespace = answers.gateway.namespace or gateway.get("namespace", "default")
@@ -226,7 +226,7 @@ def _kafka(old: Mapping[str, Any], answers: Answers) -> dict[str, Any]:
     kafka: dict[str, Any] = {"bootstrap": list(asked.bootstrap), "create_topics": asked.create_topics}
     kafka |= {key: value for key, value in old.items() if key not in known}
     if asked.tls:
-        # With what setup does not ask for: a certificate of this gateway's, and the authority in place.
+        # Keep what setup does not ask for, such as this gateway's own certificate.
         kafka["tls"] = dict(old.get("tls", {}))
     if asked.user is not None:
         kafka["sasl"] = {"mechanism": asked.mechanism, "user": asked.user}
@@ -242,10 +242,10 @@ def _page_place(folder: Path) -> Path:
 
 
 def _password_place(folder: Path, existing: Existing, password: str) -> Path:
-    """Where a password for Kafka goes.
+    """Choose the file for a password of Kafka's.
 
-    Never over the one that the settings in place name, unless it is the same: cut off half-way, these would go on with
-    the old user and the new password.
+    A new password never replaces the file that the settings in place name. If setup were cut off half-way, the gateway
+    would go on with the old user and the new password.
     """
     sasl = None if existing.settings is None else existing.settings.kafka.sasl
     named = None if sasl is None else sasl.password_file

@@ -1,4 +1,4 @@
-"""From answers to a gateway that is set up: first everything is made and judged in memory, then it is written."""
+"""Sets a gateway up from answers: first everything is made and checked in memory, then it is written."""
 
 import secrets
 from collections.abc import Collection, Iterator, Mapping
@@ -21,7 +21,7 @@ from gateway.settings import GatewaySettings
 from gateway.toml_files.mistakes import ConfigError, Mistake, Place
 
 _ALPHABET: Final = "23456789abcdefghjkmnpqrstuvwxyz"
-"""For a password that a person reads out and types: nothing that looks like something else."""
+"""Characters of a password that a person reads out and types. No two of them look alike."""
 _ASKED_FOR: Final[Mapping[str, Place]] = {
     "serial.ports": ("sensors", "serial"),
     "mqtt_listener": ("sensors", "mqtt"),
@@ -32,25 +32,25 @@ _ASKED_FOR: Final[Mapping[str, Place]] = {
     "kafka.sasl.user": ("kafka", "user"),
     "kafka.sasl.mechanism": ("kafka", "mechanism"),
 }
-"""Which answer stands behind a setting."""
-_UNSEEN: Final = "nobody is there to be shown one that is made"
+"""Answer that each setting comes from."""
+_UNSEEN: Final = "nobody is there to be shown a new one"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is going to be written."""
+    """Everything that is going to be written."""
 
     config: Path
     existing: Existing
     made: Made
     digests: Mapping[str, str] = field(repr=False)
-    """By device: SHA-256 of its secret."""
+    """SHA-256 of each device's secret."""
     shown: Mapping[str, str] = field(repr=False)
-    """By device: a secret that was made for it here."""
+    """Secrets made here, by device."""
     kept: tuple[str, ...]
     """Devices that have a secret already, and keep it."""
     page_password: str | None = field(repr=False)
-    """One that was made here."""
+    """Password of the status page, if it was made here."""
 
 
 def new_page_password() -> str:
@@ -59,10 +59,10 @@ def new_page_password() -> str:
 
 
 def plan(given: Given, config: Path, existing: Existing, *, is_watched: bool, ca: bytes | None = None) -> Plan:
-    """Judge answers, and make all that is to be written. Raises ConfigError with lines of the answers.
+    """Check answers, and make all that is to be written. Raises ConfigError with lines of the answers.
 
-    `is_watched`: somebody sees what is printed, so that secrets may be made here and shown. `ca`: an authority's
-    certificate that was read already.
+    If `is_watched`, somebody sees the output, so secrets may be made here and shown. `ca` is an authority's certificate
+    that was read already.
     """
     mistakes = list(_unanswered(given, existing, is_watched=is_watched))
     answers, made_password = given.answers, None
@@ -74,7 +74,7 @@ def plan(given: Given, config: Path, existing: Existing, *, is_watched: bool, ca
         hashed = None if password is None else make_password_line(password)
     gateway_id = answers.gateway.id or _id_in_place(existing) or proposed_id()
     if mistakes:
-        # What else is wrong is told with it.
+        # Go on without the log-in, so that other mistakes are reported too.
         answers = msgspec.structs.replace(answers, kafka=msgspec.structs.replace(answers.kafka, user=None))
     ca = ca or ca_text(given)
     try:
@@ -97,9 +97,9 @@ def plan(given: Given, config: Path, existing: Existing, *, is_watched: bool, ca
 
 
 def carry_out(planned: Plan) -> None:
-    """Write all but the secrets that were made here. Raises SetupWriteError: then the settings are as they were.
+    """Write everything except the secrets made here. If it raises SetupWriteError, the settings are as they were.
 
-    Secrets of devices that somebody gave come first: whoever finds settings finds those too.
+    Devices' secrets that were given are written first, so that they are there once the settings are.
     """
     refuse_changed(planned.config, planned.existing.text)
     make_folders(planned.made.folders)
@@ -109,27 +109,27 @@ def carry_out(planned: Plan) -> None:
         raise SetupWriteError(str(error)) from error
     write_files(planned.made.files, planned.config, planned.existing.text)
     for path in planned.made.replaced:
-        # A link there was put by who keeps that secret elsewhere.
+        # A link stays: somebody keeps that secret elsewhere.
         with suppress(LeftAloneError):
             wipe(path)
 
 
 def store_shown(planned: Plan) -> None:
-    """Store the secrets that were made here: last of all, and just before they are shown. Raises CredentialsError.
+    """Store the secrets made here, last of all, just before they are shown. Raises CredentialsError.
 
-    Whatever failed before, no device has a secret that nobody ever saw, and that the next setup would leave to it.
+    So no failure before can leave a device with a secret that nobody saw and that the next setup would keep.
     """
     _put(planned, {name: planned.digests[name] for name in planned.shown})
 
 
 def take_back_shown(planned: Plan) -> None:
-    """Take them out again, where the terminal was gone before they were shown. Raises CredentialsError."""
+    """Remove the secrets made here, if the terminal was gone before they were shown. Raises CredentialsError."""
     if planned.shown:
         credentials.revoke(credentials.file_of(planned.made.settings), planned.shown)
 
 
 def without_shown(planned: Plan) -> Plan:
-    """The same where the secrets that were made here could not be stored: they are nobody's."""
+    """Remove the secrets made here from a plan, if they could not be stored."""
     digests = {name: digest for name, digest in planned.digests.items() if name not in planned.shown}
     return replace(planned, digests=digests, shown={})
 
@@ -141,23 +141,24 @@ def _put(planned: Plan, digests: Mapping[str, str]) -> None:
 
 
 def _now(gateway: GatewaySettings) -> datetime | None:
-    """The time, where this box knows it."""
+    """Time in UTC; None if this box's clock is not synced."""
     return datetime.now(UTC) if is_clock_synced(gateway) else None
 
 
 def _taken_names(given: Given, made: Made) -> Iterator[Mistake]:
-    """Devices whose names are somebody's already, and would be two."""
+    """Report names of devices that an operator has, or a user in gateway.toml."""
     listener = made.settings.mqtt_listener
     operators = credentials.load(credentials.file_of(made.settings)).operators
     users: Collection[str] = () if listener is None else listener.users
     secrets_given = {*given.answers.secrets.devices, *given.answers.secrets.devices_sha256}
     for name in dict.fromkeys((*given.answers.sensors.devices, *secrets_given)):
         if name in operators or (listener is not None and name in listener.operators):
-            told = f"{name} is an operator's name, who sends commands to devices; write another"
+            told = f"{name} is the name of an operator, who sends commands to devices; write another name"
             yield given.mistake(("sensors", "devices"), told)
         elif name in users and name in secrets_given:
             told = (
-                f"{name} has its secret in gateway.toml ([mqtt_listener.users]); take that line out, or give none here"
+                f"{name} has its secret in gateway.toml ([mqtt_listener.users]); take that line out, or give no secret "
+                "here"
             )
             yield given.mistake(("sensors", "devices"), told)
 
@@ -165,7 +166,7 @@ def _taken_names(given: Given, made: Made) -> Iterator[Mistake]:
 def _known_devices(made: Made, existing: Existing) -> set[str]:
     """Devices that have a secret which somebody was shown.
 
-    Without settings in place nobody was: what stands there is of a setup that was cut off.
+    Without settings in place there is none: a file of secrets is left from a setup that was cut off.
     """
     if existing.settings is None:
         return set()
@@ -180,7 +181,7 @@ def _id_in_place(existing: Existing) -> str | None:
 
 
 def _unanswered(given: Given, existing: Existing, *, is_watched: bool) -> list[Mistake]:
-    """What has to be said, and is neither in the answers nor in place."""
+    """Report passwords and secrets that are needed, and are neither in the answers nor in place."""
     answers, found = given.answers, []
     user, secrets_given = answers.kafka.user, answers.secrets
     if user is not None and secrets_given.kafka_password is None and existing.kafka_password(user) is None:
@@ -193,7 +194,7 @@ def _unanswered(given: Given, existing: Existing, *, is_watched: bool) -> list[M
         found.append(given.mistake(("status_page",), told))
     for name in _without_secret(answers, existing):
         told = (
-            f"{name} has no secret, and {_UNSEEN}; write it below [devices] in {SECRETS_NAME} (openssl rand -hex 16 "
+            f"{name} has no secret, and {_UNSEEN}; write one below [devices] in {SECRETS_NAME} (openssl rand -hex 16 "
             "makes one), or leave the device out and run sluice devices add later"
         )
         found.append(given.mistake(("sensors", "devices"), told))
@@ -210,7 +211,7 @@ def _without_secret(answers: Answers, existing: Existing) -> list[str]:
 
 
 def _of_answers(given: Given, mistake: Mistake) -> Mistake:
-    """A mistake of the settings that would come of answers, at the answer's line where there is one."""
+    """Turn a mistake in the new settings into a mistake at the answer's line, if an answer caused it."""
     setting, colon, words = mistake.message.partition(": ")
     place = _ASKED_FOR.get(setting)
     if colon and place is not None:

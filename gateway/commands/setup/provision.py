@@ -1,9 +1,10 @@
-"""Takes in what was put on a boot partition or a stick: `sluice.toml` and its secrets, once; then the secrets go.
+"""Takes in `sluice.toml` and its secrets once, from a boot partition or a stick, and then wipes the secrets.
 
-How far it has come stands in names, as a renaming needs no room and happens or does not: `sluice.toml` is to be taken
-in, `sluice.toml.taken` was, and what is secret beside it is still to be wiped, `sluice.toml.done` is over. Cut off
-before the first renaming, all of it is done once more, which changes nothing; after that, only the wiping is. A stick
-is looked at no more once settings are in place: cut off behind these, its secrets stay on it, under their old names.
+The file's name tells how far this has come, because a renaming needs no room and cannot happen by half. `sluice.toml`
+is to be taken in. `sluice.toml.taken` was taken in, and secrets beside it are still to be wiped. `sluice.toml.done` is
+over. If it is cut off before the first renaming, all is done again, which changes nothing. If it is cut off later, only
+the wiping is done. A stick is not read any more once settings are in place. If it is cut off after the settings were
+written, the secrets stay on the stick, under their old names.
 """
 
 import os
@@ -29,38 +30,38 @@ TAKEN_NAME: Final = f"{ANSWERS_NAME}.taken"
 DONE_NAME: Final = f"{ANSWERS_NAME}.done"
 REPORT_NAME: Final = "sluice-report.txt"
 PROVISIONING_NAMES: Final = (SECRETS_NAME, ANSWERS_NAME, TAKEN_NAME, DONE_NAME, REPORT_NAME)
-"""All that may lie on a medium, what is secret first."""
+"""Names of files of a provisioning, secrets first."""
 _HIDDEN_ENDING: Final = f"{ANSWERS_NAME}.txt"
-"""What a Windows that hides endings makes of the name."""
+"""Name that a file of answers gets on a Windows that hides endings."""
 _FLASH: Final = (
-    "On flash memory (cards, sticks) what is overwritten may lie on beneath, where tools for that can read it. Keep "
-    "this medium as you keep a key, or make new passwords where it was lost."
+    "On flash memory (cards, sticks) old copies of overwritten data can survive, and special tools can read them. Keep "
+    "this medium as you keep a key, or make new passwords if it is lost."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Provisioned:
-    """What became of a folder."""
+    """Result of provisioning from one folder."""
 
     folder: Path
     taken: Plan | None
-    """What was set; None where nothing was."""
+    """Plan that was carried out; None if nothing was set."""
     trouble: str = ""
-    """Why something that is there was not taken in; the report on the medium says more."""
+    """Reason why answers were not taken in. The report on the medium says more."""
     starts: bool = False
-    """Whether the gateway is to be started now."""
+    """True if the gateway is to be started now."""
 
 
 def is_asked(folder: Path) -> bool:
-    """Whether anything is to be taken in from a folder, or to be ended."""
+    """Tell whether a folder has answers to be taken in, or secrets still to be wiped."""
     names = (ANSWERS_NAME, TAKEN_NAME, _HIDDEN_ENDING)
     return any(_is_plain(folder / name) for name in names)
 
 
 def provision(folder: Path, config: Path) -> Provisioned:
-    """Take in what is in a folder, and say on the medium what became of it. Nothing happens where nothing is there.
+    """Take in the answers in a folder, and write a report beside them. Do nothing if there are none.
 
-    Where something is wrong nothing is changed, neither on the gateway nor on the medium, but for the report.
+    If something is wrong, nothing is changed on the gateway, and nothing but the report on the medium.
     """
     answers, taken = folder / ANSWERS_NAME, folder / TAKEN_NAME
     try:
@@ -68,16 +69,16 @@ def provision(folder: Path, config: Path) -> Provisioned:
             if _is_plain(taken):
                 _end(folder)
             elif _is_plain(folder / _HIDDEN_ENDING):
-                told = f"{_HIDDEN_ENDING} is to be called {ANSWERS_NAME}: rename it (its ending may be hidden)"
+                told = f"{_HIDDEN_ENDING} must be called {ANSWERS_NAME}: rename it (its ending may be hidden)"
                 _report(folder, [told, f"Nothing was set, and {_left(folder)}."])
                 return Provisioned(folder, None, told)
             return Provisioned(folder, None)
         if not _may_be_written(folder):
-            # Its secrets could not be wiped.
+            # The secrets could not be wiped later.
             return Provisioned(folder, None, f"{folder} cannot be written: nothing was taken in from it")
         secrets = folder / SECRETS_NAME
         for path in (answers, secrets):
-            # Neither could be wiped.
+            # Such a file could not be wiped later.
             why = why_left_alone(path)
             if why is not None:
                 return Provisioned(folder, None, f"{path}: {why}: nothing was taken in")
@@ -100,7 +101,7 @@ def _taken_in(folder: Path, config: Path) -> Provisioned:
             f"{error.path.name}{f', line {mistake.line}' if mistake.line else ''}: {mistake.message}"
             for mistake in error.mistakes
         ]
-        _report(folder, ["Nothing was set. To be mended:", "", *lines, "", f"Then start it again; {_left(folder)}."])
+        _report(folder, ["Nothing was set. Correct this:", "", *lines, "", f"Then start it again; {_left(folder)}."])
         return Provisioned(folder, None, f"{answers} has mistakes: {'; '.join(lines)}")
     except (SetupWriteError, CredentialsError) as error:
         return _not_taken_in(folder, str(error))
@@ -116,7 +117,7 @@ def _not_taken_in(folder: Path, trouble: str) -> Provisioned:
 
 
 def _in_place(config: Path) -> Existing:
-    """The settings in place; of those that have mistakes nothing is kept but the file: nobody is there to mend them."""
+    """Read the settings in place. If they have mistakes, keep only their text: nobody is there to correct them."""
     try:
         return read_existing(config)
     except ConfigError:
@@ -126,14 +127,14 @@ def _in_place(config: Path) -> Existing:
 
 
 def _end(folder: Path) -> None:
-    """Wipe what is secret on the medium. Done again, it goes on where it was cut off."""
+    """Wipe the secrets on the medium. If this was cut off, calling it again goes on."""
     taken = folder / TAKEN_NAME
     wipe(folder / SECRETS_NAME)
     try:
         text = taken.read_text(encoding="utf-8-sig")
         has_secrets = "secrets" in tomllib.loads(text)
     except ValueError:
-        # Damaged since: who knows what of it is secret.
+        # The file is damaged, so any part of it may be secret.
         wipe(taken)
         return
     if has_secrets:
@@ -152,17 +153,17 @@ def _set_lines(planned: Plan, *, has_secrets: bool) -> list[str]:
     if page is not None:
         lines.append(f"Its status page, once it runs: port {page.port} of this box, in a browser on its network.")
     check = typed(planned.config, "check")
-    return [*lines, f"{check}, in a terminal of this box, goes through every link of the chain."]
+    return [*lines, f"{check}, in a terminal of this box, checks every link of the chain."]
 
 
 def _left(folder: Path) -> str:
     if (folder / SECRETS_NAME).exists():
-        return f"{SECRETS_NAME} was left where it is, and whoever has this medium can read it"
+        return f"{SECRETS_NAME} was left here, and whoever has this medium can read it"
     return "the files were left as they are"
 
 
 def _report(folder: Path, lines: list[str]) -> None:
-    """Say on the medium what became of it; not again where the same stands there."""
+    """Write the report, unless a report with the same text is there."""
     report = folder / REPORT_NAME
     body = harmless("\n".join(lines).rstrip() + "\n")
     with suppress(OSError, UnicodeDecodeError):
@@ -174,7 +175,7 @@ def _report(folder: Path, lines: list[str]) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file as a whole: a stick may hold a link under any name, and root must not write where it leads."""
+    """Replace a file. A stick may hold a link under any name, and root must not follow it."""
     new = path.with_name(f"{path.name}.new")
     with suppress(FileNotFoundError):
         new.unlink()
@@ -187,7 +188,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _is_plain(path: Path) -> bool:
-    """Whether a file is there, and no link to one: what lies elsewhere is not the medium's."""
+    """Tell whether a file is there, and no link. A link's target may be outside the medium."""
     return path.is_file() and not path.is_symlink()
 
 
@@ -196,6 +197,6 @@ def _may_be_written(folder: Path) -> bool:
 
 
 def _rename(old: Path, new: Path) -> None:
-    """Where a test cuts it off."""
+    """Rename a file and sync its folder. Tests cut provisioning off here."""
     old.replace(new)
     sync_folder(new.parent)

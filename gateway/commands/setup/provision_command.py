@@ -1,4 +1,4 @@
-"""`sluice provision`: sets the gateway up from files on the boot partition or on a stick, without anybody typing."""
+"""The command `sluice provision`: sets the gateway up from files on the boot partition or on a stick."""
 
 import resource
 import sys
@@ -14,7 +14,7 @@ from gateway.commands.setup.setup_command import written_lines
 from gateway.host import service
 from gateway.host.terminal import say
 
-_NOTHING = "no sluice.toml is there: nothing was to be done"
+_NOTHING = "no sluice.toml was found: there is nothing to do"
 
 
 @click.command(
@@ -25,20 +25,23 @@ _NOTHING = "no sluice.toml is there: nothing was to be done"
 @config_option
 @click.argument("folders", type=click.Path(path_type=Path), nargs=-1, metavar="[FOLDER]...")
 def provision_command(config: Path, folders: tuple[Path, ...]) -> None:
-    """Set this gateway up from sluice.toml (what sluice setup --example-answers prints) and sluice-secrets.toml.
+    """Set this gateway up from the files sluice.toml and sluice-secrets.toml.
 
-    Looked for in the folders named; else on the boot partition and, as long as this gateway is not set up, on USB
-    sticks: once it is, a stick that somebody plugs in changes nothing. It is taken in once and renamed
-    sluice.toml.done, the secrets are overwritten and removed, and sluice-report.txt beside it says what was set. Where
-    something is wrong nothing is changed, and the report says what to mend.
+    sluice setup --example-answers prints an example of sluice.toml. The files are looked for in each FOLDER. Without a
+    FOLDER they are looked for on the boot partition and, until this gateway is set up, on USB sticks. Once it is set
+    up, a stick that somebody plugs in changes nothing.
 
-    The exit code is 1 where something was there and was not taken in.
+    The answers are taken in once. Then sluice.toml is renamed sluice.toml.done, and the secrets are overwritten and
+    removed. sluice-report.txt, beside sluice.toml, says what was set. If something is wrong, nothing is changed, and
+    the report says what to correct.
+
+    The exit code is 1 if something was found and not taken in.
     """
     config = config.absolute()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for folder in folders:
         if not folder.is_dir():
-            raise click.UsageError(f"{folder} is no folder; name the one that sluice.toml is in")
+            raise click.UsageError(f"{folder} is no folder; name the folder that sluice.toml is in")
     done = [outcome for outcome in _outcomes(config, folders) if outcome.taken is not None or outcome.trouble]
     for outcome in done:
         _tell(outcome)
@@ -46,7 +49,7 @@ def provision_command(config: Path, folders: tuple[Path, ...]) -> None:
         say(_NOTHING)
     if any(outcome.starts for outcome in done) and service.is_there(config) and service.may_be_changed():
         try:
-            # This may itself run before the service.
+            # Do not wait: at boot this command itself runs before the service.
             service.start(wait=False)
         except service.ServiceError as error:
             raise click.ClickException(str(error)) from error
@@ -70,7 +73,7 @@ def _outcomes(config: Path, folders: Sequence[Path]) -> Iterator[Provisioned]:
 
 
 def _tell(outcome: Provisioned) -> None:
-    """For the journal: whole lines, and nothing secret."""
+    """Print an outcome for the journal: lines are not wrapped, and hold no secret."""
     if outcome.trouble:
         say(outcome.trouble, err=True)
     if outcome.taken is not None:

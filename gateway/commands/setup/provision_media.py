@@ -1,4 +1,4 @@
-"""USB sticks as `sluice provision` looks at them: their partitions, mounted for a moment, and nothing on them run."""
+"""Finds and mounts USB sticks for `sluice provision`. Nothing on a stick can be run."""
 
 import os
 import subprocess
@@ -9,29 +9,29 @@ from pathlib import Path
 from typing import Final
 
 BOOT_FOLDERS: Final = (Path("/boot/firmware"), Path("/boot"))
-"""Where a card's boot partition is, which any computer can write: Raspberry Pi OS and Debian since 12, and before."""
+"""Folders of a card's boot partition, which any computer can write: since Raspberry Pi OS and Debian 12, and before."""
 FILE_SYSTEMS: Final = ("vfat", "exfat", "ext4")
 _BLOCK: Final = Path("/sys/class/block")
 _OPTIONS: Final = "nosuid,nodev,noexec"
 _PATIENCE_S: Final = 30.0
-"""How long a program may take over a stick that does not answer."""
+"""Seconds that a program may take over a stick that does not answer."""
 
 Run = Callable[[Sequence[str]], str]
-"""Runs a program of the system and gives what it printed. Raises OSError or subprocess.SubprocessError."""
+"""Function that runs a program and returns its output. Raises OSError or subprocess.SubprocessError."""
 
 
 class MediumError(Exception):
-    """A stick cannot be looked into; the message says why."""
+    """A stick cannot be read or written. The message says why."""
 
 
 def run(command: Sequence[str]) -> str:
-    """As `Run` has it."""
+    """Run a program of the system, as `Run` describes."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=True, errors="replace")  # noqa: S603 - names of the kernel's
     return done.stdout.strip()
 
 
 def sticks(block: Path = _BLOCK) -> list[str]:
-    """The partitions of removable USB media, or such a medium itself where it has none: names as in /dev."""
+    """Names in /dev of the partitions of removable USB media, or of a medium itself that has no partition."""
     found = []
     for entry in sorted(block.iterdir()) if block.is_dir() else []:
         real = entry.resolve()
@@ -46,17 +46,17 @@ def sticks(block: Path = _BLOCK) -> list[str]:
 
 @contextmanager
 def mounted(name: str, run: Run = run) -> Iterator[Path]:
-    """A partition as a folder; read-only until `writable` is called. Raises MediumError."""
+    """Mount a partition, read-only until `make_writable` is called, and give its folder. Raises MediumError."""
     device = f"/dev/{name}"
     try:
         kind = run(["blkid", "-p", "-o", "value", "-s", "TYPE", device])
     except (OSError, subprocess.SubprocessError):
         kind = ""
     if kind not in FILE_SYSTEMS:
-        raise MediumError(f"{device} has no file system that is looked into ({', '.join(FILE_SYSTEMS)})")
+        raise MediumError(f"{device} has none of the file systems {', '.join(FILE_SYSTEMS)}: format it with one")
     folder = Path(tempfile.mkdtemp(prefix="sluice-provision-", dir="/run" if os.access("/run", os.W_OK) else None))
     try:
-        # FAT knows no owners: without the mask everybody could read the secrets meanwhile.
+        # FAT has no owners of files. Without the mask everybody could read the secrets meanwhile.
         mask = "" if kind == "ext4" else ",umask=077"
         _do(run, ["mount", "-t", kind, "-o", f"ro,{_OPTIONS}{mask}", device, str(folder)])
         try:
@@ -69,7 +69,7 @@ def mounted(name: str, run: Run = run) -> Iterator[Path]:
 
 
 def make_writable(folder: Path, run: Run = run) -> None:
-    """Let a stick that is mounted be written. Raises MediumError where it is locked, or failing."""
+    """Make a mounted stick writable. Raises MediumError if it is locked or failing."""
     _do(run, ["mount", "-o", f"remount,rw,{_OPTIONS}", str(folder)])
 
 

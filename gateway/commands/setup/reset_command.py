@@ -1,4 +1,4 @@
-"""`sluice reset`: takes from this box what is of its site: readings, secrets, settings."""
+"""`sluice reset`: wipes the readings, secrets and settings of this gateway."""
 
 import os
 import sys
@@ -33,40 +33,40 @@ from gateway.toml_files.mistakes import ConfigError
 
 USAGE: Final = 2
 UNNAMED: Final = "unnamed"
-"""What is typed where no settings say what this gateway is called."""
+"""Word to type instead of the id, if no settings have an id."""
 _BUFFER_PARTS: Final = ("-wal", "-shm", ".control", ".lock")
 _OWN_NAMES: Final = frozenset({"kafka.password", "kafka-2.password", "status-page"})
-"""What `sluice setup` writes into the folders for secrets."""
+"""Names that `sluice setup` gives to files in the folders for secrets."""
 _READINGS: Final = "SELECT count(*) FROM reading JOIN series ON series.number = reading.series WHERE series.type = ?"
 _COUNTED_ROWS_MAX: Final = 200_000
 _LEFT_TOLD_MAX: Final = 20
 _FLASH: Final = (
-    "Secrets were overwritten first; readings were only removed. On flash memory (cards, SSDs) neither reaches what "
-    "lies beneath, where tools for that can read it until it is used again. Where that matters: make new passwords for "
-    "Kafka, and destroy the card, or encrypt the next one from the start."
+    "Secrets were overwritten first; readings were only removed. On flash memory (cards, SSDs) old copies of either "
+    "can survive, and special tools can read them until that memory is used again. If that matters, make new passwords "
+    "for Kafka, and destroy the card, or encrypt the next card from the start."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ToWipe:
-    """What there is to be wiped."""
+    """Files to be wiped, and files that stay."""
 
     gateway_id: str
     buffer: Path
     secrets: tuple[Path, ...]
-    """Overwritten, then removed."""
+    """Files with secrets. They are wiped first."""
     data: tuple[Path, ...]
-    """Removed."""
+    """Files of the buffer."""
     settings: tuple[Path, ...]
-    """Last: without them nobody knows where the rest is."""
+    """Files of the settings. They are wiped last, because they tell where the others are."""
     left: tuple[Path, ...]
-    """What the settings name elsewhere, or what stands beside them and is none of ours."""
+    """Files that stay: secrets that the settings name elsewhere, and files of others beside the settings."""
     refused: tuple[tuple[Path, str], ...]
-    """What has a name of ours and may be somebody else's, and why: it is left too."""
+    """Files with a name of the gateway's that may be somebody else's, and why. They stay too."""
 
     @property
     def all(self) -> tuple[Path, ...]:
-        """In the order in which it goes."""
+        """Files to be wiped, in this order."""
         return (*self.secrets, *self.data, *self.settings)
 
 
@@ -75,20 +75,20 @@ class ToWipe:
     epilog="Example: sluice reset --config gateway.toml",
 )
 @config_option
-@click.option("--yes-wipe", "wiped_id", metavar="ID", help="Do not ask: ID is this gateway's, as its settings have it.")
+@click.option("--yes-wipe", "wiped_id", metavar="ID", help="Do not ask. ID must be the gateway.id of the settings.")
 @click.option("--stop", is_flag=True, help="Stop the service first, without asking.")
 def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT001 - click passes options by name
-    """Wipe this gateway: the readings that wait, the secrets of its devices, its passwords, its settings.
+    """Wipe this gateway: waiting readings, secrets of devices, passwords and settings.
 
-    Says first what waits and was not sent, and asks for the gateway's id to be typed. It refuses while the gateway
-    runs, unless it may stop it. Cut off, it is simply called again.
+    It first says what was not sent yet, and asks you to type the gateway's id. While the gateway runs it wipes nothing,
+    unless you let it stop the gateway. If it is interrupted, call it again.
 
-    Secrets and settings, and whatever else has at most 1 MB, are overwritten before they are removed; readings, in
-    larger files, are only removed. On flash memory neither reaches what lies beneath: where that matters, make new
+    Files of at most 1 MB, such as secrets and settings, are overwritten before they are removed. Larger files, which
+    hold readings, are only removed. On flash memory, old copies of either can survive. If that matters, make new
     passwords for Kafka, and destroy the card.
 
-    A link that another user can have made, a file with a second name and a file of a third user stay: each is named,
-    and the exit code is 1.
+    Some files stay: a link that another user may have made, a file with a second name, and a file of a third user. Each
+    is named, and the exit code is 1.
     """
     config = config.absolute()
     try:
@@ -96,7 +96,7 @@ def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT0
     except OSError as error:
         _end(f"{error.filename}: {error.strerror}: run this as root, or as the user whose files these are")
     if not (found.all or found.refused):
-        say(f"nothing is there to be wiped: no settings at {config}, no buffer at {found.buffer}")
+        say(f"there is nothing to wipe: no settings at {config}, no buffer at {found.buffer}")
         return
     for line in _first_lines(found, config):
         say(hanging(line, 4))
@@ -107,21 +107,21 @@ def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT0
     except BufferFileError as error:
         _end(str(error))
     except OSError as error:
-        say(hanging(f"{error.filename}: {error.strerror}: not all is wiped; call it again", 4), err=True)
+        say(hanging(f"{error.filename}: {error.strerror}: not all is wiped; run this again", 4), err=True)
         sys.exit(FINDING)
     say(f"wiped: {counted(len(found.all) + len(found.refused) - len(refused), 'file')}")
     say(hanging(_FLASH, 0))
     for line in (*_refused_lines(refused), *(f"left: {path}" for path in found.left[:_LEFT_TOLD_MAX])):
         say(hanging(line, 4))
-    told = "left: the program itself, and what the journal has (journalctl -u sluice): no secrets, names of devices"
+    told = "left: the program, and its journal (journalctl -u sluice), which has names of devices and no secrets"
     say(hanging(told, 4))
     if not os.path.lexists(config):
-        say(hanging(f"this box is not set up now: {typed(config, 'setup')} does it anew", 4))
+        say(hanging(f"this box is not set up now: {typed(config, 'setup')} sets it up again", 4))
     sys.exit(FINDING if refused else 0)
 
 
 def _wipe_all(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    """Give what was left all the same, for it became another's meanwhile. Raises OSError."""
+    """Wipe files. Give each file that another user has changed meanwhile, which stays, and why. Raises OSError."""
     for path in paths:
         try:
             wipe(path)
@@ -137,10 +137,13 @@ def _refused_lines(refused: Sequence[tuple[Path, str]]) -> Iterator[str]:
 
 
 def find_what_to_wipe(config: Path) -> ToWipe:
-    """Find what belongs to settings, be they right or wrong, or gone. Raises OSError where it may not be seen."""
+    """Find the files that belong to settings, even if the settings are wrong or gone.
+
+    Raises OSError for a folder that this user may not read.
+    """
     settings = None
     with suppress(ConfigError):
-        # Root follows no link that the service's user put in the buffer's place.
+        # Root must not follow a link that the service's user put in the buffer's place.
         settings = config_file.load_as_written(config)
     buffer = settings.buffer.path.absolute() if settings is not None else _buffer_of(config)
     devices = buffer.with_name(credentials.FILE_NAME) if settings is None else credentials.file_of(settings)
@@ -159,7 +162,7 @@ def find_what_to_wipe(config: Path) -> ToWipe:
     kept = [path for path in beside if path.name.startswith(f"{config.name}.") or path.name == "kafka-ca.pem"]
     data = [*_of_buffer(buffer)]
     if folder == DEFAULT_CONFIG.parent:
-        # What would set this box up again at its next start, and what it was set up from.
+        # Answers on the boot partition would set this box up again at its next start.
         boot = [boot / name for boot in BOOT_FOLDERS for name in PROVISIONING_NAMES]
         ours += [path for path in boot if path.is_file()]
     settings_files = [*kept, *([config] if os.path.lexists(config) else [])]
@@ -180,24 +183,24 @@ def find_what_to_wipe(config: Path) -> ToWipe:
 
 
 def _is_ours(path: Path, config: Path) -> bool:
-    """Whether a file in a folder for secrets is the gateway's: elsewhere than in its own place others may be there."""
+    """Tell whether a file in a folder for secrets is the gateway's. Below /etc/sluice, every file is."""
     return config.parent == DEFAULT_CONFIG.parent or path.name in _OWN_NAMES or is_unfinished(path.name)
 
 
 def _of_buffer(buffer: Path) -> list[Path]:
-    """The buffer's file, what stands beside it under its name, and damaged ones; its lock last."""
+    """Files of the buffer: those set aside as damaged, the buffer itself and its side files; the lock last."""
     names = [buffer.name, *(buffer.name + part for part in _BUFFER_PARTS)]
     found = [path for path in _beside(buffer.parent) if path.name.startswith(f"{buffer.name}.corrupt-")]
     return [*found, *(path for path in map(buffer.with_name, names) if os.path.lexists(path))]
 
 
 def _beside(folder: Path) -> list[Path]:
-    """The files of a folder, and its links."""
+    """Files and links in a folder."""
     return sorted(path for path in folder.iterdir() if _is_no_folder(path)) if folder.is_dir() else []
 
 
 def _inside(folder: Path) -> list[Path]:
-    """The files below a folder, and links; the folder itself where that is one, which leads who knows where."""
+    """Files and links below a folder. If the folder itself is a link, give only the link."""
     if folder.is_symlink():
         return [folder]
     return sorted(path for path in folder.rglob("*") if _is_no_folder(path)) if folder.is_dir() else []
@@ -208,7 +211,7 @@ def _is_no_folder(path: Path) -> bool:
 
 
 def _buffer_of(config: Path) -> Path:
-    """Where the buffer of settings is that are wrong or gone, as far as they say it."""
+    """Find the buffer's path if the settings are wrong or gone."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         return Path(tomllib.loads(config.read_text(encoding="utf-8-sig"))["buffer"]["path"]).absolute()
     return BufferSettings().path if config == DEFAULT_CONFIG else config.parent / "buffer.db"
@@ -223,12 +226,12 @@ def _id_of(config: Path, settings: Settings | None) -> str:
 
 
 def _first_lines(found: ToWipe, config: Path) -> Iterator[str]:
-    """What would go, before anybody is asked."""
+    """Say what would be wiped, before anybody is asked."""
     yield f"This wipes the gateway {escaped(found.gateway_id)}: what waits, its secrets, its settings."
     if service.is_active(config):
         yield "The gateway runs: it would be stopped for that."
     if found.buffer in found.data:
-        # What its user has written is read as that user.
+        # Read the buffer as the service's user, who has written it.
         with as_service(config, found.buffer):
             lines = list(_buffer_lines(found.buffer, config))
         yield from lines
@@ -238,7 +241,7 @@ def _first_lines(found: ToWipe, config: Path) -> Iterator[str]:
 
 
 def _buffer_lines(buffer: Path, config: Path) -> Iterator[str]:
-    """How much waits, and how it is kept."""
+    """Say how much waits, and how to keep a copy."""
     try:
         status = read_status(buffer)
     except BufferFileError as error:
@@ -253,7 +256,7 @@ def _buffer_lines(buffer: Path, config: Path) -> Iterator[str]:
 
 
 def _waiting(buffer: Path, rows: int) -> str:
-    """What waits, readings apart from what the gateway says of itself where that is soon counted."""
+    """Say how much waits. Readings and the gateway's own events are counted apart, if that is quick."""
     if not rows:
         return "nothing waits"
     with suppress(BufferFileError):
@@ -291,7 +294,7 @@ def _confirm(found: ToWipe, wiped_id: str | None) -> None:
 
 @contextmanager
 def _stopped(config: Path, buffer: Path, *, may_stop: bool, may_ask: bool) -> Iterator[None]:
-    """Keep the gateway from running meanwhile. Raises BufferFileError where it does."""
+    """Keep the gateway from running meanwhile. Raises BufferFileError if it runs all the same."""
     if service.is_active(config):
         if not may_stop and not (may_ask and _may_stop()):
             _end("the gateway runs: nothing was wiped. Stop it (sudo systemctl stop sluice), or give --stop")
@@ -300,7 +303,7 @@ def _stopped(config: Path, buffer: Path, *, may_stop: bool, may_ask: bool) -> It
         except service.ServiceError as error:
             _end(f"{error}; nothing was wiped")
     lock_file = buffer_lock_file(buffer)
-    # Whoever takes the lock makes its file: not where somebody's link leads root.
+    # Taking the lock makes its file. Root must not make it where somebody's link leads.
     if not buffer.parent.is_dir() or why_left_alone(lock_file) is not None:
         yield
         return
@@ -311,7 +314,7 @@ def _stopped(config: Path, buffer: Path, *, may_stop: bool, may_ask: bool) -> It
 
 
 def buffer_lock_file(buffer: Path) -> Path:
-    """As `lock.acquire` names it."""
+    """Path of the lock file, as `lock.acquire` names it."""
     return buffer.with_name(f"{buffer.name}.lock")
 
 

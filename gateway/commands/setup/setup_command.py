@@ -1,4 +1,4 @@
-"""`sluice setup`: asks what the gateway must know, or takes it from a file; checks it; writes settings and secrets."""
+"""`sluice setup`: asks for answers, or reads them from a file, checks them, and writes settings and secrets."""
 
 import resource
 import shlex
@@ -24,12 +24,12 @@ from gateway.settings import DEFAULT_CONFIG, ListenerSettings
 from gateway.toml_files.mistakes import ConfigError, where
 
 USAGE = 2
-"""Exit code where nothing was written because what was given will not do."""
+"""Exit code if nothing was written because the answers will not do."""
 _NOTHING = "nothing was written"
 
 
 @click.command(
-    short_help="Ask what the gateway must know, check it, write its settings.",
+    short_help="Ask for the settings, check them, and write them.",
     epilog="Example: sluice setup --answers barn-1.toml",
 )
 @config_option
@@ -38,26 +38,25 @@ _NOTHING = "nothing was written"
     "answers_path",
     type=click.Path(path_type=Path, readable=False),
     metavar="FILE",
-    help="Take the answers from this file, and secrets from sluice-secrets.toml beside it; nothing is asked.",
+    help="Take the answers from this file, and secrets from sluice-secrets.toml beside it. Ask nothing.",
 )
-@click.option("--example-answers", is_flag=True, help="Print such a file, with comments, and end.")
-@click.option(
-    "--no-check", is_flag=True, help="With --answers: do not try Kafka, where it is known to be out of reach."
-)
+@click.option("--example-answers", is_flag=True, help="Print an example of such a file, with comments, and end.")
+@click.option("--no-check", is_flag=True, help="With --answers: do not try to reach Kafka.")
 def setup(config: Path, answers_path: Path | None, example_answers: bool, no_check: bool) -> None:  # noqa: FBT001 - click passes options by name
-    """Set this gateway up: at most eight questions, each answer checked at once, and kept anyway if you say so.
+    """Set this gateway up with at most eight questions.
 
-    Writes the settings, with comments, and apart from them what is secret. Nothing is written before the last answer,
-    and nothing half: settings that are in place stay until the new ones are whole, and are kept under another name.
-    Works without a network and without sensors. Run again, it proposes what is in place.
+    Each answer is checked at once, and you may keep an answer that fails. Nothing is written before the last answer.
+    Then the settings are written, with comments, and secrets apart from them. Old settings count until the new ones are
+    complete, and are kept under another name. If you run this again, it proposes the present settings. It works without
+    a network and without sensors.
 
-    The exit code is 1 where something is to be mended (Kafka cannot be reached, say), and 2 where nothing was written.
+    The exit code is 1 if something must be corrected, such as an address of Kafka, and 2 if nothing was written.
     """
     if example_answers:
         say(EXAMPLE, nl=False)
         return
     config = config.absolute()
-    # Passwords are in memory here.
+    # A core dump would hold passwords.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     trouble = writable_trouble(config)
     if trouble is not None:
@@ -69,11 +68,11 @@ def setup(config: Path, answers_path: Path | None, example_answers: bool, no_che
     if answers_path is not None:
         sys.exit(_from_file(config, existing, answers_path, check=not no_check))
     if no_check:
-        raise click.UsageError("--no-check goes with --answers: where a person is asked, what fails can be kept anyway")
+        raise click.UsageError("--no-check needs --answers: at a terminal you can keep an answer that fails anyway")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError(
             "this asks at a terminal, and there is none; sluice setup --answers FILE takes the answers from a file, "
-            "and sluice setup --example-answers prints one"
+            "and sluice setup --example-answers prints an example"
         )
     sys.exit(_at_a_terminal(config, existing))
 
@@ -86,9 +85,9 @@ def _at_a_terminal(config: Path, existing: Existing) -> int:
     logs.quieten_libraries()
     bound_look_ups()
     tell(
-        f"This writes {config}, after {QUESTIONS_MAX} questions at the most. Nothing is written before the last one is "
-        "answered; Ctrl-C ends it at any time."
-        + (" Settings are in place: they are what is proposed." if existing.settings is not None else "")
+        f"This writes {config}, after at most {QUESTIONS_MAX} questions. Nothing is written before you answer the last "
+        "one. Ctrl-C ends it at any time."
+        + (" The present settings are proposed as answers." if existing.settings is not None else "")
     )
     can_start = service.is_there(config) and service.may_be_changed()
     try:
@@ -115,7 +114,7 @@ def _from_file(config: Path, existing: Existing, path: Path, *, check: bool) -> 
 
 
 def _kafka_findings(planned: Plan, given: Given) -> list[str]:
-    """Say what Kafka makes of the settings; what is to be mended. They are written all the same."""
+    """Check Kafka with the new settings, and print the result. Return failures; the settings are written anyway."""
     from gateway.commands.setup.answers import ca_text  # noqa: PLC0415
     from gateway.commands.setup.kafka_trial import IN_ANSWERS, try_settings  # noqa: PLC0415
     from gateway.host import logs  # noqa: PLC0415
@@ -151,7 +150,7 @@ def _write(planned: Plan) -> None:
 
 
 def _tell(planned: Plan, *, start: bool, findings: Sequence[str]) -> int:
-    """Say what was written, what is shown once, and what to do next; the exit code."""
+    """Say what was written and what to do next, and show new secrets. Return the exit code."""
     findings = [*findings, *_stored_and_shown(planned)]
     if not planned.made.settings.has_source:
         findings.append(
@@ -160,16 +159,16 @@ def _tell(planned: Plan, *, start: bool, findings: Sequence[str]) -> int:
         )
     say()
     started, lines = _started(planned.config, start=start)
-    lines += (f"to be mended: {words}" for words in findings)
+    lines += (f"to be corrected: {words}" for words in findings)
     for line in (*lines, *_clock_lines(planned), *_next_lines(planned, started=started)):
         say(hanging(line, 4))
     return FINDING if findings or (start and not started and service.is_there(planned.config)) else 0
 
 
 def _stored_and_shown(planned: Plan) -> Iterator[str]:
-    """Store the secrets that were made here, and show them in the same breath: nobody sees them later.
+    """Store the secrets made here, and show them at once, because nobody can see them later.
 
-    Gives what could not be done. Raises OSError where nobody can be shown anything; then they are not stored.
+    Gives troubles. Raises OSError if nothing can be shown; then the secrets are not stored.
     """
     told, written = "", planned
     with not_interrupted():
@@ -178,7 +177,7 @@ def _stored_and_shown(planned: Plan) -> Iterator[str]:
         except CredentialsError as error:
             names = " ".join(planned.shown)
             command = typed(planned.config, f"devices add {names}")
-            told = f"the settings are written, but {names} have no secrets: {error}. Afterwards: {command}"
+            told = f"the settings are written, but {names} have no secrets: {error}. Correct that, then: {command}"
             written = without_shown(planned)
         try:
             for line in written_lines(written):
@@ -186,7 +185,7 @@ def _stored_and_shown(planned: Plan) -> Iterator[str]:
             secrets = list(_shown_lines(written))
             if secrets:
                 say()
-                say("Shown once, and kept nowhere in a form that could be read:")
+                say("Shown only once, because only hashes are kept:")
                 for line in secrets:
                     say(f"    {line}")
         except OSError:
@@ -197,7 +196,7 @@ def _stored_and_shown(planned: Plan) -> Iterator[str]:
 
 
 def written_lines(planned: Plan) -> Iterator[str]:
-    """What was written, without a secret."""
+    """List the files that were written, and the devices, without secrets."""
     made = planned.made
     for file in made.files:
         what = " (as it was before)" if file.path == made.kept else ""
@@ -205,11 +204,11 @@ def written_lines(planned: Plan) -> Iterator[str]:
     if planned.digests:
         yield f"secrets of devices, as hashes: {', '.join(sorted(planned.digests))}"
     for name in planned.kept:
-        yield f"{name} keeps the secret that it has: {typed(planned.config, f'devices rotate {name}')} makes another"
+        yield f"{name} keeps its present secret: {typed(planned.config, f'devices rotate {name}')} makes a new one"
 
 
 def typed(config: Path, command: str) -> str:
-    """A command of ours, as it is typed for these settings: those of the service are root's."""
+    """Spell a `sluice` command for these settings. The service's settings need sudo."""
     if config == DEFAULT_CONFIG:
         return f"sudo sluice {command}"
     return f"sluice {command} --config {shlex.quote(str(config))}"
@@ -225,7 +224,7 @@ def _shown_lines(planned: Plan) -> Iterator[str]:
 
 
 def _sensor_lines(planned: Plan) -> Iterator[str]:
-    """What is typed into a sensor."""
+    """Say what to type into a sensor."""
     settings = planned.made.settings
     listener = settings.mqtt_listener
     if listener is None:
@@ -235,14 +234,14 @@ def _sensor_lines(planned: Plan) -> Iterator[str]:
     told = f"host {' or '.join(sensor.hosts)}, port {sensor.port}{user}, topic {' or '.join(sensor.topics)}"
     yield f"sensors: {told}"
     if not listener.anonymous:
-        yield f"another sensor, and a QR code of all that: {typed(planned.config, 'devices add NAME')}"
+        yield f"for another sensor, with a QR code: {typed(planned.config, 'devices add NAME')}"
 
 
 def _page_lines(planned: Plan, *, started: bool) -> Iterator[str]:
     settings = planned.made.settings
     page = settings.status_page
     if page is not None:
-        # By what this box is reached, as sensors are told it.
+        # These are the same names and addresses that sensors are told.
         hosts = handout(settings, ListenerSettings(host=page.host), Made("", ""), operator=False).hosts
         told = " or ".join(f"http://{host}:{page.port}" for host in hosts)
         yield f"status page{'' if started else ', once it runs'}: {told}"
@@ -253,7 +252,7 @@ def _started(config: Path, *, start: bool) -> tuple[bool, list[str]]:
         return False, [f"start it: sluice run --config {shlex.quote(str(config))}"]
     if not start or not service.may_be_changed():
         if service.is_active(config):
-            return True, ["the gateway runs with the settings that it had: sudo systemctl restart sluice"]
+            return True, ["the gateway still runs with its old settings: sudo systemctl restart sluice"]
         return False, ["start it, now and at every boot: sudo systemctl enable --now sluice"]
     try:
         service.start()
@@ -264,13 +263,13 @@ def _started(config: Path, *, start: bool) -> tuple[bool, list[str]]:
 
 def _next_lines(planned: Plan, *, started: bool) -> Iterator[str]:
     check, status = typed(planned.config, "check"), typed(planned.config, "status")
-    yield f"next: {check} goes through every link of the chain; {status} shows how it is"
+    yield f"next: {check} checks every link of the chain; {status} shows how the gateway is"
     yield from _sensor_lines(planned)
     yield from _page_lines(planned, started=started)
 
 
 def _clock_lines(planned: Plan) -> Iterator[str]:
-    """What readings wait for first of all, on a box that was never connected to anything."""
+    """Say what to do about a clock that is not synced."""
     gateway = planned.made.settings.gateway
     if gateway.clock != "kernel" or hardware.is_clock_synced(gateway):
         return
@@ -278,16 +277,16 @@ def _clock_lines(planned: Plan) -> Iterator[str]:
 
     found, inside = time_daemons(), hardware.virtualization()
     if found:
-        todo = f"{found} runs (timedatectl tells how far it is)"
+        todo = f"{found} runs (timedatectl shows its state)"
     elif inside.startswith("container"):
         todo = "no time daemon runs here"
     else:
         todo = "no time daemon runs (sudo apt install systemd-timesyncd)"
     wait = gateway.hold_unsynced_s
-    means = f"readings wait for it, at most {span(wait)}" if wait else "nothing vouches for the times of readings"
+    means = f"readings wait for it, at most {span(wait)}" if wait else "the times of readings may be wrong"
     yield f"this box's clock is not synced, and {means}: {todo}"
     if inside:
-        yield f'this is a {inside}: where its host keeps the clock, write clock = "system" under [gateway]'
+        yield f'this is a {inside}: if its host keeps the clock, write clock = "system" under [gateway]'
 
 
 def _end(words: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Writes the files of a setup so that all are there or none is new: the settings come last, by one renaming."""
+"""Writes the files of a setup. The settings come last, by one renaming, so new files count together or not at all."""
 
 import errno
 import fcntl
@@ -16,21 +16,21 @@ from gateway.host.service_user import SERVICE_USER
 from gateway.settings import DEFAULT_CONFIG
 
 SECRETS_FOLDER: Final = "secrets"
-"""Beside the settings: what the running service reads again when it changes."""
+"""Folder beside the settings for secrets that the running service reads again when they change."""
 CREDENTIALS_FOLDER: Final = "credentials"
-"""What systemd hands to the service when it starts."""
+"""Folder beside the settings for secrets that systemd hands to the service when it starts."""
 _BEGUN: Final = ".setup-unfinished"
-"""Ends the name of a file that is being prepared: what stands under it was cut off, and means nothing."""
+"""Ending of the name of a file that is being prepared. A file that was cut off keeps it, and counts for nothing."""
 _HELD_BACK: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SetupWriteError(Exception):
-    """Something cannot be written; nothing new counts. The message says why and what to do."""
+    """A file cannot be written, and nothing new counts. The message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose a file is."""
+    """Owner and group of a file."""
 
     uid: int
     gid: int
@@ -38,43 +38,44 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A file that is to be there afterwards."""
+    """A file to be written."""
 
     path: Path
     content: bytes = field(repr=False)
     mode: int
     owner: Owner | None = None
-    """None: whoever runs this."""
+    """None for the user who runs setup."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that is to be there; one that is there already keeps what it is."""
+    """A folder to be made. A folder that exists keeps its owner and mode."""
 
     path: Path
     mode: int
     owner: Owner | None = None
     may_be_link: bool = True
-    """Not where secrets go: root may set up a folder of somebody else's, who could lead it anywhere."""
+    """False for secrets: root may set up a folder whose owner could make a link to anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Whose files are, by what is in them. All None where this is not root: then they are whose this is."""
+    """Owners of files by their content. All are None if the user is not root: then files belong to the user."""
 
     settings: Owner | None
     secrets_folder: Owner | None
     secrets: Owner | None
-    """Of what the running service reads again."""
+    """Owner of secrets that the running service reads again."""
     credentials: Owner | None
-    """Of what systemd hands to the service."""
+    """Owner of secrets that systemd hands to the service."""
     data: Owner | None
 
 
 def owners_for(config: Path) -> Owners:
-    """Whose files have to be that belong to settings at a path.
+    """Choose the owners of the files for settings at a path.
 
-    Root sets up the service's own place for the service's user; in any other folder everything is the folder's owner's.
+    In the service's own folder, root sets files up for the service's user. In any other folder, all files belong to the
+    folder's owner.
     """
     if os.geteuid() != 0:
         return Owners(None, None, None, None, None)
@@ -108,26 +109,26 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def writable_trouble(config: Path) -> str | None:
-    """Why settings cannot be written at a path, told before anybody is asked anything; None where they can."""
+    """Reason why settings cannot be written at a path, found before any question; None if they can be."""
     folder = config.parent
     if folder == DEFAULT_CONFIG.parent and os.geteuid() != 0:
         return (
             f"only root may write {folder}: run `sudo sluice setup`, or name a file of your own, such as "
             "--config gateway.toml"
         )
-    # What is there and may not be looked at is not seen here: then it is its parent that is told of.
+    # A folder that this user may not see is not found here, and its parent is reported instead.
     existing = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     if not os.path.isdir(existing):  # noqa: PTH112 - a Path's own raises where a link leads to what may not be seen
         return f"{existing} is no folder; name another path with --config"
     if not os.access(existing, os.W_OK | os.X_OK):
         return f"this user may not write in {existing}: run this as root, or name another path with --config"
     if os.path.lexists(config) and (config.is_symlink() or not config.is_file()):
-        return f"{config} is no plain file, and would be replaced by one; name the file itself with --config"
+        return f"{config} is no plain file, and setup would replace it by one; name the file itself with --config"
     return None
 
 
 def make_folders(folders: Sequence[Folder]) -> None:
-    """Have folders there. Raises SetupWriteError."""
+    """Make the folders that are missing. Raises SetupWriteError."""
     for folder in folders:
         try:
             _make(folder)
@@ -136,21 +137,19 @@ def make_folders(folders: Sequence[Folder]) -> None:
 
 
 def refuse_changed(config: Path, before: str) -> None:
-    """Raise SetupWriteError where settings are not what they were when they were read."""
+    """Raise SetupWriteError if the settings have changed since they were read."""
     now = None
     with suppress(OSError, UnicodeDecodeError):
         now = config.read_text(encoding="utf-8-sig") if config.exists() else ""
     if now != before:
-        raise SetupWriteError(
-            f"{config} was changed meanwhile, and stays as it is now; nothing was set: run sluice setup again"
-        )
+        raise SetupWriteError(f"{config} was changed meanwhile, so nothing was written: run sluice setup again")
 
 
 def write_files(files: Sequence[NewFile], config: Path, before: str) -> None:
-    """Have the files there, in the order given; the last one, `config`, is what makes the others count.
+    """Write the files in their order. The last one is `config`, which makes the others count.
 
-    All are prepared under other names and on disk before the first takes its place. `before` is what `config` said
-    when it was read. Raises SetupWriteError.
+    All files are prepared under other names, and synced, before the first one takes its place. `before` is the text of
+    `config` when it was read. Raises SetupWriteError.
     """
     with _alone_in(config.parent):
         refuse_changed(config, before)
@@ -180,16 +179,16 @@ def _write(files: Sequence[NewFile]) -> None:
 
 
 def _wipe_unfinished(folder: Path) -> None:
-    """What a setup that was cut off has left may be a secret that this one has another name for."""
+    """Wipe files that a cut-off setup has left: they may hold secrets under names that this setup does not use."""
     with suppress(OSError):
         for path in [path for path in folder.iterdir() if is_unfinished(path.name)]:
-            # What somebody else may have put there stays, and holds up none of the others.
+            # A file that somebody else may have put there stays, and the others are wiped all the same.
             with suppress(LeftAloneError):
                 wipe(path)
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a file in a folder of settings is one whose writing was cut off."""
+    """Tell by its name whether a file is being prepared, or was when setup was cut off."""
     return name.startswith(".") and name.endswith(_BEGUN)
 
 
@@ -209,7 +208,7 @@ def _prepare(file: NewFile) -> None:
     begun = _begun(file.path)
     with suppress(FileNotFoundError):
         begun.unlink()
-    # Nobody else may read it before it has its owner and its mode.
+    # Mode 0600: nobody else may read it before it has its owner and its mode.
     made = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(made, "wb") as out:
         out.write(file.content)
@@ -225,13 +224,13 @@ def _begun(path: Path) -> Path:
 
 
 def _rename(begun: Path, path: Path) -> None:
-    """Where a test cuts a setup off."""
+    """Rename a file. Tests cut a setup off here."""
     begun.replace(path)
 
 
 @contextmanager
 def not_interrupted() -> Iterator[None]:
-    """Ctrl-C and a stop wait for the few renamings: what cannot wait is a cut of the power, and a kill."""
+    """Let Ctrl-C and SIGTERM wait until a few renamings are done. A power cut or SIGKILL does not wait."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The devices in `sluice status`: those in trouble first, as many as fit. No I/O."""
+"""Makes the table of devices in `sluice status`: devices in trouble first, as many as fit. No I/O."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,47 +9,47 @@ from gateway.devices.words import drift_words
 from gateway.host.terminal_text import aligned, bound, counted, escaped, span
 
 RATE_S_MIN = 5.0
-"""Over less than that readings tell no rate."""
+"""Seconds over which a device must have been seen for a rate."""
 _UNKNOWN = "-"
 _HEADERS = ("DEVICE", "HEARD", "RATE", "MISSING", "LOST", "DRIFT (ppm)", "BOUND", "WHERE")
 _FIGURES = frozenset({1, 2, 3, 4, 5, 6})
 
 
 class DeviceRow(Struct, frozen=True):
-    """What status says of one device."""
+    """Figures of one device for the status."""
 
     device: str
     place: str | None
-    """The MQTT topic or the serial port that it was heard on last; None where that is not known."""
+    """MQTT topic or serial port that it was last heard on; None if that is not known."""
     heard_s: float | None
-    """How long ago something of it was taken in; None where nothing tells."""
+    """Seconds since something of it was taken in; None if that is not known."""
     readings: int
-    """Of its present boot, since the gateway was started."""
+    """Readings of its present boot, since the gateway was started."""
     per_s: float | None
-    """Readings a second of that boot; None where too little was seen."""
+    """Readings a second of its present boot; None if too little was seen."""
     missing: int | None
-    """Of that boot, at the least: numbers of its sequence that did not come; None where it sends none."""
+    """Least number of readings of its present boot that did not come, by its sequence; None without a sequence."""
     lost: int
     """Readings that are gone for good: reported since the start, or still to be reported."""
     drift_ppm: tuple[float, float] | None
     error_us: int | None
-    """The bound of a reading that is taken now, without what the gateway's own clock adds."""
+    """Bound of the time of a reading taken now, in microseconds, without the error of the gateway's own clock."""
     is_silent: bool
     finding: bool
-    """Whether `sluice devices` says what is to be mended."""
+    """True if `sluice devices` has a finding about it."""
     no_log_in: bool = False
-    """Whether it is a sensor over MQTT that could not log in now: then it is to be silent, and misses nothing."""
+    """True for an MQTT sensor that could not log in now. Its silence, or missing readings, are then no trouble."""
 
     @property
     def in_trouble(self) -> bool:
-        """Whether somebody should look at it."""
+        """Tell whether somebody should look at the device."""
         return self.finding or self.is_silent or (bool(self.missing) and not self.no_log_in) or bool(self.lost)
 
 
 def device_rows(listing: Listing, lost: Mapping[str, int], up_s: float | None = None) -> list[DeviceRow]:
-    """Those in trouble first, then by name.
+    """Make the rows: devices in trouble first, then by name.
 
-    `lost` is by device what was not reported to Kafka yet; `up_s` is how long the daemon runs, where it tells that.
+    `lost` has losses by device that were not reported to Kafka yet. `up_s` is how long the daemon has run, if known.
     """
     heard = {state.device: (state.heard, state.lost) for state in listing.states}
     rows = []
@@ -76,7 +76,7 @@ def device_rows(listing: Listing, lost: Mapping[str, int], up_s: float | None = 
 
 
 def _worst(device: Device) -> tuple[tuple[float, float] | None, int | None]:
-    """Drift and bound of that of its clocks which is known worst."""
+    """Drift and bound of the device's clock with the largest bound."""
     known = [clock for clock in device.clocks if clock.error_us is not None]
     if not known:
         return None, None
@@ -85,7 +85,7 @@ def _worst(device: Device) -> tuple[tuple[float, float] | None, int | None]:
 
 
 def device_lines(rows: Sequence[DeviceRow], rows_max: int, width: int) -> Iterator[str]:
-    """A table of as many as fit, and a line for the rest. Safe to print."""
+    """Format a table of as many devices as fit, and a line for the rest. The text is safe to print."""
     some = rows[: max(1, rows_max - 1)] if len(rows) > rows_max else rows
     cells = [_cells(row) for row in some]
     shown = [number for number in range(len(_HEADERS)) if number not in _EMPTY_LEFT_OUT or _has(cells, number)]
@@ -104,7 +104,7 @@ def device_lines(rows: Sequence[DeviceRow], rows_max: int, width: int) -> Iterat
 
 
 _EMPTY_LEFT_OUT = frozenset({3, 4, 5, 6})
-"""Columns that are left out where no device has anything there."""
+"""Columns that are left out if no device has a value there."""
 
 
 def _has(cells: Sequence[tuple[str, ...]], number: int) -> bool:
@@ -127,7 +127,7 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
 
 
 def rate(per_s: float | None) -> str:
-    """`12/s`, `6.0/min`, `3.0/h`; `0/s`, for a look of some seconds tells of no hour."""
+    """Format a rate as `12/s`, `6.0/min` or `3.0/h`. Zero is `0/s`, because a few seconds say nothing of an hour."""
     if per_s is None:
         return _UNKNOWN
     if not per_s:
@@ -140,7 +140,7 @@ def rate(per_s: float | None) -> str:
 
 
 def heading(rows: Sequence[DeviceRow]) -> str:
-    """How many there are, and how many of them in trouble."""
+    """Say how many devices there are, and how many are in trouble."""
     if not rows:
         return "none heard yet"
     troubled = sum(row.in_trouble for row in rows)

@@ -1,4 +1,4 @@
-"""`sluice status`: what waits in the buffer, how the daemon and its devices are; once, or again and again."""
+"""The command `sluice status`: shows, once or again and again, what waits and how the daemon and devices are."""
 
 import sys
 import time
@@ -18,7 +18,7 @@ WATCH_S = 2.0
 
 
 @click.command(
-    short_help="What waits in the buffer, how the daemon and its devices are.",
+    short_help="What waits, and how the daemon and its devices are.",
     epilog="Example: sluice status --watch 5 --config gateway.toml",
 )
 @config_option
@@ -29,14 +29,15 @@ WATCH_S = 2.0
     metavar="[SECONDS]",
     is_flag=False,
     flag_value=WATCH_S,
-    help=f"Show it again and again, every {WATCH_S:g} seconds or as often as is said, until q is pressed.",
+    help=f"Show it again every {WATCH_S:g} seconds, or every SECONDS, until q is pressed.",
 )
 @json_option
 def status(config: Path, watch_s: float | None, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
-    """Show what waits in the buffer and how the daemon is; works on a running gateway and on a stopped one.
+    """Show what waits in the buffer, and how the daemon is. Works whether the gateway runs or not.
 
-    Devices in trouble come first: silent for longer than their habit, readings MISSING (at the least, by the
-    sensor's own sequence since it or the gateway started), readings LOST, or a finding (!) of sluice devices.
+    Devices in trouble come first. A device is in trouble if it is silent for longer than usual, has readings MISSING
+    or LOST, or has a finding (!) of sluice devices. MISSING is the least possible number, by the sensor's own sequence
+    since the sensor or the gateway started.
     """
     settings = load_settings(config)
     if watch_s is not None:
@@ -56,7 +57,7 @@ def status(config: Path, watch_s: float | None, as_json: bool) -> None:  # noqa:
     for line in lines:
         say(line)
     if seen.devices:
-        # As much of one screen as is left, with the prompt below it; as many as a page has where nobody looks.
+        # The table fills the rest of the screen, and leaves room for the prompt.
         left = terminal_height() - sum(line.count("\n") + 1 for line in lines) - 2
         for line in device_lines(seen.devices, max(_ROWS_MIN, min(DEVICES_MAX, left)), terminal_width()):
             say(as_typed(line))
@@ -66,7 +67,7 @@ _ROWS_MIN = 5
 
 
 def told(seen: Glance) -> dict[str, Any]:
-    """The same for programs."""
+    """Glance as JSON for programs."""
     devices = None if seen.devices is None else msgspec.to_builtins(seen.devices)
     disk = None if seen.disk is None else msgspec.to_builtins(seen.disk)
     found = msgspec.to_builtins(seen.found)
@@ -75,7 +76,7 @@ def told(seen: Glance) -> dict[str, Any]:
 
 
 def glance(settings: Settings, config: Path) -> Glance:
-    """Look at the buffer file, and ask the daemon where one runs. Raises BufferFileError, click.ClickException."""
+    """Read the buffer file, and ask the daemon if it runs. Raises BufferFileError, click.ClickException."""
     from gateway.buffer.status import read_status, this_moment  # noqa: PLC0415
     from gateway.commands.buffer_commands import read_backlog_rows, read_room_left  # noqa: PLC0415
     from gateway.commands.status.device_table import device_rows  # noqa: PLC0415
@@ -120,7 +121,7 @@ def _watch(settings: Settings, config: Path, interval_s: float, *, as_json: bool
 
     if as_json or not is_screen(sys.stdin, sys.stdout):
         raise click.UsageError(
-            "--watch draws on a terminal, and standard input or output is none here; a program calls "
-            "`sluice status --json` as often as it likes"
+            "--watch needs a terminal as standard input and output; a program can call `sluice status --json` as often "
+            "as it likes"
         )
     watch(lambda: glance(settings, config), interval_s)

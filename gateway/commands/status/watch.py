@@ -1,8 +1,7 @@
-"""`sluice status --watch`: the same screen drawn again and again, in place, until somebody presses q.
+"""`sluice status --watch`: draws the status again and again, in place, until somebody presses q.
 
-It is drawn on the terminal's alternate screen, line by line over what stands there, so that nothing flickers and what
-was on the screen before is back at the end, however that comes. Somebody else looks while a thread asks the gateway:
-one that hangs does not keep q from ending this.
+It draws on the terminal's alternate screen, so the former screen comes back however this ends. It overwrites line by
+line, so nothing flickers. A thread of its own asks the gateway, so q works even if the gateway hangs.
 """
 
 import os
@@ -29,35 +28,36 @@ from gateway.host.terminal_text import escaped, harmless, shortened, span
 from gateway.reading import BufferFileError
 
 DEVICES_MIN: Final = 4
-"""Lines that the devices have at the least, where there are any: what is above them is cut short for that."""
+"""Lines that the table of devices gets at the least. The lines above it are cut short for that."""
 RATES_S: Final = 10.0
-"""Rates are those of so long, where it was looked for that long."""
+"""Seconds over which rates are taken, once the watching has lasted that long."""
 RATES_S_MIN: Final = 5.0
-"""A shorter one tells nothing of a sensor that measures now and then."""
+"""Seconds below which no rates are shown: they would say nothing of a sensor that measures now and then."""
 LATE_S: Final = 5.0
-"""An answer that takes longer than this is told of."""
+"""Seconds without an answer after which the screen says so."""
 SHARE_MAX: Final = 0.2
-"""Of the time, what asking may take: with thousands of devices it is done less often."""
+"""Share of the time that asking may take. With thousands of devices, the gateway is asked less often."""
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
-"""The alternate screen; no cursor, no wrapping of lines; cleared."""
+"""Enters the alternate screen, without a cursor and without wrapping lines, and clears it."""
 _LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _BEGIN, _END = "\x1b[?2026h\x1b[H", "\x1b[J\x1b[?2026l"
-"""A drawing, shown at once by terminals that know how: from the top left corner on; what is below it is cleared."""
+"""Begin and end of a drawing, from the top left corner on. Terminals that know 2026 show the drawing at once. The end
+clears the screen below it."""
 _QUIT: Final = frozenset({b"q", b"Q", b"\x03", b"\x04"})
 _SIGNALS: Final = (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTSTP, signal.SIGCONT)
 
 
 def is_screen(keys: TextIO, screen: TextIO) -> bool:
-    """Whether there is a terminal to draw on, and one to press a key at."""
+    """Tell whether there is a terminal to draw on, and a terminal to press keys at."""
     return keys.isatty() and screen.isatty() and os.environ.get("TERM", "") not in {"", "dumb"}
 
 
 class _Ended(Exception):  # noqa: N818 - no error
-    """By a signal, whose number it carries; 0 for a key."""
+    """The watching ends. The argument is the number of the signal, or 0 for a key."""
 
 
 def watch(look: Callable[[], Glance], interval_s: float) -> None:
-    """Draw what `look` sees until q, Ctrl-C or a signal; `look` is called in a thread of its own."""
+    """Draw the results of `look` until q, Ctrl-C or a signal. A thread of its own calls `look`."""
     looking = _Looking(look, interval_s)
     number = 0
     with ExitStack() as until_end:
@@ -71,13 +71,13 @@ def watch(look: Callable[[], Glance], interval_s: float) -> None:
         except _Ended as ended:
             number = int(ended.args[0])
     if number:
-        # As the signal would have ended it, now that the terminal is as it was.
+        # The terminal is restored. Now end by the signal.
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
 def _wait(screen: "_Screen", looking: "_Looking", came: int) -> None:
-    """Until something is to be drawn. Raises _Ended."""
+    """Wait until the screen must be drawn again. Raises _Ended."""
     ready, _, _ = select.select([screen.keys, came, looking.news], [], [], 1.0)
     if looking.news in ready:
         os.read(looking.news, 4096)
@@ -93,14 +93,14 @@ def _wait(screen: "_Screen", looking: "_Looking", came: int) -> None:
                 screen.suspend()
     if screen.keys in ready:
         pressed = os.read(screen.keys, 64)
-        # Nothing: the terminal is gone.
+        # Nothing to read means that the terminal is gone.
         if not pressed or pressed[:1] in _QUIT:
             raise _Ended(0)
 
 
 @contextmanager
 def _signals() -> Iterator[int]:
-    """Their numbers, to be read from what this gives: none of them interrupts a drawing."""
+    """Give a pipe from which the numbers of signals are read, so that no signal interrupts a drawing."""
     came, write = os.pipe()
     os.set_blocking(write, False)
     os.set_blocking(came, False)
@@ -120,7 +120,7 @@ def _signals() -> Iterator[int]:
 
 
 class _Screen:
-    """The terminal, while it is ours."""
+    """The terminal while the status is drawn on it."""
 
     def __init__(self, keys: int) -> None:
         self.keys = keys
@@ -135,19 +135,19 @@ class _Screen:
         self._give_terminal_back()
 
     def _take_terminal(self) -> None:
-        # Ctrl-C and Ctrl-Z are signals as ever.
+        # In cbreak mode, Ctrl-C and Ctrl-Z still make signals.
         tty.setcbreak(self.keys, termios.TCSADRAIN)
         self._write(_ENTER)
 
     def _give_terminal_back(self) -> None:
-        # A terminal that is gone needs nothing.
+        # Errors mean that the terminal is gone.
         with suppress(OSError, termios.error):
             self._write(_LEAVE)
         with suppress(OSError, termios.error):
             termios.tcsetattr(self.keys, termios.TCSADRAIN, self._former)
 
     def suspend(self) -> None:
-        """Ctrl-Z: give the terminal back, stop, and take it again when going on."""
+        """Handle Ctrl-Z: give the terminal back, stop the process, and take the terminal again afterwards."""
         self._give_terminal_back()
         former = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
@@ -155,10 +155,10 @@ class _Screen:
         self._take_terminal()
 
     def draw(self, looking: "_Looking") -> None:
-        """Draw what was seen last."""
+        """Draw the latest status."""
         columns, rows = os.get_terminal_size(sys.stdout.fileno())
         lines = drawing(looking.seen, looking.trouble, looking.late_s(), looking.interval_s, columns or 80, rows or 24)
-        # Behind a line that fills its row the cursor stands on the last character, which would be cleared.
+        # After a line that fills its row, the cursor is on the last character, which would be cleared.
         cleared = (line if len(line) >= columns else f"{line}\x1b[K" for line in lines)
         self._write(_BEGIN + "\r\n".join(cleared) + _END)
 
@@ -170,7 +170,7 @@ class _Screen:
 def drawing(  # noqa: PLR0913, PLR0917 - what a screen is made of
     seen: Glance | None, trouble: str, late_s: float, interval_s: float, columns: int, rows: int
 ) -> list[str]:
-    """The lines of a screen: at most so many, none wider than it."""
+    """Lines of a screen: at most `rows`, none longer than `columns`."""
     when = "" if seen is None else f"{time.strftime('%H:%M:%S', time.localtime(seen.wall_s))}, "
     late = f"no answer for {span(late_s)}, " if late_s >= LATE_S else ""
     head = f"{when}{late}every {interval_s:g} s; q ends"
@@ -185,7 +185,7 @@ def drawing(  # noqa: PLR0913, PLR0917 - what a screen is made of
     if left < least:
         above = [*above[: max(1, rows - least - 1)], "... sluice status says more"]
         left = rows - len(above)
-    # The table's own headings are a line of it.
+    # `device_lines` does not count the table's line of headings.
     table = list(device_lines(devices, left - 1, columns))[:left] if devices and left > 1 else []
     return [harmless(line)[:columns] for line in (*above, *table)][:rows]
 
@@ -196,19 +196,19 @@ def _wrapped(line: str, columns: int) -> list[str]:
 
 
 def _with_head(first: str, head: str, columns: int) -> str:
-    """The first line with what is said of the watching at its right end, as far as there is room."""
+    """Put the head at the right end of the first line, as far as there is room."""
     gap = columns - len(first) - len(head)
     return f"{first}{' ' * gap}{head}" if gap >= 2 else shortened(f"{first}  {head}", columns)
 
 
-# -- what is looked at ----------------------------------------------------------------------------
+# -- asking the gateway ---------------------------------------------------------------------------
 
 
 class _Looking(threading.Thread):
-    """Looks again and again. `news` has something to read whenever there is something new."""
+    """Calls `look` again and again. `news` has a byte to read whenever there is a new result."""
 
     def __init__(self, look: Callable[[], Glance], interval_s: float) -> None:
-        # The end does not wait for a gateway that hangs.
+        # A daemon thread, so that the end does not wait for a gateway that hangs.
         super().__init__(name="look", daemon=True)
         self.interval_s = interval_s
         self.news, self._write = os.pipe()
@@ -216,22 +216,22 @@ class _Looking(threading.Thread):
         self.seen: Glance | None = None
         self.trouble = ""
         self.failure: Exception | None = None
-        """A mistake of ours, which is raised again where the terminal is given back first."""
+        """Unexpected error, which the main thread raises again once the terminal is restored."""
         self._look = look
         self._since_s: float | None = None
         self._before: deque[tuple[float, int, int, int]] = deque()
 
     def late_s(self) -> float:
-        """How long an answer has been waited for."""
+        """Seconds since the unanswered question; 0 if there is none."""
         since_s = self._since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
 
     def run(self) -> None:
-        """Look, for as long as the process lives."""
+        """Call `look` for as long as the process lives."""
         try:
             while True:
                 self._look_once()
-        except Exception as error:  # noqa: BLE001 - whatever it is
+        except Exception as error:  # noqa: BLE001 - raised again by the main thread
             self.failure = error
             self._tell()
 
@@ -243,7 +243,7 @@ class _Looking(threading.Thread):
             seen, trouble = None, error.message if isinstance(error, click.ClickException) else str(error)
         took_s = time.monotonic() - begun_s
         self._since_s = None
-        # Both are replaced whole: the one who draws never sees a half.
+        # Each is replaced as a whole, so the drawing thread never sees a half.
         self.trouble = trouble
         self.seen = None if seen is None else _with_rates(seen, self._before)
         self._tell()
@@ -255,13 +255,13 @@ class _Looking(threading.Thread):
 
 
 def _with_rates(seen: Glance, before: "deque[tuple[float, int, int, int]]") -> Glance:
-    """The same with what changed since an earlier look, which is remembered in `before`."""
+    """Add rates to a glance, from earlier figures in `before`, which gets the present figures too."""
     answer = seen.answer or {}
     uplink = answer.get("uplink") or {}
     counts = answer.get("counts", {}).get("readings", 0), uplink.get("sent", 0), uplink.get("wire_bytes", 0)
     at_s = seen.now.boottime_us / 1e6
     if seen.answer is None or (before and any(now < then for now, then in zip(counts, before[-1][1:], strict=True))):
-        # Stopped, or started anew: it counts from the beginning.
+        # The daemon was stopped or started anew, and counts from zero.
         before.clear()
     if seen.answer is None:
         return seen

@@ -1,4 +1,4 @@
-"""The words of `sluice status`: from what was read of the file, and what the daemon answered, to lines. No I/O."""
+"""Makes the lines of `sluice status` from what was read of the file and from the daemon's answer. No I/O."""
 
 import math
 from collections.abc import Iterator, Sequence, Sized
@@ -30,18 +30,20 @@ if TYPE_CHECKING:
     from gateway.settings import Settings
 
 INDENT = 12
-"""Where what is said begins, and where a wrapped line goes on."""
+"""Columns before the text of a line, and before a wrapped line."""
 LIVE_AGE_SHOWN_S = 5.0
-"""New readings wait for company and for the answer of Kafka; that they wait longer than this is told."""
+"""Seconds for which new readings may wait before a line says so. They always wait a little, to be sent together."""
 DEVICES_MAX = 20
-"""Devices that are told one by one: of more, those that have been silent for longest."""
+"""Most devices that are named one by one. If there are more, those silent for longest are named."""
 NAMED_MAX = 5
-"""Topics, and partitions, that are told one by one."""
+"""Most topics, partitions or devices that are named one by one."""
 _BEGUN_BEFORE_S = 60.0
-"""Two readings of a clock that was not set in between agree within this."""
+"""Seconds within which two readings of a clock agree if nobody set it in between."""
 _DAYS_FROM_S = 2 * 86_400.0
 _BESIDE = " " * INDENT
-_CANNOT_ACKNOWLEDGE = f"{NAMES} cannot acknowledge: what comes while nothing can be stored is lost, and counted"
+_CANNOT_ACKNOWLEDGE = (
+    f"{NAMES} cannot acknowledge: readings that come while nothing can be stored are lost, and counted"
+)
 _WHEN_FULL = {
     "refuse": "readings are held unacknowledged until Kafka has taken some (buffer.when_full)",
     "drop-oldest": "the oldest readings are dropped to make room, and counted as lost (buffer.when_full)",
@@ -50,46 +52,46 @@ _WHEN_FULL = {
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What `sluice status` saw, all of it at about one moment."""
+    """Everything that `sluice status` shows, read at about one moment."""
 
     settings: "Settings"
     found: "BufferStatus"
     answer: dict[str, Any] | None
-    """The daemon's, to `state` (`gateway.daemon.control`); None where none runs, or it did not answer."""
+    """Daemon's answer to `state` (`gateway.daemon.control`); None if no daemon runs, or it did not answer."""
     unheard: str
-    """Why a daemon that runs did not answer; empty where it did."""
+    """Reason why a running daemon did not answer; empty if it did."""
     room: "RoomLeft"
     backlog_rows: int
-    """Of the rows that wait, those of other lanes than the one that readings go into."""
+    """Waiting rows of other lanes than the live one."""
     now: "Now"
     wall_s: float
-    """This box's clock, be it right or not: seconds since 1970."""
+    """Seconds since 1970 by this box's clock, be it right or not."""
     zone: tzinfo | None = None
-    """Of whoever reads this; None is this machine's."""
+    """Reader's time zone; None for this box's."""
     devices: "Sequence[DeviceRow] | None" = None
-    """What the daemon has in memory of them; None where it was not asked, or did not answer."""
+    """Devices in the daemon's memory; None if it was not asked, or did not answer."""
     not_heard: tuple[str, ...] = ()
-    """Who may log in, and was not heard yet, as far as the daemon tells."""
+    """Devices that may log in and were not heard yet, as far as the daemon tells."""
     to_start: str = ""
-    """What to do where no daemon runs."""
+    """Command that starts the daemon, if no daemon runs."""
     disk: "Disk | None" = None
     rates: "Rates | None" = None
-    """Of what goes on, where it was looked at before."""
+    """Rates since an earlier glance, if there was one."""
 
 
 class Rates(Struct, frozen=True):
-    """What changed between two looks, by the second."""
+    """Rates per second between two glances."""
 
     readings: float
-    """Taken in."""
+    """Readings taken in."""
     sent: float
     """Readings and events that Kafka took."""
     wire_bytes: float
-    """On the uplink, both ways."""
+    """Bytes on the uplink, both ways."""
 
 
 class _Uplink(Struct, frozen=True):
-    """`gateway.uplink.memory.UplinkState` as it is answered; a daemon of another version may say less."""
+    """`gateway.uplink.memory.UplinkState` in the daemon's answer. A daemon of another version may say less."""
 
     up: bool = False
     error: str | None = None
@@ -111,26 +113,26 @@ class _Uplink(Struct, frozen=True):
 
 _NOT_OUR_MQTT = {
     "unsupported-protocol-level": "clients of another version of MQTT; set them to 3.1.1",
-    "mosquitto-bridge-level": "a bridge of mosquitto asks for a version of its own first, and then for 3.1.1; "
-    "try_private false in its settings saves the try",
+    "mosquitto-bridge-level": "a mosquitto bridge first asks for its own version, and then for 3.1.1; "
+    "try_private false in its settings saves the first try",
     "http-on-mqtt-port": "a browser, or a client that is set to WebSocket (ws://); set it to mqtt://",
     "tls-on-plain-port": "clients that begin with TLS; have them connect to mqtt_listener.tls.port, or without TLS",
 }
-"""By reason: who speaks something else to the MQTT port, and what to do."""
+"""By reason: who speaks another protocol to the MQTT port, and what to do."""
 _TIMES = {
-    "time-missing": "came without the time that their route is to find (time); correct what these sensors send",
+    "time-missing": "came without the time that their route must find (time); correct what these sensors send",
     "tick-unreadable": "came with a tick that cannot be read; correct what these sensors send: an integer from 0 to "
     "4294967295, without quotes",
     "device-time-ahead": "came with a time too far ahead of their receipt (gateway.time_ahead_s_max): set the "
     "clocks of these sensors",
     "device-time-behind": "came with a time too far behind their receipt (gateway.time_behind_s_max): set the "
-    "clocks of these sensors, and see that they send milliseconds where the route says timestamp",
+    "clocks of these sensors, and see that they send milliseconds if the route says timestamp",
 }
-"""By what is counted. The time of receipt stands for theirs."""
+"""By count: what is wrong with readings' times, and what to do. Such readings get the time of their receipt."""
 
 
 def status_lines(seen: Glance) -> Iterator[str]:
-    """One line for each thing that is well, more for what is not; to be wrapped at `INDENT`, and safe to print."""
+    """Lines of the status: one for each part that is well, more for others. Wrap them at `INDENT`; they are safe."""
     found, settings = seen.found, seen.settings
     answer = seen.answer or {}
     yield from _gateway_lines(seen, answer)
@@ -154,7 +156,7 @@ def status_lines(seen: Glance) -> Iterator[str]:
     if answer.get("lost_told"):
         label = _BESIDE if found.losses else "lost        "
         lost = counted(answer["lost_told"], "reading")
-        yield f"{label}{lost} since the start, told on {settings.kafka.events_topic}"
+        yield f"{label}{lost} since the start, reported on {settings.kafka.events_topic}"
     if seen.devices is not None:
         yield f"devices     {heading(seen.devices)}"
         if seen.not_heard:
@@ -163,13 +165,13 @@ def status_lines(seen: Glance) -> Iterator[str]:
     devices = f"{len(found.devices):,}" if found.devices else "none yet"
     send = "sends a sequence of its own" if len(found.devices) == 1 else "send a sequence of their own"
     ports = (answer.get("serial") or {}).get("ports", {})
-    beside = f" ({NAMES} stand under serial)" if any(map(_is_mute, ports.values())) else ""
+    beside = f" ({NAMES} are under serial)" if any(map(_is_mute, ports.values())) else ""
     yield f"devices     {devices} that {send}{beside}"
     yield from _device_lines(seen)
 
 
 def _gateway_lines(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
-    """Whose gateway this is, whether it runs, and by which settings."""
+    """Name of the gateway, whether it runs, and whether its settings have changed."""
     found, settings = seen.found, seen.settings
     running = running_settings(answer)
     name = settings.gateway.id if running is None else running.gateway
@@ -179,11 +181,11 @@ def _gateway_lines(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
     if not found.running and seen.to_start:
         yield f"{_BESIDE}{escaped(seen.to_start)}"
     if seen.unheard:
-        yield f"{_BESIDE}what it is doing is not known: {escaped(seen.unheard)}"
+        yield f"{_BESIDE}its state is not known: {escaped(seen.unheard)}"
 
 
 def _traffic_lines(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
-    """What went through since the start, and what goes through now."""
+    """Readings since the start, and the rates now."""
     counts, uplink = answer.get("counts", {}), answer.get("uplink") or {}
     if "readings" not in counts:
         return
@@ -192,14 +194,14 @@ def _traffic_lines(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
         rates = seen.rates
         now = f"{rate(rates.readings)} in, {rate(rates.sent)} to Kafka, {size(rates.wire_bytes)}/s on the uplink; "
     sent = f", {uplink['sent']:,} readings and events to Kafka" if "sent" in uplink else ""
-    # Their sensors did not see the acknowledgement.
+    # Sensors send a reading again if they did not see its acknowledgement.
     again = f" ({counts['duplicate']:,} of them sent again: stored once)" if counts.get("duplicate") else ""
     yield f"readings    {now}since the start {counts['readings']:,} came in{again}{sent}"
 
 
 def _clock_line(seen: Glance, clock: dict[str, Any]) -> str:
     if not clock.get("synced"):
-        return "clock       NOT SYNCED: nothing vouches for this box's time; sluice check says what to do"
+        return "clock       NOT SYNCED: this box's time may be wrong; sluice check says what to do"
     steps = clock.get("steps", 0)
     stepped = "" if not steps else f"; SET {'once' if steps == 1 else f'{steps:,} times'} since the start"
     since_us = clock.get("since_us")
@@ -208,7 +210,7 @@ def _clock_line(seen: Glance, clock: dict[str, Any]) -> str:
 
 
 def _disk_lines(seen: Glance) -> Iterator[str]:
-    """The disk's health, as far as it is told, and what is written to it."""
+    """Disk's health, as far as it is known, and how much is written to it."""
     room = seen.room
     parts = []
     if seen.disk is not None and seen.disk.says_something:
@@ -217,7 +219,7 @@ def _disk_lines(seen: Glance) -> Iterator[str]:
         lasts = "" if room.card_days is None else f", by which a cheap card lasts {span(room.card_days * 86_400)}"
         parts.append(f"{size(room.disk_bytes_per_day)} a day are written{lasts}")
     elif seen.found.running and room.seen_s < SEEN_S_MIN:
-        parts.append("what is written a day is not known yet")
+        parts.append("how much is written a day is not known yet")
     if parts:
         yield f"disk        {'; '.join(parts)}"
     if seen.disk is not None:
@@ -232,7 +234,7 @@ def _device_lines(seen: Glance) -> Iterator[str]:
         by_silence = sorted(devices, key=lambda device: -_silent_s(seen, device))
         devices, rest = tuple(by_silence[:DEVICES_MAX]), tuple(by_silence[DEVICES_MAX:])
     for device in devices:
-        doubtful = f"{utc(device.seen_us)} UTC, by a clock that nothing vouches for"
+        doubtful = f"{utc(device.seen_us)} UTC, by a clock that may be wrong"
         last = doubtful if device.seen is None else told(device.seen, seen.now)
         yield f"{_BESIDE}{escaped(device.device)}, last stored {last}"
     if rest:
@@ -242,7 +244,7 @@ def _device_lines(seen: Glance) -> Iterator[str]:
 
 
 def _silent_s(seen: Glance, device: "DeviceStatus") -> float:
-    """How long ago its last reading was stored; endless where nothing tells."""
+    """Seconds since its last reading was stored; infinite if that is not known."""
     age_s = None if device.seen is None else seen.now.age_s(device.seen)
     return math.inf if age_s is None else age_s
 
@@ -256,10 +258,10 @@ def _uplink_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
     elif uplink.quota_used_up:
         until = "for a day at most: this box does not know the date"
         if uplink.quota_until is not None:
-            # A day's end is a moment before midnight by some clocks: to the nearest minute it is told as one.
+            # By some clocks the day ends a moment before midnight. Round to the nearest minute.
             until = f"until {_clock_time(seen, uplink.quota_until + 30)}"
         yield (
-            "uplink      WAITS: what may be sent in a day is used up (kafka.bytes_per_day_max), "
+            "uplink      WAITS: the quota of the day is used up (kafka.bytes_per_day_max), "
             f"{until}; {_safe(seen)}{_room(seen)}"
         )
         yield from _what_then(seen)
@@ -275,18 +277,18 @@ def _uplink_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
     if uplink.throttled_s:
         yield (
             f"{_BESIDE}HELD BACK by a quota of Kafka's, for {span(max(1.0, uplink.throttled_s))} at the last request: "
-            "what waits goes more slowly, and nothing is lost; where that is too slow, have producer_byte_rate raised "
-            f"for the client id {escaped(seen.settings.gateway.id)}, or for its user (kafka-configs.sh)"
+            "readings go more slowly, and nothing is lost; if that is too slow, have producer_byte_rate raised for the "
+            f"client id {escaped(seen.settings.gateway.id)}, or for its user (kafka-configs.sh)"
         )
     if uplink.dates_passed is not None:
         passed = datetime.fromtimestamp(uplink.dates_passed, UTC)
         yield (
-            f"{_BESIDE}this box's clock is not to be trusted: until it is synced, brokers' certificates that ended "
-            f"before {passed:%Y-%m-%d}, which has passed, are refused, and the dates of others let pass"
+            f"{_BESIDE}this box's clock cannot be trusted: until it is synced, only brokers' certificates that ended "
+            f"before {passed:%Y-%m-%d} are refused, and the dates of others are not checked"
         )
     for partition, why in islice(uplink.parked.items(), NAMED_MAX):
         yield f"{_BESIDE}partition {escaped(partition)} {escaped(why)}: its readings wait on disk, others go on"
-    yield from _rest(uplink.parked, "partitions that take nothing at present")
+    yield from _rest(uplink.parked, "partitions that take nothing now")
     yield from _topic_lines(uplink)
 
 
@@ -296,23 +298,23 @@ def _topic_lines(uplink: _Uplink) -> Iterator[str]:
     yield from _rest(uplink.refused_topics, "topics that are not written to")
     if uplink.refused_topics:
         them = "it" if len(uplink.refused_topics) == 1 else "them"
-        yield f"{_BESIDE}what comes for {them} waits in the quarantine, and is sent by itself once that is mended"
+        yield f"{_BESIDE}readings for {them} wait in the quarantine, and are sent by themselves once that is corrected"
     if any("--command-config" in flaw for flaw in uplink.refused_topics.values()):
-        from gateway.kafka.topics import ADMIN_WORDS  # noqa: PLC0415 - with it comes a Kafka client
+        from gateway.kafka.topics import ADMIN_WORDS  # noqa: PLC0415 - it imports a Kafka client
 
         yield f"{_BESIDE}{ADMIN_WORDS}"
     for device, readings in islice(uplink.beyond_topics.items(), NAMED_MAX):
         yield (
-            f"topics      {escaped(device)} sends for MORE NEW TOPICS than this gateway makes: "
+            f"topics      {escaped(device)} needs MORE NEW TOPICS than this gateway makes: "
             f"{counted(readings, 'reading')} of today in the quarantine; create the topics, raise "
             "kafka.topics_per_device_day_max or kafka.topics_created_max, or revoke its secret (sluice devices revoke)"
         )
-    yield from _rest(uplink.beyond_topics, "devices that send for more new topics than are made")
+    yield from _rest(uplink.beyond_topics, "devices that need more new topics than are made")
 
 
 def _up_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
     kafka = seen.settings.kafka
-    # Small requests take as long as their answer: they tell of a wide link only that it is no narrower.
+    # Small requests take as long as their answers, so they show only a lower bound of the link's speed.
     pace = f"; the link was seen to carry at least {size(uplink.bytes_per_s)}/s" if uplink.bytes_per_s else ""
     bound = f"; no more than {size(kafka.bytes_per_s_max)}/s is used (kafka.bytes_per_s_max)"
     yield f"uplink      up{_since(seen, uplink)}{pace}{bound if kafka.bytes_per_s_max else ''}"
@@ -321,9 +323,9 @@ def _up_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
         yield (f"{_BESIDE}READINGS WAIT on this box until its clock is synced, {left}; sluice check says what to do")
     elif (seen.answer or {}).get("clock", {}).get("synced") is False:
         yield (
-            f"{_BESIDE}READINGS GO with times that nothing vouches for: this box's clock is not synced, and they wait "
-            f"for it for no more than gateway.hold_unsynced_s = {span(seen.settings.gateway.hold_unsynced_s)}; a "
-            "correction puts them right once it is; sluice check says what to do"
+            f"{_BESIDE}READINGS GO with times that may be wrong: this box's clock is not synced, and readings wait for "
+            f"it for at most gateway.hold_unsynced_s = {span(seen.settings.gateway.hold_unsynced_s)}; once it is, a "
+            "correction puts the times right; sluice check says what to do"
         )
     if uplink.new_clocks:
         yield (
@@ -331,12 +333,12 @@ def _up_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
             "sensor's clock is known, at most for gateway.hold_new_clock_s = "
             f"{span(seen.settings.gateway.hold_new_clock_s)}"
         )
-    # Those of this boot wait as well.
+    # If readings wait for the clock, readings of this boot wait too.
     if seen.backlog_rows and not uplink.waits_for_clock:
         how = "sent first, in their order" if kafka.drain == "oldest-first" else "sent beside new ones"
         backlog = f"{_readings_and_events(seen.backlog_rows)} from earlier {'is' if seen.backlog_rows == 1 else 'are'}"
         yield f"{_BESIDE}{backlog} still to go, {how} (kafka.drain)"
-    # Where nothing is behind them, the line of the buffer tells the oldest.
+    # Without a backlog, the line "buffer" has the age of the oldest reading.
     if seen.backlog_rows and uplink.live_oldest_us is not None:
         waited_s = (seen.now.boottime_us - uplink.live_oldest_us) / 1e6
         if waited_s > LIVE_AGE_SHOWN_S:
@@ -344,19 +346,19 @@ def _up_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
 
 
 def _since(seen: Glance, uplink: _Uplink) -> str:
-    """Since when, by this box's clock; it may have been another one then than it is now."""
+    """Time of the uplink's last change by this box's clock, which may have been set since."""
     if uplink.since is None:
         return ""
     booted_s = seen.wall_s - seen.now.boottime_us / 1e6
     if not booted_s - _BEGUN_BEFORE_S <= uplink.since <= seen.wall_s + _BEGUN_BEFORE_S:
-        # The daemon runs in this boot: it was said before the clock was set.
+        # The daemon runs in this boot, so that time was noted before the clock was set.
         return " since before this box's clock was set"
     doubt = "" if seen.now.wall_us is not None else " (by this box's clock, which is not synced)"
     return f" since {_clock_time(seen, uplink.since)}{doubt}"
 
 
 def _clock_time(seen: Glance, wall_s: float) -> str:
-    """As the reader's clock shows it: `10:02 CET` today, `2026-03-14 10:02 CET` otherwise."""
+    """Format a time in the reader's zone: `10:02 CET` today, `2026-03-14 10:02 CET` otherwise."""
     try:
         then, now = (datetime.fromtimestamp(each, UTC).astimezone(seen.zone) for each in (wall_s, seen.wall_s))
     except (OverflowError, ValueError, OSError):
@@ -375,7 +377,7 @@ def _readings_and_events(count: int) -> str:
 
 
 def _room(seen: Glance) -> str:
-    """What may still come in: as a time where the intake is known, else in bytes."""
+    """Room left: as a time if the intake is known, else in bytes."""
     room = seen.room
     if _is_full(seen) or not room.bytes:
         return ", no room for more"
@@ -385,23 +387,23 @@ def _room(seen: Glance) -> str:
 
 
 def _what_then(seen: Glance) -> Iterator[str]:
-    """How far the time until it is full can be believed, and what happens then."""
+    """Say what the time until it is full is based on, and what happens then."""
     room = seen.room
     if _is_full(seen):
-        return  # said beside the space
+        return  # the line "space" says it
     then = f"when full, {_WHEN_FULL[seen.settings.buffer.when_full]}"
     if not room.bytes:
         yield f"{_BESIDE}{then}"
     elif room.hours_until_full is not None:
         yield f"{_BESIDE}at the rate of the last {span(room.seen_s)} that sluice ran; {then}"
     elif room.seen_s < SEEN_S_MIN:
-        yield f"{_BESIDE}how long that lasts is told after {span(SEEN_S_MIN)} of running; {then}"
+        yield f"{_BESIDE}how long that lasts is shown after {span(SEEN_S_MIN)} of running; {then}"
     else:
         yield f"{_BESIDE}nothing came in during the last {span(room.seen_s)} that sluice ran; {then}"
 
 
 def _days(seconds: float) -> str:
-    """A span that is an estimate: no hours beside days."""
+    """Format an estimated span: days without hours."""
     return f"{seconds // 86_400:,.0f} days" if _DAYS_FROM_S <= seconds < YEARS_FROM_S else span(seconds)
 
 
@@ -432,7 +434,7 @@ def _buffer_lines(seen: Glance) -> Iterator[str]:
 
 
 def _above_share(seen: Glance) -> Iterator[str]:
-    """Devices that were kept to their share of the buffer in the last minute."""
+    """Name the devices that were kept to their share of the buffer in the last minute."""
     buffer = (seen.answer or {}).get("buffer", {})
     above = buffer.get("above_share") or ()
     if above:
@@ -444,7 +446,7 @@ def _above_share(seen: Glance) -> Iterator[str]:
 
 
 def _tells_what_waits(seen: Glance) -> bool:
-    """Whether how much waits is told of the uplink already, which is down."""
+    """Tell whether the line "uplink" says how much waits, which it does while the uplink is down."""
     uplink = (seen.answer or {}).get("uplink") or {}
     return not uplink.get("up") and bool(uplink.get("error") or uplink.get("quota_used_up"))
 
@@ -463,7 +465,7 @@ def _is_full(seen: Glance) -> bool:
 
 
 def _input_lines(daemon: dict[str, Any], now_us: int) -> Iterator[str]:
-    """How the sources do, as far as a running gateway tells; `now_us` is CLOCK_BOOTTIME."""
+    """State of the sources, as far as a running gateway tells. `now_us` is CLOCK_BOOTTIME."""
     for name, broker in daemon.get("mqtt_brokers", {}).items():
         state = "read from" if broker["connected"] else "NOT CONNECTED: the log says why"
         refused = f"; it refuses {', '.join(map(escaped, broker['refused']))}" if broker["refused"] else ""
@@ -481,7 +483,7 @@ def _input_lines(daemon: dict[str, Any], now_us: int) -> Iterator[str]:
 
 
 def _payload_lines(daemon: dict[str, Any]) -> Iterator[str]:
-    """Readings whose payloads are not what their routes declare, each device with the cause."""
+    """Count readings whose payloads are not what their routes declare, with devices and causes."""
     faults = daemon.get("payload_faults", {})
     unnamed, not_json = faults.get("identity-missing", ()), faults.get("payload-not-json", ())
     missing = daemon.get("counts", {}).get("identity-missing", 0)
@@ -489,14 +491,14 @@ def _payload_lines(daemon: dict[str, Any]) -> Iterator[str]:
     whose = "" if last is None or len(unnamed) > 1 else f" (the last: {escaped(last)})"
     if missing == 1:
         yield (
-            f"identity    1 since the start{whose} came without the boot and seq that its route is to find "
+            f"identity    1 since the start{whose} came without the boot and seq that its route must find "
             "(identity): it is stored, but stored twice if it is sent again; correct what its sensor sends"
         )
     elif missing:
         yield (
-            f"identity    {missing:,} since the start{whose} came without the boot and seq that their route is to find "
-            "(identity): they are stored, but one that is sent again is stored twice; correct what these "
-            "sensors send"
+            f"identity    {missing:,} since the start{whose} came without the boot and seq that their route must find "
+            "(identity): they are stored, but a reading that is sent again is stored twice; correct what these sensors "
+            "send"
         )
     yield from _fault_lines(unnamed)
     count = daemon.get("counts", {}).get("payload-not-json", 0)
@@ -510,7 +512,7 @@ def _payload_lines(daemon: dict[str, Any]) -> Iterator[str]:
 
 
 def _fault_lines(faults: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Each device, with the cause of its last fault and how many of its readings had one."""
+    """Name each device with the cause of its last fault, and count its readings with a fault."""
     for fault in faults[:DEVICES_MAX]:
         times = counted(fault["readings"], "reading")
         yield f"{_BESIDE}{escaped(fault['device'])}: {escaped(fault['cause'])} ({times})"
@@ -519,7 +521,7 @@ def _fault_lines(faults: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _time_lines(counts: dict[str, int], last: dict[str, str]) -> Iterator[str]:
-    """Readings whose sensors say nothing, or nothing that can be right, of when they were taken."""
+    """Count readings whose sensors sent no time, or a time that cannot be right."""
     for name, words in _TIMES.items():
         if counts.get(name):
             whose = f" (the last: {escaped(last[name])}; sluice devices says more)" if name in last else ""
@@ -531,7 +533,7 @@ def _serial_lines(serial: dict[str, Any], now_us: int) -> Iterator[str]:
     for name, port in ports.items():
         yield f"serial      {escaped(name)}: {_port_words(port)}"
         if port.get("rivals"):
-            yield f"{_BESIDE}READ BY OTHERS TOO, so that each gets a part of what comes: {escaped(port['rivals'])}"
+            yield f"{_BESIDE}READ BY OTHERS TOO, so each gets only a part of the input: {escaped(port['rivals'])}"
         if port.get("shared"):
             yield f"{_BESIDE}ONE NAME ON SEVERAL PORTS: {escaped(port['shared'])}"
         for device, unit in port.get("units", {}).items():
@@ -542,23 +544,23 @@ def _serial_lines(serial: dict[str, Any], now_us: int) -> Iterator[str]:
         yield f"serial      {escaped(name)}: {_gone_words(port)}"
     yield from _absent_lines(serial)
     if any(map(_is_mute, ports.values())):
-        # Of all these ports, not of the one above.
+        # One line for all ports that cannot acknowledge.
         yield f"serial      {_CANNOT_ACKNOWLEDGE}"
 
 
 def _absent_lines(serial: dict[str, Any]) -> Iterator[str]:
-    """Ports that are named and not there; and patterns that find none yet, which is no trouble."""
+    """Name ports that are missing, and patterns that find no port yet, which is no trouble."""
     for name in serial.get("missing", []):
         if name in serial.get("gone", {}):
             continue
-        settings = "serial.ports (or the section that names it; sluice check lists what is there)"
-        yield f"serial      {escaped(name)}: NOT THERE: plug it in, or mend {settings}"
+        settings = "serial.ports (or the section that names it; sluice check lists the ports here)"
+        yield f"serial      {escaped(name)}: NOT THERE: plug it in, or correct {settings}"
     for name, words in serial.get("awaited", {}).items():
         yield f"serial      {escaped(name)}: {escaped(words)}"
 
 
 def _gone_words(port: dict[str, Any]) -> str:
-    """Since when a port is there no more, and who was heard on it."""
+    """Say for how long a port has been missing, and which sensors were heard on it."""
     devices = port["devices"]
     more = f" and {len(devices) - NAMED_MAX} more" if len(devices) > NAMED_MAX else ""
     named = f"{', '.join(map(escaped, devices[:NAMED_MAX]))}{more}"
@@ -567,12 +569,12 @@ def _gone_words(port: dict[str, Any]) -> str:
 
 
 def _is_mute(port: dict[str, Any]) -> bool:
-    """Whether its sensors cannot be told that something arrived."""
+    """Tell whether its sensors cannot get acknowledgements."""
     return not port.get("acknowledges", True)
 
 
 def _port_words(port: dict[str, Any]) -> str:
-    """Who is at the other end, and how long ago it was heard."""
+    """Name the sensor on a port, and say how long ago it was heard."""
     if "units" in port:
         return f"{port.get('kind') or 'Modbus'}, {counted(len(port['units']), 'unit')}"
     trouble = escaped(port.get("trouble") or "")
@@ -588,12 +590,12 @@ def _port_words(port: dict[str, Any]) -> str:
 
 
 def _text_words(port: dict[str, Any]) -> str:
-    """When a line of text was read last, and what could not be read."""
+    """Say when a line of text was last read, and how many could not be read."""
     used_s = port.get("used_s")
     refused, last = port.get("refused", 0), port.get("refused_last")
     told = ""
     if refused and last:
-        # The daemon has escaped it, from bytes.
+        # The daemon has escaped the bytes of the line.
         told = f', the last for {escaped(last["reason"])}: "{harmless(last["line"])}"'
     if used_s is not None:
         lines = f"; {counted(refused, 'line')} refused{told}" if refused else ""
@@ -606,7 +608,7 @@ def _text_words(port: dict[str, Any]) -> str:
 
 
 def _unit_words(unit: dict[str, Any], now_us: int) -> str:
-    """How a unit answers, and what it does not give."""
+    """Say whether a unit answers, and which registers it refuses."""
     fault = f": {escaped(unit['fault'])}" if unit["fault"] else ""
     if not unit["answers"]:
         if not fault:
@@ -622,7 +624,7 @@ def _unit_words(unit: dict[str, Any], now_us: int) -> str:
     gives = "answers, but gives NOTHING: " if len(refused) == asked else "answers, "
     why = "; ".join(f"{escaped(name)}: {escaped(words)}" for name, words in islice(refused.items(), NAMED_MAX))
     more = f"; and {len(refused) - NAMED_MAX} more" if len(refused) > NAMED_MAX else ""
-    # A register may find no answer at all beside those that are refused.
+    # A register may get no answer at all, while others are refused.
     last = f"; last{fault}" if unit["fault"] not in {None, *refused.values()} else ""
     return f"{gives}{len(refused)} of {counted(asked, 'register')} refused: {why}{more}{last}"
 

@@ -290,7 +290,7 @@ def test_a_time_that_no_clock_tells_is_not_called_utc(command: str, header: str,
     assert f"  {header}  " in f"  {shown}"
     assert "UTC" not in shown
     assert words_of(shown).endswith(
-        " boot + …: counted from a start of this box (not of the sensor) after which its clock was never synced"
+        " boot + …: counted from a start of this box (not of the sensor) after which the box's clock was never synced"
     )
     assert max(map(len, shown.splitlines())) <= 80
 
@@ -319,7 +319,7 @@ async def test_an_export_of_nothing_says_so_beside_the_lines(tmp_path: Path) -> 
         "--device nobody\x1b": "nothing waits of device nobody\\x1b\n",
         "--device (gateway)": "nothing waits of device (gateway)\n",
         "--quarantine": "the quarantine is empty\n",
-        "--quarantine --device 42": "nothing of device 42 stands in the quarantine\n",
+        "--quarantine --device 42": "the quarantine has nothing of device 42\n",
         "--device 42": "",
     }
     for options, words in expected.items():
@@ -386,9 +386,9 @@ def test_the_quarantine_is_listed(config: Path) -> None:
     assert shown.exit_code == 0
     told, table = shown.output.split("\n\n")
     assert words_of(told) == (
-        r'2 no-route, e.g. "\xff": no route takes the topic; add one under [[routes]], or correct what the sensor '
-        "publishes to (of a serial line: its stream); routes here take device/{device}/{stream} "
-        "Once it is mended: sluice buffer quarantine retry --reason REASON"
+        r'2 no-route, e.g. "\xff": no route takes the topic; add one under [[routes]], or correct the sensor'
+        "'s topic (on a serial line: its stream); routes here take device/{device}/{stream} "
+        "Once the cause is corrected: sluice buffer quarantine retry --reason REASON"
     )
     assert table.startswith("NUMBER  RECEIVED (UTC)       DEVICE  REASON    SIZE  SUBJECT\n")
     assert r"shed/\x1b[2J" in shown.output
@@ -458,10 +458,12 @@ async def test_the_reasons_are_those_of_what_is_asked_for(tmp_path: Path) -> Non
     assert reasons("--reason", "not-text") == both[1:]
     assert reasons("--reason", "no-pairs", "--device", "shed") == ['1 no-pairs, e.g. "wrong" from shed']
     nothing = {
-        "--reason nope\x1b": r"nothing was set aside for 'nope\x1b'; in the quarantine is: no-pairs, not-text",
-        "--device attic": "nothing of device attic stands in the quarantine",
-        "--device roof --reason nope": "nothing of device roof was set aside for 'nope'; of it there is: no-pairs",
-        "--device attic --reason nope": "nothing of device attic was set aside for 'nope'; of it there is: nothing",
+        "--reason nope\x1b": r"the quarantine has nothing for 'nope\x1b'; reasons there: no-pairs, not-text",
+        "--device attic": "the quarantine has nothing of device attic",
+        "--device roof --reason nope": "the quarantine has nothing of device roof for 'nope'; "
+        "reasons of this device: no-pairs",
+        "--device attic --reason nope": "the quarantine has nothing of device attic for 'nope'; "
+        "reasons of this device: none",
     }
     for options, words in nothing.items():
         shown = sluice(config, "quarantine", "ls", *options.split(" "))
@@ -494,7 +496,7 @@ def test_a_refused_name_is_told_with_the_rule_and_can_be_taken_in_again(config: 
     shown = words_of(sluice(config, "quarantine", "ls").output)
     assert f"is {NAME_RULE}" in shown
     assert 'a route with this topic and device = "NAME"' in shown
-    assert "Once it is mended: sluice buffer quarantine retry" in shown
+    assert "Once the cause is corrected: sluice buffer quarantine retry" in shown
 
 
 @pytest.mark.parametrize("reason", ["not-the-writers-device", "salvaged-without-series"])
@@ -503,7 +505,7 @@ def test_what_no_retry_can_mend_is_told_as_such(config: Path, reason: str) -> No
         connection.execute("UPDATE quarantine SET reason = ? WHERE number = 1", (reason,))
     shown = words_of(sluice(config, "quarantine", "ls").output)
     assert "then drop it" in shown
-    assert "Once it is mended: sluice buffer quarantine retry" in shown, "the other input may be mended"
+    assert "Once the cause is corrected: sluice buffer quarantine retry" in shown, "the other input may be mended"
     with closing(schema.connect(config.with_name("buffer.db"))) as connection:
         connection.execute("UPDATE quarantine SET reason = ?", (reason,))
     assert "retry" not in words_of(sluice(config, "quarantine", "ls").output)
@@ -519,12 +521,16 @@ def set_aside_for(config: Path, *reasons: str) -> None:
 def test_what_a_topic_is_the_reason_for_goes_by_itself(config: Path) -> None:
     set_aside_for(config, "topic-compacted", TOPIC_FORBIDDEN)
     shown = words_of(sluice(config, "quarantine", "ls").output)
-    assert (f"What stands here for {TOPIC_FORBIDDEN}, topic-compacted is sent by itself once that is mended") in shown
+    told = f"Input quarantined for {TOPIC_FORBIDDEN}, topic-compacted is sent by itself once that is corrected"
+    assert told in shown
     assert "quarantine retry" not in shown
     set_aside_for(config, "topic-compacted", "no-route")
     shown = words_of(sluice(config, "quarantine", "ls").output)
-    assert "What stands here for topic-compacted is sent by itself" in shown
-    assert "Once it is mended: sluice buffer quarantine retry --reason REASON, for what is not a topic's" in shown
+    assert "Input quarantined for topic-compacted is sent by itself" in shown
+    assert (
+        "Once the cause is corrected: sluice buffer quarantine retry --reason REASON (for other reasons than those "
+        "below)"
+    ) in shown
 
 
 def test_a_right_to_write_that_is_missing_is_told_as_such(config: Path) -> None:
@@ -532,7 +538,7 @@ def test_a_right_to_write_that_is_missing_is_told_as_such(config: Path) -> None:
     shown = words_of(sluice(config, "quarantine", "ls").output)
     assert f'1 {TOPIC_FORBIDDEN}, e.g. "7": the broker does not let this gateway write to the topic' in shown
     assert "(ACL Write)" in shown
-    assert r'1 broker-refused: PolicyViolationError, e.g. "\xff": the broker does not take it' in shown
+    assert r'1 broker-refused: PolicyViolationError, e.g. "\xff": the broker refuses it' in shown
 
 
 async def test_one_is_told_as_one(config: Path) -> None:
@@ -582,14 +588,14 @@ async def test_what_is_mended_is_taken_in_again_on_a_stopped_gateway(config: Pat
     assert refused.exit_code == 1
     assert words_of(refused.stdout) == (
         "0 messages taken in again 2 messages stay in the quarantine: no-route: no route takes the "
-        "topic; add one under [[routes]], or correct what the sensor publishes to (of a serial line: its stream)"
+        "topic; add one under [[routes]], or correct the sensor's topic (on a serial line: its stream)"
         "; routes here take device/{device}/{stream}"
     )
     mend_the_route(config)
     mended = await beside(config, "quarantine", "retry", "1")
     assert mended.exit_code == 0
     assert words_of(mended.stdout) == (
-        "1 message taken in again: to Kafka with what waits; what Kafka still refuses comes back into the quarantine"
+        "1 message taken in again: to Kafka behind what waits; what Kafka still refuses comes back into the quarantine"
     )
     assert waiting(config, "7") == ["7"]
     assert [item["number"] for item in json.loads(sluice(config, "quarantine", "ls", "--json").output)] == [2]
@@ -620,7 +626,7 @@ async def test_what_is_mended_is_taken_in_again_by_a_running_gateway(
 async def test_a_restart_is_asked_for_where_routes_are_what_is_to_be_mended(config: Path) -> None:
     async with front_door(config) as (door, _):
         door.unreadable("wrongsep", "/dev/ttyUSB0", b"co2", boottime_us(), "not-json")
-    restart = "a running gateway knows the routes that it was started with: restart it after changing them"
+    restart = "the running gateway has the routes that it was started with: restart it after changing [[routes]]"
     async with daemon(config):
         of_a_line = await beside(config, "quarantine", "retry", "3")
         of_a_route = await beside(config, "quarantine", "retry", "1", "3")
@@ -661,10 +667,10 @@ def test_which_input_is_meant_must_be_said_in_one_way(config: Path) -> None:
         assert sluice(config, "quarantine", "drop", "--yes", *arguments).exit_code == 2
     for mistyped, shown in (("abc", "abc"), ("0", "0"), (str(2**63), str(2**63)), ("\x1b[2J", r"\x1b[2J")):
         words = words_of(sluice(config, "quarantine", "drop", "--yes", mistyped).output)
-        assert f"'{shown}' is no NUMBER: sluice buffer quarantine ls has them; all of one reason: --reason" in words
+        assert f"'{shown}' is no NUMBER: sluice buffer quarantine ls has them; for all of one reason: --reason" in words
     mistaken = sluice(config, "quarantine", "drop", "--yes", "--reason", "noroute")
     assert mistaken.exit_code == 1
-    assert "nothing was set aside for 'noroute'; in the quarantine is: no-route" in mistaken.output
+    assert "the quarantine has nothing for 'noroute'; reasons there: no-route" in mistaken.output
 
 
 async def test_a_gateway_that_cannot_be_asked_is_not_gone_behind(config: Path) -> None:
@@ -672,7 +678,7 @@ async def test_a_gateway_that_cannot_be_asked_is_not_gone_behind(config: Path) -
         # It runs, and has no control socket.
         ended = await beside(config, "quarantine", "drop", "--all", "--yes")
     assert ended.exit_code == 1
-    assert "although one has the buffer open" in ended.stderr
+    assert "although a gateway has the buffer open" in ended.stderr
     assert len(json.loads(sluice(config, "quarantine", "ls", "--json").output)) == 2
 
 

@@ -438,8 +438,8 @@ def test_what_points_nowhere_is_found(tmp_path: Path) -> None:
         connection.execute("DELETE FROM lane WHERE number = ?", (lane + 2,))
         put_input(connection, "no-route", b"x", "gone")
     found = faults(path)
-    assert f"readings of lane number {lane + 2}, and no such lane" in found["references"]
-    assert "of a boot that is not there" in found["references"]
+    assert f"readings refer to lane number {lane + 2}, which is not there" in found["references"]
+    assert "refers to a boot that is not there" in found["references"]
     assert "quarantined input 1 refers to a boot" in found["references"]
     (of_lane,) = (words for subject, words in found.items() if subject.startswith("lane"))
     assert "1 rows refer to a series that is not there" in of_lane

@@ -180,7 +180,7 @@ async def test_status_of_a_daemon_that_cannot_be_asked_falls_back_to_the_file(tm
     config = write(tmp_path)
     async with opened(tmp_path / "buffer.db"):
         shown = await status(config)
-    assert "gw1, running\n            what it is doing is not known: no gateway listens at" in shown
+    assert "gw1, running\n            its state is not known: no gateway listens at" in shown
     assert "empty: nothing waits for Kafka" in shown
 
 
@@ -241,7 +241,7 @@ async def test_a_device_whose_lane_is_gone_is_told_with_a_doubt(tmp_path: Path) 
     connection.execute("UPDATE device_run SET seen_us = 946684800000000")
     connection.close()
     shown = await status(config)
-    assert "42, last stored 2000-01-01 00:00:00 UTC, by a clock that nothing vouches for\n" in shown
+    assert "42, last stored 2000-01-01 00:00:00 UTC, by a clock that may be wrong\n" in shown
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ async def test_a_device_whose_lane_is_gone_is_told_with_a_doubt(tmp_path: Path) 
             False,
             "READINGS WAIT on this box until its clock is synced, for 10 min at most (gateway.hold_unsynced_s)",
         ),
-        (False, False, "READINGS GO with times that nothing vouches for: this box's clock is not synced"),
+        (False, False, "READINGS GO with times that may be wrong: this box's clock is not synced"),
         (False, True, None),
         (False, None, None),
     ],
@@ -365,7 +365,7 @@ async def test_status_tells_of_serial_ports(tmp_path: Path) -> None:
     assert "serial      /dev/ttyUSB0: sensor attic\n" in shown
     assert "serial      /dev/ttyUSB1: no sensor has said its name yet\n" in shown
     assert r"serial      /dev/ttyS0: CANNOT BE OPENED: Permission denied: put the user into \x1b[2Jthe group" in shown
-    assert "serial      /dev/ttyACM*: NOT THERE: plug it in, or mend serial.ports" in shown
+    assert "serial      /dev/ttyACM*: NOT THERE: plug it in, or correct serial.ports" in shown
 
 
 async def test_status_of_an_outage_says_how_long_the_room_lasts(tmp_path: Path) -> None:

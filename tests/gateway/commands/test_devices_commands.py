@@ -61,7 +61,7 @@ def test_a_person_is_shown_what_to_type_once(tmp_path: Path) -> None:
     assert "user      barn-1" in second
     kept = load(tmp_path / "devices.json").devices
     assert [each.sha256 for each in kept["42"]] == [digest(secret)]
-    assert "shown this once" in result.stdout
+    assert "shown only this once" in result.stdout
     assert "from when sluice starts" in result.stdout
     shown = devices(config, "list").stdout
     assert secret not in shown
@@ -169,7 +169,7 @@ def test_a_first_list_is_warned_of_where_certificates_let_all_in(tmp_path: Path)
     certificate, key = self_signed(tmp_path)
     tls = f'[mqtt_listener.tls]\ncertificate = "{certificate}"\nkey = "{key}"\nclient_ca = "{certificate}"\n'
     config = write(tmp_path, tls)
-    assert "those that it does not name are refused" in as_json(config, "add", "42")["warnings"][0]
+    assert "devices that are not on it are refused" in as_json(config, "add", "42")["warnings"][0]
     assert as_json(config, "add", "43")["warnings"] == []
 
 
@@ -260,7 +260,7 @@ def test_where_the_clock_is_not_known_the_old_secret_cannot_be_kept_for_hours(
     devices(config, "add", "42")
     shown = devices(config, "list").stdout.splitlines()
     assert shown[1].split()[2] == "-"
-    assert shown[2].startswith("SINCE -: this box's clock was not synced")
+    assert shown[2].startswith("SINCE -: not known, because this box's clock was not synced")
     result = devices(config, "rotate", "42", "--keep-old", "1")
     assert result.exit_code == 1
     assert "clock is not synced" in result.stderr
@@ -329,7 +329,7 @@ def test_a_gateway_that_cannot_be_asked_looks_for_itself(tmp_path: Path, monkeyp
     monkeypatch.setattr(control, "call", refuse)
     told = as_json(write(tmp_path), "add", "42")
     assert told["counts"] == "soon"
-    assert told["said"] == "the gateway cannot be asked. A gateway that runs looks at the file by itself, each second"
+    assert told["said"] == "the gateway cannot be asked. A running gateway looks at the file by itself, each second"
 
 
 # -- the QR code ----------------------------------------------------------------------------------

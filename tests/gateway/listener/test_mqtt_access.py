@@ -66,11 +66,11 @@ def test_where_all_users_were_taken_out_their_certificates_let_nobody_in() -> No
     ("user", "password", "told"),
     [
         ("m001", b"two", "the password is wrong"),
-        ("m007", b"two", "no device is called so"),
+        ("m007", b"two", "no device has this name"),
         ("old", b"m001", "user name and password are the wrong way round: the user name is 'm001'"),
         ("two", b"ops", "the user name is 'ops'"),
-        ("seven", b"m001", "no device is called so"),
-        ("m007", b"\xff", "no device is called so"),
+        ("seven", b"m001", "no device has this name"),
+        ("m007", b"\xff", "no device has this name"),
     ],
 )
 def test_why_a_log_in_is_refused_is_told_without_what_the_client_gave(user: str, password: bytes, told: str) -> None:

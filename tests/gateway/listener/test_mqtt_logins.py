@@ -128,7 +128,7 @@ def test_a_gateway_that_starts_with_a_damaged_file_lets_nobody_of_it_in(tmp_path
     world.path.write_text("{")
     with capture_logs() as lines:
         logins = world.logins()
-    assert [line["meaning"] for line in lines] == ["none of those that it names can log in until it can"]
+    assert [line["meaning"] for line in lines] == ["none of its devices can log in until it can be read"]
     assert not logins.state()["kept"]
     assert set(logins) == set(USERS)
 

@@ -88,12 +88,12 @@ def test_names_that_a_program_makes_up_are_told_up_to_a_bound() -> None:
     told: dict[str, set[str]] = {}
     (first,) = ingest_command.undeclared_lines(batch(0, 30), told)
     assert "device-x: its payloads also have 'n000', 'n001'" in first
-    assert "'n028', 'n029', which stay in `log`" in first
+    assert "'n028', 'n029', which stay in `log` alone" in first
     assert "nothing more" not in first
     (rest,) = ingest_command.undeclared_lines(batch(20, 121), told)
     assert "'n030'" in rest
-    assert "'n099', which stay in `log`" in rest
-    assert rest.endswith("With these, 100 names of this stream are told, and no more will be")
+    assert "'n099', which stay in `log` alone" in rest
+    assert rest.endswith("These make 100 names of this stream, and no more will be told")
     assert ingest_command.undeclared_lines(batch(0, 121), told) == []
     members: Any = ingest_command.batch_members(batch(0, 101))
     assert (len(members["undeclared"]["device-x"]), members["undeclared_more"]) == (100, ["device-x"])

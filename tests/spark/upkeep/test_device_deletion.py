@@ -155,7 +155,7 @@ def test_the_command_asks_first_and_deletes_for_good(spark: SparkSession, new_wa
     asked = CliRunner().invoke(main, command, input="n\n")
     assert (asked.exit_code, asked.output.splitlines()[0]) == (
         1,
-        "delete 2 records of 42 in namespace plant for good, and what comes later of before now? [y/N]: n",
+        "delete 2 records of 42 in namespace plant for good, and refuse all that it measured before now? [y/N]: n",
     )
     assert seen(spark, new_warehouse)["42"]["readings"] == 2
 

@@ -90,7 +90,7 @@ def test_kafka_is_read_once_more_from_offsets_on(kafka: Broker, spark: SparkSess
 
     # What cannot be read is told, and leaves the tables as they are.
     for wrong, words in (
-        ('{"device-none": {"0": 0}}', "Kafka's topic device-none is none that `log` was last read from"),
+        ('{"device-none": {"0": 0}}', "Kafka's topic device-none is not the one that `log` was last read from"),
         ('{"device-thermo-again": {"7": 0}}', "partition 7 of device-thermo-again"),
         ("2026-03-14T12:00:00", "says no time zone"),
         ("yesterday", "is neither a time"),

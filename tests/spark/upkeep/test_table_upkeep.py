@@ -241,7 +241,7 @@ def test_a_table_that_cannot_be_kept_in_order_holds_up_no_reading(
     upkeep.after_batch(round(sent(2).timestamp.timestamp() * 1e6))
     upkeep.wait()
     (warning,) = warnings
-    assert warning.startswith(f"{changes}: its small files could not be made one")
+    assert warning.startswith(f"{changes}: its small files could not be merged")
     assert warning.endswith(".parquet does not exist")
     assert file_count(spark, log_path(job.tables)) == 1
     assert job.take(kafka_frame(spark, [sent(3)]), BatchId("query", 3), {}).rows == 1

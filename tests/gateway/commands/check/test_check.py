@@ -187,7 +187,7 @@ def test_a_topic_that_is_not_written_to_says_where_its_readings_go() -> None:
     refused = TopicVerdict("meters", "topic-compacted", "set cleanup.policy")
     (found,) = _findings(refused, None, settings_of().kafka)
     assert not found.ok
-    assert "goes to the quarantine: topic-compacted; set cleanup.policy" in found.words
+    assert "its readings go to the quarantine: topic-compacted; set cleanup.policy" in found.words
     missing = TopicVerdict("meters", UNKNOWN, "create it")
     (found,) = _findings(missing, TopicVerdict("meters", "topic-not-created", "no right"), settings_of().kafka)
     assert "topic-not-created; no right" in found.words
@@ -214,7 +214,7 @@ def test_brokers_that_are_down_are_told() -> None:
     whole = Cluster("c", {**addresses, 3: ("c", 9092)}, replicas)
     assert _cluster_words(whole) == "its cluster has 3 brokers, all of them up"
     assert _absent(whole) == []
-    assert "whose disk alone" in _cluster_words(Cluster("c", {1: ("a", 9092)}, {}))
+    assert "on one disk only" in _cluster_words(Cluster("c", {1: ("a", 9092)}, {}))
 
 
 async def test_brokers_that_are_not_there_are_told_each_with_what_is_wrong() -> None:
@@ -240,7 +240,7 @@ async def test_a_dead_entry_of_bootstrap_is_warned_of_though_another_answers() -
     assert isinstance(dead, Remark)
     assert (dead.subject, dead.ok) == ("kafka.bootstrap", True)
     assert dead.words == (
-        "only other addresses of it lead to Kafka; 127.0.0.1:1 cannot be reached: nothing listens at 127.0.0.1:1; is "
+        "only its other addresses lead to Kafka; 127.0.0.1:1 cannot be reached: nothing listens at 127.0.0.1:1; is "
         "the broker up, and are host and port in kafka.bootstrap right?"
     )
     assert "127.0.0.1:2 cannot be reached" in other.words

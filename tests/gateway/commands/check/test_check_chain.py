@@ -252,7 +252,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
     failed = {each.link: each for each in findings if not each.ok}
     assert set(failed) == {"disk", "listener", "tcp"}
     assert "would be full from the start" in failed["disk"].words
-    assert "refused (CONNACK 3): it lets nobody in just now, for readings cannot be stored" in failed["listener"].words
+    assert (
+        "refused (CONNACK 3): it lets nobody in just now, because readings cannot be stored" in failed["listener"].words
+    )
     (whole,) = [each for each in findings if each.link == "end-to-end"]
     assert (whole.subject, whole.result) == ("test reading", "skipped")
     assert f"connecting to 127.0.0.1:{port} fails" in whole.words

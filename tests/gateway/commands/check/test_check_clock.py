@@ -24,7 +24,7 @@ from tests.support.gateways import answering
 
 RELEASED = datetime.fromtimestamp(RELEASED_US / 1e6, UTC)
 LATER = RELEASED + timedelta(days=100)
-SUBJECT = "clock of the sluice that runs"
+SUBJECT = "clock of the running sluice"
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_the_kernel_does_not_vouch_for_it(tmp_path: Path, monkeypatch: pytest.Mo
     settings = settings_of(tmp_path)
     how, words = judged(settings, showing(LATER))["clock"]
     assert how == "warn"
-    assert "no time daemon that is known runs here: sudo apt install systemd-timesyncd" in words
+    assert "no known time daemon runs here: sudo apt install systemd-timesyncd" in words
     assert "Readings wait on this box for it, once Kafka is reached, for 10 min at most" in words
     assert f"It says {LATER:%Y-%m-%d %H:%M:%S} UTC, which may be right" in words
     runs(monkeypatch, "ntpd")
@@ -91,7 +91,7 @@ def test_the_kernel_does_not_vouch_for_it(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_date_that_cannot_be_is_wrong_whoever_vouches_for_it(tmp_path: Path) -> None:
     y2000 = datetime(2000, 1, 1, tzinfo=UTC)
-    impossible = f"it says 2000-01-01 00:00:00 UTC, and this version of Sluice is of {RELEASED:%Y-%m-%d}"
+    impossible = f"it says 2000-01-01 00:00:00 UTC, and this version of Sluice was made on {RELEASED:%Y-%m-%d}"
     how, words = judged(settings_of(tmp_path), showing(y2000))["clock"]
     assert how == "warn"
     assert words.endswith(f"It is wrong: {impossible}")
@@ -113,7 +113,7 @@ def test_whoever_wrote_system_vouches_for_it(tmp_path: Path, monkeypatch: pytest
     how, words = found["clock"]
     assert how == "ok"
     assert "within ± 250.0 ms" in words
-    assert "its host must keep it" in words
+    assert "the host must keep the clock" in words
     assert "gateway.clock" not in found
     runs(monkeypatch, "chronyd")
     assert judged(settings, showing(LATER, 250_000))["clock"][1].endswith("; chronyd runs here")
@@ -123,7 +123,7 @@ def test_a_clock_that_is_set_to_when_it_was_saved_is_no_clock_to_trust(tmp_path:
     (tmp_path / "fake-hwclock.data").touch()
     how, words = judged(settings_of(tmp_path, 'clock = "system"'), showing(LATER, 1_000))["gateway.clock"]
     assert how == "warn"
-    assert "plausible and late" in words
+    assert "times that look right and are late" in words
     assert "gateway.clock" not in judged(settings_of(tmp_path), showing(LATER, 1_000))
 
 
@@ -167,7 +167,7 @@ async def test_how_the_daemon_sees_it(tmp_path: Path) -> None:
     unsynced = ClockView(synced=False, error_us=None, since_us=hour_ago_us)
     assert await told(tmp_path, unsynced) == (
         "warn",
-        "not synced since this box was started, and sluice has looked at it for 1 h",
+        "not synced since this box was started; sluice has watched it for 1 h",
     )
 
 
@@ -186,7 +186,7 @@ async def test_how_the_daemon_sees_it(tmp_path: Path) -> None:
         ),
         (UplinkState(), False, "Readings wait on this box for it, once Kafka is reached, for 10 min at most"),
         (None, False, "Readings wait on this box for it, once Kafka is reached, for 10 min at most"),
-        (UplinkState(up=True), True, "The sluice that runs has known it before, and goes on by that"),
+        (UplinkState(up=True), True, "The running sluice has known the time before, and goes on by that"),
     ],
 )
 async def test_what_becomes_of_readings_while_the_kernel_does_not_vouch_for_it(
@@ -201,9 +201,9 @@ async def test_what_becomes_of_readings_while_the_kernel_does_not_vouch_for_it(
     assert how == "warn"
     # What to do comes first.
     todo, _, meanwhile = told_of_it.partition(" under [gateway]. ")
-    assert "no time daemon that is known runs here: sudo apt install systemd-timesyncd; or, in a container" in todo
+    assert "no known time daemon runs here: sudo apt install systemd-timesyncd; or, in a container" in todo
     assert meanwhile.startswith(words)
-    assert ("a correction puts right later. " in meanwhile) is not synced
+    assert ("a later correction puts right. " in meanwhile) is not synced
 
 
 async def test_a_clock_that_is_set_again_and_again_is_remarked_on(tmp_path: Path) -> None:

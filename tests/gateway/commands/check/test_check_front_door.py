@@ -83,7 +83,7 @@ async def test_with_tls_the_certificate_need_not_be_trusted_here(tmp_path: Path)
     async with listening(RecordingIntake(), port=0, tls=wanted) as listener, served(tmp_path, listener) as settings:
         (found,) = await looked(settings)
     assert found.result == "pass"
-    assert "demands a certificate of the client (mqtt_listener.tls.client_ca)" in found.words
+    assert "asks the client for a certificate (mqtt_listener.tls.client_ca)" in found.words
 
 
 async def test_a_listener_that_lets_nobody_in_is_told(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ async def test_a_listener_that_lets_nobody_in_is_told(tmp_path: Path) -> None:
         intake.cannot_store = True
         (found,) = await looked(settings)
     assert found.result == "fail"
-    assert found.words.startswith("refused (CONNACK 3): it lets nobody in just now, for readings cannot be stored")
+    assert found.words.startswith("refused (CONNACK 3): it lets nobody in just now, because readings cannot be stored")
 
 
 async def test_another_port_than_the_gateway_listens_on_is_told(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ async def test_another_port_than_the_gateway_listens_on_is_told(tmp_path: Path) 
         moved = structs.replace(settings.mqtt_listener, port=1)
         (found,) = await looked(structs.replace(settings, mqtt_listener=moved))
     assert found.result == "fail"
-    assert "was mqtt_listener.port changed since? Restart it" in found.words
+    assert "if mqtt_listener.port was changed since, restart the gateway" in found.words
 
 
 async def test_a_gateway_of_another_version_gives_no_credential(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ async def test_what_is_no_listener_is_told(tmp_path: Path) -> None:
                 pass
 
         async with speaking(talk) as port:
-            with pytest.raises(DoorError, match=r"what it says is not MQTT 3\.1\.1; is it this gateway's port\?"):
+            with pytest.raises(DoorError, match=r"its answer is not MQTT 3\.1\.1; is it this gateway's port\?"):
                 await asyncio.to_thread(enter, port)
 
 
@@ -206,4 +206,4 @@ async def test_a_brokers_certificate_is_looked_at(tmp_path: Path) -> None:
         assert "its certificate is not accepted" in (await broker_told(tmp_path, bad)).words
         plain = await broker_told(tmp_path, structs.replace(good, tls=None))
     assert plain.result == "fail"
-    assert "without TLS where there is no [mqtt_brokers.tls]" in plain.words
+    assert "that [mqtt_brokers.tls] is there only if that port has TLS" in plain.words

@@ -126,7 +126,7 @@ async def test_looking_at_a_buffer_that_is_there_changes_nothing(tmp_path: Path)
         ("/none/buffer.db", "buffer.path", "none does not exist; make it, for the user that sluice runs as"),
         ("/file/buffer.db", "buffer.path", "file is no directory"),
         ("/folder", "buffer.path", "is a directory; name a file in it, such as "),
-        ("/mail.db", "buffer.path", "is a database of some other program's; write a path of its own"),
+        ("/mail.db", "buffer.path", "is another program's database; write a path of the gateway's own"),
         ("/newer.db", "buffer.path", "was written by a newer Sluice (schema 99, this one knows 3)"),
     ],
 )
@@ -146,9 +146,9 @@ def test_a_path_that_cannot_hold_the_buffer(tmp_path: Path, change: str, subject
 def test_for_how_long_a_device_is_kept_whatever_another_one_sends(tmp_path: Path) -> None:
     kept = findings(write_config(tmp_path, **{"10_000_000": "1_000_000_000"}))["buffer.fair_from"]
     assert judgement(kept) == "ok"
-    assert "of 100 bytes each second is kept for 8.0 days, whatever one other device sends" in kept.words
+    assert "sends 100 bytes each second are kept for 8.0 days, whatever one other device sends" in kept.words
     small = findings(write_config(tmp_path))["buffer.fair_from"]
-    assert "is kept for 0.0 days" in small.words
+    assert "are kept for 0.0 days" in small.words
     alone = findings(write_config(tmp_path, bytes_max="fair_from = 1\nbytes_max"))["buffer.fair_from"]
     assert "one device may fill the buffer" in alone.words
 
@@ -163,8 +163,8 @@ def test_a_file_that_sluice_would_set_aside_is_remarked_on(tmp_path: Path) -> No
 def test_room_that_the_disk_does_not_have(tmp_path: Path) -> None:
     greedy = findings(write_config(tmp_path, **{"10_000_000": str(2**40)}))["buffer.bytes_max"]
     assert judgement(greedy) == "FAIL"
-    assert greedy.words.startswith("1.1 TB, and the disk of ")
-    assert "lower it, or make room" in greedy.words
+    assert greedy.words.startswith("1.1 TB, but the disk of ")
+    assert "lower the setting, or make room" in greedy.words
     config = write_config(tmp_path, bytes_max=f"free_bytes_min = {2**40}\nbytes_max")
     tight = findings(config)["buffer.free_bytes_min"]
     assert judgement(tight) == "FAIL"
@@ -267,7 +267,7 @@ def test_a_port_that_another_program_has_is_a_mistake_and_the_program_named(tmp_
         config = write_config(tmp_path, listener(server.getsockname()[1]))
         found = findings(config)["mqtt_listener.port"]
     assert judgement(found) == "FAIL"
-    assert f"(process {os.getpid()}); stop that one, or write another port" in found.words
+    assert f"(process {os.getpid()}); stop that program, or write another port" in found.words
 
 
 async def test_a_port_that_this_gateway_has_is_no_mistake(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ async def test_a_port_that_this_gateway_has_is_no_mistake(tmp_path: Path) -> Non
         async with opened(tmp_path / "buffer.db"):
             found = findings(config)["mqtt_listener.port"]
     assert judgement(found) == "ok"
-    assert f"served by the sluice that runs with this buffer (process {os.getpid()})" in found.words
+    assert f"served by the running sluice of this buffer (process {os.getpid()})" in found.words
 
 
 async def test_a_user_who_is_not_told_whose_a_port_is_hears_what_is_likely(
@@ -290,7 +290,7 @@ async def test_a_user_who_is_not_told_whose_a_port_is_hears_what_is_likely(
             ours = findings(config)["mqtt_listener.port"]
     assert (judgement(anybodys), judgement(ours)) == ("FAIL", "ok")
     assert "sudo ss -ltnp names it" in anybodys.words
-    assert "most likely by the sluice that runs with this buffer" in ours.words
+    assert "most likely by the running sluice of this buffer" in ours.words
 
 
 def test_a_gateway_that_runs_with_another_buffer_is_told_as_what_it_is(
@@ -354,7 +354,7 @@ def test_who_has_a_port_is_judged_by_the_address_too(tmp_path: Path) -> None:
             ours.communicate()
     assert elsewhere == (
         "ok",
-        f"127.0.0.2:{port} is served by the sluice that runs with this buffer (process {ours.pid})",
+        f"127.0.0.2:{port} is served by the running sluice of this buffer (process {ours.pid})",
     )
     for judged, words in (here, everywhere):
         assert judged == "FAIL"
@@ -488,7 +488,7 @@ def test_a_certificate_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # A Raspberry Pi before it has heard of NTP.
     judged, words = told(datetime(1970, 1, 1, tzinfo=UTC), synced=False)
     assert judged == "warn"
-    assert "by a clock that says 1970-01-01 and that nothing vouches for" in words
+    assert "by this box's clock, which says 1970-01-01 and is not synced" in words
 
 
 def test_what_ended_before_the_latest_time_that_is_known_has_ended_whatever_an_unsynced_clock_says(
@@ -503,7 +503,7 @@ def test_what_ended_before_the_latest_time_that_is_known_has_ended_whatever_an_u
 
     def told() -> tuple[str, str]:
         found = findings(config)
-        assert "those that ended before" in found["certificates"].words
+        assert "only certificates that ended before" in found["certificates"].words
         return judgement(found["mqtt_listener.tls.certificate"]), found["mqtt_listener.tls.client_ca"].words
 
     def known(moment: datetime) -> None:
@@ -537,7 +537,7 @@ def test_whom_clients_may_take_this_box_for(tmp_path: Path) -> None:
     certificate.write_text(text)
     found = findings(config)["mqtt_listener.tls"]
     assert judgement(found) == "warn"
-    assert "names no host (subjectAltName), so that clients" in found.words
+    assert "names no host (subjectAltName), so clients" in found.words
     certificate.write_text("nothing")
     assert "mqtt_listener.tls" not in findings(config)
 
@@ -604,9 +604,9 @@ def broker(more: str) -> str:
 @pytest.mark.parametrize(
     ("content", "mode", "judged", "words"),
     [
-        ("correct horse\n", 0o400, "ok", "holds a password, and its owner alone may read it"),
+        ("correct horse\n", 0o400, "ok", "holds a password, and only its owner may read it"),
         ("correct horse\n", 0o440, "FAIL", "can be read by others; run: chmod 0400"),
-        ("correct horse \n", 0o400, "warn", "ends in a space, which counts as part of it; take that out, unless"),
+        ("correct horse \n", 0o400, "warn", "ends in a space, which counts as part of it; take the space out, unless"),
         ("\tcorrect horse\n", 0o400, "warn", "begins with a space"),
         ("", 0o400, "FAIL", "is empty"),
         (None, 0, "FAIL", "password: No such file or directory; write the password there, chmod 0400"),
@@ -678,7 +678,7 @@ def test_kafkas_password_and_what_goes_in_the_clear(tmp_path: Path) -> None:
     assert judgement(found["kafka.sasl.password_file"]) == "FAIL"
     assert "can be read by others; run: chmod 0400" in found["kafka.sasl.password_file"].words
     assert judgement(found["kafka.sasl"]) == "warn"
-    assert "everybody on the way to Kafka may read the readings" in found["kafka.sasl"].words
+    assert "everybody on the way to Kafka can read and change the readings" in found["kafka.sasl"].words
     secret.chmod(0o400)
     found = findings(write_config(tmp_path, f'{sasl}[kafka.tls]\nca = "{certificate}"\n'))
     assert judgement(found["kafka.sasl.password_file"]) == "ok"
@@ -754,7 +754,7 @@ def test_a_serial_port_that_is_there_and_one_that_is_not(tmp_path: Path, port: s
     assert f"{port} may be opened by this user" in found.words
     missing = findings(write_config(tmp_path, serial(f"{tmp_path}/ttyUSB0")))["serial.ports"]
     assert judgement(missing) == "FAIL"
-    assert missing.words.startswith(f"{tmp_path}/ttyUSB0 is not there; plug it in, or write another; ")
+    assert missing.words.startswith(f"{tmp_path}/ttyUSB0 is not there; plug it in, or write another port; ")
     # Sensors may be plugged in later, and a pattern is made for that.
     later = findings(write_config(tmp_path, serial(f"{tmp_path}/ttyUSB*")))["serial.ports"]
     assert judgement(later) == "warn"

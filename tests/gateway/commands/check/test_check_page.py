@@ -57,7 +57,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         _, (result, words) = told(page, tmp_path)
     assert result == "fail"
     assert words.startswith(f"127.0.0.1:{page.port} is taken by ")
-    assert "stop that one, or write another port. Readings are taken all the same" in words
+    assert "stop that program, or write another port. Readings are taken in all the same" in words
 
 
 def test_a_page_that_is_served_and_one_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def judgement(finding: Finding) -> str:
 def test_nothing_to_read_is_a_warning(tmp_path: Path) -> None:
     ((how, subject, words),) = look(tmp_path, SerialSettings())
     assert (how, subject) == ("warn", "serial.ports")
-    assert words.startswith("is empty, so that no sensor is read")
+    assert words.startswith("is empty, so no sensor is read")
 
 
 def test_a_port_of_text_cannot_acknowledge_and_is_not_looked_at_twice(tmp_path: Path, ports: list[str]) -> None:
@@ -83,10 +83,10 @@ def test_a_port_of_text_cannot_acknowledge_and_is_not_looked_at_twice(tmp_path: 
         ("warn", "serial.text[0].port", found[2][2]),
         ("ok", "serial.ports", ports[1]),
     ]
-    assert found[1][2].startswith("readings of text and Modbus cannot be acknowledged: what comes while")
+    assert found[1][2].startswith("readings of text and Modbus cannot be acknowledged: readings that come while")
     assert found[2][2] == (
-        f"{ports[0]} stands in serial.ports too, where it is passed over: take it out there, or, where its sensor "
-        "speaks our frames, remove this section"
+        f"{ports[0]} is in serial.ports too, where it is ignored: take it out there, or, if its sensor speaks "
+        "our frames, remove this section"
     )
 
 
@@ -108,7 +108,7 @@ def test_a_port_that_is_written_twice_is_looked_at_once(tmp_path: Path, ports: l
     assert well.startswith(f"{link} may be opened")
     same = f"{ports[0]} is {link} by another name, and a port is opened once: remove one of the two"
     assert second == ("warn", "serial.ports", same)
-    assert told(link, link)[1][2] == (f"{link} stands there twice, and a port is opened once: remove one of the two")
+    assert told(link, link)[1][2] == (f"{link} is there twice, and a port is opened once: remove one of the two")
     # Patterns may overlap.
     assert [how for how, _, _ in told(f"{tmp_path}/link*", ports[0], f"{tmp_path}/l*")] == ["ok"]
 
@@ -162,9 +162,9 @@ def test_one_port_under_two_names_and_a_name_of_two_ports(tmp_path: Path, ports:
         (tmp_path / f"link{number}").symlink_to(port)
     sections = (text(ports[0]), text(f"{tmp_path}/link0", "wind"), text(f"{tmp_path}/link*", "rain"))
     failed = [finding[1:] for finding in look(tmp_path, SerialSettings(text=sections)) if finding[0] == "FAIL"]
-    same = f"{tmp_path}/link0 is the port of serial.text[0].port too, and a port has one reader; write another"
+    same = f"{tmp_path}/link0 is also the port of serial.text[0].port, and only one can read it; write another port"
     assert ("serial.text[1].port", same) in failed
-    called = f"means 2 ports now ({tmp_path}/link0, {tmp_path}/link1): write one"
+    called = f"fits 2 ports now ({tmp_path}/link0, {tmp_path}/link1): write one"
     assert any(subject == "serial.text[2].port" and called in words for subject, words in failed)
 
 
@@ -234,7 +234,7 @@ def test_adapters_without_a_number_are_not_told_apart_by_id(
 ) -> None:
     settings = SerialSettings(ports=("/dev/serial/by-id/*",))
     plug(monkeypatch, Adapter(ports[0], *CH340, "1-1"), Adapter(ports[1], *CH340, "1-2"))
-    assert any("look alike, and /dev/serial/by-id shows one" in words for _, _, words in look(tmp_path, settings))
+    assert any("look alike, and /dev/serial/by-id shows only one" in words for _, _, words in look(tmp_path, settings))
     # One adapter with two ports, and two with numbers of their own.
     plug(monkeypatch, Adapter(ports[0], *CH340, "1-1"), Adapter(ports[1], *CH340, "1-1"))
     assert not any("look alike" in words for _, _, words in look(tmp_path, settings))
@@ -325,7 +325,7 @@ def test_a_sensor_whose_readings_no_route_takes(tmp_path: Path, ports: list[str]
             "serial.text[0]",
             (
                 "its readings get the topic device/scale/text, which no route takes: they would all go to the "
-                "quarantine; add a route for them, or write another stream"
+                "quarantine; add a route for that topic, or write another stream"
             ),
         )
     ]
@@ -366,7 +366,7 @@ def test_a_sensor_whose_readings_no_route_takes(tmp_path: Path, ports: list[str]
         (
             "hall 1/{device}/{stream}",
             ("{site}/{device}/{stream}",),
-            f"hall 1/NAME/STREAM, in which its route finds no name (that is {NAME_RULE})",
+            f"hall 1/NAME/STREAM, in which its route finds no name (a name is {NAME_RULE})",
         ),
     ],
 )
@@ -386,7 +386,7 @@ def test_sensors_with_our_frames_of_which_no_route_takes_any_reading(
 
     words = (
         f"readings of serial.ports get topics such as {refused}: they would all go to the quarantine; add a route for "
-        "them, or write another serial.topic"
+        "such topics, or write another serial.topic"
     )
     assert told(None) == ([("FAIL", words)] if refused else [])
     assert "no route" not in refused or told("strays") == []

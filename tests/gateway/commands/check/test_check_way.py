@@ -75,7 +75,7 @@ async def test_what_takes_connections_and_is_no_broker_is_kafkas_own_failure(tmp
         ("sasl", "skipped"),
         ("kafka", "fail"),
     ]
-    assert found.findings[3].words == f"not looked at: Kafka at 127.0.0.1:{port} fails, see below"
+    assert found.findings[3].words == f"not checked: Kafka at 127.0.0.1:{port} fails, see below"
 
 
 async def test_a_port_without_tls_fails_at_tls_and_the_log_in_is_not_tried(tmp_path: Path) -> None:
@@ -91,17 +91,17 @@ async def test_a_port_without_tls_fails_at_tls_and_the_log_in_is_not_tried(tmp_p
         ("tls", "fail"),
         ("sasl", "skipped"),
     ]
-    assert found.findings[-1].words == f"not looked at: TLS with 127.0.0.1:{port} fails, see above"
+    assert found.findings[-1].words == f"not checked: TLS with 127.0.0.1:{port} fails, see above"
 
 
 async def test_a_file_that_cannot_be_used_is_told_where_it_is_looked_at(tmp_path: Path) -> None:
     async with speaking(FakeBroker()) as port:
         found = await way(f"127.0.0.1:{port}", tls=KafkaTlsSettings(ca=tmp_path / "ca.pem"))
         (tls,) = [each for each in found.findings if each.link == "tls"]
-        assert (tls.result, tls.words) == ("skipped", "not looked at: kafka.tls.ca cannot be used, see there")
+        assert (tls.result, tls.words) == ("skipped", "not checked: kafka.tls.ca cannot be used, see there")
         found = await way(f"127.0.0.1:{port}", sasl=KafkaSaslSettings("PLAIN", "gw1", tmp_path / "password"))
     (log_in,) = [each for each in found.findings if each.link == "sasl"]
-    assert log_in.words == "not looked at: kafka.sasl.password_file cannot be used, see there"
+    assert log_in.words == "not checked: kafka.sasl.password_file cannot be used, see there"
     assert not found.answering
 
 
@@ -119,7 +119,7 @@ async def test_a_name_tells_its_addresses_and_those_that_are_dead(monkeypatch: p
     assert name.words.startswith("is 127.0.0.1, 127.0.0.2 (looked up in ")
     assert isinstance(connection, Remark)
     assert connection.words.startswith("made: 127.0.0.1 in ")
-    assert "but not to 127.0.0.2, to which kafka.example leads too: " in connection.words
+    assert "but kafka.example also leads to 127.0.0.2, which takes no connection: " in connection.words
 
 
 @pytest.mark.parametrize(

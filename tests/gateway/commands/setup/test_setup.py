@@ -154,10 +154,10 @@ def test_secrets_that_nobody_gave_are_made_and_shown_once(tmp_path: Path) -> Non
     made = credentials.load(tmp_path / "devices.json").devices
     lines = dict(line.split()[-2:] for line in shown.splitlines() if line.startswith("    "))
     assert {credentials.digest(lines[name]) for name in ("42", "43")} == {each.sha256 for (each,) in made.values()}
-    assert "Shown once" in shown
+    assert "Shown only once" in shown
     again = setup(config, "--answers", answers, "--no-check").output
-    assert "Shown once" not in again
-    assert f"42 keeps the secret that it has: sluice devices rotate 42 --config {config} makes another" in again
+    assert "Shown only once" not in again
+    assert f"42 keeps its present secret: sluice devices rotate 42 --config {config} makes a new one" in again
     assert credentials.load(tmp_path / "devices.json").devices == made
 
 
@@ -165,10 +165,10 @@ def test_secrets_that_nobody_gave_are_made_and_shown_once(tmp_path: Path) -> Non
     ("runs", "inside", "told"),
     [
         ("", "", "no time daemon runs (sudo apt install systemd-timesyncd)"),
-        ("chronyd", "", "chronyd runs (timedatectl tells how far it is)"),
+        ("chronyd", "", "chronyd runs (timedatectl shows its state)"),
         ("", "virtual machine (kvm)", "no time daemon runs (sudo apt install systemd-timesyncd)"),
         ("", "container (lxc)", "no time daemon runs here\n"),
-        ("", "container (lxc)", 'this is a container (lxc): where its host keeps the clock, write clock = "system"'),
+        ("", "container (lxc)", 'this is a container (lxc): if its host keeps the clock, write clock = "system"'),
     ],
 )
 def test_a_clock_that_is_not_synced_is_told_first_with_what_to_do(
@@ -199,7 +199,7 @@ def test_commands_are_told_as_they_are_typed(tmp_path: Path) -> None:
     config = tmp_path / "my barn" / "gateway.toml"
     assert typed(config, "check") == f"sluice check --config '{config}'"
     shown = setup(config, "--answers", write(tmp_path / "given"), "--no-check").output
-    assert f"next: {typed(config, 'check')} goes through every link" in shown
+    assert f"next: {typed(config, 'check')} checks every link" in shown
     assert typed(config, "devices add NAME") in shown
 
 
@@ -210,7 +210,7 @@ def test_the_example_sets_a_gateway_up_once_it_names_a_broker(tmp_path: Path) ->
     config = tmp_path / "gateway.toml"
     refused = setup(config, "--answers", write(tmp_path / "unchanged", EXAMPLE, ""), "--no-check")
     assert refused.exit_code == 2
-    assert "kafka.bootstrap: kafka.example:9093 is the example's; write your own brokers" in refused.output
+    assert "kafka.bootstrap: kafka.example:9093 is only an example; write your own brokers" in refused.output
     assert not config.exists()
     answers = write(tmp_path / "given", EXAMPLE.replace("kafka.example", "kafka.farm.example"), "")
     assert setup(config, "--answers", answers, "--no-check").exit_code == 0
@@ -338,32 +338,35 @@ KAFKA = '[kafka]\nbootstrap = ["a:1"]\ntls = true\n'
     [
         ("", "a.toml: kafka is missing; write [kafka] with bootstrap"),
         ('kafka = "a:1"', "a.toml:1: kafka: is a section: write [kafka] on a line of its own"),
-        ('[kafka]\nbootstrap = ["a:1"]', "a.toml:1: kafka: tls is missing; write tls = true, or tls = false where"),
+        ('[kafka]\nbootstrap = ["a:1"]', "a.toml:1: kafka: tls is missing; write tls = true, or tls = false if"),
         (
             "[kafka]\nbootstrap = 3\ntls = true",
             'a.toml:2: kafka.bootstrap: 3 will not do; write a list of texts, such as ["...',
         ),
         (KAFKA + "mechanisn = 3", "a.toml:4: kafka.mechanisn: there is no such answer; write 'mechanism' instead"),
         (KAFKA + 'password = "secret-1"', "a.toml:4: kafka.password: there is no such answer; write kafka_password"),
-        (KAFKA + "devices = []", "a.toml:4: kafka.devices: there is no such answer; `devices` stands below [sensors]"),
+        (KAFKA + "devices = []", "a.toml:4: kafka.devices: there is no such answer; `devices` belongs below [sensors]"),
         (
             KAFKA + "mechanism = 'GSSAPI'",
             'a.toml:4: kafka.mechanism: "GSSAPI" will not do; write one of "SCRAM-SHA-512"',
         ),
         (
             KAFKA + "[sensors]\nanonymous = 'yes'",
-            f'is said in these words, or not at all: anonymous = "{ANONYMOUS_WORDS}"',
+            f'write exactly anonymous = "{ANONYMOUS_WORDS}"',
         ),
-        (KAFKA + f"[sensors]\ndevices = ['a']\nanonymous = '{ANONYMOUS_WORDS}'", "stands beside devices"),
-        (KAFKA + "[sensors]\nmqtt = false\ndevices = ['a']", "a.toml:5: sensors.mqtt: is false, and devices are to"),
+        (
+            KAFKA + f"[sensors]\ndevices = ['a']\nanonymous = '{ANONYMOUS_WORDS}'",
+            "makes the secrets of devices useless",
+        ),
+        (KAFKA + "[sensors]\nmqtt = false\ndevices = ['a']", "a.toml:5: sensors.mqtt: is false, but devices need it"),
         (
             KAFKA + "[sensors]\ndevices = ['a b']",
             'a.toml:5: sensors.devices: ["a b"] will not do; write a list of names',
         ),
-        (KAFKA + "[secrets]\nkafka_password = 'x'", "a.toml:1: kafka.user: is missing, and there is a kafka_password"),
-        (KAFKA + "[secrets]\npage_password = 'short'", "what stands here will not do; write a text of at least 8"),
-        (KAFKA + "[secrets.devices]\n7 = 'short'", "secrets.devices: what stands here will not do; write a secret of"),
-        ('[kafka]\nbootstrap = ["a:1"]\ntls = false\nca = "x"', "a.toml:4: kafka.ca: stands beside tls = false"),
+        (KAFKA + "[secrets]\nkafka_password = 'x'", "a.toml:1: kafka.user: is missing, but there is a kafka_password"),
+        (KAFKA + "[secrets]\npage_password = 'short'", "this value will not do; write a text of at least 8"),
+        (KAFKA + "[secrets.devices]\n7 = 'short'", "secrets.devices: this value will not do; write a secret of"),
+        ('[kafka]\nbootstrap = ["a:1"]\ntls = false\nca = "x"', "a.toml:4: kafka.ca: is useless with tls = false"),
         ('[kafka]\nbootstrap = ["a:1"]\ntls = false\nmechanism = "PLAIN"', "is PLAIN, which sends the password itself"),
         (KAFKA + "[gateway]\nclock = 'ntp'", 'a.toml:5: gateway.clock: "ntp" will not do; write one of "kernel", "sys'),
         ("[kafka", "a.toml:1: is not TOML"),
@@ -398,7 +401,7 @@ def test_names_that_are_somebody_elses_are_told(tmp_path: Path) -> None:
     answers = write(tmp_path / "given")
     told = setup(config, "--answers", answers, "--no-check")
     assert told.exit_code == 2
-    assert "barn-1.toml:9: sensors.devices: 43 is an operator's name" in told.output
+    assert "barn-1.toml:9: sensors.devices: 43 is the name of an operator" in told.output
     credentials.revoke(tmp_path / "devices.json", ["43"])
     assert setup(config, "--answers", answers, "--no-check").exit_code == 0
     digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
@@ -435,7 +438,7 @@ def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
 
 def test_secrets_stand_in_one_place(tmp_path: Path) -> None:
     answers = write(tmp_path / "given", ANSWERS + "[secrets]\nkafka_password = 'x'")
-    assert "stands here and in sluice-secrets.toml too" in setup(tmp_path / "g.toml", "--answers", answers).output
+    assert "is here and in sluice-secrets.toml too" in setup(tmp_path / "g.toml", "--answers", answers).output
 
 
 def test_an_authority_that_is_none_is_told(tmp_path: Path) -> None:
@@ -712,7 +715,7 @@ def test_no_secret_that_was_made_here_is_stored_unseen(
         carry_out(planned)
     monkeypatch.undo()
     assert credentials.load(tmp_path / "devices.json").devices == {}
-    assert setup(config, "--answers", answers, "--no-check").output.count("Shown once") == 1
+    assert setup(config, "--answers", answers, "--no-check").output.count("Shown only once") == 1
 
 
 def test_secrets_that_nobody_can_be_shown_are_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -728,7 +731,7 @@ def test_secrets_that_nobody_can_be_shown_are_not_stored(tmp_path: Path, monkeyp
     assert credentials.load(tmp_path / "devices.json").devices == {}
     shown = setup(config, "--answers", answers, "--no-check").output
     assert set(credentials.load(tmp_path / "devices.json").devices) == {"42", "43"}
-    assert shown.count("Shown once") == 1
+    assert shown.count("Shown only once") == 1
 
 
 def test_secrets_that_cannot_be_stored_are_not_shown_and_the_page_password_is(

@@ -128,7 +128,7 @@ def test_wrong_answers_are_told_and_asked_again(tmp_path: Path) -> None:
         assert "'no name' will not do" in terminal.until(PROMPT)
         terminal.type("north/barn-1")
         terminal.answer("http://kafka")
-        assert "before an address stands tls://" in terminal.until(PROMPT)
+        assert "Write before an address tls://" in terminal.until(PROMPT)
         terminal.type("kafka.example")
         assert "is no address; write host:port" in terminal.until(PROMPT)
         terminal.type(NOWHERE)
@@ -154,7 +154,7 @@ def test_wrong_answers_are_told_and_asked_again(tmp_path: Path) -> None:
         assert "at least 8 characters" in terminal.until(PROMPT)
         terminal.type("12345678")
         terminal.answer("12345679")
-        assert "two different ones" in terminal.until(PROMPT)
+        assert "two different passwords" in terminal.until(PROMPT)
         terminal.type("12345678")
         terminal.answer("12345678")
         assert "12345678" not in terminal.until(PROMPT)
@@ -210,7 +210,7 @@ def test_what_was_answered_is_shown_before_it_is_written_and_what_is_not_well_at
         terminal.type("x")
         assert "Type y or n." in terminal.until(TLS)
         terminal.type(ENTER)
-        assert "Not reached; taken to speak TLS." in terminal.until(PROMPT)
+        assert "Not reached; assumed to speak TLS." in terminal.until(PROMPT)
         terminal.type("none")
         terminal.answer("NONE")
         terminal.answer("42,43 , 42")
@@ -230,7 +230,7 @@ def test_what_was_answered_is_shown_before_it_is_written_and_what_is_not_well_at
     assert list(tmp_path.iterdir()) == []
     shown, code = set_up(config, WITHOUT_KAFKA)
     assert code == 1
-    assert "to be mended: Kafka is not reached: nothing listens at 127.0.0.1:1" in " ".join(shown.split())
+    assert "to be corrected: Kafka is not reached: nothing listens at 127.0.0.1:1" in " ".join(shown.split())
 
 
 def test_run_again_it_says_who_has_a_secret_and_keeps_that_kafka_speaks_no_tls(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_run_again_it_says_who_has_a_secret_and_keeps_that_kafka_speaks_no_tls(t
     assert config_file.load(config).kafka.tls is None
     shown, _ = set_up(config, [ENTER, NOWHERE, "y", ENTER, ENTER, ENTER, "44", ENTER, ENTER])
     assert "Does it speak TLS? [y/N]: " in shown
-    assert "Not reached; taken to speak no TLS: what is sent can be read on the way." in " ".join(shown.split())
+    assert "Not reached; assumed to speak no TLS: readings can be read on the way." in " ".join(shown.split())
     assert "42, 43 have a secret already, and keep it. Names of more, with commas" in " ".join(shown.split())
     assert "by MQTT: 42, 43, 44; by" in shown
     assert config_file.load(config).kafka.tls is None
@@ -264,7 +264,7 @@ def test_that_kafka_speaks_no_tls_is_answered_where_it_cannot_be_found_out(tmp_p
         assert terminal.end() == 1
     told = " ".join(terminal.text.split())
     assert (
-        f"to be mended: nothing comes in, neither by MQTT nor by serial port: run sluice setup --config {config}"
+        f"to be corrected: nothing comes in, neither by MQTT nor by serial port: run sluice setup --config {config}"
         in told
     )
     assert config_file.load(config).kafka.tls is None

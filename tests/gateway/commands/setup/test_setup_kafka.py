@@ -112,7 +112,8 @@ def test_where_kafka_wants_no_log_in_nobody_is_asked_for_one(broker: Broker, tmp
     with at_a_terminal("setup", "--config", config) as terminal:
         terminal.answer("north-farm/barn-1")
         terminal.answer(f"tls://{broker.cluster.bootstrap}")
-        assert "what answers there speaks no TLS; leave the beginning out" in " ".join(terminal.until(PROMPT).split())
+        told = " ".join(terminal.until(PROMPT).split())
+        assert "The brokers speak no TLS: write the addresses without tls:// or plain://" in told
         terminal.type(broker.cluster.bootstrap)
         for answer in (ENTER, "none", ENTER, ENTER):
             terminal.answer(answer)
@@ -171,7 +172,7 @@ def test_what_is_wrong_is_told_in_the_words_of_the_answers(broker: Broker, tmp_p
     assert code == 1
     assert "tls = false was given; write tls = true, with ca" in told
     assert "[kafka.tls]" not in told
-    assert told.count(f"to be mended: Kafka at {broker.at('LOGIN')}") == 1
+    assert told.count(f"to be corrected: Kafka at {broker.at('LOGIN')}") == 1
 
 
 def test_an_authority_beside_the_answers_is_copied(broker: Broker, tmp_path: Path) -> None:

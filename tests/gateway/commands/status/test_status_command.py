@@ -57,4 +57,4 @@ async def test_what_was_lost_is_told_after_it_was_reported(tmp_path: Path) -> No
     assert after["losses_by_device"] == {}
     for found in (before, after):
         assert [(row["device"], row["lost"]) for row in found["heard"]] == [("barn", 5)]
-    assert "lost        5 readings since the start, told on gateway-events\n" in shown
+    assert "lost        5 readings since the start, reported on gateway-events\n" in shown

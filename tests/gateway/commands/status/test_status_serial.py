@@ -6,7 +6,8 @@ from gateway.commands.status.words import _input_lines
 
 NOW_US = 600_000_000
 CANNOT_ACKNOWLEDGE = (
-    "serial      text and Modbus cannot acknowledge: what comes while nothing can be stored is lost, and counted"
+    "serial      text and Modbus cannot acknowledge: readings that come while nothing can be stored are lost, "
+    "and counted"
 )
 TEXT = {
     "device": "scale",
@@ -45,7 +46,7 @@ def test_a_sensor_with_our_frames_and_one_that_has_not_said_its_name() -> None:
 def test_a_port_that_others_read_too() -> None:
     rivals = "minicom (process 7) has it open: stop it, or take the port out of serial.ports"
     _, told = lines({"ports": {"/dev/ttyUSB0": {"device": "attic", "used_s": 1.9, "rivals": rivals}}})
-    assert told == f"            READ BY OTHERS TOO, so that each gets a part of what comes: {rivals}"
+    assert told == f"            READ BY OTHERS TOO, so each gets only a part of the input: {rivals}"
 
 
 def test_a_port_whose_sensor_has_a_name_that_is_on_another_port_too() -> None:
@@ -149,8 +150,8 @@ def test_what_is_not_served_is_told_with_its_reason() -> None:
     assert told == [
         "serial      /dev/ttyUSB0: CANNOT BE OPENED: Permission denied: x",
         (
-            "serial      /dev/ttyS4: NOT THERE: plug it in, or mend serial.ports (or the section that names it; "
-            "sluice check lists what is there)"
+            "serial      /dev/ttyS4: NOT THERE: plug it in, or correct serial.ports (or the section that names it; "
+            "sluice check lists the ports here)"
         ),
         "serial      all: no USB adapter is plugged in now; it may come later",
     ]

@@ -117,7 +117,7 @@ def test_devices_that_send_for_more_new_topics_than_are_made() -> None:
     lines = [*status_lines(glance({"up": True, "beyond_topics": {f"d\x1b{number}": 1_480 for number in range(7)}}))]
     told = [line for line in lines if "MORE NEW TOPICS" in line]
     assert len(told) == NAMED_MAX
-    assert told[0].startswith(r"topics      d\x1b0 sends for MORE NEW TOPICS than this gateway makes: 1,480 readings")
+    assert told[0].startswith(r"topics      d\x1b0 needs MORE NEW TOPICS than this gateway makes: 1,480 readings")
     assert "kafka.topics_per_device_day_max" in told[0]
     assert any("and 2 more devices" in line for line in lines)
 
@@ -128,7 +128,7 @@ def test_who_speaks_something_else_to_the_mqtt_port_is_told_with_what_to_do() ->
     at = next(number for number, line in enumerate(lines) if line.startswith("listener"))
     assert lines[at].endswith("1 http-on-mqtt-port, 2 mosquitto-bridge-level, 1 packet-too-large")
     bridge, http, *others = [line.strip() for line in lines[at + 1 :]]
-    assert bridge.startswith("mosquitto-bridge-level: a bridge of mosquitto asks for a version of its own first")
+    assert bridge.startswith("mosquitto-bridge-level: a mosquitto bridge first asks for its own version")
     assert "try_private false" in bridge
     assert http.startswith("http-on-mqtt-port: a browser, or a client that is set to WebSocket")
     assert not any("packet-too-large:" in line for line in others)
@@ -137,13 +137,13 @@ def test_who_speaks_something_else_to_the_mqtt_port_is_told_with_what_to_do() ->
 @pytest.mark.parametrize("state", [{"up": True}, DOWN])
 def test_a_quota_of_kafkas_is_told_whether_the_uplink_is_up_or_not(state: dict[str, Any]) -> None:
     (line,) = [each for each in uplink(glance(state | {"throttled_s": 0.04})) if "HELD BACK" in each]
-    assert line.startswith("HELD BACK by a quota of Kafka's, for 1 s at the last request: what waits goes more slowly")
+    assert line.startswith("HELD BACK by a quota of Kafka's, for 1 s at the last request: readings go more slowly")
     assert not any("HELD BACK" in each for each in uplink(glance(state | {"throttled_s": 0.0})))
 
 
 def test_by_what_certificates_are_judged_while_the_clock_is_not_known() -> None:
     lines = uplink(glance({"up": True, "dates_passed": datetime(2026, 11, 22, 9, tzinfo=UTC).timestamp()}))
-    assert any("certificates that ended before 2026-11-22, which has passed, are refused" in line for line in lines)
+    assert any("certificates that ended before 2026-11-22 are refused" in line for line in lines)
     assert not any("certificates" in line for line in uplink(glance({"up": True})))
 
 
@@ -176,10 +176,10 @@ def test_the_oldest_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("count", "words"),
     [
-        (1, "1 since the start (the last: attic) came without the boot and seq that its route is to find"),
+        (1, "1 since the start (the last: attic) came without the boot and seq that its route must find"),
         (1, "it is stored, but stored twice if it is sent again; correct what its sensor sends"),
-        (1_200, "1,200 since the start (the last: attic) came without the boot and seq that their route is to find"),
-        (1_200, "they are stored, but one that is sent again is stored twice; correct what these sensors send"),
+        (1_200, "1,200 since the start (the last: attic) came without the boot and seq that their route must find"),
+        (1_200, "they are stored, but a reading that is sent again is stored twice; correct what these sensors send"),
     ],
 )
 def test_readings_without_the_identity_that_was_promised(count: int, words: str) -> None:
@@ -231,7 +231,7 @@ def test_times_that_are_missing_or_cannot_be_right() -> None:
     assert seen.answer is not None
     seen.answer["counts"] = {"time-missing": 1_200, "device-time-ahead": 3, "device-time-behind": 0}
     missing, ahead = (line for line in status_lines(seen) if line.startswith("time "))
-    assert "1,200 since the start came without the time that their route is to find" in missing
+    assert "1,200 since the start came without the time that their route must find" in missing
     assert "3 since the start came with a time too far ahead of their receipt (gateway.time_ahead_s_max)" in ahead
 
 
@@ -247,7 +247,7 @@ def test_times_that_are_missing_or_cannot_be_right() -> None:
         (
             RoomLeft(999_000_000, None, 60),
             "room for 999.0 MB more",
-            "how long that lasts is told after 10 min of running; ",
+            "how long that lasts is shown after 10 min of running; ",
         ),
         (RoomLeft(5_000, None, 7_200), "room for 5.0 kB more", "nothing came in during the last 2 h that sluice ran; "),
         (RoomLeft(0, 0.0, 7_200), "no room for more", "when full, readings are held"),
@@ -356,7 +356,7 @@ def test_readings_that_wait_for_the_clock_are_counted_down_and_not_said_to_go() 
 
 def test_what_is_written_a_day_is_told_once_enough_was_seen() -> None:
     young, old = RoomLeft(999_000_000, None, 599.0), RoomLeft(999_000_000, None, 601.0, 2.4e9)
-    assert "disk        what is written a day is not known yet" in status_lines(glance({"up": True}, room=young))
+    assert "disk        how much is written a day is not known yet" in status_lines(glance({"up": True}, room=young))
     assert "disk        2.4 GB a day are written" in status_lines(glance({"up": True}, room=old))
 
 
@@ -364,7 +364,7 @@ def test_a_quota_that_is_used_up() -> None:
     state = {"up": False, "error": "the quota of the day", "quota_used_up": True, "quota_until": clock(0, 0, day=15)}
     first, *rest = uplink(glance(state))
     assert first == (
-        "WAITS: what may be sent in a day is used up (kafka.bytes_per_day_max), until 2026-03-15 00:00 UTC; "
+        "WAITS: the quota of the day is used up (kafka.bytes_per_day_max), until 2026-03-15 00:00 UTC; "
         "18,204 readings and events safe on disk, room for 41 days"
     )
     assert "sluice check says what to do" not in rest
@@ -385,14 +385,14 @@ def test_partitions_and_topics_that_take_nothing() -> None:
     assert "            partition device-a/3 has no leader: its readings wait on disk, others go on" in lines
     place = lines.index(f"topic       device-b is NOT WRITTEN TO: {flaw}")
     assert lines[place + 1].endswith(
-        "what comes for it waits in the quarantine, and is sent by itself once that is mended"
+        "readings for it wait in the quarantine, and are sent by themselves once that is corrected"
     )
 
 
 def test_of_several_topics_the_words_are_plural_and_who_runs_their_commands_is_said_once() -> None:
     flaw = "topic-compacted; set it: kafka-configs.sh --command-config admin.properties --alter"
     said = uplink(glance({"up": True, "refused_topics": {"device-a": flaw, "device-b": flaw}}))
-    assert "what comes for them waits in the quarantine, and is sent by itself once that is mended" in said
+    assert "readings for them wait in the quarantine, and are sent by themselves once that is corrected" in said
     assert said.count(ADMIN_WORDS) == 1
     assert ADMIN_WORDS not in uplink(glance({"up": True, "refused_topics": {"device-a": "topic-compacted"}}))
 
@@ -434,7 +434,7 @@ def test_of_many_devices_those_that_are_silent_for_longest_are_told() -> None:
 def test_sensors_without_a_sequence_are_pointed_to() -> None:
     serial = {"ports": {"/dev/ttyUSB0": {"device": "scale", "acknowledges": False}}, "unopened": {}, "missing": []}
     (line,) = devices(answer={"serial": serial})
-    assert line == "devices     none yet that send a sequence of their own (text and Modbus stand under serial)"
+    assert line == "devices     none yet that send a sequence of their own (text and Modbus are under serial)"
     (line,) = devices(answer={"serial": serial | {"ports": {"/dev/ttyUSB0": {"device": "attic"}}}})
     assert line == "devices     none yet that send a sequence of their own"
 
@@ -443,7 +443,7 @@ def test_many_of_them_are_counted() -> None:
     many = {f"device-{number}": "x" for number in range(1_000 + NAMED_MAX)}
     said = uplink(glance({"up": True, "parked": many, "refused_topics": many}))
     assert len(said) == 1 + 2 * (NAMED_MAX + 1) + 1
-    assert "and 1,000 more partitions that take nothing at present" in said
+    assert "and 1,000 more partitions that take nothing now" in said
     assert "and 1,000 more topics that are not written to" in said
 
 
