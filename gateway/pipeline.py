@@ -1,11 +1,11 @@
-"""The way of a reading, wired: ingress → front door → buffer → forwarder → Kafka. Read this file first.
+"""Wires the way of a reading: ingress → front door → buffer → forwarder → Kafka. Read this file first.
 
     serial ports ──▶ SerialIngress ─┐                                   ┌──▶ readings' topics
                                     ├──▶ FrontDoor ──▶ Buffer ──▶ Forwarder ──▶ gateway-events
     MQTT sensors ──▶ MqttListener ──┤        ▲ done ◀──┘ (SQLite)       └──▶ gateway-quarantine
     site's broker ─▶ BrokerIngress ─┘
 
-An item travels with the callback that acknowledges it: `done(True)` comes back after the commit is on disk.
+A reading travels with the callback that acknowledges it: `done(True)` is called after the commit is on disk.
 """
 
 import asyncio
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
     from gateway.uplink.forwarder import Forwarder
 
 PAGE_RETRY_S = 60.0
-"""How long until a status page that failed is begun anew."""
+"""Seconds until a status page that failed is started anew."""
 
 log = structlog.get_logger()
 
 
 async def run(settings: Settings, config: Path | None = None) -> None:
-    """Run the gateway until cancelled; `config` is where the settings stand.
+    """Run the gateway until cancelled; `config` is the file of the settings.
 
-    Raises BufferFileError or ListenError where it cannot start.
+    Raises BufferFileError or ListenError if it cannot start.
     """
     bound_look_ups()
     clock = ClockWatch(settings.gateway)
@@ -79,7 +79,7 @@ async def run(settings: Settings, config: Path | None = None) -> None:
         await _recall(buffer, front_door, dates)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(buffer.watch(), name="buffer")
-            # An ingress is imported where it is configured: a gateway without serial lines never loads pyserial.
+            # An ingress is imported only if it is configured: a gateway without serial lines never loads pyserial.
             listener = _mqtt_listener(settings, front_door, dates)
             commands: dict[str, control.Handler] = {"devices-changed": listener.devices_changed} if listener else {}
             complete = asyncio.Event()
@@ -96,7 +96,7 @@ async def run(settings: Settings, config: Path | None = None) -> None:
             serial = _serial(settings, front_door, clocks)
             if serial:
                 tasks.create_task(serial.run(), name="serial")
-            # Readings are taken in from here on. What sends them on takes as long to load as all of the above.
+            # Readings are taken in from here on. The uplink takes as long to load as everything above.
             await asyncio.to_thread(_load_uplink)
             front_door.event(
                 "boot", None, version=importlib.metadata.version("sluice"), buffer=buffer.id, rows_waiting=waiting
@@ -132,7 +132,7 @@ async def run(settings: Settings, config: Path | None = None) -> None:
 
 
 def _load_uplink() -> None:
-    """On a thread: what comes in meanwhile is acknowledged."""
+    """Load the uplink on a thread, so that readings are acknowledged meanwhile."""
     for module in ("importlib.metadata", "gateway.daemon.housekeeping"):
         importlib.import_module(module)
     gc.freeze()
@@ -151,9 +151,9 @@ def _uplink(
 
 
 async def _recall(buffer: Buffer, front_door: FrontDoor, dates: CertificateDates) -> None:
-    """Go on with what the file keeps of earlier starts."""
-    with suppress(BufferFileError):  # a disk that fails now is tried again by Housekeeping
-        # Before anybody is connected to: whose certificate has ended is not to be let in.
+    """Load what the buffer file keeps of earlier starts."""
+    with suppress(BufferFileError):  # if the disk fails now, Housekeeping tries again
+        # Before any connection, so that nobody with an expired certificate is trusted.
         dates.floor.recall(await buffer.run(lambda file: file.marks(CLOCK_MARKS)))
         await buffer.transact(lambda file: file.report_lanes("start", front_door.events.lane_entry))
     await recall_clocks(buffer, front_door.clocks)
@@ -180,7 +180,7 @@ def _brokers(settings: Settings, front_door: FrontDoor, dates: CertificateDates)
 
 
 async def _forget_removed_brokers(settings: Settings, front_door: FrontDoor) -> None:
-    """Forget the sessions of brokers that were taken out of the settings."""
+    """Forget the sessions of brokers that were removed from the settings."""
     strays = removed_sessions(await front_door.marks(BROKER_MARKS), settings.mqtt_brokers, settings.gateway.id)
     if strays:
         front_door.take((), lambda _: None, strays)
@@ -195,7 +195,7 @@ def _serial(settings: Settings, front_door: FrontDoor, clocks: DeviceClocks) -> 
 
 
 async def _keep_up(page: "Callable[[], StatusPage]") -> None:
-    """Serve the status page until cancelled: whatever is wrong with it, even its own files, readings are taken."""
+    """Serve the status page until cancelled. Whatever it fails by, even by its own files, readings are taken."""
     while True:
         try:
             await page().run()
@@ -214,7 +214,7 @@ def _status_page(
     from gateway.page.server import StatusPage  # noqa: PLC0415
     from gateway.page.view import StatusView  # noqa: PLC0415
 
-    assert settings.status_page is not None  # noqa: S101 - it is called where that is
+    assert settings.status_page is not None  # noqa: S101 - it is called only then
     file = None if config is None else running_settings.SettingsFile(config, settings)
     view = StatusView(settings, front_door, buffer, parts, file)
     return StatusPage(settings.status_page, view)

@@ -1,4 +1,4 @@
-"""What an ingress hands over: one reading with what was seen of its time and identity."""
+"""Readings and marks that an ingress hands over, and the `Intake` that stores them."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -6,9 +6,9 @@ from typing import NamedTuple, Protocol
 from msgspec import Struct
 
 WINDOW_SEQUENCES = 64
-"""How many recent sequences are remembered per run of a device; a sensor with 2 KB of RAM holds fewer."""
+"""Recent sequence numbers that are remembered per run of a device; a sensor with 2 KB of RAM holds fewer."""
 SENSOR_DROPPED = "sensor-ring-overflow"
-"""The sensor's memory was full before it could send them, and it said so."""
+"""Loss reason: the sensor said that its memory was full before it could send the readings."""
 
 
 class BufferFileError(Exception):
@@ -16,7 +16,7 @@ class BufferFileError(Exception):
 
 
 READING_BYTES = 200
-"""What a reading weighs in memory beside the bytes that it came in."""
+"""Bytes that a reading takes in memory beside the bytes that it came in."""
 
 
 class Reading(Struct, frozen=True, gc=False):
@@ -26,24 +26,24 @@ class Reading(Struct, frozen=True, gc=False):
     """
 
     topic: str
-    """What the routes match: the MQTT topic, or the one made from a serial sensor's device and stream."""
+    """The topic that routes match: the MQTT topic, or one made from a serial sensor's device and stream."""
     subject: str
-    """Where it came from, for `ce_subject`: the MQTT topic (`topic` itself) or the serial port."""
+    """The origin for `ce_subject`: the MQTT topic (`topic` itself) or the serial port."""
     payload: bytes
     received_us: int
     device_boot: str | None = None
-    """The sensor's boot identity (`7-1a2b3c4d`: boot counter, incarnation), where it sends one."""
+    """The sensor's boot identity (`7-1a2b3c4d`: boot counter, incarnation); None if it sends none."""
     device_sequence: int | None = None
     tick_ms: int | None = None
     """The sensor's own clock at the measurement, as sent (32 bits, wraps)."""
     event_us: int | None = None
-    """The measurement's time as fitted from the tick; None where there is no fit."""
+    """The measurement's time as fitted from the tick; None if there is no fit."""
     event_error_us: int = 0
     """Bound of the error of `event_us` against CLOCK_BOOTTIME, or of `device_time_us`."""
     writer: str | None = None
-    """The one device that this reading's sender may write as; None where anybody may write."""
+    """The one device that this reading's sender may write as; None if anybody may write as any device."""
     redelivered: bool = False
-    """The sender says that it sent this before, and nothing tells whether it is stored: kept, and marked."""
+    """Whether the sender says that it sent this before, and nothing tells if it is stored. It is kept and marked."""
     device_time_us: int | None = None
     """The absolute time that the sensor sent, believed or not: microseconds since 1970, UTC."""
 
@@ -54,19 +54,19 @@ class Reading(Struct, frozen=True, gc=False):
 
 
 def name_of_boot(boot: int, incarnation: int) -> str:
-    """How a sensor's boot is written that sends two numbers: its counter alone begins again in an erased EEPROM."""
+    """Name the boot of a sensor that sends two numbers. If its EEPROM is erased, the counter alone begins again."""
     return f"{boot}-{incarnation:08x}"
 
 
 def source(topic: str | None, subject: str) -> str:
-    """Where input came from, for people: the MQTT topic, or the one that a serial line's got, with the port."""
+    """Name the origin of input for people: the MQTT topic, or a serial reading's topic and port."""
     return subject if topic is None or topic == subject else f"{topic} ({subject})"
 
 
 class Mark(NamedTuple):
-    """A small fact that an ingress keeps in the buffer, in one commit with the readings that it goes with.
+    """A small fact that an ingress keeps in the buffer, in one commit with the readings that it concerns.
 
-    Such as an unfinished QoS 2 exchange: the packet id is known to be stored exactly when its reading is.
+    An example is an unfinished QoS 2 exchange: its packet identifier is on disk exactly if its reading is.
     """
 
     key: str
@@ -82,30 +82,30 @@ class Intake(Protocol):
     def cannot_store(self) -> bool:
         """Whether nothing can be stored at present: the buffer is full, or the disk fails.
 
-        What is taken meanwhile waits in memory, unacknowledged and in order, and `done` is called when it could be
-        stored; beyond `buffer.queue_bytes_max` it is `done(False)`. A source that cannot wait (QoS 0) is not taken
-        while this holds, but counted by `lost`.
+        Readings taken meanwhile wait in memory, unacknowledged and in order, until they can be stored. Beyond
+        `buffer.queue_bytes_max`, `take` calls `done(False)`. While this holds, readings whose source cannot wait
+        (QoS 0) are not taken, but counted by `lost`.
         """
 
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
         """Store readings, in order, and keep or forget marks, all in one commit.
 
-        `done(True)` is called on the event loop after the commit that holds all of them is synced: only then
-        may they be acknowledged. `done(False)` says that none was stored (too much waits already, a device holds more
-        than its share, or the gateway stops): withhold the acknowledgement, or report what cannot be sent again by
-        `lost`. Calls of `done(True)` come in the order of `take`. Marks alone, without readings, need no room in a full
-        buffer; they wait for what was taken before them.
+        `done(True)` is called on the event loop after this commit is synced. Only then may the readings be
+        acknowledged. `done(False)` means that none was stored: too much waits already, a device holds more than its
+        share, or the gateway stops. Then withhold the acknowledgement, and count readings that cannot be sent again by
+        `lost`. Calls of `done(True)` come in the order of `take`. Marks without readings need no room in a full buffer,
+        but wait for everything taken before them.
         """
 
     async def marks(self, prefix: str) -> dict[str, bytes]:
-        """The marks that are kept, whose keys begin with `prefix`; for an ingress that starts."""
+        """Return the kept marks whose keys begin with `prefix`, for an ingress that starts."""
 
     def lost(
         self, device: str | None, reason: str, count: int = 1, sequences: tuple[str, int, int] | None = None
     ) -> None:
         """Count readings that are gone for good, to be forwarded as a loss record (promise P4).
 
-        `sequences` are the sensor's boot, and the first and last of its sequences that are lost, where they are known.
+        `sequences` are the sensor's boot, and the first and last sequence number that are lost, if they are known.
         """
 
     def event(self, kind: str, device: str | None, **details: object) -> None:
@@ -113,26 +113,26 @@ class Intake(Protocol):
 
 
 class Recalled(NamedTuple):
-    """What the buffer knows of one run (one boot) of a device."""
+    """The buffer's knowledge of one run (one boot) of a device."""
 
     stored: frozenset[int]
-    """Sequences that are stored or in the quarantine; of the last `WINDOW_SEQUENCES` up to the highest, all of them."""
+    """Sequence numbers stored or in the quarantine; complete for the last `WINDOW_SEQUENCES` up to the highest."""
     told_below: int
-    """What was lost below this has been told."""
+    """Losses below this sequence number have been reported."""
 
 
 class SerialIntake(Intake, Protocol):
-    """What serial lines ask of the front door beyond that."""
+    """The front door of the buffer, as serial lines see it."""
 
     async def recall(self, device: str, boot: str) -> Recalled:
-        """What is known of one run (one boot) of a device.
+        """Return the buffer's knowledge of one run (one boot) of a device.
 
-        For an ingress that meets a run that an earlier connection, or an earlier start, may have known. Waits until
-        what was taken of it before is stored or refused. Raises BufferFileError.
+        An ingress calls this for a run that an earlier connection or start may have known. It waits until the run's
+        earlier readings are stored or refused. Raises BufferFileError.
         """
 
     def unreadable(self, device: str, subject: str, payload: bytes, received_us: int, reason: str) -> None:
-        """Put input that is no reading into the quarantine, as it came; where that takes none, count it as lost.
+        """Put input that is no reading into the quarantine, as it came; if it cannot be stored, count it as lost.
 
-        For sources that cannot send it again.
+        This is for sources that cannot send the input again.
         """

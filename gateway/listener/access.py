@@ -1,4 +1,4 @@
-"""Who may connect to the MQTT listener, and who may say and hear what: devices, operators, command topics."""
+"""Judges who may log in to the MQTT listener, and which topics carry commands to which device."""
 
 import hashlib
 import hmac
@@ -12,26 +12,26 @@ from gateway.mqtt.protocol import Connect, ConnectReturnCode
 from gateway.record_contract import DEVICE_NAME, NAME_RULE
 
 Secrets = Mapping[str, Collection[str]]
-"""The SHA-256 of each secret, in hex, by the name that it belongs to."""
+"""SHA-256 digests of secrets, in hex, by the name that logs in with them."""
 _DEVICE: Final = "{device}"
 _PLAIN_LEVEL = re.compile(r"[^{}+#\0]*")
 
 
 class Identity(Struct, frozen=True):
-    """Whom a connection's credential names."""
+    """The client that a connection's credentials name."""
 
     user: str | None
-    """None where anybody may write as any device."""
+    """User name, or device of the certificate; None if anybody may write as any device."""
     operator: bool = False
-    """Sends commands, and nothing else."""
+    """Whether the client is an operator, which sends commands and nothing else."""
     is_check: bool = False
-    """Sends the test reading of `sluice check`, and is no device."""
+    """Whether the client is `sluice check` with its test reading, and no device."""
     digest: str | None = None
-    """Of the secret that it logged in with; None for a certificate, and where anybody may write."""
+    """Digest of the secret that the client logged in with; None if it logged in without a listed secret."""
 
 
 class Refusal(Struct, frozen=True):
-    """Why a CONNECT's credentials will not do, and what to answer."""
+    """A refused log-in: the code for CONNACK, a short reason to count by, and a message for the log."""
 
     code: ConnectReturnCode
     reason: str
@@ -49,12 +49,12 @@ def identify(  # noqa: PLR0913 - each is another source
 ) -> Identity | Refusal:
     """Judge a CONNECT's credentials.
 
-    A verified client certificate (`certificate_name` is its common name) stands for the user name and password of the
-    device that it names, where no user name is given. Where anybody was ever listed as a user (`listed`; without it:
-    where there are users) it must be one of them, so that a device that was removed stays out although its certificate
-    lives on.
+    If CONNECT has no user name, a verified client certificate logs in the device that it names. `certificate_name` is
+    the certificate's common name. `listed` tells whether anybody was ever listed as a user; by default, whether there
+    are `users`. If so, the certificate must name one of them. A removed device thus stays out although its certificate
+    is still valid.
 
-    What a refusal says holds nothing that the client gave, which may be a secret in the wrong place.
+    A refusal's message repeats no unknown user name and no password: either may be a secret in the wrong place.
     """
     user, password = connect.user_name, connect.password
     if anonymous and user not in operators:
@@ -77,7 +77,7 @@ def identify(  # noqa: PLR0913 - each is another source
             "CONNECT without user name and password, and without a client certificate that names a device",
         )
     digest = hashlib.sha256(password).hexdigest()
-    # An unknown user costs the same comparison as a known one, so that time tells nobody who exists.
+    # An unknown user costs the same comparison as a known one, so that response times do not reveal who exists.
     expected = operators.get(user) or users.get(user) or ("-" * len(digest),)
     if any([hmac.compare_digest(digest.encode(), each.encode()) for each in expected]):  # noqa: C419 - the same
         return Identity(user, operator=user in operators, digest=digest)
@@ -87,25 +87,25 @@ def identify(  # noqa: PLR0913 - each is another source
 
 
 def _why_wrong(user: str, password: bytes, users: Secrets, operators: Secrets) -> str:
-    """Why user name and password will not do, for the log alone."""
+    """Say for the log why user name and password are wrong; the client is not told."""
     if user in users or user in operators:
         return "the password is wrong; sluice devices rotate makes another one for this device"
     name = password.decode(errors="replace")
     digest = hashlib.sha256(user.encode()).hexdigest()
     if digest in users.get(name, ()) or digest in operators.get(name, ()):
         return f"user name and password are the wrong way round: the user name is {name!r}"
-    return "no device is called so; sluice devices list has those that are, sluice devices add makes one"
+    return "no device has this name; sluice devices list shows all names, sluice devices add makes a new one"
 
 
 class CommandTopics:
-    """The topics on which devices are told something, made from templates such as `command/{device}/#`."""
+    """The topics of commands to devices, made from templates such as `command/{device}/#`."""
 
     def __init__(self, templates: Sequence[str]) -> None:
         """Raises ValueError for the first template that cannot work; the message says what to write instead."""
         self._templates = [_levels(template) for template in templates]
 
     def device_of(self, topic: str) -> str | None:
-        """The one device that a topic name speaks to; None where it is no command topic."""
+        """The device that a topic name addresses; None if it is no command topic."""
         levels = topic.split("/")
         for template in self._templates:
             at = template.index(_DEVICE)
@@ -118,11 +118,11 @@ class CommandTopics:
         return None
 
     def may_subscribe(self, topic_filter: str, device: str | None) -> bool:
-        """Whether all that a filter matches are command topics of this device.
+        """Whether a filter matches only command topics of this device.
 
-        An operator is no device, so that its SUBSCRIBE is refused: it sends commands and hears none.
+        `device` is None for an operator, which sends commands and may not subscribe.
         """
-        # An anonymous client's identifier may hold wildcards and slashes: then it names no device.
+        # An anonymous client's identifier may hold wildcards and slashes. Such an identifier names no device.
         if device is None or DEVICE_NAME.fullmatch(device) is None:
             return False
         levels = topic_filter.split("/")
@@ -154,11 +154,11 @@ def _filled(template: Sequence[str], device: str) -> list[str]:
 
 
 def _covers(wide: Sequence[str], narrow: Sequence[str]) -> bool:
-    """Whether every topic that the filter (or name) `narrow` matches is matched by `wide` too (section 4.7.1)."""
+    """Whether `wide` matches every topic that the filter or topic name `narrow` matches (section 4.7.1)."""
     for at, level in enumerate(wide):
+        # Checked first, because 'a/#' matches 'a' too.
         if level == "#":
             return True
         if at == len(narrow) or narrow[at] == "#" or level not in {"+", narrow[at]}:
-            # 'a/#' matches 'a' too.
             return False
     return len(narrow) == len(wide)

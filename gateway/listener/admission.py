@@ -1,4 +1,4 @@
-"""Admission of a client: its CONNECT is judged, and gets a session."""
+"""Admits a client: judges its CONNECT and opens its session."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ from gateway.mqtt.protocol import Connect
 
 
 class Admitting(Connected, Protocol):
-    """A connection, as far as its CONNECT acts on it."""
+    """The part of a connection that admission acts on."""
 
     peer: str
 
@@ -41,7 +41,7 @@ def answer_connect(
 ) -> None:
     """Open the session of a client, or refuse its log-in. Raises ClientRefusedError.
 
-    `certificate_name` is the common name of a verified client certificate, `now_s` is of the event loop's clock.
+    `certificate_name` is the common name of a verified client certificate, `now_s` the event loop's time.
     """
     try:
         identity = admit(shared, connect, certificate_name, connection.peer, now_s)
@@ -49,7 +49,7 @@ def answer_connect(
         shared.refusals.refused_login(refused.reason, refused.message, connect, connection.peer)
         connection.end(refused.reason, refused.answer)
         return
-    # From here on it is known who this is, and the log may say so.
+    # The credentials are right, so from here on the log may name the client.
     connection.identify(identity.user, connect.client_id)
     if not identity.is_check:
         shared.refusals.let_in(identity.user, connection.peer)
@@ -57,7 +57,7 @@ def answer_connect(
 
 
 def _open(shared: Shared, connection: Admitting, connect: Connect, identity: Identity, key: SessionKey) -> None:
-    """Open the session of a client that was admitted."""
+    """Open an admitted client's session."""
     older = shared.sessions.get(key)
     opening = shared.kept.open(key, clean=connect.clean_session)
     if older is not None:
@@ -83,7 +83,7 @@ def _opened(  # noqa: PLR0913 - a callback's state
     keep_alive_s: int,
     opening: Opening,
 ) -> None:
-    """Go on with a CONNECT whose session's commit is done."""
+    """Accept or refuse a CONNECT once the commit of its session is decided."""
     if stored:
         shared.kept.opened(opening)
         connection.go_on(partial(connection.accept, client, keep_alive_s))

@@ -1,6 +1,6 @@
-"""One MQTT client from its CONNECT to its end: its session, and what its packets ask for.
+"""Acts on the packets of one admitted MQTT client.
 
-What it publishes is for `listener.device_client` or `listener.operator_client`.
+Its subclasses in `listener.device_client` and `listener.operator_client` act on PUBLISH and publish the will.
 """
 
 import abc
@@ -27,7 +27,7 @@ from gateway.mqtt.protocol import (
 
 
 class Client(abc.ABC):
-    """A client that was admitted, and its session."""
+    """An admitted client and its session."""
 
     __slots__ = ("_client_id", "_shared", "device", "identity", "key", "peer", "present", "session")
 
@@ -38,13 +38,13 @@ class Client(abc.ABC):
         self.peer = peer
         self.identity = identity
         self.device: str | None = None
-        """The device that it is; None where it did not say which one, for an operator, and for `sluice check`."""
+        """The client's device; None for an operator, for `sluice check`, and for a client that names no device."""
         self.present = opening.session.on_disk and not connect.clean_session
-        """Whether CONNACK may say that its session was there before."""
+        """Session Present in CONNACK (section 3.2.2.2)."""
         self._client_id = connect.client_id
 
     def handle(self, event: Event, batch: Batch, received_us: int) -> None:
-        """Act on a packet, adding to `batch` what is to be stored and answered. Raises RefusedError."""
+        """Act on a packet; add to `batch` what to store and what to answer. Raises ClientRefusedError."""
         match event:
             case Publish():
                 self._publish(event, batch, received_us)
@@ -60,44 +60,44 @@ class Client(abc.ABC):
             case Unsubscribe():
                 for topic_filter in event.filters:
                     batch.subscribed |= self._shared.kept.unsubscribe(self.session, topic_filter)
-                # Even where nothing was subscribed to [MQTT-3.10.4-5].
+                # UNSUBACK is due even if there was no such subscription [MQTT-3.10.4-5].
                 self._reply(unsuback(event.packet_id), batch)
 
-    # --- what it publishes --------------------------------------------------------------------------------
+    # --- publishing ---------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def _publish(self, event: Publish, batch: Batch, received_us: int) -> None:
-        """Take what it publishes. Raises RefusedError."""
+        """Take a PUBLISH. Raises ClientRefusedError."""
 
     @abc.abstractmethod
     def publish_will(self, cause: str, now_s: float) -> Batch | None:
-        """Publish the will, if there is one [MQTT-3.1.2-8]; give a batch to store where that takes one."""
+        """Publish the will, if there is one [MQTT-3.1.2-8]; return a batch to store, if that needs one."""
 
     def _begin(self, event: Publish, message: bytes, batch: Batch) -> bool:
-        """Take a PUBLISH with QoS 2 and the digest `message`; tell whether it is one that is not stored yet."""
+        """Take a PUBLISH with QoS 2 and the digest `message`; return whether it must be stored."""
         session, most = self.session, self._shared.settings.qos2_unfinished_max
         try:
             new = session.begin(batch, event.packet_id, message, most)
         except TooManyUnfinishedError as error:
             raise ClientRefusedError(
                 TOO_MANY_UNFINISHED,
-                f"{session.unfinished} QoS 2 messages of this session wait for their PUBREL, and "
-                f"{session.room.unfinished} in all; what is stored is answered, and the client sends the rest again; "
+                f"{session.unfinished} QoS 2 messages of this session wait for PUBREL, and {session.room.unfinished} "
+                "of all sessions; stored messages are answered, and the client sends the rest again; "
                 "see mqtt_listener.qos2_unfinished_max and mqtt_listener.qos2_unfinished_total_max",
             ) from error
         if not new:
             self._shared.counts["redelivery-recognised"] += 1
         return new
 
-    # --- what it subscribes to ----------------------------------------------------------------------------
+    # --- subscribing --------------------------------------------------------------------------------------
 
     def _subscribe(self, subscribe: Subscribe, batch: Batch) -> None:
         granted = self._shared.commands.grant(self.session, self.device, subscribe.filters, batch)
         if REFUSED_FILTER in granted:
             self._shared.refusals.refused(
                 "subscribe-refused",
-                "this is a gateway's front door, not a broker: a device may subscribe to its own command topics only "
-                f"(see mqtt_listener.command_topics), to {SUBSCRIPTIONS_MAX} filters of {FILTER_BYTES_MAX} bytes",
+                "this gateway is no broker: a device may subscribe only to its own command topics (see "
+                f"mqtt_listener.command_topics), by at most {SUBSCRIPTIONS_MAX} filters of {FILTER_BYTES_MAX} bytes",
                 peer=self.peer,
                 user=self.key[0],
                 client_id=self._client_id,
@@ -105,39 +105,39 @@ class Client(abc.ABC):
         self._reply(suback(subscribe.packet_id, granted), batch)
 
     def _reply(self, packet: bytes, batch: Batch) -> None:
-        """Answer after the commit that keeps a changed session: this batch's, or one that is under way."""
+        """Answer after the commit that stores a changed session; at once if the session is not kept."""
         (batch.replies if self.session.kept else batch.at_once).append(packet)
 
     # --- a batch and its outcome --------------------------------------------------------------------------
 
     def complete(self, batch: Batch) -> None:
-        """Add what is known once all that a read brought is in its batch."""
+        """Complete a batch once all packets of its read are in it."""
         if batch.subscribed and self.session.kept:
             mark = self.session.mark()
             batch.marks[mark.key] = mark.value
 
     def stored(self, batch: Batch) -> None:
-        """Take note that a batch is stored."""
+        """Record that a batch is stored."""
         self.session.committed(batch)
         if batch.commands:
             self._shared.commands.send(batch)
 
     def not_stored(self, batch: Batch) -> bool:
-        """Take note that nothing of a batch is stored; tell whether the client will send something of it again.
+        """Record that nothing of a batch is stored; return whether the client will send some of it again.
 
-        It does so with QoS 1 and 2 on its next connection; QoS 0 is gone.
+        A client sends QoS 1 and 2 again on its next connection. QoS 0 is gone.
         """
         self.session.undo(batch)
         return len(batch.answers) > batch.qos0 or bool(batch.replies)
 
     @abc.abstractmethod
     def leave_unanswered(self, batch: Batch) -> None:
-        """Take note that a batch is stored and could not be answered."""
+        """Record that a batch is stored but could not be answered."""
 
     # --- the end ------------------------------------------------------------------------------------------
 
     def retire(self, *, under_way: bool) -> None:  # noqa: ARG002 - for a device
-        """Leave the session to the next connection; `under_way`: some of this one's batches are not decided yet."""
+        """Leave the session to its next connection. `under_way`: batches of this connection are still undecided."""
         shared, session = self._shared, self.session
         shared.leave(self.key)
         session.idle_since_s = shared.now_us() / 1e6

@@ -1,7 +1,7 @@
-"""One MQTT client's connection: what comes and goes on it, when it is read from, and how it ends.
+"""One MQTT client's connection: reads packets, has readings stored, and writes their acknowledgements.
 
-Who is let in is `listener.admission`'s, what the packets ask for `listener.client`'s; a PUBLISH with QoS 1, which
-nearly all are, becomes a reading here.
+`listener.admission` decides on CONNECT, and `listener.client` acts on the other packets. A PUBLISH with QoS 1, as
+nearly all packets are, becomes a reading here.
 """
 
 import asyncio
@@ -35,10 +35,10 @@ from gateway.mqtt.protocol import (
 from gateway.reading import Reading
 
 REFUSAL_HOLD_S: Final = 1.0
-"""How long CONNACK 3 answers after the intake refused; then a client is let in, and shows if it still does."""
+"""Seconds after a refusal by the intake in which CONNECT is answered with CONNACK 3."""
 
 CLOSING_COMMITS_S: Final = 2.0
-"""How long an end waits for commits under way, so that what they store is acknowledged and not sent again."""
+"""Seconds that an ending connection waits for its commits, so that it can still acknowledge their readings."""
 
 
 class Connection(Link):
@@ -68,27 +68,27 @@ class Connection(Link):
         self._caller = caller
         self._protocol = ServerProtocol(shared.settings.packet_bytes_max)
         self._client: Client | None = None
-        """Set once CONNECT was accepted, or waits for its commit."""
+        """Set once CONNECT was accepted, or waits for the commit of its session."""
         self._user: str | None = None
         self._client_id: str | None = None
         self._writer: str | None = None
-        """The client's, for the way of nearly all readings."""
+        """The client's `writer`, kept here for the hot path."""
         self._plain = False
-        """Whether a PUBLISH is a reading: CONNECT was accepted, and not an operator's."""
+        """Whether a PUBLISH is a reading: CONNECT was accepted, and the client is no operator."""
         self._kept_events: list[Event] | None = None
-        """What came after a CONNECT that waits for its session's commit. None while none waits."""
+        """Packets after a CONNECT that waits for the commit of its session; None while no CONNECT waits."""
         self._clean = False
         self._inflight = Inflight(shared.settings, shared.inflight)
         self._waits_for_commit = False
         self._unread = b""
-        """What came and is to be acted on: at most READ_BYTES_MAX and what one read brings."""
+        """Bytes received but not acted on yet: at most READ_BYTES_MAX and one read."""
         self._is_in_line = False
         self._owes = False
-        """Whether it ends as soon as what is being stored is answered (`dismiss`)."""
+        """Whether the connection ends as soon as its batches under way are answered (`dismiss`)."""
 
     @property
     def session(self) -> Session | None:
-        """The session that it has, once CONNECT was accepted or waits for its commit."""
+        """The client's session, once CONNECT was accepted or waits for the commit of the session."""
         return None if self._client is None else self._client.session
 
     # --- asyncio.Protocol ---------------------------------------------------------------------------------
@@ -100,9 +100,9 @@ class Connection(Link):
         self._caller.connected(self.cut)
 
     def data_received(self, data: bytes) -> None:
-        """Act on what one read brought, as far as this connection's share of the time goes."""
+        """Act on one read while this connection's share of the time lasts; leave the rest to its turns."""
         if self._cause is not None or self._shared.stopping:
-            # Read all the same: closing while something is unread would destroy answers on their way.
+            # Dropped, but it had to be read: closing with unread bytes would destroy answers on their way.
             return
         now = self._heard = self._loop.time()
         self._unread += data
@@ -112,7 +112,7 @@ class Connection(Link):
             self.pause_or_resume()
 
     def eof_received(self) -> None:
-        """Act on all that is left: nothing more comes."""
+        """Act on all bytes that are left; no more will come."""
         while self._unread and not self._shared.stopping and self._cause is None and not self._connect_waits:
             self._act_on_piece()
 
@@ -143,16 +143,16 @@ class Connection(Link):
         if not self._connect_waits and client.device is not None:
             shared.devices.left(client.device)
 
-    # --- what one read brought ----------------------------------------------------------------------------
+    # --- acting on bytes ----------------------------------------------------------------------------------
 
     @property
     def _may_act(self) -> bool:
-        """Whether nothing stands against acting on what came, be it at once or in its turn."""
+        """Whether received bytes may be acted on, at once or in a turn."""
         waits = self._waits_for_commit or self._waits_for_peer or self._connect_waits
         return not waits and self._cause is None
 
     def take_turn(self) -> None:
-        """Act on one piece: this connection stands in line no more."""
+        """Act on one piece of the bytes; this connection has left the line."""
         self._is_in_line = False
         if self._transport.is_closing():
             return
@@ -162,13 +162,13 @@ class Connection(Link):
             try:
                 self._act_on_piece(TURN_BYTES)
             except BaseException:
-                # As asyncio does where `data_received` fails.
+                # asyncio does this if `data_received` fails.
                 self.cut()
                 raise
         self.pause_or_resume()
 
     def _act_on_piece(self, bytes_max: int = READ_BYTES_MAX) -> float:
-        """Act on up to `bytes_max` of what came: one `Intake.take`, one write of all answers; give the time."""
+        """Act on up to `bytes_max` received bytes by one `Intake.take`; return the event loop's time afterwards."""
         began, share = self._loop.time(), self._caller.share
         piece, self._unread = self._unread[:bytes_max], self._unread[bytes_max:]
         protocol = self._protocol
@@ -187,7 +187,7 @@ class Connection(Link):
         ending: Disconnect | Violation | ClientRefusedError | None = None
         remaining = iter(events)
         for event in remaining:
-            # The way of nearly all readings; the rest, and QoS 0 and 2, go by `Client.handle`.
+            # The hot path: nearly all packets are a first try with QoS 1. `Client.handle` takes the others.
             if type(event) is Publish and plain and event.qos == 1 and not event.dup:
                 topic = event.topic
                 readings.append(
@@ -215,14 +215,14 @@ class Connection(Link):
             self._finish(ending)
 
     def _packet(self, event: Event, batch: Batch, received_us: int) -> None:
-        """Act on a packet. Raises RefusedError."""
+        """Act on a packet. Raises ClientRefusedError."""
         if type(event) is Connect:
             answer_connect(self._shared, self, event, common_name(self._transport), self._loop.time())
-        elif self._client is not None:  # else CONNECT was refused: it comes first, or a Violation does
+        elif self._client is not None:  # else CONNECT was refused: the first event is CONNECT or a Violation
             self._client.handle(event, batch, received_us)
 
     def _finish(self, ending: Disconnect | Violation | ClientRefusedError) -> None:
-        """End the connection: by the client's wish, or for what it sent last. What came before that was taken."""
+        """End the connection after its last packet: DISCONNECT, or a packet that is refused."""
         if not isinstance(ending, Disconnect):
             self.dismiss(ending.reason, ending.message, ending.answer)
         elif self._cause is None:
@@ -236,12 +236,12 @@ class Connection(Link):
         return self._kept_events is not None
 
     def suspend(self) -> None:
-        """CONNECT waits: read nothing, and keep what comes after it."""
+        """Let CONNECT wait: stop reading, and keep the packets that came after it."""
         self._kept_events = []
         self.pause_or_resume()
 
     def go_on(self, decide: Callable[[], None]) -> None:
-        """Decide on a CONNECT that waited, and act on what came after it."""
+        """Decide on a CONNECT that waited, and act on the packets after it."""
         if self._cause is not None:
             return
         events, self._kept_events = self._kept_events or [], None
@@ -252,7 +252,7 @@ class Connection(Link):
         self._catch_up(events)
 
     def _catch_up(self, events: list[Event]) -> None:
-        """Act on what came after a CONNECT that waited, unless it waits on."""
+        """Act on the packets after a CONNECT, unless it still waits."""
         if self._kept_events is not None:
             self._kept_events += events
         elif self._cause is None:
@@ -260,22 +260,22 @@ class Connection(Link):
             self._act(events, 0)
 
     def identify(self, user: str | None, client_id: str) -> None:
-        """It is known who this is, and the log may say so."""
+        """Remember for the log who the client is."""
         self._user, self._client_id = user, client_id
 
     def begin(self, client: Client) -> None:
-        """The client has its session from here on."""
+        """Take the client, which has its session from now on."""
         self._client = client
         self._caller.logged_in()
 
     def accept(self, client: Client, keep_alive_s: int) -> None:
-        """Let the client in."""
+        """Send CONNACK, and let the client in."""
         shared = self._shared
         shared.counts["connected"] += 1
         if isinstance(client, DeviceClient):
             self._plain, self._writer = True, client.writer
         self._be_patient(1.5 * keep_alive_s)  # [MQTT-3.1.2-24]; 0 means no keep-alive
-        # Written before anything else can be: the first packet from a server is CONNACK [MQTT-3.2.0-1].
+        # CONNACK must be the server's first packet [MQTT-3.2.0-1].
         self._transport.write(connack(ConnectReturnCode.ACCEPTED, session_present=client.present))
         if client.device is not None:
             shared.devices.appeared(client.device, self.peer)
@@ -283,9 +283,9 @@ class Connection(Link):
         self.send_commands()
 
     def end_where_revoked(self) -> None:
-        """End the connection of a client whose secret is good no more."""
+        """End the connection if its client's secret is no longer valid."""
         if self._client is not None and not self._shared.logins.is_valid(self._client.identity):
-            self.dismiss(REVOKED, "its secret was revoked, or replaced, or has had its time; see sluice devices list")
+            self.dismiss(REVOKED, "its secret was revoked or replaced, or has expired; see sluice devices list")
 
     # --- commands -----------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class Connection(Link):
             self._transport.write(session.send_waiting())
 
     def send_command_at_most_once(self, topic: str, payload: bytes) -> bool:
-        """Send a command with QoS 0, if the peer can take it now; tell whether it could."""
+        """Send a command with QoS 0, if the peer can take it now; return whether it was sent."""
         if not self._can_be_sent_commands():
             return False
         self._transport.write(publish(topic, payload, 0, 0, dup=False))
@@ -308,10 +308,10 @@ class Connection(Link):
     # --- readings and their acknowledgement ---------------------------------------------------------------
 
     def _store(self, client: Client, batch: Batch, wire_bytes: int) -> None:
-        """Hand over what one read brought; its answers come with `_decided`."""
+        """Give a batch to the intake; `_decided` writes its answers."""
         shared, inflight = self._shared, self._inflight
         if not batch.waits and not inflight.batches:
-            # Nothing to store, and nothing before it to wait for.
+            # There is nothing to store, and no earlier batch to wait for.
             client.stored(batch)
             if self._cause is None:
                 self._write_answers(batch)
@@ -332,7 +332,7 @@ class Connection(Link):
         weight_bytes: int,
         stored: bool,  # noqa: FBT001 - the contract of Intake
     ) -> None:
-        """Acknowledge what is stored; or remember that it is, for a client that is gone."""
+        """Acknowledge a stored batch; if the client is gone, remember the batch for its next connection."""
         self._inflight.remove(batch, weight_bytes)
         if not stored:
             self._not_stored(client, batch)
@@ -367,18 +367,18 @@ class Connection(Link):
         if client.not_stored(batch):
             self.dismiss(
                 INTAKE_REFUSED,
-                "the buffer did not take the readings: they stay with the client, which sends them again",
+                "the buffer did not store the readings: the client keeps them, and sends them again",
             )
 
     def _end_for_too_much_waiting(self) -> None:
         self.dismiss(
             HELD_TOO_MUCH,
             "the buffer takes no readings at present, and more wait in memory than mqtt_listener.inflight_bytes_max, "
-            "inflight_messages_max or inflight_bytes_total_max: the client keeps the rest, and sends it again",
+            "inflight_messages_max or inflight_bytes_total_max allow: the client keeps the rest, and sends it again",
         )
 
     def pause_or_resume(self) -> None:
-        """Read from the peer, or not: bounds what it has waiting for its commit and what waits for it."""
+        """Pause or resume reading, which bounds the bytes that wait for a commit or for the peer."""
         if self._cause is not None:
             return
         shared = self._shared
@@ -390,7 +390,7 @@ class Connection(Link):
             else:
                 shared.paused.discard(self)
         if waits and shared.intake.cannot_store:
-            # Waiting on would only let it believe that it is heard: connected, it never sends again by itself.
+            # The client would believe that it is heard: it sends nothing again while it is connected.
             self._end_for_too_much_waiting()
             return
         if self._unread and self._may_act and not self._is_in_line:
@@ -403,11 +403,11 @@ class Connection(Link):
     # --- the end ------------------------------------------------------------------------------------------
 
     def dismiss(self, reason: str, message: str, answer: bytes = b"") -> None:
-        """Count and log why, and close a client's connection after the answers of all that is being stored.
+        """Count and log the reason, and close the connection once its batches under way are answered.
 
-        Nothing more is taken from the client, which so makes progress with each connection. A commit is not waited for
-        if it takes longer than CLOSING_COMMITS_S, or while the buffer can store nothing. Without a client that was let
-        in, this is `refuse`.
+        Nothing more is taken from the client. Because it gets these answers, it makes progress with each connection.
+        The wait ends after CLOSING_COMMITS_S. While the buffer can store nothing, there is no wait. If no client was
+        let in, this is `refuse`.
         """
         if self._client is None:
             self.refuse(reason, message, answer)
@@ -422,12 +422,12 @@ class Connection(Link):
                 self._owe_nothing()
 
     def _owe_nothing(self) -> None:
-        """Close: what was being stored is answered, or is not waited for."""
+        """Close, as every batch is answered or no longer waited for."""
         self._owes = False
         self._close_after_reading()
 
     def _check_silence(self) -> None:
-        if self._client is None:  # whatever it has sent of a CONNECT
+        if self._client is None:  # even if it has sent a part of CONNECT
             self._abort("connect-timeout", "no CONNECT within mqtt_listener.connect_timeout_s")
         else:
             super()._check_silence()
@@ -436,7 +436,7 @@ class Connection(Link):
         self._shared.refusals.refused(reason, message, peer=self.peer, user=self._user, client_id=self._client_id)
 
     def _retire(self) -> None:
-        """Stop being the session's connection, and leave to the next one what it is to know."""
+        """Give up the session, and leave its state to its next connection."""
         self._caller.ends()
         client = self._client
         if client is not None and self._shared.sessions.get(client.key) is self:

@@ -1,7 +1,7 @@
-"""`devices.json`: the hashes of the secrets that `sluice devices` made, read by the listener, changed by commands.
+"""Reads and changes `devices.json`, which holds the hashes of the secrets that `sluice devices` made.
 
-A secret is random, of 130 bits, and shown once: its SHA-256 cannot be turned back, and with a slow hash a fleet that
-connects at once would wait for minutes. The file is replaced as a whole or not at all.
+The listener reads the file, and commands replace it as a whole. A secret has 130 random bits, so nobody can find it
+from its SHA-256. With a slow hash, a fleet that connects at once would wait for minutes.
 """
 
 import fcntl
@@ -26,15 +26,15 @@ from gateway.settings import Settings
 FILE_NAME: Final = "devices.json"
 FILE_BYTES_MAX: Final = 16_000_000
 NAMES_MAX: Final = 20_000
-"""Devices and operators in the file: four times as many as may be connected by default."""
+"""Devices and operators that the file may hold: four times the default of `connections_max`."""
 SECRETS_MAX: Final = 4
-"""Of one name that work at a time: one, and those that `--keep-old` left for a while."""
+"""Valid secrets of one name at a time: the newest, and older ones kept by `--keep-old`."""
 ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
-"""Crockford's base 32, in small letters: without i, l, o and u, so that nothing looks like something else."""
+"""Crockford's base 32 in small letters. It has no i, l, o and u, so that no character looks like another."""
 SECRET_CHARACTERS: Final = 26
-"""Of five bits each."""
+"""Characters of a secret, with five bits each."""
 KEEP_HOURS_MAX: Final = 8_760.0
-"""A year."""
+"""Longest time of `--keep-old` in hours: a year."""
 LOCK_WAIT_S: Final = 10.0
 _LOCK_RETRY_S: Final = 0.05
 _VERSION: Final = 1
@@ -44,7 +44,7 @@ _NEW_SUFFIX = ".new"
 
 
 class CredentialsError(Exception):
-    """The file cannot be read or changed, or a name is not what was asked for; the message says what to do."""
+    """The file cannot be read or changed, or a name cannot be used; the message says what to do."""
 
 
 class CredentialsFileError(CredentialsError):
@@ -52,16 +52,16 @@ class CredentialsFileError(CredentialsError):
 
 
 class Secret(Struct, frozen=True):
-    """One secret of a name, as far as it is kept."""
+    """A secret as the file keeps it."""
 
     sha256: Annotated[str, Meta(pattern=_SHA256)]
     made: Annotated[str, Meta(pattern=_MOMENT)] | None
-    """When, in UTC; None where this box did not know the time."""
+    """When it was made, in UTC; None if this box did not know the time."""
     until: Annotated[str, Meta(pattern=_MOMENT)] | None = None
-    """When it ends, in UTC; None for never."""
+    """When it expires, in UTC; None if never."""
 
     def is_valid(self, now_s: float) -> bool:
-        """Whether it still works at `now_s`, in seconds since 1970."""
+        """Whether it is still valid at `now_s`, in seconds since 1970."""
         return self.until is None or now_s < seconds(self.until)
 
 
@@ -69,12 +69,12 @@ Secrets = tuple[Secret, ...]
 
 
 class Credentials(Struct, frozen=True):
-    """What stands in the file."""
+    """The content of `devices.json`."""
 
     version: Literal[1] = _VERSION
     devices: dict[str, Secrets] = {}
     operators: dict[str, Secrets] = {}
-    """They send commands to devices, and nothing else."""
+    """Secrets by operator; operators send commands to devices and nothing else."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.devices or name in self.operators
@@ -84,18 +84,18 @@ NONE: Final = Credentials()
 
 
 class Made(Struct, frozen=True):
-    """A secret as it is made: shown once, and kept nowhere."""
+    """A new secret in plain text, shown once and kept nowhere."""
 
     name: str
     secret: str
 
     def __repr__(self) -> str:
-        """Without the secret, for tracebacks and logs."""
+        """Leave the secret out of tracebacks and logs."""
         return f"Made({self.name!r})"
 
 
 def file_of(settings: Settings) -> Path:
-    """Where the credentials of a gateway's devices are."""
+    """Return the path of a gateway's devices file."""
     listener = settings.mqtt_listener
     named = None if listener is None else listener.devices_file
     return settings.buffer.path.with_name(FILE_NAME) if named is None else named
@@ -107,17 +107,17 @@ def new_secret() -> str:
 
 
 def digest(secret: str) -> str:
-    """What is kept of a secret: its SHA-256, in hex."""
+    """Return the SHA-256 of a secret, in hex."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def seconds(moment: str) -> float:
-    """Seconds since 1970 of a moment as the file has it."""
+    """Convert a time as the file writes it into seconds since 1970."""
     return datetime.fromisoformat(moment).timestamp()
 
 
 def spelled(moment: datetime) -> str:
-    """A moment as the file has it."""
+    """Write a time as the file has it."""
     return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -125,12 +125,12 @@ def spelled(moment: datetime) -> str:
 
 
 def load(path: Path, folder: int | None = None) -> Credentials:
-    """Read the file, in a folder that is open or by its path; there are none where there is none.
+    """Read the file, by its path or in the open folder `folder`. A missing file holds no credentials.
 
     Raises CredentialsFileError.
     """
     try:
-        # Commands run as root in a folder that is not root's: what is no file, or a link to one, is not followed.
+        # Commands run as root in a folder that is not root's. So no link is followed, and no pipe is waited for.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         handle = os.open(path if folder is None else path.name, flags, dir_fd=folder)
         try:
@@ -153,22 +153,23 @@ def load(path: Path, folder: int | None = None) -> Credentials:
 
 
 def _parsed(path: Path, text: bytes) -> Credentials:
-    """What the text of the file says. Raises CredentialsFileError, without anything of the text."""
+    """Parse the file's text. Raises CredentialsFileError, whose message repeats nothing of the text."""
     if len(text) > FILE_BYTES_MAX:
-        raise CredentialsFileError(f"{path} has more than {FILE_BYTES_MAX} bytes, which no list of devices has")
+        raise CredentialsFileError(f"{path} has more than {FILE_BYTES_MAX} bytes, more than any list of devices needs")
     try:
         found = msgspec.json.decode(text, type=Credentials)
-        # A month that is none passes the pattern.
+        # The pattern does not refuse a 13th month.
         for secret in (secret for of in (found.devices, found.operators) for each in of.values() for secret in each):
             for moment in filter(None, (secret.made, secret.until)):
                 seconds(moment)
     except (ValueError, RecursionError):
-        # Not "from": that error may hold what was read.
+        # "from None": the original error may repeat the file's text.
         raise CredentialsFileError(f"{path} is damaged, or was written by another version; {_mend(path)}") from None
     names = [*found.devices, *found.operators]
     if len(names) > NAMES_MAX or len(set(names)) < len(names) or not all(map(DEVICE_NAME.fullmatch, names)):
         raise CredentialsFileError(
-            f"{path} holds names that are none (a name has {NAME_RULE}), or one twice, or too many; {_mend(path)}"
+            f"{path} holds an invalid name (a name has {NAME_RULE}), a name twice, or more than {NAMES_MAX} names; "
+            f"{_mend(path)}"
         )
     return found
 
@@ -184,9 +185,9 @@ def _mend(path: Path) -> str:
 
 
 def add(path: Path, names: Iterable[str], now: datetime | None, *, operators: bool = False) -> list[Made]:
-    """Make a secret for each name, which must be new; all of them or none. `now` is None where nobody knows it.
+    """Make a secret for each name, or for none if a name exists already.
 
-    Raises CredentialsError.
+    `now` is None if this box does not know the time. Raises CredentialsError.
     """
     made = [Made(name, new_secret()) for name in dict.fromkeys(names)]
     with _changing(path) as change:
@@ -195,8 +196,8 @@ def add(path: Path, names: Iterable[str], now: datetime | None, *, operators: bo
             _check_name(each.name)
             if each.name in known:
                 raise CredentialsError(
-                    f"{each.name} is there already; sluice devices rotate {each.name} makes it "
-                    "another secret, and ends the one that it has"
+                    f"{each.name} is there already; sluice devices rotate {each.name} makes a new secret for it, and "
+                    "ends the old one"
                 )
         _check_room(path, len(known.devices) + len(known.operators) + len(made))
         new = {each.name: (_kept(each, now),) for each in made}
@@ -208,7 +209,7 @@ def add(path: Path, names: Iterable[str], now: datetime | None, *, operators: bo
 
 
 def put(path: Path, digests: Mapping[str, str], now: datetime | None) -> None:
-    """Give devices secrets that were made elsewhere, by their SHA-256 in hex, in place of any that they have.
+    """Replace all secrets of devices by secrets made elsewhere. `digests` are their SHA-256 in hex.
 
     Raises CredentialsError.
     """
@@ -225,9 +226,9 @@ def put(path: Path, digests: Mapping[str, str], now: datetime | None) -> None:
 
 
 def rotate(path: Path, name: str, now: datetime | None, keep_old_hours: float = 0.0) -> Made:
-    """Make another secret for a name; those that it has end now, or so many hours later. Raises CredentialsError.
+    """Make a new secret for a name; its old secrets end now, or `keep_old_hours` from now at the latest.
 
-    Those that were to end earlier still do.
+    Raises CredentialsError.
     """
     made = Made(name, new_secret())
     with _changing(path) as change:
@@ -238,8 +239,8 @@ def rotate(path: Path, name: str, now: datetime | None, keep_old_hours: float = 
         if keep_old_hours > 0:
             if now is None:
                 raise CredentialsError(
-                    "this box's clock is not synced, so that it could not tell when the old secret is to end; wait "
-                    "until it is (sluice check says why it is not), or rotate without --keep-old"
+                    "this box's clock is not synced, so it could not tell when the old secret must end; wait until the "
+                    "clock is synced (sluice check says why it is not), or rotate without --keep-old"
                 )
             old = [
                 _ending(secret, now + timedelta(hours=keep_old_hours))
@@ -248,7 +249,7 @@ def rotate(path: Path, name: str, now: datetime | None, keep_old_hours: float = 
             ]
             if len(old) >= SECRETS_MAX:
                 raise CredentialsError(
-                    f"{name} has {len(old)} secrets that work already; rotate it without --keep-old, which ends them"
+                    f"{name} has {len(old)} valid secrets already; rotate it without --keep-old, which ends them"
                 )
         new = (_kept(made, now), *old)
         if name in known.devices:
@@ -259,7 +260,7 @@ def rotate(path: Path, name: str, now: datetime | None, keep_old_hours: float = 
 
 
 def revoke(path: Path, names: Iterable[str]) -> list[str]:
-    """Take names out with all their secrets; all of them or none. Raises CredentialsError."""
+    """Remove names with all their secrets, or none if a name is unknown. Raises CredentialsError."""
     gone = list(dict.fromkeys(names))
     with _changing(path) as change:
         for name in gone:
@@ -287,7 +288,7 @@ def _ending(secret: Secret, until: datetime) -> Secret:
 
 
 def _unknown(name: str) -> str:
-    return f"no secret of {name!r} was made by sluice devices add; sluice devices list shows those that there are"
+    return f"no secret of {name!r} was made by sluice devices add; sluice devices list shows all names"
 
 
 def _check_name(name: str) -> None:
@@ -297,11 +298,11 @@ def _check_name(name: str) -> None:
 
 def _check_room(path: Path, names: int) -> None:
     if names > NAMES_MAX:
-        raise CredentialsError(f"{path} would hold more than {NAMES_MAX} names; revoke those that are gone")
+        raise CredentialsError(f"{path} would hold more than {NAMES_MAX} names; revoke names that are no longer used")
 
 
 class _Change:
-    """The file while nobody else changes it."""
+    """The file while it is locked."""
 
     def __init__(self, path: Path, folder: int) -> None:
         self._path = path
@@ -309,17 +310,17 @@ class _Change:
         self.found = load(path, folder)
 
     def to(self, devices: dict[str, Secrets], operators: dict[str, Secrets]) -> None:
-        """Put another file in its place, on the disk when this returns."""
+        """Replace the file; it is on disk when this returns."""
         text = msgspec.json.format(msgspec.json.encode(Credentials(devices=devices, operators=operators)), indent=1)
         new, folder = self._path.name + _NEW_SUFFIX, self._folder
-        # One that a cut left.
+        # A power cut may have left one.
         with suppress(FileNotFoundError):
             os.unlink(new, dir_fd=folder)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(new, flags, 0o600, dir_fd=folder)
         with open(handle, "wb") as file:  # noqa: PTH123 - what is open already
             if os.geteuid() == 0:
-                # The daemon has to read it, whose folder it is; of root's own folder it may have the group.
+                # The daemon must read the file. It owns the folder; if root owns it, its group may be the daemon's.
                 owner = os.fstat(folder)
                 os.fchown(handle, owner.st_uid, owner.st_gid)
                 if owner.st_uid == 0 and owner.st_gid != 0:
@@ -333,10 +334,10 @@ class _Change:
 
 @contextmanager
 def _changing(path: Path) -> Iterator[_Change]:
-    """Keep all others from changing the file. Raises CredentialsError.
+    """Lock the file against other commands. Raises CredentialsError.
 
-    The folder itself is locked: a file for it would have to belong to somebody, and root would have to make it in a
-    folder of somebody else's. Whose it is could lead root elsewhere by a link in its place.
+    The folder itself is locked. Root would have to make a lock file in another user's folder, and that user could lead
+    root elsewhere by a link in its place.
     """
     try:
         with true_folder(path) as folder:
@@ -365,8 +366,8 @@ def _lock(folder: int, path: Path) -> None:
 def _not_changed(path: Path, error: OSError) -> str:
     if isinstance(error, LeftAloneError):
         return (
-            f"nothing was changed: {path} may not be where it seems to be: {error.strerror}; write its folder without "
-            "that link into mqtt_listener.devices_file"
+            f"nothing was changed: a link may lead {path} elsewhere: {error.strerror}; set mqtt_listener.devices_file "
+            "to a path without that link"
         )
     if isinstance(error, PermissionError):
         return (
@@ -379,5 +380,6 @@ def _not_changed(path: Path, error: OSError) -> str:
             "as (sluice check says which it is), or name another with mqtt_listener.devices_file"
         )
     return (
-        f"nothing was changed: {path} cannot be written: {error.strerror or error}; is there room, is the disk sound?"
+        f"nothing was changed: {path} cannot be written: {error.strerror or error}; check that the disk has room and "
+        "no errors"
     )

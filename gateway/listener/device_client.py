@@ -1,4 +1,4 @@
-"""A device as a client: its readings, which of them come again, and what its next connection is to know."""
+"""Turns what a device publishes into readings, and recognises messages that it sends again."""
 
 from gateway.listener.access import Identity
 from gateway.listener.client import Client
@@ -19,18 +19,18 @@ class DeviceClient(Client):
     def __init__(self, shared: Shared, connect: Connect, identity: Identity, opening: Opening, peer: str) -> None:
         super().__init__(shared, connect, identity, opening, peer)
         self.writer = identity.user
-        """The device that its readings may be of; None where anybody may write as any device."""
+        """The one device that the client may write as; None if anybody may write as any device."""
         if not identity.is_check:
             self.device = identity.user or connect.client_id or None
         self._will = None if connect.will is None else reported(connect.will)
         self._ids = PacketIdRun()
         self._preceding = shared.unanswered.pick_up(self.key)
-        """What the session's preceding connection left stored and unanswered."""
+        """Messages that the session's preceding connection left stored but unanswered."""
         self._unanswered: Unanswered | None = None
-        """What this connection leaves."""
+        """Messages that this connection leaves stored but unanswered."""
 
     def _publish(self, event: Publish, batch: Batch, received_us: int) -> None:
-        """Take a reading of a device; its first try with QoS 1 goes a shorter way, in `Connection`."""
+        """Take a PUBLISH as a reading. A first try with QoS 1 takes the hot path in `Connection` instead."""
         redelivered = False
         if event.qos == 0:
             if self._shared.intake.cannot_store:
@@ -49,7 +49,7 @@ class DeviceClient(Client):
             message = digest(event.topic, event.payload)
             if not self._begin(event, message, batch):
                 return
-            # In a session that this gateway did not lose, an unknown identifier means that the first try was lost,
+            # If this gateway has kept the session, an unknown identifier means that the first try never arrived,
             # unless its exchange was released already.
             comes_again = self.session.released.comes_again(event.packet_id, message)
             redelivered = comes_again or (event.dup and not self.present)
@@ -68,7 +68,7 @@ class DeviceClient(Client):
         return True
 
     def publish_will(self, cause: str, now_s: float) -> Batch | None:
-        """Report that it is gone, and its will, as an event."""
+        """Report the device's end and its will as an event."""
         self._shared.devices.ended(self.device, cause, self.peer, self._will, now_s)
         return None
 
@@ -76,7 +76,7 @@ class DeviceClient(Client):
 
     def complete(self, batch: Batch) -> None:
         if batch.readings:
-            # QoS 0 has no identifiers to count.
+            # QoS 0 has no packet identifiers.
             ids = [answer for answer in batch.answers if answer] if batch.qos0 else batch.answers
             if ids:
                 batch.counting_from = self._ids.advance(ids[0] & 0xFFFF, ids[-1] & 0xFFFF, len(ids))
@@ -87,13 +87,13 @@ class DeviceClient(Client):
         return super().not_stored(batch)
 
     def lose_qos0(self, count: int) -> None:
-        """Count readings with QoS 0 that were not taken."""
+        """Count readings with QoS 0 that were refused."""
         if count:
             self._shared.intake.lost(self.device, "refused-qos0", count)
             self._shared.counts["refused-qos0"] += count
 
     def leave_unanswered(self, batch: Batch) -> None:
-        """Leave for the session's next connection what is stored and could not be answered on this one."""
+        """Remember a stored batch that could not be answered, for the session's next connection."""
         if self._unanswered is None:
             self._unanswered = Unanswered()
         self._unanswered.remember(batch)

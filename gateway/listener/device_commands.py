@@ -1,4 +1,4 @@
-"""Commands: what operators say to devices by the MQTT listener, and which sessions are to hear it."""
+"""Passes operators' commands on to the devices that subscribed to them."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
@@ -10,24 +10,24 @@ from gateway.listener.sessions import Sessions
 from gateway.settings import ListenerSettings
 
 SUBSCRIPTIONS_MAX: Final = 32
-"""Topic filters of one session."""
+"""Topic filters that one session may have."""
 FILTER_BYTES_MAX: Final = 256
-"""Bytes of each: all subscriptions of a session are one mark, written anew at each change."""
+"""Bytes of one filter. All filters of a session are one mark, which each change writes anew."""
 REFUSED_FILTER: Final = 0x80
-"""In a SUBACK (section 3.9.3)."""
+"""SUBACK's return code for a refused filter (section 3.9.3)."""
 
 
 class Recipients(NamedTuple):
-    """The sessions that an operator's message goes to."""
+    """The sessions that a command goes to."""
 
     queued: list[Session]
-    """With QoS 1."""
+    """Sessions that get it with QoS 1."""
     at_once: list[Session]
-    """With QoS 0."""
+    """Sessions that get it with QoS 0."""
 
 
 class Receiver(Protocol):
-    """A connection, as far as commands are sent on it."""
+    """The part of a connection that sends commands."""
 
     def send_commands(self) -> None: ...
 
@@ -35,7 +35,7 @@ class Receiver(Protocol):
 
 
 class Commands:
-    """Passes on what operators say, to all sessions that have subscribed to it."""
+    """Passes each command on to all sessions that have subscribed to its topic."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Commands:
         refusals: Refusals,
         connection_of: Callable[[Session], Receiver | None],
     ) -> None:
-        """`connection_of` gives the connection that a session has now."""
+        """`connection_of` returns the connection that a session has now, if any."""
         self._commands_max = settings.commands_max
         self._topics = CommandTopics(settings.command_topics)
         self._kept = kept
@@ -54,9 +54,9 @@ class Commands:
     def grant(
         self, session: Session, device: str | None, filters: Sequence[tuple[str, int]], batch: Batch
     ) -> list[int]:
-        """Subscribe to what lies within the device's own command topics, at most with QoS 1; give the SUBACK's codes.
+        """Subscribe a device to its own command topics, with QoS 1 at most; return the return codes for SUBACK.
 
-        `device` is None for an operator, which subscribes to nothing.
+        `device` is None for an operator, which may not subscribe.
         """
         granted = []
         for topic_filter, asked in filters:
@@ -79,23 +79,26 @@ class Commands:
         )
 
     def speaks_to_a_device(self, topic: str) -> bool:
-        """Whether an operator may publish there."""
+        """Whether a topic is a command topic, to which an operator may publish."""
         return self._topics.device_of(topic) is not None
 
     def recipients(self, topic: str, payload: bytes, qos: int) -> Recipients:
-        """Who is to get an operator's message. Raises RefusedError where it is no command, or not all have room."""
+        """Find the sessions that get a command.
+
+        Raises ClientRefusedError if the topic is no command topic, or if a session has no room for the command.
+        """
         device = self._topics.device_of(topic)
         if device is None:
-            # A positive acknowledgement or the end: nothing else tells the client [MQTT-3.3.5-2].
+            # PUBACK cannot say no, so the only refusal is to close the connection [MQTT-3.3.5-2].
             raise ClientRefusedError(
                 "not-a-command-topic",
-                f"an operator published to {topic[:80]!r}; see mqtt_listener.command_topics",
+                f"an operator published to {topic[:80]!r}, which is no command topic; see mqtt_listener.command_topics",
             )
         queued: list[Session] = []
         at_once: list[Session] = []
         for session in self._kept.subscribed.get(device, ()):
             granted = session.granted(lambda topic_filter: matches(topic_filter, topic))
-            # What leaves would take the command with it.
+            # A session about to be forgotten would take the command with it.
             if granted is not None and not session.leaving:
                 (queued if min(granted, qos) else at_once).append(session)
         try:
@@ -109,7 +112,7 @@ class Commands:
         return Recipients(queued, at_once)
 
     def pass_on(self, recipients: Recipients, topic: str, payload: bytes, batch: Batch) -> None:
-        """Pass a message on: queued, to be sent when `batch` is committed; with QoS 0 sent at once."""
+        """Queue a command, to be sent when `batch` is committed; with QoS 0, send it at once."""
         for session in recipients.queued:
             session.queue(batch, topic, payload)
         for session in recipients.at_once:
@@ -123,7 +126,7 @@ class Commands:
             )
 
     def send(self, batch: Batch) -> None:
-        """Send what a committed batch has queued to those of its devices that are connected."""
+        """Send the commands of a committed batch to the devices that are connected."""
         for session, _ in batch.commands:
             connection = self._connection_of(session)
             if connection is not None:

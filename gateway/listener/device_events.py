@@ -1,4 +1,4 @@
-"""What is said of MQTT devices on `gateway-events`: that they appeared, that they died, and their last wills."""
+"""Reports on `gateway-events` which MQTT devices appeared and which died, with their wills."""
 
 import base64
 from collections import Counter, OrderedDict
@@ -12,26 +12,26 @@ from gateway.mqtt.protocol import Will
 from gateway.reading import Intake
 
 REPORT_INTERVAL_S: Final = 60.0
-"""A device whose connection flaps is reported no oftener; its ends in between are counted in the next report."""
+"""Seconds between two reports of one device's end. Ends in between are counted in the next report."""
 WILL_BYTES_MAX: Final = 4_096
-"""Bytes of a will that a report repeats."""
+"""Bytes of a will's payload that a report repeats."""
 WILL_TOPIC_MAX: Final = 256
-"""Characters of its topic."""
+"""Characters of a will's topic that a report repeats."""
 TURN_BYTES_MAX: Final = 100_000
-"""What reports may weigh between two `flush`es: the buffer has little room for the gateway's own events, and what
-comes when that is full is lost."""
+"""Bytes of reports between two `flush`es. The buffer has little room for the gateway's own events, and loses further
+events when it is full."""
 PUT_OFF_BYTES_MAX: Final = 4_000_000
-"""What may wait for later `flush`es; the wills beyond it are counted as lost."""
+"""Bytes of reports that may wait for later `flush`es; wills beyond it are counted as lost."""
 END_BYTES_MAX: Final = 700_000
-"""What the reports at the end of the listener may weigh, which has no later `flush`."""
+"""Bytes of reports when the listener ends, as there is no later `flush`."""
 END_EVENT_BYTES_MAX: Final = 50_000
-"""What one of these weighs; it names many devices."""
+"""Bytes of one of these reports, which names many devices."""
 EVENT_BYTES: Final = 400
-"""What an event weighs beside its details."""
+"""Bytes that an event is taken to have beside its details."""
 
 
 class ReportedWill(Struct, frozen=True, gc=False):
-    """As much of a will as a report repeats, and how long it was."""
+    """The part of a will that a report repeats, and the length of its payload."""
 
     topic: str
     payload: bytes
@@ -41,11 +41,11 @@ class ReportedWill(Struct, frozen=True, gc=False):
 class _Device(Struct):
     connections: int = 0
     reported_s: float = float("-inf")
-    """When its last end was reported."""
+    """When an end of the device was last reported."""
 
 
 class _End(Struct):
-    """Ends without DISCONNECT that are still to be reported: the last, and what there is to say of those before."""
+    """A device's ends without DISCONNECT that are not reported yet: the last one, and counts of the others."""
 
     died: bool
     cause: str
@@ -54,30 +54,30 @@ class _End(Struct):
     due_s: float
     ends: int = 1
     wills_dropped: int = 0
-    """Wills that a later one has replaced in the report."""
+    """Number of wills that a later will replaced in the report."""
 
     @property
     def bytes(self) -> int:
-        """What it takes in memory."""
+        """Bytes that it takes in memory."""
         return EVENT_BYTES + (0 if self.will is None else len(self.will.topic) + len(self.will.payload))
 
 
 def reported(will: Will) -> ReportedWill:
-    """Cut a will down to what a report repeats, so that no more of it is kept."""
+    """Cut a will down to the part that a report repeats, so that no more is kept."""
     return ReportedWill(will.topic[:WILL_TOPIC_MAX], will.payload[:WILL_BYTES_MAX], len(will.payload))
 
 
 class DeviceEvents:
-    """Tells of devices, each at most once in REPORT_INTERVAL_S. Times are seconds of any steady clock.
+    """Reports that devices appear and end, each device's ends at most once in REPORT_INTERVAL_S.
 
-    A device is None where its client did not say which one it is: all of these count as one. What is too much at once
-    is put off to the next `flush`es.
+    Times are seconds of any steady clock. Clients that name no device have the device None, and count as one device.
+    Reports that are too many at once are put off to the next `flush`es.
     """
 
     def __init__(
         self, intake: Intake, devices_max: int, counts: Counter[str], alive_causes: Collection[str] = ()
     ) -> None:
-        """`alive_causes` are those that say nothing of the device, such as the end of this gateway."""
+        """`alive_causes` are causes that say nothing about the device, such as the end of this gateway."""
         self._intake = intake
         self._alive_causes = alive_causes
         self._devices_max = devices_max
@@ -85,7 +85,7 @@ class DeviceEvents:
         self._present: dict[str, _Device] = {}
         """Devices that are connected."""
         self._away: OrderedDict[str, _Device] = OrderedDict()
-        """Those that were; whoever went first is forgotten first, and appears anew."""
+        """Devices that were connected. The first that left is forgotten first, and then appears anew."""
         self._nameless = _Device()
         self._unsaid: dict[str, str] = {}
         """Devices whose appearance is put off, and their peers."""
@@ -94,7 +94,7 @@ class DeviceEvents:
         self._turn_bytes = 0
 
     def appeared(self, device: str, peer: str) -> None:
-        """Take note of a connection; report a device's first one. A reconnect storm says nothing new."""
+        """Record a connection; report the device if it is not known. So a reconnect storm reports nothing."""
         known = self._present.get(device) or self._away.pop(device, None)
         if known is None:
             if self._away and len(self._present) + len(self._away) >= self._devices_max:
@@ -110,14 +110,14 @@ class DeviceEvents:
         self._present[device] = known
 
     def left(self, device: str) -> None:
-        """Take note of the end of a connection that `appeared` told of, after `ended` where that is to be told."""
+        """Record the end of a connection that `appeared` recorded. If the end must be reported, call `ended` first."""
         known = self._present[device]
         known.connections -= 1
         if not known.connections:
             self._away[device] = self._present.pop(device)
 
     def ended(self, device: str | None, cause: str, peer: str, will: ReportedWill | None, now_s: float) -> None:
-        """Report an end without DISCONNECT: `device-died`, or `device-will` where the end says nothing of the device.
+        """Report an end without DISCONNECT: `device-died`, or `device-will` if the cause is in `alive_causes`.
 
         A will is published on every such end [MQTT-3.1.2-8].
         """
@@ -136,7 +136,7 @@ class DeviceEvents:
             self._lose(device, end)
 
     def flush(self, now_s: float) -> None:
-        """Report what was put off and is due, as much as goes at once."""
+        """Report what was put off and is due, as much as TURN_BYTES_MAX allows."""
         self._turn_bytes = 0
         for name, peer in tuple(self._unsaid.items()):
             if self._turn_bytes >= TURN_BYTES_MAX:
@@ -151,7 +151,7 @@ class DeviceEvents:
                 self._report(device, end, now_s)
 
     def finish(self, now_s: float) -> None:
-        """Report all that was put off: the listener ends. What is too much for events of their own goes into lists."""
+        """Report all ends put off, as the listener ends. Those beyond TURN_BYTES_MAX share events, in lists."""
         self._counts["device-not-reported"] += len(self._unsaid)
         self._unsaid.clear()
         for end in self._put_off.values():
@@ -170,7 +170,7 @@ class DeviceEvents:
         self._put_off_bytes = 0
 
     def _lists(self) -> Iterator[tuple[tuple[bool, str], list[str | None]]]:
-        """The devices that are put off, in lists of one kind and cause and of at most END_EVENT_BYTES_MAX."""
+        """The devices put off, in lists of one kind and cause. A list ends as it reaches END_EVENT_BYTES_MAX."""
         lists: dict[tuple[bool, str], list[str | None]] = {}
         sizes: Counter[tuple[bool, str]] = Counter()
         for device, end in self._put_off.items():
@@ -212,7 +212,7 @@ class DeviceEvents:
 
     def _lose(self, device: str | None, end: _End) -> None:
         self._counts["death-not-reported"] += 1
-        # Without a will nothing is lost that somebody had said.
+        # Only a will is a message of the device. Without one, no message is lost.
         wills = end.wills_dropped + (end.will is not None)
         if wills:
             self._intake.lost(device, "will-not-reported", wills)
@@ -223,7 +223,7 @@ def _kind(*, died: bool) -> str:
 
 
 def _details(end: _End) -> dict[str, object]:
-    """An end as an event tells it; a will as text where it is text, its whole length where it had to be cut."""
+    """An end's details for an event: the will as text or else in base64, and its whole length if it was cut."""
     details: dict[str, object] = {}
     if end.ends > 1:
         details["ends"] = end.ends

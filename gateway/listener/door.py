@@ -1,13 +1,15 @@
-"""The listener's ports: when a new connection is heard, and which one is closed where places run out.
+"""Accepts connections at the listener's ports, and closes connections if places run out.
 
-All of it is judged by addresses alone, before anything is read and before TLS:
+It judges by addresses alone, before anything is read and before TLS:
 
-- **Each address has a rate, and a share of the time** for its connections that have not logged in, TLS handshakes among
-  it (`turns`). A connection beyond either waits unheard for its turn, which costs an open file and no more. Where too
-  many of an address wait so, newcomers from there are closed at once.
-- **An address may have so many connections that were heard and have not logged in.** The next one closes the oldest.
-- **Where all places are taken, the oldest connection that has not logged in is closed**, whatever its address. A sensor
-  sends its CONNECT at once, so the oldest is one that says nothing. A newcomer is turned away only if all others have
+- **Each address has a rate of new connections, and a share of the event loop's time.** All its connections that have
+  not logged in have this share together, TLS handshakes included (`turns`). A connection beyond the rate or the share
+  waits unheard for its turn, which costs no more than an open file. If too many connections of an address wait,
+  further ones are closed at once.
+- **Each address has a bound for connections that were heard and have not logged in.** Beyond it, each new connection
+  closes the oldest.
+- **If all places are taken, the oldest connection that has not logged in is closed**, whatever its address. A sensor
+  sends its CONNECT at once, so the oldest is a silent connection. A newcomer is turned away only if all others have
   logged in.
 
 So a host that opens connections without end keeps out nobody at another address.
@@ -28,24 +30,24 @@ from gateway.listener.turns import Share, Turns
 from gateway.settings import ListenerSettings
 
 SPARE_CONNECTIONS: Final = 64
-"""Places beyond `connections_max`: there is room to tell a client that it has none (CONNACK 3), or to take over."""
+"""Places beyond `connections_max`, for clients that are refused by CONNACK 3 or take over their session."""
 BURST_S: Final = 2.0
-"""Seconds of `new_connections_per_s_max` that may come at once.
+"""Burst of new connections, in seconds of `new_connections_per_s_max`.
 
-With the default, 5,000 sensors behind one address are let in within two minutes of an outage: 100 at once, then 50 a
-second, as long as others of them ask. Where 2,800 refused log-ins a second took a whole core, 50 take 2 % of it."""
+With the default, an address gets 100 connections at once, then 50 a second. So 5,000 sensors behind one address are let
+in within two minutes of an outage. As 2,800 refused log-ins a second took a whole core, 50 take 2 % of it."""
 QUEUE_S: Final = 5.0
-"""Longest wait for a turn: sensors wait longer for their CONNACK. More connections than have their turn by then are
-closed, and their sensors try again."""
+"""Longest wait for a turn in seconds; sensors wait longer for their CONNACK. Connections that could not have their turn
+by then are closed, and their sensors try again."""
 SOURCES_MAX: Final = 1_024
-"""Addresses whose rate is remembered. Of more, whoever came least lately is forgotten, which gives it a new burst."""
+"""Addresses whose rate is remembered. The address unseen for longest is forgotten first, and then has a new burst."""
 NOT_LOGGED_IN: Final = "not-logged-in"
-"""Why a connection is closed that said nothing, or not who it is, when its place was needed."""
+"""Reason for closing a connection that had not logged in when its place was needed."""
 TOO_FAST: Final = "too-many-new-connections"
 
 
 class Port(NamedTuple):
-    """A port, and what is made of a connection to it."""
+    """A port, and the protocol of connections to it."""
 
     number: int
     setting: str
@@ -54,7 +56,7 @@ class Port(NamedTuple):
 
 
 class Source:
-    """One address: its connections that were heard and have not logged in, and those unheard; oldest first."""
+    """An address and its connections that have not logged in: heard ones (`waiting`) and unheard ones (`queue`)."""
 
     __slots__ = ("bucket", "host", "is_due", "queue", "queue_max", "share", "waiting")
 
@@ -63,11 +65,13 @@ class Source:
         self.queue_max = max(1, int(QUEUE_S * per_s))
         self.bucket = Bucket(max(1.0, BURST_S * per_s), per_s)
         self.waiting: dict[Caller, None] = {}
+        """Oldest first."""
         self.queue: dict[Caller, Port] = {}
+        """Oldest first."""
         self.share = Share()
-        """Of the time: what all of them have together."""
+        """The share of the event loop's time that all these connections have together."""
         self.is_due = False
-        """Whether the next one is heard later, as soon as rate and share allow."""
+        """Whether the next connection is to be heard later, as soon as rate and share allow."""
 
 
 class Caller:
@@ -79,34 +83,34 @@ class Caller:
         self.peer = peer
         self.source = source
         self.share = source.share
-        """What its work is charged to."""
+        """The share of time that its work is charged to."""
         self.socket: socket.socket | None = None
-        """Until it has its turn."""
+        """The accepted socket, until the connection is heard."""
         self._places = places
         self.is_closed = False
-        """Whether it had to give way."""
+        """Whether it was closed to make room."""
         self._cut: Callable[[], None] | None = None
 
     def connected(self, cut: Callable[[], None]) -> None:
-        """Take note of what closes it at once."""
+        """Remember `cut`, which closes the connection at once."""
         self._cut = cut
         if self.is_closed:
             cut()
 
     def logged_in(self) -> None:
-        """Have it keep its place, and a share of its own. Its address may have any number of such connections."""
+        """Let it keep its place, with a share of its own. An address may have any number of such connections."""
         self.share = Share()
         self.source.waiting.pop(self, None)
         for places in self._places:
             places.keep(self)
 
     def ends(self) -> None:
-        """Take note that it only waits for what was written to it: it makes room for others."""
+        """Offer its place to newcomers: it only waits until the peer has read the last answers."""
         for places in self._places:
             places.wait(self)
 
     def left(self) -> None:
-        """Take back its places."""
+        """Free its places."""
         self.source.waiting.pop(self, None)
         for places in self._places:
             places.leave(self)
@@ -124,7 +128,7 @@ class Caller:
 
 
 class Door:
-    """Accepts connections. `files_max` is how many of them the system has open files for."""
+    """Accepts connections. `files_max` is the number of open files that the system allows for them."""
 
     def __init__(self, settings: ListenerSettings, refusals: Refusals, files_max: int, turns: Turns) -> None:
         self._settings = settings
@@ -135,10 +139,10 @@ class Door:
         tls = settings.tls
         self._tls = Places[Caller](0 if tls is None else tls.connections_max)
         self._sources: OrderedDict[str, Source] = OrderedDict()
-        """Who came least lately is first."""
+        """Addresses; the one unseen for longest is first."""
         self._acceptor = Acceptor(self._cannot_accept)
         self._tasks: set[asyncio.Task[None]] = set()
-        """Those that make a transport."""
+        """Tasks that make a transport of an accepted socket."""
         self._loop = asyncio.get_running_loop()
 
     async def open(self, port: Port) -> None:
@@ -146,7 +150,7 @@ class Door:
         await self._acceptor.open(self._settings.host, port.number, partial(self._receive, port))
 
     async def close(self) -> None:
-        """Accept nobody more, and close those that were not heard yet."""
+        """Stop accepting, and close connections that were not heard yet."""
         self._acceptor.close()
         for caller in tuple(self._all):
             if caller.socket is not None:
@@ -187,12 +191,12 @@ class Door:
         return source
 
     def _has_room(self, newcomer: Caller, places: tuple[Places[Caller], ...]) -> bool:
-        """Tell whether there is room for a newcomer, after closing who must give way."""
+        """Make room for a newcomer, by closing others if need be; return whether there is room."""
         source = newcomer.source
         if len(source.queue) >= source.queue_max:
             words = (
                 f"{counted(len(source.queue), 'connection')} of {source.host} wait for their turn already "
-                "(mqtt_listener.new_connections_per_s_max): those that come beyond them are closed unheard"
+                "(mqtt_listener.new_connections_per_s_max): further connections are closed unheard"
             )
             self._refusals.refused(TOO_FAST, words, peer=newcomer.peer)
             return False
@@ -206,7 +210,7 @@ class Door:
                 words = f"all places are taken by clients that have logged in; see {setting}"
                 self._refusals.refused(f"too-many-{kind}connections", words, peer=newcomer.peer)
                 return False
-            self._close(oldest, f"and all places are taken ({setting}): the oldest is closed for each that comes")
+            self._close(oldest, f"and all places are taken ({setting}): each new connection closes the oldest")
         return True
 
     def _close(self, caller: Caller, why: str) -> None:
@@ -218,7 +222,7 @@ class Door:
     # --- turns --------------------------------------------------------------------------------------------
 
     def _call_up(self, source: Source) -> None:
-        """Hear as many of an address as its rate and its share of the time allow now, and the others later."""
+        """Hear as many connections of an address as its rate and share allow now, and the others later."""
         source.is_due = False
         now_s = self._loop.time()
         while source.queue and not source.is_due:
@@ -241,7 +245,7 @@ class Door:
         if len(source.waiting) >= self._settings.not_logged_in_per_address_max:
             self._close(
                 next(iter(source.waiting)),
-                "more than mqtt_listener.not_logged_in_per_address_max: the oldest is closed for each that comes",
+                "more than mqtt_listener.not_logged_in_per_address_max allows: each new connection closes the oldest",
             )
         caller = next(iter(source.queue))
         port = source.queue.pop(caller)
@@ -252,7 +256,7 @@ class Door:
 
     async def _hear(self, caller: Caller, port: Port) -> None:
         accepted, caller.socket = caller.socket, None
-        if accepted is None:  # it gave way meanwhile
+        if accepted is None:  # it was closed meanwhile to make room
             return
         try:
             await self._loop.connect_accepted_socket(partial(port.protocol, caller), accepted)

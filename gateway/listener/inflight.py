@@ -1,4 +1,4 @@
-"""What waits for its commit, weighed: of one MQTT connection and of all, and when that is too much to read on."""
+"""Counts what waits for a commit, of one MQTT connection and of all, and decides when reading must pause."""
 
 import asyncio
 import contextlib
@@ -10,15 +10,15 @@ from gateway.reading import READING_BYTES, Intake
 from gateway.settings import ListenerSettings
 
 MARK_BYTES: Final = 100
-"""What a mark weighs in memory beside its value."""
+"""Bytes that a mark takes in memory beside its value."""
 BESIDE_OTHERS: Final = 8
-"""One connection may have so much less waiting where others send too: their readings wait for the same commits."""
+"""Divisor of one connection's bounds while others send too, as their readings wait for the same commits."""
 OTHERS_S: Final = 10.0
-"""So long after one of them sent."""
+"""Seconds for which others count as sending, after one of them sent."""
 
 
 class InflightTotal:
-    """What waits for its commit, of all connections."""
+    """Bytes of all connections that wait for a commit."""
 
     __slots__ = ("_emptied", "_newest", "_several_until_s", "_turned", "beyond", "bytes", "bytes_max")
 
@@ -27,15 +27,15 @@ class InflightTotal:
         self.bytes_max = bytes_max
         self.bytes = 0
         self.beyond = False
-        """Whether it has come to more than `bytes_max`, and half of that is still there."""
+        """Whether `bytes` has risen above `bytes_max`, and has not fallen to half of it since."""
         self._turned = turned
         self._newest: Inflight | None = None
-        """Whose batch was added last."""
+        """The connection that added the last batch."""
         self._several_until_s = 0.0
         self._emptied: asyncio.Event | None = None
 
     def judge(self) -> None:
-        """To be called when `bytes` rose above `bytes_max`, fell to 0, or fell while it is `beyond`."""
+        """Update `beyond`. Call this when `bytes` rose above `bytes_max`, fell to 0, or fell while `beyond`."""
         beyond = self.bytes > (self.bytes_max // 2 if self.beyond else self.bytes_max)
         if beyond != self.beyond:
             self.beyond = beyond
@@ -44,18 +44,18 @@ class InflightTotal:
             self._emptied.set()
 
     def came_from(self, inflight: "Inflight", now_s: float) -> None:
-        """Take note of whose batch is added."""
+        """Record which connection adds a batch."""
         if self._newest is not inflight:
             if self._newest is not None:
                 self._several_until_s = now_s + OTHERS_S
             self._newest = inflight
 
     def is_of_several(self, now_s: float) -> bool:
-        """Whether more than one connection sends."""
+        """Whether several connections sent lately."""
         return now_s < self._several_until_s
 
     async def wait_until_empty(self, timeout_s: float) -> None:
-        """Wait until all is decided, or for `timeout_s`."""
+        """Wait until all batches are decided, for at most `timeout_s`."""
         if self.bytes:
             self._emptied = asyncio.Event()
             with contextlib.suppress(TimeoutError):
@@ -63,7 +63,7 @@ class InflightTotal:
 
 
 class Inflight:
-    """What waits for its commit, of one connection."""
+    """Batches, messages and bytes of one connection that wait for a commit."""
 
     __slots__ = ("_settings", "_total", "batches", "bytes", "messages")
 
@@ -75,9 +75,9 @@ class Inflight:
         self.bytes = 0
 
     def add(self, batch: Batch, wire_bytes: int, now_s: float) -> int:
-        """Take note of a batch that is handed to the intake; give what it takes in memory until it is decided.
+        """Record a batch given to the intake; return the bytes that it takes in memory until it is decided.
 
-        That is what came (`wire_bytes`), the readings made of it, and its marks.
+        They are the bytes received (`wire_bytes`), the readings made of them, and the marks.
         """
         messages = len(batch.readings)
         weight_bytes = wire_bytes + READING_BYTES * messages
@@ -94,7 +94,7 @@ class Inflight:
         return weight_bytes
 
     def remove(self, batch: Batch, weight_bytes: int) -> None:
-        """Take note that it is decided. `weight_bytes` is what `add` gave."""
+        """Record that a batch is decided. `weight_bytes` is the number that `add` returned."""
         self.batches -= 1
         self.messages -= len(batch.readings)
         self.bytes -= weight_bytes
@@ -104,11 +104,11 @@ class Inflight:
             total.judge()
 
     def too_much(self, intake: Intake, now_s: float) -> bool:
-        """Whether nothing more is to be read from its peer."""
-        # While the buffer holds there are no commits that others wait for.
+        """Whether so much waits that the peer must not be read from."""
+        # While the buffer can store nothing, there are no commits that others wait for.
         part = BESIDE_OTHERS if self._total.is_of_several(now_s) and not intake.cannot_store else 1
-        # Beyond the total nobody is read from: each read may bring much. While the buffer holds that would last, so
-        # that whoever has nothing waiting is heard, and told when it sends a reading.
+        # Beyond the total nobody is read from, as each read may bring much. While the buffer can store nothing, this
+        # would last. So a connection with nothing waiting is still read from, and refused when it sends a reading.
         return (
             self.bytes * part > self._settings.inflight_bytes_max
             or self.messages * part > self._settings.inflight_messages_max

@@ -1,4 +1,4 @@
-"""The transport's side of an MQTT connection: keep-alive, peers that read nothing, and how it ends."""
+"""The transport of an MQTT connection: keep-alive, write stalls and closing."""
 
 import abc
 import asyncio
@@ -10,17 +10,17 @@ from typing import Final
 from gateway.listener.tls_connection import peer_name
 
 READ_BYTES_MAX: Final = 4_096
-"""What one read may bring. TLS may bring more: see `Connection`."""
+"""Bytes that one read may bring. TLS may bring more: see `Connection`."""
 LINGER_S: Final = 1.0
-"""How long a refused client gets to read what was written to it and close its side."""
+"""Seconds that a refused client gets to read its last answers and close its side."""
 WRITE_STALL_S: Final = 60.0
-"""How long a peer may leave what is written to it unread, whatever its keep-alive."""
+"""Seconds for which a peer may leave written bytes unread, whatever its keep-alive."""
 PROBE_AFTER_S: Final = 120
-"""Silence after which TCP asks whether the peer is still there."""
+"""Seconds of silence after which TCP asks whether the peer is still there."""
 
 
 class Link(asyncio.Protocol, abc.ABC):
-    """A connection that ends for one cause. What is said on it, and when it is read from, its subclass knows."""
+    """A connection that ends once, for one cause. Its subclass acts on packets, and decides when to read."""
 
     __slots__ = (
         "_cause",
@@ -36,12 +36,12 @@ class Link(asyncio.Protocol, abc.ABC):
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, patience_s: float) -> None:
-        """`patience_s` is how long the peer may be silent."""
+        """`patience_s` is how many seconds the peer may be silent."""
         self._loop = loop
         self._transport: asyncio.Transport
         self.peer = ""
         self._cause: str | None = None
-        """Why it ends; set once, and then nothing is taken or written any more."""
+        """Why the connection ends; set once. From then on nothing is taken from the peer."""
         self._patience_s = patience_s
         self._heard = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -49,19 +49,19 @@ class Link(asyncio.Protocol, abc.ABC):
         self._is_read_from = True
         self._waits_for_peer = False
 
-    # --- what its subclass knows --------------------------------------------------------------------------
+    # --- for the subclass ---------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def pause_or_resume(self) -> None:
-        """Judge anew whether the peer is read from (`_read`)."""
+        """Decide anew whether the peer is read from (`_read`)."""
 
     @abc.abstractmethod
     def _log_refusal(self, reason: str, message: str) -> None:
-        """Count and log why it ends."""
+        """Count and log why the connection ends."""
 
     @abc.abstractmethod
     def _retire(self) -> None:
-        """It ends: `_cause` says why."""
+        """Act on the connection's end; `_cause` says why it ends."""
 
     # --- asyncio.Protocol ---------------------------------------------------------------------------------
 
@@ -69,9 +69,9 @@ class Link(asyncio.Protocol, abc.ABC):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_server makes
         self._transport = transport
         self.peer = peer_name(transport)
-        # asyncio's transports read so much at once; its default is 64 times as much, for each of them.
+        # The most that a transport reads at once. asyncio's default is 64 times as much, for each transport.
         transport.max_size = READ_BYTES_MAX  # type: ignore[attr-defined]
-        # Finds out about peers that vanished and asked for no keep-alive.
+        # TCP finds peers that vanished and asked for no keep-alive.
         with contextlib.suppress(OSError):
             peer_socket = transport.get_extra_info("socket")
             peer_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -108,7 +108,7 @@ class Link(asyncio.Protocol, abc.ABC):
             self._transport.pause_reading()
 
     def _be_patient(self, patience_s: float) -> None:
-        """Let the peer be silent for so long from now on; for ever with 0."""
+        """Let the peer be silent for `patience_s` from now on; 0 means for ever."""
         self._heard = self._loop.time()
         self._patience_s = patience_s
         self._arm_timer()
@@ -121,13 +121,13 @@ class Link(asyncio.Protocol, abc.ABC):
             self._timer = self._loop.call_at(self._heard + self._patience_s, self._check_silence)
 
     def _check_silence(self) -> None:
-        """End the connection of a peer silent for too long.
+        """End the connection if the peer was silent for too long.
 
-        One timer a connection, set anew when it fires, not per packet.
+        A connection has one timer, which is set anew when it fires and not with each packet.
         """
         now = self._loop.time()
         if not self._is_read_from:
-            self._heard = now  # its silence is our doing and does not count
+            self._heard = now  # nobody listened, so its silence does not count
         if now < self._heard + self._patience_s:
             self._arm_timer()
         else:
@@ -139,13 +139,13 @@ class Link(asyncio.Protocol, abc.ABC):
     # --- the end ------------------------------------------------------------------------------------------
 
     def refuse(self, reason: str, message: str, answer: bytes = b"") -> None:
-        """Count and log why, and close after `answer`."""
+        """Count and log the reason, and close after `answer`."""
         if self._cause is None:
             self._log_refusal(reason, message)
             self.end(reason, answer)
 
     def _abort(self, reason: str, message: str) -> None:
-        """Count and log why, and close at once."""
+        """Count and log the reason, and close at once."""
         if self._cause is None:
             self._log_refusal(reason, message)
             self._cause = reason
@@ -153,7 +153,7 @@ class Link(asyncio.Protocol, abc.ABC):
         self.cut()
 
     def end(self, cause: str, answer: bytes = b"") -> None:
-        """Close, after `answer` where there is one; nothing more is taken from the peer."""
+        """Close, after `answer` if there is one; take nothing more from the peer."""
         if self._cause is not None:
             return
         self._cause = cause
@@ -165,22 +165,22 @@ class Link(asyncio.Protocol, abc.ABC):
             self._transport.close()
 
     def _close_after_reading(self) -> None:
-        """Close once the peer has closed its side, which tells that it has read all, or after LINGER_S.
+        """Close once the peer has read everything and closed its side, or after LINGER_S.
 
-        Closing while the peer's bytes are unread resets the connection, which may destroy answers on their way. So our
-        side ends first, and what the peer still sends is read and dropped.
+        Closing with unread bytes resets the connection, which may destroy answers on their way. So this side ends
+        first, and reads and drops what the peer still sends.
         """
         self._end_within(LINGER_S, self.cut)
         if self._transport.can_write_eof():
             try:
                 self._transport.write_eof()
-            except OSError:  # it has gone while it was not read from
+            except OSError:  # the peer left while it was not read from
                 self.cut()
         else:
             self._transport.close()
 
     def _end_within(self, seconds: float, then: Callable[[], None]) -> None:
-        """Read on, to drop it, and do `then` after a while; nobody asks any more how long the peer is silent."""
+        """Read and drop bytes, and call `then` after `seconds`. The peer's silence no longer counts."""
         if not self._is_read_from:
             self._read(True)
         if self._timer is not None:
@@ -188,5 +188,5 @@ class Link(asyncio.Protocol, abc.ABC):
         self._timer = self._loop.call_later(seconds, then)
 
     def cut(self) -> None:
-        """Close at once, whatever was not sent."""
+        """Close at once, and drop bytes that were not sent."""
         self._transport.abort()

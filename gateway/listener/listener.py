@@ -1,7 +1,7 @@
-"""The MQTT listener: sensors connect here; an acknowledgement goes out after the commit that it stands for.
+"""The MQTT listener: sensors connect here, and get acknowledgements after the commits of their readings.
 
-One connection is `listener.connection`'s, what its client asks for `listener.client`'s, what outlives it
-`listener.sessions`', what all connections share `listener.shared`'s, and which of them are heard `listener.door`'s.
+`listener.door` accepts connections, and `listener.connection` runs one. `listener.client` acts on its packets.
+`listener.sessions` keeps sessions, and `listener.shared` has what all connections share.
 """
 
 import asyncio
@@ -30,22 +30,22 @@ from gateway.tls.dates import Dates, by_system_clock
 
 HOUSEKEEPING_INTERVAL_S: Final = 1.0
 OTHER_FILES: Final = 128
-"""Open files beside the listener's connections."""
+"""Open files that the gateway needs beside the listener's connections."""
 CLOSING_TURNS: Final = 10
-"""Turns of the event loop that connections get to end in: TLS takes more than one."""
+"""Turns of the event loop in which connections may end; TLS needs more than one."""
 
 _log = structlog.get_logger("sluice.mqtt_listener")
 
 
 class ListenError(OSError):
-    """The listener could not begin; the message names the setting to change."""
+    """The listener could not start; the message names the setting to change."""
 
 
 class MqttListener:
-    """Takes MQTT 3.1.1 connections and hands what they publish to the intake.
+    """Takes MQTT 3.1.1 connections, and gives the messages that they publish to the intake.
 
-    `now_us` is CLOCK_BOOTTIME in microseconds, `dates` is what clients' certificates are judged by, `devices_file` has
-    the secrets that are not in the settings. `counts` counts by reason whatever was refused or ended.
+    `now_us` is CLOCK_BOOTTIME in microseconds. Clients' certificates are judged by `dates`. `devices_file` has the
+    secrets that are not in the settings. `counts` counts refusals and ends by reason.
     """
 
     def __init__(  # noqa: PLR0913 - each is another part of the gateway
@@ -70,10 +70,10 @@ class MqttListener:
         self._tls_files: TlsFiles | None = None
         self._tls_connections: set[TlsConnection] = set()
         self._judged = False
-        """Whether some of them were let in although this box's clock could not say whether their certificates hold."""
+        """Whether TLS clients came while this box's clock could not judge the dates of their certificates."""
 
     async def run(self) -> None:
-        """Serve until cancelled, then close all connections. Raises `ListenError` if it cannot begin."""
+        """Serve until cancelled, then close all connections. Raises `ListenError` if it cannot start."""
         loop = asyncio.get_running_loop()
         files_max = self._allow_open_files()
         if self.settings.tls is not None:
@@ -97,7 +97,7 @@ class MqttListener:
             await self._close_connections()
             self.refusals.finish()
 
-    # --- beginning, housekeeping, end ---------------------------------------------------------------------
+    # --- start, housekeeping, end -------------------------------------------------------------------------
 
     async def _load_sessions(self) -> None:
         shared = self.shared
@@ -145,7 +145,7 @@ class MqttListener:
             self.refusals.refused("tls-handshake-failed", why, peer=connection.peer)
 
     def _keep_house(self, now_s: float) -> None:
-        """Once a second: what no packet brings about."""
+        """Do once a second what no packet triggers."""
         shared = self.shared
         if shared.intake.cannot_store or shared.inflight.beyond:
             shared.pause_or_resume()
@@ -158,7 +158,7 @@ class MqttListener:
             self._expire_sessions()
 
     def look_at_logins(self) -> int:
-        """Take the devices' file as it is now, and end whose secret is good no more; give how many those were."""
+        """Read a changed devices' file; end connections whose secret is no longer valid, and return their number."""
         if not self.logins.reread():
             return 0
         before = self.counts[REVOKED]
@@ -167,16 +167,16 @@ class MqttListener:
         return self.counts[REVOKED] - before
 
     async def devices_changed(self, _arguments: dict[str, Any]) -> object:
-        """Answer a command that has changed the devices' file: it is so when this returns."""
+        """Answer a command that has changed the devices' file, after the change has taken effect."""
         ended = self.look_at_logins()
         return {**self.logins.state(), "ended": ended}
 
     def _judge_again(self) -> None:
-        """This box's clock is known now: end the connections of clients whose certificates do not hold by it."""
+        """End connections whose certificates are not in date, now that this box's clock is known."""
         for connection in tuple(self._tls_connections):
             trouble = connection.date_trouble()
             if trouble is not None:
-                why = f"{trouble}: this was not known while this box's clock was not, when it connected"
+                why = f"{trouble}: when the client connected, this box's clock was not synced and could not tell"
                 self.refusals.refused("tls-certificate-date", why, peer=connection.peer)
                 connection.cut()
 
@@ -188,11 +188,11 @@ class MqttListener:
             shared.forget(expired)
 
     async def _close_connections(self) -> None:
-        """End all connections, which publishes their wills, and say what of devices was put off."""
+        """End all connections, which publishes their wills, and send the devices' reports that were put off."""
         await self._wait_for_commits()
         for connection in tuple(self.shared.connections):
             connection.end(SHUTDOWN)
-        # One turn for the transports to flush and close; whoever does not read is cut off.
+        # Transports get one turn to flush and close. A peer that does not read is cut off.
         await asyncio.sleep(0)
         for connection in tuple(self.shared.connections):
             connection.cut()
@@ -203,13 +203,13 @@ class MqttListener:
         self.shared.devices.finish(asyncio.get_running_loop().time())
 
     async def _wait_for_commits(self) -> None:
-        """Take nothing more, and let what is under way be stored and acknowledged."""
+        """Take nothing more, and wait until batches under way are stored and acknowledged."""
         self.shared.stopping = True
         if not self.shared.intake.cannot_store:
             await self.shared.inflight.wait_until_empty(CLOSING_COMMITS_S)
 
     def _allow_open_files(self) -> int:
-        """Raise the soft limit of open files, mostly 1024, to what `connections_max` needs; give what is for them."""
+        """Raise the soft limit of open files, often 1024, for `connections_max`; return the files for connections."""
         needed = self.settings.connections_max + SPARE_CONNECTIONS + OTHER_FILES
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -227,7 +227,7 @@ class MqttListener:
 
 
 def _passed_s(dates: Dates) -> float:
-    """Seconds since 1970, as well as this box knows: a clock that fell back makes no old secret good again."""
+    """Seconds since 1970, as well as this box knows. A clock that was set back makes no expired secret valid again."""
     known = dates()
     return time.time() if known is None else max(time.time(), known.earliest_us / 1e6)
 
@@ -238,7 +238,7 @@ def _bind_message(host: str, port: int, setting: str, error: OSError) -> str:
         return f"{where}: the port is taken; stop what has it, or set another {setting}"
     if error.errno == errno.EACCES:
         return f"{where}: ports below 1024 need a privilege; set {setting} to 1024 or above"
-    # From Python 3.12 on, asyncio passes over an address that is not there. If none is left, its error has no number.
+    # From Python 3.12 on, asyncio skips an address that does not exist. If none is left, its error has no number.
     if error.errno in {errno.EADDRNOTAVAIL, None} or isinstance(error, socket.gaierror):
         return f"{where}: this machine has no such address; set mqtt_listener.host (0.0.0.0 means all)"
     return f"{where}: {error.strerror or error}; see mqtt_listener.host and {setting}"

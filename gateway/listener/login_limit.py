@@ -1,34 +1,34 @@
-"""How fast somebody may guess at secrets that a person thought up, without I/O.
+"""Limits how fast anybody may guess secrets that a person chose; no I/O.
 
-A secret of `sluice devices add` has 130 random bits. Guessing it is hopeless at any speed, so its log-ins are judged at
-once and counted nowhere. The names in `mqtt_listener.users` and `mqtt_listener.operators` may have weaker ones. Each of
-these names may fail so often a minute where it logged in last, and as often from everywhere else. Beyond that a right
-secret is answered as a wrong one is, at once. So an answer tells nothing more about the secret, nor whether the name
-exists. Made-up names are not remembered: there is nothing to be guessed.
+A secret of `sluice devices add` has 130 random bits. Guessing it is hopeless at any speed, so its log-ins have no
+limit. Names in `mqtt_listener.users` and `mqtt_listener.operators` may have weaker secrets. Each of these names may
+fail `per_minute_max` times from the address where it logged in last, and as often from all others together. Beyond
+that, even the right secret is refused at once, with the answer to a wrong one. So an answer tells nothing more about
+the secret, nor whether the name exists. Made-up names are not remembered, as they have no secret to guess.
 """
 
 from gateway.host.places import Bucket
 
 
 class LoginLimit:
-    """Failed log-ins by name. Its memory is bounded by the names in the settings, the only ones it is asked about."""
+    """Failed log-ins by name. Only names in the settings are asked about, which bounds its memory."""
 
     def __init__(self, per_minute_max: float) -> None:
         self._per_minute_max = per_minute_max
         self._failures: dict[tuple[str, bool], Bucket] = {}
-        """By name, and whether it is tried where it logged in last."""
+        """By name, and whether the log-in comes from the name's last address."""
         self._homes: dict[str, str] = {}
         """The address where each name logged in last."""
 
     def lets_in(self, name: str, source: str, now_s: float) -> bool:
-        """Tell whether a right log-in counts as one."""
+        """Return whether a right log-in is accepted; if so, remember its address."""
         if self._bucket(name, source).wait_s(now_s) > 0:
             return False
         self._homes[name] = source
         return True
 
     def failed(self, name: str, source: str, now_s: float) -> None:
-        """Take note of a wrong log-in."""
+        """Record a wrong log-in."""
         self._bucket(name, source).take(now_s)
 
     def _bucket(self, name: str, source: str) -> Bucket:

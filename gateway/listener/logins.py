@@ -1,4 +1,4 @@
-"""Who may log in at the MQTT listener: by the settings, and by the devices' file as it is at this moment."""
+"""Keeps the list of who may log in to the MQTT listener, from the settings and the devices' file."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -16,20 +16,20 @@ NOBODY: Final = (
     "make a secret for each (sluice devices add NAME...)"
 )
 TROUBLE_INTERVAL_S: Final = 3_600.0
-"""How often the log tells again of a file that cannot be read."""
+"""Seconds until the log tells again of a file that cannot be read."""
 RETRY_INTERVAL_S: Final = 10.0
-"""How often such a file is tried again although it looks unchanged."""
-_KEPT: Final = "what it held before holds until this gateway ends"
-_NOTHING_KEPT: Final = "none of those that it names can log in until it can"
+"""Seconds until such a file is read again although it looks unchanged."""
+_KEPT: Final = "its earlier content counts until this gateway ends"
+_NOTHING_KEPT: Final = "none of its devices can log in until it can be read"
 
 _log = structlog.get_logger("sluice.mqtt_listener")
 _Signature = tuple[int, int, int]
 
 
 class Logins:
-    """The hashes that are good for a log-in now.
+    """The hashes of secrets that are valid for a log-in now.
 
-    `file` is the devices' file, if any. `now_s` tells seconds since 1970, as well as this box knows.
+    `file` is the devices' file, if any. `now_s` returns seconds since 1970, as well as this box knows.
     """
 
     def __init__(self, settings: ListenerSettings, file: Path | None, now_s: Callable[[], float]) -> None:
@@ -37,14 +37,14 @@ class Logins:
         self.file = file
         self._now_s = now_s
         self.devices: Mapping[str, tuple[str, ...]] = {}
-        """The SHA-256 of each secret, in hex, by device."""
+        """SHA-256 digests of valid secrets, in hex, by device."""
         self.operators: Mapping[str, tuple[str, ...]] = {}
         self.listed = bool(settings.users)
-        """Whether somebody has ever been listed: then a certificate must name one who is."""
+        """Whether anybody was ever listed. If so, a certificate must name a listed device."""
         self.met: set[str] = set()
-        """All names that could log in at some time since the start: they are names, and no secrets."""
+        """All names that could log in at any time since the start. They are no secrets, so the log may show them."""
         self.trouble = ""
-        """Why the file is not used as it is now."""
+        """Why the present file cannot be used; empty if it can."""
         self._told_s = self._tried_s = 0.0
         self._seen: _Signature | None = None
         self._was_there = False
@@ -63,15 +63,15 @@ class Logins:
 
     @property
     def let_nobody_in(self) -> bool:
-        """Whether no device could log in."""
+        """Whether no device can log in."""
         settings = self._settings
         certified = settings.tls is not None and settings.tls.client_ca is not None
         return not (settings.anonymous or certified or self.devices)
 
     def reread(self) -> bool:
-        """Read the file again where it has changed; tell whether somebody's secret may have ended since.
+        """Read the file again if it has changed; return whether a secret may have ended.
 
-        A file that cannot be read, or is gone, leaves things as they are: one bad write must not lock a whole site out.
+        If the file cannot be read, or is gone, its earlier content counts: one bad write must not lock out a site.
         """
         changed = self._look_at_file()
         if not changed and self._next_end_s is not None and self._now_s() >= self._next_end_s:
@@ -81,7 +81,7 @@ class Logins:
         return changed
 
     def is_valid(self, identity: Identity) -> bool:
-        """Whether what a client logged in with is good still."""
+        """Whether the credentials that a client logged in with are still valid."""
         user = identity.user
         if user is None or identity.is_check:
             return True
@@ -90,9 +90,9 @@ class Logins:
         return identity.digest in (self.operators if identity.operator else self.devices).get(user, ())
 
     def may_be_guessed(self, name: str, judged: Identity | Refusal) -> bool:
-        """Whether a log-in, as it was judged, could be a guess at a secret that a person thought up.
+        """Whether a judged log-in could be a guess at a secret that a person chose.
 
-        Those stand in the settings. A log-in that is right by the devices' file is no guess.
+        Such secrets stand in the settings. A log-in with a secret of the devices' file is no guess.
         """
         settings = self._settings
         if name not in settings.users and name not in settings.operators:
@@ -103,7 +103,7 @@ class Logins:
         return judged.digest is not None and all(secret.sha256 != judged.digest for secret in made)
 
     def state(self) -> dict[str, object]:
-        """What `sluice status` is told."""
+        """The state for `sluice status`."""
         return {
             "file": str(self.file),
             "devices": len(self.devices),
@@ -143,7 +143,7 @@ class Logins:
         _log.error("the devices' file cannot be used", why=trouble, meaning=meaning, devices=len(self.devices))
 
     def _unite(self) -> None:
-        """Put together what holds now; where a name is in the settings and the file, the secrets of both do."""
+        """Unite the valid secrets. If a name is in the settings and in the file, the secrets of both are valid."""
         now_s, settings = self._now_s(), self._settings
         self.devices = _united(settings.users, self._credentials.devices, now_s)
         self.operators = _united(settings.operators, self._credentials.operators, now_s)
@@ -152,7 +152,7 @@ class Logins:
 
 
 def _signature(path: Path) -> _Signature | None:
-    """What changes whenever the file does, its rights included; None where it is not there."""
+    """A value that changes with the file and its permissions; None if there is no file."""
     try:
         found = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - each second
     except OSError:
@@ -172,7 +172,7 @@ def _united(
 
 
 def _ends(credentials: Credentials, now_s: float) -> Iterator[float]:
-    """When secrets that hold now will end."""
+    """The times when valid secrets of the file will end, in seconds since 1970."""
     for of in (credentials.devices, credentials.operators):
         for secrets in of.values():
             yield from (

@@ -1,4 +1,4 @@
-"""CONNECT: who is let in, whether there is room for another connection and session, and how one makes room."""
+"""Decides on a CONNECT: judges its credentials, and makes room for its connection and session."""
 
 from typing import Final
 
@@ -12,16 +12,16 @@ from gateway.mqtt.protocol import Connect, ConnectReturnCode, connack
 
 UNAVAILABLE = connack(ConnectReturnCode.SERVER_UNAVAILABLE)
 _LIMITED: Final = (
-    "too many log-ins of this name failed (mqtt_listener.failed_logins_per_minute_max), and so its right password was "
+    "too many log-ins of this name failed (mqtt_listener.failed_logins_per_minute_max), so its right password was "
     "refused too; a secret of sluice devices add has no such bound"
 )
 
 
 def admit(shared: Shared, connect: Connect, certificate_name: str | None, peer: str, now_s: float) -> Identity:
-    """Judge a CONNECT's credentials; give whom it names.
+    """Judge a CONNECT's credentials; return the client that they name.
 
-    `certificate_name` is the common name of a verified client certificate, `peer` is `address:port`, `now_s` is of the
-    event loop's clock. Raises LoginRefusedError, with the CONNACK to answer.
+    `certificate_name` is the common name of a verified client certificate, `peer` is `address:port`, and `now_s` is the
+    event loop's time. Raises LoginRefusedError with the CONNACK to send.
     """
     settings, logins = shared.settings, shared.logins
     if shared.checks.lets_in(connect.user_name, connect.password):
@@ -47,9 +47,9 @@ def admit(shared: Shared, connect: Connect, certificate_name: str | None, peer: 
 
 
 def make_room(shared: Shared, connect: Connect, identity: Identity, now_s: float) -> SessionKey:
-    """Give the key of an admitted client's session, for which there is room.
+    """Make room for an admitted client's connection and session; return the session's key.
 
-    `now_s` is of the event loop's clock. Raises RefusedError, with the CONNACK to answer.
+    `now_s` is the event loop's time. Raises ClientRefusedError with the CONNACK to send.
     """
     key = (identity.user, connect.client_id or shared.generated_client_id())
     if shared.intake.cannot_store or now_s < shared.refusing_until:
@@ -64,7 +64,8 @@ def make_room(shared: Shared, connect: Connect, identity: Identity, now_s: float
     if identity.operator and will is not None and not shared.commands.speaks_to_a_device(will.topic):
         raise ClientRefusedError(
             "not-a-command-topic",
-            f"an operator's will for {will.topic[:80]!r}; see mqtt_listener.command_topics",
+            f"an operator's will is for {will.topic[:80]!r}, which is no command topic; "
+            "see mqtt_listener.command_topics",
             connack(ConnectReturnCode.NOT_AUTHORIZED),
         )
     if not connect.clean_session and key not in shared.kept.kept:
@@ -77,13 +78,13 @@ def _check_connections(shared: Shared, user: str | None) -> None:
     if len(shared.sessions) >= settings.connections_max:
         raise ClientRefusedError(
             "too-many-connections",
-            f"mqtt_listener.connections_max = {settings.connections_max} are connected",
+            f"mqtt_listener.connections_max = {settings.connections_max} clients are connected already",
             UNAVAILABLE,
         )
     if user is not None and shared.users_connected[user] >= settings.connections_per_user_max:
         raise ClientRefusedError(
             "too-many-user-connections",
-            f"{settings.connections_per_user_max} connections of user {user!r} are there; "
+            f"user {user!r} has {settings.connections_per_user_max} connections already; "
             "see mqtt_listener.connections_per_user_max",
             UNAVAILABLE,
         )
@@ -99,14 +100,14 @@ def _make_session_room(shared: Shared, user: str | None) -> None:
             "too-many-sessions",
             f"mqtt_listener.sessions_max = {settings.sessions_max} sessions, or sessions_per_user_max = "
             f"{settings.sessions_per_user_max} of its user, are kept and connected; "
-            "a client that connects with clean session needs none",
+            "a client that connects with clean session needs no room",
             UNAVAILABLE,
         ) from error
     for session in displaced:
         shared.forget([session])
         shared.refusals.refused(
             "session-displaced",
-            "an idle session was given up for a new one, and its client will have to subscribe again; see "
+            "an idle session was given up for a new one, and its client must subscribe again; see "
             "mqtt_listener.sessions_max and mqtt_listener.sessions_per_user_max",
             user=session.key[0],
             client_id=session.key[1],

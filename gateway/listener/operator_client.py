@@ -1,4 +1,4 @@
-"""An operator as a client: what it says goes to devices."""
+"""Passes on to devices what an operator publishes."""
 
 from gateway.listener.access import Identity
 from gateway.listener.client import Client
@@ -10,21 +10,21 @@ from gateway.mqtt.protocol import Connect, Publish
 
 
 class OperatorClient(Client):
-    """A client whose messages are commands, its will among them."""
+    """A client whose messages, its will included, are commands."""
 
     __slots__ = ("_will",)
 
     def __init__(self, shared: Shared, connect: Connect, identity: Identity, opening: Opening, peer: str) -> None:
         super().__init__(shared, connect, identity, opening, peer)
         self._will = connect.will
-        # What a device of this name left counts for the session's next connection alone, which is this one.
+        # Discarded: a device of this name left it for the session's next connection alone, which is this one.
         shared.unanswered.pick_up(self.key)
 
     def _publish(self, event: Publish, batch: Batch, received_us: int) -> None:
-        """Pass on what an operator says to a device.
+        """Pass on a command to its devices.
 
-        The command is decided before anything of its exchange is recorded: what is refused must not look known when
-        it comes again.
+        A command is accepted or refused before its exchange is recorded. If a refused command comes again, it must not
+        look known.
         """
         del received_us
         commands, topic = self._shared.commands, event.topic
@@ -35,14 +35,14 @@ class OperatorClient(Client):
         recipients = commands.recipients(topic, event.payload, event.qos)
         if event.qos == 2:
             self._begin(event, message, batch)
-            # Its answer is bare: no reading of the batch belongs to it.
+            # No reading of the batch belongs to this answer.
             batch.bare.add(len(batch.answers) - 1)
         elif event.qos == 1:
             batch.answer_bare(event.packet_id)
         commands.pass_on(recipients, topic, event.payload, batch)
 
     def publish_will(self, cause: str, now_s: float) -> Batch | None:
-        """Pass it on as the command that it is; where that has to wait for its device, give the batch to store."""
+        """Pass on the will as a command; return the batch to store, or None if there is no command."""
         del cause, now_s
         commands, will = self._shared.commands, self._will
         if will is None:
@@ -57,4 +57,4 @@ class OperatorClient(Client):
         return batch
 
     def leave_unanswered(self, batch: Batch) -> None:
-        """Nothing is left: a command that comes again is another one."""
+        """Leave nothing: a command that comes again counts as a new one."""

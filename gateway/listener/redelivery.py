@@ -1,4 +1,4 @@
-"""QoS 1 messages that come again, without I/O: which are known to be stored, where a mistake is impossible."""
+"""Recognises QoS 1 messages that come again and are surely stored; no I/O."""
 
 from collections import OrderedDict
 from typing import Final
@@ -6,42 +6,41 @@ from typing import Final
 from gateway.listener.session import NOT_COUNTING, Batch, SessionKey, digest
 
 UNANSWERED_MAX: Final = 64
-"""QoS 1 packet identifiers of one connection that are remembered as stored and never answered: more than the usual
-client has under way at once."""
+"""QoS 1 messages of one connection that are remembered as stored and unanswered. The usual client has fewer under way
+at once."""
 UNANSWERED_SESSIONS_MAX: Final = 5_000
-"""Sessions for which such are remembered; the oldest make room, and what they resend is stored again, marked."""
+"""Sessions with such messages. The oldest make room, and the messages that they resend are stored again and marked."""
 RESTART_REACH: Final = 64
-"""How far a client's packet identifiers must have counted up on one connection before one of them is trusted to
-name one message. See `Unanswered`."""
+"""Steps that a connection's packet identifiers must have counted up before an identifier is trusted to name one
+message. See `Unanswered`."""
 COUNTING_STEP_MAX: Final = 8
-"""The longest step that is counting still: some clients number QoS 0 and SUBSCRIBE too."""
+"""Longest step between identifiers that still counts up: some clients number QoS 0 and SUBSCRIBE too."""
 
 
 class Unanswered(dict[int, bytes]):
-    """QoS 1 messages of one connection that are stored and whose PUBACK could not be written: identifier to digest.
+    """QoS 1 messages of one connection that are stored but whose PUBACK was not written: identifier to digest.
 
-    A client that sends one of them again with DUP, on the very next connection of its session, is answered and the
-    reading is not stored twice. A false match would lose a reading, so that this holds for the next connection alone:
-    a sensor that restarted, lost its session, and used the same identifier for the same value is not to be mistaken
-    for one that resends. The next connection that this gateway saw need not be the next one that there was: its
-    CONNECT and first PUBLISH may have been lost on the way. So an identifier counts only if it was reached by counting
-    up, RESTART_REACH steps or more, on the connection itself: a restarted client begins below that.
+    If a client sends such a message again with DUP, on its session's next connection, the message is answered and not
+    stored twice. A false match would lose a reading: a sensor that restarted and lost its session may give an old
+    identifier to an equal value. So the messages count for the next connection alone. The next connection seen here
+    may still be a later one, if CONNECT and the first PUBLISH of another were lost on the way. So an identifier counts
+    only if its own connection reached it by counting up RESTART_REACH steps or more. A restarted client begins below.
     """
 
     def remember(self, batch: Batch) -> None:
-        """Add what a stored batch holds of such messages."""
+        """Add the QoS 1 messages of a stored batch."""
         readings = iter(batch.readings)
         for position, answer in enumerate(batch.answers):
             if position in batch.bare:
                 continue
             reading = next(readings)
-            # PUBRECs have more bits: they are QoS 2, and known by their exchange.
+            # Answers above 0xFFFF are PUBRECs: a QoS 2 message is recognised by its exchange.
             if batch.counting_from + RESTART_REACH <= answer <= 0xFFFF and len(self) < UNANSWERED_MAX:
                 self[answer] = digest(reading.topic, reading.payload)
 
 
 class PacketIdRun:
-    """From where on a connection's packet identifiers have been counting up, in short steps and without a break."""
+    """Finds the identifier from which a connection's packet identifiers have been counting up in short steps."""
 
     __slots__ = ("_last", "_start")
 
@@ -50,10 +49,10 @@ class PacketIdRun:
         self._last = NOT_COUNTING
 
     def advance(self, first: int, last: int, count: int) -> int:
-        """Take the ends of a batch of `count` identifiers; give where the run that it belongs to began.
+        """Take the first and last of a batch's `count` identifiers; return the first identifier of their run.
 
-        Above every identifier where the batch itself does not count up. What stands between its ends is not looked
-        at: this is on the way of every reading.
+        If the batch does not count up, return NOT_COUNTING. Only its ends are looked at, as this is the hot path of
+        every reading.
         """
         if not 0 < first - self._last <= COUNTING_STEP_MAX:
             self._start = first
@@ -71,12 +70,12 @@ class RecentlyUnanswered:
         self._by_key: OrderedDict[SessionKey, Unanswered] = OrderedDict()
 
     def leave(self, key: SessionKey, unanswered: Unanswered) -> None:
-        """Leave for the next connection what is, or will be, stored without an answer."""
+        """Leave to the next connection the messages that are, or will be, stored without an answer."""
         self._by_key[key] = unanswered
         self._by_key.move_to_end(key)
         if len(self._by_key) > UNANSWERED_SESSIONS_MAX:
             self._by_key.popitem(last=False)
 
     def pick_up(self, key: SessionKey) -> Unanswered | None:
-        """Pick up what the preceding connection left; the connection after this one will not find it."""
+        """Pick up what the preceding connection left; later connections will not find it."""
         return self._by_key.pop(key, None)

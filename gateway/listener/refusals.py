@@ -1,4 +1,4 @@
-"""What the MQTT listener refuses or ends: why, how often, and what the log says of it, which nobody may flood."""
+"""Counts and logs what the MQTT listener refuses or ends, so that nobody can flood the log."""
 
 import asyncio
 import time
@@ -12,23 +12,23 @@ from gateway.host.terminal_text import counted
 from gateway.mqtt.protocol import Connect
 
 LOG_INTERVAL_S: Final = 60.0
-"""One refusal is logged of each client and reason in that time, and at its end the sum of all others."""
+"""Seconds in which one refusal of each client and reason is logged. Then the sum of all others is logged."""
 LINES_MAX: Final = 20
-"""Refusals that are logged in LOG_INTERVAL_S of user names that are in the configuration, and as many of all others.
+"""Refusals that are logged in LOG_INTERVAL_S for configured user names, and as many for all others.
 
-Whoever makes names up so hides no mistake of a sensor whose user name is in the configuration. A sensor whose user name
-is misspelt, or that gives none, is one of the others: among many made-up names it may be counted, and not named."""
+So made-up names cannot hide the mistake of a sensor whose user name is configured. A sensor with a misspelt user name,
+or with none, is one of the others: among many made-up names it may be counted but not named."""
 TAKEN_OVER: Final = "taken-over"
-"""Why a connection ends whose client has connected anew: nothing was refused."""
+"""Reason for ending a connection whose client has connected anew: nothing was refused."""
 REVOKED: Final = "credentials-ended"
-"""Why one ends whose secret was good when it began, and is no more."""
+"""Reason for ending a connection whose secret was valid when it began, but is no longer."""
 TOO_MANY_UNFINISHED: Final = "too-many-unfinished"
-"""Why one ends whose client has more QoS 2 exchanges open than it may."""
+"""Reason for ending a connection whose client has too many QoS 2 exchanges open."""
 SHUTDOWN: Final = "shutdown"
 INTAKE_REFUSED: Final = "intake-refused"
 HELD_TOO_MUCH: Final = "held-too-much"
 OUR_DOING: Final = frozenset({SHUTDOWN, TAKEN_OVER, REVOKED, TOO_MANY_UNFINISHED, INTAKE_REFUSED, HELD_TOO_MUCH})
-"""Ends that say nothing of the device, which is alive. Its will is published all the same [MQTT-3.1.2-8]."""
+"""Ends that say nothing about the device, which is alive. Its will is published nevertheless [MQTT-3.1.2-8]."""
 _ENDED: Final = "connection ended by the MQTT listener"
 ENDS: Final = {
     "keep-alive-timeout": f"{_ENDED}: nothing more was heard; check its power and radio",
@@ -36,9 +36,9 @@ ENDS: Final = {
     REVOKED: _ENDED,
     "connect-timeout": _ENDED,
 }
-"""What the log says where a connection ends although the client asked for nothing to be refused."""
+"""Log events of connections that end although nothing was refused, by reason."""
 NAME_CHARACTERS_MAX: Final = 80
-"""As much of a name as the log repeats."""
+"""Characters of a name that the log repeats."""
 
 LOG_IN_REASONS: Final = frozenset(
     {
@@ -49,47 +49,47 @@ LOG_IN_REASONS: Final = frozenset(
         "too-many-failed-logins",
     }
 )
-"""Of a sensor that cannot log in: it is set up wrongly, or others fail under its name."""
+"""Reasons why a sensor cannot log in: it is set up wrongly, or others fail under its name."""
 LATELY_MAX: Final = 20
-"""Sensors of which is remembered that their log-in was refused: of more, those of which it was so last."""
+"""Sensors whose refused log-in is remembered; beyond that, the latest ones."""
 LOGIN: Final = "refused log-in"
-"""What a line of the log begins with, for those who look for it."""
+"""Log event of a refused log-in, by which people search the log."""
 LOGINS_AGAIN: Final = "refused log-ins in the last minute, beside those that have a line"
 ADDRESSES_MAX: Final = 4
-"""Lines in LOG_INTERVAL_S of one name, from several addresses."""
+"""Log lines in LOG_INTERVAL_S for one name that fails from several addresses."""
 SHOWN_CHARACTERS: Final = 2
 STRETCH_CHARACTERS: Final = 8
-"""A shorter piece of a secret gives it away to nobody."""
+"""Characters of a secret that the log may not repeat in a row. A shorter piece does not give the secret away."""
 HIDDEN_CHARACTERS_MAX: Final = 256
-"""As much of a user name or password as is looked for in other texts."""
+"""Characters of a user name or password that are searched for in other texts."""
 
 _log = structlog.get_logger("sluice.mqtt_listener")
 
 
 class _Login(NamedTuple):
-    """Refused log-ins that are told as one."""
+    """Refused log-ins that share one log line."""
 
     is_known: bool
     user: str | None
-    """As it is told."""
+    """As the log shows it."""
     address: str
     reason: str
 
 
 class _Late(NamedTuple):
-    """The last that was refused of one sensor."""
+    """The last refused log-in of one sensor."""
 
     user: str | None
-    """As it is told."""
+    """As the status page shows it."""
     address: str
     why: str
     at_s: float
 
 
 class ClientRefusedError(Exception):
-    """What a client asks for will not do: its connection ends, after `answer`.
+    """A client's request is refused, and its connection ends after `answer`.
 
-    `reason` is a short stable name to count by; the message says what happened, and the setting where there is one.
+    `reason` is a short stable name to count by. The message says what happened, and names the setting if there is one.
     """
 
     def __init__(self, reason: str, message: str, answer: bytes = b"") -> None:
@@ -100,41 +100,41 @@ class ClientRefusedError(Exception):
 
 
 class LoginRefusedError(ClientRefusedError):
-    """A client's credentials will not do."""
+    """A client's credentials are refused."""
 
 
 class Refusals:
     """Counts refusals and ends by reason, and logs refusals by client."""
 
     def __init__(self, configured: Container[str]) -> None:
-        """`configured` are the user names of those who may log in."""
+        """`configured` are the user names that may log in."""
         self.counts: Counter[str] = Counter()
         self._configured = configured
         self._logged: set[tuple[str, str]] = set()
-        """Reasons and clients of this interval's lines, where the client has a name that is configured."""
+        """Reasons and clients of this interval's lines, for clients whose user name is configured."""
         self._logged_others: set[tuple[str, str]] = set()
         self._logged_taken_over: set[tuple[str, str]] = set()
         self._unlogged: Counter[str] = Counter()
         self._logins: Counter[_Login] = Counter()
-        """Refused log-ins of this interval that have a line, and how many more there were of each."""
+        """Refused log-ins that have a line in this interval, and how many more of each followed."""
         self._unlogged_logins: Counter[str] = Counter()
         self._late: dict[str, _Late] = {}
-        """By user name that is configured, or by address: those that did not log in since, the last at the end."""
+        """Sensors that have not logged in since, by configured user name or else by address; the latest is last."""
         self._timer: asyncio.TimerHandle | None = None
 
     def refused(
         self, reason: str, message: str, *, peer: str = "", user: str | None = None, client_id: str | None = None
     ) -> None:
-        """Count a refusal; log it where it is the first of its client and reason, or sum it up.
+        """Count a refusal. Log it if it is the first of its client and reason, or else add it to the sum.
 
-        A client is known by its user name, its client identifier, or its address: by the first of them that there is.
+        A client is known by its user name, else by its client identifier, else by its address.
         """
         self._count(reason)
         self._remember(reason, message, None, peer, is_known=False)
         client = (reason, _cut(user or client_id or peer.rpartition(":")[0]))
         logged = self._logged if user in self._configured else self._logged_others
         if reason == TAKEN_OVER:
-            # They take no refusal's place in the log.
+            # Take-overs must not use up the log lines of refusals.
             logged = self._logged_taken_over
         if client in logged or len(logged) >= LINES_MAX:
             self._unlogged[reason] += 1
@@ -152,10 +152,10 @@ class Refusals:
             _log.warning(heading, reason=reason, why=message, **whose)
 
     def refused_login(self, reason: str, message: str, connect: Connect, peer: str) -> None:
-        """Count a refused log-in, and log it: the first of each name, address and reason, or in the sum of them.
+        """Count a refused log-in. Log it if it is the first of its name, address and reason, or else in the sum.
 
-        A name that nobody has here is not shown: it is the secret, where a person put the two into each other's place,
-        and no rule tells a secret from a name. Its beginning and its length are enough to find out whose it is.
+        An unknown name is not shown: if a person swapped name and secret, it is the secret, and no rule tells the two
+        apart. Its beginning and its length are enough to find out whose it is.
         """
         self._count(reason)
         user = connect.user_name
@@ -165,7 +165,7 @@ class Refusals:
         if login in self._logins:
             self._logins[login] += 1
             return
-        # Whoever makes names up takes no line from those that are known, nor one name all of them.
+        # Made-up names take no line from known names, and one known name does not take all lines.
         alike = [each for each in self._logins if each.is_known == is_known]
         of_name = sum(each.user == login.user for each in alike)
         if len(alike) >= LINES_MAX or (is_known and of_name >= ADDRESSES_MAX):
@@ -182,13 +182,13 @@ class Refusals:
         )
 
     def let_in(self, user: str | None, peer: str) -> None:
-        """Take note of who logged in: what was refused of it before is mended."""
+        """Record a log-in, which ends the sensor's earlier trouble."""
         self._late.pop(peer.rpartition(":")[0], None)
         if user is not None:
             self._late.pop(user, None)
 
     def lately(self) -> list[dict[str, object]]:
-        """For the status page: whose log-in was refused, and why, of those that did not log in since; newest first."""
+        """Refused log-ins of sensors that have not logged in since, for the status page; newest first."""
         now_s = time.monotonic()
         return [
             {"user": each.user, "address": each.address, "why": each.why, "ago_s": round(now_s - each.at_s, 1)}
@@ -211,7 +211,7 @@ class Refusals:
             self._timer = asyncio.get_running_loop().call_later(LOG_INTERVAL_S, self._end_interval)
 
     def finish(self) -> None:
-        """Log what is not logged yet: the listener ends."""
+        """Log what is not logged yet, as the listener ends."""
         if self._timer is not None:
             self._timer.cancel()
             self._end_interval()
@@ -233,7 +233,7 @@ class Refusals:
         self._tell_logins()
 
     def _tell_logins(self) -> None:
-        """Log how many log-ins were refused beside those that have a line of this interval."""
+        """Log the number of log-ins refused in this interval without a line of their own."""
         again = {
             f"{login.user or '-'} from {login.address}: {login.reason}": more
             for login, more in self._logins.items()
@@ -254,7 +254,7 @@ def _name_told(name: str | None, *, is_known: bool) -> str | None:
 
 
 def _client_id_told(connect: Connect, *, is_known: bool) -> str:
-    """The client identifier; masked where it repeats what is not to be shown."""
+    """The client identifier; masked if it repeats an unknown user name or the password."""
     client_id, user = connect.client_id, "" if is_known else connect.user_name or ""
     password = (connect.password or b"").decode(errors="replace")
     if _shares_much(client_id, user) or _shares_much(client_id, password):
@@ -263,7 +263,7 @@ def _client_id_told(connect: Connect, *, is_known: bool) -> str:
 
 
 def _shares_much(told: str, hidden: str) -> bool:
-    """Whether a text holds a stretch of what is to be hidden, or all of it where that is short."""
+    """Whether `told` repeats STRETCH_CHARACTERS of `hidden` in a row, or all of `hidden` if it is shorter."""
     length = min(len(hidden), STRETCH_CHARACTERS)
     ends = min(len(hidden), HIDDEN_CHARACTERS_MAX) - length + 1
     return length > 0 and any(hidden[at : at + length] in told for at in range(ends))

@@ -1,52 +1,52 @@
-"""The QoS 2 exchanges that a session released last, without I/O: a PUBLISH that comes again after its PUBREL is marked.
+"""Recognises a QoS 2 PUBLISH that comes again after its PUBREL, so that it is marked; no I/O.
 
-Between its PUBREL and its PUBCOMP a client may send nothing but the PUBREL again. Some clients send the PUBLISH again
-on their next connection. Nothing tells it from a new message of the same bytes, so it is stored, and marked.
+Between PUBREL and PUBCOMP, a client may send nothing but the PUBREL again. Some clients send the PUBLISH again on their
+next connection. Nothing tells it from a new message of the same bytes, so it is stored and marked.
 """
 
 from typing import Final
 
 RELEASED_MAX: Final = 64
-"""Exchanges of one session that are remembered: more than the usual client has under way at once."""
+"""Released exchanges of one session that are remembered. The usual client has fewer under way at once."""
 RELEASED_US: Final = 5_000_000
-"""How long an exchange is remembered at least, while others are released: a PUBCOMP is on its way for less than that.
-An idle session forgets none. Each commit that releases one writes all of them, so that few spare the card."""
+"""Microseconds for which an exchange is remembered at least, while others are released. A PUBCOMP arrives sooner. An
+idle session forgets none. Each commit that releases an exchange writes all of them, so keeping few spares the card."""
 _ID_BYTES: Final = 2
 _DIGEST_BYTES: Final = 4
-"""Of the eight that a digest has: a mistake marks a reading, and loses none."""
+"""Bytes kept of a digest's eight. A false match marks a reading, but loses none."""
 _ENTRY_BYTES: Final = _ID_BYTES + _DIGEST_BYTES
 _PACKED_BYTES_MAX: Final = RELEASED_MAX * _ENTRY_BYTES
 
 
 class Released:
-    """The exchanges that were released last, on this connection and on those before it.
+    """The exchanges that were released last, on this connection and on earlier ones.
 
-    They are in two generations, of which the old one is given up every RELEASED_US.
+    They form two generations. The old generation is dropped every RELEASED_US.
     """
 
     __slots__ = ("_before", "_old", "_since_us", "_young")
 
     def __init__(self, packed: bytes = b"") -> None:
-        """`packed` is what an earlier start has kept."""
+        """`packed` holds the exchanges that an earlier start kept."""
         self._old = b""
         self._young = packed
-        """Identifiers and digests, the last one at the end: a dictionary would take ten times as much."""
+        """Identifiers and digests, the latest at the end. A dictionary would take ten times the memory."""
         self._since_us: int | None = None
-        """When the first of the young ones was released, as far as this start knows."""
+        """When the young generation began; None if nothing was released since the start."""
         self._before = b""
-        """Those of earlier connections whose identifiers have not been used since."""
+        """Exchanges of earlier connections whose identifiers have not been used since."""
 
     @property
     def packed(self) -> bytes:
-        """All of them, as they are kept on disk."""
+        """All exchanges, as they are kept on disk."""
         return (self._old + self._young)[-_PACKED_BYTES_MAX:]
 
     def resume(self) -> None:
-        """Begin a connection: from now on what was released before may come again."""
+        """Begin a connection, on which messages released earlier may come again."""
         self._before = self.packed
 
     def add(self, packet_id: int, message: bytes, now_us: int) -> None:
-        """Take note that the exchange of a message is released; `message` is its digest."""
+        """Record that a message's exchange is released; `message` is the message's digest."""
         if self._since_us is None:
             self._since_us = now_us
         elif now_us >= self._since_us + RELEASED_US:
@@ -58,9 +58,9 @@ class Released:
         self._young = (young + entry)[-_PACKED_BYTES_MAX:]
 
     def comes_again(self, packet_id: int, message: bytes) -> bool:
-        """Tell whether a new message is one that an earlier connection released; asked once for each new message.
+        """Return whether an earlier connection released this message. Ask once for each new message.
 
-        Its identifier is in use again from here on, and what it stood for before is over.
+        From here on the identifier stands for the new message, so its earlier exchange is forgotten.
         """
         if not self._before:
             return False
@@ -69,7 +69,7 @@ class Released:
 
 
 def _without(packed: bytes, packet_id: int) -> tuple[bytes, bytes]:
-    """Take an identifier's entry out; give the rest, and its digest, empty where there is none."""
+    """Take an identifier's entry out; return the rest and the entry's digest, which is empty if there is no entry."""
     wanted = packet_id.to_bytes(_ID_BYTES, "big")
     at = packed.find(wanted)
     while at % _ENTRY_BYTES and at > 0:

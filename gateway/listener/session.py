@@ -1,9 +1,13 @@
-"""One MQTT session, without I/O: exchanges with QoS 2 and commands, in step with the commits that keep them.
+"""One MQTT session: its QoS 2 exchanges and commands, in step with the commits that keep them; no I/O.
 
-What is kept is kept as marks, each in one commit with what it speaks of: `mqtt/session/<name>` is a session,
-`mqtt/qos2/<name>/<packet id>` an unfinished exchange with the digest of its message, `mqtt/qos2/<name>/released` the
-exchanges that were released last, `mqtt/command/<name>/<packet id>` a command that waits for its PUBACK. The session's
-name is random, so that no session inherits what another one left.
+A session is kept as marks. Each mark is stored in one commit with the readings that it concerns:
+
+- `mqtt/session/<name>`: the session
+- `mqtt/qos2/<name>/<packet id>`: an unfinished exchange, with the digest of its message
+- `mqtt/qos2/<name>/released`: the exchanges that were released last
+- `mqtt/command/<name>/<packet id>`: a command that waits for its PUBACK
+
+The session's name is random, so that no session inherits another session's marks.
 """
 
 import hashlib
@@ -18,21 +22,21 @@ from gateway.mqtt.protocol import PUBCOMP, PUBREC, publish
 from gateway.reading import Mark, Reading
 
 SESSION_MARKS: Final = "mqtt/"
-"""How the keys of all marks of this ingress begin."""
+"""Prefix of the keys of all marks of this ingress."""
 RELEASED: Final = "released"
-"""In the place of a packet identifier: the mark of the exchanges that were released last."""
+"""Stands for the packet identifier in the key of the mark of released exchanges."""
 NOT_COUNTING: Final = 0x10000
-"""Above every packet identifier: where a batch's do not count up."""
+"""A number above every packet identifier, for batches whose identifiers do not count up."""
 
 SessionKey: TypeAlias = tuple[str | None, str]
-"""User and client identifier: nobody takes over another user's session."""
+"""User and client identifier. With the user in it, nobody takes over another user's session."""
 
 
 class Command(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A message for a device, queued with QoS 1."""
 
     order: int
-    """Commands of one session are sent in this order [MQTT-4.6.0-6]; packet identifiers begin again at 1."""
+    """Commands of one session are sent in this order [MQTT-4.6.0-6], as packet identifiers begin again at 1."""
     topic: str
     payload: bytes
 
@@ -47,7 +51,7 @@ class KeptSession(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Batch:
-    """What one read of a connection brought, up to its one commit."""
+    """Everything that one read of a connection brought, stored in one commit."""
 
     __slots__ = (
         "answers",
@@ -69,52 +73,52 @@ class Batch:
     def __init__(self) -> None:
         self.readings: list[Reading] = []
         self.answers: list[int] = []
-        """As `acknowledgements` takes them: one for each reading, in order (0 with QoS 0), and `bare`."""
+        """Answers for `acknowledgements`: one for each reading, in order (0 with QoS 0), and the bare ones."""
         self.bare: set[int] = set()
         """Positions in `answers` that answer no reading of this batch."""
         self.replies: list[bytes] = []
-        """Packets that wait for the same commit and have no order among the answers."""
+        """Packets that wait for the same commit, in any order among the answers."""
         self.at_once: list[bytes] = []
         """Packets that wait for nothing."""
         self.marks: dict[str, bytes | None] = {}
         self.qos0 = 0
-        """How many of the answers are 0."""
+        """Number of answers that are 0."""
         self.subscribed = False
-        """Whether the session's subscriptions changed: its mark is made once, when all of the batch is known."""
+        """Whether the session's subscriptions changed. Its mark is made once, when the batch is complete."""
         self.exchanges: dict[int, bytes | None] = {}
-        """What this batch makes of QoS 2 identifiers: the digest of a message whose exchange begins, None for released.
-        Of several changes of one identifier the last counts; all of them are in one commit."""
+        """Changes of QoS 2 exchanges by identifier: the digest of the message if an exchange begins, None if it is
+        released. Of several changes of one identifier the last counts, as all are in one commit."""
         self.follows: list[tuple[int, Batch]] = []
-        """Positions in `answers` that are true only if another batch, which is under way, is stored too."""
+        """Positions in `answers` that are true only if another batch under way is stored too, and that batch."""
         self.refused = False
-        """Whether it is decided, and nothing of it was stored."""
+        """Whether the batch is decided, and nothing of it was stored."""
         self.untrue: set[int] = set()
-        """Positions in `answers` that are not to be written although this batch is stored."""
+        """Positions in `answers` that must not be written although this batch is stored."""
         self.commands: list[tuple[Session, int]] = []
-        """Commands that this batch queues: whose, and under which packet identifier."""
+        """Commands that this batch queues: their session and packet identifier."""
         self.counting_from = NOT_COUNTING
-        """See `listener.redelivery.PacketIdRun.advance`."""
+        """First identifier of the run that the batch belongs to (`listener.redelivery.PacketIdRun`)."""
 
     def answer_bare(self, answer: int) -> None:
-        """Answer something that is no reading of this batch."""
+        """Add an answer that belongs to no reading of this batch."""
         self.bare.add(len(self.answers))
         self.answers.append(answer)
 
     @property
     def waits(self) -> bool:
-        """Whether its answers must wait for a commit: its own, or that of a batch which it follows."""
+        """Whether the answers must wait for a commit, of this batch or of a batch that it follows."""
         return bool(self.readings or self.marks or self.follows or self.subscribed)
 
 
 @dataclass(slots=True)
 class Room:
-    """What all sessions together may have waiting."""
+    """Room that all sessions share for commands and unfinished QoS 2 exchanges."""
 
     commands_bytes_max: int
     unfinished_max: int
     commands_bytes: int = 0
     unfinished: int = 0
-    """QoS 2 exchanges."""
+    """Number of unfinished QoS 2 exchanges."""
 
 
 class TooManyUnfinishedError(Exception):
@@ -122,68 +126,68 @@ class TooManyUnfinishedError(Exception):
 
 
 class TooManyCommandsError(Exception):
-    """More commands than `commands_max` of one session, or `commands_bytes_max` of all."""
+    """More commands than `commands_max` allows a session, or `commands_bytes_max` allows all."""
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """The state of section 3.1.2.4, as a server has it."""
+    """The server's session state (section 3.1.2.4)."""
 
     key: SessionKey
     name: str
     kept: bool
-    """Clean session was 0: it outlives its connection."""
+    """Whether it outlives its connection: clean session was 0."""
     room: Room
     number: int = 0
-    """Sessions are numbered as they begin: of two with one key, the later counts."""
+    """Sessions are numbered as they begin. Of two sessions with one key, the later counts."""
     on_disk: bool = False
-    """Whether the commit that keeps it is done: only then may a CONNACK say that it is present."""
+    """Whether a commit has stored the session. Only then may CONNACK say that it is present."""
     opening: int = 0
-    """Commits under way that are to keep it."""
+    """Number of commits under way that store the session."""
     leaving: int = 0
-    """Commits under way that are to forget it: while there are any, nothing new is given to it."""
+    """Number of commits under way that forget the session. While there are any, it gets no commands."""
     stored: dict[int, bytes] = field(default_factory=dict)
-    """QoS 2 identifiers in use as far as it is committed, and the digest of the message each stands for."""
+    """Committed QoS 2 exchanges: identifier to the digest of the message."""
     changing: dict[int, list[Batch]] = field(default_factory=dict)
-    """By identifier: the batches under way that begin or release an exchange of it, in order."""
+    """Batches under way that begin or release an exchange, in order, by identifier."""
     unfinished: int = 0
-    """Identifiers in `stored` or `changing`."""
+    """Number of identifiers in `stored` or `changing`."""
     released: Released = field(default_factory=Released)
     subscriptions: dict[str, int] = field(default_factory=dict)
     commands: dict[int, Command] = field(default_factory=dict)
-    """By packet identifier."""
+    """Commands that wait for their PUBACK, by packet identifier."""
     waiting: list[int] = field(default_factory=list)
-    """Identifiers of commands to be sent on this or the next connection, in order."""
+    """Identifiers of commands to send on this or the next connection, in order."""
     sent_before: set[int] = field(default_factory=set)
-    """Identifiers of commands that may have been sent: sent again with DUP [MQTT-3.3.1-1]."""
+    """Identifiers of commands that may have been sent, and are sent again with DUP [MQTT-3.3.1-1]."""
     idle_since_s: float = 0.0
 
     @property
     def holds_something(self) -> bool:
-        """Whether something would be lost with it: commands, or exchanges that are not finished."""
+        """Whether it holds commands or unfinished exchanges, which would be lost with it."""
         return bool(self.commands or self.unfinished)
 
     @property
     def device(self) -> str:
-        """The device that its client is: the user's, or what an anonymous client calls itself."""
+        """The client's device: the user name, or an anonymous client's identifier."""
         user, client_id = self.key
         return client_id if user is None else user
 
     # --- QoS 2: exactly once (section 4.3.3, method B with the message stored at once) ----------------------
 
     def is_known(self, packet_id: int, message: bytes) -> bool:
-        """Whether a PUBLISH with QoS 2 and the digest `message` is one whose exchange is open, whatever DUP says."""
+        """Whether an exchange with this identifier and the digest `message` is open, whatever DUP says."""
         return self._message(packet_id) == message
 
     def begin(self, batch: Batch, packet_id: int, message: bytes, unfinished_max: int) -> bool:
-        """Take a PUBLISH with QoS 2 and the digest `message`; tell whether it is to be stored.
+        """Take a PUBLISH with QoS 2 and the digest `message`; return whether it must be stored.
 
-        The same identifier with the same message is the same message until it is released [MQTT-4.3.3-2]. With
-        another message it comes from a client that lost its session and did not say so: that message is stored, for
-        taking it for the old one would lose it.
+        Until PUBREL, an equal message under the same identifier is a copy [MQTT-4.3.3-2]. Another message under it
+        comes from a client that lost its session and did not say so. It is stored, as a message taken for a copy
+        would be lost.
 
-        One session may have `unfinished_max` exchanges, and no more of all sessions' room than it leaves to others.
-        Raises TooManyUnfinishedError.
+        A session may have `unfinished_max` exchanges, and at most as many as `room` has free. Raises
+        TooManyUnfinishedError.
         """
         if self.is_known(packet_id, message):
             self._follow(batch, packet_id)
@@ -200,9 +204,9 @@ class Session:
         return True
 
     def release(self, batch: Batch, packet_id: int, now_us: int) -> None:
-        """Take a PUBREL. One of an unknown identifier is answered too: its PUBCOMP was lost.
+        """Take a PUBREL. One with an unknown identifier is answered too, as its PUBCOMP was lost.
 
-        From here on a PUBLISH of the identifier is a new message, though PUBCOMP still waits for its commit.
+        From here on a PUBLISH with the identifier is a new message, although PUBCOMP still waits for its commit.
         """
         if self._is_in_use(packet_id):
             message = self._message(packet_id)
@@ -219,12 +223,12 @@ class Session:
         return packet_id in self.stored or packet_id in self.changing
 
     def _message(self, packet_id: int) -> bytes | None:
-        """The message of an open exchange: as the batches under way will have it, or as it is committed."""
+        """The digest of an open exchange's message, by the last batch under way or else by the last commit."""
         under_way = self.changing.get(packet_id)
         return self.stored.get(packet_id) if under_way is None else under_way[-1].exchanges[packet_id]
 
     def _change(self, batch: Batch, packet_id: int, message: bytes | None) -> None:
-        """Have a batch begin or release an exchange."""
+        """Let a batch begin an exchange, or release it if `message` is None."""
         if not self._is_in_use(packet_id):
             self.unfinished += 1
             self.room.unfinished += 1
@@ -233,7 +237,7 @@ class Session:
         batch.exchanges[packet_id] = message
 
     def _follow(self, batch: Batch, packet_id: int) -> None:
-        """Have the next answer of a batch depend on the batch under way that began an exchange, if there is one."""
+        """Let a batch's next answer depend on the batch under way that began the exchange, if there is one."""
         under_way = self.changing.get(packet_id)
         if under_way is not None and under_way[-1] is not batch:
             batch.follows.append((len(batch.answers), under_way[-1]))
@@ -241,11 +245,11 @@ class Session:
     # --- commands -------------------------------------------------------------------------------------------
 
     def granted(self, matches: Callable[[str], bool]) -> int | None:
-        """The highest QoS among the subscriptions that match a topic [MQTT-3.3.5-1]; None where none does."""
+        """The highest QoS among the subscriptions that match a topic [MQTT-3.3.5-1]; None if none matches."""
         return max((qos for topic_filter, qos in self.subscriptions.items() if matches(topic_filter)), default=None)
 
     def queue(self, batch: Batch, topic: str, payload: bytes) -> None:
-        """Queue a command with QoS 1, for which `check_room` found room; it is sent when `batch` is committed."""
+        """Queue a command with QoS 1, to be sent when `batch` is committed. Call `check_room` first."""
         self.room.commands_bytes += len(topic) + len(payload)
         order = max((command.order for command in self.commands.values()), default=0) + 1
         packet_id = (order - 1) % 65_535 + 1
@@ -258,7 +262,7 @@ class Session:
             batch.marks[self._command_key(packet_id)] = msgspec.msgpack.encode(command)
 
     def acknowledged(self, batch: Batch, packet_id: int) -> bool:
-        """Take the device's PUBACK of a command; tell whether one was waiting for it."""
+        """Take the device's PUBACK; return whether a command was waiting for it."""
         if packet_id not in self.sent_before:
             return False
         self.sent_before.remove(packet_id)
@@ -270,13 +274,13 @@ class Session:
         return True
 
     def resume(self) -> None:
-        """Begin a connection: everything unacknowledged is sent again, in order [MQTT-4.4.0-1]."""
+        """Begin a connection, on which all unacknowledged commands are sent again in order [MQTT-4.4.0-1]."""
         self.released.resume()
         committed = self.sent_before.union(self.waiting)
         self.waiting = sorted(committed, key=lambda packet_id: self.commands[packet_id].order)
 
     def send_waiting(self) -> bytes:
-        """The PUBLISH packets of all commands that wait to be sent."""
+        """Return the PUBLISH packets of all commands that wait to be sent, and take them as sent."""
         packets = []
         for packet_id in self.waiting:
             command = self.commands[packet_id]
@@ -286,19 +290,19 @@ class Session:
         return b"".join(packets)
 
     def load_exchange(self, packet_id: int, message: bytes) -> None:
-        """Take up an exchange that was unfinished before a restart; its message is stored."""
+        """Load an exchange that was unfinished before a restart; its message is stored."""
         self.stored[packet_id] = message
         self.unfinished += 1
         self.room.unfinished += 1
 
     def load_command(self, packet_id: int, command: Command) -> None:
-        """Take up a command that waited before a restart. It may have been sent: that is not known any more."""
+        """Load a command that waited before a restart. Nobody knows any more whether it was sent."""
         self.commands[packet_id] = command
         self.room.commands_bytes += len(command.topic) + len(command.payload)
         self.sent_before.add(packet_id)
 
     def clear(self) -> None:
-        """Give back the room that its commands and exchanges take: the session is over."""
+        """Free the room of the session's commands and exchanges, as the session is over."""
         for packet_id in tuple(self.commands):
             self._drop(packet_id)
         self.room.unfinished -= self.unfinished
@@ -316,9 +320,9 @@ class Session:
     # --- the outcome of a commit ----------------------------------------------------------------------------
 
     def committed(self, batch: Batch) -> None:
-        """Take note that a batch is stored; its `untrue` answers are not to be written.
+        """Record that a batch is stored; its `untrue` answers must not be written.
 
-        Such is the answer to a message that came again while its first copy waited for a commit that failed.
+        An answer is untrue if its message came again while the first copy waited for a commit that failed.
         """
         batch.untrue = {position for position, first in batch.follows if first.refused}
         self._decide(batch, is_stored=True)
@@ -327,14 +331,14 @@ class Session:
                 session.waiting.append(packet_id)
 
     def undo(self, batch: Batch) -> None:
-        """Take note that nothing of a batch is stored; others may have failed before it, or still wait behind it."""
+        """Record that nothing of a batch is stored. Others may have failed before it, or still wait after it."""
         batch.refused = True
         self._decide(batch, is_stored=False)
         for session, packet_id in batch.commands:
             session._drop(packet_id)  # noqa: SLF001 - of this class
 
     def _decide(self, batch: Batch, *, is_stored: bool) -> None:
-        # A batch that is decided keeps no other alive.
+        # A decided batch must not keep other batches in memory.
         batch.follows.clear()
         for packet_id, message in batch.exchanges.items():
             under_way = self.changing.get(packet_id, [])
@@ -354,7 +358,7 @@ class Session:
     # --- marks ----------------------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
-        """What keeps this session, without its exchanges and commands, which have marks of their own."""
+        """The mark that keeps this session. Its exchanges and commands have marks of their own."""
         kept = KeptSession(self.key[0], self.key[1], self.number, self.subscriptions)
         return Mark(f"{SESSION_MARKS}session/{self.name}", msgspec.msgpack.encode(kept))
 
@@ -375,7 +379,7 @@ class Session:
 
 
 def digest(topic: str, payload: bytes) -> bytes:
-    """What two copies of a message have in common; 8 bytes, the same after a restart."""
+    """Return 8 bytes that are equal for two copies of a message, even after a restart."""
     return hashlib.blake2b(b"%d/%s%s" % (len(topic), topic.encode(), payload), digest_size=8).digest()
 
 

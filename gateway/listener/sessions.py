@@ -1,4 +1,4 @@
-"""The MQTT sessions that there are, without I/O: which outlive their connections, for how long, and how they end."""
+"""Keeps the MQTT sessions that outlive their connections, until they expire or make room; no I/O."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
@@ -11,11 +11,11 @@ from gateway.reading import Mark
 
 
 class Opening(NamedTuple):
-    """What a CONNECT brings about, once its marks are committed."""
+    """The session of a CONNECT, and the marks to commit before its CONNACK."""
 
     session: Session
     replaced: tuple[Session, ...]
-    """Sessions of the same key that are over, and that no commit has forgotten yet: this one does."""
+    """Sessions of the same key that are over, and that no commit has forgotten yet. The commit of `marks` does."""
     marks: dict[str, bytes | None]
 
 
@@ -24,10 +24,10 @@ class SessionsFullError(Exception):
 
 
 class Sessions:
-    """The sessions that outlive their connections, each `expiry_s` after its last connection, within two bounds.
+    """The sessions that outlive their connections. A session expires `expiry_s` after its last connection.
 
-    Times are seconds of a clock that begins anew with the process: a box without a clock cannot know how long it was
-    off, so that after a start every session's time begins again.
+    Times are seconds of any steady clock. A box without a clock cannot know how long it was off, so after a start every
+    session's time begins again.
     """
 
     def __init__(
@@ -41,13 +41,12 @@ class Sessions:
         self._number = 0
         self.kept: dict[SessionKey, Session] = {}
         self._leaving: dict[SessionKey, list[Session]] = {}
-        """Sessions that are over, until a commit has forgotten them: one that is under way may fail. There may be
-        several of a key, where commits failed."""
+        """Sessions that are over, until a commit has forgotten them. If commits fail, a key may have several."""
         self.subscribed: dict[str, list[Session]] = {}
-        """By device: the sessions, kept or not, that have subscriptions."""
+        """Sessions with subscriptions, kept or not, by device."""
 
     def load(self, marks: Mapping[str, bytes], now_s: float) -> list[Mark]:
-        """Take up what was kept before a restart; give the marks that forget what belongs to no session."""
+        """Load the marks that were kept before a restart; return marks that forget all stray ones."""
         by_name: dict[str, Session] = {}
         strays: list[str] = []
         for key, value in sorted(marks.items(), key=lambda item: not item[0].startswith(f"{SESSION_MARKS}session/")):
@@ -59,17 +58,18 @@ class Sessions:
             self._number = session.number
             older = self.kept.get(session.key)
             if older is not None:
-                # It was replaced, and the commit that was to forget it failed.
+                # A later session replaced it, but the commit that was to forget it failed.
                 forget |= older.forgetting()
                 self.close(older)
             self.kept[session.key] = session
         return [Mark(key, value) for key, value in forget.items()]
 
     def make_room(self, user: str | None, connected: Callable[[SessionKey], bool]) -> list[Session]:
-        """Take out what must go so that this user may have one more: the longest idle, those that hold nothing first.
+        """Take out sessions so that this user may have one more; return them.
 
-        Their marks are to be forgotten (`forget`). There is nothing to count anonymous clients by: for them the bound
-        of all alone holds. Raises SessionsFullError where too many are connected; then nothing is taken out.
+        Sessions that hold nothing go first, then the longest idle. The caller must forget their marks (`forget`).
+        Anonymous clients have no user to count by, so only the bound of all sessions holds for them. Raises
+        SessionsFullError if too many are connected; then nothing is taken out.
         """
         own = [] if user is None else [session for session in self.kept.values() if session.key[0] == user]
         gone = _longest_idle(own, len(own) - self._per_user_max + 1, connected)
@@ -81,9 +81,9 @@ class Sessions:
         return gone
 
     def open(self, key: SessionKey, *, clean: bool) -> Opening:
-        """Give the session of a CONNECT, and the marks to commit before its CONNACK (section 3.1.2.4).
+        """Return the session of a CONNECT, and the marks to commit before its CONNACK (section 3.1.2.4).
 
-        `make_room` goes before where `key` is new. What comes of the commit is told by `opened` or `not_opened`.
+        If `key` is new and not `clean`, call `make_room` first. After the commit, call `opened` or `not_opened`.
         """
         if clean:
             if key in self.kept:
@@ -102,7 +102,7 @@ class Sessions:
         return Opening(session, replaced, marks)
 
     def opened(self, opening: Opening) -> None:
-        """Take note that the commit of `open` is done: a CONNACK may promise the session from now on."""
+        """Record that the commit of `open` is done. From now on CONNACK may promise the session."""
         session = opening.session
         if session.kept:
             session.opening = max(session.opening - 1, 0)
@@ -110,7 +110,7 @@ class Sessions:
         self.forgotten(opening.replaced, True)
 
     def not_opened(self, opening: Opening) -> None:
-        """Take note that the commit of `open` failed: what was before it is still so."""
+        """Record that the commit of `open` failed, and restore the state before it."""
         session = opening.session
         if session.kept:
             session.opening = max(session.opening - 1, 0)
@@ -120,7 +120,7 @@ class Sessions:
         self.forgotten(opening.replaced, False)
 
     def forget(self, sessions: Collection[Session]) -> dict[str, bytes | None]:
-        """Give the marks that forget sessions which were taken out; `forgotten` tells what came of their commit."""
+        """Return the marks that forget sessions which were taken out. After their commit, call `forgotten`."""
         marks: dict[str, bytes | None] = {}
         for session in sessions:
             session.leaving += 1
@@ -128,7 +128,7 @@ class Sessions:
         return marks
 
     def forgotten(self, sessions: Collection[Session], stored: bool) -> None:  # noqa: FBT001 - as Intake has it
-        """Give up sessions that a commit has forgotten; have them back where none has, and none is under way."""
+        """Give up sessions that a commit has forgotten. If it failed and no other is under way, take them back."""
         for session in sessions:
             leaving = self._leaving.get(session.key, [])
             if session not in leaving:
@@ -155,7 +155,7 @@ class Sessions:
         session.subscriptions[topic_filter] = qos
 
     def unsubscribe(self, session: Session, topic_filter: str) -> bool:
-        """Remove the subscription with exactly this filter [MQTT-3.10.4-1]; tell whether there was one."""
+        """Remove the subscription with exactly this filter [MQTT-3.10.4-1]; return whether there was one."""
         if session.subscriptions.pop(topic_filter, None) is None:
             return False
         if not session.subscriptions:
@@ -176,7 +176,7 @@ class Sessions:
             del self.subscribed[session.device]
 
     def expired(self, now_s: float, connected: Callable[[SessionKey], bool]) -> list[Session]:
-        """Take out the sessions whose time is over; their marks are to be forgotten (`forget`)."""
+        """Take out and return expired sessions. The caller must forget their marks (`forget`)."""
         over = [
             session
             for key, session in self.kept.items()
@@ -187,7 +187,7 @@ class Sessions:
         return over
 
     def _load(self, by_name: dict[str, Session], key: str, value: bytes) -> bool:
-        """Take up one mark, sessions first; tell whether it is sound and belongs to a session."""
+        """Load one mark, sessions first; return whether it is valid and belongs to a session."""
         try:
             match key.split("/"):
                 case [_, "session", name]:
@@ -211,7 +211,7 @@ class Sessions:
 
 
 def _longest_idle(sessions: Collection[Session], count: int, connected: Callable[[SessionKey], bool]) -> list[Session]:
-    """So many of them, those that hold nothing first. Raises SessionsFullError where not so many are idle."""
+    """Return `count` idle sessions, empty ones first. Raises SessionsFullError if too few are idle."""
     idle = [session for session in sessions if not connected(session.key)] if count > 0 else []
     if len(idle) < count:
         raise SessionsFullError

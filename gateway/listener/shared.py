@@ -1,4 +1,4 @@
-"""What all connections of one MQTT listener share: its parts, who is connected, and the way into the buffer."""
+"""The parts and the state that all connections of one MQTT listener share."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ _log = structlog.get_logger("sluice.mqtt_listener")
 
 
 class Connected(Receiver, Protocol):
-    """A connection, as far as others act on it."""
+    """The part of a connection that others act on."""
 
     @property
     def session(self) -> Session | None: ...
@@ -43,7 +43,7 @@ class Connected(Receiver, Protocol):
 
 
 class Shared:
-    """What a connection and its client know of their listener. `now_us` is CLOCK_BOOTTIME in microseconds."""
+    """The listener's parts for connections and clients. `now_us` is CLOCK_BOOTTIME in microseconds."""
 
     def __init__(
         self,
@@ -57,18 +57,18 @@ class Shared:
         self.intake = intake
         self.now_us = now_us
         self.checks = checks
-        """Who else is let in, for one test reading."""
+        """Log-ins of `sluice check`, which are let in for one test reading."""
         self.logins = logins
         self.login_limit = LoginLimit(settings.failed_logins_per_minute_max)
         self.refusals = Refusals(logins.met)
         self.counts = self.refusals.counts
         self.connections: set[Connected] = set()
         self.sessions: dict[SessionKey, Connected] = {}
-        """Connections by session: nobody takes over another user's."""
+        """The connection of each connected session."""
         self.users_connected: Counter[str] = Counter()
-        """How many of them each user has."""
+        """Number of these connections by user."""
         self.paused: set[Connected] = set()
-        """Connections that are not read from, because too much of them waits for its commit."""
+        """Connections that are not read from, because too many of their bytes wait for a commit."""
         self.kept = Sessions(
             settings.sessions_max,
             settings.sessions_per_user_max,
@@ -82,15 +82,15 @@ class Shared:
         self.inflight = InflightTotal(settings.inflight_bytes_total_max, self.pause_or_resume)
         self.turns = Turns()
         self.stopping = False
-        """Nothing more is taken; what waits for its commit is still answered."""
+        """Whether nothing more is taken. Batches that wait for a commit are still answered."""
         self.refusing_until = 0.0
-        """Time of the event loop's clock until which the intake is held to refuse."""
+        """The event loop's time until which CONNECT is refused, because the intake refused readings."""
         self._generated_ids = 0
 
     def store(
         self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Mapping[str, bytes | None]
     ) -> None:
-        """`Intake.take`, whatever happens: what waits for a commit must not wait for ever."""
+        """Call `Intake.take`. If it raises, call `done(False)`, as nothing may wait for ever for a commit."""
         try:
             self.intake.take(readings, done, [Mark(key, value) for key, value in marks.items()] if marks else ())
         except Exception:  # noqa: BLE001 - whatever it is, it is not the client's fault
@@ -98,17 +98,17 @@ class Shared:
             done(False)
 
     def forget(self, sessions: Sequence[Session]) -> None:
-        """Have the marks of sessions that were taken out forgotten."""
+        """Forget the marks of sessions that were taken out."""
         self.store([], partial(self.kept.forgotten, sessions), self.kept.forget(sessions))
 
     def enter(self, key: SessionKey, connection: Connected) -> None:
-        """Take note of the connection that a session has now."""
+        """Record the connection that a session has now."""
         self.sessions[key] = connection
         if key[0] is not None:
             self.users_connected[key[0]] += 1
 
     def leave(self, key: SessionKey) -> None:
-        """Take note that a session has no connection any more."""
+        """Record that a session has no connection any more."""
         del self.sessions[key]
         user = key[0]
         if user is not None:
@@ -121,14 +121,14 @@ class Shared:
         return connection if connection is not None and connection.session is session else None
 
     def pause_or_resume(self) -> None:
-        """Judge anew who is read from: any connection may be beyond the total, and below it those that are paused."""
+        """Pause or resume reading: beyond the total any connection may pause, below it paused ones may resume."""
         for connection in tuple(self.connections if self.inflight.beyond else self.paused):
             connection.pause_or_resume()
 
     def generated_client_id(self) -> str:
         """Make an identifier for a client that sent none [MQTT-3.1.3-6].
 
-        U+0000 keeps it apart from all that clients may call themselves.
+        U+0000 keeps it apart from every identifier that a client may choose.
         """
         self._generated_ids += 1
         return f"\0{self._generated_ids}"

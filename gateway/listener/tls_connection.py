@@ -1,4 +1,4 @@
-"""TLS for the MQTT listener: certificates that are read again when they change, connections that cost little memory."""
+"""TLS for the MQTT listener: reads changed certificates again, and keeps a connection's memory small."""
 
 import asyncio
 import ssl
@@ -17,33 +17,34 @@ from gateway.tls.client import tls_reason
 from gateway.tls.dates import CertificateDateError, Dates, check_dates, judge_dates
 
 TLS_BUFFER_BYTES: Final = 8_192
-"""Read buffer of one connection; asyncio's own is 256 KiB, which 5,000 sensors would pay with 1.4 GB."""
+"""Bytes of one connection's read buffer. asyncio's own has 256 KiB, which is 1.4 GB for 5,000 sensors."""
 TLS_WAITING_BYTES_MAX: Final = 16_384
-"""Encrypted bytes that may wait where a connection is not read from; asyncio's own bound is 256 KiB here too."""
+"""Encrypted bytes that may wait while a connection is not read from. asyncio's own bound is 256 KiB here too."""
 CLOSE_TIMEOUT_S: Final = 1
-"""How long the peer gets to answer close_notify."""
+"""Seconds that the peer gets to answer close_notify."""
 
 
 _NO_TLS: Final = "no TLS came: a client that speaks none belongs to mqtt_listener.port, or must be told to use TLS"
 _HTTP: Final = (
     "somebody speaks HTTP to the port of MQTT over TLS: a browser, or a client that is set to WebSocket (ws://). This "
-    "port takes MQTT over TLS only: set the client to that (mqtts://)"
+    "port takes only MQTT over TLS: set the client to mqtts://"
 )
 _NO_COMMON: Final = (
     "the client and this gateway have no version of TLS, or no cipher, in common: it takes TLS 1.2 and 1.3"
 )
 _NO_CERTIFICATE: Final = "the client showed no certificate, which mqtt_listener.tls.client_ca demands"
 _NOT_ACCEPTED: Final = (
-    "the client's certificate is not accepted: it must be of the CA in mqtt_listener.tls.client_ca, and in date"
+    "the client's certificate is not accepted: the CA in mqtt_listener.tls.client_ca must have signed it, and it must "
+    "be in date"
 )
 _NOT_TRUSTED: Final = (
     "the client does not trust this gateway's certificate, or does not accept it: mqtt_listener.tls.certificate must "
-    "be of a CA that the client knows, be in date by the client's clock, and name the host that the client connects to "
-    "in subjectAltName (sluice check lists those names)"
+    "be signed by a CA that the client knows, be in date by the client's clock, and name the host that the client "
+    "connects to in subjectAltName (sluice check lists these names)"
 )
 _WENT_AWAY: Final = (
-    "the client closed the connection without saying why, as some do that do not accept this gateway's certificate: "
-    "sluice check tells whom it is for"
+    "the client closed the connection without saying why. Some clients do so if they do not accept this gateway's "
+    "certificate; sluice check lists the names that it is for"
 )
 _FAILURES: Final = {
     "WRONG_VERSION_NUMBER": _NO_TLS,
@@ -62,7 +63,7 @@ _FAILURES: Final = {
     "ALERT_CERTIFICATE_UNKNOWN": _NOT_TRUSTED,
     "ALERT_INTERNAL_ERROR": _NOT_TRUSTED,
 }
-"""What to say where OpenSSL's reason ends so: the names of alerts begin in several ways."""
+"""Messages by the end of OpenSSL's reason, as the names of alerts begin in several ways."""
 
 _log = structlog.get_logger("sluice.mqtt_listener")
 
@@ -72,23 +73,23 @@ class TlsFilesError(OSError):
 
 
 class TlsFiles:
-    """The certificate, its key and the CA of clients, as they stand on disk."""
+    """The certificate, its key and the CA of clients, as they are on disk."""
 
     def __init__(self, settings: TlsSettings, dates: Dates) -> None:
-        """`dates` is what clients' certificates are judged by. Raises TlsFilesError."""
+        """Clients' certificates are judged by `dates`. Raises TlsFilesError."""
         self._settings = settings
         self._dates = dates
         self._stamp = self._look()
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """What a new connection is to use: read again when a file has changed; as before while the new will not do."""
+        """The context for a new connection. Changed files are read again; if they cannot be used, the old ones stay."""
         try:
             stamp, failure = self._look(), None
         except TlsFilesError as error:
             stamp, failure = (), error
         if stamp != self._stamp:
-            # Remembered whether it will do or not: what cannot be used is parsed, and said, once for each change.
+            # Remembered even if the files cannot be used: each change is parsed, and reported, once.
             self._stamp = stamp
             try:
                 if failure is not None:
@@ -108,11 +109,11 @@ class TlsFiles:
 
     @property
     def judges(self) -> bool:
-        """Whether clients' certificates are looked at, and their dates by another clock than the system's."""
+        """Whether clients show certificates whose dates are judged by another clock than the system's."""
         return self._settings.client_ca is not None and self._dates() is not None
 
     def _look(self) -> tuple[object, ...]:
-        """By which clock dates are judged; when each file was last changed, how long it is, and which file it is."""
+        """A value that changes with the clock for dates, and with each file's time, length and inode."""
         stamps: list[object] = [self.judges]
         for name, path in self._files().items():
             try:
@@ -135,7 +136,7 @@ class TlsFiles:
             except OSError as error:
                 raise TlsFilesError(f"mqtt_listener.tls.{name}: {path} cannot be read: {error.strerror}") from error
         try:
-            # An empty password: an encrypted key must not ask a daemon's terminal for one.
+            # The empty password keeps an encrypted key from asking for one on the daemon's terminal.
             context.load_cert_chain(settings.certificate, settings.key, password="")
         except (ssl.SSLError, ValueError) as error:
             raise TlsFilesError(
@@ -152,7 +153,7 @@ class TlsFiles:
             context.verify_mode = ssl.CERT_REQUIRED
         if self.judges:
             judge_dates(context, self._dates)
-            # A session that is gone on with shows no chain: as far as the server decides that, none is.
+            # A resumed TLS session shows no chain of certificates, so the server offers no resumption.
             context.num_tickets = 0
             context.options |= ssl.OP_NO_TICKET
         return context
@@ -161,8 +162,8 @@ class TlsFiles:
 class TlsConnection(sslproto.SSLProtocol):
     """asyncio's TLS around one connection's protocol, with a small buffer.
 
-    It is what `create_server(ssl=...)` would put there, which fixes the context and the buffer's size for good. And its
-    handshake, and whatever else TLS computes, is charged to the connection's share of the time.
+    `create_server(ssl=...)` would use the same class, but fixes the context and the buffer's size for good. Here the
+    handshake, and all other work of TLS, is charged to the connection's share of the time.
     """
 
     max_size = TLS_BUFFER_BYTES
@@ -178,12 +179,12 @@ class TlsConnection(sslproto.SSLProtocol):
         turns: Turns,
         ended: Callable[["TlsConnection", BaseException | None], None],
     ) -> None:
-        """`ended` is called at the end, with the error that the handshake ended by, unless it had to give way."""
+        """`ended` is called at the end with the handshake's error; None if it succeeded, or had to make room."""
         self._handshake: asyncio.Future[None] = loop.create_future()
         self._caller = caller
         self._turns = turns
         self._unread = b""
-        """What came, and TLS has not seen yet."""
+        """Bytes that came, but that TLS has not seen yet."""
         self._is_in_line = False
         self._ended = ended
         self._underlying: asyncio.Transport | None = None
@@ -197,7 +198,7 @@ class TlsConnection(sslproto.SSLProtocol):
             ssl_handshake_timeout=handshake_timeout_s,  # type: ignore[arg-type]  # floats will do
             ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
         )
-        # Before the transport for `inner` is there, which has the public name for this.
+        # The public name belongs to the transport for `inner`, which is not there yet.
         self._set_read_buffer_limits(high=TLS_WAITING_BYTES_MAX)  # type: ignore[attr-defined]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -208,7 +209,7 @@ class TlsConnection(sslproto.SSLProtocol):
         self._caller.connected(self.cut)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Act on what one read brought, as far as this connection's share of the time goes."""
+        """Act on one read while this connection's share of the time lasts; leave the rest to its turns."""
         self._unread += self._ssl_buffer_view[:nbytes]  # type: ignore[attr-defined]  # what was read stands there
         while self._unread and not self._is_in_line and not self._caller.share.is_used(self._loop.time()):
             self._act_on_piece()
@@ -216,7 +217,7 @@ class TlsConnection(sslproto.SSLProtocol):
             self._stand_in_line()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # typeshed leaves out what it returns
-        """Act on all that came before the peer's end: TLS closes at once, and would pass it over."""
+        """Act on all bytes before the peer's end, as TLS closes at once and would skip them."""
         while self._unread:
             self._act_on_piece()
         return super().eof_received()
@@ -237,16 +238,16 @@ class TlsConnection(sslproto.SSLProtocol):
         try:
             self._act_on_piece()
         except BaseException:
-            # As asyncio does where `buffer_updated` fails.
+            # asyncio does this if `buffer_updated` fails.
             self.cut()
             raise
         if self._unread:
             self._stand_in_line()
-        elif not self._ssl_reading_paused:  # type: ignore[attr-defined]  # where the connection inside takes nothing
+        elif not self._ssl_reading_paused:  # type: ignore[attr-defined]  # unless the connection inside reads nothing
             underlying.resume_reading()
 
     def _act_on_piece(self) -> None:
-        """Shake hands, or decrypt and hand on; charge all but what the connection inside was charged for already."""
+        """Give one piece to TLS; charge the work, but for the part that the connection inside was charged for."""
         share = self._caller.share
         began, before_s = self._loop.time(), share.work_s
         piece, self._unread = self._unread[:TURN_BYTES], self._unread[TURN_BYTES:]
@@ -255,10 +256,10 @@ class TlsConnection(sslproto.SSLProtocol):
         share.use(began + share.work_s - before_s, self._loop.time())
 
     def date_trouble(self) -> str | None:
-        """Why its client's certificate does not hold by the system's clock: in words, or None."""
+        """Say why the client's certificate is not in date by the system's clock; None if it is in date."""
         tls: ssl.SSLObject | None = self._sslobj  # type: ignore[attr-defined]  # typeshed leaves it out
         if tls is None or not self._handshake.done() or self._handshake.exception() is not None:
-            # What is under way looks at the dates itself.
+            # A handshake under way checks the dates itself.
             return None
         try:
             check_dates(tls, None)
@@ -267,7 +268,7 @@ class TlsConnection(sslproto.SSLProtocol):
         return None
 
     def cut(self) -> None:
-        """Close at once, in the middle of the handshake too."""
+        """Close at once, even in the middle of the handshake."""
         if self._underlying is not None:
             self._underlying.abort()
 
@@ -279,23 +280,23 @@ class TlsConnection(sslproto.SSLProtocol):
 
 
 def peer_name(transport: asyncio.BaseTransport) -> str:
-    """Address and port of the other side, for messages."""
+    """Address and port of the peer, for messages."""
     peer = transport.get_extra_info("peername")
     return f"{peer[0]}:{peer[1]}" if peer else ""
 
 
 def common_name(transport: asyncio.BaseTransport) -> str | None:
-    """The common name of a verified client certificate; None where there is none."""
+    """The common name of a verified client certificate; None if there is none."""
     certificate = transport.get_extra_info("peercert")
     if not certificate:
         return None
     names = [value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"]
-    # Several would leave open which of them counts.
+    # With several names, nobody could tell which of them counts.
     return names[0] if len(names) == 1 else None
 
 
 def handshake_failure(error: BaseException) -> str:
-    """Why a client's handshake with the listener failed, and what to do, in words."""
+    """Say why a client's TLS handshake failed, and what to do."""
     if isinstance(error, ConnectionResetError):
         return _WENT_AWAY
     reason = str(getattr(error, "reason", None) or "")

@@ -1,4 +1,4 @@
-"""Cuts what an MQTT broker sends into packets, many at a time; no I/O."""
+"""Cuts an MQTT broker's bytes into packets, many at a time; no I/O."""
 
 from typing import Final, NamedTuple
 
@@ -20,11 +20,11 @@ class Packet(NamedTuple):
     """Type and flags."""
     body: bytes
     missing: int
-    """How many bytes were dropped at the body's end, because it is longer than what is taken."""
+    """Bytes dropped at the body's end, because the packet is longer than the reader takes."""
 
 
 class Message(NamedTuple):
-    """What a PUBLISH carries (section 3.3)."""
+    """The content of a PUBLISH (section 3.3)."""
 
     topic: bytes
     packet_id: int
@@ -33,30 +33,30 @@ class Message(NamedTuple):
 
 
 class MalformedPacketError(Exception):
-    """What came is no MQTT packet: nothing behind it can be read."""
+    """The bytes are no MQTT packet, so nothing after them can be read."""
 
 
 class PacketReader:
-    """Cuts a stream into packets; holds at most `packet_bytes_max` bytes and what one read brings."""
+    """Cuts a stream into packets; holds at most `packet_bytes_max` bytes and one read."""
 
     def __init__(self, packet_bytes_max: int) -> None:
         self._packet_bytes_max = packet_bytes_max
         self._rest = bytearray()
         """The beginning of a packet whose end is still to come."""
         self._wanted = 0
-        """How long it must be at least before it is looked at again."""
+        """Bytes that `_rest` must have before it is looked at again."""
         self._long: Packet | None = None
         """A packet that is too long, while its end is still to come."""
         self._skip = 0
-        """How many bytes that end has."""
+        """Bytes of that packet still to be skipped."""
 
     def receive(self, data: bytes) -> list[Packet]:
-        """Take what one read brought, and give the packets that are whole now. Raises MalformedPacketError."""
+        """Take one read; return the packets that are whole now. Raises MalformedPacketError."""
         packets: list[Packet] = []
         if self._long is not None:
             data = self._after_long(data, packets)
         elif self._rest:
-            # Joined when a packet is whole, and not at each read: a large one comes in hundreds of them.
+            # Joined when the packet is whole, not at each read: a large packet comes in hundreds of reads.
             self._rest += data
             if len(self._rest) < self._wanted:
                 return packets
@@ -90,7 +90,7 @@ class PacketReader:
         return packets
 
     def _after_long(self, data: bytes, packets: list[Packet]) -> bytes:
-        """What follows the end of the packet that is too long; nothing while that end is still to come."""
+        """Skip bytes of the packet that is too long; return the bytes after it, if they came."""
         if len(data) < self._skip or self._long is None:
             self._skip -= len(data)
             return b""
@@ -100,12 +100,12 @@ class PacketReader:
 
 
 def message(packet: Packet) -> Message:
-    """What a PUBLISH carries. Raises MalformedPacketError."""
+    """Parse a PUBLISH. Raises MalformedPacketError."""
     body = packet.body
     end = 2 + int.from_bytes(body[:2], "big")
     qos_bits = packet.first & 0b110
     if qos_bits == 0b110:
-        raise MalformedPacketError("a PUBLISH of QoS 3, which there is not")
+        raise MalformedPacketError("a PUBLISH with QoS 3, which does not exist")
     if qos_bits:
         message = Message(body[2:end], int.from_bytes(body[end : end + 2], "big"), body[end + 2 :])
         if message.packet_id:
@@ -116,14 +116,14 @@ def message(packet: Packet) -> Message:
 
 
 def connack(packet: Packet) -> tuple[int, bool]:
-    """CONNACK's return code, and whether the broker has the session (section 3.2). Raises MalformedPacketError."""
+    """Parse CONNACK: its return code, and whether the broker has the session (3.2). Raises MalformedPacketError."""
     if len(packet.body) != 2:
         raise MalformedPacketError("a CONNACK without its return code")
     return packet.body[1], bool(packet.body[0] & 1)
 
 
 def suback(packet: Packet) -> tuple[int, bytes]:
-    """SUBACK's packet identifier, and a return code for each filter (section 3.9). Raises MalformedPacketError."""
+    """Parse SUBACK: packet identifier, and a return code for each filter (3.9). Raises MalformedPacketError."""
     return packet_id(packet), packet.body[2:]
 
 
@@ -135,7 +135,7 @@ def packet_id(packet: Packet) -> int:
 
 
 def _remaining_length(data: bytes, position: int) -> tuple[int, int] | None:
-    """The remaining length (section 2.2.3), and where the body begins; None while bytes of it are to come."""
+    """The remaining length (section 2.2.3) and the position of the body; None while the length is incomplete."""
     length = 0
     for index, byte in enumerate(data[position : position + 4]):
         length |= (byte & 0x7F) << 7 * index

@@ -1,6 +1,6 @@
-"""MQTT 3.1.1 as a server speaks it, without I/O: bytes in as they come, packets out, every size capped.
+"""The server's side of MQTT 3.1.1: parses what clients send, and makes the server's packets; no I/O.
 
-Statement numbers such as [MQTT-3.1.0-1] are those of the OASIS standard of 29 October 2014.
+Every size is capped. Statement numbers such as [MQTT-3.1.0-1] are those of the OASIS standard of 29 October 2014.
 """
 
 import struct
@@ -12,18 +12,18 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 CLIENT_ID_BYTES_MAX: Final = 256
-"""Longer client identifiers are refused; the standard asks for 23 at least [MQTT-3.1.3-5]."""
+"""Bytes of a client identifier; the standard asks for 23 at least [MQTT-3.1.3-5]."""
 
 CONNECT_BYTES_MAX: Final = 8_192
-"""Longer CONNECTs are refused: 4,096 bytes for names and secrets, and as many for a will. Whoever is not known yet may
-hold no more memory than that."""
+"""Bytes of a CONNECT: 4,096 for names and secrets, and as many for a will. A client that is not known yet may hold no
+more memory."""
 
 PINGRESP: Final = b"\xd0\x00"
 
 PUBREC: Final = 0x10000000
-"""Beside a packet identifier in what `acknowledgements` takes: a PUBREC instead of a PUBACK (section 3.5)."""
+"""Added to a packet identifier for `acknowledgements`, it makes a PUBREC instead of a PUBACK (section 3.5)."""
 PUBCOMP: Final = 0x30000000
-"""The same for a PUBCOMP (section 3.7)."""
+"""Added to a packet identifier for `acknowledgements`, it makes a PUBCOMP (section 3.7)."""
 
 _CONNECT: Final = 0x10
 _PUBACK: Final = 0x40
@@ -34,7 +34,7 @@ _PINGREQ: Final = 0xC0
 _DISCONNECT: Final = 0xE0
 
 _PUBLISH: Final = frozenset({0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x3D})
-"""First bytes of the PUBLISH packets that there are: QoS 0, or QoS 1 or 2 with or without DUP; RETAIN or not."""
+"""First bytes of valid PUBLISH packets: QoS 0, or QoS 1 or 2 with or without DUP; RETAIN or not."""
 
 _FIRST_BYTES: Final = frozenset(
     {_CONNECT, _PUBACK, _PUBREL | 2, _SUBSCRIBE | 2, _UNSUBSCRIBE | 2, _PINGREQ, _DISCONNECT}
@@ -47,14 +47,14 @@ _HTTP_BEGINNINGS: Final = tuple(
     f"{method} ".encode()
     for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "PRI")
 )
-"""What a request of HTTP begins with (RFC 9110, section 9; RFC 5789), one of version 2 too (RFC 9113, section 3.4)."""
+"""Beginnings of HTTP requests (RFC 9110, section 9; RFC 5789), also of version 2 (RFC 9113, section 3.4)."""
 
 _BRIDGE: Final = 0x80
-"""Bit that mosquitto adds to the protocol level where it connects as a bridge."""
+"""Bit that mosquitto adds to the protocol level when it connects as a bridge."""
 
 
 class ConnectReturnCode(IntEnum):
-    """What a CONNACK says (section 3.2.2.3, table 3.1)."""
+    """Return codes of CONNACK (section 3.2.2.3, table 3.1)."""
 
     ACCEPTED = 0
     UNACCEPTABLE_PROTOCOL_LEVEL = 1
@@ -67,7 +67,7 @@ class ConnectReturnCode(IntEnum):
 class Publish(Struct, frozen=True, gc=False):
     """An application message (section 3.3). `packet_id` is 0 with QoS 0, which has none.
 
-    RETAIN is taken and means nothing: nothing that is published here is delivered to a subscriber later.
+    RETAIN is accepted and ignored: no message is delivered to clients that subscribe later.
     """
 
     topic: str
@@ -78,7 +78,7 @@ class Publish(Struct, frozen=True, gc=False):
 
 
 class Will(Struct, frozen=True, gc=False):
-    """What a client wants said when it ends without DISCONNECT (section 3.1.2.5)."""
+    """The message to publish when a client ends without DISCONNECT (section 3.1.2.5)."""
 
     topic: str
     payload: bytes
@@ -96,39 +96,39 @@ class Connect(Struct, frozen=True):
     password: bytes | None
 
     def __repr__(self) -> str:
-        """Without what may be secret: asyncio logs the arguments of a callback that fails."""
+        """Leave secrets out: asyncio logs the arguments of a callback that fails."""
         return "Connect(...)"
 
 
 class PubAck(Struct, frozen=True, gc=False):
-    """The client has taken what this server published (section 3.4)."""
+    """The client acknowledges a PUBLISH of this server (section 3.4)."""
 
     packet_id: int
 
 
 class PubRel(Struct, frozen=True, gc=False):
-    """The client will not send that PUBLISH again: its identifier may be forgotten (section 3.6)."""
+    """The client will not send a PUBLISH again, so its identifier may be forgotten (section 3.6)."""
 
     packet_id: int
 
 
 class Subscribe(Struct, frozen=True):
-    """Section 3.8; `filters` are never empty."""
+    """A request to subscribe (section 3.8); `filters` is never empty."""
 
     packet_id: int
     filters: tuple[tuple[str, int], ...]
-    """Topic filter and the QoS asked for."""
+    """Topic filters, each with the requested QoS."""
 
 
 class Unsubscribe(Struct, frozen=True):
-    """Section 3.10; `filters` are never empty."""
+    """A request to unsubscribe (section 3.10); `filters` is never empty."""
 
     packet_id: int
     filters: tuple[str, ...]
 
 
 class PingRequest(Struct, frozen=True):
-    """Section 3.12."""
+    """PINGREQ (section 3.12)."""
 
 
 class Disconnect(Struct, frozen=True):
@@ -136,15 +136,15 @@ class Disconnect(Struct, frozen=True):
 
 
 class Violation(Struct, frozen=True):
-    """What the client sent breaks a rule: the connection must be closed [MQTT-4.8.0-1]."""
+    """The client broke a rule, so the connection must be closed [MQTT-4.8.0-1]."""
 
     reason: str
     """A short stable name to count by."""
     rule: str
-    """The statement of the standard, or the setting, that says so."""
+    """The rule: a statement or section of the standard, a setting, or a constant."""
     message: str
     answer: bytes = b""
-    """What to send before closing; mostly nothing."""
+    """Bytes to send before closing; mostly none."""
 
 
 Event: TypeAlias = Connect | Publish | PubAck | PubRel | Subscribe | Unsubscribe | PingRequest | Disconnect | Violation
@@ -159,11 +159,10 @@ class ProtocolError(Exception):
 
 
 class ServerProtocol:
-    """The packets of one connection, out of bytes that come in any split.
+    """Parses the packets of one connection from bytes in any split.
 
-    Keeps at most `packet_bytes_max` bytes plus what one `receive` brought, and before CONNECT CONNECT_BYTES_MAX. Copies
-    an unfinished packet once, when it is complete, so that a large packet in small pieces costs no more than a large
-    packet.
+    Holds at most `packet_bytes_max` bytes plus one `receive`; before CONNECT, CONNECT_BYTES_MAX bytes. Copies an
+    unfinished packet once, when it is complete, so a large packet in small pieces costs no more than in one.
     """
 
     __slots__ = ("_connected", "_ended", "_needed", "_packet_bytes_max", "_pending")
@@ -177,15 +176,15 @@ class ServerProtocol:
 
     @property
     def pending_bytes(self) -> int:
-        """What is held of a packet that is not complete yet; fewer than `packet_bytes_max`."""
+        """Bytes held of a packet that is not complete yet; fewer than `packet_bytes_max`."""
         return len(self._pending)
 
     def receive(self, data: bytes) -> list[Event]:
-        """Take bytes; give the packets that they complete, in order.
+        """Take bytes; return the packets that they complete, in order.
 
-        Never raises: a broken rule is a `Violation`, always the last event. After it, and after
-        `Disconnect`, whatever comes is ignored. What comes behind a CONNECT is parsed although the server
-        may yet refuse that CONNECT: it must then not be acted upon [MQTT-3.1.4-5].
+        Never raises: a broken rule is a `Violation`, always the last event. After it, and after `Disconnect`, all bytes
+        are ignored. Packets after a CONNECT are parsed although the server may still refuse that CONNECT. If it does,
+        it must not act on them [MQTT-3.1.4-5].
         """
         if self._ended:
             return []
@@ -207,10 +206,10 @@ class ServerProtocol:
         return events
 
     def _parse(self, data: bytes, events: list[Event]) -> int:
-        """Append the complete packets of `data`; give the offset of the first byte that is not in one.
+        """Append the complete packets of `data`; return the offset of the first byte after them.
 
-        What is judged before a packet is complete (its first byte, then its length) is judged in that order
-        however the bytes were split, so the split never changes the outcome.
+        A packet's first byte is judged first, then its length, even before the packet is complete. So the split of the
+        bytes never changes the outcome.
         """
         at, end = 0, len(data)
         while at < end and not self._ended:
@@ -281,7 +280,7 @@ class ServerProtocol:
         raise ProtocolError(
             "unexpected-packet",
             "2.2.1",
-            f"packet type {kind >> 4}: this server publishes with QoS 0 and 1 only, and the others are a server's",
+            f"packet type {kind >> 4}: only servers send it, or it answers QoS 2, which this server never sends",
         )
 
     def _packet(self, first: int, body: bytes) -> Event:
@@ -295,11 +294,11 @@ class ServerProtocol:
 
 
 def parse_publishes(data: bytes, at: int, packet_bytes_max: int, events: list[Event]) -> int:
-    """Append the run of complete PUBLISH packets that begins at `at`; give the offset behind it.
+    """Append the run of complete PUBLISH packets that begins at `at`; return the offset after it.
 
-    This is the hot path: one loop over all that a read brought. It stops at whatever is not a complete
-    PUBLISH with a sound header, and leaves that to its caller. Raises `ProtocolError` for a
-    complete one that breaks a rule (sections 3.3.2 and 4.7.3); those before it have been appended.
+    This is the hot path: one loop over a whole read. It stops at anything but a complete PUBLISH with a valid header,
+    and leaves the rest to its caller. Raises `ProtocolError` for a complete PUBLISH that breaks a rule (sections 3.3.2
+    and 4.7.3); the packets before it have been appended.
     """
     end = len(data)
     append = events.append
@@ -343,15 +342,15 @@ def connack(code: ConnectReturnCode, *, session_present: bool = False) -> bytes:
 
 
 def acknowledgements(answers: Sequence[int]) -> bytes:
-    """PUBACKs, PUBRECs and PUBCOMPs to be written at once, in the order of what they answer [MQTT-4.6.0-2, -3].
+    """PUBACKs, PUBRECs and PUBCOMPs in one piece, in the order of the packets that they answer [MQTT-4.6.0-2, -3].
 
-    An answer is a packet identifier: of a PUBACK as it is, of the others with `PUBREC` or `PUBCOMP` added.
+    An answer is a packet identifier: as it is for PUBACK, with `PUBREC` or `PUBCOMP` added for these.
     """
     return struct.pack(f"!{len(answers)}I", *[0x40020000 + answer for answer in answers])
 
 
 def publish(topic: str, payload: bytes, qos: int, packet_id: int, *, dup: bool) -> bytes:
-    """A PUBLISH of the server (section 3.3); `packet_id` counts with QoS 1. RETAIN is 0 [MQTT-3.3.1-9]."""
+    """A PUBLISH of the server (section 3.3); `packet_id` is used with QoS 1. RETAIN is 0 [MQTT-3.3.1-9]."""
     raw = topic.encode()
     rest = len(raw).to_bytes(2, "big") + raw + (packet_id.to_bytes(2, "big") if qos else b"") + payload
     return bytes((0x30 | dup << 3 | qos << 1,)) + _encode_remaining_length(len(rest)) + rest
@@ -369,13 +368,13 @@ def unsuback(packet_id: int) -> bytes:
 
 
 def _may_be_http(data: bytes) -> bool:
-    """Tell whether bytes may become a request of HTTP. Raises `ProtocolError` where they are one."""
+    """Return whether the bytes may become an HTTP request. Raises `ProtocolError` if they are one."""
     if data.startswith(_HTTP_BEGINNINGS):
         raise ProtocolError(
             "http-on-mqtt-port",
             "MQTT-3.1.0-1",
             "somebody speaks HTTP to the MQTT port: a browser, or a client that is set to WebSocket (ws://). This port "
-            "takes MQTT itself only: set the client to that (mqtt://)",
+            "takes only MQTT itself: set the client to mqtt://",
         )
     return any(beginning.startswith(data) for beginning in _HTTP_BEGINNINGS)
 
@@ -391,7 +390,7 @@ def _encode_remaining_length(length: int) -> bytes:
 
 
 def _remaining_length(data: bytes, at: int) -> tuple[int, int] | None:
-    """Give the remaining length at `at` and the offset behind it; None where bytes are missing (2.2.3)."""
+    """Return the remaining length at `at` and the offset after it; None if bytes are missing (section 2.2.3)."""
     length = 0
     for index, byte in enumerate(data[at : at + 4]):
         length |= (byte & 0x7F) << 7 * index
@@ -414,7 +413,7 @@ def _packet_id_zero() -> ProtocolError:
 
 
 def _text(raw: bytes) -> str:
-    """Section 1.5.3. Python's strict decoder refuses surrogates and keeps U+FEFF, as the standard wants."""
+    """Decode a string (section 1.5.3). Python's decoder refuses surrogates and keeps U+FEFF, as the standard asks."""
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -433,13 +432,13 @@ def _topic_name(raw: bytes) -> str:
     return topic
 
 
-# Devices write to few topics, over and over: a look-up is cheaper than decoding and checking, and readings
-# of one topic share one string. Bounded by count and, at the caller, by length: 2 MB at most.
+# Devices write to few topics, over and over. A look-up is cheaper than decoding and checking, and readings of one topic
+# share one string. The cache takes 2 MB at most, as the caller bounds the length of topics.
 _known_topic_name = lru_cache(maxsize=8192)(_topic_name)
 
 
 class _Fields:
-    """Reads a packet's fields one after another; a field that does not fit is a violation."""
+    """Reads a packet's fields one after another. Raises ProtocolError if a field does not fit."""
 
     __slots__ = ("_at", "_body", "_packet")
 
@@ -489,7 +488,7 @@ class _Fields:
 
 
 def _parse_connect(body: bytes) -> Connect:
-    """Section 3.1.2 and 3.1.3: variable header and payload of a CONNECT."""
+    """Parse the variable header and payload of a CONNECT (sections 3.1.2 and 3.1.3)."""
     fields = _Fields("CONNECT", body)
     _check_protocol(fields)
     flags = fields.byte()
@@ -520,7 +519,7 @@ def _parse_connect(body: bytes) -> Connect:
     password = fields.binary() if flags & 0x40 else None
     if fields.left:
         raise ProtocolError(
-            "packet-too-long", "MQTT-3.1.3-1", f"a CONNECT with {fields.left} bytes behind its last field"
+            "packet-too-long", "MQTT-3.1.3-1", f"a CONNECT with {fields.left} bytes after its last field"
         )
     return Connect(client_id, clean_session, keep_alive_s, will, user_name, password)
 
@@ -533,15 +532,15 @@ def _check_protocol(fields: _Fields) -> None:
     if name not in {b"MQTT", b"MQIsdp"}:
         raise ProtocolError("bad-protocol-name", "MQTT-3.1.2-1", f"protocol name {name[:16]!r}")
     told = f"protocol {name.decode()} level {level}"
-    # In the form of 3.1.1 for every level: clients of version 5 take return code 1 for "not this version", and try 4.
+    # Every level gets a CONNACK of 3.1.1: clients of version 5 take return code 1 for "not this version", and try 4.
     answer = connack(ConnectReturnCode.UNACCEPTABLE_PROTOCOL_LEVEL)
     if level & _BRIDGE:
-        version = "" if level == 4 | _BRIDGE else ", and bridge_protocol_version mqttv311 has it speak level 4"
+        version = "" if level == 4 | _BRIDGE else ", and bridge_protocol_version mqttv311 makes it speak level 4"
         raise ProtocolError(
             "mosquitto-bridge-level",
             "MQTT-3.1.2-2",
-            f"{told}: a mosquitto bridge asks first for what is mosquitto's own. It tries again with level "
-            f"{level - _BRIDGE}; try_private false in the bridge's settings saves the try{version}",
+            f"{told}: a mosquitto bridge first asks for mosquitto's own protocol. It tries again with level "
+            f"{level - _BRIDGE}; try_private false in the bridge's settings saves the first try{version}",
             answer,
         )
     raise ProtocolError(
@@ -553,11 +552,11 @@ def _check_protocol(fields: _Fields) -> None:
 
 
 _VERSIONS: Final = {3: " (MQTT 3.1)", 5: " (MQTT 5)"}
-"""Protocol levels by which clients name a version of the standard."""
+"""Versions of the standard by protocol level, for messages."""
 
 
 def _check_connect_flags(flags: int) -> None:
-    """Section 3.1.2.3 to 3.1.2.9."""
+    """Check the connect flags (sections 3.1.2.3 to 3.1.2.9)."""
     if flags & 0x01:
         raise ProtocolError("reserved-connect-flag", "MQTT-3.1.2-3", "the reserved connect flag is set")
     if not flags & 0x04 and flags & 0x38:
@@ -571,16 +570,16 @@ def _check_connect_flags(flags: int) -> None:
 
 
 def _only_packet_id(packet: str, body: bytes) -> int:
-    """Section 3.4 and 3.6: a packet identifier, and nothing else."""
+    """Parse a packet identifier and nothing else (sections 3.4 and 3.6)."""
     fields = _Fields(packet, body)
     packet_id = fields.packet_id()
     if fields.left:
-        raise ProtocolError("packet-too-long", "3.4, 3.6", f"a {packet} with something behind its packet identifier")
+        raise ProtocolError("packet-too-long", "3.4, 3.6", f"a {packet} with something after its packet identifier")
     return packet_id
 
 
 def _parse_subscribe(body: bytes) -> Subscribe:
-    """Section 3.8."""
+    """Parse a SUBSCRIBE (section 3.8)."""
     fields = _Fields("SUBSCRIBE", body)
     packet_id = fields.packet_id()
     filters = []
@@ -595,7 +594,7 @@ def _parse_subscribe(body: bytes) -> Subscribe:
 
 
 def _parse_unsubscribe(body: bytes) -> Unsubscribe:
-    """Section 3.10."""
+    """Parse an UNSUBSCRIBE (section 3.10)."""
     fields = _Fields("UNSUBSCRIBE", body)
     packet_id = fields.packet_id()
     filters = []
@@ -618,7 +617,7 @@ def _parse_disconnect(body: bytes) -> Disconnect:
 
 def _check_empty(packet: str, body: bytes) -> None:
     if body:
-        raise ProtocolError("packet-too-long", "3.12, 3.14", f"a {packet} with something behind its header")
+        raise ProtocolError("packet-too-long", "3.12, 3.14", f"a {packet} with something after its header")
 
 
 _PARSERS: Final[dict[int, Callable[[bytes], Event]]] = {
@@ -630,4 +629,4 @@ _PARSERS: Final[dict[int, Callable[[bytes], Event]]] = {
     _PINGREQ: _parse_ping_request,
     _DISCONNECT: _parse_disconnect,
 }
-"""By first byte: what makes an event of a packet's body."""
+"""Parsers of packet bodies, by first byte."""

@@ -1,4 +1,4 @@
-"""Topic filters as MQTT 3.1.1 has them (section 4.7): what is wrong with one, and whether two overlap."""
+"""Checks topic filters of MQTT 3.1.1 (section 4.7), and whether two of them overlap."""
 
 from itertools import zip_longest
 
@@ -6,14 +6,14 @@ SHARED_PREFIX = "$share/"
 
 
 def mistake(topic_filter: str) -> str | None:
-    """What is wrong with a filter that a gateway is to subscribe to, and what to write; None where nothing is."""
+    """Say why a gateway cannot subscribe to a filter, and what to write instead; None if it can."""
     if not topic_filter:
         return 'is empty; write a topic or a filter, such as "device/#"'
     if topic_filter.startswith((SHARED_PREFIX, "$queue/")):
         return (
-            "is a shared subscription: the broker would deal the messages out to several sessions, so that a device's "
-            "order is lost, and what one gateway has stored and not acknowledged goes to another, which stores it "
-            f"again; write {_without_group(topic_filter)!r}, and let each gateway have topics of its own"
+            "is a shared subscription: the broker would deal the messages out to several sessions, which loses a "
+            "device's order. A message that one gateway has stored but not acknowledged would go to another gateway, "
+            f"which would store it again; write {_without_group(topic_filter)!r}, and give each gateway its own topics"
         )
     if len(topic_filter.encode()) > 65_535:
         return "has more than 65535 bytes; write a shorter one"
@@ -33,7 +33,7 @@ def overlap(one: str, other: str) -> bool:
         if "#" in (left, right):
             return True
         if left is None or right is None:
-            # 'device/#' matches 'device' too (section 4.7.1.2); that '#' was not seen here.
+            # One filter is longer. Its next level is no '#', which would match too (section 4.7.1.2).
             return False
         if left != right and "+" not in (left, right):
             return False

@@ -1,16 +1,16 @@
-"""The broker ingress: reads from an MQTT broker that the site has already; a PUBACK goes out after the commit.
+"""The broker ingress: reads from the site's own MQTT broker, makes connections, and says why there is none.
 
-The promise begins when that broker delivers to us. `site_broker.connection` is one connection, `site_broker.commits`
-says what is acknowledged when, `site_broker.deliveries` what was delivered before; what outlives a connection is
-`site_broker.session`'s. Here connections follow one another, and a person is told why there is none.
+The promise begins when the broker delivers a message; a PUBACK goes out after the commit. `site_broker.connection` runs
+one connection, `site_broker.commits` acknowledges, and `site_broker.deliveries` recognises messages that were delivered
+before. `site_broker.session` keeps what outlives a connection.
 
-While the buffer can store nothing, nothing is read from the socket, so that TCP slows the broker down. PINGREQs are
-sent all the while, and a broker that is not read from is not held to be dead: the connection lasts as long as the
-broker bears to write into a full socket, and a broken one is made anew when there is room again.
+While the buffer can store nothing, the socket is not read, so that TCP slows the broker down. PINGREQs are still sent,
+and a broker that is not read from does not count as dead. The connection lasts as long as the broker tolerates a full
+socket. A broken connection is made anew when there is room again.
 
-A message with RETAIN is what its topic said last, some time before it was subscribed to: no reading of now, and nobody
-knows of when. It is acknowledged, counted and not stored; each connection subscribes anew and so brings it again. A
-live one comes without that flag (section 3.3.1.3).
+A message with RETAIN is its topic's last message from before the subscription. It is no reading of now, and nobody
+knows its time. It is acknowledged and counted, but not stored. Each connection subscribes anew, and so brings it again.
+A live message comes without that flag (section 3.3.1.3).
 """
 
 import asyncio
@@ -28,18 +28,18 @@ from gateway.site_broker.session import BrokerSession
 from gateway.tls.dates import Dates, by_system_clock
 
 STEADY_S: Final = 30.0
-"""A connection that lasted so long was no failure: the next attempt comes soon."""
+"""Seconds after which a connection was no failure, so that the next attempt comes soon."""
 SAY_AGAIN_S: Final = 300.0
-"""How long the same trouble is not logged again, nor a lost connection reported."""
+"""Seconds until the same trouble is logged again, or a lost connection reported again."""
 
 _log = structlog.get_logger("sluice.mqtt_broker")
 
 
 class BrokerIngress:
-    """Reads from one broker, for as long as it runs. One broker's troubles cost nobody else anything.
+    """Reads from one broker. Its troubles do not affect the rest of the gateway.
 
-    `now_us` is CLOCK_BOOTTIME in microseconds, `random` gives numbers from 0 to 1, `dates` is what the broker's
-    certificate is judged by.
+    `now_us` is CLOCK_BOOTTIME in microseconds, and `random` returns numbers from 0 to 1. The broker's certificate is
+    judged by `dates`.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a broker's connection goes by
@@ -60,12 +60,12 @@ class BrokerIngress:
         self._said: tuple[str, float] = ("", float("-inf"))
         self._lost_reported_s = float("-inf")
         self._report_connection = True
-        """Whether nobody was told of a connection since the last one that was reported as lost."""
+        """Whether to report the next connection: none was reported since the last lost one."""
         self._resolver = ThreadPoolExecutor(1, "mqtt-broker-name")
-        """Looks the broker's name up: one thread, however long the network lets it wait."""
+        """One thread that looks up the broker's name, however long the network makes it wait."""
 
     def state(self) -> dict[str, object]:
-        """What `sluice status` tells of it."""
+        """The state for `sluice status`."""
         subscriptions = self.session.subscriptions
         return {
             "connected": subscriptions.answered.is_set(),
@@ -74,7 +74,7 @@ class BrokerIngress:
         }
 
     async def run(self) -> None:
-        """Connect, and connect again, until cancelled; then acknowledge what is stored, and DISCONNECT."""
+        """Connect again and again until cancelled; then acknowledge what is stored, and send DISCONNECT."""
         loop = asyncio.get_running_loop()
         failures = 0
         try:
@@ -95,10 +95,10 @@ class BrokerIngress:
         return min(self._settings.backoff_s_max, self._settings.backoff_s_min * 2.0 ** min(max(failures - 1, 0), 32))
 
     async def _serve(self) -> NoReturn:
-        """Connect once, and take what comes until the connection ends. Raises BrokerError, which says why it did."""
+        """Connect once, and run the connection until it ends. Raises BrokerError with the reason."""
         session, settings = self.session, self._settings
         await session.load()
-        # What the last connection brought must be decided before CONNECT, for then it is known what is stored.
+        # The last connection's batches must be decided before CONNECT, so that it is known what is stored.
         await session.settled.wait()
         while self._intake.cannot_store:  # noqa: ASYNC110 - the intake tells nobody when it ends
             await asyncio.sleep(HOLD_POLL_S)
@@ -113,7 +113,7 @@ class BrokerIngress:
             raise
         await connection.run()
 
-    # --- what a person is told ----------------------------------------------------------------------------
+    # --- log and events -----------------------------------------------------------------------------------
 
     def _say_connected(self, session_present: bool) -> None:  # noqa: FBT001 - what CONNACK says
         session = self.session
@@ -123,7 +123,7 @@ class BrokerIngress:
             self._intake.event("broker-connected", None, broker=self.name, session_present=session_present)
 
     def _say(self, words: str, now_s: float) -> None:
-        """Log why there is no connection; the same words again only after a while."""
+        """Log and report why there is no connection; repeat it only after SAY_AGAIN_S."""
         said, at_s = self._said
         if words != said or now_s - at_s >= SAY_AGAIN_S:
             self._said = words, now_s

@@ -1,10 +1,10 @@
-"""paho's MQTT client driven by the asyncio loop: reads 16 KB at a time, writes many acknowledgements as one packet.
+"""Drives paho's MQTT client by the asyncio loop: reads 16 KB at a time, writes many acknowledgements as one packet.
 
 paho takes several system calls to read a packet, answers QoS 2 before anything is on disk, and hides some refusals. So
-what a read brings is cut into packets here, and all of them go to `packets_came`; paho makes CONNECT, SUBSCRIBE,
-UNSUBSCRIBE and DISCONNECT, and owns the queue of what is to be written. What is used or overridden of its private parts
-is `_sock`, `_create_socket`, `_packet_queue`, `_sock_close`: hence the pinned version in pyproject.toml, and a test
-that fails where one of them changes.
+this module reads and cuts packets itself, and gives all of them to `packets_came`. paho makes CONNECT, SUBSCRIBE,
+UNSUBSCRIBE and DISCONNECT, and owns the queue of packets to write. This module uses or overrides paho's private
+`_sock`, `_create_socket`, `_packet_queue` and `_sock_close`. So pyproject.toml pins paho's version, and a test fails if
+one of them changes.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ from paho.mqtt.reasoncodes import ReasonCode
 from gateway.mqtt.packet_reader import MalformedPacketError, Packet, PacketReader
 
 READ_BYTES: Final = 16_384
-"""What one read may bring. A record of TLS has as much at the most; more would keep others waiting."""
+"""Bytes that one read may bring: the most that a TLS record holds. More would keep others waiting."""
 _PINGREQ: Final = b"\xc0\x00"
 _PUBACK: Final = 0x40
-"""What a packet of acknowledgements is queued as: paho tells only PUBLISH and DISCONNECT from the rest."""
+"""Packet type for queueing acknowledgements: paho tells only PUBLISH and DISCONNECT from the rest."""
 CLOSED: Final = (
-    "the broker or the network closed it; where this comes again and again, another client may be using the same "
-    "client_id: give this gateway one of its own"
+    "the broker or the network closed it; if this happens again and again, another client may use the same client_id: "
+    "give this gateway its own"
 )
 
 _log = structlog.get_logger("sluice.mqtt_broker")
 
 
 class BrokerClient(Client):
-    """One connection to a broker, on a socket that is connected already; made anew for each.
+    """One connection to a broker, on a socket that is connected already.
 
-    `packets_came` is called with what one read brought; where it raises, the connection ends. `ended` gets the reason,
+    `packets_came` is called with the packets of each read; if it raises, the connection ends. `ended` gets the reason,
     in words, when the connection is over.
     """
 
@@ -59,7 +59,7 @@ class BrokerClient(Client):
         """CONNACK's return code (section 3.2.2.3), for `packets_came` to set."""
         self.ended: asyncio.Future[str] = self._loop_of.create_future()
         self.heard_s = self.wrote_s = self.pinged_s = self._loop_of.time()
-        """When something came last, and when something, or a PINGREQ, was given to be written, on the loop's clock."""
+        """The loop's times when bytes last came, when bytes were last written, and when a PINGREQ last was."""
         self.on_disconnect = self._told_end
         self.on_socket_register_write = self._wants_to_write
         self.on_socket_unregister_write = self._has_written
@@ -74,24 +74,24 @@ class BrokerClient(Client):
 
     @property
     def is_read_from(self) -> bool:
-        """Whether what the broker sends is taken from the socket."""
+        """Whether the socket is read."""
         return self._is_read_from
 
     def pause_reading(self) -> None:
-        """Leave what comes in the socket, which slows the broker down; what is written goes out all the same."""
+        """Stop reading the socket, which slows the broker down. Packets are still written."""
         if self._is_read_from:
             self._is_read_from = False
             self._loop_of.remove_reader(self._link)
 
     def resume_reading(self) -> None:
-        """Take what comes again."""
+        """Read the socket again."""
         if not self._is_read_from and self._sock is not None:
             self._is_read_from = True
             self.heard_s = self._loop_of.time()
             self._loop_of.add_reader(self._link, self._read)
 
     def send(self, packets: bytes, *, ping: bool = False) -> None:
-        """Write packets that are made already, and a PINGREQ behind them."""
+        """Write packets that are made already, and with `ping` a PINGREQ after them."""
         if self._sock is None:
             return
         self.wrote_s = self._loop_of.time()
@@ -109,9 +109,9 @@ class BrokerClient(Client):
         self._link.close()
 
     def _read(self) -> None:
-        """Take what is there to be read. Instead of paho's `loop_read`, which asks the socket for every byte."""
+        """Read once. This replaces paho's `loop_read`, which asks the socket for every byte."""
         try:
-            # Of TLS that is one record, all of it: nothing decrypted stays behind that would wake no selector.
+            # With TLS, this is one whole record. Decrypted bytes left behind would not wake the selector.
             data = self._link.recv(READ_BYTES)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return
@@ -125,12 +125,12 @@ class BrokerClient(Client):
             self._packets_came(self._reader.receive(data))
         except MalformedPacketError as error:
             self.end(
-                f"it sent what is not MQTT 3.1.1 ({error}); check that port is the broker's port for MQTT, without TLS "
-                "where there is no [mqtt_brokers.tls]"
+                f"it sent something that is not MQTT 3.1.1 ({error}); check that port is the broker's port for MQTT, "
+                "without TLS if there is no [mqtt_brokers.tls]"
             )
-        except Exception:  # noqa: BLE001 - whatever it is, what was read and not taken must come again
+        except Exception:  # noqa: BLE001 - whatever it is, packets that were read and not taken must come again
             _log.exception("what the broker sent could not be taken, which is a fault of this gateway: report it")
-            self.end("this gateway failed at what it sent, which it will send again")
+            self.end("this gateway failed to take what it sent; it will send that again")
 
     def _create_socket(self) -> socket.socket:
         return self._link

@@ -1,4 +1,4 @@
-"""What a broker delivers on one connection: it is judged and stored, and acknowledged after its commit."""
+"""Stores what a broker delivers on one connection, and acknowledges it after the commit."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from gateway.site_broker.deliveries import Judgement, digest
 from gateway.site_broker.session import BrokerSession
 
 STOP_S: Final = 2.0
-"""How long the end waits for the commits of what came, to acknowledge it."""
+"""Seconds that an ending connection waits for its commits, to acknowledge their readings."""
 _ANSWER_QOS_1: Final = bytes((PUBACK, 2))
 _ANSWER_QOS_2: Final = bytes((PUBREC, 2))
 _ANSWER_PUBREL: Final = bytes((PUBCOMP, 2))
@@ -24,17 +24,17 @@ _log = structlog.get_logger("sluice.mqtt_broker")
 
 @dataclass(slots=True)
 class Batch:
-    """What one read brought, to be stored together."""
+    """Everything that one read brought, stored in one commit."""
 
     received_bytes: int
     readings: list[Reading] = field(default_factory=list)
     answers: bytearray = field(default_factory=bytearray)
     unanswered: int = 0
-    """Readings of QoS 0: nobody sends them again."""
+    """Number of readings with QoS 0, which nobody sends again."""
 
 
 class Commits:
-    """The commits of what one connection brings. How much waits for them says when the broker is read from."""
+    """The commits of one connection. If too many bytes wait for them, the broker is not read from."""
 
     def __init__(self, session: BrokerSession, client: BrokerClient) -> None:
         self._intake = session.intake
@@ -46,12 +46,12 @@ class Commits:
         self._inflight_bytes = 0
         self._undecided = 0
         self._answers = bytearray()
-        """Acknowledgements of what is stored, until the end of this turn of the loop."""
+        """Acknowledgements of stored batches, until the end of this turn of the loop."""
         self._answered: list[int] = []
         self._stopping = False
 
     def judge(self, packet: Packet, received_us: int, batch: Batch) -> None:
-        """Judge a PUBLISH; note its answer, and its reading where there is one to store."""
+        """Judge a PUBLISH; add its answer to `batch`, and its reading if it must be stored."""
         first = packet.first
         qos = first >> 1 & 0b11
         topic_bytes, identifier, payload = message(packet)
@@ -87,7 +87,7 @@ class Commits:
         batch.answers += _ANSWER_PUBREL + packet.body[:2]
 
     def store(self, batch: Batch) -> None:
-        """Have a batch stored, and answer the broker when it is."""
+        """Store a batch, and answer the broker after the commit."""
         deliveries, client = self._deliveries, self._client
         number, marks = deliveries.batch()
         size = batch.received_bytes + READING_BYTES * len(batch.readings)
@@ -109,7 +109,7 @@ class Commits:
             deliveries.refused(number)
             if unanswered:
                 self._intake.lost(None, "refused-qos0", unanswered)
-            # A connected broker sends nothing again: only a new connection brings it back.
+            # A broker sends nothing again on the same connection, so there must be a new one.
             client.end("the buffer refused readings, which the broker will send again")
 
         try:
@@ -130,7 +130,7 @@ class Commits:
         self._answered.append(number)
 
     def _acknowledge(self) -> None:
-        # What was not written is not acknowledged, whatever ended the connection in this turn.
+        # If the connection ended in this turn, these answers were not written, and nothing is acknowledged.
         if not self._answered or self._client.ended.done():
             return
         for number in self._answered:
@@ -141,20 +141,20 @@ class Commits:
         answers = bytes(self._answers)
         self._answered.clear()
         self._answers.clear()
-        # What of QoS 0 was stored has no answer, but it may find that a PINGREQ is due.
+        # A batch with QoS 0 alone has no answers, but a PINGREQ may be due.
         if answers or ping:
             self._client.send(answers, ping=ping)
         self.resume_reading()
 
     def resume_reading(self) -> None:
-        """Read from the broker again, once little enough waits and the buffer can store something."""
+        """Read from the broker again, if few bytes wait for commits and the buffer can store readings."""
         if self._client.is_read_from or self._stopping:
             return
         if self._inflight_bytes <= self._inflight_bytes_max // 2 and not self._intake.cannot_store:
             self._client.resume_reading()
 
     async def finish(self) -> None:
-        """Read nothing more, and acknowledge what gets stored in the next moments."""
+        """Read nothing more, and acknowledge what is stored within STOP_S."""
         self._stopping = True
         self._client.pause_reading()
         with contextlib.suppress(TimeoutError):

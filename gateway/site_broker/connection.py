@@ -1,4 +1,4 @@
-"""One connection to a broker, from CONNECT to its end: who says what when, and how its end is noticed."""
+"""Runs one connection to a broker, from CONNECT to its end."""
 
 import asyncio
 import socket
@@ -28,14 +28,14 @@ from gateway.site_broker.session import BrokerSession
 from gateway.tls.dates import Dates
 
 HOLD_POLL_S: Final = 0.1
-"""How often a connection that is not read from looks whether it may be."""
+"""Seconds between two checks whether a paused connection may be read from again."""
 TICK_S: Final = 1.0
 _STRAY: Final = (PUBACK, PUBREC, PUBCOMP)
-"""They answer what another client published in this session, before it was this gateway's: of no concern here."""
+"""Answers to messages that another client published in this session before it was this gateway's; they are ignored."""
 
 
 class BrokerConnection:
-    """A connection of a session, on a socket that is connected already; made anew for each."""
+    """One connection of a session, on a socket that is connected already."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class BrokerConnection:
         dates: Dates | None,
         on_accepted: Callable[[bool], None],
     ) -> None:
-        """`dates` is what the broker's certificate was judged by; None where OpenSSL has judged its dates.
+        """The broker's certificate was judged by `dates`, or by OpenSSL if it is None.
 
-        `on_accepted` is told when CONNACK has accepted the connection, and whether the session was there.
+        `on_accepted` is called when CONNACK has accepted the connection, and is told whether the session was there.
         """
         self._session = session
         self._settings = session.settings
@@ -59,9 +59,9 @@ class BrokerConnection:
         self._commits = Commits(session, self._client)
 
     async def run(self) -> NoReturn:
-        """Send CONNECT, and see to the connection until it ends. Raises BrokerError, which says why it did.
+        """Send CONNECT, and run the connection until it ends. Raises BrokerError with the reason.
 
-        Cancelled, it acknowledges what is stored, and sends DISCONNECT; the broker keeps the session.
+        When cancelled, acknowledge what is stored and send DISCONNECT; the broker keeps the session.
         """
         loop = asyncio.get_running_loop()
         client, settings = self._client, self._settings
@@ -83,14 +83,14 @@ class BrokerConnection:
             client.end(CLOSED)
 
     async def _wait_for_connack(self) -> None:
-        """Raises BrokerError where the broker refuses the connection, or says nothing."""
+        """Raise BrokerError if the broker refuses the connection, or sends no CONNACK."""
         client, timeout_s = self._client, self._settings.connect_timeout_s
         outcomes: set[asyncio.Future[Any]] = {client.connack, client.ended}
         await asyncio.wait(outcomes, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not client.connack.done():
             raise BrokerError(
                 "did not accept the connection: it sent no CONNACK; check that port is the broker's port "
-                "for MQTT, without TLS where there is no [mqtt_brokers.tls]"
+                "for MQTT, without TLS if there is no [mqtt_brokers.tls]"
             )
         code = client.connack.result()
         if code:
@@ -99,18 +99,18 @@ class BrokerConnection:
     def _tick(self, now_s: float) -> None:
         self._commits.resume_reading()
         client, keep_alive_s = self._client, self._settings.keep_alive_s
-        # Half of it, for a PINGREQ must be there before the broker has heard nothing for one and a half.
+        # At half the keep-alive, because the broker gives up when it has heard nothing for one and a half.
         if now_s - max(client.pinged_s, min(client.wrote_s, client.heard_s)) >= keep_alive_s / 2:
             self._session.deliveries.pinged()
             client.send(b"", ping=True)
         if client.is_read_from and now_s - client.heard_s >= keep_alive_s * 1.5:
-            client.end(f"it said nothing for {keep_alive_s * 1.5:g} s, not even to PINGREQ")
+            client.end(f"it sent nothing for {keep_alive_s * 1.5:g} s, and did not answer PINGREQ")
         if self._dates is not None and self._dates() is None:
-            client.end("this box's clock is known now, and the date of the broker's certificate is looked at by it")
+            client.end("this box's clock is known now, so the dates of the broker's certificate are checked anew")
         self._session.subscriptions.ask_again(client, now_s)
 
     def _packets_came(self, packets: list[Packet]) -> None:
-        """Act on all that one read brought: one `Intake.take`, and one answer once it is stored."""
+        """Act on the packets of one read: one `Intake.take`, and one answer after the commit."""
         client, commits = self._client, self._commits
         if packets and not client.connack.done():
             self._connack_came(packets.pop(0))
@@ -125,13 +125,13 @@ class BrokerConnection:
                 else:
                     self._control(packet, batch)
         except MalformedPacketError:
-            commits.store(batch)  # what came before it is whole
+            commits.store(batch)  # the packets before it are whole
             raise
         if batch.readings or batch.answers:
             commits.store(batch)
 
     def _connack_came(self, packet: Packet) -> None:
-        """The first packet [MQTT-3.2.0-1]; what is delivered again may stand behind it in the same read."""
+        """Act on CONNACK, the first packet [MQTT-3.2.0-1]. PUBLISHes may follow it in the same read."""
         if packet.first & 0xF0 != CONNACK:
             raise MalformedPacketError("it does not begin with CONNACK")
         code, session_present = connack(packet)
@@ -139,7 +139,7 @@ class BrokerConnection:
         if not code:
             self._accepted(session_present=session_present)
             return
-        # It sent nothing, and nothing was given to it: the next connection must know what this one would have.
+        # Nothing was delivered on this connection, so the next one must know the same as this one.
         self._client.end(CLOSED)
         known = self._session.deliveries.connection_refused()
         if known:
@@ -154,7 +154,7 @@ class BrokerConnection:
         self._session.subscriptions.connected(self._client)
 
     def _control(self, packet: Packet, batch: Batch) -> None:
-        """Heed a packet that carries no reading. Raises MalformedPacketError."""
+        """Act on a packet that carries no reading. Raises MalformedPacketError."""
         kind = packet.first & 0xF0
         if kind == PUBREL:
             self._commits.release(packet, batch)

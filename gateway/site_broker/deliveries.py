@@ -1,43 +1,44 @@
-"""Which deliveries of a broker are stored already, told from packet identifiers, digests and DUP; no I/O, no clock.
+"""Judges by packet identifier, digest and DUP which deliveries of a broker are stored already; no I/O, no clock.
 
-QoS 1 lets a broker deliver again whatever it has no PUBACK for, and a gateway that was killed cannot know which PUBACKs
-got through. So each commit of readings carries a mark: the packet identifiers and digests it stores. A batch's mark is
-forgotten once a PINGRESP shows that the broker has handled its PUBACKs, and all of them in a commit before the next
-CONNECT: they count for the one connection that follows, and no other.
+With QoS 1, a broker may deliver again whatever it has no PUBACK for. A gateway that was killed cannot know which
+PUBACKs got through. So each commit of readings carries a mark: the packet identifiers and digests that it stores. A
+batch's mark is forgotten once a PINGRESP shows that the broker has handled the batch's PUBACKs. All marks are forgotten
+in a commit before the next CONNECT: they count for the one connection that follows, and no other.
 
-QoS 1, DUP=0: new. The broker says that it never sent it.
+QoS 1, DUP=0: new. The broker says that it never sent this message.
 QoS 1, DUP=1, by what the preceding connection brought:
 
 | packet identifier and digest                  | PUBACK               | broker    | judged   | because             |
 |-----------------------------------------------|----------------------|-----------|----------|---------------------|
 | as stored, in the order of storing            | surely not written   | any       | stored   | (a)                 |
 | as stored, in the order of storing            | may have been written | counts up | stored   | (b)                 |
-| as stored, in the order of storing            | may have been written | any other | doubtful | given to another?   |
+| as stored, in the order of storing            | may have been written | any other | doubtful | perhaps reused      |
 | as what the buffer refused to store           | withheld             | any       | new      | it is in no commit  |
 | none of these; lies beyond all that ever came |                      | counts up | new      | it never came       |
 | none of these                                 |                      | any       | doubtful | (c)                 |
 
-Doubtful ones are stored and marked: a false match would lose a reading. What is judged "stored" is no false match:
+A doubtful delivery is stored and marked, because a false match would lose a reading. "Stored" is no false match:
 
-- Within a connection TCP keeps the order, and commits do, so what was stored is the beginning of what was sent. On the
-  next connection a broker sends again in the original order [MQTT-4.6.0-1]. An equal reading that never came, under an
-  identifier that was given again, therefore stands behind everything that was stored: the first DUP=1 that is not
-  expected ends the expectation, and behind it nothing is recognised.
-- It could still stand first, where everything stored was acknowledged. (a) Before the PUBACK an identifier cannot be
-  given again. (b) A broker that counts up gives it again after 65,535 others, which would have come before it. That a
-  broker counts is not believed but seen: `FRESH_IDS_MIN` new identifiers while acknowledged ones were free. One that
-  is given again makes it unknown anew; so does a leap of more than half of them all, as after a full queue.
-- (c) A broker that is killed and comes back with an old state counts from an earlier number, so new readings get
-  identifiers that marks hold. They come with DUP=0 first, and DUP=1 only in the connection after that: once CONNECT
-  is sent, the marks before it are void, whether a CONNACK came or not.
-  A broker that refuses the connection (CONNACK 1 to 5) has sent nothing: all is as it was before CONNECT.
-- Session not present: everything is void.
+- Within a connection TCP keeps the order, and so do commits. So messages are stored from the first sent onwards,
+  without a gap. On the next connection a broker sends again in the original order [MQTT-4.6.0-1]. An equal reading that
+  never came, under a reused identifier, therefore comes after everything that was stored. The first DUP=1 that is not
+  expected ends the expectation, and nothing after it is recognised.
+- If everything stored was acknowledged, such a reading could still stand first. (a) Before the PUBACK, an identifier
+  cannot be reused. (b) A broker that counts up reuses it after 65,535 others, which would have come before it. Counting
+  is not assumed but seen: `FRESH_IDS_MIN` new identifiers while acknowledged ones were free. A reused identifier puts
+  it in doubt again, and so does a leap of more than half of all identifiers, as after a full queue.
+- (c) A broker that is killed and comes back with an old state counts from an earlier number. So new readings get
+  identifiers that marks hold. They come with DUP=0 first, and with DUP=1 only on the connection after that. By then the
+  marks are void: CONNECT makes earlier marks void, whether a CONNACK came or not.
+- A broker that refuses the connection (CONNACK 1 to 5) has sent nothing. All is as it was before CONNECT.
+- If the session is not present, everything is void.
 
-The cost of that caution: two connections lost in quick succession (the second before what is sent again was stored)
-leave readings that are stored twice, and marked.
+This caution has a cost. If two connections are lost in quick succession, the second before the messages sent again were
+stored, readings are stored twice and marked.
 
-QoS 2: the identifier is kept with its reading until PUBREL; the same identifier and digest with DUP=1 is answered and
-not stored. DUP=0, or another digest, under a kept identifier comes only from a broker that lost its state: stored.
+QoS 2: the identifier is kept with its reading until PUBREL. A message with DUP=1 and an equal digest under it is
+answered and not stored. DUP=0, or another digest, under a kept identifier comes only from a broker that lost its state.
+Such a message is stored.
 """
 
 import struct
@@ -53,12 +54,12 @@ from gateway.reading import Mark
 from gateway.settings import BrokerSettings
 
 BROKER_MARKS: Final = "broker/"
-"""What the keys of all marks of all brokers begin with."""
+"""Prefix of the keys of all brokers' marks."""
 
 PACKET_IDS: Final = 65_535
-"""Packet identifiers run from 1 to here (section 2.3.1 of MQTT 3.1.1)."""
+"""The highest packet identifier; the lowest is 1 (section 2.3.1 of MQTT 3.1.1)."""
 FRESH_IDS_MIN: Final = 100
-"""New packet identifiers, given while used ones were free, after which a broker is held to count up."""
+"""New packet identifiers, given while used ones were free, after which a broker is taken to count up."""
 UNCONFIRMED_MAX: Final = 100
 """Acknowledged deliveries after which a PINGREQ asks whether the broker has handled their PUBACKs."""
 _HEADER: Final = struct.Struct(">HB")
@@ -66,7 +67,7 @@ _ENTRY: Final = struct.Struct(">H8s")
 
 
 class Judgement(Enum):
-    """What to do with a delivery."""
+    """Treatment of a delivery."""
 
     NEW = "new"
     """Store it, then acknowledge it."""
@@ -81,18 +82,18 @@ class _Entry:
     packet_id: int
     digest: bytes
     was_stored: bool
-    """Whether it was stored before its batch, which only acknowledges it again."""
+    """Whether it was stored before its batch, so that the batch only acknowledges it again."""
 
 
 @dataclass(slots=True)
 class _Batch:
     entries: list[_Entry]
     released: list[tuple[int, bytes | None]] = field(default_factory=list)
-    """QoS 2 identifiers that the batch changes, with what was kept of each before."""
+    """QoS 2 identifiers that the batch changes, with the digest that was kept of each before."""
     forgets: tuple[int, ...] = ()
     """Batches whose marks are forgotten in the commit of this one."""
     frees: int = 0
-    """Identifiers that the broker may give again once it has handled what acknowledges the batch."""
+    """Number of identifiers that the broker may reuse once it has handled the batch's acknowledgements."""
     stored: bool = False
     acknowledged: bool = False
 
@@ -106,29 +107,30 @@ class _Expected:
 
 
 def digest(body: bytes) -> bytes:
-    """Eight bytes that stand for a PUBLISH: its topic, packet identifier and payload, as they came."""
+    """Return eight bytes that stand for a PUBLISH: its topic, packet identifier and payload, as they came."""
     return blake2b(body, digest_size=8).digest()
 
 
 class Deliveries:
-    """What one broker's session has delivered, as far as it matters for what it delivers next.
+    """The deliveries of one broker's session that matter for its next deliveries.
 
-    The order of calls: `forget_marks` and their commit, `connecting`, CONNECT, and `connection_refused` or `connected`;
-    then for each read `receive`, `receive_exactly_once`, `release`, and one `batch`; for each batch, in order, `stored`
-    and `acknowledged`, or `refused`. Every batch must be decided before `forget_marks` is called again.
+    For each connection, call `forget_marks`, commit its marks, call `connecting`, send CONNECT, and call
+    `connection_refused` or `connected`. For each read, call `receive`, `receive_exactly_once` and `release`, and then
+    `batch` once. For each batch, in order, call `stored` and `acknowledged`, or `refused`. Every batch must be decided
+    before `forget_marks` is called again.
     """
 
     def __init__(self, prefix: str, kept: Mapping[str, bytes]) -> None:
-        """Begin with the marks that are kept under `prefix`: what a process before this one knew."""
+        """Begin with the marks that an earlier process kept under `prefix`."""
         self._prefix = prefix
         self._batches: dict[int, _Batch] = {}
-        """By number: not yet decided, or not yet confirmed."""
+        """Batches that are not yet decided, or not yet confirmed, by number."""
         self._preceding: dict[int, _Batch] = {}
-        """Those of the connection before this one, of which `_expected` is made."""
+        """Batches of the preceding connection, of which `_expected` is made."""
         self._next = 0
         self._expected: dict[int, _Expected] = {}
         self._passed = 0
-        """Position in what is expected, before which nothing comes any more."""
+        """Position in the expected order, before which nothing comes any more."""
         self._entries: list[_Entry] = []
         self._released: list[tuple[int, bytes | None]] = []
         self._frees = 0
@@ -141,14 +143,14 @@ class Deliveries:
         self._barriers: deque[int] = deque()
         """For each PINGREQ without its PINGRESP: the first batch whose PUBACKs were not written before it."""
         self._acknowledged = 0
-        """All batches below were acknowledged."""
+        """All batches with lower numbers were acknowledged."""
         self._unconfirmed = 0
         self._highest = 0
         self._fresh_ids = 0
         self._free_ids = 0
-        """Identifiers whose PUBACK the broker has handled, and of which none was given again since they came."""
+        """Number of identifiers whose PUBACK the broker has handled, since the last identifier was reused."""
         self._free_from = 0
-        """The first batch that counts for that: all of it came after the last identifier that was given again."""
+        """The first batch that counts for `_free_ids`: all of it came after the last reused identifier."""
         self._load(kept)
 
     @property
@@ -164,21 +166,21 @@ class Deliveries:
     # --- connections --------------------------------------------------------------------------------------
 
     def forget_marks(self) -> list[Mark]:
-        """What must be on disk before CONNECT is sent: this connection voids what the marks say."""
+        """Return the marks that must be on disk before CONNECT: this connection makes earlier marks void."""
         return [
             Mark(f"{self._prefix}ids", self._header()),
             *(Mark(self._stored_key(number), None) for number in sorted(self._kept)),
         ]
 
     def connecting(self) -> None:
-        """CONNECT is sent now, and `forget_marks` is on disk: what was stored is expected once more."""
+        """Expect the stored messages once more: `forget_marks` is on disk, and CONNECT is sent next."""
         entries = [(batch, entry) for _, batch in sorted(self._batches.items()) for entry in batch.entries]
         self._expected = {
             entry.packet_id: _Expected(position, entry.digest, batch.stored or entry.was_stored, batch.acknowledged)
             for position, (batch, entry) in enumerate(entries)
         }
         self._passed = 0
-        # What was judged and is in no batch was not taken.
+        # Messages that were judged but are in no batch were not stored.
         self._undo(self._released)
         self._entries, self._released, self._marks, self._frees = [], [], [], 0
         self._preceding, self._batches = self._batches, {}
@@ -189,9 +191,9 @@ class Deliveries:
         self._unconfirmed = self._free_ids = 0
 
     def connected(self, *, session_present: bool) -> None:
-        """CONNACK accepted the connection. Without a session nothing that is known of the last one counts.
+        """Take a CONNACK that accepts the connection. If the session is not present, forget the last session.
 
-        A batch must follow, which forgets that.
+        Then a batch must follow, whose commit forgets the last session's marks.
         """
         self._preceding = {}
         if not session_present:
@@ -201,9 +203,9 @@ class Deliveries:
                 self.release(packet_id)
 
     def connection_refused(self) -> list[Mark]:
-        """CONNACK refused the connection, so that nothing came by it: what was known still counts.
+        """Take a CONNACK that refuses the connection: nothing was delivered, so earlier marks still count.
 
-        The marks say so on disk again; without them the next process would find what it knows doubtful.
+        Return these marks, to be stored again. Without them the next process would judge repeated messages doubtful.
         """
         self._expected.clear()
         self._batches, self._preceding = self._preceding, {}
@@ -218,7 +220,7 @@ class Deliveries:
     # --- deliveries ---------------------------------------------------------------------------------------
 
     def receive(self, packet_id: int, digest: bytes, *, duplicate: bool) -> Judgement:
-        """Judge a PUBLISH of QoS 1 by the table above."""
+        """Judge a PUBLISH with QoS 1 by the table above."""
         judgement = Judgement.NEW
         expected = self._expected.pop(packet_id, None) if self._expected else None
         if not duplicate:
@@ -234,7 +236,7 @@ class Deliveries:
         return judgement
 
     def receive_exactly_once(self, packet_id: int, digest: bytes, *, duplicate: bool) -> Judgement:
-        """Judge a PUBLISH of QoS 2; what is stored is kept in mind until its PUBREL."""
+        """Judge a PUBLISH with QoS 2, and remember it until its PUBREL."""
         known = self._unreleased.get(packet_id)
         if duplicate and known == digest:
             return Judgement.STORED
@@ -250,7 +252,7 @@ class Deliveries:
         return judgement
 
     def release(self, packet_id: int) -> None:
-        """PUBREL: the identifier is forgotten in the next batch's commit, after which PUBCOMP may be sent."""
+        """Take a PUBREL: the next batch's commit forgets the identifier, and then PUBCOMP may be sent."""
         self._frees += 1
         known = self._unreleased.pop(packet_id, None)
         if known is not None:
@@ -258,7 +260,7 @@ class Deliveries:
             self._marks.append(Mark(self._unreleased_key(packet_id), None))
 
     def batch(self) -> tuple[int, list[Mark]]:
-        """Number what came since the last batch, and give the marks that go into its commit."""
+        """Make a batch of what came since the last one; return its number, and the marks for its commit."""
         number, self._next = self._next, self._next + 1
         frees = len(self._entries) + self._frees
         batch = self._batches[number] = _Batch(self._entries, self._released, tuple(self._forgettable), frees)
@@ -275,17 +277,17 @@ class Deliveries:
     # --- batches ------------------------------------------------------------------------------------------
 
     def stored(self, number: int) -> None:
-        """The batch's commit is on disk."""
+        """Record that the batch's commit is on disk."""
         batch = self._batches[number]
         batch.stored = True
         self._kept.difference_update(batch.forgets)
 
     def refused(self, number: int) -> None:
-        """The batch was not stored, and neither were its marks: the connection must end."""
+        """Record that neither the batch nor its marks were stored: the connection must end."""
         self._undo(self._batches[number].released)
 
     def acknowledged(self, number: int) -> None:
-        """The batch's acknowledgements are about to be written; they go out in the order of the batches."""
+        """Record that the batch's acknowledgements are about to be written, in the order of the batches."""
         batch = self._batches[number]
         batch.acknowledged = True
         self._acknowledged = number + 1
@@ -294,11 +296,11 @@ class Deliveries:
             del self._batches[number]
 
     def pinged(self) -> None:
-        """A PINGREQ is written, behind the acknowledgements so far."""
+        """Record that a PINGREQ is written, after the acknowledgements so far."""
         self._barriers.append(self._acknowledged)
 
     def ponged(self) -> None:
-        """A PINGRESP came: the broker has handled what was written before its PINGREQ."""
+        """Take a PINGRESP: the broker has handled what was written before its PINGREQ."""
         if not self._barriers:
             return
         reached = self._barriers.popleft()
@@ -313,7 +315,7 @@ class Deliveries:
     # --- packet identifiers -------------------------------------------------------------------------------
 
     def _given(self, packet_id: int) -> None:
-        """Learn from an identifier that the broker gave to a new message."""
+        """Learn from the identifier of a new message."""
         if self._is_fresh(packet_id):
             if self._free_ids:
                 self._fresh_ids = min(self._fresh_ids + 1, FRESH_IDS_MIN)
@@ -331,7 +333,7 @@ class Deliveries:
         return judgement
 
     def _is_fresh(self, packet_id: int) -> bool:
-        """Whether it lies ahead of all that came: by less than half of them all, which wrap."""
+        """Whether an identifier lies ahead of all that came, by at most half of all identifiers, as they wrap."""
         return not self._highest or 0 < (packet_id - self._highest) % PACKET_IDS <= PACKET_IDS // 2
 
     def _undo(self, released: list[tuple[int, bytes | None]]) -> None:
@@ -367,13 +369,13 @@ class Deliveries:
 
 
 def removed_sessions(kept: Mapping[str, bytes], brokers: Sequence[BrokerSettings], gateway_id: str) -> list[Mark]:
-    """Marks that forget what is kept under `BROKER_MARKS` and goes with none of the brokers in the settings."""
+    """Return marks that forget the sessions of brokers that are no longer in the settings."""
     prefixes = tuple(session_prefix(broker, gateway_id) for broker in brokers)
     return [Mark(key, None) for key in kept if not key.startswith(prefixes)]
 
 
 def session_prefix(broker: BrokerSettings, gateway_id: str) -> str:
-    """What the keys of a session's marks begin with."""
+    """Return the prefix of the keys of a session's marks."""
     name = broker.client_id or f"sluice-{gateway_id}"
     return f"{BROKER_MARKS}{quote(broker.host, safe='')}:{broker.port}/{quote(name, safe='')}/"
 

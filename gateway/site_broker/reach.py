@@ -1,4 +1,4 @@
-"""How a broker is reached, and why it is not, in an installer's words: its name, TCP, TLS, the password."""
+"""Connects to a broker by name, TCP, TLS and password, and says in an installer's words why it cannot."""
 
 import asyncio
 import errno
@@ -13,12 +13,12 @@ from gateway.tls.client import ClientTlsError, client_context, tls_reason
 from gateway.tls.dates import CertificateDateError, Dates, judge_dates
 
 LINK_TIMEOUT_S: Final = 10
-"""How long a broker may leave bytes of ours unconfirmed, or TCP's own probes unanswered."""
+"""Seconds for which a broker may leave sent bytes unconfirmed, or TCP's probes unanswered."""
 PROBE_AFTER_S: Final = 5
-"""Silence after which TCP probes, and between its probes."""
+"""Seconds of silence before TCP's first probe, and between probes."""
 _CREDENTIALS: Final = (
-    "user or password is wrong or missing, or this gateway may not connect; mend user and password_file, "
-    "or the broker's list"
+    "user or password is wrong or missing, or the broker does not let this gateway in; mend user and password_file, or "
+    "the broker's access list"
 )
 REFUSALS: Final = {
     1: "it does not speak MQTT 3.1.1",
@@ -35,9 +35,9 @@ class BrokerError(Exception):
 
 
 async def open_link(settings: BrokerSettings, dates: Dates | None, resolver: Executor) -> socket.socket:
-    """Connect to a broker, with TLS where that is set. Raises BrokerError.
+    """Connect to a broker, with TLS if that is set. Raises BrokerError.
 
-    `dates` is what its certificate is judged by; None is the system's clock.
+    Its certificate is judged by `dates`, or by the system's clock if it is None.
     """
     try:
         context = None if settings.tls is None else tls_context(settings.tls)
@@ -54,7 +54,7 @@ async def open_link(settings: BrokerSettings, dates: Dates | None, resolver: Exe
         raise BrokerError(f"its certificate {error.verify_message}; have it renewed at the broker") from error
     except ssl.SSLCertVerificationError as error:
         raise BrokerError(
-            f"its certificate is not accepted: {error.verify_message}; set tls.ca to the certificate of who "
+            f"its certificate is not accepted: {error.verify_message}; set tls.ca to the certificate of the CA that "
             "signed it, and check that host is the name in it and that this box's clock is right"
         ) from error
     except ssl.SSLError as error:
@@ -66,7 +66,7 @@ async def open_link(settings: BrokerSettings, dates: Dates | None, resolver: Exe
 
 
 def password_of(settings: BrokerSettings) -> str | None:
-    """Read anew for each connection, so that it may change while the gateway runs. Raises BrokerError."""
+    """Read the password, anew for each connection, as it may change while the gateway runs. Raises BrokerError."""
     path = settings.password_file
     if path is None:
         return settings.password
@@ -77,7 +77,7 @@ def password_of(settings: BrokerSettings) -> str | None:
 
 
 def tls_context(tls: BrokerTlsSettings) -> ssl.SSLContext:
-    """What `[mqtt_brokers.tls]` asks for. Raises BrokerError where a file cannot be used."""
+    """Make the TLS context of `[mqtt_brokers.tls]`. Raises BrokerError if a file cannot be used."""
     try:
         return client_context(tls.ca, tls.certificate, tls.key)
     except ClientTlsError as error:
@@ -85,10 +85,10 @@ def tls_context(tls: BrokerTlsSettings) -> ssl.SSLContext:
 
 
 async def connect(host: str, port: int, context: ssl.SSLContext | None, resolver: Executor) -> socket.socket:
-    """Connect, with TLS where there is a context. Raises OSError, of which ssl.SSLError is a kind.
+    """Connect, with TLS if there is a context. Raises OSError, of which ssl.SSLError is a kind.
 
-    The name is looked up by `resolver`: a look-up outlives whoever stops waiting for it, and in the loop's own
-    executor it would keep others from theirs.
+    `resolver` looks up the name. A look-up goes on after its caller has stopped waiting, and in the loop's own executor
+    it would block other look-ups.
     """
     loop = asyncio.get_running_loop()
     failure = OSError(f"{host} has no address")
@@ -111,7 +111,7 @@ async def connect(host: str, port: int, context: ssl.SSLContext | None, resolver
 
 
 def _notice_a_dead_link(link: socket.socket) -> None:
-    """Have TCP end the connection within seconds of a black hole or a change of this box's address."""
+    """Let TCP end the connection within seconds if packets vanish or this box's address changes."""
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LINK_TIMEOUT_S * 1000)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -161,5 +161,5 @@ def _why_unreachable(error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "nothing listens there; check that the broker is up, and host and port"
     if error.errno in {errno.ENETUNREACH, errno.EHOSTUNREACH}:
-        return "there is no way to it from here; check this box's network, and host"
+        return "there is no route to it from here; check this box's network, and host"
     return f"{error.strerror or error}; check host and port, and the network between"

@@ -1,4 +1,4 @@
-"""A session at a broker: it outlives its connections, and what this gateway keeps of it outlives the process."""
+"""A session at a broker, which outlives its connections; its marks outlive the process."""
 
 import asyncio
 from collections import Counter
@@ -12,7 +12,7 @@ from gateway.site_broker.subscriptions import Subscriptions
 
 
 class BrokerSession:
-    """One broker's session, as its connections share it.
+    """One broker's session, which its connections share.
 
     `now_us` is CLOCK_BOOTTIME in microseconds. `counts` counts since the start: `readings`, `recognised` (delivered
     again and not stored again), `doubtful` (stored with `redelivered`), `retained`, `too-large`, `connections`.
@@ -24,18 +24,18 @@ class BrokerSession:
         self.now_us = now_us
         self.client_id = settings.client_id or f"sluice-{gateway_id}"
         self.broker = f"{settings.host}:{settings.port}"
-        """What the log and `sluice status` call the broker."""
+        """The broker's name in the log and in `sluice status`."""
         self.counts: Counter[str] = Counter()
         self._prefix = session_prefix(settings, gateway_id)
         self.deliveries = Deliveries(self._prefix, {})
         self.subscriptions = Subscriptions(settings, self._prefix, self.broker)
         self.settled = asyncio.Event()
-        """Set while nothing that came waits for its commit."""
+        """Set while no batch waits for its commit."""
         self.settled.set()
         self._loaded = False
 
     async def load(self) -> None:
-        """Read what a process before this one kept, if that was not done yet."""
+        """Load the marks that an earlier process kept, if that was not done yet."""
         if not self._loaded:
             kept = await self.intake.marks(self._prefix)
             self.deliveries = Deliveries(self._prefix, kept)
@@ -43,7 +43,7 @@ class BrokerSession:
             self._loaded = True
 
     async def connecting(self) -> None:
-        """Have on disk what must be there before CONNECT. Raises BrokerError where it cannot be."""
+        """Store the marks that must be on disk before CONNECT. Raises BrokerError if they cannot be stored."""
         subscribed = self.subscriptions.connecting()
         stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.intake.take(
@@ -52,8 +52,8 @@ class BrokerSession:
             [*self.deliveries.forget_marks(), subscribed],
         )
         if not await stored:
-            raise BrokerError("nothing can be stored at present, so that nothing is asked for; see the buffer")
+            raise BrokerError("the buffer can store nothing at present, so nothing is asked for; see sluice status")
 
     def keep(self, marks: Sequence[Mark]) -> None:
-        """Have marks stored; nothing waits for it."""
+        """Store marks; nothing waits for the commit."""
         self.intake.take((), lambda _stored: None, marks)

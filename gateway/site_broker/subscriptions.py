@@ -1,4 +1,4 @@
-"""Subscriptions at a broker: what is asked of it, and what it grants."""
+"""Subscribes to topics at a broker, and keeps track of the subscriptions that it grants."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from gateway.settings import BrokerSettings
 from gateway.site_broker.client import BrokerClient
 
 SUBSCRIBE_AGAIN_S: Final = 600.0
-"""How long a refused subscription is left alone."""
+"""Seconds until a refused subscription is tried again."""
 _REFUSED: Final = 0x80
 
 _log = structlog.get_logger("sluice.mqtt_broker")
@@ -24,41 +24,41 @@ class Subscriptions:
     """The topic filters of one broker's session."""
 
     def __init__(self, settings: BrokerSettings, prefix: str, broker: str) -> None:
-        """`prefix` is what the keys of the session's marks begin with, `broker` what the log calls it."""
+        """The keys of the session's marks begin with `prefix`. `broker` is the broker's name in the log."""
         self._settings = settings
         self._key = f"{prefix}topics"
         self._broker = broker
         self.answered = asyncio.Event()
-        """Set while there is a connection, and the broker has answered all that was asked of it."""
+        """Set while there is a connection, and the broker has answered each SUBSCRIBE and UNSUBSCRIBE."""
         self.refused: set[str] = set()
         """Topic filters that the broker does not let this gateway read."""
         self._topics: set[str] = set()
-        """What the session at the broker may be subscribed to; kept, to know what to unsubscribe from."""
+        """Filters that the broker's session may have; kept, to know which of them to unsubscribe."""
         self._asked: dict[int, tuple[str, ...]] = {}
         """Filters by the packet identifier of their SUBSCRIBE or UNSUBSCRIBE, until they are answered."""
         self._codes: dict[str, int] = {}
-        """SUBACK's return code for each filter, as it was last said."""
+        """The last return code of each filter in a SUBACK."""
         self._ask_again_s = 0.0
 
     def load(self, kept: Mapping[str, bytes]) -> None:
-        """Begin with what a process before this one kept."""
+        """Begin with the filters that an earlier process kept."""
         with contextlib.suppress(msgspec.DecodeError):
             self._topics = set(msgspec.json.decode(kept.get(self._key, b"[]"), type=list[str]))
 
     def mark(self) -> Mark:
-        """What keeps them."""
+        """The mark that keeps the filters."""
         return Mark(self._key, msgspec.json.encode(sorted(self._topics)))
 
     def connecting(self) -> Mark:
-        """CONNECT comes next, and a SUBSCRIBE behind it; give the mark that must be on disk before."""
+        """Return the mark that must be on disk before CONNECT and SUBSCRIBE are sent."""
         self._topics.update(self._settings.topics)
         return self.mark()
 
     def connected(self, client: BrokerClient) -> None:
-        """Subscribe to all that the settings name, for a session that is there proves nothing; give up the rest.
+        """Subscribe to all topics of the settings, even in a session that is there; unsubscribe from all others.
 
         A process that was killed between CONNECT and SUBSCRIBE leaves a session without subscriptions, and a broker may
-        come back with an old one. It costs the retained messages, which come again with each SUBSCRIBE.
+        come back with an old session. The cost is that retained messages come again with each SUBSCRIBE.
         """
         self._subscribe(client, self._settings.topics)
         surplus = sorted(self._topics.difference(self._settings.topics))
@@ -67,7 +67,7 @@ class Subscriptions:
             self._asked[identifier or 0] = tuple(surplus)
 
     def ask_again(self, client: BrokerClient, now_s: float) -> None:
-        """Subscribe again to what was refused some time ago."""
+        """Subscribe again to refused filters, at most once in SUBSCRIBE_AGAIN_S."""
         if self.refused and now_s >= self._ask_again_s:
             self._subscribe(client, sorted(self.refused))
 
@@ -78,7 +78,7 @@ class Subscriptions:
         self._ask_again_s = asyncio.get_running_loop().time() + SUBSCRIBE_AGAIN_S
 
     def granted(self, identifier: int, codes: bytes) -> None:
-        """SUBACK came (section 3.9). Raises MalformedPacketError."""
+        """Take a SUBACK (section 3.9). Raises MalformedPacketError."""
         names = self._asked.get(identifier, ())
         if len(names) != len(codes):
             raise MalformedPacketError("a SUBACK that answers another number of filters than were asked for")
@@ -93,12 +93,12 @@ class Subscriptions:
         self._was_answered(identifier)
 
     def ended(self, identifier: int) -> None:
-        """UNSUBACK came (section 3.11)."""
+        """Take an UNSUBACK (section 3.11)."""
         self._topics.difference_update(self._asked.get(identifier, ()))
         self._was_answered(identifier)
 
     def disconnected(self) -> None:
-        """The connection is over: nothing that was asked on it is answered any more."""
+        """Forget what was asked on a connection that is over, as nobody answers it any more."""
         self._asked.clear()
         self.answered.clear()
 
@@ -108,7 +108,7 @@ class Subscriptions:
             self.answered.set()
 
     def _say_granted(self, name: str, code: int) -> None:
-        """Log that a subscription is less than was asked for; said once, until it changes."""
+        """Log that the broker grants less than was asked for."""
         if code >= _REFUSED:
             _log.error(
                 "the broker refuses a subscription, so that nothing of it is read: allow this user to read it in "
