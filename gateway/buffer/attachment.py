@@ -1,7 +1,7 @@
-"""The file that the buffer is attached to, and how another one takes its place when SQLite finds it corrupt.
+"""Keeps the buffer attached to its file, and replaces the file if SQLite finds it corrupt.
 
-The damaged one is set aside under a name of its own, a new one is begun at once so that readings go on being stored,
-and what can be read of the old one is taken over by a thread beside it. All of it survives being killed at any moment.
+The damaged file is renamed and set aside. A new file is begun at once, so readings are stored all the while. A thread
+then takes over the readable rows of the damaged file. The process may be killed at any moment: the next start goes on.
 """
 
 import sqlite3
@@ -38,33 +38,34 @@ from gateway.settings import BufferSettings
 
 ANEW_WAIT_S_MIN = 1.0
 ANEW_WAIT_S_MAX = 60.0
-"""A card that damages one new file after another gets the next ever more rarely, down to one in so long."""
+"""Shortest and longest wait in seconds before a new file replaces one that was damaged soon after another. The wait
+doubles each time."""
 ANEW_CALM_S = 600.0
-"""After so long without damage the next new file is begun at once again."""
+"""Seconds without damage after which the next new file is begun at once again."""
 REWIND_S = 5.0
-"""How often the forwarder is called back to rows that were salvaged behind its back, at the most."""
+"""Seconds between two times that the forwarder is sent back for salvaged rows, while a salvage goes on."""
 REMEMBERED_MAX = 100
-"""Files that were set aside or salvaged and wait to be reported."""
+"""Length of each list of files that wait to be reported: files set aside, and files salvaged."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A file that SQLite found corrupt: renamed and kept; what can be read of it is taken over."""
+    """A corrupt file that was renamed and kept, and whose readable rows are taken over."""
 
     name: str
     buffer_id: str
     rows: int | None
-    """What it held, where that is known."""
+    """Rows that it held; None if unknown."""
     lane: Lane | None = None
-    """The lane that readings went into, where that is known."""
+    """The lane that readings went into; None if unknown."""
 
 
 class Attachment:
-    """Belongs to the buffer's thread; only `stop_salvages` and `join_salvages` are the event loop's."""
+    """The open file. Belongs to the buffer's thread, except `stop_salvages` and `join_salvages`."""
 
-    def __init__(  # noqa: PLR0913 - what a file needs, and whom to tell
+    def __init__(  # noqa: PLR0913 - the file's needs, and three callbacks
         self,
         settings: BufferSettings,
         boot_id: str,
@@ -76,10 +77,10 @@ class Attachment:
         on_attach: Callable[[], None],
         on_rows: Callable[[], None],
     ) -> None:
-        """`call` has a function run on the buffer's thread; it raises BufferFileError where the buffer is closed.
+        """`call` runs a function on the buffer's thread. It raises BufferFileError if the buffer is closed.
 
-        `on_attach` is told that a file is open that was not before, `on_rows` that rows have come into it from another.
-        `resume` is as `BufferFile` has it.
+        `on_attach` is called after a file was opened, `on_rows` after salvaged rows came in. `resume` is passed to
+        `BufferFile`.
         """
         self._settings = settings
         self._boot_id = boot_id
@@ -92,13 +93,13 @@ class Attachment:
         self.file: BufferFile
         self.is_attached = False
         self.rewinds = 0
-        """Grows when rows came to stand before those that were read: whoever reads begins at START again."""
+        """Grows when rows are stored before rows already read. Readers must then begin at START again."""
         self.set_aside: deque[SetAside] = deque(maxlen=REMEMBERED_MAX)
-        """Files that were replaced since the start; whoever reports them takes them out."""
+        """Files that were replaced since the start. The reporter removes them."""
         self.salvaged: deque[SalvagedBatch] = deque(maxlen=REMEMBERED_MAX)
-        """The last batch of each file whose salvage has ended; whoever reports them takes them out."""
+        """The last batch of each finished salvage. The reporter removes it."""
         self._known: dict[str, SetAside] = {}
-        """Files that were set aside and have no successor yet."""
+        """Files that were set aside, until a new file takes their place."""
         self._salvages: list[Salvage] = []
         self._is_stopping = False
         self._anew_due_s = float("-inf")
@@ -107,7 +108,7 @@ class Attachment:
         self._is_rewind_due = False
 
     def attach(self) -> None:
-        """Open or begin the file. One that SQLite finds corrupt is set aside. Raises BufferFileError."""
+        """Open or begin the file, and set a corrupt file aside. Raises BufferFileError."""
         path = self._settings.path
         try:
             unfinished = buffer_aside.interrupted(path)
@@ -135,7 +136,7 @@ class Attachment:
             ) from error
 
     def _remember(self) -> None:
-        """Begin those salvages again whose marks are lost."""
+        """Restart salvages whose marks are lost."""
         known = kept_marks(self.file.marks(SALVAGE_PREFIX))
         asides = [aside for aside in buffer_aside.waiting(self._settings.path) if aside.name not in known]
         if not asides:
@@ -143,30 +144,30 @@ class Attachment:
         log.error("how far a salvage had come is lost: begun again", asides=[aside.name for aside in asides])
         self.file.close()
         again = [begun_again(aside) for aside in asides]
-        # Their lanes come before this start's.
+        # The salvaged lanes get lower numbers than this start's lane.
         lanes = [lane for damaged in again for lane in damaged.lanes.values()]
         self.file = BufferFile(self._settings, self._boot_id, self._clock, self._counts, lanes)
         with self.file.transaction():
             self._take_over(again, ())
 
     def _reset(self) -> None:
-        """Begin with a file that was not open before."""
+        """Start work on a newly opened file: stop the salvages into the former file, and begin those into this file."""
         self.is_attached = True
         self._on_attach()
-        # What they read is for another file's lanes: `_adopt_now` refuses it.
+        # They read for lanes of the former file: `_adopt_now` refuses their batches.
         for salvage in self._salvages:
             salvage.stop()
         self._salvages = [salvage for salvage in self._salvages if salvage.is_alive()]
         self._begin_salvages()
 
     def replace(self, error: Exception) -> None:
-        """Set the damaged file aside, and begin a new one that takes over what can be read of it."""
+        """Set the damaged file aside, and begin a new file that takes over its readable rows."""
         log.error("buffer is corrupt: set aside, a new one takes over what can be read of it", error=str(error))
         self._put_aside()
         self._begin_anew()
 
     def _put_aside(self) -> None:
-        """Rename the damaged file, and let go of it."""
+        """Rename the damaged file, and close it."""
         path = self._settings.path
         known = self.file if self.is_attached else None
         try:
@@ -175,7 +176,7 @@ class Attachment:
                 self._known[name] = SetAside(name, known.id, known.lanes.rows, known.lanes.current)
         finally:
             if known is not None and not path.exists():
-                # After the renaming: closing a database deletes the WAL that stands under its name.
+                # Close only after the renaming, as closing a database deletes the WAL that stands under its name.
                 self.is_attached = False
                 known.abandon()
         now_s = time.monotonic()
@@ -185,7 +186,7 @@ class Attachment:
         self._anew_wait_s = min(max(ANEW_WAIT_S_MIN, 2 * self._anew_wait_s), ANEW_WAIT_S_MAX)
 
     def _go_on_replacing(self, asides: Sequence[Path]) -> None:
-        """Set files aside to the end: the daemon was ended, or the disk refused, while it did."""
+        """Finish a replacement that was cut off by the end of the daemon or by a disk error."""
         path = self._settings.path
         if path.exists():
             if all(buffer_aside.is_known(path, SALVAGE_PREFIX + buffer_aside.final_name(aside)) for aside in asides):
@@ -195,13 +196,13 @@ class Attachment:
             if buffer_aside.is_unused(path):
                 buffer_aside.discard(path)
             else:
-                # Readings may have been acknowledged that are nowhere else.
+                # It may hold acknowledged readings that are nowhere else.
                 log.error("the buffer cannot be read, or knows nothing of a damaged file beside it: set aside too")
                 self._put_aside()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Begin a new file; that it has something to salvage is on disk before anything is taken into it."""
+        """Begin a new file. Before it takes a reading, the names of the files to salvage are on disk in it."""
         wait_s = self._anew_due_s - time.monotonic()
         if wait_s > 0:
             raise BufferFileError(
@@ -227,7 +228,7 @@ class Attachment:
                 self.file.abandon()
                 raise
         except Exception:
-            # Nothing was taken into it, and the next one must not find it in its place.
+            # It holds no readings. The next attempt must not find it in the place of the buffer.
             with suppress(OSError):
                 buffer_aside.discard(path)
             raise
@@ -248,7 +249,7 @@ class Attachment:
         self._reset()
 
     def _take_over(self, kept: Sequence[Damaged], given_up: Sequence[Damaged]) -> None:
-        """Write into the new file what is to be salvaged, what stood beside it, and what is given up."""
+        """Write damaged files' small tables and salvage marks into the new file, and count files given up as lost."""
         file = self.file
         file.connection.execute("SAVEPOINT beside")
         try:
@@ -274,9 +275,9 @@ class Attachment:
                 file.count_losses(msgspec.structs.replace(damaged.progress, torn=True).losses(self._boot_id))
 
     def _begin_salvages(self) -> None:
-        """Go on with what damaged files still hold, the last start's too."""
+        """Start salvaging every file that has a mark, also from earlier starts."""
         marks = kept_marks(self.file.marks(SALVAGE_PREFIX))
-        # The newest first: what it took over of an older one comes before the rest of that.
+        # The newest first: rows that it took over from an older file come before the rest of the older file.
         work = [(self._settings.path.with_name(name), marks[name]) for name in sorted(marks, reverse=True)]
         if work:
             salvage = Salvage(work, self.file.id, self._adopt, self._end_salvage)
@@ -284,31 +285,31 @@ class Attachment:
             salvage.start()
 
     def _end_salvage(self, aside: Path) -> None:
-        """Nothing more is to be had of it: it may be deleted when there are too many. On the salvage's thread."""
+        """Rename a finished file, and delete the oldest if there are too many. On the salvage's thread."""
         try:
             buffer_aside.salvaged(aside)
             deleted = buffer_aside.prune(self._settings.path, self._settings.damaged_files_max)
         except OSError as error:
             log.warning("a salvaged file could not be renamed or deleted: delete it by hand", error=str(error))
             return
-        with suppress(BufferFileError):  # the next start sees to it
+        with suppress(BufferFileError):  # the next start does it
             self._call(lambda: self._forget(aside)).result()
         if deleted:
             log.info("salvaged files were deleted, as buffer.damaged_files_max says", deleted=deleted)
 
     def _forget(self, aside: Path) -> bool:
-        """Forget a file that is salvaged, and whose name says so."""
+        """Delete the mark of a file whose name says that it is salvaged."""
         with self.file.transaction():
             self.file.keep_marks([Mark(SALVAGE_PREFIX + aside.name, None)])
         return True
 
     def _adopt(self, batch: SalvagedBatch) -> bool:
-        """Take over rows of a damaged file; False where there is no room at present. On the salvage's thread."""
+        """Take over rows of a damaged file; return False if there is no room now. On the salvage's thread."""
         try:
             return self._call(lambda: self._adopt_now(batch)).result()
         except BufferFileError:
             if self._is_stopping:
-                # One that began after the others had been stopped.
+                # This salvage began after the others were stopped.
                 for salvage in self._salvages:
                     salvage.stop()
             raise
@@ -320,12 +321,12 @@ class Attachment:
         payloads = [row.payload for row in batch.rows] + [input_.payload for input_ in batch.quarantined]
         coming = sum(len(payload) + ROW_BYTES for payload in payloads)
         if coming and file.room.is_full(coming):
-            # What was taken over before has to make room.
+            # The forwarder must send rows that were taken over before, to make room.
             self._rewind()
             return False
         with file.transaction():
             file.adopt(batch.rows, batch.quarantined, batch.series)
-            # It is kept until the file is renamed: one without a mark would be salvaged again.
+            # The mark stays until the file is renamed. Without a mark the file would be salvaged again.
             progress = msgspec.structs.replace(batch.progress, ended=batch.finished)
             file.keep_marks([Mark(SALVAGE_PREFIX + batch.aside.name, msgspec.json.encode(progress))])
             if batch.finished:
@@ -342,7 +343,7 @@ class Attachment:
         return True
 
     def _rewind(self) -> None:
-        """Have salvaged rows forwarded: they stand before what the forwarder may have come to."""
+        """Send the forwarder back, as salvaged rows may stand before its position."""
         if self._is_rewind_due:
             self._is_rewind_due = False
             self._rewind_due_s = time.monotonic() + REWIND_S
@@ -350,7 +351,7 @@ class Attachment:
             self._on_rows()
 
     def stop_salvages(self) -> None:
-        """Have the salvages end; `join_salvages` waits for that."""
+        """Tell the salvages to stop; `join_salvages` waits for their end."""
         self._is_stopping = True
         for salvage in self._salvages:
             salvage.stop()

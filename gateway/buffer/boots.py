@@ -1,6 +1,6 @@
-"""The boots of this gateway in the buffer file: their order, what is known of their clocks, what has to be corrected.
+"""The table `boot`: the order of this gateway's boots, their clocks, and corrections still to be sent.
 
-A boot whose clock was never learnt is told by those before and after it; so these stay for as long as they are needed.
+If the clock of a boot was never learnt, the boots before and after it give its bound. So these are kept while needed.
 """
 
 import sqlite3
@@ -16,34 +16,34 @@ from gateway.clock.gateway_clock import BootClock, Line, Quality, Us, bounded_be
 from gateway.reading import BufferFileError
 
 SEEN_SAVE_S = 10.0
-"""How far a boot has come is written down no more often than this, with what is written anyway."""
+"""Seconds between two saves of a boot's latest time; they go with a transaction that is made anyway."""
 BOOTS_MAX = 1_000
-"""Boots that are kept although no row is of them; of more the oldest go, and what was to be corrected of them stays."""
+"""Boots kept although no row needs them. Beyond that, the oldest go, and their corrections are never sent."""
 TELL_AGAIN = 4
-"""A correction is made once more where the bound has become so many times smaller than what the last one said."""
+"""Factor by which a bound must shrink below that of the last correction for a further correction."""
 COLUMNS = ("boot_id", "offset_us", "error_us", "ordinal", "seen_us", "clock", "version", "owed", "told_error_us")
 
 NOT_OWED = 0
 OWED = 1
-"""Something of the boot was forwarded while nothing was known of its clock."""
+"""Records of the boot were forwarded while its clock was unknown."""
 OWED_ANEW = 2
-"""What was told of the boot's clock was wrong."""
+"""A wrong clock of the boot was used for records or corrections."""
 
 
 class Correction(NamedTuple):
-    """What mends the times of records that were forwarded before their boot's clock was known, or by a wrong one."""
+    """Corrects the times of records that were forwarded while their boot's clock was unknown or wrong."""
 
     boot_id: str
     version: int
-    """Counts up for each boot: the highest counts."""
+    """Counts up for each boot; the highest version is valid."""
     quality: Quality
     line: Line
     supersedes: bool
-    """Whether what was told before was wrong, rather than less well known."""
+    """Whether the earlier times were wrong, rather than less exact."""
 
 
 def correction_body(correction: Correction) -> dict[str, object]:
-    """What a correction on `gateway-events` says."""
+    """The body of a correction on `gateway-events`."""
     line = correction.line
     return {
         "device": None,
@@ -60,11 +60,11 @@ def correction_body(correction: Correction) -> dict[str, object]:
 
 
 _Counted = Annotated[int, Meta(ge=-(2**53), le=2**53)]
-"""What is added to: a damaged file may give numbers that SQLite has no room for then."""
+"""A number that will be counted up. A damaged file may hold one that SQLite's integers leave no room above."""
 
 
 class _Row(Struct, array_like=True):
-    """A row of the table; the fields are `COLUMNS`."""
+    """A row of the table `boot`; the fields are `COLUMNS`."""
 
     boot_id: str
     offset_us: Us
@@ -79,21 +79,22 @@ class _Row(Struct, array_like=True):
 
 class _Boot(Struct):
     ordinal: int | None
-    """The order in which boots came; None where nobody knows."""
+    """Its place in the order of boots; None if unknown."""
     clock: BootClock
     seen_us: int
-    """The latest CLOCK_BOOTTIME that is known of it."""
+    """The latest CLOCK_BOOTTIME known of it."""
     version: int = 0
-    """Of the last correction; 0: there was none."""
+    """Version of the last correction; 0 before the first."""
     owed: int = NOT_OWED
     told_error_us: int | None = None
-    """The bound that the last correction gave."""
+    """The bound in the last correction."""
 
 
 def clock_of(offset_us: int, error_us: int | None, clock: bytes | None) -> BootClock:
-    """A boot's clock by its columns. Those of former versions have one offset and bound for the whole boot.
+    """A boot's clock from its columns.
 
-    So have those whose clock cannot be read.
+    Files of former versions have one offset and bound for the whole boot. A clock that cannot be decoded falls back to
+    these.
     """
     if clock is not None:
         try:
@@ -104,7 +105,7 @@ def clock_of(offset_us: int, error_us: int | None, clock: bytes | None) -> BootC
 
 
 class BootTable:
-    """The table `boot`. Belongs to the buffer's thread; what writes belongs into a transaction."""
+    """The table `boot`. Belongs to the buffer's thread; methods that write need a transaction."""
 
     def __init__(self, connection: sqlite3.Connection, boot_id: str) -> None:
         self._connection = connection
@@ -112,43 +113,43 @@ class BootTable:
         self._read: dict[str, _Boot] | None = None
         self._save_due_s = 0.0
         self.owes_correction = False
-        """Whether something is to be corrected and can be, as of the last transaction; may be read on any thread."""
+        """Whether a correction is owed and can be made, as of the last transaction. Any thread may read it."""
 
     def forget(self) -> None:
-        """A transaction was rolled back: what is remembered of the table may not be what stands in it."""
+        """Drop the table's copy in memory, after a transaction was rolled back."""
         self._read = None
         self._save_due_s = 0.0
 
     def settle(self) -> None:
-        """A transaction ended well."""
+        """Update `owes_correction` after a commit."""
         if self._read is not None:
             self.owes_correction = any(boot.owed and boot.clock.known for boot in self._read.values())
 
     def kept(self) -> BootClock | None:
-        """What an earlier start in this boot knew of its clock."""
+        """The clock that an earlier start in this boot saved, or None."""
         return self.find(self._boot_id)
 
     def clock(self, boot_id: str) -> BootClock:
-        """What is known of a boot's clock. Raises BufferFileError where there is no such boot."""
+        """A boot's clock, as far as it is known. Raises BufferFileError if there is no such boot."""
         clock = self.find(boot_id)
         if clock is None:
             raise BufferFileError("the buffer does not hold this boot: it was begun anew in between")
         return clock
 
     def find(self, boot_id: str) -> BootClock | None:
-        """The same, or None."""
+        """A boot's clock, as far as it is known, or None if there is no such boot."""
         boot = self._boots.get(boot_id)
         return None if boot is None else boot.clock
 
     def may_be_learnt(self, boot_id: str) -> bool:
-        """Whether a former boot's clock will be told by this one's: it was never synced, and when it came is known."""
+        """Whether this boot's clock can bound a former boot: it has no bound yet, and its order is known."""
         boot = self._boots.get(boot_id)
         return boot is not None and not boot.clock.known and boot.ordinal is not None
 
     # -- what was learnt ------------------------------------------------------------------------
 
     def _see_earlier(self) -> None:
-        """See how far former boots came by their rows: that is written down only now and then."""
+        """Raise the latest times of former boots to those of their rows, as they are saved only now and then."""
         found = self._connection.execute(
             """SELECT boot_id, max((
                 SELECT received_us FROM reading WHERE lane = lane.number ORDER BY sequence DESC LIMIT 1
@@ -162,9 +163,9 @@ class BootTable:
                 self._connection.execute("UPDATE boot SET seen_us = ? WHERE boot_id = ?", (last_us, boot_id))
 
     def save(self, clock: BootClock, now_us: int, now_s: float) -> None:
-        """Keep what is known of this boot's clock, in one transaction with what comes in meanwhile.
+        """Save this boot's clock, in the caller's transaction.
 
-        It need not be written each second: what is known at one moment holds at later ones, with a bound that grows.
+        It need not be saved each second: a clock that was right at one moment holds later, with a bound that grows.
         """
         is_first = not self._save_due_s
         if is_first:
@@ -180,7 +181,7 @@ class BootTable:
         elif now_s < self._save_due_s and clock.says_as(boot.clock):
             return
         if boot.clock.known and not clock.known:
-            # What an earlier start in this boot knew holds as well as ever.
+            # The clock that an earlier start in this boot saved still holds.
             clock = boot.clock
         before, boot.clock = boot.clock, clock
         boot.seen_us = max(boot.seen_us, now_us)
@@ -191,11 +192,11 @@ class BootTable:
         self._save_due_s = now_s + SEEN_SAVE_S
         if not clock.known:
             return
-        # What turned out wrong may have been told, be it that it was never written here.
+        # The wrong clock may have been used for records, even if it was never saved here.
         is_anew = clock.revision != before.revision
         if is_anew:
             self._owe(self._boot_id, OWED_ANEW)
-        # A former version, which knew this boot's clock, bounded nobody by it.
+        # A former version may have known this boot's clock, but did not bound other boots by it.
         if is_anew or not before.known or (is_first and any(map(self.may_be_learnt, self._boots))):
             self._bound_earlier()
         line = clock.line()
@@ -203,7 +204,7 @@ class BootTable:
             self._owe(self._boot_id, OWED)
 
     def _bound_earlier(self) -> None:
-        """Bound the boots that were never synced by those that were, now that this one is."""
+        """Bound boots that were never synced by the synced boots around them, now that this boot's clock is known."""
         before: _Boot | None = None
         run: dict[str, _Boot] = {}
         ordered = ((boot_id, boot) for boot_id, boot in self._boots.items() if boot.ordinal is not None)
@@ -211,7 +212,7 @@ class BootTable:
             if not boot.clock.synced:
                 run[boot_id] = boot
                 continue
-            # What lies before another boot was bounded when that one was synced.
+            # Boots before another synced boot were bounded when that boot was synced.
             if boot_id == self._boot_id or not all(each.clock.known for each in run.values()):
                 known = None if before is None else (before.clock, before.seen_us)
                 seen_us = [each.seen_us for each in run.values()]
@@ -233,12 +234,12 @@ class BootTable:
     # -- what has to be corrected ---------------------------------------------------------------
 
     def owes(self, boot_id: str) -> bool:
-        """Whether a boot's records are to be corrected already; those of one that is not there cannot be."""
+        """Whether a correction of a boot is owed already. True if the boot is missing, as it cannot be corrected."""
         boot = self._boots.get(boot_id)
         return boot is None or boot.owed != NOT_OWED
 
     def owe(self, boot_id: str) -> None:
-        """Records of a boot go out although nothing is known of its clock."""
+        """Note that records of a boot go out while its clock is unknown."""
         self._owe(boot_id, OWED)
 
     def _owe(self, boot_id: str, owed: int) -> None:
@@ -248,7 +249,7 @@ class BootTable:
             self._connection.execute("UPDATE boot SET owed = ? WHERE boot_id = ?", (owed, boot_id))
 
     def take_corrections(self) -> list[Correction]:
-        """The corrections that can be made now, written down as made."""
+        """Return the corrections that can be made now, and mark them as made."""
         taken = []
         for boot_id, boot in self._boots.items():
             line = boot.clock.line()
@@ -266,15 +267,16 @@ class BootTable:
     # -- boots of other files, and of long ago --------------------------------------------------
 
     def add_unknown(self, boot_id: str) -> None:
-        """There was such a boot, and nothing is known of its clock."""
+        """Add a boot without a known clock, unless it is there."""
         if boot_id not in self._boots:
             self._connection.execute("INSERT INTO boot (boot_id, offset_us) VALUES (?, 0)", (boot_id,))
             self._boots[boot_id] = _Boot(None, BootClock.constant(0, None), 0)
 
     def adopted(self) -> None:
-        """Boots of a damaged file have come in: this one is later than all of them.
+        """Put this boot behind the boots that came in from a damaged file.
 
-        What was to be corrected of it may have been lost with the file; a correction too many does no harm.
+        A correction that this boot owed may have been lost with the file, so it owes one again. A needless one does no
+        harm.
         """
         self._read = None
         boot = self._boots[self._boot_id]
@@ -285,7 +287,7 @@ class BootTable:
             self._bound_earlier()
 
     def forget_unneeded(self) -> None:
-        """Let go of boots that nothing is left of, and that tell nothing of another one's time."""
+        """Delete boots that have no rows and that no other boot's bound needs."""
         needed = {
             boot_id
             for (boot_id,) in self._connection.execute(
@@ -316,7 +318,7 @@ class BootTable:
 
 
 def _boot(values: Sequence[object]) -> _Boot:
-    """A boot by its columns: what a damaged file gives may be anything. Raises sqlite3.DatabaseError."""
+    """A boot from its columns. Those of a damaged file may be anything. Raises sqlite3.DatabaseError."""
     try:
         row = msgspec.convert(values, _Row)
     except msgspec.ValidationError as error:
@@ -326,10 +328,10 @@ def _boot(values: Sequence[object]) -> _Boot:
 
 
 def adopt_boots(connection: sqlite3.Connection, boots: Iterable[Sequence[object]]) -> None:
-    """Write boots of a damaged file into another, as `COLUMNS` has them, or the first few of these (former versions).
+    """Write boots of a damaged file into another file. Values are in the order of `COLUMNS`; old files have fewer.
 
-    What is known of one already stays, but for what has to be corrected, and how often it was. Of one that makes no
-    sense it is known that it was.
+    A boot that is there already keeps its clock; its latest time and its corrections are merged. If a boot makes no
+    sense, only its id is written.
     """
     for values in boots:
         if not _is_boot(values):
@@ -354,12 +356,12 @@ def _is_boot(values: Sequence[object]) -> bool:
 
 
 def is_ordered(values: Sequence[object]) -> bool:
-    """Whether a boot of a damaged file says when it came among the others: those of former versions do not."""
+    """Whether a boot of a damaged file has an ordinal. Former versions did not store it."""
     return len(values) > COLUMNS.index("ordinal") and values[COLUMNS.index("ordinal")] is not None
 
 
 def order_by_lanes(connection: sqlite3.Connection, first_lanes: Iterable[tuple[str, int]]) -> None:
-    """Put boots of a file of a former version in their order: that of the first of their lanes, in that file."""
+    """Order boots from a former version's file by the first of their lanes in that file."""
     connection.executemany(
         "UPDATE boot SET ordinal = ?2 WHERE boot_id = ?1 AND ordinal IS NULL",
         first_lanes,

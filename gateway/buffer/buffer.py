@@ -1,6 +1,6 @@
 """The buffer: readings wait here, in one SQLite file, until Kafka's replicas have them.
 
-This is what the event loop calls. `commit_loop` is the one thread that uses the file.
+The event loop calls this module. `commit_loop` has the one thread that uses the file.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ T = TypeVar("T")
 class Buffer:
     """Readings on disk, in order, until they are confirmed.
 
-    Its methods are called from the event loop; none of them blocks it. What has no method of its own is asked of the
-    file, on the buffer's thread, by `run` and `transact`.
+    Its methods are called from the event loop, and none blocks it. Other work on the file is done by `run` and
+    `transact`, on the buffer's thread.
     """
 
     def __init__(
@@ -39,20 +39,20 @@ class Buffer:
         clock: Callable[[], BootClock],
         resume: Callable[[BootClock], None] | None = None,
     ) -> None:
-        """`clock` gives what is known of the gateway's clock; called on any thread.
+        """`clock` returns the gateway's clock as known now. It is called on any thread.
 
-        `resume` is told, before that is asked, what the file keeps of it from an earlier start in this boot.
+        If the file keeps a clock from an earlier start in this boot, `resume` gets it before `clock` is called.
         """
         self._settings = settings
         self.clock = clock
-        """What is known now of this boot's wall clock."""
+        """Returns the clock of this boot, as known now."""
         self.boot_id = boot_id
         self._queue = CommitQueue(settings)
         self._outgoing = OutgoingRows()
         self._commits = CommitLoop(settings, boot_id, clock, resume=resume, queue=self._queue, outgoing=self._outgoing)
         self._state_watch = self._commits.state_watch
         self.attachment = self._commits.attachment
-        """The open file, and what became of those before it."""
+        """The open file, and the damaged files that it replaced."""
         self.state = self._state_watch.state
         self.counts = self._commits.counts
         self.committed = self._commits.committed
@@ -70,16 +70,16 @@ class Buffer:
             raise
 
     async def watch(self) -> None:
-        """Wait until cancelled; raises what the buffer's thread died of, should it ever: the daemon must not go on."""
+        """Wait until cancelled. Raises the error that ended the buffer's thread, as the daemon must not go on."""
         await asyncio.shield(self._commits.died)
 
     async def answers(self) -> None:
-        """Come back when the buffer's thread has had its turn, be it that it has no file at present."""
+        """Wait until the buffer's thread has had a turn, even if it has no file now."""
         with suppress(BufferFileError):
             await self.run(lambda _: None)
 
     async def close(self) -> None:
-        """Commit what has been appended, as far as that is possible, and close the file."""
+        """Commit what was appended, as far as possible, and close the file."""
         self.attachment.stop_salvages()
         self._queue.close()
         await asyncio.to_thread(self._commits.join)
@@ -92,7 +92,7 @@ class Buffer:
     async def run(self, function: Callable[[BufferFile], T], buffer_id: str | None = None) -> T:
         """Run a function with the open file on the buffer's thread, between two commits. Raises BufferFileError.
 
-        `buffer_id` is the file that the function's numbers are of: of another one they would mean something else.
+        `buffer_id` names the file that the function's numbers belong to. In another file they would mean other rows.
         """
 
         def on_thread() -> T:
@@ -104,14 +104,14 @@ class Buffer:
         return await asyncio.wrap_future(self._queue.call(on_thread))
 
     async def transact(self, function: Callable[[BufferFile], T], buffer_id: str | None = None) -> T:
-        """Run a function as `run` does, in a transaction of its own. Raises BufferFileError."""
+        """Run a function as `run` does, in its own transaction. Raises BufferFileError."""
         return await self.run(lambda _: self._commits.transact(function), buffer_id)
 
     # -- what is known on the event loop --------------------------------------------------------
 
     @property
     def id(self) -> str:
-        """The file's random name: another one after it had to be begun anew."""
+        """The file's random name. It changes when a new file is begun."""
         return self.attachment.file.id
 
     @property
@@ -121,17 +121,17 @@ class Buffer:
 
     @property
     def usage(self) -> Usage:
-        """What came in since that was last written to the file."""
+        """Readings and bytes that came in since usage was last written to the file."""
         return self._commits.meter.so_far(time.monotonic())
 
     @property
     def may_drop(self) -> bool:
-        """Whether rows may go that Kafka never had."""
+        """Whether rows may be dropped that Kafka never had."""
         return self._settings.when_full == "drop-oldest" or bool(self._settings.age_max_s)
 
     @property
     def drops(self) -> int:
-        """Grows before rows are dropped: what was read until then may be gone."""
+        """Grows before rows are dropped. Rows that were read before it grew may be gone."""
         return self._outgoing.drops
 
     @property
@@ -141,7 +141,7 @@ class Buffer:
 
     @property
     def owes_correction(self) -> bool:
-        """Whether records went out with times that are known better by now."""
+        """Whether records were sent with times that are better known by now."""
         return self.attachment.file.boots.owes_correction
 
     # -- what comes in --------------------------------------------------------------------------
@@ -153,22 +153,22 @@ class Buffer:
         marks: Sequence[Mark] = (),
         origin: Origin = PLAIN,
     ) -> None:
-        """Store entries, and keep or forget marks, in one commit; `done` as `Intake.take` has it."""
+        """Store entries, and keep or forget marks, in one commit; `done` is as in `Intake.take`."""
         if not self._queue.append(entries, marks, done, origin) and done is not None:
             self._loop.call_soon(done, False)
 
     def append_own(self, entry: Entry, done: Done) -> None:
-        """Store one of the gateway's own events: they have some room beyond `bytes_max`, so that full can be said."""
+        """Store one of the gateway's own events. They have some room beyond `bytes_max`, so they can say "full"."""
         full = self.state.bytes_used >= self._settings.bytes_max + OWN_BYTES_MAX
         if full or not self._queue.append_own(entry, done):
             self._loop.call_soon(done, False)
 
     def count_loss(self, loss: Loss) -> None:
-        """Count readings that are gone; on disk with the next commit, within `DELETE_DELAY_S`."""
+        """Count readings that are gone. The count is on disk with the next commit, within `DELETE_DELAY_S`."""
         self._queue.count_loss(loss)
 
     async def begin_lane(self, reason: str, report: LaneReport) -> None:
-        """Have rows go into a new lane from now on; `report` makes the rows that say so. Raises BufferFileError."""
+        """Store rows in a new lane from now on. `report` makes the rows that report it. Raises BufferFileError."""
 
         def begin(file: BufferFile) -> None:
             file.begin_lane(reason, report)
@@ -177,7 +177,7 @@ class Buffer:
         await self.transact(begin)
 
     async def report_corrections(self, report: Callable[[Correction], Entry]) -> list[Correction]:
-        """Add rows that correct times which are known better by now. None while the buffer has no room even for these.
+        """Add rows that correct times known better by now. Return the corrections; none if even they have no room.
 
         Raises BufferFileError.
         """
@@ -186,29 +186,29 @@ class Buffer:
         return await self.transact(lambda file: file.report_corrections(report))
 
     async def report_losses(self, report: Callable[[Loss], Entry]) -> int:
-        """Turn what is counted as lost into rows that report it; how many. Raises BufferFileError."""
+        """Turn counted losses into rows that report them; return how many. Raises BufferFileError."""
         return await self.run(lambda _: self._commits.report_losses(report))
 
     async def recall(self, device: str, boot: str) -> Recalled:
         """See `SerialIntake.recall`. Raises BufferFileError."""
         entries = [entry.quarantined or entry for entry in self._queue.waiting()]
-        # Serial sensors' boots have a random part: no two have the same.
+        # The boot of a serial sensor has a random part, so no two sensors share one.
         of_run = [entry.device_sequence for entry in entries if entry.device_boot == boot]
         waiting = frozenset(sequence for sequence in of_run if sequence is not None)
         found = await self.run(lambda file: file.recall(device, boot))
         if waiting <= found.stored:
             return found
-        # An earlier line's, perhaps, which wait for room: neither stored nor lost, until it is known which. Windows
-        # are looked at before that, for what this line stores meanwhile takes the places of what was known.
+        # Readings, perhaps of an earlier line, wait for room: they may yet be stored or refused. The windows were read
+        # first, because readings that are stored during the wait push older sequences out of them.
         await self._until_settled()
         return found._replace(stored=found.stored | waiting)
 
     async def _until_settled(self) -> None:
-        """Wait until what was appended before is stored or refused. Raises BufferFileError where too much waits."""
+        """Wait until everything appended before is stored or refused. Raises BufferFileError if too much waits."""
         settled: asyncio.Future[bool] = self._loop.create_future()
 
         def done(stored: bool) -> None:  # noqa: FBT001 - the form of Intake's `done`
-            # Whoever waited may have gone: its port was closed.
+            # The caller may be gone, as its port was closed.
             if not settled.done():
                 settled.set_result(stored)
 
@@ -219,17 +219,17 @@ class Buffer:
     # -- what goes out --------------------------------------------------------------------------
 
     async def read(self, after: Position, limit: int) -> tuple[str, list[Row]]:
-        """Rows that follow a position, oldest first, and the id of the file that they stand in."""
+        """Rows that follow a position, oldest first, and the id of their file."""
         buffer_id, rows = self._outgoing.newest(after, limit)
         if rows is not None:
             return buffer_id, rows
         return await self.run(lambda file: (file.id, self._outgoing.read_newest(file, after, limit)))
 
     async def read_backlog(self, after: Position, limit: int, before_lane: int) -> tuple[str, list[Row]]:
-        """The same of the lanes before one."""
+        """Rows as `read` gives them, of lanes before `before_lane` only."""
 
         def read(file: BufferFile) -> tuple[str, list[Row]]:
-            # Cut here, not in SQL: what a damaged page gives for a lane would be left out there without a word.
+            # Cut here, not in SQL. SQL would silently leave out rows whose lane a damaged page made up.
             return file.id, [row for row in self._outgoing.read(file, after, limit) if row.lane < before_lane]
 
         return await self.run(read)
@@ -237,17 +237,17 @@ class Buffer:
     async def keep_from_drop(
         self, buffer_id: str, spans: Sequence[Span], since: int, under_way: Sequence[Span] = ()
     ) -> list[Span]:
-        """Have rows that are sent now not dropped, until others are kept instead; give those that are gone already.
+        """Protect rows that are being sent from being dropped, until the next call. Return those that are gone already.
 
-        `since` is what `drops` was before they were read, `under_way` are others that are being sent still. Raises
-        BufferFileError.
+        `since` is the value of `drops` before they were read. `under_way` are other rows that are still being sent.
+        Raises BufferFileError.
         """
         kept = [*spans, *under_way]
         if self._outgoing.keep_from_drop(buffer_id, kept, since):
             return []
 
         def keep(file: BufferFile) -> list[Span]:
-            # Between two commits: nothing is being dropped.
+            # This runs between two commits, so nothing is being dropped.
             gone = file.gone(spans)
             self._outgoing.keep_from_drop_now(kept)
             return gone
@@ -255,28 +255,28 @@ class Buffer:
         return await self.run(keep, buffer_id)
 
     def release(self) -> None:
-        """Nothing is being sent any more: all of it may be dropped."""
+        """End the protection of `keep_from_drop`, as nothing is being sent any more."""
         self._outgoing.keep_from_drop_now([])
         if self.state.full:
             self._queue.retry_after(0.0)
 
     def confirm(self, buffer_id: str, spans: Iterable[Span], marks: Iterable[Mark] = ()) -> None:
-        """These rows are in Kafka, or set aside, and may be deleted; `marks` say what goes with that.
+        """Let rows be deleted that Kafka or the quarantine has. `marks` are stored with the deletion.
 
-        `buffer_id` is the file that the rows were read from. Where another one has taken its place, it has none of
-        them, or under other numbers; the marks are as true as before.
+        `buffer_id` is the file that the rows were read from. If another file has taken its place, it has none of these
+        rows, or has them under other numbers. The marks are stored all the same.
         """
         if self._outgoing.confirm(buffer_id, spans, marks):
             self._queue.delete_soon()
         if self.state.full:
-            # Sensors wait for the room that this makes.
+            # Sensors wait for the room that the deletion makes.
             self._queue.delete_now()
             self._queue.retry_after(0.0)
 
     async def quarantine(self, buffer_id: str, reports: Sequence[Entry], refused: Sequence[Row]) -> None:
-        """Keep what Kafka refused, append the reports that carry it, and delete the rows, in one commit.
+        """Quarantine rows that Kafka refused, append the reports that carry them, and delete the rows, in one commit.
 
-        Raises BufferFileError where the disk refuses: the rows then stay where they are.
+        Raises BufferFileError if the disk refuses. The rows then stay where they are.
         """
 
         def move(file: BufferFile) -> None:
@@ -288,28 +288,28 @@ class Buffer:
         await self.transact(move, buffer_id)
 
     async def outstanding(self) -> Outstanding:
-        """The lanes that still hold rows, with the event times these may have, and what else may still be sent.
+        """The lanes that still hold rows, with their range of event times, and everything else that may still be sent.
 
-        All at once: what moves from one place to another meanwhile is in one of them.
+        All of it is read at one moment: whatever moves from one place to another is in one of them.
         """
-        # What waits for its commit is pending too: no watermark may pass it.
+        # Entries that wait for their commit are pending too: no watermark may pass them.
         return await self.run(lambda file: file.outstanding(self._queue.waiting()))
 
     async def boot_clock(self, boot_id: str) -> BootClock:
-        """What is known of the clock in a boot of this gateway. Raises BufferFileError where there was none."""
+        """The clock of one boot of this gateway, as far as known. Raises BufferFileError if there is no such boot."""
         if boot_id == self.boot_id:
             return self.clock()
 
         def former(file: BufferFile) -> BootClock:
             if file.boots.may_be_learnt(boot_id) and self.clock().known:
-                # What this boot's clock tells of it comes to the disk with the next commit: that is now.
+                # This boot's clock gives the former boot its bound at the next commit, so make one now.
                 self._commits.transact(lambda _: None)
             return file.boots.clock(boot_id)
 
         return await self.run(former)
 
     async def owe_correction(self, boot_id: str) -> None:
-        """Have it on disk that records of a boot go out although its clock is not known. Raises BufferFileError."""
+        """Store that records of a boot go out while its clock is unknown. Raises BufferFileError."""
 
         def owe(file: BufferFile) -> None:
             if not file.boots.owes(boot_id):

@@ -1,8 +1,8 @@
 """The thread that owns the one SQLite connection, and commits what waits.
 
-What arrives while a commit is being synced goes into the next (group commit); acknowledgements are released only after
-COMMIT has returned, which with `synchronous=FULL` means "on disk". What cannot be stored at present, for want of room
-or because the disk fails, is held in order until it can.
+What arrives while a commit is being synced goes into the next one (group commit). Acknowledgements are released only
+after COMMIT has returned. With `synchronous=FULL`, that means "on disk". If there is no room, or the disk fails,
+readings are held in order until they can be stored.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ from gateway.settings import BufferSettings
 
 AGE_CHECK_S = 60.0
 END_S = 2.0
-"""How long the end waits for the event loop."""
+"""Seconds that the thread's end waits for the event loop."""
 LOSSES_REPORTED_MAX = 200
-"""Loss records made in one commit."""
+"""Loss records made in one commit, at most."""
 
 T = TypeVar("T")
 
@@ -46,21 +46,21 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What a commit makes of readings."""
+    """The fate of the readings in one commit."""
 
     settled: Sequence[Append]
-    """Those that wait no more: stored or refused."""
+    """Appends that wait no more: stored or refused."""
     stored: Sequence[Append]
     refused: Sequence[Append] = ()
-    """Their devices hold more than their share."""
+    """Appends whose devices hold more than their share."""
     lost: Sequence[Entry] = ()
-    """The same of readings that come with others' and cannot be refused."""
+    """Entries of devices above their share that cannot be refused, as they come with others' entries."""
 
 
 class CommitLoop:
-    """What it does is done on its thread, but for `open` and `join`; what it knows may be read on any."""
+    """Owns the buffer's thread. Only `open` and `join` run on others; its attributes may be read on any."""
 
-    def __init__(  # noqa: PLR0913 - what the thread works on, and what its file needs
+    def __init__(  # noqa: PLR0913 - the thread's parts, and the file's needs
         self,
         settings: BufferSettings,
         boot_id: str,
@@ -70,13 +70,13 @@ class CommitLoop:
         queue: CommitQueue,
         outgoing: OutgoingRows,
     ) -> None:
-        """`clock` and `resume` are as `Buffer` has them."""
+        """`clock` and `resume` are those of `Buffer`."""
         self._settings = settings
         self._boot_id = boot_id
         self._queue = queue
         self._outgoing = outgoing
         self.counts: Counter[str] = Counter()
-        """What was recognised since the start; see `BufferFile`."""
+        """Readings counted since the start, by what became of them; see `BufferFile`."""
         self.committed = asyncio.Event()
         """Set after each commit that added rows; the forwarder clears it."""
         self.attachment = Attachment(
@@ -92,36 +92,36 @@ class CommitLoop:
         self.state_watch = StateWatch(settings)
         self.meter = WriteMeter(time.monotonic())
         self.died: asyncio.Future[None]
-        """What the thread died of, should it ever."""
+        """Gets the error that ended the thread, if one does."""
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
         self._age_due_s = 0.0
         self._made_room = False
-        """Whether the last commit dropped rows for want of room."""
+        """Whether the last commit dropped rows to make room."""
 
     def open(self) -> None:
         """Open the file, begin this start's lane, and start the thread. Raises BufferFileError."""
         self._loop = asyncio.get_running_loop()
         self.died = self._loop.create_future()
         self._attach()
-        # What a file is grown by at its beginning tells of no day to come.
+        # Writes that make a new file say nothing about the days to come.
         self.meter.reset(time.monotonic())
         self._thread = threading.Thread(target=self._work, name="buffer", daemon=True)
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until the thread has ended: the queue was closed."""
+        """Wait until the thread has ended, after the queue was closed."""
         if self._thread is not None:
             self._thread.join()
 
     @property
     def file(self) -> BufferFile:
-        """The file that is open."""
+        """The open file."""
         return self.attachment.file
 
     @property
     def is_crowded(self) -> bool:
-        """Whether there is no room even for what the gateway has to say of itself; may be asked on any thread."""
+        """Whether there is no room even for the gateway's own events. May be read on any thread."""
         return self.state_watch.state.bytes_used >= self._settings.bytes_max + OWN_BYTES_MAX // 2
 
     # -- the thread -----------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class CommitLoop:
                     self._settle(future, function)
                 self._commit(time.monotonic(), closing=closing)
             self._end()
-        except BaseException as error:  # noqa: BLE001 - a fault of ours: acknowledgements would wait for ever
+        except BaseException as error:  # noqa: BLE001 - a bug: acknowledgements would wait for ever
             self._loop.call_soon_threadsafe(self.died.set_exception, error)
 
     def _end(self) -> None:
@@ -143,7 +143,7 @@ class CommitLoop:
         while self._queue.has_readings and not self.state_watch.cannot_store:
             self._commit(time.monotonic(), closing=True)
         self._announce([(done, False) for done in self._queue.refuse_appends()])
-        # What was refused may be lost: that is counted on the event loop, and still comes to the disk.
+        # Refused readings may be lost. The event loop counts them, and the counts must still reach the disk.
         told = threading.Event()
         self._loop.call_soon_threadsafe(told.set)
         told.wait(END_S)
@@ -153,9 +153,9 @@ class CommitLoop:
             self.file.close()
 
     def _due_s(self) -> float:
-        """When the next commit is due, whatever is in the queue."""
+        """When the next commit is due, whatever the queue holds."""
         due_s = min(self.state_watch.due_s, self.file.shares.count_due_s if self.attachment.is_attached else math.inf)
-        # While it cannot store, others may have made room on the disk, or mended it: nothing that comes in would tell.
+        # While nothing can be stored, the queue's retries wake the thread, as somebody may free or mend the disk.
         return min(due_s, self._age_due_s) if self._settings.age_max_s and not self.state_watch.cannot_store else due_s
 
     def _settle(self, future: Future[object], function: Callable[[], object]) -> None:
@@ -168,7 +168,7 @@ class CommitLoop:
         except (sqlite3.Error, OSError) as error:
             self._fail(error)
             future.set_exception(BufferFileError(f"the buffer cannot be read or written: {error}"))
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the caller
+        except BaseException as error:  # noqa: BLE001 - every error belongs to the caller
             future.set_exception(error)
         else:
             future.set_result(result)
@@ -180,7 +180,7 @@ class CommitLoop:
     # -- group commits --------------------------------------------------------------------------
 
     def _commit(self, now_s: float, *, closing: bool) -> None:
-        """One transaction of what waits: deletions first, for the rows that go make room for those that come."""
+        """Commit what waits, in one transaction. Deletions come first, as they make room for new rows."""
         if not closing and self._queue.must_wait(now_s):
             return
         if not self._is_attached():
@@ -193,7 +193,7 @@ class CommitLoop:
             return
         due = self._queue.due(now_s, self.file.room.commit_bytes_max, closing=closing, full=self.state_watch.state.full)
         if due.is_time_to_delete:
-            # Behind that: what is confirmed from here on sets a time of its own.
+            # Taken after `due` is made: rows that are confirmed from here on set a new time to delete.
             due.confirmed, due.marks = self._outgoing.take_confirmed()
         age_due = bool(self._settings.age_max_s) and now_s >= self._age_due_s
         dropped = self.counts["dropped"]
@@ -202,12 +202,12 @@ class CommitLoop:
             return
         try:
             if self.state_watch.state.failing is not None:
-                # Another program that read the file kept SQLite from writing the WAL from its start again. On a full
-                # disk no commit finds room behind its end, and only a commit that succeeds makes a checkpoint.
+                # A program that read the file may have kept SQLite from beginning the WAL again. On a full disk, no
+                # commit then finds room behind the WAL's end, and only a successful commit makes a checkpoint.
                 with suppress(sqlite3.Error):
                     self.file.room.checkpoint()
             outcome = self._store(due, age_due=age_due)
-        except Exception as error:  # noqa: BLE001 - whatever it is, nothing of it is acknowledged, and the thread goes on
+        except Exception as error:  # noqa: BLE001 - nothing is acknowledged, and the thread goes on
             self._outgoing.put_back(due.confirmed, due.marks)
             self._queue.put_back(due.losses)
             self._fail(error)
@@ -220,9 +220,9 @@ class CommitLoop:
             self._queue.delay_appends(now_s)
 
     def _store(self, due: Due, *, age_due: bool) -> "_Outcome":
-        """Have it on disk; tell what became of its readings.
+        """Commit what is due; return what became of its readings.
 
-        What else is confirmed is added to `due` where rows are dropped: those that Kafka has are not lost.
+        If rows are dropped, rows confirmed since are added to `due` first: those that Kafka has are not lost.
         """
         file = self.file
         now_s = time.monotonic()
@@ -242,7 +242,8 @@ class CommitLoop:
                 more = file.dropping.drop_aged(int(self._settings.age_max_s * 1e6), self._outgoing.spared())
                 self._age_due_s = now_s + (0 if more else AGE_CHECK_S)
             outcome = self._fitting(due.readings, may_drop=drops and not rest, now_s=now_s)
-            # Behind what is dropped: it would be told of as stored.
+            # Inserted after the dropping: otherwise an event could be dropped at once, and still be announced as
+            # stored.
             file.insert_judged([entry for append in due.own for entry in append.entries])
             if outcome.lost:
                 file.count_losses(_lost_above_share(outcome.lost, self._boot_id))
@@ -259,14 +260,14 @@ class CommitLoop:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """The file's transaction, and what is kept in memory of the rows that it added."""
+        """The file's transaction. After it, the rows that it added are counted and kept in memory."""
         with self.file.transaction():
             yield
         self._outgoing.extend(self.file.inserted, self.file.inserted_bytes)
         self.meter.add(len(self.file.inserted), self.file.inserted_bytes)
 
     def _fitting(self, readings: Sequence[Append], *, may_drop: bool, now_s: float) -> "_Outcome":
-        """Tell which are stored, in order. Who would hold more than its share is refused, or drops its own oldest."""
+        """Choose the readings to store, in order. A device above its share is refused, or drops its own oldest rows."""
         file = self.file
         self._made_room = False
         if not file.shares.limits(sum(append.disk_bytes for append in readings), now_s):
@@ -292,7 +293,7 @@ class CommitLoop:
         )
 
     def _with_room(self, readings: Sequence[Append], *, may_drop: bool) -> Sequence[Append]:
-        """The first of them, as many as there is room for; others' oldest readings make some, where that is wanted."""
+        """The first readings, as many as there is room for. If `may_drop`, the oldest rows are dropped to make room."""
         coming = sum(append.disk_bytes for append in readings)
         if not coming or not self.file.room.is_full(coming):
             return readings
@@ -309,10 +310,10 @@ class CommitLoop:
         return readings
 
     def _finish(self, due: Due, outcome: "_Outcome", *, dropped: int) -> None:
-        """Take what is decided off the queue, and say so. `dropped` is how many rows had been dropped before."""
+        """Take decided appends off the queue, and announce them. `dropped` is the count of dropped rows before."""
         self._queue.settled((*due.own, *outcome.settled))
         without_room = len(outcome.settled) < len(due.readings)
-        # While deletions or droppings make room, the next commit is not waited for.
+        # If deletions or droppings made room, the next commit follows at once.
         is_stuck = (
             without_room
             and not outcome.settled
@@ -328,7 +329,7 @@ class CommitLoop:
             self._loop.call_soon_threadsafe(self.committed.set)
 
     def _commit_one_by_one(self, appends: Sequence[Append]) -> None:
-        """Something in there cannot be stored by any disk: it must not keep the others out for ever."""
+        """Commit each append by itself: one that no disk can store must not keep out the others for ever."""
         outcomes: list[tuple[Done, bool]] = []
         for append in appends:
             stored = False
@@ -353,7 +354,7 @@ class CommitLoop:
     # -- transactions that others ask for -------------------------------------------------------
 
     def transact(self, function: Callable[[BufferFile], T]) -> T:
-        """Run a function in a transaction of its own."""
+        """Run a function in its own transaction."""
         with self._transaction():
             result = function(self.file)
         self._measure(without_room=self.state_watch.state.full and self._queue.has_readings)
@@ -361,7 +362,7 @@ class CommitLoop:
         return result
 
     def report_losses(self, report: Callable[[Loss], Entry]) -> int:
-        """Turn what is counted as lost into rows that report it; how many."""
+        """Turn counted losses into rows that report them; return how many."""
         if self.is_crowded:
             return 0
         losses = self._queue.take_losses()
@@ -392,11 +393,11 @@ class CommitLoop:
         self._measure(without_room=False)
 
     def _is_attached(self) -> bool:
-        """Whether a file is open; one is begun where a damaged one has no successor yet."""
+        """Whether a file is open. If not, try to open or begin one."""
         if not self.attachment.is_attached:
             try:
                 self._attach()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the thread goes on
+            except Exception as error:  # noqa: BLE001 - the thread goes on
                 self._fail(error)
                 self._queue.retry_after(RETRY_S)
                 return False
@@ -407,7 +408,7 @@ class CommitLoop:
         self._loop.call_soon_threadsafe(self.committed.set)
 
     def _measure_again(self, now_s: float) -> None:
-        """Nothing waits: see whether there is room by now, so that sensors are let in again."""
+        """Look for room while nothing waits, so that sensors are let in again."""
         watch = self.state_watch
         if watch.state.full or now_s >= watch.due_s:
             self._measure(without_room=False)
@@ -422,7 +423,7 @@ class CommitLoop:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Say once that the buffer fails; a corrupt file is replaced at once."""
+        """Report once that the buffer fails; replace a corrupt file at once."""
         words = str(error) or type(error).__name__
         if isinstance(error, sqlite3.Error) and schema.is_corruption(error) and self.attachment.is_attached:
             try:

@@ -1,6 +1,6 @@
 """The work that waits for the buffer's thread: readings to store, losses to count, functions to run.
 
-The event loop puts it in, within bounds, and the thread takes it out.
+The event loop adds work, within bounds, and the thread takes it.
 """
 
 import threading
@@ -19,13 +19,13 @@ from gateway.reading import BufferFileError, Mark
 from gateway.settings import BufferSettings
 
 DELETE_DELAY_S = 1.0
-"""Rows that Kafka has, and loss counters, wait this long for company: each deletion is some pages for the card."""
+"""Seconds that deletions and loss counters wait for others, as each deletion writes some pages to the card."""
 RETRY_S = 1.0
-"""What could not be stored is tried again after this, and as soon as Kafka has taken something."""
+"""Seconds until a failed commit is tried again; it is also tried once Kafka has taken something."""
 ENTRY_BYTES = 300
-"""What an entry takes in memory beside its payload, for `buffer.queue_bytes_max`."""
+"""Bytes that an entry takes in memory beside its payload, for `buffer.queue_bytes_max`."""
 OWN_BYTES_MAX = 1_000_000
-"""The gateway's own events: so much of them waits in memory at most, and has room on disk beyond `bytes_max`."""
+"""Bytes of the gateway's own events that may wait in memory, and that have room on disk beyond `bytes_max`."""
 SLEEP_S_MAX = 3600.0
 
 Done = Callable[[bool], None]
@@ -40,23 +40,23 @@ class Append:
     marks: Sequence[Mark]
     done: Done | None
     bytes: int
-    """What it takes in memory."""
+    """Bytes that it takes in memory."""
     disk_bytes: int
     origin: Origin = PLAIN
 
 
 @dataclass(slots=True)
 class Due:
-    """What a commit does."""
+    """The work of one commit."""
 
     own: list[Append] = field(default_factory=list)
     readings: list[Append] = field(default_factory=list)
     has_all: bool = False
-    """Whether these are all appends that wait: it is time for them, and one commit may hold them."""
+    """Whether all waiting appends are in it: their time has come, and one commit may hold them."""
     is_time_to_delete: bool = False
     confirmed: list[Span] = field(default_factory=list)
     marks: dict[str, Mark] = field(default_factory=dict)
-    """Kept with the deletion of what is confirmed."""
+    """Stored with the deletion of the confirmed rows."""
     losses: dict[LossKey, Loss] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -64,7 +64,7 @@ class Due:
 
 
 class CommitQueue:
-    """May be used on any thread. What is appended stays until it is `settled`; all else is handed over."""
+    """May be used on any thread. Appends stay until they are `settled`; all other work is handed over."""
 
     def __init__(self, settings: BufferSettings) -> None:
         self._settings = settings
@@ -83,7 +83,7 @@ class CommitQueue:
     # -- putting in -----------------------------------------------------------------------------
 
     def append(self, entries: Sequence[Entry], marks: Sequence[Mark], done: Done | None, origin: Origin) -> bool:
-        """Have entries stored; False where too much waits."""
+        """Queue entries to be stored; return False if too much waits."""
         sizes = [len(entry.payload) for entry in entries]
         payload_bytes = sum(sizes)
         size = payload_bytes + ENTRY_BYTES * (len(entries) + len(marks))
@@ -100,7 +100,7 @@ class CommitQueue:
         return accepted
 
     def append_own(self, entry: Entry, done: Done) -> bool:
-        """Have one of the gateway's own events stored; False where too much waits."""
+        """Queue one of the gateway's own events; return False if too much waits."""
         size = len(entry.payload) + ENTRY_BYTES
         with self._wake:
             accepted = not self._is_closing and self._own_bytes + size <= OWN_BYTES_MAX
@@ -116,7 +116,7 @@ class CommitQueue:
         self._wake.notify()
 
     def count_loss(self, loss: Loss) -> None:
-        """Have readings counted that are gone."""
+        """Queue a loss to be counted."""
         with self._wake:
             if not self._losses:
                 self._delete_soon()
@@ -125,7 +125,7 @@ class CommitQueue:
             merge_losses(self._losses, (loss,))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Have a function run on the buffer's thread. Raises BufferFileError where the buffer is closed."""
+        """Run a function on the buffer's thread. Raises BufferFileError if the buffer is closed."""
         future: Future[T] = Future()
         with self._wake:
             if self._is_closing:
@@ -135,7 +135,7 @@ class CommitQueue:
         return future
 
     def delete_soon(self) -> None:
-        """Have what is confirmed deleted, within `DELETE_DELAY_S`."""
+        """Have confirmed rows deleted within `DELETE_DELAY_S`."""
         with self._wake:
             self._delete_soon()
 
@@ -144,34 +144,35 @@ class CommitQueue:
         self._wake.notify()
 
     def delete_now(self) -> None:
-        """Have what is confirmed deleted at once."""
+        """Have confirmed rows deleted at once."""
         with self._wake:
             self._delete_due_s = 0.0
             self._wake.notify()
 
     def retry_after(self, delay_s: float) -> None:
-        """Let the next commit wait so long."""
+        """Let the next commit wait for `delay_s`."""
         with self._wake:
             self._retry_s = time.monotonic() + delay_s
             self._wake.notify()
 
     def close(self) -> None:
-        """Take nothing more, and have the thread end."""
+        """Accept nothing more, and end the thread."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
 
     def waiting(self) -> list[Entry]:
-        """The entries that are not stored yet."""
+        """Entries that are not stored yet."""
         with self._wake:
             return [entry for append in (*self._own, *self._readings) for entry in append.entries]
 
     # -- taking out, on the buffer's thread -----------------------------------------------------
 
     def wait(self, due_s: float, *, cannot_store: bool) -> tuple[Sequence[Call], bool]:
-        """Sleep until there is something to do, or `due_s`. Reads do not wait for a delayed commit.
+        """Sleep until there is something to do, or until `due_s`. Functions do not wait for a delayed commit.
 
-        Gives the functions to run, and whether the buffer is being closed. While it `cannot_store`, it is only retried.
+        Returns the functions to run, and whether the buffer is being closed. While it `cannot_store`, only retries are
+        due.
         """
         with self._wake:
             while True:
@@ -192,12 +193,12 @@ class CommitQueue:
         return bool(self._readings)
 
     def must_wait(self, now_s: float) -> bool:
-        """Whether it is too early to try again."""
+        """Whether it is too early for a retry."""
         with self._wake:
             return now_s < self._retry_s
 
     def due(self, now_s: float, bytes_max: int, *, closing: bool, full: bool) -> Due:
-        """What is to be stored and counted now: the oldest readings, as many as one commit may hold."""
+        """The work that is due now: the oldest readings, as many as one commit may hold, and losses to count."""
         with self._wake:
             due = Due()
             if closing or now_s >= self._append_due_s:
@@ -208,7 +209,8 @@ class CommitQueue:
             if due.is_time_to_delete:
                 self._delete_due_s = float("inf")
             if due.readings or self._delete_due_s == float("inf"):
-                # With readings, as those that a sensor still had after a loss hide that from a later recall.
+                # Losses go with the readings: the readings that a sensor still had after a loss hide it from a later
+                # recall.
                 due.losses, self._losses = self._losses, due.losses
             return due
 
@@ -222,7 +224,7 @@ class CommitQueue:
         return list(islice(self._readings, count))
 
     def settled(self, appends: Iterable[Append]) -> None:
-        """These, the oldest of their kind, are stored or refused."""
+        """Remove appends that are stored or refused: the oldest of their kind."""
         with self._wake:
             for append in appends:
                 if self._own and self._own[0] is append:
@@ -231,25 +233,25 @@ class CommitQueue:
                     self._queued_bytes -= self._readings.popleft().bytes
 
     def delay_appends(self, now_s: float) -> None:
-        """What came in since a commit began waits for company as long as what came before it."""
+        """Delay appends that came in during a commit by `commit_delay_ms`, like those before."""
         with self._wake:
             self._append_due_s = now_s + self._settings.commit_delay_ms / 1000
 
     def take_losses(self) -> dict[LossKey, Loss]:
-        """All that is to be counted as lost."""
+        """Take all losses that are to be counted."""
         with self._wake:
             losses, self._losses = self._losses, {}
             return losses
 
     def put_back(self, losses: dict[LossKey, Loss]) -> None:
-        """A transaction was rolled back: all that it was to do is still to be done."""
+        """Take back the losses of a transaction that was rolled back, and retry after `RETRY_S`."""
         with self._wake:
             merge_losses(self._losses, losses.values())
             self._delete_due_s = 0.0
             self._retry_s = time.monotonic() + RETRY_S
 
     def refuse_appends(self) -> list[Done]:
-        """Forget what was appended; give those who are to be told of it."""
+        """Forget all appends; return the functions that are to be told so."""
         with self._wake:
             refused = [append.done for append in (*self._own, *self._readings) if append.done is not None]
             self._own.clear()
@@ -257,7 +259,7 @@ class CommitQueue:
             return refused
 
     def refuse_calls(self) -> None:
-        """Run no more functions."""
+        """Fail all functions that were not run."""
         for _, future in self._calls:
             future.set_exception(_closed())
 
@@ -267,7 +269,7 @@ def _closed() -> BufferFileError:
 
 
 def merge_losses(losses: dict[LossKey, Loss], more: Iterable[Loss]) -> None:
-    """Count losses with those that are counted already."""
+    """Add losses to those that are counted already."""
     for loss in more:
         known = losses.setdefault(loss_key(loss), loss)
         if known is not loss:

@@ -1,4 +1,4 @@
-"""Deletes rows that Kafka or the quarantine has, within what a disk without room lets one transaction write."""
+"""Deletes rows that Kafka or the quarantine has, as many as one transaction may, also on a disk without room."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from gateway.buffer.series import SeriesTable
 from gateway.buffer.shares import Shares
 
 DELETED_ROWS_MAX = 20_000
-"""Confirmed rows that one transaction deletes."""
+"""Confirmed rows that one transaction deletes, at most."""
 DELETED_SPANS_MAX = 5_000
-"""The same for runs of rows between which others stay."""
+"""Spans that one transaction deletes, at most, if other rows stay between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """Every method belongs into a transaction of the file, whose parts these are."""
+    """Deletes rows of an open file. Every method needs a transaction of the file."""
 
     connection: sqlite3.Connection
     room: Room
@@ -29,9 +29,9 @@ class Deletion:
     shares: Shares
 
     def delete_some(self, confirmed: Sequence[Span]) -> list[Span]:
-        """Delete as many rows as one transaction may; give those that are left.
+        """Delete as many rows as one transaction may; return those that are left.
 
-        Where others stay between them, each span is a page to write, however few rows it has.
+        If other rows stay between the spans, each span is a page to write, however few rows it has.
         """
         rows_left, bytes_left = DELETED_ROWS_MAX, self.room.commit_bytes_max
         for index, span in enumerate(confirmed):
@@ -50,9 +50,10 @@ class Deletion:
         return []
 
     def delete(self, confirmed: Span, bytes_max: int | None = None) -> Span | None:
-        """Delete rows of one span; give those that are left for the next transaction.
+        """Delete rows of one span; return those that are left for the next transaction.
 
-        `bytes_max` is what may be written for it where the disk has no room; a whole commit's, if it is not given.
+        `bytes_max` bounds the bytes to be written if the disk has no room. By default it is the bound of a whole
+        commit.
         """
         last = min(confirmed.last, confirmed.first + DELETED_ROWS_MAX - 1)
         tight = self.room.is_tight()
@@ -73,13 +74,13 @@ class Deletion:
         return None if last == confirmed.last else Span(confirmed.lane, last + 1, confirmed.last)
 
     def delete_whole(self, span: Span) -> None:
-        """Delete rows, however many these are, in the open transaction."""
+        """Delete all rows of a span, however many, in the open transaction."""
         rest: Span | None = span
         while rest is not None:
             rest = self.delete(rest)
 
     def _last_within(self, span: Span, bytes_max: int) -> int:
-        """The last sequence of a span up to which its rows take no more than this; its first at least."""
+        """The last sequence of a span up to which its rows take at most `bytes_max`; at least its first sequence."""
         (last,) = self.connection.execute(
             """SELECT max(sequence) FROM (
                 SELECT sequence, sum(length(payload) + ?) OVER (ORDER BY sequence) AS bytes

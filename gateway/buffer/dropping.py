@@ -1,6 +1,6 @@
-"""Drops rows that Kafka never had, each counted as lost: the oldest for want of room, and those that are too old.
+"""Drops rows that Kafka never had, each counted as lost: the oldest if there is no room, and those that are too old.
 
-Where room is shared (`buffer.shares`), the oldest of those who hold too much.
+If devices share the room (`buffer.shares`), the oldest rows of those that hold too much go.
 """
 
 import sqlite3
@@ -21,13 +21,13 @@ from gateway.clock.kernel_clock import boottime_us
 
 DROPPED_ROWS_MAX = 5_000
 DROP_BYTES = 64_000
-"""What `drop-oldest` drops at a time: counting it costs less than the commit that it makes room for."""
+"""Bytes that `drop-oldest` drops at a time. Counting them costs less than the commit that they make room for."""
 LOOKED_ROWS_MAX = 50_000
-"""Rows among which one commit looks for those of devices that hold too much; the next one goes on behind them."""
+"""Rows that one commit searches for those of devices that hold too much. The next commit goes on behind them."""
 FREED_BYTES = 40
-"""What a row frees at the least beside its payload: who gets room for it must not get more than that."""
+"""Bytes that a deleted row surely frees beside its payload. A device must not get more room than it frees."""
 _Found = tuple[int, int, str, int]
-"""A row's lane, sequence and device, and what it frees."""
+"""A row's lane, sequence, device, and the bytes that it frees."""
 _WITH_DEVICES = f"""
     SELECT lane, sequence, coalesce((SELECT device FROM series WHERE number = reading.series), ''),
         length(payload) + {FREED_BYTES}
@@ -37,28 +37,28 @@ _WITH_DEVICES = f"""
 
 @dataclass(slots=True)
 class _Search:
-    """Looks for the oldest rows of some devices, from the front of the file on."""
+    """Looks for the oldest rows of some devices, from the front of the file."""
 
     wanted: Mapping[str, int]
     """Bytes that each device is to free."""
     bytes_max: int
-    """What all of them free at the most, but for one row."""
+    """Bytes that all of them together free at most, exceeded by less than one row."""
     spared: Sequence[Span]
     places: dict[str, Position]
-    """Behind which place there are rows of a device that has not freed enough."""
+    """Devices that have not freed enough, each with the place behind which its rows are."""
     freed: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
     _over: dict[str, Position] = field(default_factory=dict)
-    """Devices that have freed enough, and where."""
+    """Devices that have freed enough, each with the place of its last dropped row."""
     _kept: set[str] = field(default_factory=set)
-    """Devices some of whose rows stay, only for now."""
+    """Devices with spared rows, which stay only for now."""
 
     @property
     def is_over(self) -> bool:
         return not self.places or self.bytes >= self.bytes_max
 
     def pick(self, found: Sequence[_Found]) -> list[_Found]:
-        """The rows that are to go, of those that follow the first of `places`: `DROPPED_ROWS_MAX`, or all there are."""
+        """Choose the rows to drop. `found` are rows behind the first of `places`: `DROPPED_ROWS_MAX`, or all."""
         gone: list[_Found] = []
         reached = BEHIND_ALL if len(found) < DROPPED_ROWS_MAX else Position(*found[-1][:2])
         for row in found:
@@ -84,21 +84,21 @@ class _Search:
         return gone
 
     def passed(self) -> Iterator[tuple[str, Position]]:
-        """How far no row of a device is left."""
+        """The place up to which a device has no rows left."""
         return ((device, place) for device, place in (self._over | self.places).items() if device not in self._kept)
 
 
 @dataclass(frozen=True, slots=True)
 class Dropping:
-    """Every method belongs into a transaction of the file, whose parts these are.
+    """Drops rows of an open file. Every method needs a transaction of the file.
 
-    Rows that are `spared` stay: Kafka has them, or is about to. These spans are `joined`.
+    `spared` rows stay: Kafka has them, or is being sent them. These spans are `joined`.
     """
 
     connection: sqlite3.Connection
     clock: Callable[[], BootClock]
     tally: Counter[str]
-    """Counts what is dropped, and by its reason: `buffer-full`, `above-share`, `too-old`."""
+    """Counts rows dropped: all, and by reason (`buffer-full`, `above-share`, `too-old`)."""
     room: Room
     boots: BootTable
     lanes: Lanes
@@ -106,9 +106,9 @@ class Dropping:
     shares: Shares
 
     def drop_oldest(self, coming_bytes: int, spared: Sequence[Span] = ()) -> None:
-        """Drop the oldest rows until there is room for more, or as many as one commit may.
+        """Drop the oldest rows until there is room for `coming_bytes`, or as many as one commit may.
 
-        Where it is counted what devices hold, these are rows of those that hold more than an equal part.
+        While shares are counted, only devices that hold more than an equal part lose rows.
         """
         bytes_left, after = self.room.commit_bytes_max, START
         while bytes_left > 0 and self.room.is_full(coming_bytes):
@@ -123,16 +123,16 @@ class Dropping:
             bytes_left -= size
 
     def drop_own(self, wanted: Mapping[str, int], spared: Sequence[Span] = ()) -> Counter[str]:
-        """Drop the oldest rows of devices that hold more than their share; give the bytes that each has freed.
+        """Drop the oldest rows of devices that hold more than their share; return the bytes that each has freed.
 
-        That is what is `wanted` of each, as far as it is found among `LOOKED_ROWS_MAX` rows, and a disk without room
-        lets one transaction drop it.
+        Each device frees the bytes that are `wanted` of it. It frees fewer if `LOOKED_ROWS_MAX` rows hold no more of
+        its rows, or if the disk has no room for a larger transaction.
         """
         bytes_max = self.room.commit_bytes_max if self.room.is_tight() else sys.maxsize
         return self._drop_of(ABOVE_SHARE, wanted, bytes_max, spared)
 
     def _drop_of(self, reason: str, wanted: Mapping[str, int], bytes_max: int, spared: Sequence[Span]) -> Counter[str]:
-        """Drop the oldest rows of devices, until each has freed what is wanted of it, or all of them `bytes_max`."""
+        """Drop the oldest rows of devices until each has freed its `wanted` bytes, or all of them `bytes_max`."""
         held = self.shares.held
         search = _Search(wanted, bytes_max, spared, {device: held[device].after for device in wanted if device in held})
         looked = 0
@@ -151,9 +151,9 @@ class Dropping:
         return search.freed
 
     def drop_aged(self, age_us: int, spared: Sequence[Span] = ()) -> bool:
-        """Drop some rows that waited longer than this; tell whether there may be more.
+        """Drop some rows that waited longer than `age_us`; return whether there may be more.
 
-        Rows of a boot whose wall clock was never known stay: how old they are is not known either.
+        Rows of a boot whose wall clock was never known stay, as their age is unknown.
         """
         lanes = self.connection.execute(
             """SELECT number, boot_id FROM lane
@@ -169,7 +169,7 @@ class Dropping:
                 wall_us = now.at(boottime_us()) - age_us
                 cutoff_us = wall_us - then.offset_us(wall_us - then.offset_us(0))
                 if not then.synced:
-                    # Surely as old as that, wherever in its bound it lies.
+                    # Only rows that are surely so old, wherever the true time lies within its bound.
                     cutoff_us -= then.error_us(cutoff_us) or 0
             start = Position(lane, -1)
             dropped, _ = self._drop_front("too-old", self.room.commit_bytes_max, start, spared, cutoff_us)
@@ -180,10 +180,10 @@ class Dropping:
     def _drop_front(
         self, reason: str, bytes_max: int, after: Position, spared: Sequence[Span], before_us: int | None = None
     ) -> tuple[Span | None, int]:
-        """Drop the first rows behind a position that are not spared; which, and what they took in bytes.
+        """Drop the first rows behind a position that are not spared; return their span and their bytes.
 
-        With `before_us` those of its lane that were received before only. One at least, if any, and no more than
-        `bytes_max` otherwise.
+        With `before_us`, only rows of the position's lane that were received earlier are dropped. At least one row is
+        dropped, if there is one; otherwise at most `bytes_max` bytes.
         """
         found = self.connection.execute(
             f"SELECT lane, sequence, {ROW_BYTES_SQL}, received_us FROM reading WHERE (lane, sequence) > (?, ?)"
@@ -193,7 +193,7 @@ class Dropping:
         span: Span | None = None
         size = 0
         for of, sequence, row_bytes, received_us in found:
-            # Up to the first that stays, whatever comes behind it.
+            # Stop at the first row that stays, whatever follows it.
             if before_us is not None and (of != after.lane or received_us >= before_us):
                 break
             if span is not None and (span.lane != of or size + row_bytes > bytes_max):

@@ -1,4 +1,4 @@
-"""Which of a device's recent sequences are on disk: tells a retransmission from a new reading."""
+"""Remembers a device's recent sequences that are on disk, to tell retransmissions from new readings."""
 
 import zlib
 from array import array
@@ -12,24 +12,24 @@ from gateway.reading import WINDOW_SEQUENCES
 class Verdict(Enum):
     NEW = "new"
     DUPLICATE = "duplicate"
-    """Same sequence, same payload: acknowledge again, store nothing."""
+    """Known sequence, same payload: acknowledged again, not stored."""
     CONFLICT = "conflict"
-    """Same sequence, another payload: a false match would lose data, so it is stored, and flagged."""
+    """Known sequence, another payload: stored and flagged, as a false match would lose data."""
     BELOW = "below-window"
-    """Too old to tell: stored, and left to the cloud, which knows every sequence there ever was."""
+    """Too old to tell: stored, and judged in the cloud, which knows every sequence."""
 
 
 class DuplicateWindow:
     """The highest `WINDOW_SEQUENCES` sequences of one run (one boot) of one device, with their payloads' CRC-32.
 
-    So many that came, whatever lies between them: a sensor that is full takes numbers for readings that it drops, and
-    what it holds from before them is still to be recognised. Places without a sequence hold -1.
+    It counts sequences that came, not the numbers between them. A full sensor uses up numbers for readings that it
+    drops, and the readings that it holds from before must still be recognised. Empty places hold -1.
     """
 
     __slots__ = ("_digests", "_sequences")
 
     def __init__(self) -> None:
-        # Ascending: what comes in order is added at the end.
+        # Ascending, so that a sequence that comes in order is added at the end.
         self._sequences = array("q", [-1]) * WINDOW_SEQUENCES
         self._digests = array("I", [0]) * WINDOW_SEQUENCES
 
@@ -51,7 +51,7 @@ class DuplicateWindow:
         return Verdict.NEW
 
     def sequences(self) -> frozenset[int]:
-        """Those that are remembered."""
+        """The remembered sequences."""
         return frozenset(sequence for sequence in self._sequences if sequence >= 0)
 
     def to_bytes(self) -> bytes:
@@ -59,12 +59,12 @@ class DuplicateWindow:
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> Self:
-        """Restore what `to_bytes` gave. Raises ValueError on another length."""
+        """Restore a window from `to_bytes`. Raises ValueError for another length."""
         window = cls()
         split = WINDOW_SEQUENCES * window._sequences.itemsize
         if len(stored) != split + WINDOW_SEQUENCES * window._digests.itemsize:
             raise ValueError(f"a duplicate window of {len(stored)} bytes is not one of this version's")
-        # Earlier programs stored a sequence in slot s mod `WINDOW_SEQUENCES`, in no order.
+        # Earlier versions stored a sequence in slot s mod `WINDOW_SEQUENCES`, in no order.
         held = sorted(zip(array("q", stored[:split]), array("I", stored[split:]), strict=True))
         window._sequences = array("q", [sequence for sequence, _ in held])
         window._digests = array("I", [digest for _, digest in held])

@@ -1,4 +1,4 @@
-"""One open buffer file: what a transaction does, and undoes. Its parts have a module each.
+"""One open buffer file and its transactions. Each part of the file has its own module.
 
 Nothing here knows of threads: `commit_loop` owns the one thread that calls it.
 """
@@ -32,7 +32,7 @@ from gateway.settings import BufferSettings
 
 
 class BufferFile:
-    """An open file. Methods that write belong into `with transaction()`; all raise sqlite3.Error where SQLite fails."""
+    """An open file. Methods that write need `with transaction()`. All raise sqlite3.Error if SQLite fails."""
 
     def __init__(  # noqa: PLR0913 - what a file needs
         self,
@@ -46,11 +46,11 @@ class BufferFile:
     ) -> None:
         """Open or make the file, and open a lane in it, behind lanes whose rows are salvaged from other files.
 
-        `resume` is told what the file keeps of this boot's clock, before `clock` is asked for it.
+        If the file keeps this boot's clock, `resume` gets it before `clock` is called.
 
-        `counts` is added to by each committed transaction: `duplicate`, `conflict`, `below-window`,
-        `quarantine-overflow`, `share-refused`, `dropped`, and the reasons of that: `buffer-full`, `above-share`,
-        `too-old`. Raises sqlite3.Error, OSError, and BufferFileError where the file is of a newer version.
+        Each committed transaction adds to `counts`: `duplicate`, `conflict`, `below-window`, `quarantine-overflow`,
+        `share-refused`, `dropped`, and the reasons for dropping: `buffer-full`, `above-share`, `too-old`. Raises
+        sqlite3.Error, OSError, and BufferFileError if the file is of a newer version.
         """
         self._boot_id = boot_id
         self._clock = clock
@@ -59,7 +59,7 @@ class BufferFile:
         self.inserted: list[Row] = []
         """Rows that the last transaction added to the current lane."""
         self.inserted_bytes = 0
-        """What their payloads have."""
+        """Payload bytes of these rows."""
         self.connection = schema.connect(settings.path)
         try:
             self.room = Room(settings, self.connection)
@@ -85,7 +85,7 @@ class BufferFile:
             )
             with self.transaction():
                 self.salvaged = {lane.name: self.lanes.adopt(lane) for lane in salvaged}
-                """Those lanes' names, to their numbers here."""
+                """Numbers of these lanes in this file, by name."""
                 self._open_lane()
                 if self.room.lacks_commits:
                     now_us = boottime_us()
@@ -95,16 +95,16 @@ class BufferFile:
             raise
 
     def close(self) -> None:
-        """Close the file; the next start finds its WAL as it is."""
+        """Close the file, and keep its grown WAL for the next start."""
         self.room.close()
 
     def abandon(self) -> None:
-        """Let go of a file that was renamed and is damaged."""
+        """Close the file without touching its content."""
         self.room.abandon()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing, on disk when it ends; memory follows the file, whichever it is."""
+        """A transaction that is on disk when it ends. If it fails, the file and the memory are as before."""
         before = self.lanes.saved()
         self._tally.clear()
         self.inserted, self.inserted_bytes = [], 0
@@ -132,7 +132,7 @@ class BufferFile:
     # -- rows -----------------------------------------------------------------------------------
 
     def insert(self, entries: Iterable[Entry]) -> None:
-        """Append entries in order, each retransmission left out."""
+        """Append entries in order, without retransmissions."""
         new, with_lost = self._runs.judge(entries, self.lanes.current.number, self._tally)
         self.insert_judged(new)
         if with_lost:
@@ -141,7 +141,7 @@ class BufferFile:
             self._runs.save_if_due(self.lanes.last, time.monotonic())
 
     def insert_judged(self, entries: Sequence[Entry]) -> None:
-        """Append entries that are no retransmissions: the gateway's own, and what was judged when it first came in."""
+        """Append entries that are no retransmissions: the gateway's own, and input that was judged before."""
         first = Position(self.lanes.current.number, self.lanes.next_sequence)
         rows, event_from_us = insert_entries(self.connection, entries, first, self.series, self.quarantine.keep)
         if rows:
@@ -155,12 +155,11 @@ class BufferFile:
         return read_rows(self.connection, after, limit, self.lanes.last)
 
     def gone(self, spans: Iterable[Span]) -> list[Span]:
-        """Those of the rows that are not there any more."""
+        """Rows of these spans that are gone."""
         return gone_rows(self.connection, spans)
 
     def outstanding(self, queued: Sequence[Entry]) -> Outstanding:
-        """What Kafka does not have yet; `queued` waits for its commit."""
-        # Whether rows of a damaged file may still come.
+        """Everything that Kafka does not have yet. Entries in `queued` wait for their commit."""
         is_salvaging = not all(progress.ended for progress in self._salvages())
         return Outstanding(self.lanes.pending(queued), list(self.quarantine.spans()), is_salvaging)
 
@@ -172,19 +171,18 @@ class BufferFile:
     # -- lanes ----------------------------------------------------------------------------------
 
     def begin_lane(self, reason: str, report: LaneReport) -> None:
-        """Close the lane that rows go into, and open another; both are reported in the new one."""
+        """Close the current lane, and open another; both are reported in the new lane."""
         self.lanes.save_floor()
         self._open_lane()
         self.report_lanes(reason, report)
 
     def report_lanes(self, reason: str, report: LaneReport) -> None:
-        """Add rows that report the lane that was opened last, and those that are closed, as far as none did so."""
+        """Add rows that report the newest lane and the closed ones, unless they were reported before."""
         self.insert_judged(self.lanes.unreported(reason, report))
 
     def _open_lane(self) -> None:
         salvaging = (lane for progress in self._salvages() for lane in progress.lanes.values())
         self.lanes.open({*self.salvaged.values(), *salvaging})
-        # Boots of which nothing is left are history.
         self.boots.forget_unneeded()
 
     # -- beside the rows ------------------------------------------------------------------------
@@ -194,40 +192,40 @@ class BufferFile:
         return schema.read_marks(self.connection, prefix)
 
     def keep_marks(self, marks: Iterable[Mark]) -> None:
-        """Keep or forget what ingresses want remembered."""
+        """Store or delete marks."""
         schema.keep_marks(self.connection, marks)
 
     def count_losses(self, losses: Sequence[Loss]) -> None:
-        """Count readings that never came to be rows."""
+        """Count readings that never became rows."""
         count_losses(self.connection, losses)
         note_told(self.connection, losses)
 
     def report_losses(self, report: Callable[[Loss], Entry], limit: int) -> int:
-        """Turn loss counters into rows that report them; how many."""
+        """Turn loss counters into rows that report them; return how many."""
         losses = counted_losses(self.connection, limit)
         self.insert([report(loss) for loss in losses])
         forget_losses(self.connection, losses)
         return len(losses)
 
     def report_corrections(self, report: Callable[[Correction], Entry]) -> list[Correction]:
-        """Add rows that correct what was forwarded before its boot's clock was known; which."""
+        """Add rows that correct times sent before their boot's clock was known; return the corrections."""
         corrections = self.boots.take_corrections()
         self.insert_judged([report(correction) for correction in corrections])
         return corrections
 
     def requeue(self, entries: Mapping[int, Entry], judged: Mapping[int, Entry]) -> None:
-        """Take quarantined input out by its numbers, and append what became of it.
+        """Take quarantined input out by its numbers, and append the entries made of it.
 
-        `judged` was taken in once already: it is not compared with what its sensor sent.
+        Entries in `judged` were taken in once before: they are not compared with what their sensors sent.
         """
-        # Somebody else may have been faster.
+        # Another caller may have taken some of them.
         there = self.quarantine.find([*entries, *judged]).keys()
         self.insert([entry for number, entry in entries.items() if number in there])
         self.insert_judged([entry for number, entry in judged.items() if number in there])
         self.quarantine.drop(list(there))
 
     def lose_quarantined(self, numbers: Sequence[int]) -> int:
-        """Drop quarantined input for good, counted as lost; how much of it there was."""
+        """Drop quarantined input for good, counted as lost; return how many inputs there were."""
         lost = self.quarantine.lose(numbers, DROPPED)
         self._runs.save_now(self.lanes.last)
         return lost
@@ -235,15 +233,15 @@ class BufferFile:
     # -- damaged files --------------------------------------------------------------------------
 
     def adopt(self, rows: Sequence[Row], quarantined: Sequence[Quarantined], series: Mapping[int, Series]) -> None:
-        """Take over rows of one lane of a damaged file, into the lane that `salvaged` gave it, and quarantined input.
+        """Take over quarantined input and rows of one lane of a damaged file, with their `series`.
 
-        Their series are `series`. A row whose series could not be read has nobody to go to: it is kept in the
-        quarantine. What is here already stays.
+        The rows go into the lane that `salvaged` gave them. A row whose series could not be read has no destination, so
+        it goes to the quarantine. Rows that are here already stay.
         """
         needed = {row.series for row in rows} | {input_.series for input_ in quarantined}
         numbers = {number: self.series.number(found) for number, found in series.items() if number in needed}
         for input_ in quarantined:
-            # Its clock may be lost; that there was such a boot must be known.
+            # The boot's clock may be lost, but the boot must be known.
             self.boots.add_unknown(input_.boot_id or self._boot_id)
             number = None if input_.series is None else numbers.get(input_.series)
             self.quarantine.keep(replace(input_, series=number))
@@ -263,7 +261,7 @@ class BufferFile:
             boot, sequence = str(row.device_boot), int(row.device_sequence or 0)
             self._runs.admit(series[row.series], boot, sequence, row.payload, row.lane, row.received_us)
         if judged:
-            # They stand before the place that the windows are caught up from.
+            # These rows stand before the place from which windows catch up.
             self._runs.save_now(self.lanes.last)
         for row in new:
             if row.series not in numbers:
@@ -274,7 +272,7 @@ class BufferFile:
 
 
 def _without_series(row: Row, boot_id: str) -> Quarantined:
-    """What is left of a reading of another boot when nobody knows whose it is."""
+    """A salvaged reading, for the quarantine, as nobody knows whose it is."""
     return Quarantined(
         "salvaged-without-series",
         row.payload,

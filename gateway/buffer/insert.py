@@ -1,4 +1,4 @@
-"""How new rows get into the table of readings: many in one statement, and no more bound than they have."""
+"""Inserts rows into the table of readings: many in one statement, with no more bound values than they have."""
 
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
@@ -13,27 +13,27 @@ from gateway.buffer.rows import Entry, Position, Quarantined, Row, earliest_even
 from gateway.buffer.series import SeriesTable
 
 ROWS_AT_ONCE = 64
-"""Rows in one statement. SQLite is called once for each statement, and Python's lock changes hands each time: that is
-what inserting one by one costs while the event loop is busy."""
+"""Rows in one statement. Each statement makes Python's lock change hands, which is slow while the event loop is
+busy."""
 
 _ROW = f"({', '.join('?' * len(Row.__struct_fields__))})"
 _INSERT = f"INSERT INTO reading VALUES {_ROW}"
 _INSERT_MANY = f"INSERT INTO reading VALUES {', '.join([_ROW] * ROWS_AT_ONCE)}"
 _PLACE = {"lane", "sequence"}
 _ELSE = {"event_error_us": "0", "doubt": "0"}
-"""What a column has that is not bound, where that is not NULL."""
+"""Values of unbound columns, if not NULL."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """Rows that have nothing but these columns, beside their place: Python is slow to bind values, None too."""
+    """Rows with values in these columns only, beside their place. Python is slow to bind values, even None."""
 
     columns: tuple[str, ...]
     insert_many: str
 
     @classmethod
     def of(cls, *columns: str) -> "Form":
-        """`columns` in their order in the table."""
+        """Make a form. `columns` are in the table's order."""
         values = [
             "?" if column in columns else _ELSE.get(column, "NULL")
             for column in Row.__struct_fields__
@@ -44,10 +44,10 @@ class Form:
 
 
 UNTIMED = Form.of("series", "received_us", "device_boot", "device_sequence", "payload")
-"""Without a time of their own."""
+"""Rows without a time of their own."""
 TIMED = Form.of("series", "received_us", "event_us", "event_error_us", "device_boot", "device_sequence", "payload")
 TICKED = Form.of("series", "received_us", "tick_ms", "device_boot", "device_sequence", "payload")
-"""With a tick that does not tell their time yet."""
+"""Rows with a tick that does not tell their time yet."""
 ANY = Form.of(
     "series",
     "received_us",
@@ -58,7 +58,7 @@ ANY = Form.of(
     "device_sequence",
     "payload",
 )
-"""All of these: such as those that come with a time and a tick, from serial lines."""
+"""Rows with any of these, such as a time and a tick from serial lines."""
 _values_of_any = attrgetter(*ANY.columns)
 
 
@@ -69,10 +69,10 @@ def insert_entries(
     series_table: SeriesTable,
     set_aside: Callable[[Quarantined], None],
 ) -> tuple[list[Row], int]:
-    """Insert entries as rows that follow each other from a place on. Raises sqlite3.Error.
+    """Insert entries as consecutive rows from a place on. Raises sqlite3.Error.
 
-    Gives the rows, and their earliest event time: of none it is `NOTHING_US`. `set_aside` is given the input that an
-    entry reports as quarantined.
+    Returns the rows and their earliest event time, which is `NOTHING_US` without rows. `set_aside` gets the input that
+    an entry reports as quarantined.
     """
     lane, sequence = first
     event_from_us = NOTHING_US
@@ -134,10 +134,9 @@ def insert_entries(
 def _insert_new(
     connection: sqlite3.Connection, rows: Sequence[Row], values: Sequence[object], forms: set[Form | None]
 ) -> None:
-    """Insert rows of one lane that follow each other, in the quickest way that they allow.
+    """Insert consecutive rows of one lane, in the quickest way that their forms allow. Raises sqlite3.Error.
 
-    `forms` are those that they have, None for rows of no form, and `values` what all of them have in the columns of
-    theirs. Raises sqlite3.Error.
+    `forms` are the rows' forms, None for rows of no form. `values` are the rows' values in the columns of their forms.
     """
     whole = 0 if None in forms else len(rows) - len(rows) % ROWS_AT_ONCE
     known = [form for form in forms if form is not None]
@@ -149,7 +148,7 @@ def _insert_new(
 
 
 def insert_rows(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-    """Insert rows, whatever they are. Raises sqlite3.Error."""
+    """Insert rows of any form. Raises sqlite3.Error."""
     whole = len(rows) - len(rows) % ROWS_AT_ONCE
     for start in range(0, whole, ROWS_AT_ONCE):
         some = rows[start : start + ROWS_AT_ONCE]

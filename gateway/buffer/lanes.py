@@ -1,6 +1,6 @@
-"""The lanes of a buffer file: which one rows go into, how far each was numbered, how many of its rows wait.
+"""The lanes of a buffer file: the current one, how far each was numbered, how many of its rows wait.
 
-What outlives a lane's rows is kept as a mark, written with each deletion: the rows that came in since tell the rest.
+A lane's counts are stored as a mark at each deletion. Rows that came in later are counted from the table.
 """
 
 import secrets
@@ -18,36 +18,37 @@ from gateway.buffer.schema import find_one, keep_marks, read_marks
 from gateway.reading import Mark
 
 LANE_PREFIX = "lane/"
-"""Before a lane's name, in the key of its mark."""
+"""Prefix of a lane's name in the key of its mark."""
 
 LaneReport = Callable[[str, Lane, int, str], Entry]
-"""Makes the row that reports a lane: `lane-opened` or `lane-closed`, the lane, how many rows it has had, and why."""
+"""Makes the row that reports a lane, from `lane-opened` or `lane-closed`, the lane, its number of rows, and the
+reason."""
 NOTHING_US = sys.maxsize
 FLOOR_SAVE_S = 10.0
-"""A risen floor of pending event times is written down no more often than this: it is a page for the card."""
+"""Seconds between two saves of a risen floor of pending event times: each is a page for the card."""
 EMPTY_LANES_MAX = 100
-"""Lanes of this start that are kept although nothing is left of them."""
+"""Empty lanes of this start that are kept."""
 NO_LANE = Lane(0, "", "", "")
 
 
 class LaneCount(Struct, frozen=True, omit_defaults=True):
-    """How far a lane has come."""
+    """The counts of one lane."""
 
     next: int = 0
-    """The sequence that its next row gets: how many it has had."""
+    """The sequence of its next row, so the number of rows it has had."""
     rows: int = 0
-    """Those that wait."""
+    """Rows that wait."""
     opened: bool = False
     """Whether its beginning was reported."""
     closed: bool = False
-    """Whether its end was."""
+    """Whether its end was reported."""
 
     def plus(self, rows: int) -> "LaneCount":
-        """With rows more at its end."""
+        """The counts with more rows at the end."""
         return msgspec.structs.replace(self, next=self.next + rows, rows=self.rows + rows)
 
     def minus(self, rows: int) -> "LaneCount":
-        """With so many waiting rows fewer, wherever they stood."""
+        """The counts with fewer waiting rows, wherever they stood."""
         return msgspec.structs.replace(self, rows=self.rows - rows)
 
     def mark(self, lane_name: str) -> Mark:
@@ -58,9 +59,9 @@ _counts = msgspec.json.Decoder(LaneCount)
 
 
 def read_counts(connection: sqlite3.Connection, number: int | None = None) -> dict[int, LaneCount]:
-    """What a file knows of its lanes, or of one, by their numbers; no row is looked at but the ends of each lane.
+    """Counts of a file's lanes, or of one, by number; only the ends of each lane are read.
 
-    Salvaged lanes were numbered elsewhere and have holes: their rows are counted.
+    Salvaged lanes were numbered elsewhere and have holes, so their rows are counted.
     """
     marks = read_marks(connection, LANE_PREFIX)
     return {
@@ -76,7 +77,7 @@ def read_counts(connection: sqlite3.Connection, number: int | None = None) -> di
 
 
 def count_rows(connection: sqlite3.Connection) -> int:
-    """How many rows wait in all lanes."""
+    """Rows that wait in all lanes."""
     return sum(count.rows for count in read_counts(connection).values())
 
 
@@ -86,7 +87,7 @@ def _count(connection: sqlite3.Connection, number: int, last: int, mark: bytes |
         return LaneCount(last + 1, rows, opened=True, closed=True)
     known = None if mark is None else _decoded(mark)
     if known is None:
-        # Nothing was deleted since it was opened; or its mark is damaged, and its ends tell what they can.
+        # Nothing was deleted since the lane was opened, or its mark is damaged and only its ends are known.
         (first,) = connection.execute("SELECT min(sequence) FROM reading WHERE lane = ?", (number,)).fetchone()
         return LaneCount(last + 1, 0 if first is None else last - first + 1)
     return known.plus(max(0, last + 1 - known.next))
@@ -100,7 +101,7 @@ def _decoded(mark: bytes) -> LaneCount | None:
 
 
 def forget_lanes(connection: sqlite3.Connection, numbers: Iterable[int]) -> None:
-    """Delete lanes of which nothing is left, and their marks."""
+    """Delete empty lanes and their marks."""
     for number in numbers:
         connection.execute(
             "DELETE FROM mark WHERE key = (SELECT ? || name FROM lane WHERE number = ?)", (LANE_PREFIX, number)
@@ -112,8 +113,8 @@ def forget_lanes(connection: sqlite3.Connection, numbers: Iterable[int]) -> None
 class EventFloor:
     """A lower bound of the event times of a lane's waiting rows, in two generations.
 
-    Rows below `marker` are the older generation. Once all of these are gone, the newer one takes their place: under
-    a steady flow, where something always waits, the floor rises all the same, at most one generation late.
+    Rows below `marker` are the older generation. Once they are gone, the newer generation takes their place. So the
+    floor rises even under a steady flow, where something always waits, at most one generation late.
     """
 
     older_us: int = NOTHING_US
@@ -125,11 +126,11 @@ class EventFloor:
         return min(self.older_us, self.newer_us)
 
     def add(self, event_us: int) -> None:
-        """A row with this event time waits now."""
+        """Include a row with this event time."""
         self.newer_us = min(self.newer_us, event_us)
 
     def settle(self, sequence: int, next_sequence: int) -> None:
-        """Every row up to and including `sequence` is gone; the next one to come gets `next_sequence`."""
+        """Note that all rows up to `sequence` are gone; the next new row gets `next_sequence`."""
         if sequence >= self.marker - 1:
             self.older_us, self.newer_us = self.newer_us, NOTHING_US
             self.marker = next_sequence
@@ -139,20 +140,20 @@ class EventFloor:
 
 @dataclass(slots=True)
 class LanesState:
-    """What changes with a transaction and must be as before when it is rolled back."""
+    """The state that a transaction changes, and that a roll-back restores."""
 
     current: Lane
     counts: dict[int, LaneCount]
     rows: int
     floor: EventFloor
     touched: set[int] = field(default_factory=set)
-    """Lanes whose marks have to be written."""
+    """Lanes whose marks must be written."""
     floor_saved_us: int = NOTHING_US
     floor_due_s: float = 0.0
 
 
 class Lanes:
-    """The lanes of an open file. What writes belongs into a transaction, which keeps `saved` to `restore` it."""
+    """The lanes of an open file. Methods that write need a transaction, which uses `saved` and `restore`."""
 
     def __init__(self, connection: sqlite3.Connection, boot_id: str, buffer_id: str) -> None:
         self._connection = connection
@@ -168,12 +169,12 @@ class Lanes:
 
     @property
     def next_sequence(self) -> int:
-        """The sequence that the next row of this lane gets."""
+        """The sequence of the next row in the current lane."""
         return self._state.counts[self._state.current.number].next
 
     @property
     def last(self) -> Position:
-        """The row that was added last to this start's lane."""
+        """The last row of the current lane."""
         return Position(self.current.number, self.next_sequence - 1)
 
     @property
@@ -183,27 +184,27 @@ class Lanes:
 
     @property
     def backlog_lanes(self) -> int:
-        """Lanes before this one that hold rows."""
+        """Lanes before the current one that hold rows."""
         return sum(1 for number, count in self._state.counts.items() if count.rows and number != self.current.number)
 
     def saved(self) -> LanesState:
-        """How things stand before a transaction."""
+        """A copy of the state before a transaction."""
         return replace(self._state, floor=replace(self._state.floor), counts=dict(self._state.counts))
 
     def restore(self, before: LanesState) -> None:
-        """A transaction was rolled back."""
+        """Restore the state, after a transaction was rolled back."""
         self._state = before
         before.touched.clear()
 
     # -- the lanes themselves -------------------------------------------------------------------
 
     def open(self, kept: Container[int]) -> None:
-        """Have rows go into a new lane, and forget those of which nothing is left, but for `kept`."""
-        # Lanes of which nothing is left are history. What is salvaged has yet to come, and of a lane that was not
-        # reported the number of its rows has yet to be told.
+        """Store rows in a new lane from now on, and forget empty lanes, except `kept`."""
+        # Rows of lanes that are being salvaged are still to come. The row count of an unreported lane is still to be
+        # told.
         state = self._state
         over = [number for number, count in state.counts.items() if not count.rows and count.closed]
-        # Devices that were silent since are known by their lanes: the last of these stay until the next start.
+        # A device that fell silent is known by its lane, so the last of these stay until the next start.
         over = [number for number in over if number not in kept]
         over = over if state.current is NO_LANE else over[:-EMPTY_LANES_MAX]
         forget_lanes(self._connection, over)
@@ -215,12 +216,12 @@ class Lanes:
         state.floor, state.floor_saved_us, state.floor_due_s = EventFloor(), NOTHING_US, 0.0
 
     def adopt(self, lane: Lane) -> int:
-        """The number of a lane of another file here: names are unique for ever, and two files may hold parts of it."""
+        """The number here of another file's lane. Names are unique for ever; two files may hold parts of one lane."""
         known = self._connection.execute("SELECT number FROM lane WHERE name = ?", (lane.name,)).fetchone()
         return self._insert(lane) if known is None else int(known[0])
 
     def find(self, number: int) -> Lane:
-        """The lane of a row. Raises BufferFileError where this file does not know it."""
+        """The lane of a number. Raises BufferFileError if this file does not know it."""
         return Lane(
             *find_one(
                 self._connection,
@@ -231,7 +232,7 @@ class Lanes:
         )
 
     def unreported(self, reason: str, report: LaneReport) -> list[Entry]:
-        """Rows that report the lane that was opened last, and those that are closed, as far as none did so."""
+        """Rows that report the newest lane and the closed ones, unless they were reported before."""
         state = self._state
         reports = []
         for number, count in state.counts.items():
@@ -247,7 +248,7 @@ class Lanes:
         return reports
 
     def pending(self, queued: Sequence[Entry]) -> list[PendingLane]:
-        """The lanes that hold rows, `queued` (what waits for its commit) counted with this one's."""
+        """The lanes that hold rows. Entries in `queued` wait for their commit, and count with the current lane."""
         state = self._state
         lanes = {
             name: PendingLane(
@@ -281,13 +282,13 @@ class Lanes:
     # -- their rows -----------------------------------------------------------------------------
 
     def added(self, rows: int, event_from_us: int) -> None:
-        """Rows were added to this lane, whose earliest event time is this."""
+        """Note rows added to the current lane, and their earliest event time."""
         state = self._state
         number = state.current.number
         state.counts[number] = state.counts[number].plus(rows)
         state.rows += rows
         state.floor.add(event_from_us)
-        # At once where it fell, now and then where it rose.
+        # Save the floor at once if it fell, but only now and then if it rose.
         now_s = time.monotonic()
         risen = state.floor.value_us > state.floor_saved_us and now_s >= state.floor_due_s
         if state.floor.value_us < state.floor_saved_us or risen:
@@ -296,34 +297,34 @@ class Lanes:
             state.floor_due_s = now_s + FLOOR_SAVE_S
 
     def adopted(self, number: int, rows: int) -> None:
-        """Rows of a damaged file were added to a lane."""
+        """Note rows of a damaged file that were added to a lane."""
         state = self._state
         state.rows += rows
         count = state.counts.get(number, LaneCount(opened=True, closed=True))
         state.counts[number] = msgspec.structs.replace(count, rows=count.rows + rows)
 
     def deleted(self, number: int, rows: int) -> None:
-        """Rows of a lane were deleted."""
+        """Note deleted rows of a lane."""
         state = self._state
         state.rows -= rows
         if number in state.counts:
             state.counts[number] = state.counts[number].minus(rows)
             state.touched.add(number)
         if number == state.current.number:
-            # Rows before these may wait still: for a partition that takes none at present.
+            # Earlier rows may still wait for a partition that takes none now.
             (front,) = self._connection.execute(
                 "SELECT min(sequence) FROM reading WHERE lane = ?", (number,)
             ).fetchone()
             state.floor.settle((self.next_sequence if front is None else front) - 1, self.next_sequence)
 
     def save_floor(self) -> None:
-        """Keep this lane's floor for the next start."""
+        """Save the current lane's floor for the next start."""
         self._connection.execute(
             "UPDATE lane SET event_from_us = ? WHERE number = ?", (self._state.floor.value_us, self.current.number)
         )
 
     def save_counts(self) -> None:
-        """Keep what the rows that are left do not tell of their lanes."""
+        """Save the counts that the remaining rows cannot tell."""
         state = self._state
         for number in state.touched:
             lane = state.current if number == state.current.number else self.find(number)

@@ -11,15 +11,15 @@ from gateway.reading import BufferFileError
 
 LOCK_TRIES = 5
 LOCK_RETRY_S = 0.1
-"""`sluice status` holds the lock for an instant; another daemon holds it for good."""
+"""Seconds between two tries: `sluice status` holds the lock for an instant, another daemon for good."""
 
 
 def acquire(path: Path) -> IO[bytes]:
-    """Lock the buffer at `path` until what is returned is closed. Raises BufferFileError."""
+    """Lock the buffer at `path` until the returned file is closed. Raises BufferFileError."""
     try:
         name = path.with_name(path.name + ".lock")
         make_private(name)
-        # Root may lock in a folder of somebody else's, who could lead it anywhere by a link.
+        # Root may lock in another user's folder, where a link could lead anywhere.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         lock = os.fdopen(os.open(name, flags, 0o600), "ab")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The loss counters in the buffer file: kept in the transaction that drops a reading, until they are reported."""
+"""The loss counters in the buffer file: written in the transaction that loses a reading, kept until reported."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -9,15 +9,16 @@ from gateway.buffer.rows import Entry, Loss, Span
 from gateway.reading import SENSOR_DROPPED
 
 LOSSES_MAX = 20_000
-"""Counters kept apart; beyond it losses are counted without their device."""
+"""Counters that are kept; beyond it, losses are counted without their device."""
 EVENTS_DROPPED = "gateway-events-dropped"
 EVENT_REFUSED = "event-refused"
 OWN_LOSSES = frozenset({EVENTS_DROPPED, EVENT_REFUSED})
-"""Why the gateway's own events are lost, which are no readings."""
+"""Reasons for losses of the gateway's own events, which are no readings."""
 TOLD_MARK = "ring/"
-"""So begin the marks of what sensors' rings dropped; the device follows. Kept with the counter, in one commit."""
+"""Prefix of marks that say how far ring losses are counted; the device follows. Stored in one commit with the
+counter."""
 TOLD_MAX = 20_000
-"""Such marks that are kept; beyond it those go whose device has no duplicate window any more."""
+"""Such marks that are kept; beyond it, those of devices without a duplicate window go."""
 LOSS_TYPE = "sluice.gateway.loss"
 """`ce_type` of a loss record."""
 
@@ -37,7 +38,7 @@ _SELECT = """
     SELECT device, reason, boot_id, count, first_us, last_us, device_boot, first_sequence, last_sequence
     FROM loss ORDER BY first_us LIMIT ?
 """
-# What one statement drops may be of many sensors: by what a loss is counted by.
+# Rows of one span may be of many sensors, so they are grouped by the keys of a loss.
 _OF_ROWS = """
     SELECT series.type, series.device, lane.boot_id, count(*),
         min(coalesce(event_us, received_us)), max(coalesce(event_us, received_us)),
@@ -63,7 +64,7 @@ class _Reported(msgspec.Struct):
 
 
 def loss_body(loss: Loss) -> dict[str, object]:
-    """What a loss record on `gateway-events` says."""
+    """The body of a loss record on `gateway-events`."""
     return {
         "device": loss.device or None,
         "reason": loss.reason,
@@ -78,7 +79,7 @@ def loss_body(loss: Loss) -> dict[str, object]:
 
 
 def count_losses(connection: sqlite3.Connection, losses: Iterable[Loss]) -> None:
-    """Add to the counters, inside the caller's transaction."""
+    """Add losses to the counters, inside the caller's transaction."""
     (kept,) = connection.execute("SELECT count(*) FROM loss").fetchone()
     connection.executemany(
         _COUNT,
@@ -100,7 +101,7 @@ def count_losses(connection: sqlite3.Connection, losses: Iterable[Loss]) -> None
 
 
 def note_told(connection: sqlite3.Connection, losses: Iterable[Loss]) -> None:
-    """Keep how far what rings dropped is counted, in the transaction that counts it."""
+    """Mark how far ring losses are counted, in the transaction that counts them."""
     told = [
         (f"{TOLD_MARK}{loss.device}", f"{loss.last_sequence + 1} {loss.device_boot}".encode())
         for loss in losses
@@ -119,14 +120,14 @@ def note_told(connection: sqlite3.Connection, losses: Iterable[Loss]) -> None:
 
 
 def told_below(connection: sqlite3.Connection, device: str, boot: str) -> int:
-    """Below which sequence of a device's run all that its ring dropped is counted; 0 where nothing is known."""
+    """The sequence of a device's run below which all ring losses are counted; 0 if unknown."""
     found = connection.execute("SELECT value FROM mark WHERE key = ?", (f"{TOLD_MARK}{device}",)).fetchone()
     below, of_boot = found[0].decode().split(" ", 1) if found else ("0", boot)
     return int(below) if of_boot == boot else 0
 
 
 def dropped_by_sensor(entry: Entry, boot_id: str) -> Loss:
-    """What a sensor's ring dropped before an entry, which says so."""
+    """The ring loss that an entry reports."""
     first, last = entry.lost or (0, -1)
     at_us = entry.received_us
     device, boot = entry.series.device, entry.device_boot or ""
@@ -144,7 +145,7 @@ def counted_losses(connection: sqlite3.Connection, limit: int) -> list[Loss]:
 
 
 def forget_losses(connection: sqlite3.Connection, losses: Iterable[Loss]) -> None:
-    """Drop counters that are reported, inside the transaction that holds the reports."""
+    """Delete reported counters, inside the transaction that holds the reports."""
     connection.executemany(
         "DELETE FROM loss WHERE device = ? AND reason = ? AND boot_id = ? AND device_boot = ?",
         [(loss.device, loss.reason, loss.boot_id, loss.device_boot) for loss in losses],
@@ -152,7 +153,7 @@ def forget_losses(connection: sqlite3.Connection, losses: Iterable[Loss]) -> Non
 
 
 def losses_of_rows(connection: sqlite3.Connection, span: Span, reason: str) -> list[Loss]:
-    """What dropping these rows loses. A loss record among them is counted again: it was not sent."""
+    """The losses if these rows are dropped. A loss record among them was not sent, so its losses are counted again."""
     losses = []
     for type_, device, lane_boot, *counted in connection.execute(_OF_ROWS, span):
         if type_ != LOSS_TYPE:
@@ -167,7 +168,7 @@ def losses_of_rows(connection: sqlite3.Connection, span: Span, reason: str) -> l
 
 
 def told_loss(record: bytes) -> Loss:
-    """What a loss record's body tells of."""
+    """The loss in a loss record's body."""
     said = msgspec.json.decode(record, type=_Reported)
     return Loss(
         said.device or "",

@@ -10,23 +10,23 @@ from gateway.reading import BufferFileError, Mark
 
 
 class OutgoingRows:
-    """Rows of the file that is open, never of a former one. May be used on any thread."""
+    """Rows of the open file, never of a former one. May be used on any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.buffer_id = ""
-        """The file that is open."""
+        """Id of the open file."""
         self._tail = Tail()
         self._kept_from_drop: list[Span] = []
-        """What is being sent: it is not dropped."""
+        """Rows that are being sent, and not dropped."""
         self.drops = 0
         """See `Buffer.drops`."""
         self._confirmed: list[Span] = []
         self._confirmed_marks: dict[str, Mark] = {}
-        """Kept with the deletion of what is confirmed."""
+        """Stored with the deletion of the confirmed rows."""
 
     def begin(self, buffer_id: str) -> None:
-        """A file is open that was not before."""
+        """Begin with a newly opened file."""
         with self._lock:
             self.buffer_id = buffer_id
             self._confirmed, self._kept_from_drop = [], []
@@ -35,27 +35,27 @@ class OutgoingRows:
     # -- reading --------------------------------------------------------------------------------
 
     def extend(self, rows: list[Row], payload_bytes: int) -> None:
-        """A commit has inserted rows, with so many bytes of payload."""
+        """Add rows that a commit inserted, and their payload bytes."""
         with self._lock:
             self._tail.extend(rows, payload_bytes)
 
     def follow(self) -> None:
-        """Rows go into a new lane: what is committed next is read next."""
+        """Keep the next committed rows in memory, as a new lane begins."""
         with self._lock:
             self._tail.follow()
 
     def forget_newest(self) -> None:
-        """The newest rows are not all there any more: they are read from the file."""
+        """Drop the rows in memory, as some are gone: they are read from the file."""
         with self._lock:
             self._tail.clear()
 
     def newest(self, after: Position, limit: int) -> tuple[str, list[Row] | None]:
-        """Rows that follow a position, and their file's id; None where the file has to be asked."""
+        """Rows that follow a position, and their file's id; None if the file must be read."""
         with self._lock:
             return self.buffer_id, self._tail.read(after, limit)
 
     def read_newest(self, file: BufferFile, after: Position, limit: int) -> list[Row]:
-        """Rows that follow a position, from the file. Who comes to its end goes on with the newest in memory."""
+        """Rows that follow a position, from the file. At its end, new rows are kept in memory again."""
         rows = self.read(file, after, limit)
         with self._lock:
             if not rows or (rows[-1].lane, rows[-1].sequence) == file.lanes.last:
@@ -63,12 +63,12 @@ class OutgoingRows:
         return rows
 
     def read(self, file: BufferFile, after: Position, limit: int) -> list[Row]:
-        """Rows of the file, but for those that are confirmed and wait for their deletion."""
+        """Rows of the file, except confirmed ones that wait for their deletion."""
         while True:
             rows = file.read(after, limit)
             with self._lock:
                 confirmed = list(self._confirmed)
-            # Whoever reads on where he was has nothing behind him; after a rewind he may.
+            # A reader that goes on meets no confirmed rows. After a rewind it may.
             if not rows or not any((rows[0].lane, rows[0].sequence) <= (span.lane, span.last) for span in confirmed):
                 return rows
             after = Position(rows[-1].lane, rows[-1].sequence)
@@ -79,7 +79,7 @@ class OutgoingRows:
     # -- sending --------------------------------------------------------------------------------
 
     def keep_from_drop(self, buffer_id: str, spans: list[Span], since: int) -> bool:
-        """Have rows not dropped, if `drops` is what it was before they were read. Raises BufferFileError."""
+        """Protect rows from being dropped; return False if `drops` has grown beyond `since`. Raises BufferFileError."""
         with self._lock:
             if buffer_id != self.buffer_id:
                 raise replaced()
@@ -88,16 +88,16 @@ class OutgoingRows:
             return self.drops == since
 
     def keep_from_drop_now(self, spans: list[Span]) -> None:
-        """Have rows not dropped, those that are gone already among them. On the buffer's thread."""
+        """Protect rows from being dropped, whatever `drops` is."""
         with self._lock:
             self._kept_from_drop = spans
 
     def spared(self) -> list[Span]:
-        """Rows that may not be dropped. From here on, rows that are read or to be kept are looked up after the drop."""
+        """Rows that must not be dropped. `drops` grows: rows read or protected later are looked up after the drop."""
         with self._lock:
             self.drops += 1
             self._tail.clear()
-            # Kafka has what was confirmed since this commit began.
+            # Kafka has the rows confirmed since this commit began.
             return joined([*self._kept_from_drop, *self._confirmed])
 
     # -- confirmed ------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class OutgoingRows:
         return bool(self._confirmed)
 
     def confirm(self, buffer_id: str, spans: Iterable[Span], marks: Iterable[Mark]) -> bool:
-        """Kafka has rows; whether these are the first since `take_confirmed`."""
+        """Note rows that Kafka has; return whether they are the first since `take_confirmed`."""
         with self._lock:
             is_first = not (self._confirmed or self._confirmed_marks)
             for span in spans if buffer_id == self.buffer_id else ():
@@ -119,26 +119,26 @@ class OutgoingRows:
             return is_first
 
     def take_confirmed(self) -> tuple[list[Span], dict[str, Mark]]:
-        """What is to be deleted, and the marks that are to be kept with that."""
+        """Take the rows to be deleted, and the marks to be stored with the deletion."""
         with self._lock:
             taken = self._confirmed, self._confirmed_marks
             self._confirmed, self._confirmed_marks = [], {}
             return taken
 
     def put_back(self, confirmed: list[Span], marks: dict[str, Mark]) -> None:
-        """This was not deleted yet, and these were not kept."""
+        """Take back rows that were not deleted, and marks that were not stored."""
         with self._lock:
             self._confirmed[:0] = confirmed
             self._confirmed_marks = {**marks, **self._confirmed_marks}
 
 
 def replaced() -> BufferFileError:
-    """Numbers of another file would mean something else in this one."""
+    """The error for numbers of a replaced file, which mean other rows in this one."""
     return BufferFileError("the buffer file was replaced in between: what was read from it is void")
 
 
 def _append_span(spans: list[Span], span: Span) -> None:
-    """Add a span, joined to the one that it follows, if that is one of the last: two lanes are sent side by side."""
+    """Add a span. If it continues one of the last two, join them, as two lanes are sent side by side."""
     for index in range(len(spans) - 1, max(len(spans) - 3, -1), -1):
         last = spans[index]
         if last.lane == span.lane and last.last + 1 == span.first:

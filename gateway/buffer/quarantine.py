@@ -1,6 +1,6 @@
 """The quarantine in the buffer file: input that cannot be forwarded, kept whole and bounded until it is retried.
 
-Where it is full, the oldest input of the device that holds most of it makes room: one device pushes out its own alone.
+If it is full, the oldest input of the device that holds most makes room. So one device pushes out only its own input.
 """
 
 import sqlite3
@@ -17,14 +17,14 @@ from gateway.buffer.rows import OWN_TYPES, Loss, Quarantined, QuarantinedSpan
 from gateway.settings import BufferSettings
 
 OVERFLOW = "quarantine-overflow"
-"""Why input is lost that was in the quarantine and had to make room."""
+"""Loss reason: quarantined input had to make room."""
 DROPPED = "quarantine-dropped"
-"""Why input is lost that somebody dropped from there."""
+"""Loss reason: somebody dropped quarantined input."""
 TOPIC_FORBIDDEN = "broker-refused: TopicAuthorizationFailedError"
-"""The reason of what Kafka does not let this gateway write; the others about topics begin with `topic-`."""
+"""Reason of input that Kafka does not let this gateway write. Other reasons about topics begin with `topic-`."""
 BYTES_SQL = "length(payload) + 2 * length(CAST(subject AS BLOB))"
-"""What input counts for its bound: a hostile topic may have 65,535 bytes, and stands there twice, as its subject. The
-second one stands behind the payload, and is not looked at."""
+"""Bytes that input counts for the bound. A hostile topic may have 65,535 bytes, and is stored twice: as the subject
+and, behind the payload, as the topic. Only the subject is read, and counts twice."""
 _COLUMNS = (
     "reason, payload, device, subject, received_us, topic, writer, series, event_us, event_error_us, tick_ms,"
     " device_boot, device_sequence, boot_id, doubt, device_time_us"
@@ -33,16 +33,16 @@ _COLUMNS = (
 
 @dataclass(slots=True)
 class _Held:
-    """What stands there of one device."""
+    """The quarantined input of one device."""
 
     rows: int = 0
     bytes: int = 0
     after: int = 0
-    """All of it stands behind this number."""
+    """A number before all of its input."""
 
 
 class Quarantine:
-    """The table and its bounds; every method belongs into a transaction of the file."""
+    """The table and its bounds. Every method needs a transaction of the file."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Quarantine:
         tally: Counter[str],
         lost: Callable[[Quarantined], None],
     ) -> None:
-        """`tally` counts `quarantine-overflow`; `lost` is told of what is lost, in the transaction that counts it."""
+        """`tally` counts `quarantine-overflow`. `lost` gets each lost input, in the transaction that counts it."""
         self._tally = tally
         self._lost = lost
         self._settings = settings
@@ -65,7 +65,7 @@ class Quarantine:
         self.measure()
 
     def measure(self) -> None:
-        """Count what is there: after the file was opened, or a transaction was rolled back."""
+        """Count the input, after the file was opened or a transaction was rolled back."""
         self._held = {
             device: _Held(rows, size)
             for device, rows, size in self._connection.execute(
@@ -77,7 +77,7 @@ class Quarantine:
         self._spans = None
 
     def spans(self) -> list[QuarantinedSpan]:
-        """What is there by boot; looked up once after each change."""
+        """The input by gateway boot; looked up once after each change."""
         if self._spans is None:
             self._spans = [
                 QuarantinedSpan(*values)
@@ -90,12 +90,12 @@ class Quarantine:
         return self._spans
 
     def of_topics(self, number: int, limit: int) -> list[tuple[int, str | None, str]]:
-        """Number, topic and reason of what stands there from `number` on; the topic only where that is the cause.
+        """Number, topic and reason of input from `number` on; the topic only if it is the cause.
 
-        What has another cause counts for `limit` too: it bounds what is read. There are no indexes for this: each
-        would cost the card a page for everything that is quarantined.
+        Input with another cause counts for `limit` too, as `limit` bounds the reads. There is no index for this: it
+        would cost the card a page for each quarantined input.
         """
-        # The series stands behind the payload, which may fill many pages: it is looked at only where it counts.
+        # The series stands behind the payload, which may fill many pages. So it is read only if it matters.
         return self._connection.execute(
             """SELECT quarantine.number, series.topic, reason FROM quarantine LEFT JOIN series
             ON series.number = CASE WHEN reason LIKE 'topic-%' OR reason = ? THEN quarantine.series END
@@ -104,7 +104,7 @@ class Quarantine:
         ).fetchall()
 
     def keep(self, input_: Quarantined) -> None:
-        """Put input in, whole; where that is over the bounds, older input makes room (`quarantine-overflow`)."""
+        """Store input whole. If it exceeds the bounds, older input makes room (`quarantine-overflow`)."""
         self._connection.execute(
             f"INSERT INTO quarantine ({_COLUMNS}) VALUES ({', '.join('?' * 16)})",
             (
@@ -128,7 +128,7 @@ class Quarantine:
         )
         self._spans = None
         self._count(input_.device, 1, len(input_.payload) + 2 * len(input_.subject.encode()))
-        # At most a tenth of the buffer: what is set aside must not keep readings out.
+        # At most a tenth of the buffer, so that quarantined input does not keep readings out.
         bytes_max = min(self._settings.quarantine_bytes_max, self._settings.bytes_max // 10)
         while self.rows > self._settings.quarantine_rows_max or (self.bytes > bytes_max and self.rows > 1):
             size = attrgetter("rows" if self.rows > self._settings.quarantine_rows_max else "bytes")
@@ -146,7 +146,7 @@ class Quarantine:
             del self._held[device]
 
     def _oldest(self, device: str) -> int:
-        """The number of a device's oldest input. What stands before it is looked at once, and not for each."""
+        """The number of a device's oldest input. Numbers before it are searched only once."""
         held = self._held[device]
         (number,) = self._connection.execute(
             "SELECT number FROM quarantine WHERE number > ? AND device = ? ORDER BY number LIMIT 1",
@@ -156,7 +156,7 @@ class Quarantine:
         return int(number)
 
     def sequences(self, device_boot: str) -> frozenset[int]:
-        """Of the readings of one run of a sensor, those that are kept here."""
+        """Sequences of one sensor run that are quarantined."""
         found = self._connection.execute(
             "SELECT device_sequence FROM quarantine WHERE device_boot = ? AND device_sequence IS NOT NULL",
             (device_boot,),
@@ -164,7 +164,7 @@ class Quarantine:
         return frozenset(sequence for (sequence,) in found)
 
     def find(self, numbers: Sequence[int]) -> dict[int, Quarantined]:
-        """What stands there under these numbers."""
+        """The input with these numbers, as far as it is there."""
         found = {}
         for number in numbers:
             values = self._connection.execute(
@@ -176,7 +176,7 @@ class Quarantine:
         return found
 
     def lose(self, numbers: Sequence[int], reason: str) -> int:
-        """Take these out for good, each counted as lost; how many there were."""
+        """Delete input for good, each counted as lost; return how many there were."""
         found = self.find(numbers)
         count_losses(self._connection, [self._loss(input_, reason) for input_ in found.values()])
         for input_ in found.values():
@@ -188,7 +188,7 @@ class Quarantine:
             "SELECT coalesce((SELECT type FROM series WHERE number = ?), '')", (input_.series,)
         ).fetchone()
         if type_ == LOSS_TYPE:
-            # It was not sent: what it tells of is counted again.
+            # This loss record was not sent: count its losses again.
             with suppress(msgspec.DecodeError, UnicodeDecodeError):
                 return told_loss(input_.payload)
         at_us = input_.received_us if input_.event_us is None else input_.event_us
@@ -205,7 +205,7 @@ class Quarantine:
         )
 
     def drop(self, numbers: Sequence[int]) -> int:
-        """Take these out; how many there were."""
+        """Delete input; return how many there were."""
         dropped = 0
         self._spans = None
         for number in numbers:

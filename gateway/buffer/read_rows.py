@@ -1,4 +1,4 @@
-"""How rows are read from the table of readings: many in one answer, and none that a damaged file made up."""
+"""Reads rows from the table of readings: many in one answer, and none that a damaged file made up."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -13,12 +13,12 @@ from gateway.buffer.schema import corruption
 from gateway.reading import BufferFileError
 
 READ_BYTES_MAX = 1_000_000
-"""Payload bytes that one read gives at the most, whatever the number of rows."""
+"""Payload bytes of one read, at most, unless its first row has more."""
 READ_ROWS = 1_000
 """Rows taken from SQLite at a time."""
 
-# Many rows in one answer, their payloads one behind the other: SQLite gives Python's lock up at each row that it is
-# asked for by itself, and gets it back only when the event loop has nothing to do.
+# Many rows in one answer, with their payloads joined. If rows are fetched one by one, SQLite gives up Python's lock at
+# each. It gets the lock back only when the event loop has nothing to do.
 _SELECT_MANY = """
     SELECT
         json_group_array(json_array(
@@ -39,7 +39,7 @@ _sizes = msgspec.json.Decoder(list[int])
 
 
 def check_sqlite(connection: sqlite3.Connection) -> None:
-    """See that this SQLite reads rows back as they were written, before any is taken. Raises BufferFileError."""
+    """Check that this SQLite reads rows back as they were written, before any is taken. Raises BufferFileError."""
     fields, _, payloads = connection.execute(_SELECT_MANY, (0, -1, 0)).fetchone()
     (joined_bytes,) = connection.execute(
         "SELECT CAST(group_concat(column1, '') AS BLOB) FROM (VALUES (x'0061'), (x''), (x'ff00'))"
@@ -51,7 +51,7 @@ def check_sqlite(connection: sqlite3.Connection) -> None:
 def read_rows(connection: sqlite3.Connection, after: Position, limit: int, last: Position) -> list[Row]:
     """Rows that follow a position, in order: all lanes, oldest first.
 
-    `READ_BYTES_MAX` may cut the list short, but for its first row. `last` is the last row of the file.
+    `READ_BYTES_MAX` may cut the list short, but not before its second row. `last` is the last row of the file.
     """
     rows: list[Row] = []
     left_bytes = READ_BYTES_MAX
@@ -80,7 +80,7 @@ def _read_some(connection: sqlite3.Connection, after: Position, limit: int, last
         fields, lengths, payloads = connection.execute(_SELECT_MANY, (*after, limit)).fetchone()
         rows, sizes = _rows.decode(fields), _sizes.decode(lengths)
     except (sqlite3.OperationalError, msgspec.DecodeError) as error:
-        # JSON has no blobs, and each field has its type: what a damaged file gives may be anything.
+        # A damaged file may hold anything: blobs, which JSON does not have, or fields of a wrong type.
         if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) != sqlite3.SQLITE_ERROR:
             raise
         raise corruption(f"a row is none ({error})") from error
@@ -88,7 +88,7 @@ def _read_some(connection: sqlite3.Connection, after: Position, limit: int, last
     before: tuple[int, int] = after
     for row, size in zip(rows, sizes, strict=True):
         start, end = end, end + size
-        # Nobody has seen the row without it.
+        # Nobody has seen the row without its payload yet.
         force_setattr(row, "payload", payloads[start:end])
         place = (row.lane, row.sequence)
         if place <= before:
@@ -100,7 +100,7 @@ def _read_some(connection: sqlite3.Connection, after: Position, limit: int, last
 
 
 def gone_rows(connection: sqlite3.Connection, spans: Iterable[Span]) -> list[Span]:
-    """Those of the rows that are not there any more. The file is looked through from the first to the last."""
+    """Rows of these spans that are gone. In each lane, all rows from the first to the last span are read."""
     gone = []
     for lane, group in groupby(joined(spans), attrgetter("lane")):
         of_lane = list(group)
@@ -111,6 +111,6 @@ def gone_rows(connection: sqlite3.Connection, spans: Iterable[Span]) -> list[Spa
 
 
 def sequences_of(connection: sqlite3.Connection, span: Span) -> set[int]:
-    """The sequences of those of the rows that are there."""
+    """The sequences of a span that are there."""
     found = connection.execute("SELECT sequence FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?", span)
     return {sequence for (sequence,) in found}

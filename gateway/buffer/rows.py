@@ -1,4 +1,4 @@
-"""What goes into the buffer and what comes out of it for Kafka."""
+"""The buffer's data: entries that go in, rows that come out for Kafka, and losses."""
 
 import sys
 from bisect import bisect_right
@@ -14,11 +14,11 @@ from msgspec import Struct
 from gateway.record_contract import counter_of
 
 OWN_TYPES = "sluice.gateway."
-"""So begins `ce_type` of the gateway's own words."""
+"""Prefix of `ce_type` for the gateway's own events."""
 
 
 class Series(Struct, frozen=True, cache_hash=True):
-    """What many readings have in common; stored once, referred to by number."""
+    """The fields that many readings have in common; stored once, referred to by number."""
 
     topic: str
     """The Kafka topic."""
@@ -32,25 +32,25 @@ class Series(Struct, frozen=True, cache_hash=True):
     stream: str = ""
     """The topic that was routed."""
     variables: tuple[tuple[str, str], ...] = ()
-    """Its variables by their names in the route's template, where they go into headers of their own."""
+    """Names and values of the route's variables, if they go into headers of their own."""
 
     @property
     def columns(self) -> tuple[str, str, str, str, str, str]:
-        """What tells it from other series, as the file has it: all but `stream`.
+        """The columns that tell series apart in the file: all but `stream`.
 
-        The variables stand behind the content type. So they are in the index, which finds a series by them, and which
-        the salvage of a damaged file reads.
+        The variables stand behind the content type. So they are in the index, which finds a series and is read to
+        salvage a damaged file.
         """
         content_type = self.content_type
         if self.variables:
-            # No content type has a line end, and JSON has it escaped. To a program that knows of no variables they are
-            # a parameter of the content type.
+            # No content type has a line end, and JSON escapes it. A program that knows of no variables takes them for a
+            # parameter of the content type.
             content_type += f"{_VARIABLES_FOLLOW}{msgspec.json.encode(self.variables).decode()}"
         return self.topic, self.key, self.device, self.subject, self.type, content_type
 
     @classmethod
     def of_columns(cls, columns: Sequence[str], stream: str | None = None) -> "Series":
-        """The inverse of `columns`. Damaged variables are none."""
+        """The inverse of `columns`. Damaged variables are left out."""
         topic, key, device, subject, kind, told = columns
         content_type, _, variables = told.partition(_VARIABLES_FOLLOW)
         of_route: tuple[tuple[str, str], ...] = ()
@@ -65,7 +65,7 @@ class Series(Struct, frozen=True, cache_hash=True):
 
     @property
     def is_of_gateway(self) -> bool:
-        """Whether these are the gateway's own words."""
+        """Whether it has the gateway's own events."""
         return self.type.startswith(OWN_TYPES)
 
 
@@ -75,24 +75,24 @@ _variables = msgspec.json.Decoder(tuple[tuple[str, str], ...])
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who hands readings over, as far as fair shares are concerned (`buffer.shares`)."""
+    """The sender of readings, as far as it matters for fair shares (`buffer.shares`)."""
 
     has_secret: bool = False
-    """A device with a secret of its own. Others may write under made-up names."""
+    """Whether it is a device with a secret of its own. Others may write under made-up names."""
     leaves_room: bool = False
-    """It has none, and other devices here do: the last room is theirs."""
+    """Whether it has no secret while other devices here do: the last room is theirs."""
     is_broker: bool = False
-    """It brings many devices' readings in one stream: none can be refused without all that follow."""
+    """Whether it brings many devices' readings in one stream: refusing one means refusing all that follow."""
 
 
 PLAIN = Origin()
 
 
 class Quarantined(Struct, frozen=True, gc=False):
-    """Input that cannot be forwarded, with all that taking it in again needs.
+    """Input that cannot be forwarded, with everything needed to take it in again.
 
     Kept whole on this box, bounded by `buffer.quarantine_rows_max`. Times are of the gateway boot `boot_id`, or of this
-    one where that is None.
+    boot if that is None.
     """
 
     reason: str
@@ -101,10 +101,10 @@ class Quarantined(Struct, frozen=True, gc=False):
     subject: str
     received_us: int
     topic: str | None = None
-    """What the routes match, where none took it."""
+    """The topic that routes match, if none took it."""
     writer: str | None = None
     series: int | None = None
-    """The series of this file that it belongs to, where it had been routed."""
+    """The number of its series in this file, if it had been routed."""
     event_us: int | None = None
     event_error_us: int = 0
     tick_ms: int | None = None
@@ -117,23 +117,23 @@ class Quarantined(Struct, frozen=True, gc=False):
 
 
 TICK_VOID = -1
-"""The tick of a reading that was taken in again in another boot than that of its receipt, where nothing is known of how
-far apart these are: a clock of this boot tells nothing of it, and no bound is claimed for its time."""
+"""The tick of a reading that was taken in again in another gateway boot, if nothing tells how far the boots are apart.
+This boot's clocks tell nothing of such a tick, and no bound is claimed for the reading's time."""
 
 
 class Doubt(IntEnum):
-    """Why a reading, or its identity, may be stored already. It is stored again: a false match would lose data."""
+    """Why a reading, or its identity, may be stored already. It is stored again, as a false match would lose data."""
 
     REDELIVERED = 1
     """Its sender sent it before, and nothing tells whether it is stored."""
     CONFLICT = 2
-    """The sensor's boot and sequence are those of a stored reading with another payload."""
+    """A stored reading has the same boot and sequence of the sensor, but another payload."""
 
 
 class Entry(Struct, gc=False):
     """One row to be stored. Times are microseconds of this gateway boot's CLOCK_BOOTTIME.
 
-    Not frozen: readings that came in together are given their times when all of them are known.
+    Not frozen: readings that came in together get their times once all are known.
     """
 
     series: Series
@@ -147,23 +147,23 @@ class Entry(Struct, gc=False):
     doubt: int = 0
     """A `Doubt`, or 0."""
     lost: tuple[int, int] | None = None
-    """The first and last of the sequences that the sensor says it dropped: a loss record, where this entry is new."""
+    """First and last sequence that the sensor says it dropped. If this entry is new, they make a loss record."""
     quarantined: Quarantined | None = None
-    """Set where the row reports quarantined input: `payload` is then the report, and this the input itself."""
+    """The quarantined input that this row reports, if it does. `payload` is then the report."""
     device_time_us: int | None = None
     """The absolute time that the sensor sent, believed or not: wall time, microseconds since 1970, UTC. Its bound is
     `event_error_us`."""
     earliest_us: int | None = None
-    """Where it sent one: no event time that is derived from it later is below this. Not stored."""
+    """If the sensor sent a time: the lower bound of any event time derived from it later. Not stored."""
 
 
 TICK_AGE_US_MAX = 2**31 * 1_020
-"""How old its tick may make a reading: half a wrap of 32 bits, of milliseconds of the slowest clock that a sensor may
-have. That tick may be a small one: it was kept since its sensor started."""
+"""Greatest age in microseconds that a tick can give a reading: half a wrap of 32 bits of milliseconds, by the slowest
+clock of a sensor. Even a small tick may be so old, if the reading was kept since its sensor started."""
 
 
 def earliest_event_us(entry: Entry) -> int:
-    """When an entry was measured at the earliest: CLOCK_BOOTTIME in microseconds."""
+    """The earliest time at which an entry may have been measured: CLOCK_BOOTTIME in microseconds."""
     if entry.event_us is not None:
         return entry.event_us
     # Its sensor's clock may still be learnt.
@@ -202,7 +202,7 @@ class Row(Struct, frozen=True, gc=False, array_like=True):
     event_us: int | None
     event_error_us: int
     tick_ms: int | None
-    """None also where it stands in the payload and `event_us` follows from it."""
+    """None also if the tick is in the payload and `event_us` follows from it."""
     device_boot: str | None
     device_sequence: int | None
     payload: bytes
@@ -213,7 +213,7 @@ class Row(Struct, frozen=True, gc=False, array_like=True):
 
 
 def is_sound(row: Row) -> bool:
-    """Whether every field is of its type: what a damaged file gives may be anything."""
+    """Whether every field has its type. A damaged file may hold anything."""
     return (
         type(row.lane) is int
         and type(row.sequence) is int
@@ -231,7 +231,7 @@ def is_sound(row: Row) -> bool:
 
 
 def spans_of(rows: Sequence[Row]) -> list[Span]:
-    """The rows, which are in order, as spans without holes."""
+    """Ordered rows as spans without holes."""
     if rows and rows[-1].lane == rows[0].lane and rows[-1].sequence - rows[0].sequence == len(rows) - 1:
         return [Span(rows[0].lane, rows[0].sequence, rows[-1].sequence)]
     spans: list[Span] = []
@@ -245,7 +245,7 @@ def spans_of(rows: Sequence[Row]) -> list[Span]:
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
-    """The same rows as spans in their order, none of which overlaps another, or goes on where another ends."""
+    """The spans' rows as ordered spans that neither overlap nor continue each other."""
     found: list[Span] = []
     for span in sorted(spans):
         before = found[-1] if found else None
@@ -257,14 +257,14 @@ def joined(spans: Iterable[Span]) -> list[Span]:
 
 
 def span_at(spans: Sequence[Span], lane: int, sequence: int) -> Span | None:
-    """Which of these spans, which are `joined`, holds a row."""
+    """The span, of spans that are `joined`, that holds a row."""
     place = bisect_right(spans, (lane, sequence, sys.maxsize))
     before = spans[place - 1] if place else None
     return before if before is not None and before.lane == lane and sequence <= before.last else None
 
 
 def without(rows: Sequence[Row], spans: Iterable[Span]) -> list[Row]:
-    """The rows that are in none of the spans. A row that was sent twice is in two of them."""
+    """The rows that are in none of the spans. If a row was sent twice, two spans hold it."""
     distinct = joined(spans)
     return [row for row in rows if span_at(distinct, row.lane, row.sequence) is None]
 
@@ -277,12 +277,12 @@ class Lane:
     name: str
     boot_id: str
     buffer_id: str
-    """The file that it was opened in: another than this one where its rows were salvaged."""
+    """The file that it was opened in; another file than this one if its rows were salvaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingLane:
-    """How much of a lane Kafka does not have yet."""
+    """The part of a lane that Kafka does not have yet."""
 
     lane: str
     event_from_us: int
@@ -296,7 +296,7 @@ class PendingLane:
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedSpan:
-    """Quarantined input of one gateway boot: how much, and its earliest and latest time, as far as it is known."""
+    """Quarantined input of one gateway boot: its count, and its earliest and latest time, as far as known."""
 
     boot_id: str
     count: int
@@ -306,23 +306,23 @@ class QuarantinedSpan:
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """What Kafka does not have yet, all of it as of one moment."""
+    """Everything that Kafka does not have yet, as of one moment."""
 
     lanes: list[PendingLane]
     quarantined: list[QuarantinedSpan]
     is_salvaging: bool
-    """Whether a damaged file may still give rows: of what time, nobody knows."""
+    """Whether a damaged file may still give rows, whose times nobody knows."""
 
 
 class Loss(Struct):
     """Readings that are gone for good, counted by device and reason (promise P4).
 
-    Times are CLOCK_BOOTTIME of the gateway boot `boot_id`. The sensor's sequences are given where it sends some and
-    lost ones are known: `count` of those from `first_sequence` to `last_sequence`.
+    Times are CLOCK_BOOTTIME of the gateway boot `boot_id`. If the sensor's lost sequences are known, the loss is
+    `count` of those from `first_sequence` to `last_sequence`.
     """
 
     device: str
-    """Empty where the device is not known."""
+    """Empty if the device is unknown."""
     reason: str
     boot_id: str
     count: int
@@ -333,7 +333,7 @@ class Loss(Struct):
     last_sequence: int | None = None
 
     def add(self, other: "Loss") -> None:
-        """Count another loss of the same device, boot and reason with this one."""
+        """Add another loss of the same device, boots and reason."""
         self.count += other.count
         self.first_us = min(self.first_us, other.first_us)
         self.last_us = max(self.last_us, other.last_us)
@@ -344,7 +344,7 @@ class Loss(Struct):
 
 
 LossKey = tuple[str, str, str, str]
-"""Device, reason, gateway boot, device boot: what a loss is counted by."""
+"""Key of a loss counter: device, reason, gateway boot, device boot."""
 
 
 def loss_key(loss: Loss) -> LossKey:

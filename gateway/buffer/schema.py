@@ -1,4 +1,4 @@
-"""The buffer file's schema, and how it is opened and migrated; what an error of SQLite means for it."""
+"""The buffer file's schema: opens and migrates the file, and tells what SQLite's errors mean for it."""
 
 import secrets
 import sqlite3
@@ -48,29 +48,29 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         # Whether it may be stored already: see `buffer.rows.Doubt`.
         "ALTER TABLE reading ADD COLUMN doubt INTEGER NOT NULL DEFAULT 0",
-        # The file that a lane was opened in: another than this one where rows were salvaged. NULL is this one.
+        # The file that a lane was opened in, if rows were salvaged from another file. NULL is this file.
         "ALTER TABLE lane ADD COLUMN buffer_id TEXT",
-        # Small and dear: a second copy of what gives rows their identity, for the salvage of a damaged file.
+        # A small second copy of the fields that give rows their identity, for the salvage of a damaged file.
         "CREATE INDEX lane_copy ON lane (name, boot_id, buffer_id)",
-        # The topic that was routed: two of a device's may go to one Kafka topic, each with sequences of its own.
+        # The topic that was routed. Two topics of a device may go to one Kafka topic, each with its own sequences.
         "ALTER TABLE series ADD COLUMN stream TEXT",
-        # What an ingress keeps in one commit with its readings; see `gateway.reading.Mark`.
+        # Facts that an ingress stores in one commit with its readings; see `gateway.reading.Mark`.
         "CREATE TABLE mark (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
-        # Readings that are gone for good, until they are reported. Times are CLOCK_BOOTTIME of `boot_id`; the sensor's
-        # boot is '' and its sequences are NULL where it sends none.
+        # Readings that are gone for good, until they are reported. Times are CLOCK_BOOTTIME of `boot_id`. If the sensor
+        # sends no sequences, its boot is '' and its sequences are NULL.
         """CREATE TABLE loss (
             device TEXT NOT NULL, reason TEXT NOT NULL, boot_id TEXT NOT NULL, device_boot TEXT NOT NULL,
             count INTEGER NOT NULL, first_us INTEGER NOT NULL, last_us INTEGER NOT NULL,
             first_sequence INTEGER, last_sequence INTEGER,
             PRIMARY KEY (device, reason, boot_id, device_boot)
         ) WITHOUT ROWID""",
-        # What an hour of a boot brought: hour is CLOCK_BOOTTIME / 3600 s, seconds is how much of it was seen.
+        # Usage in one hour of a boot: hour is CLOCK_BOOTTIME / 3600 s, seconds is the part of it that was seen.
         """CREATE TABLE usage (
             number INTEGER PRIMARY KEY AUTOINCREMENT, boot_id TEXT NOT NULL, hour INTEGER NOT NULL,
             seconds REAL NOT NULL, readings INTEGER NOT NULL, stored_bytes INTEGER NOT NULL,
             disk_bytes INTEGER NOT NULL, UNIQUE (boot_id, hour)
         )""",
-        # What a reading needs to be taken in again: its series where it had been routed, else the topic and the sender.
+        # The fields to take a reading in again: its series if it had been routed, else its topic and sender.
         "ALTER TABLE quarantine ADD COLUMN series INTEGER",
         "ALTER TABLE quarantine ADD COLUMN topic TEXT",
         "ALTER TABLE quarantine ADD COLUMN writer TEXT",
@@ -82,9 +82,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE quarantine ADD COLUMN doubt INTEGER NOT NULL DEFAULT 0",
     ),
     (
-        # See `buffer.boots`: the order of boots (NULL: not known), the latest CLOCK_BOOTTIME known of each, its clock
-        # as `BootClock.to_bytes` writes it (NULL: the one offset and bound), and what was corrected of its records and
-        # is still to be. `offset_us` and `error_us` are those at `seen_us`.
+        # See `buffer.boots`: the order of boots (NULL: unknown), the latest CLOCK_BOOTTIME known of each, its clock as
+        # `BootClock.to_bytes` writes it (NULL: one offset and bound), and its corrections, made and owed. `offset_us`
+        # and `error_us` are those at `seen_us`.
         "ALTER TABLE boot ADD COLUMN ordinal INTEGER",
         "ALTER TABLE boot ADD COLUMN seen_us INTEGER",
         "ALTER TABLE boot ADD COLUMN clock BLOB",
@@ -92,38 +92,38 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE boot ADD COLUMN owed INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE boot ADD COLUMN told_error_us INTEGER",
         "UPDATE boot SET ordinal = (SELECT min(number) FROM lane WHERE lane.boot_id = boot.boot_id)",
-        # The absolute time that a sensor sent, believed or not: wall time since 1970. Of most rows it is NULL.
+        # The absolute time that a sensor sent, believed or not: wall time since 1970. NULL in most rows.
         "ALTER TABLE reading ADD COLUMN device_time_us INTEGER",
         "ALTER TABLE quarantine ADD COLUMN device_time_us INTEGER",
     ),
 )
-"""Statements by version: `PRAGMA user_version` counts how many of these a file has."""
+"""Statements by version. `PRAGMA user_version` is how many of these versions a file has."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open the file for its one writer, durable at every COMMIT, at the current schema.
 
-    Raises sqlite3.Error where SQLite cannot, OSError where the disk refuses, and BufferFileError where the file is of a
-    newer version or another program's.
+    Raises sqlite3.Error if SQLite cannot open it, and OSError if the disk refuses. Raises BufferFileError if a newer
+    version or another program wrote it.
     """
-    # SQLite gives its -wal and -shm the rights of their file, and a file that is set aside keeps them.
+    # SQLite gives the -wal and -shm files the rights of their file. A file that is set aside keeps its rights.
     make_private(path)
-    # Transactions are begun and ended by hand: what is in one commit is the point of this file.
+    # Transactions are begun and ended by hand, as it matters which changes share a commit.
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     connection.text_factory = _text
     try:
-        # Before anything is written, be it into the file's header.
+        # The version is checked before anything is written, even into the file's header.
         version = _version(connection)
         write_again(path)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
-        # Debian's SQLite overwrites what is deleted unless it is told not to: twice the wear for every reading.
+        # Debian's SQLite overwrites deleted rows unless told not to, which is twice the wear for every reading.
         connection.execute("PRAGMA secure_delete=OFF").fetchone()
-        # The journal of a long statement would go to /var/tmp, which is the same full card.
+        # The journal of a long statement would go to /var/tmp, on the same full card.
         connection.execute("PRAGMA temp_store=MEMORY")
         _migrate(connection, version)
     except UnicodeDecodeError as error:
-        # Python reads SQLite's words, which repeat names that stand in the file.
+        # Python decodes SQLite's messages, which repeat names from the file.
         connection.close()
         raise corruption("a name in its schema is no text") from error
     except BaseException:
@@ -133,7 +133,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def buffer_id(connection: sqlite3.Connection) -> str:
-    """The file's own random name: 16 hex digits, made with the file."""
+    """The file's random name: 16 hex digits, made with the file."""
     found = connection.execute("SELECT value FROM meta WHERE name = 'buffer_id'").fetchone()
     if found is None:
         raise corruption("the buffer's own name is gone from it")
@@ -148,7 +148,7 @@ def read_marks(connection: sqlite3.Connection, prefix: str) -> dict[str, bytes]:
 
 
 def keep_marks(connection: sqlite3.Connection, marks: Iterable[Mark]) -> None:
-    """Keep or forget marks, inside the caller's transaction."""
+    """Store or delete marks, inside the caller's transaction."""
     for key, value in marks:
         if value is None:
             connection.execute("DELETE FROM mark WHERE key = ?", (key,))
@@ -157,7 +157,7 @@ def keep_marks(connection: sqlite3.Connection, marks: Iterable[Mark]) -> None:
 
 
 def find_one(connection: sqlite3.Connection, statement: str, parameter: object) -> tuple[Any, ...]:
-    """The one row of a statement's answer. Raises BufferFileError where there is none."""
+    """The one row of a statement's answer. Raises BufferFileError if there is none."""
     found: tuple[Any, ...] | None = connection.execute(statement, (parameter,)).fetchone()
     if found is None:
         raise BufferFileError(f"the buffer {buffer_id(connection)} does not hold this: it was begun anew in between")
@@ -165,7 +165,7 @@ def find_one(connection: sqlite3.Connection, statement: str, parameter: object) 
 
 
 def corruption(message: str) -> sqlite3.DatabaseError:
-    """An error for what SQLite cannot see: pages that are sound and hold what they should not."""
+    """An error for damage that SQLite cannot see: sound pages with the wrong content."""
     error = sqlite3.DatabaseError(message)
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
     return error
@@ -181,7 +181,7 @@ def _text(stored: bytes) -> str:
 def is_corruption(error: sqlite3.Error) -> bool:
     """Whether SQLite says that the file itself is damaged, rather than that the disk is full or failing."""
     code = getattr(error, "sqlite_errorcode", None)
-    # The low byte is the primary result code; the rest says where it was noticed.
+    # The low byte is the primary result code; the rest adds details.
     return code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -203,7 +203,7 @@ _OF_DISK = frozenset(
 
 
 def is_of_disk(error: Exception) -> bool:
-    """Whether the disk or the file is at fault, and the same may succeed later; or what was to be stored is."""
+    """Whether the disk or the file is at fault, so that a retry may succeed, rather than the data to be stored."""
     code = getattr(error, "sqlite_errorcode", None)
     return isinstance(error, OSError | BufferFileError) or (code is not None and code & 0xFF in _OF_DISK)
 

@@ -1,8 +1,8 @@
-"""Which retransmissions of which sensors are on disk: the duplicate windows of the buffer file, and a cache of them.
+"""The duplicate windows of the buffer file, and a cache of them: they tell retransmissions from new readings.
 
-A window is a page to write, and every commit touches as many as it has sensors. So windows are written now and then,
-with the place in the buffer that they speak for (`windows_saved`); rows behind that place tell the rest, and none of
-them is deleted before its window is written.
+A window costs a page to write, and each commit touches the windows of all its sensors. So windows are written now and
+then, with the place in the buffer up to which they are valid (`windows_saved`). Rows behind that place tell the rest,
+and no row is deleted before its window is written.
 """
 
 import sqlite3
@@ -19,20 +19,20 @@ from gateway.buffer.rows import START, Doubt, Entry, Position, Quarantined, Seri
 from gateway.record_contract import counter_of
 
 RUNS_PER_COUNTER = 2
-"""Runs of a counter whose duplicate window is kept: the present boot's, and the one before for stragglers."""
+"""Runs of a counter whose duplicate window is kept: the present boot's, and the previous one's for stragglers."""
 RUNS_MAX = 20_000
-"""Duplicate windows kept, in the file and (a kilobyte each) in memory; least recently used go first."""
+"""Duplicate windows kept in the file and in memory, a kilobyte each; the least recently used go first."""
 SAVE_ROWS = 20_000
-"""Rows after which windows are written: so many are read again at a start, at the most."""
+"""Rows after which windows are written; a start reads at most so many again."""
 SAVE_S = 10.0
 SAVED_AT_ONCE_MAX = 1_000
-"""Windows written in one transaction; the others follow in the next."""
+"""Windows written in one transaction; the next ones write the others."""
 WINDOW_BYTES = 1_000
-"""What a window takes on disk, rounded up."""
+"""Bytes that a window takes on disk, rounded up."""
 READ_ROWS = 500
 
-# When it was received, by the wall clock of that boot as it is known now. What is salvaged from a damaged file comes
-# later and is older.
+# `seen_us` is wall time, by the clock of that boot as known now. Rows salvaged from a damaged file come later, but are
+# older.
 _SAVE = """
     INSERT INTO device_run VALUES (?1, ?2, ?3, ?4, ?5 + coalesce((
         SELECT offset_us FROM lane JOIN boot USING (boot_id) WHERE lane.number = ?4
@@ -58,34 +58,33 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class _Known:
-    """A run that this process has looked at."""
+    """A run in memory."""
 
     window: DuplicateWindow
     received: tuple[int, int] = (0, 0)
-    """The lane of its newest reading, and when that was received: CLOCK_BOOTTIME of the lane's boot. (0, 0) where only
-    the file knows."""
+    """The lane and receipt of its newest reading: CLOCK_BOOTTIME of the lane's boot. (0, 0) if only the file knows."""
 
 
 class DeviceRuns:
-    """The windows that this process has looked at. They follow the file: `forget` after a roll-back."""
+    """The windows in memory. Call `forget` after a roll-back."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._windows: dict[Run, _Known] = {}
-        # Found by what an entry carries: two series of one counter (a sensor at another port) share a window.
+        # By the fields of an entry. Two series of one counter (a sensor at another port) share a window.
         self._by_series: dict[tuple[Series, str], tuple[Run, _Known]] = {}
         self._unsaved: dict[Run, _Known] = {}
         self._used_last: _Known | None = None
-        """The one at the end of `_unsaved`, if any."""
+        """The run at the end of `_unsaved`, if any."""
         self._saved = START
         self._is_current = False
         self._save_due_s = 0.0
         self._known_runs: int | None = None
 
     def judge(self, entries: Iterable[Entry], lane: int, tally: Counter[str]) -> tuple[list[Entry], list[Entry]]:
-        """The entries that are to be stored in a lane, and those of them that say what their sensor dropped.
+        """Return the entries to store in a lane, and those among them that report what their sensor dropped.
 
-        Retransmissions are left out. `tally` counts by verdict those that are not new.
+        Retransmissions are left out. `tally` counts entries that are not new, by verdict.
         """
         admit = self.admit
         kept: list[Entry] = []
@@ -109,7 +108,7 @@ class DeviceRuns:
     def admit(  # noqa: PLR0913, PLR0917 - once for each reading
         self, series: Series, boot: str, sequence: int, payload: bytes, lane: int, received_us: int
     ) -> Verdict:
-        """Judge a reading that is to be stored in a lane, which it is unless the verdict is DUPLICATE."""
+        """Judge a reading that comes into a lane. It is stored unless the verdict is DUPLICATE."""
         found = self._by_series.get((series, boot))
         if found is None:
             run = (series.device, series.counter, boot)
@@ -121,13 +120,13 @@ class DeviceRuns:
             if received > known.received:  # noqa: PLR1730 - a call of max() takes three times as long
                 known.received = received
             if known is not self._used_last:
-                # To the end: they are written in the order in which they were last used.
+                # Move it to the end, as windows are written in the order of their last use.
                 self._unsaved.pop(run, None)
                 self._unsaved[run] = self._used_last = known
         return verdict
 
     def remember_lost(self, input_: Quarantined) -> None:
-        """What was never judged is in no window: a later recall would tell of it as lost once more."""
+        """Enter lost input into its window, unless it was judged: a later recall would report it as lost again."""
         boot, sequence = input_.device_boot, input_.device_sequence
         if input_.series is not None or boot is None or sequence is None:
             return
@@ -138,7 +137,7 @@ class DeviceRuns:
         self._unsaved[run] = self._used_last = known
 
     def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
-        """What the windows of a device's run hold, of all its counters."""
+        """Sequences in the windows of a device's run, over all its counters."""
         try:
             self._catch_up()
             counters = self._connection.execute(
@@ -148,12 +147,12 @@ class DeviceRuns:
             runs |= {run for run in self._unsaved if run[0] == device and run[2] == boot}
             return frozenset().union(*(self._known(run).window.sequences() for run in runs))
         except BaseException:
-            # No transaction is rolled back here, which would do it: windows that know half must not judge.
+            # No roll-back calls this here, and half-filled windows must not judge.
             self.forget()
             raise
 
     def save_if_due(self, last: Position, now_s: float) -> None:
-        """Write the windows now and then; `last` is the row that was added last, `now_s` a monotonic clock's."""
+        """Write the windows if they are due. `last` is the newest row, `now_s` a monotonic clock's time."""
         rows = last.sequence - self._saved.sequence if last.lane == self._saved.lane else SAVE_ROWS
         if rows >= SAVE_ROWS or (self._unsaved and now_s >= self._save_due_s):
             self._catch_up()
@@ -162,10 +161,11 @@ class DeviceRuns:
                 self._save_due_s = now_s + SAVE_S
 
     def save_before_deletion(self, span: Span, last: Position, bytes_max: int | None) -> bool:
-        """Write the windows if rows of this span are all that speaks for them; whether the rows may be deleted then.
+        """Write the windows that only rows of this span tell; return whether the rows may be deleted.
 
-        `bytes_max` is set where the disk has no room: so much may be written, and the deletion, which makes some, does
-        not wait for the rest. A resend may be taken for new if the power fails just then: no reading is lost.
+        `bytes_max` is set if the disk has no room. Then only so many bytes of windows are written, and the deletion,
+        which makes room, does not wait for the rest. If the power fails just then, a resend may be taken for new, but
+        no reading is lost.
         """
         self._catch_up()
         if not self._unsaved or Position(span.lane, span.last) <= self._saved:
@@ -174,11 +174,11 @@ class DeviceRuns:
         return not self._unsaved or bytes_max is not None
 
     def save_now(self, last: Position) -> None:
-        """Write all windows: nothing else would tell of what `admit` was told."""
+        """Write all windows, as no row tells what `admit` was told."""
         self._save(last, len(self._unsaved))
 
     def forget(self) -> None:
-        """What was looked at and changed since is void: it is read again when needed."""
+        """Forget all windows; they are read again when needed."""
         self._windows.clear()
         self._by_series.clear()
         self._unsaved.clear()
@@ -187,14 +187,14 @@ class DeviceRuns:
         self._known_runs = None
 
     def _save(self, last: Position, limit: int) -> None:
-        """Write the windows that were used first, and once none is left, the place that they speak for."""
+        """Write the least recently used windows and, once all are written, the place up to which they are valid."""
         saved = list(islice(self._unsaved.items(), limit))
         self._connection.executemany(
             _SAVE,
             [(*run, *known.received, known.window.to_bytes()) for run, known in saved],
         )
         self._used_last = None
-        # A dict keeps insertion order: what was just used moves to its end, what is at its front is oldest.
+        # A dict keeps insertion order: windows just used move to the end, and the oldest are in front.
         for run, known in saved:
             del self._unsaved[run]
             self._windows.pop(run, None)
@@ -210,7 +210,7 @@ class DeviceRuns:
             self._by_series.clear()
 
     def _catch_up(self) -> None:
-        """Let the windows know of the rows that were added since they were written."""
+        """Enter rows into the windows that were added since the windows were written."""
         if self._is_current:
             return
         self._is_current = True
@@ -244,14 +244,14 @@ class DeviceRuns:
         try:
             return DuplicateWindow.from_bytes(stored[0])
         except ValueError as error:
-            # Without it resends may be stored again: the cloud tells them, nothing is lost.
+            # Without the window, resends may be stored again. The cloud recognises them, and nothing is lost.
             log.warning("a duplicate window is begun anew", device=run[0], error=str(error))
             return DuplicateWindow()
 
     def _forget_older(self, run: Run) -> None:
-        """Make room for a new run: of the same counter's older ones, then of the least recently used of all.
+        """Make room for a new run: delete its counter's older runs, then the least recently used of all.
 
-        The order is by lane, then by time: the wall clock may stand in another year after each start.
+        The order is by lane, then by time, as the wall clock may show another year after each start.
         """
         device, counter, _ = run
         forgotten = self._connection.execute(

@@ -1,4 +1,4 @@
-"""The series of a buffer file: what many readings have in common is stored once, and its number is remembered."""
+"""The series of a buffer file: fields that many readings share are stored once, under a number."""
 
 import sqlite3
 
@@ -7,25 +7,25 @@ from gateway.buffer.schema import find_one
 from gateway.buffer.shares import Shares
 
 SERIES_MAX = 10_000
-"""Series that are kept although no row needs them, so that devices need not be stored anew each time."""
+"""Unneeded series that are kept, so that devices need not be stored anew each time."""
 SERIES_CACHED_MAX = 50_000
 """Series whose numbers are remembered in memory."""
 PRUNED_ROWS_MAX = 100_000
-"""Rows beyond which series are not looked through for those that nothing needs."""
+"""Waiting rows above which unneeded series are not searched for."""
 
 
 class SeriesTable:
-    """The table `series`. It follows the file: `forget` after a roll-back. What writes belongs into a transaction."""
+    """The table `series`. Call `forget` after a roll-back. Methods that write need a transaction."""
 
     def __init__(self, connection: sqlite3.Connection, shares: Shares) -> None:
         self._connection = connection
         self._shares = shares
         self.numbers: dict[Series, int] = {}
-        """The numbers that are remembered; `number` finds, or gives, those that are not."""
+        """Numbers that are remembered; `number` finds or gives all others."""
         self._pruned_at = SERIES_MAX
 
     def number(self, series: Series) -> int:
-        """The number of a series in this file, which has it from now on."""
+        """The number of a series in this file, given now if it has none."""
         fields = series.columns
         is_new = self._connection.execute(
             "INSERT OR IGNORE INTO series (topic, key, device, subject, type, content_type, stream)"
@@ -45,23 +45,23 @@ class SeriesTable:
         return int(number)
 
     def find(self, number: int) -> Series:
-        """What a row's series number stands for. Raises BufferFileError where this file does not know it."""
+        """The series of a number. Raises BufferFileError if this file does not know it."""
         statement = "SELECT stream, topic, key, device, subject, type, content_type FROM series WHERE number = ?"
         stream, *columns = find_one(self._connection, statement, number)
         return Series.of_columns(columns, stream)
 
     def forget(self) -> None:
-        """A transaction was rolled back: numbers that it gave are void, and are read again when needed."""
+        """Forget all numbers, as those that a rolled-back transaction gave are void."""
         self.numbers.clear()
 
     def prune_if_due(self, rows: int) -> None:
-        """Delete series that no row refers to, once there are many. `rows` is how many rows wait."""
-        # It looks at every row: where many wait, it waits too.
+        """Delete series that no row refers to, once there are many. `rows` is the number of waiting rows."""
+        # The search reads every row, so it is put off while many wait.
         if len(self.numbers) > self._pruned_at and rows <= PRUNED_ROWS_MAX:
             self._prune()
 
     def _prune(self) -> None:
-        """What is left sets when to look again: never at every commit."""
+        """Delete unneeded series. The number left sets when to search again, so that it is not at every commit."""
         self._connection.execute(
             """DELETE FROM series WHERE number NOT IN
             (SELECT series FROM reading UNION SELECT series FROM quarantine WHERE series IS NOT NULL)"""

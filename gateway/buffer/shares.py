@@ -1,14 +1,14 @@
-"""Fair shares: what each device holds of the buffer, and which readings would make it more than its share.
+"""Fair shares: what each device holds of the buffer, and which readings would exceed its share.
 
-Up to `buffer.fair_from` of the room nobody is limited. Beyond it a device may hold half of what is free, and not more.
-So one device that takes all it can leaves the room beyond `fair_from`: another one gets a third of that before it holds
-half of what is left. Each further device of the kind leaves two thirds of what it found.
+Up to `buffer.fair_from` of the room nobody is limited. Beyond it a device may hold at most half of what is free. So one
+device that takes all it can leaves the room beyond `fair_from`. Another device gets a third of that before it holds
+half of what is left. Each further such device leaves two thirds of what it found.
 
-Made-up names would take share after share. So readings whose sender has no secret of its own leave the last half of
-that room to those that have one (`Origin.leaves_room`).
+Made-up names would take share after share. So senders without a secret of their own leave the last half of that room to
+senders with one (`Origin.leaves_room`).
 
-Nothing is counted while little waits. Counting begins at half of `fair_from`: rows that are there are counted in slices
-between two commits, rows that come and go as they do so. A restart costs one such count.
+Nothing is counted while little waits. Counting begins at half of `fair_from`. Rows that are there are counted in slices
+between commits, and rows that come and go at once. A restart costs one such count.
 """
 
 import sqlite3
@@ -29,34 +29,34 @@ from gateway.buffer.sensor_runs import RUNS_PER_COUNTER, WINDOW_BYTES
 from gateway.settings import BufferSettings
 
 ABOVE_SHARE: Final = "above-share"
-"""Why readings are lost whose device held more than its share."""
+"""Loss reason: the device held more than its share."""
 REFUSED: Final = "share-refused"
-"""Counts readings that were refused for that: their sensors send them again."""
+"""Counter of readings that were refused for that; their sensors send them again."""
 DEVICES_MAX: Final = 20_000
-"""Devices that are counted each for itself, beside those with secrets of their own; all others count as one."""
+"""Devices that are counted one by one, beside those with a secret; all others count as one."""
 COUNTED_AT_ONCE: Final = 20_000
-"""Rows that are counted between two commits."""
+"""Rows counted between two commits."""
 WHILE_COUNTING: Final = 64
-"""Until all rows are counted, a device adds no more than this part of the room."""
+"""Divisor of the room: until all rows are counted, a device adds no more than this part."""
 HOLD_S: Final = 1.0
-"""A device that was refused stays so for this time: what it had sent behind that must not overtake it."""
+"""Seconds that a refused device stays refused, so that its later readings do not overtake the refused one."""
 TOLD_S: Final = 60.0
-"""How long a device that was refused is told of."""
+"""Seconds that a device kept to its share is reported."""
 TOLD_MAX: Final = 20
-"""Devices above their share that are told by name."""
+"""Devices above their share that are reported by name."""
 REFUSED_MAX: Final = 1_000
-"""Devices of which refusals are remembered."""
+"""Devices whose refusals are remembered."""
 SERIES_BYTES: Final = 100 + RUNS_PER_COUNTER * WINDOW_BYTES
-"""What a series takes beside its texts; its readings' duplicate windows included."""
+"""Bytes that a series takes beside its texts, with the duplicate windows of its readings."""
 SERIES_COPIES: Final = 3
-"""How often its texts count: they stand in an index too, and one of them in a column more."""
+"""Factor for the bytes of its texts: they are also in an index, and one is in another column too."""
 BESIDE_BYTES: Final = 12_000_000
-"""What loss counters, sessions and open exchanges may take beside the readings."""
+"""Bytes that loss counters, sessions and open exchanges may take beside the readings."""
 
 BEHIND_ALL: Final = Position(sys.maxsize, 0)
-"""A place behind all rows."""
+"""A position behind all rows."""
 
-# Two series of a device are two rows.
+# A device with two series has two rows in the result.
 _BY_SERIES: Final = f"""
     SELECT coalesce((SELECT device FROM series WHERE number = one), ''), bytes FROM (
         SELECT series AS one, sum({ROW_BYTES_SQL}) AS bytes FROM reading
@@ -76,22 +76,22 @@ class AboveShare(Struct, frozen=True):
     """A device that was kept to its share lately."""
 
     device: str
-    """Empty where it is not known which."""
+    """Empty if unknown."""
     bytes: int
-    """What it holds."""
+    """Bytes that it holds."""
     readings: int
-    """Those that were refused, or lost, since that began."""
+    """Readings refused or lost since it was first kept to its share."""
 
 
 @dataclass(slots=True)
 class Held:
-    """What one device holds."""
+    """The part of the buffer that one device holds."""
 
     after: Position
-    """All of its rows stand behind this."""
+    """A position before all of its rows."""
     bytes: int = 0
     added: int = 0
-    """Of these, what came since counting began."""
+    """Bytes of these that came since counting began."""
 
 
 @dataclass(slots=True)
@@ -105,18 +105,18 @@ class _Limited:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What becomes of an append."""
+    """The decision about an append."""
 
     append: Append
     fair: Append | None
-    """To be stored, where there is room; without the readings that are lost. None where it is refused."""
+    """The append to be stored if there is room, without lost readings; None if refused."""
     lost: Sequence[Entry] = ()
 
 
 class Shares:
-    """What devices hold in an open file. Belongs to the buffer's thread; `forget` after a roll-back.
+    """Bytes that devices hold in an open file. Belongs to the buffer's thread; call `forget` after a roll-back.
 
-    What is counted for a row is at least what it takes, so that no device takes more than it is counted for.
+    Each row counts for at least the bytes that it takes, so no device holds more than its count.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Shares:
         lanes: Lanes,
         tally: Counter[str],
     ) -> None:
-        """`tally` counts `share-refused`, and `above-share` for what is lost."""
+        """`tally` counts `share-refused`, and `above-share` for lost readings."""
         self.fair_from = settings.fair_from
         self._connection = connection
         self.room = room
@@ -135,11 +135,11 @@ class Shares:
         self._tally = tally
         self.held: dict[str, Held] = {}
         self._others = Held(START)
-        """All devices beyond DEVICES_MAX."""
+        """All devices beyond `DEVICES_MAX` together."""
         self.is_active = False
-        """Whether what devices hold is counted."""
+        """Whether the devices' bytes are counted."""
         self._reached = START
-        """Rows up to here are counted, and those behind `_end`: these came since counting began."""
+        """Rows up to here are counted, and rows behind `_end`, which came since counting began."""
         self._end = START
         self._count_due_s = 0.0
         self._limited: dict[str, _Limited] = {}
@@ -149,16 +149,16 @@ class Shares:
 
     @property
     def is_counting(self) -> bool:
-        """Whether rows are still to be counted that were there before counting began."""
+        """Whether rows from before counting began are still to be counted."""
         return self._reached < self._end
 
     @property
     def count_due_s(self) -> float:
-        """When more of them are to be counted."""
+        """When the next slice of these is to be counted."""
         return self._count_due_s if self.is_counting else float("inf")
 
     def follow(self, now_s: float) -> None:
-        """Begin, go on or end counting, as much waits; between two transactions. Raises sqlite3.Error."""
+        """Begin, continue or end counting, as much waits. Call between transactions. Raises sqlite3.Error."""
         if self.fair_from >= 1:
             return
         used, left = self.room.used_and_left()
@@ -169,11 +169,11 @@ class Shares:
             self.forget()
         if now_s >= self.count_due_s:
             self._count_on()
-            # Half of the time is the commits'.
+            # Commits get half of the time.
             self._count_due_s = 2 * time.monotonic() - now_s
 
     def forget(self) -> None:
-        """Know nothing: what is counted may not be true any more, or is not needed."""
+        """Stop counting, and drop the counts, which may be wrong or are not needed."""
         self.is_active = False
         self.held.clear()
         self._others = Held(START)
@@ -224,11 +224,11 @@ class Shares:
             size -= taken
             if not held.bytes:
                 del self.held[device]
-        # Rows that came before it was counted for itself.
+        # These rows came before the device had its own count.
         self._others.bytes = max(0, self._others.bytes - size)
 
     def come(self, entries: Iterable[Entry], first: Position) -> None:
-        """Entries became rows of the current lane, from a place on."""
+        """Count entries that became consecutive rows of the current lane."""
         if not self.is_active:
             return
         lane, before = first.lane, first.sequence - 1
@@ -237,17 +237,17 @@ class Shares:
             self._add(entry.series.device, size, Position(lane, before + number)).added += size
 
     def adopted(self, device: str, place: Position, payload_bytes: int) -> None:
-        """A row of a damaged file was taken over."""
+        """Count a row that was taken over from a damaged file."""
         if self.is_active and self._is_counted(place):
             self._add(device, row_bytes(payload_bytes), Position(place.lane, place.sequence - 1))
 
     def series_added(self, series: Series) -> None:
-        """A series was stored that was not known."""
+        """Count a newly stored series."""
         if self.is_active:
             self._add(series.device, _series_bytes(series), BEHIND_ALL)
 
     def leave(self, span: Span) -> None:
-        """Rows are about to be deleted."""
+        """Subtract rows that are about to be deleted."""
         if self.is_active:
             for part in self._counted_parts(span):
                 for device, size in self._connection.execute(_BY_SERIES, part).fetchall():
@@ -268,7 +268,7 @@ class Shares:
     # -- judging --------------------------------------------------------------------------------
 
     def limits(self, coming_bytes: int, now_s: float) -> bool:
-        """Whether so much more would be more than everybody may add. Without any room nobody is told of a share."""
+        """Whether shares limit who may add `coming_bytes`. Without any room they do not, as nobody may add."""
         used, left = self.room.used_and_left()
         if not left:
             return False
@@ -277,9 +277,9 @@ class Shares:
     def judge(
         self, appends: Iterable[Append], known: Mapping[Series, int], freed: Mapping[str, int], now_s: float
     ) -> tuple[list[Judged], Counter[str]]:
-        """Tell whose readings would make it more than its share; and how many bytes these devices wanted to add.
+        """Judge which readings would exceed their device's share; return also the bytes that such devices wanted.
 
-        `known` are series that are stored, `freed` is what devices gave up of their own for what they add.
+        `known` are stored series. `freed` are the bytes of their own rows that devices gave up for their new ones.
         """
         limit = _Limit(self, freed, now_s)
         judged: list[Judged] = []
@@ -301,7 +301,7 @@ class Shares:
             if append.origin.is_broker:
                 judged.append(Judged(append, *_parted(append, above)) if above else Judged(append, append))
             elif above or not behind.isdisjoint(sizes):
-                # What a device sent behind a refused reading must not overtake that.
+                # A device's later readings must not overtake its refused one.
                 behind |= sizes.keys()
                 judged.append(Judged(append, None))
             else:
@@ -310,7 +310,7 @@ class Shares:
         return judged, wanted
 
     def note(self, judged: Iterable[Judged], wanted: Iterable[str], now_s: float) -> None:
-        """Remember, and count, who was kept to its share."""
+        """Remember and count the devices that were kept to their share."""
         for device in wanted:
             self._limit(device, now_s).refused_s = now_s
             self._hold_until_s = now_s + HOLD_S
@@ -326,7 +326,7 @@ class Shares:
                     limited.readings += 1
 
     def note_dropped(self, rows: Mapping[str, int]) -> None:
-        """Remember whose oldest rows made room for its own, and how many."""
+        """Remember devices whose oldest rows made room for their own, and how many rows."""
         for device, count in rows.items():
             self._limit(device, time.monotonic()).readings += count
 
@@ -335,40 +335,40 @@ class Shares:
             del self._limited[next(iter(self._limited))]
         limited = self._limited.pop(device, None) or _Limited(now_s)
         limited.seen_s = now_s
-        # Behind the others: the one that was so first is forgotten first.
+        # Move it to the end: the device that was limited longest ago is forgotten first.
         self._limited[device] = limited
         return limited
 
     @property
     def limits_some(self) -> bool:
-        """Whether there are devices to be told of."""
+        """Whether any device was kept to its share lately."""
         return bool(self._limited)
 
     def is_held_back(self, device: str, now_s: float) -> bool:
-        """Whether a device was refused just now."""
+        """Whether a device was refused within `HOLD_S`."""
         limited = self._limited.get(device)
         return limited is not None and now_s < limited.refused_s + HOLD_S
 
     def of(self, device: str) -> Held:
-        """What a device is counted for; where devices are too many, that is what all others hold."""
+        """The count of a device; if devices are too many, that of all others together."""
         held = self.held.get(device)
         if held is not None:
             return held
         return Held(START) if len(self.held) < DEVICES_MAX else self._others
 
     def count_apart(self, device: str) -> None:
-        """Count a device for itself from now on, however many there are: secrets are handed out, not made up."""
+        """Give a device its own count, however many there are: secrets are handed out, not made up."""
         if device not in self.held and len(self.held) >= DEVICES_MAX:
             self.held[device] = Held(self._lanes.last)
 
     def above_equal_part(self) -> dict[str, int]:
-        """Who holds more than if all held as much, and how much more; of equal ones, all they hold."""
+        """Devices that hold more than an equal part, and how much more; if all hold as much, all their bytes."""
         part = sum(held.bytes for held in self.held.values()) // max(1, len(self.held))
         above = {device: held.bytes - part for device, held in self.held.items() if held.bytes > part}
         return above or {device: held.bytes for device, held in self.held.items()}
 
     def above_share(self, now_s: float) -> list[AboveShare]:
-        """Who was kept to its share lately: those that hold most first."""
+        """Devices that were kept to their share lately, largest first."""
         for device in [device for device, limited in self._limited.items() if now_s > limited.seen_s + TOLD_S]:
             del self._limited[device]
         found = [AboveShare(device, self.of(device).bytes, each.readings) for device, each in self._limited.items()]
@@ -376,14 +376,14 @@ class Shares:
 
 
 def _parted(append: Append, above: Container[str]) -> tuple[Append, list[Entry]]:
-    """An append without the readings of some devices, and these."""
+    """An append without the readings of some devices, and these readings."""
     kept = [entry for entry in append.entries if entry.series.device not in above]
     lost = [entry for entry in append.entries if entry.series.device in above]
     return replace(append, entries=kept, disk_bytes=sum(row_bytes(len(entry.payload)) for entry in kept)), lost
 
 
 class _Limit:
-    """How much devices may add in one commit, while more than `fair_from` of the room would be used."""
+    """Bytes that devices may add in one commit, while more than `fair_from` of the room would be used."""
 
     def __init__(self, shares: Shares, freed: Mapping[str, int], now_s: float) -> None:
         self._shares = shares
@@ -397,7 +397,7 @@ class _Limit:
         self._added: Counter[str] = Counter()
 
     def admits(self, device: str, size: int, origin: Origin) -> bool:
-        """Whether a device may add so much."""
+        """Whether a device may add `size` bytes."""
         shares, taken = self._shares, self._taken + size
         if origin.has_secret:
             shares.count_apart(device)
@@ -413,7 +413,7 @@ class _Limit:
         return held.bytes + added <= (self._left - self._taken) // 2
 
     def add(self, sizes: Mapping[str, int]) -> None:
-        """These are to be stored."""
+        """Count readings that are to be stored."""
         for device, size in sizes.items():
             if self._freed[device] >= size:
                 self._freed[device] -= size
@@ -428,7 +428,7 @@ def _series_bytes(series: Series) -> int:
 
 
 def kept_bytes(settings: BufferSettings, beside_bytes: int = BESIDE_BYTES) -> int:
-    """What a device may hold for certain, whatever one other device sends; see above."""
+    """Bytes that a device may surely hold, whatever one other device sends."""
     quarantine = min(settings.quarantine_bytes_max, settings.bytes_max // 10)
     quarantine += min(settings.quarantine_rows_max, quarantine // INLINE_BYTES_MAX) * PAGE_BYTES
     left = round(settings.bytes_max * (1 - settings.fair_from)) - quarantine - OWN_BYTES_MAX - beside_bytes
@@ -436,5 +436,5 @@ def kept_bytes(settings: BufferSettings, beside_bytes: int = BESIDE_BYTES) -> in
 
 
 def kept_days(settings: BufferSettings, payload_bytes: int) -> float:
-    """For how long that takes one reading a second."""
+    """Days for which `kept_bytes` take one reading a second."""
     return kept_bytes(settings) / row_bytes(payload_bytes) / 86_400

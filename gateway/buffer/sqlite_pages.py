@@ -1,7 +1,7 @@
 """Reads the pages of an SQLite file without SQLite: b-tree cells, records, overflow chains, the freelist, the WAL.
 
-For a file whose b-trees cannot be followed any more. Bytes in, values out, no I/O; whatever the bytes are, nothing but
-PageError is raised and nothing loops. Sections are those of https://www.sqlite.org/fileformat2.html.
+For a file whose b-trees cannot be followed any more. Bytes come in, values go out, no I/O. Whatever the bytes are, only
+PageError is raised, and nothing loops. Sections are those of https://www.sqlite.org/fileformat2.html.
 """
 
 import struct
@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 PAGE_BYTES_DEFAULT = 4096
 FILE_HEADER_BYTES = 100
-"""In front of the b-tree on page 1."""
+"""Bytes in front of the b-tree on page 1."""
 INTERIOR_INDEX, INTERIOR_TABLE, LEAF_INDEX, LEAF_TABLE = 2, 5, 10, 13
 """Kinds of b-tree pages (section 1.6). Tables WITHOUT ROWID are index b-trees, whose interior cells hold rows too."""
 WAL_HEADER_BYTES = 32
@@ -19,13 +19,13 @@ FRAME_HEADER_BYTES = 24
 
 Value = int | float | str | bytes | None
 Fetch = Callable[[int], bytes]
-"""A page by its number; raises PageError where there is none."""
+"""Returns a page by its number; raises PageError if there is none."""
 
 _MAGIC = b"SQLite format 3\0"
 _WAL_MAGIC = 0x377F0682
 _WAL_VERSION = 3007000
 _INTEGER_BYTES = (0, 1, 2, 3, 4, 6, 8)
-"""By serial type (section 2.1)."""
+"""Bytes of an integer, by serial type (section 2.1)."""
 _FRAME = struct.Struct(">6I")
 
 
@@ -34,46 +34,46 @@ class PageError(ValueError):
 
 
 class FileHeader(NamedTuple):
-    """What the first 100 bytes say (section 1.3)."""
+    """The first 100 bytes of a file (section 1.3)."""
 
     page_bytes: int
     usable_bytes: int
     first_trunk: int
-    """Of the freelist; 0 where nothing is free."""
+    """First trunk page of the freelist; 0 if no page is free."""
     free_pages: int
 
 
 class Cell(NamedTuple):
-    """Where an entry of a b-tree page has its payload (section 1.6)."""
+    """The place of an entry's payload on a b-tree page (section 1.6)."""
 
     start: int
     local_bytes: int
-    """What of the payload stands on this page."""
+    """Bytes of the payload on this page."""
     payload_bytes: int
     overflow: int
-    """The page that the rest begins on; 0 where there is none."""
+    """The page that the rest begins on; 0 if there is none."""
     rowid: int | None
-    """Of tables that have one."""
+    """Set for tables with rowids."""
 
 
 @dataclass(frozen=True, slots=True)
 class BtreePage:
-    """A b-tree page's entries, those left out that do not stand within it."""
+    """The entries of a b-tree page, except those that do not lie within it."""
 
     kind: int
     cells: tuple[Cell, ...]
     children: tuple[int, ...]
-    """Of an interior page, in order, one more than there are cells where all of it is sound."""
+    """Children of an interior page, in order; one more than cells if the page is sound."""
     whole: bool
     """Whether nothing was left out."""
 
 
 class Wal(NamedTuple):
-    """What a WAL's commits have changed."""
+    """Pages that a WAL's commits have changed."""
 
     page_bytes: int
     pages: dict[int, int]
-    """By page number, where the last committed image of it begins in the WAL."""
+    """By page number: the place in the WAL of its last committed image."""
 
 
 def file_header(first: bytes) -> FileHeader:
@@ -81,7 +81,7 @@ def file_header(first: bytes) -> FileHeader:
     if len(first) < FILE_HEADER_BYTES or first[:16] != _MAGIC:
         raise PageError("no SQLite header")
     page_bytes = _page_size(int.from_bytes(first[16:18], "big"))
-    # Fixed by the format: what differs is damage. Text is UTF-8.
+    # The format fixes these values, so others are damage. Text is UTF-8.
     if first[21:24] != b"\x40\x20\x20" or first[56:60] != b"\0\0\0\1" or page_bytes - first[20] < 480:
         raise PageError("an SQLite header with impossible values")
     trunk, free = struct.unpack(">2I", first[32:40])
@@ -111,7 +111,7 @@ def varint(data: bytes, start: int) -> tuple[int, int]:
 
 
 def btree_page(page: bytes, number: int, usable_bytes: int) -> BtreePage:
-    """The b-tree page of this number (section 1.6). Raises PageError where it is none."""
+    """The b-tree page of this number (section 1.6). Raises PageError if it is none."""
     kind, cells_from, places = _entries(page, number, usable_bytes)
     interior = kind in {INTERIOR_INDEX, INTERIOR_TABLE}
     cells: list[Cell] = []
@@ -132,13 +132,13 @@ def btree_page(page: bytes, number: int, usable_bytes: int) -> BtreePage:
 
 
 def edge_cells(page: bytes, number: int, usable_bytes: int) -> tuple[Cell, ...]:
-    """The first and the last entry of a b-tree page. Raises PageError where it is none, or they are damaged."""
+    """The first and the last entry of a b-tree page. Raises PageError if it is none, or they are damaged."""
     kind, cells_from, places = _entries(page, number, usable_bytes)
     return tuple(_cell(page, place, cells_from, kind, usable_bytes) for place in places[:1] + places[-1:])
 
 
 def _entries(page: bytes, number: int, usable_bytes: int) -> tuple[int, int, tuple[int, ...]]:
-    """A b-tree page's kind, where its entries may begin, and where they do."""
+    """A b-tree page's kind, the first place for entries, and the places of its entries."""
     start = FILE_HEADER_BYTES if number == 1 else 0
     kind = page[start] if start < len(page) else 0
     if len(page) < usable_bytes or kind not in {INTERIOR_INDEX, INTERIOR_TABLE, LEAF_INDEX, LEAF_TABLE}:
@@ -182,9 +182,9 @@ def _cell(page: bytes, place: int, cells_from: int, kind: int, usable_bytes: int
 
 
 def payload(page: bytes, cell: Cell, usable_bytes: int, fetch: Fetch, bytes_max: int) -> bytes:
-    """An entry's whole payload, its overflow chain followed (section 1.6).
+    """An entry's whole payload, with its overflow chain (section 1.6).
 
-    Raises PageError where the chain is not as long as the payload, or that is more than `bytes_max`.
+    Raises PageError if the chain is not as long as the payload, or the payload is longer than `bytes_max`.
     """
     local = page[cell.start : cell.start + cell.local_bytes]
     if not cell.overflow:
@@ -208,7 +208,7 @@ def payload(page: bytes, cell: Cell, usable_bytes: int, fetch: Fetch, bytes_max:
 
 
 def record(data: bytes, columns_max: int | None = None) -> tuple[Value, ...]:
-    """The values of a record (section 2.1); with `columns_max` its first ones, for which its beginning is enough."""
+    """The values of a record (section 2.1). With `columns_max`, only the first, from the record's beginning."""
     header_bytes, place = varint(data, 0)
     if not place <= header_bytes <= len(data):
         raise PageError("a record whose header is longer than it")
@@ -254,7 +254,7 @@ def _value(data: bytes, serial: int, start: int) -> tuple[Value, int]:
 
 
 def free_pages(header: FileHeader, fetch: Fetch, page_count: int) -> Iterator[int]:
-    """The numbers of the pages that are free (section 1.5). Raises PageError at the place where the list is damaged."""
+    """The numbers of the free pages (section 1.5). Raises PageError where the list is damaged."""
     trunk, left, seen = header.first_trunk, header.free_pages, set[int]()
     while trunk:
         page = fetch(trunk)
@@ -262,7 +262,7 @@ def free_pages(header: FileHeader, fetch: Fetch, page_count: int) -> Iterator[in
         if trunk in seen or 8 + 4 * count > header.usable_bytes or count + 1 > left:
             raise PageError("the freelist is longer than it may be")
         leaves = struct.unpack(f">{count}I", page[8 : 8 + 4 * count])
-        # All of it or nothing: one wrong number would hide a page that is in use.
+        # Refuse the whole trunk page, as one wrong number would hide a page that is in use.
         if any(not 2 <= number <= page_count for number in (*leaves, next_trunk or 2)) or len(set(leaves)) < count:
             raise PageError("the freelist has pages that there are not")
         seen.add(trunk)
@@ -275,10 +275,10 @@ def free_pages(header: FileHeader, fetch: Fetch, page_count: int) -> Iterator[in
 
 
 def wal(read: Callable[[int, int], bytes]) -> Wal:
-    """What was committed into a WAL (section 4): up to the first frame that does not follow from those before it.
+    """The pages committed into a WAL (section 4), up to the first frame that does not follow from those before it.
 
-    `read` gives bytes from a place on, less than asked for at the end. What stands behind that frame is no part of the
-    database, for SQLite either: it may be what a rolled-back or an older transaction has left.
+    `read` gives bytes from a place on, and fewer than asked for at the end. Frames behind that one do not count for
+    SQLite either: a rolled-back or an older transaction may have left them.
     """
     header = read(0, WAL_HEADER_BYTES)
     if len(header) < WAL_HEADER_BYTES:
@@ -310,7 +310,7 @@ def wal(read: Callable[[int, int], bytes]) -> Wal:
 
 
 def _checksum(data: bytes, seed: tuple[int, int], order: Literal["<", ">"]) -> tuple[int, int]:
-    """Section 4.2."""
+    """The checksum of section 4.2."""
     first, second = seed
     for even, odd in struct.iter_unpack(f"{order}2I", data):
         first = (first + even + second) & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""What the buffer says of itself: how much it holds, whether it is full, whether it fails."""
+"""The buffer's state: how much it holds, whether it is full, whether it fails."""
 
 import time
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from gateway.host.terminal_text import escaped, shortened, size
 from gateway.settings import BufferSettings
 
 ROOM_SAID_AFTER_S = 10.0
-"""A buffer at its bound is full and not full many times a second: it is said once."""
+"""Seconds of room before it is reported: a buffer at its bound is full and not full many times a second."""
 FULL_WORDS = {
     "refuse": "buffer full: sensors keep what they have until Kafka has taken some, or the disk has room",
     "drop-oldest": "buffer full: the oldest readings make room, and are counted as lost",
 }
 LOOKED_AFTER_S = 1.0
-"""Who is kept to its share is looked up so often, also while nothing comes."""
+"""Seconds between two looks for devices above their share, also while nothing comes in."""
 NAMED_MAX = 5
 NAME_CHARACTERS_MAX = 80
 ABOVE_SHARE_MEANS = {
@@ -33,38 +33,38 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class BufferState:
-    """What the buffer says of itself; written by its thread, read by anybody."""
+    """The buffer's state; written by its thread, read by any."""
 
     bytes_used: int = 0
     rows: int = 0
     backlog_lanes: int = 0
-    """Lanes that hold rows, before the one that rows go into."""
+    """Lanes before the current one that hold rows."""
     full: bool = False
     failing: str | None = None
-    """SQLite's words while commits fail; readings are held meanwhile, not lost."""
+    """SQLite's error while commits fail; readings are held meanwhile, not lost."""
     above_share: Sequence[AboveShare] = ()
-    """Devices that were kept to their share in the last minute, those that hold most first; some of them."""
+    """Devices that were kept to their share in the last minute: the first `TOLD_MAX`, largest first."""
     above_share_devices: int = 0
-    """How many these are."""
+    """Number of all such devices."""
 
 
 def device_name(device: str) -> str:
-    """A device for people, on a line of its own or within one."""
+    """A device's name for people, on a line of its own or within one."""
     return escaped(shortened(device, NAME_CHARACTERS_MAX)) if device else "no known device"
 
 
 class StateWatch:
-    """Keeps the state true, and logs each change once. The buffer's thread changes it; any may read it."""
+    """Updates the state, and logs each change once. The buffer's thread changes it; any may read it."""
 
     def __init__(self, settings: BufferSettings) -> None:
         self._settings = settings
         self.state = BufferState()
         self.is_stuck = False
-        """Whether there is nothing left that could be dropped, and still no room."""
+        """Whether there is no room, and nothing left to drop."""
         self.has_said_full = False
         self._full_seen_s = 0.0
         self._look_s = 0.0
-        """When it is looked again who is kept to its share."""
+        """When to look again for devices above their share."""
         self._limits_some = False
         self._said_above_s = float("-inf")
 
@@ -76,12 +76,12 @@ class StateWatch:
 
     @property
     def due_s(self) -> float:
-        """When the state may change though nothing comes: there is room again, or nobody is above its share."""
+        """When the state may change without input: there is room again, or no device is above its share."""
         room_said_s = self._full_seen_s + ROOM_SAID_AFTER_S if self.has_said_full else float("inf")
         return min(room_said_s, self._look_s) if self._limits_some else room_said_s
 
     def measure(self, file: BufferFile, *, without_room: bool) -> None:
-        """See how much room is left; say so when that changes. Raises sqlite3.Error, OSError."""
+        """Measure the room that is left, and log a change. Raises sqlite3.Error, OSError."""
         state = self.state
         state.bytes_used, left = file.room.used_and_left()
         full = without_room or not left
@@ -108,7 +108,7 @@ class StateWatch:
             log.info("buffer has room again", bytes_used=state.bytes_used)
 
     def _tell_above_share(self, above: Sequence[AboveShare], now_s: float) -> None:
-        """Keep it for who asks, and log it once a minute at most."""
+        """Keep the list for readers, and log it once a minute at most."""
         self.state.above_share, self.state.above_share_devices = above[:TOLD_MAX], len(above)
         if above and now_s >= self._said_above_s + TOLD_S:
             self._said_above_s = now_s
@@ -122,7 +122,7 @@ class StateWatch:
             )
 
     def fail(self, words: str) -> None:
-        """Nothing can be read or written, for this reason."""
+        """Note that nothing can be read or written, for this reason."""
         if self.state.failing is None:
             log.error(
                 "buffer cannot be read or written: nothing is acknowledged until it can; it is tried each second",
@@ -132,7 +132,7 @@ class StateWatch:
         self.state.failing = words
 
     def recover(self) -> None:
-        """A commit was written."""
+        """Note that a commit was written."""
         if self.state.failing is not None:
             log.info("buffer can be written again", path=str(self._settings.path))
             self.state.failing = None

@@ -1,4 +1,4 @@
-"""What a buffer file holds, read without disturbing the daemon that writes it (or with none running)."""
+"""Reads what a buffer file holds, without disturbing the daemon that writes it; no daemon need run."""
 
 import fcntl
 import os
@@ -22,15 +22,15 @@ from gateway.reading import BufferFileError
 from gateway.settings import GatewaySettings
 
 ASIDE_MARK = ".corrupt-"
-"""Stands between the buffer's name and the date in the name of a file that was set aside."""
+"""Text between the buffer's name and the date, in the name of a file that was set aside."""
 UNSAVED_ROWS_MAX = 40_000
-"""Rows behind the last saved duplicate windows that are looked at, the newest: twice what a daemon leaves there."""
+"""Newest rows behind the last saved duplicate windows that are read: twice what a daemon leaves there."""
 _NOT_TO_BE_OPENED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
 
 
-# Duplicate windows are written now and then, with the place that they speak for (`gateway.buffer.sensor_runs`): rows
-# behind it tell the rest. Both in the order in which they were stored; where `max` picks a row, SQLite gives its other
-# columns.
+# Duplicate windows are written now and then, with the place up to which they are valid (`gateway.buffer.sensor_runs`).
+# Rows behind it tell the rest. Both are read in the order in which they were stored. If `max` picks a row, SQLite gives
+# the other columns of this row.
 _DEVICES_SAVED = """
     SELECT device, boot, device_run.seen_us, lane.boot_id, offset_us, error_us, clock
     FROM device_run LEFT JOIN lane ON lane.number = device_run.lane LEFT JOIN boot ON boot.boot_id = lane.boot_id
@@ -50,27 +50,27 @@ _DEVICES_UNSAVED = """
 
 
 class Moment(Struct, frozen=True):
-    """When something was received, as far as it is known (promise P5)."""
+    """A time of receipt, as far as it is known (promise P5)."""
 
     boot: str
-    """The gateway's boot, and CLOCK_BOOTTIME in it."""
+    """The gateway's boot; `boottime_us` is CLOCK_BOOTTIME in it."""
     boottime_us: int
     wall_us: int | None
-    """Microseconds since 1970, UTC; None where that boot's clock was never synced."""
+    """Microseconds since 1970, UTC; None if that boot's clock was never synced."""
     error_us: int | None
     """The bound of the wall time's error."""
 
 
 class Now(Struct, frozen=True):
-    """This moment, to tell ages by."""
+    """The present moment, for telling ages."""
 
     boot: str
     boottime_us: int
     wall_us: int | None
-    """None where this machine's clock is not to be trusted."""
+    """None if this machine's clock is not to be trusted."""
 
     def age_s(self, moment: Moment) -> float | None:
-        """Seconds since a moment; None where nothing tells. Within one boot the wall clock does not matter."""
+        """Seconds since a moment; None if unknown. Within one boot the wall clock does not matter."""
         if moment.boot == self.boot:
             return (self.boottime_us - moment.boottime_us) / 1e6
         if moment.wall_us is None or self.wall_us is None:
@@ -84,9 +84,9 @@ class DeviceStatus(Struct, frozen=True):
     device: str
     boot: str
     seen_us: int
-    """Wall time of its latest stored reading, microseconds since 1970, as the clock stood."""
+    """Wall time of its latest stored reading, microseconds since 1970, by the clock at that time."""
     seen: Moment | None
-    """The same as far as it is known: None where nothing tells any more whether that clock was right."""
+    """Receipt of this reading; None if nothing tells any more whether that clock was right."""
 
 
 class BufferStatus(Struct, frozen=True):
@@ -98,26 +98,26 @@ class BufferStatus(Struct, frozen=True):
     rows: int
     bytes_used: int
     oldest: Moment | None
-    """When the oldest waiting row was received; None where nothing waits."""
+    """Receipt of the oldest waiting row; None if nothing waits."""
     oldest_wall_us: int | None
-    """When the oldest waiting row was received, microseconds since 1970; None where nothing waits."""
+    """Receipt of the oldest waiting row in microseconds since 1970; None if nothing waits."""
     oldest_synced: bool
-    """Whether that is to be believed: the clock of the boot that took it in was synced at some time."""
+    """Whether `oldest_wall_us` is to be trusted: the clock of that boot was synced at some time."""
     lanes: int
     quarantined: int
     quarantine_reasons: dict[str, int]
-    """How many of them for which reason."""
+    """Number of quarantined messages by reason."""
     losses: dict[str, int]
-    """Readings that are gone for good, by reason, as far as that was not reported to Kafka yet."""
+    """Readings that are gone for good, by reason, as far as not yet reported to Kafka."""
     set_aside: tuple[str, ...]
-    """Names of the files beside it that SQLite found corrupt, and that were replaced."""
+    """Names of corrupt files beside it, which it replaced."""
     devices: tuple[DeviceStatus, ...]
     losses_by_device: dict[str, int] = {}
-    """The same as `losses` by device; those of nobody who is known under an empty name."""
+    """Such readings by device; under an empty name if the device is unknown."""
 
 
 def read_status(path: Path) -> BufferStatus:
-    """Look at a buffer file. Raises BufferFileError where there is none, or it cannot be read."""
+    """Read the status of a buffer file. Raises BufferFileError if there is none, or it cannot be read."""
     with open_to_read(path) as connection:
         # One transaction: all figures are of the same moment.
         connection.execute("BEGIN")
@@ -125,9 +125,9 @@ def read_status(path: Path) -> BufferStatus:
 
 
 def read_quarantine(path: Path) -> dict[str, int]:
-    """How many messages are kept there for which reason. Raises BufferFileError.
+    """Number of quarantined messages by reason. Raises BufferFileError.
 
-    No file is left beside that of a gateway that was stopped, which has no WAL then.
+    If the gateway is stopped and there is no WAL, no file is made beside the buffer.
     """
     is_alone = not is_running(path) and not path.with_name(path.name + "-wal").exists()
     with open_to_read(path, _connect_alone if is_alone else _connect) as connection:
@@ -138,7 +138,7 @@ def read_quarantine(path: Path) -> dict[str, int]:
 def open_to_read(
     path: Path, connect: "Callable[[Path], sqlite3.Connection] | None" = None
 ) -> Iterator[sqlite3.Connection]:
-    """Open a buffer file for reading; sqlite3.Error in the block becomes BufferFileError, as does a wrong schema."""
+    """Open a buffer file for reading. A wrong schema, or sqlite3.Error in the block, becomes BufferFileError."""
     require_file(path)
     try:
         with closing((connect or _connect)(path)) as connection:
@@ -149,7 +149,7 @@ def open_to_read(
 
 
 def require_file(path: Path) -> None:
-    """Raise BufferFileError, with words that say what to do, where no file can be seen at a buffer's path."""
+    """Raise BufferFileError, which says what to do, if no file can be seen at a buffer's path."""
     try:
         found = path.stat()
     except PermissionError as error:
@@ -173,7 +173,7 @@ def require_file(path: Path) -> None:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write. What it reads blocks nobody, but keeps the WAL from being begun anew."""
+    """A connection that cannot write. Its reads block nobody, but keep the WAL from being begun anew."""
     connection = sqlite3.connect(_uri(path), uri=True, timeout=5.0)
     try:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
@@ -181,8 +181,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         if _code(error) not in _NOT_TO_BE_OPENED or is_running(path) or _wal_bytes(path):
             raise
-        # A reader of a WAL file needs its index, and here it cannot be made. Nobody writes and no WAL is there: the
-        # file is all there is.
+        # A reader of a WAL file needs its index, which cannot be made here. Nobody writes and there is no WAL, so the
+        # file is complete.
         return _connect_alone(path)
     except BaseException:
         connection.close()
@@ -191,7 +191,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _connect_alone(path: Path) -> sqlite3.Connection:
-    """A connection to a file that nobody writes, which makes no file beside it."""
+    """A connection to a file that nobody writes. It makes no file beside it."""
     return sqlite3.connect(f"{_uri(path)}&immutable=1", uri=True)
 
 
@@ -245,7 +245,7 @@ def _wal_bytes(path: Path) -> int:
 
 
 def set_aside_files(path: Path) -> tuple[str, ...]:
-    """Names of the corrupt files beside a buffer file that it took the place of, oldest first."""
+    """Names of the corrupt files that a buffer file replaced, oldest first."""
     names = (found.name for found in path.parent.glob(f"{path.name}{ASIDE_MARK}*"))
     return tuple(sorted(name for name in names if not name.endswith(("-wal", "-shm"))))
 
@@ -263,7 +263,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
         "SELECT count(*) FROM lane WHERE EXISTS (SELECT 1 FROM reading WHERE lane = number)"
     ).fetchone()
     reasons = _quarantine_reasons(connection)
-    # A record of 0 says that something was lost, and that nobody knows how much.
+    # A count of 0 says that an unknown number was lost.
     losses = dict(connection.execute("SELECT reason, sum(count) FROM loss GROUP BY reason").fetchall())
     by_device = dict(connection.execute("SELECT device, sum(count) FROM loss GROUP BY device").fetchall())
     oldest_us, oldest_boot, *clock_columns = oldest or (0, "", 0, None, None)
@@ -291,7 +291,7 @@ def _quarantine_reasons(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def this_moment(settings: GatewaySettings) -> Now:
-    """This moment, by this machine's wall clock as far as it is known."""
+    """The present moment, by this machine's wall clock as far as it is known."""
     clock = read_wall_clock(settings)
     at_us = boottime_us()
     return Now(boot_id(), at_us, clock.at(at_us) if clock.synced else None)
@@ -306,7 +306,7 @@ def told(when: Moment, now: Now) -> str:
 
 
 def moment(received_us: int, boot: str, clock: BootClock) -> Moment:
-    """When something was received: CLOCK_BOOTTIME of a boot with that clock."""
+    """A time of receipt: CLOCK_BOOTTIME of a boot with that clock."""
     if not clock.synced:
         return Moment(boot, received_us, None, None)
     return Moment(boot, received_us, clock.at(received_us), clock.error_us(received_us))
@@ -315,8 +315,8 @@ def moment(received_us: int, boot: str, clock: BootClock) -> Moment:
 def _devices(connection: sqlite3.Connection) -> tuple[DeviceStatus, ...]:
     found = {}
     for device, boot, seen_us, gateway_boot, offset_us, error_us, clock in connection.execute(_DEVICES_SAVED):
-        # Lanes that nothing is left of go at the next start. What was written before the clock was learnt is of another
-        # clock: mostly one that stood before this boot began.
+        # Empty lanes go at the next start, so a run may have no lane. A time before the boot's start was saved before
+        # the clock was learnt, by another clock.
         known = offset_us is not None and seen_us >= offset_us
         seen = None
         if known:
@@ -335,7 +335,7 @@ def _devices(connection: sqlite3.Connection) -> tuple[DeviceStatus, ...]:
 def is_running(path: Path) -> bool:
     """Whether a daemon holds the buffer's lock."""
     try:
-        # Where a named pipe stands in the lock's place, opening it must not wait for its other end.
+        # If a named pipe stands in the lock's place, opening it must not wait for its other end.
         lock = os.open(path.with_name(path.name + ".lock"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""The rows that were committed last, in memory: live readings are forwarded without being read back from the file."""
+"""The newest committed rows, in memory: live readings are forwarded without being read back from the file."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,10 @@ TAIL_BYTES_MAX = 4_000_000
 
 
 class Tail:
-    """A dense run of rows: the end of the current lane, until the forwarder is further behind than it has room for.
+    """Consecutive rows at the end of the current lane, as many as there is memory for.
 
-    Then it takes no more, and what follows is read from the file, until the forwarder comes to the end of that.
+    If the forwarder falls further behind, the tail takes no more rows. They are read from the file until the forwarder
+    reaches its end.
     """
 
     def __init__(self) -> None:
@@ -20,17 +21,17 @@ class Tail:
         self._is_at_end = False
 
     def clear(self) -> None:
-        """Hold nothing: what it had is not there any more, or means something else."""
+        """Drop all rows, as some are gone or have other numbers."""
         self._rows.clear()
         self._bytes = 0
 
     def follow(self) -> None:
-        """The forwarder has come to the end of the file: what is committed next, it reads next."""
+        """Begin anew at the end of the file, where the forwarder is: it reads the next commit from here."""
         self.clear()
         self._is_at_end = True
 
     def extend(self, rows: Sequence[Row], payload_bytes: int) -> None:
-        """Add what a commit inserted, with its payloads' bytes."""
+        """Add rows that a commit inserted, and their payload bytes."""
         if not self._is_at_end:
             return
         self._rows += rows
@@ -38,7 +39,7 @@ class Tail:
         self._is_at_end = len(self._rows) <= TAIL_ROWS_MAX and self._bytes <= TAIL_BYTES_MAX
 
     def read(self, after: Position, limit: int) -> list[Row] | None:
-        """Up to `limit` rows that follow a position; None where the file has to be asked."""
+        """Up to `limit` rows that follow a position; None if the file must be read."""
         if not self._rows or self._rows[0].lane != after.lane:
             return None
         skip = after.sequence + 1 - self._rows[0].sequence
@@ -48,7 +49,7 @@ class Tail:
         return found if found or self._is_at_end else None
 
     def forget(self, span: Span) -> None:
-        """Drop the rows up to the end of a span that is confirmed."""
+        """Drop the rows up to the end of a confirmed span."""
         if self._rows and self._rows[0].lane == span.lane:
             gone = self._rows[: max(0, span.last + 1 - self._rows[0].sequence)]
             self._bytes -= sum([len(row.payload) for row in gone])

@@ -1,7 +1,7 @@
-"""What SQLite takes on trust of the WAL at a start: that what it finds is on the disk, and that it is all there was.
+"""Checks what SQLite takes on trust about the WAL at a start: that it is on the disk, and that it is all there was.
 
-What follows the first frame that is not sound counts as never written (SQLite's file format, section 4), and nothing
-is said of it. After a power cut that is right for the last commit, of which nobody was told. Others were told of.
+SQLite silently ignores everything behind the first unsound frame (its file format, section 4). After a power cut that
+is right for the last commit, which was not acknowledged. Commits before it were.
 """
 
 import os
@@ -17,11 +17,11 @@ _NO_COMMIT = bytes(4)
 
 
 def write_again(path: Path) -> None:
-    """Write what the WAL of the buffer at `path` holds once more: the next sync brings it to the disk, or says not.
+    """Write the WAL of the buffer at `path` once more, so that the next sync brings it to the disk or fails.
 
-    A sync that failed leaves in the kernel's memory what the disk did not take, as if it had. Whoever opens the file
-    then finds that commit, and a checkpoint, whose syncs succeed, moves some of its pages into the file before a power
-    cut takes the commit away: half of it stays. For the buffer's one writer, before any checkpoint. Raises OSError.
+    After a failed sync, the kernel's memory has data that the disk does not have. Whoever opens the file then finds
+    that commit, and a checkpoint, whose syncs succeed, moves some of its pages into the file. If a power cut then takes
+    the commit away, half of it stays. For the buffer's one writer, before any checkpoint. Raises OSError.
     """
     with suppress(FileNotFoundError), path.with_name(path.name + "-wal").open("r+b") as file:
         descriptor = file.fileno()
@@ -36,17 +36,17 @@ def write_again(path: Path) -> None:
 
 
 def lacks_commits(path: Path, database: int, recovered: int) -> bool:
-    """Whether acknowledged commits stand in the WAL of the buffer at `path` behind the frames that SQLite `recovered`.
+    """Whether the WAL of the buffer at `path` has acknowledged commits behind the frames that SQLite `recovered`.
 
-    `database` is an open descriptor of the file itself: closing one of our own would drop the locks that SQLite holds.
-    Each commit is synced before the next is written: two behind the damage are more than a power cut leaves.
+    `database` is an open descriptor of the file itself: closing a new one would drop the locks that SQLite holds. Each
+    commit is synced before the next is written, so a power cut leaves fewer than two commits behind the damage.
     """
     with suppress(FileNotFoundError), path.with_name(path.name + "-wal").open("rb") as file:
         descriptor = file.fileno()
         header = os.pread(descriptor, WAL_HEADER_BYTES, 0)
         salts = header[16:24]
         if recovered == 0 and not _is_sound(header):
-            # The salts may be what is damaged. Those of the frames are the same for all that were written together.
+            # The salts may be damaged. All frames that were written together have the same salts.
             salts = os.pread(descriptor, FRAME_HEADER_BYTES, WAL_HEADER_BYTES)[_SALTS]
             if _is_in_file(database, descriptor, salts):
                 return False
@@ -68,7 +68,7 @@ def _is_sound(header: bytes) -> bool:
 
 
 def _is_in_file(database: int, descriptor: int, salts: bytes) -> bool:
-    """Whether the file has all that the frames hold: then the WAL was done with, and was being begun anew."""
+    """Whether the file has everything in the frames: then the WAL was done with, and was being begun anew."""
     places: dict[int, int] = {}
     place = WAL_HEADER_BYTES
     while len(frame := os.pread(descriptor, FRAME_HEADER_BYTES, place)) == FRAME_HEADER_BYTES:

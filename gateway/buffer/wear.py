@@ -1,4 +1,4 @@
-"""Counts what comes in and what goes to the disk for it: the figures of the write budget."""
+"""Counts readings that come in and bytes that go to the disk for them: the figures of the write budget."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -10,38 +10,40 @@ from msgspec import Struct
 from gateway.clock.kernel_clock import boottime_us
 
 INTERVAL_S = 60.0
-"""How often the figures are written down, and only together with something else: an idle box writes nothing."""
+"""Seconds between two saves of the figures, which only go with other writes: an idle box writes nothing."""
 _PROCESS_IO = Path("/proc/self/io")
 USAGE_HOURS = 48
 """Hours whose figures the buffer file keeps."""
 DAY_S = 86_400.0
 SEEN_S_MIN = 600.0
-"""Uptime below which a rate says too little to be told."""
+"""Seconds of uptime below which no rate is told."""
 ROW_OVERHEAD_BYTES = 65
-"""What a stored reading takes on disk beside its payload, with the sensor's boot, sequence and times (measured)."""
+"""Bytes that a stored reading takes on disk beside its payload, with the sensor's boot, sequence and times
+(measured)."""
 CARD_ENDURANCE_TBW = 16.0
-"""A cheap 16 GB card of TLC flash: 16 GB x 1,000 program/erase cycles, in TB (10^12 bytes) that its flash takes.
+"""TB (10^12 bytes) that the flash of a cheap 16 GB TLC card takes: 16 GB x 1,000 program/erase cycles.
 
 Makers of plain cards promise nothing. A 128 GB card that is sold as "high endurance" is good for 10,000 hours of video
-at 26 Mbit/s: 117 TB, or 900 times its size; plain ones may fail after 300.
+at 26 Mbit/s: 117 TB, or 900 times its size. Plain cards may fail after 300 times.
 """
 WRITE_AMPLIFICATION = 4.0
-"""What the card's flash writes for each byte given to it: a synced write of 4 KiB takes a flash page of 16 KiB."""
+"""Bytes that the card's flash writes for each byte given to it: a synced write of 4 KiB takes a flash page of 16
+KiB."""
 
 
 class Usage(NamedTuple):
-    """What a stretch of time brought."""
+    """Readings and bytes of a stretch of time."""
 
     seconds: float
     readings: int
     stored_bytes: int
     """Payload bytes."""
     disk_bytes: int
-    """What this process had written to disk, in whole pages (proc(5), write_bytes)."""
+    """Bytes that this process had written to disk, in whole pages (proc(5), write_bytes)."""
 
 
 class WriteMeter:
-    """Adds up commits until their sum is written down. `now_s` is a monotonic clock's, in seconds."""
+    """Adds up commits until their sum is saved. `now_s` is a monotonic clock's, in seconds."""
 
     def __init__(self, now_s: float) -> None:
         self.reset(now_s)
@@ -54,22 +56,22 @@ class WriteMeter:
         self._disk_bytes = _written_bytes()
 
     def add(self, readings: int, payload_bytes: int) -> None:
-        """Count what a commit stored."""
+        """Count readings that a commit stored."""
         self._readings += readings
         self._stored_bytes += payload_bytes
 
     def so_far(self, now_s: float) -> Usage:
-        """What was counted since it was last written down."""
+        """The sum since the last `reset`."""
         written = max(0, _written_bytes() - self._disk_bytes)
         return Usage(now_s - self._since_s, self._readings, self._stored_bytes, written)
 
     def due(self, now_s: float) -> Usage | None:
-        """What is to be written down now, if anything; `reset` once it is on disk."""
+        """The sum, if it is time to save it; call `reset` once it is on disk."""
         return None if now_s < self._since_s + INTERVAL_S else self.so_far(now_s)
 
 
 def _written_bytes() -> int:
-    """Bytes that this process caused to be written to storage; 0 where the kernel does not count them."""
+    """Bytes that this process caused to be written to storage; 0 if the kernel does not count them."""
     try:
         lines = _PROCESS_IO.read_text().splitlines()
     except OSError:
@@ -78,7 +80,7 @@ def _written_bytes() -> int:
 
 
 def add_usage(connection: sqlite3.Connection, boot_id: str, usage: Usage) -> None:
-    """Add to what this hour of a boot brought, inside the caller's transaction."""
+    """Add usage to the present hour of a boot, inside the caller's transaction."""
     hour = boottime_us() // 3_600_000_000
     connection.execute(
         """INSERT INTO usage (boot_id, hour, seconds, readings, stored_bytes, disk_bytes)
@@ -91,19 +93,19 @@ def add_usage(connection: sqlite3.Connection, boot_id: str, usage: Usage) -> Non
 
 
 class UsageHour(NamedTuple):
-    """What an hour of a boot brought, or the sum of several."""
+    """Usage in an hour of a boot, or the sum of several."""
 
     seconds: float
-    """How much of it was seen."""
+    """Seconds of it that were seen."""
     readings: int
     stored_bytes: int
     """Payload bytes of the readings."""
     disk_bytes: int
-    """What the gateway wrote to disk, as the kernel counts it."""
+    """Bytes that the gateway wrote to disk, as the kernel counts them."""
 
 
 class WriteBudget(Struct, frozen=True):
-    """What the last 24 hours of uptime wrote, and what comes of it; None where too little was seen to tell."""
+    """Writes in the last 24 hours of uptime, and a card's life at this rate; None if too little was seen."""
 
     seen_s: float
     readings_per_day: float | None
@@ -112,7 +114,7 @@ class WriteBudget(Struct, frozen=True):
     card_endurance_tbw: float
     write_amplification: float
     card_days: float | None
-    """None, too, where nothing is written."""
+    """None also if nothing is written."""
 
 
 def last_day(hours: Iterable[UsageHour]) -> UsageHour:
@@ -134,10 +136,10 @@ def last_day(hours: Iterable[UsageHour]) -> UsageHour:
 def write_budget(
     day: UsageHour, card_endurance_tbw: float = CARD_ENDURANCE_TBW, write_amplification: float = WRITE_AMPLIFICATION
 ) -> WriteBudget:
-    """What is written in a day at `day`'s rate, and how many days of it a card lasts.
+    """Writes in a day at `day`'s rate, and the days that a card lasts.
 
-    `card_endurance_tbw` is what its flash takes over its life, in 10^12 bytes, and `write_amplification` what the
-    flash writes for each byte that the gateway does; a maker's TBW of host writes goes with 1.
+    `card_endurance_tbw` is what the card's flash takes over its life, in 10^12 bytes. `write_amplification` is how many
+    bytes the flash writes for each byte of the gateway. With a maker's TBW of host writes, it is 1.
     """
     known = day.seconds >= SEEN_S_MIN
     per_day = DAY_S / day.seconds if known else 0.0
@@ -154,7 +156,7 @@ def write_budget(
 
 
 def hours_until_full(room_bytes: float, day: UsageHour) -> float | None:
-    """How long `room_bytes` take `day`'s intake while nothing leaves; None where too little was seen or came in."""
+    """Hours for which `room_bytes` take `day`'s intake while nothing leaves; None if too little was seen or came in."""
     intake_bytes = day.stored_bytes + day.readings * ROW_OVERHEAD_BYTES
     if day.seconds < SEEN_S_MIN or intake_bytes == 0:
         return None
@@ -162,7 +164,7 @@ def hours_until_full(room_bytes: float, day: UsageHour) -> float | None:
 
 
 def room_bytes(*, bytes_used: int, bytes_max: int, unused_bytes: int, disk_free: int, disk_free_min: int) -> int:
-    """How much the buffer may still take: up to its own bound, and as far as its file system lets the file grow.
+    """Bytes that the buffer may still take, up to its own bound and as far as its file system lets the file grow.
 
     `unused_bytes` are free pages inside the file, `disk_free_min` is `buffer.free_bytes_min`.
     """

@@ -1,8 +1,8 @@
-"""Test readings of `sluice check`, as the daemon sees them: who may send one, and how far it has come.
+"""Test readings of `sluice check` in the daemon: who may send one, and how far it has come.
 
-Each has a credential of its own, for one connection, and a payload that nobody else knows: it goes in at the front door
-as a sensor's does, and to Kafka as an event of the gateway's own (`sluice.gateway.check`), which no table takes for a
-reading.
+Each test reading has a credential for one connection, and a payload that nobody else knows. It enters at the front door
+as a sensor's reading does. It goes to Kafka as an event of the gateway's own (`sluice.gateway.check`), which no table
+takes for a reading.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from gateway.buffer.rows import Lane, Row
 from gateway.reading import Reading
 
 UNDER_WAY_MAX = 8
-"""Of more, the oldest is forgotten."""
+"""Test readings under way; beyond it, the oldest is forgotten."""
 LIFE_US = 120_000_000
-"""For so long a credential is good, and a test reading looked out for."""
+"""Microseconds for which a credential is good, and a test reading is looked out for."""
 USER_PREFIX = "$check-"
-"""No device's name begins so."""
+"""Prefix of the users; no device's name begins so."""
 CHECK_TOPIC_PREFIX = "$sluice/check/"
 CHECK_KIND = "check"
-"""Behind `sluice.gateway.` in `ce_type`."""
+"""The kind of event, behind `sluice.gateway.` in `ce_type`."""
 
 
 class CheckOpened(Struct, frozen=True):
-    """What a test reading is sent with."""
+    """The credential, topic and payload of a test reading."""
 
     user: str
     secret: str
@@ -38,19 +38,19 @@ class CheckOpened(Struct, frozen=True):
 
 
 class CheckPlace(Struct, frozen=True):
-    """Where Kafka has a test reading."""
+    """The place of a test reading in Kafka."""
 
     topic: str
     partition: int
     offset: int | None
-    """None where the broker had it already, and did not say where."""
+    """None if the broker had it already, and did not say where."""
     ce_id: str
     acknowledged_us: int
     """CLOCK_BOOTTIME of Kafka's acknowledgement."""
 
 
 class _Test:
-    """One that is under way."""
+    """A test reading under way."""
 
     __slots__ = ("arrived", "digest", "opened", "place", "taken", "until_us")
 
@@ -65,16 +65,16 @@ class _Test:
 
 
 class CheckReadings:
-    """Those that are under way. Belongs to the event loop; `now_us` is CLOCK_BOOTTIME."""
+    """Test readings under way. Belongs to the event loop; `now_us` is CLOCK_BOOTTIME."""
 
     def __init__(self, now_us: Callable[[], int]) -> None:
         self._now_us = now_us
         self._by_user: dict[str, _Test] = {}
         self.waiting: dict[bytes, _Test] = {}
-        """Those that came in and that Kafka has not acknowledged, by their payload: mostly none."""
+        """Test readings that came in and wait for Kafka's acknowledgement, by their payload: mostly none."""
 
     def open(self) -> CheckOpened:
-        """Begin one."""
+        """Begin a test reading."""
         self._forget()
         while len(self._by_user) >= UNDER_WAY_MAX:
             self._drop(next(iter(self._by_user)))
@@ -85,7 +85,7 @@ class CheckReadings:
         return opened
 
     def lets_in(self, user: str | None, password: bytes | None) -> bool:
-        """Whether this is one's credential, which is used up by that."""
+        """Whether this is the credential of a test reading. If so, it is used up."""
         if user is None or password is None or not user.startswith(USER_PREFIX):
             return False
         self._forget()
@@ -97,7 +97,7 @@ class CheckReadings:
         return True
 
     def takes(self, reading: Reading) -> bool:
-        """Whether this is the test reading of the one who sends it: the first, and as it was handed out."""
+        """Whether this is the sender's own test reading: the first, and as it was handed out."""
         test = None if reading.writer is None else self._by_user.get(reading.writer)
         if test is None or test.taken:
             return False
@@ -109,7 +109,7 @@ class CheckReadings:
         return True
 
     def reading_of(self, user: str) -> Reading | None:
-        """The test reading as an ingress would hand it over; None where there is no such one."""
+        """The test reading as an ingress would hand it over; None if there is none for this user."""
         test = self._by_user.get(user)
         if test is None:
             return None
@@ -117,7 +117,7 @@ class CheckReadings:
         return Reading(opened.topic, opened.topic, opened.payload.encode(), self._now_us(), writer=user)
 
     def acknowledged(self, partition: tuple[str, int], offset: int, rows: Sequence[Row], lanes: Sequence[Lane]) -> None:
-        """Kafka has these rows, of these lanes, from that offset on; -1 where it does not say where."""
+        """Note that Kafka has these rows, of these lanes, from `offset` on; -1 if it does not say where."""
         topic, number = partition
         for place, (row, lane) in enumerate(zip(rows, lanes, strict=True)):
             test = self.waiting.pop(row.payload, None)
@@ -129,7 +129,7 @@ class CheckReadings:
         self._forget()
 
     async def place_of(self, user: str, patience_s: float) -> CheckPlace | None:
-        """Where Kafka has it, which is waited for; None where it has not come that far, or is forgotten."""
+        """Wait for a test reading's place in Kafka; None if it has not come that far, or is forgotten."""
         test = self._by_user.get(user)
         if test is None:
             return None

@@ -1,4 +1,4 @@
-"""When each device was heard last, and where, since the gateway was started: in memory, for `sluice devices`."""
+"""Remembers when and where each device was last heard since the gateway's start, in memory, for `sluice devices`."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -11,33 +11,34 @@ from gateway.clock.sensor_dates import Implausible
 from gateway.intake.payload_identity import TICK_MODULUS
 
 DEVICES_MAX = 20_000
-"""Of more, those that were met first are forgotten until they are heard again."""
+"""Devices that are remembered; beyond it, those met first are forgotten until they are heard again."""
 SUBJECT_MAX = 256
 """Characters of a topic that are remembered: a hostile one may have 65,535."""
 STRETCH_US = 60_000_000
-"""Over so long at the least the pace of a tick is taken: what the network adds is then little of it. A boot that was
-over before had no time to have its clock learnt."""
+"""Microseconds over which the pace of a tick is taken, at least, so that the network adds little. A boot that ended
+before had no time to have its clock learnt."""
 FOLLOWED_US = 3_600_000_000
-"""After so long without a stretch, the tick of another topic is followed."""
+"""Microseconds without a new stretch after which the tick of another topic is followed."""
 ORDER_SLACK_MS = 1_000
-"""A tick may be that much earlier than the one before: two tasks of one sensor."""
+"""Milliseconds that a tick may be earlier than the one before: a sensor may have two tasks."""
 BEGUN_ANEW_PACES = 0.5, 2.0
-"""A tick that went back and goes on at about its pace has begun anew. What a sensor had kept comes faster."""
+"""Bounds of the pace, relative to a tick's own, of a tick that went back because it began anew. Readings that a sensor
+had kept come faster."""
 LATEST_MAX = 5_000
 LATEST_BYTES_MAX = 2_048
-"""Streams whose latest reading is kept until it is asked for, and how large its payload may be: 10 MB at the most."""
+"""Streams whose latest reading is kept until it is asked for, and the largest payload of one: 10 MB at most."""
 NO_PACE = 0.05
-"""What went back, and goes on no faster than this, begins anew with each reading."""
+"""Pace up to which a tick that went back begins anew with each reading."""
 
 FAULTY_MAX = 1_000
-"""Devices whose payloads are not what their routes declare, of each kind of fault: of more, the last ones are named."""
+"""Devices that are named for each kind of fault: those with the latest faults."""
 
 CAUSE_INTERVAL_US = 1_000_000
-"""So long after the last one the cause of a device's next fault is looked for: that takes longer than all else."""
+"""Microseconds until the cause of a device's next fault is looked for, as that takes longer than all else."""
 FaultKind = Literal["identity-missing", "payload-not-json"]
-"""As it is counted: the payload has no identity, or is no JSON, although its route declares that."""
+"""Kind of fault, as it is counted: a payload has no identity, or is no JSON, although its route declares that."""
 Tells = Literal["tick", "time", "nothing"]
-"""What a reading says of when it was taken: by the sensor's own clock, by a date or an age, or nothing."""
+"""A reading's own word on its time: the sensor's clock, a date or an age, or nothing."""
 
 
 class ToldDate(Struct, frozen=True):
@@ -45,9 +46,9 @@ class ToldDate(Struct, frozen=True):
 
     reason: Implausible
     told: str
-    """The date (RFC 3339), or the seconds from the receipt where it was told so."""
+    """The date (RFC 3339), or the seconds from the receipt if it was sent so."""
     off_us: int | None
-    """How far after the receipt that is, below 0 for before; None where the gateway's clock was not known."""
+    """Microseconds from the receipt to that time, below 0 for before; None if the gateway's clock was not known."""
     received_us: int
 
 
@@ -57,11 +58,11 @@ class PayloadFault(Struct):
     device: str
     cause: str
     told_us: int
-    """Of the payload that `cause` is of."""
+    """Receipt of the payload that `cause` is of."""
     received_us: int = 0
-    """Of the last payload that had this kind of fault."""
+    """Receipt of the last payload with this kind of fault."""
     readings: int = 0
-    """So many had it since the start, whatever its cause."""
+    """Payloads with this fault since the start, whatever the cause."""
 
 
 class Heard:
@@ -97,16 +98,16 @@ class Heard:
 
     def __init__(self, boot: str | None, since_us: int) -> None:
         self.boot = boot
-        """The sensor's; None where it sends none."""
+        """The sensor's boot; None if it sends none."""
         self.since_us = self.received_us = since_us
-        """When the first and the last reading of this boot came in."""
+        """Receipt of the first and of the last reading of this boot."""
         self.longest_pause_us = 0
-        """The longest pause between two readings, of this boot and of those before."""
+        """The longest pause between two readings, in this boot or those before."""
         self.readings = 0
-        """Of this boot."""
+        """Readings of this boot."""
         self.first_sequence: int | None = None
         self.top_sequence = -1
-        """The sensor's, of this boot: of the reading that came first, and the highest."""
+        """The sensor's sequence in the first reading of this boot, and the highest one."""
         self.is_mixed = False
         """Whether readings of this boot came on several MQTT topics, which may have a sequence each."""
         self.subject = ""
@@ -114,56 +115,56 @@ class Heard:
         self.is_serial = False
         self.tells: Tells = "nothing"
         self.unreadable_us: int | None = None
-        """When the last reading came that had a tick which is none."""
+        """Receipt of the last reading with an unreadable tick."""
         self.odd_date: ToldDate | None = None
-        """The last that could not be right."""
+        """The last time that could not be right."""
         self.faults: dict[FaultKind, PayloadFault] | None = None
-        """The last of each kind; None where there is none, as of nearly all devices."""
+        """The last fault of each kind; None if there is none, as for nearly all devices."""
         self.boot_before: str | None = None
         self.short_boots = 0
-        """Boots before the present one, in a row, that were over before their clock could be learnt."""
+        """Boots in a row, before the present one, that ended before their clock could be learnt."""
         self.short_since_us = since_us
-        """When the first of them began."""
+        """Start of the first of these boots."""
         self.followed: str | None = None
-        """The stream of one topic of those that have a tick: the other topics' may be of other counters."""
+        """The stream of the topic whose tick is followed, as other topics may have other counters."""
         self.from_us = since_us - FOLLOWED_US
         self.from_tick_ms = 0
-        """Where the present stretch of it began."""
+        """Start of the present stretch of this tick."""
         self.due_us = 0
-        """When that is long enough."""
+        """End of the stretch: from then on it is long enough."""
         self.tick_ms = 0
-        """The furthest of it."""
+        """The furthest tick of this topic."""
         self.back_from: tuple[int, int] | None = None
-        """Since when, and from which tick on, it is behind that: begun anew, or readings that were kept."""
+        """Time and tick of the first reading that went back: the tick began anew, or readings were kept."""
         self.paces: tuple[float, ...] = ()
         """Ticks per millisecond over the last two stretches."""
         self.tick_restarts = 0
-        """How often it began anew in this boot."""
+        """Times that the tick began anew in this boot."""
 
     @property
     def missing(self) -> int | None:
-        """Readings of this boot that did not come, at the least, by their sequences; None where these do not tell.
+        """Readings of this boot that did not come, at least, by their sequences; None if these do not tell.
 
-        What comes again, or late from before the first, makes it fewer: it is never too many.
+        Readings that come again, or late from before the first, make it fewer. It is never too many.
         """
         if self.first_sequence is None or self.is_mixed:
             return None
         return max(0, self.top_sequence - self.first_sequence + 1 - self.readings)
 
     def follow(self, stream: str, tick_ms: int, received_us: int) -> None:
-        """Take the pace of this topic's tick from here on."""
+        """Follow the pace of this topic's tick from here on."""
         self.followed, self.paces = stream, ()
         self._begin_stretch(tick_ms, received_us)
 
     def step(self, tick_ms: int, received_us: int) -> None:
-        """See a tick that is behind the one before, or that ends a stretch."""
+        """Note a tick that is behind the one before, or that ends a stretch."""
         ahead_ms = (tick_ms - self.tick_ms) % TICK_MODULUS
         # A counter that has wrapped is ahead.
         if ahead_ms >= TICK_MODULUS // 2 and ahead_ms < TICK_MODULUS - ORDER_SLACK_MS:
             self._step_back(tick_ms, received_us)
             return
         if self.back_from is not None:
-            # Those were readings of before.
+            # The readings that went back had been kept.
             self.back_from, self.due_us = None, self.from_us + STRETCH_US
         if ahead_ms < TICK_MODULUS // 2:
             self.tick_ms = tick_ms
@@ -174,7 +175,7 @@ class Heard:
 
     def _step_back(self, tick_ms: int, received_us: int) -> None:
         if self.back_from is None:
-            # Until it is known what this is, each reading is looked at.
+            # Look at each reading until the reason is known.
             self.back_from, self.due_us = (received_us, tick_ms), 0
             return
         from_us, from_tick_ms = self.back_from
@@ -202,20 +203,20 @@ class DevicesHeard:
         self._devices_max = devices_max
         self._by_device: dict[str, Heard] = {}
         self._faulty: dict[FaultKind, dict[str, None]] = {}
-        """Names of devices by the kind of their fault, the last one last."""
+        """Names of devices by the kind of their fault; the latest comes last."""
         self.latest: dict[str, Entry] | None = None
-        """By stream, one of the readings that came together last. Whoever shows them makes the dictionary, and puts
-        an empty one in its place each time; None where nobody does."""
+        """By stream, one of the latest readings that came in together. A reader that shows them sets an empty
+        dictionary each time; None if there is no such reader."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._by_device)
 
     def get(self, device: str) -> Heard | None:
-        """None where it was not heard since the start, or is forgotten."""
+        """A device; None if it was not heard since the start, or is forgotten."""
         return self._by_device.get(device)
 
     def note(self, entries: Iterable[Entry]) -> None:  # noqa: C901, PLR0912 - for every reading: each call costs
-        """See what came in. For every reading there is: it takes a fraction of a microsecond."""
+        """Note entries that came in. It takes a fraction of a microsecond, as it is done for every reading."""
         by_device, latest = self._by_device, self.latest
         heard: Heard | None = None
         before: Series | None = None
@@ -225,13 +226,13 @@ class DevicesHeard:
                 if entry.quarantined is not None or series.is_of_gateway:
                     continue
                 heard, before = by_device.get(series.device), series
-                # A topic without an identity, beside others that have one, is of no other boot.
+                # A topic without an identity, beside others that have one, starts no new boot.
                 if heard is None or (heard.boot != boot and boot is not None):
                     heard = self._begin(series.device, boot, entry.received_us, series)
                 if heard.first_sequence is None:
                     heard.first_sequence = entry.device_sequence
                 if heard.subject != series.subject:
-                    # A serial line counts all of its streams through.
+                    # A serial line has one sequence for all of its streams.
                     heard.is_mixed = bool(heard.subject) and series.stream == series.subject
                     heard.subject = series.subject[:SUBJECT_MAX]
                     heard.is_serial = series.stream != series.subject
@@ -249,7 +250,7 @@ class DevicesHeard:
             tick_ms = entry.tick_ms
             if tick_ms is not None:
                 heard.tells = "tick"
-                # Not its series: a payload that is no JSON has another one.
+                # Compare streams, not series, as a payload that is no JSON has another series.
                 if series.stream == heard.followed:
                     if tick_ms >= heard.tick_ms and received_us < heard.due_us:
                         heard.tick_ms = tick_ms
@@ -262,15 +263,15 @@ class DevicesHeard:
                 heard.tells = "time" if is_told else "nothing"
 
     def told_no_tick(self, device: str, boot: str | None, received_us: int) -> None:
-        """A reading that is noted next has a tick which is none."""
+        """Note that the next reading has an unreadable tick."""
         self._met(device, boot, received_us).unreadable_us = received_us
 
     def told_odd_date(self, device: str, boot: str | None, date: ToldDate) -> None:
-        """A reading that is noted next has a time which cannot be right."""
+        """Note that the next reading has a time that cannot be right."""
         self._met(device, boot, date.received_us).odd_date = date
 
     def told_fault(self, kind: FaultKind, device: str, cause: Callable[[], str], received_us: int) -> None:
-        """A reading that is noted next is not what its route declares; `cause` says why."""
+        """Note that the next reading is not what its route declares; `cause` says why."""
         heard = self._met(device, None, received_us)
         faults = heard.faults = heard.faults or {}
         fault = faults.get(kind)
@@ -287,7 +288,7 @@ class DevicesHeard:
             del names[next(iter(names))]
 
     def last_faults(self, devices_max: int) -> dict[FaultKind, list[PayloadFault]]:
-        """Of each kind of fault the devices that had it last, the newest first."""
+        """Devices that had a fault last, by kind of fault, newest first."""
         return {kind: list(islice(self._faults(kind), devices_max)) for kind in self._faulty}
 
     def _faults(self, kind: FaultKind) -> Iterator[PayloadFault]:
@@ -312,7 +313,7 @@ class DevicesHeard:
             heard.boot_before = before.boot
             if before.received_us - before.since_us < STRETCH_US:
                 heard.short_boots, heard.short_since_us = before.short_boots, before.short_since_us
-                # Two programs under one name, each with a boot of its own, are no sensor that restarts.
+                # Two programs under one name, each with its own boot, are no sensor that restarts.
                 ticks = series is not None and series.stream == before.followed
                 heard.short_boots += ticks and boot != before.boot_before
         return heard

@@ -28,7 +28,7 @@ _WITH_SECRET = Origin(has_secret=True)
 
 
 class FrontDoor:
-    """`Intake`, and `SerialIntake`, as the pipeline wires it: everything that any ingress takes in passes here."""
+    """The `Intake` and `SerialIntake` of the pipeline: everything that any ingress takes in passes here."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts that it joins
         self,
@@ -41,7 +41,7 @@ class FrontDoor:
         *,
         has_secrets: bool = False,
     ) -> None:
-        """`has_secrets`: devices of this site have secrets of their own."""
+        """`has_secrets` says that devices of this site have secrets of their own."""
         self._buffer = buffer
         self._guest = Origin(leaves_room=has_secrets)
         self._broker = Origin(leaves_room=has_secrets, is_broker=True)
@@ -51,16 +51,16 @@ class FrontDoor:
         self.clocks = DeviceClocks() if clocks is None else clocks
         self.heard = DevicesHeard()
         self.checks = CheckReadings(now_us)
-        """Of `sluice check`: they come in as readings do, and go out as the gateway's own."""
+        """Test readings of `sluice check`. They come in as readings do, and go out as the gateway's own events."""
         self.new_clocks = NewClocks(gateway.hold_new_clock_s, self.clocks, now_us)
-        """Whose readings the forwarder leaves behind for a while."""
+        """Sensors whose readings the forwarder leaves behind for a while."""
         self.counts: Counter[str] = Counter()
-        """Since the start: `readings`, `identity-missing` and `time-missing` (but for serial lines),
-        `payload-not-json`, `tick-unreadable`, `lost-unreadable`, what `IntakeTimes` counts, and reasons of the
+        """Counts since the start: `readings`, `identity-missing` and `time-missing` (except on serial lines),
+        `payload-not-json`, `tick-unreadable`, `lost-unreadable`, the counts of `IntakeTimes`, and reasons of the
         quarantine."""
         self.counted_last: dict[str, str] = {}
-        """The device of the last reading without an identity or a time, with a tick that is none, or with a time that
-        cannot be right, by the name it is counted under."""
+        """By name of a count: the device of the last reading without an identity or a time, with an unreadable tick, or
+        with a time that cannot be right."""
         self.events = OwnEvents(buffer, gateway, kafka, now_us)
         self.quarantine = QuarantineReports(gateway, kafka, now_us, self.counts)
         self.times = IntakeTimes(
@@ -87,9 +87,10 @@ class FrontDoor:
     def take_of_broker(
         self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()
     ) -> None:
-        """See `Intake.take`. Readings of a device that holds more than its share are lost, and counted.
+        """See `Intake.take`. If a device holds more than its share of the buffer, its readings are lost, and counted.
 
-        A broker sends the next ones only once it has its acknowledgements: to refuse one device would stop all others.
+        A broker sends the next readings only once it has its acknowledgements. Refusing one device would stop all
+        others.
         """
         self._take(readings, done, marks, self._broker)
 
@@ -103,7 +104,7 @@ class FrontDoor:
         for together in arrivals:
             self.times.stamp(together)
         if readings and readings[-1].received_us >= self.clocks.save_due_us:
-            # In a commit that is made anyway: no card is worn for it.
+            # The clocks go with a commit that is made anyway, so that no card is worn for them.
             of_clocks = self.clocks.marks(readings[-1].received_us)
             marks, done = [*marks, *of_clocks], partial(self._taken_with_clocks, of_clocks, done)
         self._buffer.append(entries, done, marks, origin)
@@ -146,13 +147,13 @@ class FrontDoor:
     def routed(  # noqa: C901, PLR0912 - for every reading: each call costs
         self, reading: Reading, arrivals: list[Arrivals] | None
     ) -> Entry | Refusal:
-        """The row of a reading. One that came in just now waits in `arrivals` for its time, where its tick gives it."""
+        """The row of a reading. If its tick gives its time, a row that came in just now waits for it in `arrivals`."""
         topic = self._topics.known.get((reading.topic, reading.subject, reading.writer))
         if topic is None:
             topic = self._resolved(reading)
         if isinstance(topic, Refusal):
             return topic
-        # Each look at a field costs: this is done for every reading.
+        # Each access to a field costs, and this is done for every reading.
         series, series_of_bytes, layout, identify, ticking, tell_time, time_error_us = topic
         payload, received_us = reading.payload, reading.received_us
         boot, sequence, tick_ms = reading.device_boot, reading.device_sequence, reading.tick_ms
@@ -160,7 +161,7 @@ class FrontDoor:
         if identify is not None and sequence is None:
             identity = identify(payload)
             if identity is None:
-                # Of serial lines without our frames nobody expects one.
+                # Serial lines without our frames are not expected to have one.
                 if not reading.is_serial:
                     self._met_fault("identity-missing", series.device, partial(why_none, layout, payload), received_us)
             else:
@@ -174,7 +175,7 @@ class FrontDoor:
                 elif tick == TICK_UNREADABLE:
                     self._count("tick-unreadable", series.device)
                     self.heard.told_no_tick(series.device, boot, received_us)
-                    # It is not missing.
+                    # An unreadable tick is not a missing time.
                     tell_time = None
                 else:
                     tick_ms = tick
@@ -196,7 +197,7 @@ class FrontDoor:
         if tick_ms is None:
             return entry if tell_time is None else self.times.with_told_time(entry, reading, tell_time, time_error_us)
         if ticking is not None and boot is not None and reading.tick_ms is None:
-            # It is of the payload.
+            # The tick is from the payload.
             if arrivals is None:
                 found = self.times.estimate(ticking, boot, tick_ms, received_us)
                 if found is not None:
@@ -223,21 +224,21 @@ class FrontDoor:
         self.counted_last[name] = device
 
     def _met_fault(self, kind: FaultKind, device: str, cause: Callable[[], str], received_us: int) -> None:
-        """A payload is not what its route declares."""
+        """Note that a payload is not what its route declares."""
         self._count(kind, device)
         self.heard.told_fault(kind, device, cause, received_us)
 
     def _resolved(self, reading: Reading) -> ResolvedTopic | Refusal:
-        """The topic of a reading, where it is not among those that are known."""
+        """Resolve the topic of a reading, if it is not among the known ones."""
         if reading.topic.startswith(CHECK_TOPIC_PREFIX) and self.checks.takes(reading):
-            # No sensor's.
+            # It is no sensor's reading.
             self.counts["readings"] -= 1
             return ResolvedTopic(self.events.series(CHECK_KIND), None, "none", None, None, None, 0)
         return self._topics.resolve(reading)
 
 
 class BrokerDoor:
-    """The front door as a broker of the site sees it: `Intake`."""
+    """The front door as an `Intake` for a broker of the site."""
 
     def __init__(self, door: FrontDoor) -> None:
         self.take = door.take_of_broker

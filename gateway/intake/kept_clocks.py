@@ -1,4 +1,4 @@
-"""What was learnt of sensors' clocks, kept in the buffer from one start of the daemon to the next."""
+"""Keeps sensors' learnt clocks in the buffer, from one start of the daemon to the next."""
 
 import structlog
 
@@ -7,13 +7,13 @@ from gateway.clock.sensor_clocks import SENSOR_CLOCK_MARKS, DeviceClocks
 from gateway.reading import BufferFileError
 
 CLOCKS_AT_ONCE = 500
-"""Sensors' clocks that are written in one commit at the end, half a kilobyte each."""
+"""Sensors' clocks written in one commit at the end, half a kilobyte each."""
 
 log = structlog.get_logger()
 
 
 async def recall_clocks(buffer: Buffer, clocks: DeviceClocks) -> None:
-    """Go on with what an earlier start in this boot of the box had learnt of sensors' clocks."""
+    """Restore the sensors' clocks that an earlier start in this boot of the box had learnt."""
     try:
         kept = await buffer.run(lambda file: file.marks(SENSOR_CLOCK_MARKS))
     except BufferFileError as error:
@@ -24,7 +24,7 @@ async def recall_clocks(buffer: Buffer, clocks: DeviceClocks) -> None:
 
 
 def keep_clocks(buffer: Buffer, clocks: DeviceClocks, now_us: int) -> None:
-    """Have all that was learnt of sensors' clocks written, as far as the disk has room: for the end."""
+    """Write all learnt clocks of sensors, as far as the disk has room, when the daemon ends."""
     marks = clocks.marks(now_us, all_of_them=True)
     for start in range(0, len(marks), CLOCKS_AT_ONCE):
         buffer.append((), None, marks[start : start + CLOCKS_AT_ONCE])

@@ -1,7 +1,7 @@
-"""Whose readings wait for their sensor's clock: it was heard first a moment ago, and will be known soon.
+"""Lets a sensor's first readings wait until its clock is known.
 
-Where only arrivals tell of a clock (MQTT), the first bound comes ten seconds and some readings after a sensor's start.
-What it sent until then is told with that bound too, if it is forwarded then, and not at once.
+If only arrivals tell of a clock (MQTT), its first bound comes ten seconds and some readings after the sensor's start.
+Earlier readings get this bound too, if they are forwarded only then.
 """
 
 from collections.abc import Callable
@@ -12,23 +12,23 @@ from gateway.buffer.rows import Series
 from gateway.clock.sensor_clocks import DeviceClocks
 
 READINGS_MAX = 20_000
-"""Of more readings than this nobody waits for a clock: the forwarder would look through them again and again."""
+"""Readings above which nobody waits for a clock, as the forwarder would look through them again and again."""
 IN_VAIN_MAX = 3
-"""After so many boots in a row whose clock never came to be known, a sensor's readings wait no more: as of one that is
-off between its readings."""
+"""Boots in a row without a known clock, after which a sensor's readings wait no more. It may be off between them."""
 STREAM_CHARACTERS_MAX = 256
-"""Of a longer topic, which costs too much to be remembered, nothing waits."""
+"""Characters of a topic. Readings of a longer one do not wait, as it costs too much to be remembered."""
 LOOK_US = 500_000
-"""How often is looked whose clock is known by now: the forwarder looks through what waits each time one is."""
+"""Microseconds between two looks for known clocks. The forwarder looks through the waiting readings each time one
+is."""
 SENSORS_MAX = 20_000
-"""Of more, those that were met first are forgotten."""
+"""Sensors that are remembered; beyond it, those met first are forgotten."""
 
 
 class Source(NamedTuple):
-    """Whose clock it is, and where its readings go."""
+    """The owner of a clock, and the destination of its readings."""
 
     topic: str
-    """Kafka's."""
+    """The Kafka topic."""
     device: str
     stream: str
 
@@ -40,30 +40,33 @@ class _Start:
     boot: str
     until_us: int
     in_vain: int
-    """Boots before this one, in a row, that were over before anything was known."""
+    """Boots in a row, before this one, that ended before anything was known."""
 
 
 class NewClocks:
-    """Shared by the front door, which meets readings without a time, and the forwarder, which leaves them behind."""
+    """New sensors whose clocks are not known yet.
+
+    The front door reports readings without a time, and the forwarder leaves waiting readings behind.
+    """
 
     def __init__(self, hold_s: float, clocks: DeviceClocks, now_us: Callable[[], int]) -> None:
-        """`now_us` gives CLOCK_BOOTTIME in microseconds."""
+        """`now_us` returns CLOCK_BOOTTIME in microseconds."""
         self._now_us = now_us
         self.hold_us = int(hold_s * 1e6)
-        """How long a reading waits at the most."""
+        """Microseconds that a reading waits at most."""
         self._clocks = clocks
         self._starts: dict[Source, _Start] = {}
         self._look_due_us = 0
         self._readings = 0
-        """Met since nobody waited last."""
+        """Readings met while clocks are waited for."""
         self.waiting: dict[Source, _Start] = {}
         """Sources whose clocks are waited for."""
         self.waiting_devices: set[tuple[str, str]] = set()
-        """Kafka's topic and the device of those: whose readings have to wait, for they keep their order there. It
-        becomes smaller by `settle` alone: so none overtakes another."""
+        """Kafka topic and device of these sources. All readings of such a device wait, so that they keep their order
+        there. Only `settle` makes it smaller, so that none overtakes another."""
 
     def met(self, series: Series, boot: str, received_us: int, count: int = 1) -> None:
-        """See readings come in at once whose ticks do not tell their times yet."""
+        """Note `count` readings that came in together, and whose ticks do not tell their times yet."""
         if len(series.stream) > STREAM_CHARACTERS_MAX:
             return
         source = Source(series.topic, series.device, series.stream)
@@ -75,7 +78,7 @@ class NewClocks:
             hold_us = self.hold_us if in_vain < IN_VAIN_MAX else 0
             until_us = received_us + hold_us
             if source in self.waiting:
-                # What it sent before that boot waits, too.
+                # Readings from before that boot wait too.
                 until_us = min(until_us, self.waiting[source].until_us)
             start = self._starts[source] = _Start(boot, until_us, in_vain)
             if hold_us and self._readings < READINGS_MAX:
@@ -84,7 +87,7 @@ class NewClocks:
         self._readings += count if self.waiting else 0
 
     def settle(self) -> bool:
-        """See whose clock is known by now, or was waited for in vain; whether that sets anybody's readings free."""
+        """Stop waiting for clocks that are known by now, or waited for in vain; return whether this frees readings."""
         now_us = self._now_us()
         if now_us < self._look_due_us:
             return False

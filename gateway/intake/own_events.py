@@ -1,4 +1,4 @@
-"""The gateway's own events, for `gateway-events`; which losses and corrections were reported by them."""
+"""Makes the gateway's own events for `gateway-events`, and reports losses and corrections by them."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,14 +17,14 @@ LOST_TOLD_MAX = 20_000
 
 
 def own_series(gateway: GatewaySettings, topic: str, kind: str, device: str = "", subject: str | None = None) -> Series:
-    """The series of records that speak for this gateway; their subject is the kind, unless they have another."""
+    """The series of records that speak for this gateway. Their subject is the kind, unless another is given."""
     subject = kind if subject is None else subject
     key = kafka_key(gateway, gateway.id)
     return Series(topic, key, device, subject, f"sluice.gateway.{kind}", "application/json")
 
 
 class OwnEvents:
-    """Makes the rows of events, and has the buffer report what it owes."""
+    """Makes the rows of events, and lets the buffer report what it owes."""
 
     def __init__(
         self, buffer: Buffer, gateway: GatewaySettings, kafka: KafkaSettings, now_us: Callable[[], int]
@@ -34,9 +34,9 @@ class OwnEvents:
         self._topic = kafka.events_topic
         self._now_us = now_us
         self.lost_told: Counter[str] = Counter()
-        """Readings that are gone for good, by device, as far as they were reported since the start."""
+        """Readings that are gone for good, by device, as far as reported since the start."""
         self.lost_told_us = 0
-        """When the last of them was lost (CLOCK_BOOTTIME)."""
+        """Time of the last of these losses (CLOCK_BOOTTIME)."""
 
     def series(self, kind: str) -> Series:
         """The series of events of this kind."""
@@ -50,18 +50,18 @@ class OwnEvents:
         """A `buffer.lanes.LaneReport`."""
         body: dict[str, object] = {"lane": lane.name, "buffer": lane.buffer_id, "reason": reason}
         if kind == "lane-closed":
-            # Numbered densely from 0: who has them all has the lane.
+            # Rows are numbered from 0 without holes, so their number shows whether the lane is complete.
             body["rows"] = rows
         return self.event_entry(kind, body)
 
     async def report_corrections(self) -> list[Correction]:
-        """Have times corrected that were told before they were known; which. Raises BufferFileError."""
+        """Correct times that were told before they were known; return the corrections. Raises BufferFileError."""
         return await self._buffer.report_corrections(
             lambda correction: self.event_entry("time-correction", correction_body(correction))
         )
 
     async def report_losses(self) -> int:
-        """Have what is counted as lost reported on `gateway-events`; how many records. Raises BufferFileError."""
+        """Report counted losses on `gateway-events`; return the number of records. Raises BufferFileError."""
         told: list[Loss] = []
 
         def entry(loss: Loss) -> Entry:
@@ -69,7 +69,7 @@ class OwnEvents:
             return self.event_entry("loss", loss_body(loss))
 
         count = await self._buffer.report_losses(entry)
-        # The file has forgotten them. Had it failed, they would all come again.
+        # The file has forgotten these losses. If that had failed, they would all come again.
         for loss in told:
             if loss.reason in OWN_LOSSES:
                 continue

@@ -1,7 +1,7 @@
-"""Reads a payload that is CBOR (RFC 8949), whoever made it: a bounded number of steps, and nothing in it is acted on.
+"""Reads a payload that is CBOR (RFC 8949), in a bounded number of steps, whoever made it; nothing in it is acted on.
 
-Not cbor2: that hashes whatever a payload has for a key, and counts nothing. Keys of equal hash cost it the square of
-their number. A check that runs before it would be as long as this reader.
+This is not cbor2, which hashes any key of a payload and counts nothing. Keys of equal hash cost it the square of their
+number. A check before it would be as long as this reader.
 """
 
 import math
@@ -9,14 +9,14 @@ from struct import unpack
 from typing import Any, Final
 
 CBOR_BYTES_MAX: Final = 65_536
-"""Bytes that are looked into."""
+"""Bytes that are read."""
 ITEMS_MAX: Final = 4_096
-"""Items that are looked into. Each map, array, name, value, tag and chunk is one."""
+"""Items that are read. Each map, array, name, value, tag and chunk is one."""
 DEPTH_MAX: Final = 32
 LABEL_MAX: Final = 255
-"""The largest integer that is a name; SenML's labels are -6 to 8."""
+"""The largest integer that counts as a name; SenML's labels are -6 to 8."""
 EXPONENT_MAX: Final = 32
-"""Of a decimal fraction: none that says when something was measured needs more."""
+"""Largest exponent of a decimal fraction. A time of measurement needs no larger one."""
 
 _BYTES, _TEXT, _ARRAY, _MAP, _SIMPLE = 2, 3, 4, 5, 7
 """Major types (section 3.1). Below are the integers, between is the tag."""
@@ -28,14 +28,14 @@ _SIMPLE_VALUES: Final = {20: False, 21: True, 22: None}
 
 
 def decode(payload: bytes) -> object:
-    """The first data item. Raises ValueError where there is none.
+    """The first data item. Raises ValueError if there is none.
 
-    Numbers, texts, bytes, lists and dicts. A tagged value is the bare value, except that a decimal fraction is a
-    number, or NaN where it is damaged. `undefined` and other simple values are NaN too. A map has only the members
-    whose names are texts or small integers.
+    It is made of numbers, texts, bytes, lists and dicts. A tagged value is the bare value, except that a decimal
+    fraction is a number, or NaN if it is damaged. `undefined` and other simple values are NaN too. A map has only the
+    members whose names are texts or small integers.
 
-    A map that goes on beyond CBOR_BYTES_MAX or ITEMS_MAX has the members that end before. Anything else that does is
-    no data item.
+    A map that goes on beyond CBOR_BYTES_MAX or ITEMS_MAX has the members that end before. Any other item that goes on
+    is no data item.
     """
     reader = _Reader(payload[:CBOR_BYTES_MAX])
     try:
@@ -54,12 +54,12 @@ class _Reader:
         self.at = 0
         self.items_left = ITEMS_MAX
         self.outermost: dict[str | int, object] | None = None
-        """The map that all else stands in, as far as it is read."""
+        """The outermost map, as far as it is read."""
 
     def item(self, depth: int) -> object:  # noqa: PLR0911 - one for each kind
-        """The item that begins here. Raises ValueError where there is none.
+        """The item that begins here. Raises ValueError if there is none.
 
-        Raises IndexError where the bytes, or ITEMS_MAX, end before it does.
+        Raises IndexError if the bytes, or ITEMS_MAX, end before the item does.
         """
         if not self.items_left:
             raise IndexError
@@ -120,7 +120,7 @@ class _Reader:
         return _SIMPLE_VALUES.get(information, math.nan)
 
     def _chunks(self, kind: int) -> Any:
-        """A string of indefinite length: strings of its kind, whose lengths are known."""
+        """A string of indefinite length: strings of its kind and of known lengths."""
         chunks: list[Any] = []
         while not self._ends():
             first = self.payload[self.at]
@@ -149,7 +149,7 @@ class _Reader:
 
 
 def _decimal_fraction(value: object) -> float:
-    """[exponent, mantissa], section 3.4.4: what SenML may have for a number."""
+    """[exponent, mantissa], section 3.4.4, which SenML may have for a number."""
     match value:
         case [int(exponent), int(mantissa)] if abs(exponent) <= EXPONENT_MAX:
             return float(mantissa * 10**exponent)

@@ -1,7 +1,4 @@
-"""Who took a reading, as its payload says it: the sensor's boot, sequence and tick, by the layout that its route names.
-
-docs/payloads.md describes the layouts.
-"""
+"""Reads a reading's identity from its payload: the sensor's boot, sequence and tick, in the layout of its route."""
 
 import re
 from collections.abc import Callable
@@ -19,33 +16,33 @@ from gateway.settings import PayloadIdentity
 
 BOOT_CHARACTERS_MAX = 64
 MEMBER_BYTES_MAX = 1_024
-"""Of a JSON member that is not what it should be; a boot of 64 characters, each of them escaped, has 770."""
+"""Bytes of a wrong JSON member that are read. A boot of 64 characters, each of them escaped, has 770."""
 SEQUENCE_MAX = 2**63 - 1
 TICK_MODULUS = 2**32
 TICK_UNREADABLE = -1
 LOST_SEQUENCES_MAX = 2**32
-"""What one report of a sensor may say it dropped: a sequence of ours has 32 bits, and counters must add up."""
+"""Sequences that one report of a sensor may say it dropped. Our sequences have 32 bits, and counters must add up."""
 BINARY = BytesLayout("<BIIII")
-"""Version, boot counter, incarnation, sequence, tick: what stands before a payload of the layout `binary`."""
+"""Header before a payload of the layout `binary`: version, boot counter, incarnation, sequence, tick."""
 BINARY_VERSION = 1
 _WHOLE_NUMBER = re.compile(r" *\+?([0-9]{1,64})(?:\.0+)? *", re.ASCII)
 _EXACT_FLOAT_MAX = 2**53
 
 
 class Identity(msgspec.Struct, gc=False):
-    """What a payload says of who took it; the members of the layout `json`."""
+    """The identity in a payload: the members of the layout `json`."""
 
-    # That members are of their kind and in their limits msgspec sees at no cost. What is not is never made.
+    # msgspec checks types and limits of the members at no cost. An identity that breaks them is never made.
     boot: Annotated[str, Meta(min_length=1, max_length=BOOT_CHARACTERS_MAX)]
     seq: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
     tick: Annotated[int, Meta(ge=0, lt=TICK_MODULUS)] | None = None
-    """The sensor's clock at the measurement, in milliseconds (32 bits, wraps); None where there is none,
-    `TICK_UNREADABLE` where what is there is no such number."""
+    """The sensor's clock at the measurement, in milliseconds (32 bits, wraps); None if there is none, `TICK_UNREADABLE`
+    if it is no such number."""
     lost: tuple[int, int] | UnsetType | None = UNSET
-    """`[first, last]`: sequences that the sensor dropped since it last said so. None where it makes no sense."""
+    """`[first, last]`: sequences that the sensor dropped since its last report. None if it makes no sense."""
 
     def dropped(self) -> tuple[int, int] | None:
-        """What the sensor says it dropped, before the sample that says it; None where that makes no sense."""
+        """Sequences that the sensor says it dropped, before this sample; None if they make no sense."""
         match self.lost:
             case (first, last) if 0 <= first <= last < self.seq and last - first < LOST_SEQUENCES_MAX:
                 return first, last
@@ -53,7 +50,7 @@ class Identity(msgspec.Struct, gc=False):
 
 
 class _Members(msgspec.Struct, gc=False):
-    """The members as they stand there, of whatever kind; empty where they are missing."""
+    """The raw members, of whatever kind; empty if they are missing."""
 
     boot: msgspec.Raw = msgspec.Raw()
     seq: msgspec.Raw = msgspec.Raw()
@@ -62,11 +59,11 @@ class _Members(msgspec.Struct, gc=False):
 
 
 Reader = Callable[[bytes], Identity | None]
-"""Gives the identity that a payload carries; None where it carries none, whatever it is. Raises nothing."""
+"""Returns the identity in a payload, whatever that is; None if there is none. Raises nothing."""
 
 
 def reader(layout: PayloadIdentity) -> Reader | None:
-    """What reads this layout; None for `none`."""
+    """The reader of a layout; None for `none`."""
     return {"none": None, "json": of_json, "cbor": of_cbor, "binary": of_binary}[layout]
 
 
@@ -83,7 +80,7 @@ def of_json(payload: bytes) -> Identity | None:
 
 
 def _of_json_members(payload: bytes) -> Identity | None:
-    """Of an object that is no strict JSON, or whose boot is an integer, or whose members are not all of their kind."""
+    """The members of an object that is no strict JSON, or whose boot is an integer, or with members of a wrong kind."""
     try:
         found = read_mending(_decode_members, payload)
     except UNREADABLE:
@@ -98,7 +95,7 @@ def _of_json_members(payload: bytes) -> Identity | None:
 
 
 def _alone(raw: msgspec.Raw, unreadable: object) -> Any:
-    """A member that is read by itself; `unreadable` where there is none, or it cannot be read."""
+    """A member by itself; `unreadable` if it is missing or cannot be read."""
     try:
         return msgspec.json.decode(raw) if len(raw) <= MEMBER_BYTES_MAX else unreadable
     except UNREADABLE:
@@ -113,7 +110,7 @@ def _pair(lost: object) -> tuple[int, int] | None:
 
 
 def of_cbor(payload: bytes) -> Identity | None:
-    """The same members of a CBOR map, their names as texts."""
+    """The members of a CBOR map, as in `of_json`; their names are texts."""
     try:
         found: Any = decode_cbor(payload)
     except ValueError:
@@ -125,7 +122,7 @@ def of_cbor(payload: bytes) -> Identity | None:
 
 
 def of_binary(payload: bytes) -> Identity | None:
-    """What the header says that stands before the value."""
+    """The identity in the header before the value."""
     if len(payload) < BINARY.size or payload[0] != BINARY_VERSION:
         return None
     _, boot, incarnation, sequence, tick_ms = BINARY.unpack_from(payload)
@@ -133,7 +130,7 @@ def of_binary(payload: bytes) -> Identity | None:
 
 
 def _checked(boot: object, sequence: object, tick: Any, lost: tuple[int, int] | UnsetType | None) -> Identity | None:
-    """None where boot and sequence are none; a tick that makes no sense becomes `TICK_UNREADABLE`."""
+    """The identity, or None if boot or sequence is none. A tick that makes no sense becomes `TICK_UNREADABLE`."""
     boot, sequence = _boot(boot), _sequence(sequence)
     if boot is None or sequence is None:
         return None
@@ -159,7 +156,7 @@ def _sequence(value: object) -> int | None:
 
 
 def why_none(layout: PayloadIdentity, payload: bytes) -> str:
-    """In words, why a payload of this layout has no identity: "no `seq`"."""
+    """The reason, in words, why a payload of this layout has no identity: "no `seq`"."""
     match layout:
         case "json":
             return _why_no_json(payload)

@@ -1,6 +1,6 @@
 """Reads JSON as sensors write it: with `nan` for a number, a missing value, or something around the object.
 
-Strict JSON is read first, at no cost. Anything else is mended once, in a time that grows with its length, and read
+Strict JSON is read first, at no cost. Other payloads are mended once, in a time that grows with their length, and read
 again. Only a copy is mended: the payload itself is forwarded byte for byte.
 """
 
@@ -15,14 +15,15 @@ import msgspec
 from gateway.host.terminal_text import counted
 
 MENDED_BYTES_MAX: Final = 65_536
-"""Larger payloads that are no strict JSON are not looked into."""
+"""Bytes of a payload above which it is not mended."""
 ITEMS_MAX: Final = 4_096
-"""Names, values and words of one payload that are looked at; what follows stays as it is."""
+"""Names, values and words of one payload that are looked at; the rest stays as it is."""
 NO_NUMBER: Final = b"1e999"
-"""Stands for what is no value. It is JSON and beyond all numbers; `null` would say that a member was left out."""
+"""Stands for a word that is no value. It is JSON, and beyond all numbers; `null` would mean that a member was left
+out."""
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 UNREADABLE: Final = (ValueError, RecursionError)
-"""Raised by decoders for bytes that are no JSON; msgspec's own errors are of the first kind."""
+"""Errors of decoders for bytes that are no JSON; msgspec's own errors are ValueErrors."""
 
 _SHOWN_BYTES_MAX = 16
 _DELIMITERS = b' ,:[]{}"'
@@ -54,10 +55,10 @@ def says_json(content_type: str) -> bool:
 
 
 def is_json(payload: bytes) -> bool:
-    """Whether this is strict JSON (RFC 8259), as stock consumers read it. For every reading there is."""
+    """Whether this is strict JSON (RFC 8259), as stock consumers read it. Called for every reading."""
     try:
         _validate(payload)
-        # msgspec passes over texts without a look at their characters.
+        # msgspec skips texts without checking their characters.
         if not payload.isascii():
             payload.decode()
     except UNREADABLE:
@@ -66,7 +67,7 @@ def is_json(payload: bytes) -> bool:
 
 
 def read_mending(decode: Callable[[bytes], T], payload: bytes) -> T:
-    """What `decode` makes of JSON, mended where that is needed. Raises UNREADABLE."""
+    """The result of `decode` for JSON, mended if needed. Raises UNREADABLE."""
     try:
         return decode(payload)
     except msgspec.ValidationError:
@@ -77,10 +78,10 @@ def read_mending(decode: Callable[[bytes], T], payload: bytes) -> T:
     return decode(_mended(payload))
 
 
-# Identity, time and cause are read of one payload, one after the other.
+# Identity, time and cause are read from one payload, one after the other.
 @lru_cache(maxsize=1)
 def _mended(payload: bytes) -> bytes:
-    """A copy in which words that are no value are `NO_NUMBER`. Control characters in it are blanks."""
+    """A copy in which words that are no value are `NO_NUMBER`. Control characters in it become blanks."""
     text = payload.translate(_WITHOUT_CONTROLS).strip().removeprefix(BYTE_ORDER_MARK)
     pieces: list[bytes] = []
     sound_from = 0
@@ -91,14 +92,14 @@ def _mended(payload: bytes) -> bytes:
 
 
 def _no_values(text: bytes) -> Iterator[tuple[int, int]]:
-    """Where a value should stand and none does: first byte and end of a word that is none, or an empty place."""
+    """Places without a value where one should be: start and end of a word that is none, or of an empty place."""
     for item in islice(_ITEM.finditer(text), ITEMS_MAX):
         if item.lastindex is not None:
             yield item.span(item.lastindex)
 
 
 def fault(payload: bytes) -> str:
-    """Why this is no strict JSON, and at which byte, counted from 1: "`nan` at byte 32"."""
+    """The reason why this is no strict JSON, and at which byte, counted from 1: "`nan` at byte 32"."""
     if payload.startswith(BYTE_ORDER_MARK):
         return "a byte order mark at byte 1"
     try:
@@ -119,7 +120,7 @@ def _fault_at(payload: bytes, words: str) -> str:
         # msgspec counts from 0, and names trailing bytes by the place behind the first of them.
         at = min(int(place[1]) - words.count("trailing characters"), len(payload) - 1)
     else:
-        # So it says of a word that the payload ends with, too.
+        # msgspec also names no place for a word that the payload ends with.
         at, _ = next(_no_values(payload[:MENDED_BYTES_MAX]), (-1, -1))
         if at < 0:
             return f"it ends too early, after {counted(len(payload), 'byte')}"

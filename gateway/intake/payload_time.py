@@ -1,6 +1,6 @@
-"""When a reading was taken, as its payload says it: SenML (RFC 8428), or a timestamp in milliseconds.
+"""Reads a reading's time from its payload: SenML (RFC 8428), or a timestamp in milliseconds.
 
-docs/payloads.md describes both. What is said here is judged elsewhere: see `clock.sensor_dates`.
+docs/payloads.md describes both. Whether the time is believed is decided elsewhere: see `clock.sensor_dates`.
 """
 
 import math
@@ -17,18 +17,18 @@ from gateway.settings import PayloadIdentity, TimeSource
 SENML_JSON = "application/senml+json"
 SENML_CBOR = "application/senml+cbor"
 SENML_BYTES_MAX = 65_536
-"""Larger packs are not looked into: each byte of one may become an object."""
+"""Bytes of a pack above which it is not read: each byte may become an object."""
 SENML_RECORDS_MAX = 1_024
-"""Packs in JSON that have more are not looked into: an empty record has three bytes, and costs as much as another."""
+"""Records of a JSON pack above which it is not read: an empty record has three bytes, and costs as much as another."""
 NUMBER_BYTES_MAX = 64
-"""Of a time in a pack in JSON. Longer numbers are damaged: digits cost the square of their number."""
+"""Bytes of a time in a JSON pack. Longer numbers are damaged, and digits cost the square of their number."""
 RELATIVE_S_MAX = 2**28
-"""Times below this are relative to now, others are since 1970 (RFC 8428, section 4.5.3)."""
+"""Seconds below which a time is relative to now; others are since 1970 (RFC 8428, section 4.5.3)."""
 DEVICE_TIME_US_MAX = 2**63 - 1
-"""What the buffer can hold; a time beyond is nobody's, and is stored as this."""
+"""The largest time that the buffer can hold, in microseconds. A later time makes no sense, and is stored as this."""
 
 _SECONDS_MAX = 10**13
-"""Beyond `DEVICE_TIME_US_MAX`; what is larger is this, so that no sum overflows."""
+"""Seconds beyond `DEVICE_TIME_US_MAX`. Larger ones are cut to this, so that no sum overflows."""
 # RFC 8428, section 6: the labels of CBOR.
 _BASE_TIME, _BASE_VALUE, _BASE_SUM, _VALUE, _STRING, _BOOLEAN, _SUM, _TIME, _DATA = -3, -5, -6, 2, 3, 4, 5, 6, 8
 _CBOR_VALUES = (_VALUE, _STRING, _BOOLEAN, _DATA, _SUM, _BASE_VALUE, _BASE_SUM)
@@ -46,11 +46,11 @@ class NothingToldError(ValueError):
 
 
 Reader = Callable[[bytes], Told | None]
-"""Gives the time that a payload carries; None where it rightly says none. Raises NothingToldError, and nothing else."""
+"""Returns the time in a payload; None if it rightly has none. Raises NothingToldError only."""
 
 
 class _Record(msgspec.Struct, gc=False):
-    """A SenML record's times, and whether it has a value: one that has none only sets what is common to others."""
+    """A SenML record's times and values. A record without a value only sets what is common to others."""
 
     bt: msgspec.Raw = msgspec.Raw()
     t: msgspec.Raw = msgspec.Raw()
@@ -87,7 +87,7 @@ def of_senml_json(payload: bytes) -> Told | None:
 
 
 def _json_time(raw: msgspec.Raw) -> object:
-    """A time as JSON has it; NaN where it is too long for a number, or beyond all numbers."""
+    """A time as JSON has it; NaN if it is too long for a number, or beyond all numbers."""
     if not raw:
         return None
     try:
@@ -97,7 +97,7 @@ def _json_time(raw: msgspec.Raw) -> object:
 
 
 def of_senml_cbor(payload: bytes) -> Told | None:
-    """The same of a pack in CBOR. Raises NothingToldError."""
+    """The time of the newest measurement of a CBOR pack. Raises NothingToldError."""
     records = _decoded(payload)
     if not isinstance(records, list):
         raise NothingToldError
@@ -112,7 +112,10 @@ def _times_of_cbor(records: Iterable[object]) -> Iterator[tuple[object, object, 
 
 
 def _newest(records: Iterable[tuple[object, object, bool]]) -> Told | None:
-    """Of base time, time, and whether there is a value; a base time holds until the next one (section 4.1)."""
+    """The newest time, from base times, times, and whether there is a value.
+
+    A base time holds until the next one (section 4.1).
+    """
     base: object = None
     absolute: list[float] = []
     relative: list[float] = []
@@ -127,7 +130,7 @@ def _newest(records: Iterable[tuple[object, object, bool]]) -> Told | None:
         if base_s is None or time_s is None:
             continue
         (absolute if base_s + time_s >= RELATIVE_S_MAX else relative).append(base_s + time_s)
-    # One that is relative is of about now, and could be newer: but it claims less than one that has a date.
+    # A relative time is of about now, and could be newer. But it claims less than a date.
     if absolute:
         return Told(_microseconds(max(absolute)), is_relative=False)
     if relative and is_said:
@@ -146,13 +149,13 @@ def of_timestamp_json(payload: bytes) -> Told:
 
 
 def of_timestamp_cbor(payload: bytes) -> Told:
-    """The same of a CBOR map. Raises NothingToldError."""
+    """The member `timestamp` of a CBOR map, as in JSON. Raises NothingToldError."""
     found = _decoded(payload)
     return _of_milliseconds(found.get("timestamp") if isinstance(found, dict) else None)
 
 
 def of_missing_tick(_: bytes) -> None:
-    """Of a payload that was to carry a tick, and does not. Raises NothingToldError."""
+    """Raise NothingToldError, for a payload that lacks the tick that it should carry."""
     raise NothingToldError
 
 
@@ -172,7 +175,7 @@ def _decoded(payload: bytes) -> object:
 
 
 def _seconds(value: object) -> float | None:
-    """A base time or a time; 0 where there is none, None where it is no number."""
+    """A base time or a time; 0 if there is none, None if it is no number."""
     if value is None:
         return 0
     if type(value) not in {int, float} or (isinstance(value, float) and not math.isfinite(value)):
@@ -189,7 +192,7 @@ def _clamped(us: int) -> int:
 
 
 def reader(time: TimeSource, identity: PayloadIdentity, content_type: str) -> Reader | None:
-    """What reads the time of a route's payloads that have no tick; None where none is to be found there."""
+    """The reader of times for a route's payloads without a tick; None if no time is to be found in them."""
     if time in {"auto", "receipt"}:
         return None
     if time == "tick":

@@ -1,4 +1,4 @@
-"""Reports on input that cannot be forwarded, for `gateway-quarantine`; they carry the input itself."""
+"""Makes reports on input that cannot be forwarded, for `gateway-quarantine`; they carry the input itself."""
 
 import base64
 import hashlib
@@ -17,16 +17,16 @@ REPORT_BYTES_MAX = 65_536
 REPORT_SUBJECT_MAX = 256
 """Characters of the topic that a report repeats: a hostile one may have 65,535."""
 REPORT_REST_BYTES = 3_000
-"""What a report needs beside the raw bytes, headers included."""
+"""Bytes that a report needs beside the raw bytes, headers included."""
 
 
 class QuarantineReports:
-    """Makes the rows of reports, and counts by reason what they are on."""
+    """Makes the rows of reports, and counts the reported input by reason."""
 
     def __init__(
         self, gateway: GatewaySettings, kafka: KafkaSettings, now_us: Callable[[], int], counts: Counter[str]
     ) -> None:
-        """`counts` are those of the front door: each report counts there, too."""
+        """`counts` are the counts of the front door, to which each report adds."""
         self._gateway = gateway
         self._topic = kafka.quarantine_topic
         # Base64 takes four bytes for three.
@@ -34,12 +34,12 @@ class QuarantineReports:
         self._now_us = now_us
         self._counts = counts
         self.by_reason: Counter[str] = Counter()
-        """Readings that no route could take, and what is none, since the start."""
+        """Readings that no route could take, and input that is no reading, since the start."""
         self.last: dict[str, tuple[str, str]] = {}
-        """The device of the last of them, empty where it is not known, and its source, by reason."""
+        """By reason: the device of the last such input, empty if unknown, and its source."""
 
     def set_aside(self, input_: Quarantined) -> Entry:
-        """The report on input that comes in and is no reading, or that no route takes."""
+        """The report on new input that is no reading, or that no route takes."""
         self.by_reason[input_.reason] += 1
         come_from = source(input_.topic, input_.subject)[:REPORT_SUBJECT_MAX]
         self.last[input_.reason] = input_.device, come_from

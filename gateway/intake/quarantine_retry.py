@@ -1,4 +1,4 @@
-"""Quarantined input that is taken in again, once its route or its topic is mended."""
+"""Takes quarantined input in again, once its route or its topic is mended."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,17 +13,17 @@ from gateway.reading import Reading
 
 
 class RetryOutcome(msgspec.Struct, frozen=True):
-    """What became of quarantined input that was to be taken in again."""
+    """Result of taking quarantined input in again."""
 
     stored: int
     refused: dict[str, int]
-    """Why some stays in the quarantine, and how much."""
+    """Input that stays in the quarantine, by reason."""
     unknown: int
-    """Numbers that are not there (any more)."""
+    """Numbers that are not, or no longer, in the quarantine."""
 
 
 async def retry_quarantined(front_door: FrontDoor, buffer: Buffer, numbers: Sequence[int]) -> RetryOutcome:
-    """Take quarantined input in again, in the current lane; what is refused again stays. Raises BufferFileError."""
+    """Take quarantined input in again, in the current lane. Input refused again stays. Raises BufferFileError."""
     buffer_id = buffer.id
     entries: dict[int, Entry] = {}
     judged: dict[int, Entry] = {}
@@ -48,7 +48,7 @@ async def retry_quarantined(front_door: FrontDoor, buffer: Buffer, numbers: Sequ
 
 
 async def _in_this_boot(input_: Quarantined, buffer: Buffer, now_us: Callable[[], int]) -> Reading:
-    """Quarantined input as a reading, its times in this boot's CLOCK_BOOTTIME."""
+    """Quarantined input as a reading, with its times in this boot's CLOCK_BOOTTIME."""
     shift_us, error_us, tick_ms, event_us = 0, input_.event_error_us, input_.tick_ms, input_.event_us
     if input_.boot_id is not None and input_.boot_id != buffer.boot_id:
         then = await buffer.boot_clock(input_.boot_id)
@@ -57,7 +57,7 @@ async def _in_this_boot(input_: Quarantined, buffer: Buffer, now_us: Callable[[]
         shift_us = then.offset_us(at_us) - now.offset_us(now_us())
         then_error_us = then.error_us(at_us)
         if then_error_us is None or not now.known:
-            # As a sensor's clock that was not learnt: no bound is claimed for its time.
+            # As with a sensor's clock that was not learnt, no bound is claimed for its time.
             event_us, tick_ms = None, TICK_VOID
         else:
             error_us += then_error_us

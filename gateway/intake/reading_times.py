@@ -1,4 +1,4 @@
-"""When a reading that comes in was taken: by its sensor's tick, or as its payload says."""
+"""Finds when a reading that comes in was taken: by its sensor's tick, or from its payload."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from gateway.settings import Oscillator
 LOG_INTERVAL_US = 60_000_000
 EVENT_INTERVAL_US = 3_600_000_000
 EVENT_DEVICES_MAX = 100
-"""Devices that are told of in an hour; anybody may make up names where anonymous clients are let in."""
+"""Devices that are reported in an hour. If anonymous clients are let in, anybody may make up names."""
 
 _sample = attrgetter("tick_ms", "device_sequence")
 
@@ -30,10 +30,10 @@ log = structlog.get_logger()
 
 
 class ImplausibleTimes:
-    """Logs once a minute at the most for each reason, and reports each device once an hour at the most."""
+    """Logs times that cannot be right once a minute at most for each reason, and reports each device once an hour."""
 
     def __init__(self, report: Callable[[str, dict[str, object]], None]) -> None:
-        """`report` takes a device and what its event says."""
+        """`report` takes a device and the body of its event."""
         self._report = report
         self._log_due_us: dict[Implausible, int] = {}
         self._unlogged: Counter[Implausible] = Counter()
@@ -62,17 +62,17 @@ class ImplausibleTimes:
 
 
 class Ticking(NamedTuple):
-    """Whose tick it is."""
+    """The owner of a tick."""
 
     device: str
     stream: str
-    """The topic: a sensor may count its sequences for each."""
+    """The topic. A sensor may count its sequences for each topic."""
     oscillator: Oscillator
     least_delay_us: int
 
 
 class Arrivals:
-    """Readings of one boot of a sensor that came in at once: their times are made at once."""
+    """Readings of one boot of a sensor that came in at once, and so get their times at once."""
 
     __slots__ = ("boot", "entries", "of", "received_us")
 
@@ -87,7 +87,7 @@ class Arrivals:
 class IntakeTimes:
     """Puts times into rows."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what is known of times, and who is told of them
+    def __init__(  # noqa: PLR0913, PLR0917 - the sources of times, and who is told of them
         self,
         clocks: DeviceClocks,
         new_clocks: NewClocks,
@@ -98,7 +98,7 @@ class IntakeTimes:
         count: Callable[[str, str], None],
         report: Callable[[str, dict[str, object]], None],
     ) -> None:
-        """`count` takes what is counted, and a device; `report` a device, and what the event about its times says."""
+        """`count` takes a count's name and a device. `report` takes a device and the body of its event."""
         self._clocks = clocks
         self._new_clocks = new_clocks
         self._heard = heard
@@ -111,7 +111,7 @@ class IntakeTimes:
     def stamp(self, arrivals: Arrivals) -> None:
         """Put times into the rows of readings that came in together, and learn their sensor's clock from them.
 
-        One that was kept somewhere (by a broker, or its sensor) teaches nothing wrong: it was taken before it came.
+        A reading that a broker or its sensor had kept teaches nothing wrong: it was taken before it came.
         """
         of, entries, received_us = arrivals.of, arrivals.entries, arrivals.received_us
         clock = self._clocks.of(of.device, arrivals.boot, of.oscillator, of.stream)
@@ -123,18 +123,18 @@ class IntakeTimes:
                 without += 1
             else:
                 entry.event_us, entry.event_error_us = stamp
-                # It has told what it could, and stands in the payload: each byte is one for the card.
+                # The tick has done its work, and is in the payload too: each byte costs the card.
                 entry.tick_ms = None
         if without:
             self._new_clocks.met(entries[0].series, arrivals.boot, received_us, without)
 
     def estimate(self, of: Ticking, boot: str, tick_ms: int, received_us: int) -> tuple[int, int] | None:
-        """When a reading was taken that came in some time ago, and the bound of that: nothing is learnt from it."""
+        """Time, and its bound, of a reading that came in some time ago. Nothing is learnt from it."""
         clock = self._clocks.find(of.device, boot, of.stream)
         return None if clock is None else clock.estimate(tick_ms, received_us)
 
     def with_told_time(self, entry: Entry, reading: Reading, tell_time: Reader, error_us: int) -> Entry:
-        """The row of a reading that has no tick, with the time that its payload tells, to `error_us`."""
+        """The row of a reading without a tick, with the time in its payload, to `error_us`."""
         try:
             told = tell_time(reading.payload)
         except NothingToldError:
@@ -144,10 +144,10 @@ class IntakeTimes:
         return entry if told is None else self._with_time(entry, told, error_us)
 
     def _with_time(self, entry: Entry, told: Told, error_us: int) -> Entry:
-        """What is relative is relative to the receipt, and not believed where it is too far from that.
+        """Put a payload's time into a row.
 
-        What is absolute is kept whatever it is: it is judged when the record is made, by what is known of the gateway's
-        clock then.
+        A relative time is relative to the receipt, and not believed if it is too far from it. An absolute time is kept,
+        whatever it is. It is judged when the record is made, by what is then known of the gateway's clock.
         """
         if told.is_relative:
             if told.us > self._limits.ahead_us:
@@ -170,20 +170,20 @@ class IntakeTimes:
         return timed
 
     def with_earliest(self, entry: Entry) -> Entry:
-        """The row with the earliest time that its sensor's absolute one may come to be: see `Entry.earliest_us`."""
+        """The row with the earliest event time that its sensor's absolute time can give: see `Entry.earliest_us`."""
         if entry.device_time_us is None:
             return entry
         clock = self._clock().around(entry.received_us)
-        # Whatever is learnt of the clock, no record has an earlier time than this.
+        # Whatever is learnt of the clock, no record has an earlier time.
         earliest_us = entry.received_us - self._limits.behind_us - entry.event_error_us
         if clock.error_us is not None:
             told_us = entry.device_time_us - clock.offset_us
-            # A tick beside it says that nothing is known of the receipt.
+            # A tick beside the time means that nothing is known of the receipt.
             earliest_us = (told_us if entry.tick_ms is not None else max(earliest_us, told_us)) - clock.error_us
         return replace(entry, earliest_us=min(earliest_us, entry.received_us))
 
     def _met(self, entry: Entry, date: ToldDate) -> None:
-        """A sensor sent a time that cannot be right."""
+        """Note that a sensor sent a time that cannot be right."""
         device = entry.series.device
         self._count(f"device-time-{date.reason}", device)
         self._heard.told_odd_date(device, entry.device_boot, date)

@@ -1,4 +1,4 @@
-"""What the readings of one topic have in common, resolved once: their series, and how their payloads are read."""
+"""Resolves a topic once for all its readings: their series, and the readers of their payloads."""
 
 from typing import NamedTuple
 
@@ -13,12 +13,12 @@ from gateway.reading import Reading
 from gateway.settings import GatewaySettings, PayloadIdentity
 
 TOPICS_CACHED_MAX = 20_000
-"""Resolved topics that are remembered; a sender of ever new ones makes the cache begin again."""
+"""Resolved topics that are remembered. With more, the cache begins again."""
 TOPIC_CACHED_CHARACTERS_MAX = 256
-"""Longer topics are resolved each time: a hostile one may have 65,535 characters."""
+"""Characters of a topic above which it is resolved each time: a hostile one may have 65,535."""
 READING_TYPE = "sluice.reading"
 PLAIN_BYTES = "application/octet-stream"
-"""What a payload is sent on as that is not what its route declares."""
+"""Content type of a payload that is not what its route declares."""
 
 
 class ResolvedTopic(NamedTuple):
@@ -26,19 +26,19 @@ class ResolvedTopic(NamedTuple):
 
     series: Series
     series_of_bytes: Series | None
-    """Of payloads that are no JSON although the route declares it; None where it declares something else."""
+    """Series of payloads that are no JSON although the route declares it; None if it declares something else."""
     layout: PayloadIdentity
     identify: payload_identity.Reader | None
-    """None where the payload does not say who took it."""
+    """None if the payload does not say who took it."""
     ticking: Ticking | None
-    """Whose tick it is, where that gives a reading's time."""
+    """Owner of the tick, if the tick gives a reading's time."""
     tell_time: payload_time.Reader | None
-    """What finds the time of one that has no tick; None where there is nothing to be found."""
+    """Reader for the time of a payload without a tick; None if there is none to be found."""
     time_error_us: int
 
 
 class ResolvedTopics:
-    """Those that came up lately."""
+    """Topics that were resolved lately."""
 
     def __init__(self, routes: RouteTable, gateway: GatewaySettings) -> None:
         self._routes = routes
@@ -60,7 +60,7 @@ class ResolvedTopics:
         found = self._routes.resolve(topic, writer, is_serial=is_serial)
         if isinstance(found, Refusal):
             return found
-        # One that is too long to be remembered with each clock shares that of others of its device.
+        # A topic too long to be remembered with each clock shares the clock of its device's other long topics.
         stream = topic if len(topic) <= TOPIC_CACHED_CHARACTERS_MAX else ""
         key = kafka_key(self._gateway, found.device)
         series = Series(

@@ -1,4 +1,4 @@
-"""Which Kafka topic and key a reading gets, from the topic it came in on."""
+"""Finds the Kafka topic and key of a reading from the topic it came in on."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,17 @@ from gateway.record_contract import DEVICE_NAME, INTERNAL_PREFIX, KAFKA_TOPIC, N
 from gateway.settings import GatewaySettings, Oscillator, PayloadIdentity, RouteSettings, TimeSource
 
 NO_ROUTE = "no-route"
-"""Why a topic is refused that no template matches."""
+"""Reason to refuse a topic that no template matches."""
 BAD_NAME = "device-name-invalid"
-"""Why one is refused whose device, or what else its route's `key` takes from it, has no name by the rule of names."""
+"""Reason to refuse a topic whose device, or other part of its route's `key`, breaks the rule of names."""
 LONG_NAME = "device-name-too-long"
-"""Why one is refused whose device's name has more than 63 characters once it is escaped."""
+"""Reason to refuse a topic whose device's name has more than 63 characters once it is escaped."""
 TEMPLATES_TOLD_MAX = 5
 _VARIABLE = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 
 
 def taken_words(routes: Sequence[RouteSettings]) -> str:
-    """Which topics have a route, for who sent to one that has none: `routes here take device/{device}/{stream}`."""
+    """The topics that have a route, for a sender to another: `routes here take device/{device}/{stream}`."""
     told = ", ".join(route.topic for route in routes[:TEMPLATES_TOLD_MAX])
     more = f" and {len(routes) - TEMPLATES_TOLD_MAX} more" if len(routes) > TEMPLATES_TOLD_MAX else ""
     return f"routes here take {told}{more}" if routes else "there are no routes here"
@@ -29,7 +29,7 @@ def taken_words(routes: Sequence[RouteSettings]) -> str:
 def kafka_key(gateway: GatewaySettings, name: str) -> str:
     """The Kafka key of a device, or of this gateway (`gateway.key`)."""
     prefix = f"{gateway.namespace}/"
-    # A name that begins so (by the fallback topic, an MQTT topic) would be read as another one without it.
+    # Without the prefix, a name that begins so (by the fallback topic, an MQTT topic) would be read as another one.
     return name if gateway.key == "name" and not name.startswith(prefix) else prefix + name
 
 
@@ -37,34 +37,34 @@ class RouteError(ValueError):
     """A template that cannot work; the message says what to write instead."""
 
     def __init__(self, setting: str, message: str) -> None:
-        """`setting`: the one of the route that has the mistake."""
+        """`setting` is the route's setting that has the mistake."""
         super().__init__(message)
         self.setting = setting
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where the readings of one topic go."""
+    """The destination of one topic's readings."""
 
     kafka_topic: str
     device: str
-    """Its whole name, as `key` has it."""
+    """The device's whole name, as `key` has it."""
     content_type: str
     identity: PayloadIdentity
     time: TimeSource
     time_error_us: int
-    """The bound of a time that is the sensor's own."""
+    """The bound of a time that the sensor sent."""
     oscillator: Oscillator
     least_delay_us: int = LEAST_DELAY_US
-    """Of readings that teach the sensor's clock, the quickest are under way for less than this."""
+    """The quickest of the readings that teach the sensor's clock are under way for less than these microseconds."""
     variables: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-    """The route's variables as the topic has them; none where device and Kafka topic say them all. Of routes that
-    differ in nothing else, those of the first count."""
+    """The route's variables as the topic has them; none if device and Kafka topic tell them all. If routes differ in
+    nothing else, the first one's count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a topic has no destination; its readings go to the quarantine."""
+    """The reason why a topic has no destination; its readings go to the quarantine."""
 
     reason: str
 
@@ -76,10 +76,10 @@ class Route:
     settings: RouteSettings
     pattern: re.Pattern[str]
     told: frozenset[str]
-    """Variables that a record's key or Kafka topic says, as far as they need no escape."""
+    """Variables that a record's key or Kafka topic tells, as far as they need no escape."""
 
     def match(self, topic: str) -> Destination | Refusal | None:
-        """The destination of a topic; None where the template does not match it."""
+        """The destination of a topic; None if the template does not match it."""
         found = self.pattern.fullmatch(topic)
         if found is None:
             return None
@@ -89,7 +89,7 @@ class Route:
         names = {name: escape(value) for name, value in variables.items()} if escapes else dict(variables)
         if of.device is not None:
             names["device"] = of.device
-        # Where names are escaped, one can break the rule by its length alone.
+        # An escaped name can break the rule only by its length.
         if not all(DEVICE_NAME.fullmatch(names[name]) for name in _VARIABLE.findall(of.key)):
             return Refusal(LONG_NAME if escapes else BAD_NAME)
         device = _filled(of.key, names)
@@ -131,7 +131,7 @@ def compile_route(settings: RouteSettings) -> Route:
     _check_variables(settings, names)
     _check_key(settings.key)
     in_kafka, in_key = _VARIABLE.findall(settings.kafka), _VARIABLE.findall(settings.key)
-    # Where two stand in the Kafka topic, nobody can tell where one ends.
+    # If two variables stand in the Kafka topic, nobody can tell where one ends.
     told = frozenset(in_key + in_kafka if len(in_kafka) == 1 else in_key)
     return Route(settings, re.compile(pattern, re.DOTALL), told)
 
@@ -160,7 +160,7 @@ def _check_variables(settings: RouteSettings, names: Sequence[str]) -> None:
 
 
 def _check_key(key: str) -> None:
-    """Without a `/` between them, variables of two topics could make one key. Raises RouteError."""
+    """Check a route's `key`: without a `/` between variables, two topics could make one key. Raises RouteError."""
     levels = key.split("/")
     if levels.count("{device}") != 1:
         raise RouteError("key", f"key {key!r} must hold {{device}} once, as in '{{site}}/{{device}}'")
@@ -194,24 +194,24 @@ class RouteTable:
     routes: tuple[Route, ...]
     fallback_topic: str | None
     reserved_topics: frozenset[str]
-    """The gateway's own topics: no sensor may speak for it."""
+    """The gateway's own topics, as no sensor may speak for it."""
     serial_topic: re.Pattern[str] | None = None
-    """What `serial.topic` makes, with the group `device`."""
+    """Pattern of topics that `serial.topic` makes, with the group `device`."""
 
     def serial_device(self, topic: str) -> str:
-        """Whose topic one is that was made by `serial.topic`; empty where it is none of these."""
+        """The device of a topic that `serial.topic` made; empty for any other topic."""
         found = None if self.serial_topic is None else self.serial_topic.fullmatch(topic)
         return "" if found is None else found["device"]
 
     def resolve(self, topic: str, writer: str | None, *, is_serial: bool = False) -> Destination | Refusal:
-        """The one destination of a topic, for a sender that may write as `writer` only (None: as anybody)."""
+        """The one destination of a topic, for a sender that may write only as `writer` (None: as anybody)."""
         matches = [(route, match) for route in self.routes if (match := route.match(topic)) is not None]
-        # Whoever names the device of a topic means it, whatever other routes make of that topic.
+        # A route that names the topic's device has priority, whatever other routes make of that topic.
         naming = [match for route, match in matches if route.settings.device is not None]
-        # In their order.
+        # Without doubles, in their order.
         found = dict.fromkeys(naming or [match for _, match in matches])
         if not found and self.fallback_topic is not None:
-            # No variable names the device: the sender's credential does, a serial sensor's HELLO, or else the topic.
+            # No variable names the device. The sender's credential does, or a serial sensor's HELLO, or else the topic.
             named = writer or (self.serial_device(topic) if is_serial else "")
             return Destination(
                 self.fallback_topic, named or topic, "application/octet-stream", "none", "receipt", 0, "rc"

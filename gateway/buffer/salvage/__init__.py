@@ -1,1 +1,1 @@
-"""Reads a damaged buffer file page by page, and sets it aside."""
+"""Sets a damaged buffer file aside, and takes its readable rows over."""

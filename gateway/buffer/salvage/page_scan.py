@@ -1,6 +1,6 @@
-"""Finds what stands in a damaged buffer file page by page, where SQLite's b-trees do not lead to it any more.
+"""Finds rows in a damaged buffer file page by page, where SQLite's b-trees do not lead to them any more.
 
-A page counts that the file still uses, as far as the freelist or a tree of its own tells; nothing is ever changed.
+Only pages count that the file still uses, as far as the freelist or the table's tree tells. Nothing is ever changed.
 Memory: a byte for each page, and an index of a bounded number of pages.
 """
 
@@ -36,35 +36,35 @@ from gateway.buffer.sqlite_pages import (
 )
 
 INDEX_PAGES_MAX = 100_000
-"""Pages whose places in the order are kept in memory; where there are more, the file is gone through several times."""
+"""Pages whose order is kept in memory. If there are more, the file is read several times."""
 PAYLOAD_BYTES_MAX = 300_000_000
-"""What one row may take: more than any ingress lets in. A damaged length must not cost the memory."""
+"""Bytes of one row, at most: more than any ingress lets in. A damaged length must not use up the memory."""
 SMALL_BYTES_MAX = 1_000_000
-"""The same for a row of a small table: somebody waits for these."""
+"""Bytes of one row of a small table, at most: sensors wait for these tables."""
 PAGES_CACHED_MAX = 64
 LOCAL_BYTES_MIN = 300
-"""Payloads that are shorter than this, less what else is in a row, never have overflow pages of 4096 bytes."""
+"""Bytes of payload and boot below which a row never has overflow pages of 4096 bytes."""
 _OFFSET_MIN_US = 10**15
-"""A synced wall clock's offset is beyond this: rows of the index of `usage` look like those of `boot` otherwise."""
+"""Least offset of a synced wall clock. Without it, rows of the index of `usage` look like those of `boot`."""
 
 Key = tuple[int, int]
-"""What rows are ordered by: (lane, sequence), or (0, number)."""
+"""The order of rows: (lane, sequence), or (0, number)."""
 Rest = Callable[[], None]
-"""Called after each page; lets others work, and raises where the scan is to end."""
+"""Called after each page: lets others work, and raises if the scan is to end."""
 Keyed = Callable[[bytes, BtreePage], list[tuple[Key, Cell]]]
-"""The entries of a page that belong to one table, with their keys."""
+"""Returns the entries of a page that belong to one table, with their keys."""
 
 
 def no_rest() -> None:
-    """For a scan that somebody waits for."""
+    """Do not rest, for a scan that somebody waits for."""
 
 
 Record = tuple[int | None, tuple[Value, ...]]
-"""With its rowid, where there is one."""
+"""A rowid, if there is one, and the values."""
 
 
 class Shape(NamedTuple):
-    """How a table's or an index's records look: a letter for each column, a capital where it may be NULL."""
+    """The columns of a table or an index: a letter for each, a capital if it may be NULL."""
 
     columns: str
     columns_min: int
@@ -98,13 +98,13 @@ def is_shaped(name: str, rowid: int | None, values: Sequence[Value]) -> bool:
 
 
 class DamagedPages:
-    """The pages of a damaged file, those of its WAL's commits in the place of its own. Nothing of it is changed."""
+    """The pages of a damaged file, or their later images in its WAL's commits. Nothing is changed."""
 
     page_bytes = usable_bytes = sqlite_pages.PAGE_BYTES_DEFAULT
-    """What Sluice's files have: whatever else a header says is damage."""
+    """The page size of Sluice's files. Any other size in a header is damage."""
 
     def __init__(self, path: Path, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> None:
-        """Raises OSError where the file is not there or cannot be opened."""
+        """Raises OSError if the file is missing or cannot be opened."""
         self._payload_bytes_max = payload_bytes_max
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._wal_fd = -1
@@ -118,7 +118,7 @@ class DamagedPages:
                 with suppress(PageError):
                     wal = sqlite_pages.wal(lambda start, size: _read(self._wal_fd, start, size))
                     if wal.page_bytes == self.page_bytes:
-                        # A number beyond both must not cost the memory.
+                        # A page number beyond both files must not use up the memory.
                         self._wal = {number: place for number, place in wal.pages.items() if number <= pages_max}
             self.count = max(self.count, *self._wal, 0)
             with suppress(PageError):
@@ -131,7 +131,7 @@ class DamagedPages:
 
     @property
     def has_commits_in_wal(self) -> bool:
-        """Whether the WAL holds more than the file."""
+        """Whether the WAL holds commits."""
         return bool(self._wal)
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class DamagedPages:
             os.close(self._wal_fd)
 
     def page(self, number: int) -> bytes:
-        """A page as it was committed last. Raises PageError where there is none, or the disk does not give it."""
+        """A page as it was committed last. Raises PageError if there is none, or the disk does not give it."""
         if not 1 <= number <= self.count:
             raise PageError(f"there is no page {number}")
         place = self._wal.get(number)
@@ -155,22 +155,22 @@ class DamagedPages:
     def _overflow(self, number: int) -> bytes:
         content = self.page(number)
         if not any(content):
-            # It would end a chain as any other page does. It is what a card gives for a block that it has lost.
+            # An empty page would end a chain like any other page. A card gives one for a block that it has lost.
             raise PageError(f"page {number} is empty")
         return content
 
     def btree(self, number: int) -> tuple[bytes, BtreePage]:
-        """A b-tree page. Raises PageError where it is none."""
+        """A b-tree page. Raises PageError if it is none."""
         content = self.page(number)
         return content, sqlite_pages.btree_page(content, number, self.usable_bytes)
 
     def values(self, content: bytes, cell: Cell) -> tuple[Value, ...]:
-        """The record of an entry. Raises PageError where it, or one of its overflow pages, is damaged."""
+        """The record of an entry. Raises PageError if it, or one of its overflow pages, is damaged."""
         fetched = sqlite_pages.payload(content, cell, self.usable_bytes, self._overflow, self._payload_bytes_max)
         return sqlite_pages.record(fetched)
 
     def free(self) -> tuple[bytearray, bool]:
-        """By page number whether it is free, as far as the freelist can be read, and whether that is all of it."""
+        """By page number: 1 if it is free, as far as the freelist can be read; and whether all of it could be read."""
         free = bytearray(self.count + 1)
         if self.header is None:
             return free, False
@@ -183,7 +183,7 @@ class DamagedPages:
 
 
 def _read(fd: int, start: int, size: int) -> bytes:
-    """Nothing where the disk refuses: a block that a card cannot read is damage like any other."""
+    """Read bytes; none if the disk refuses, as a block that a card cannot read is damage like any other."""
     try:
         return os.pread(fd, size, start)
     except OSError:
@@ -194,14 +194,14 @@ def _read(fd: int, start: int, size: int) -> bytes:
 
 
 class Tree(NamedTuple):
-    """What can be reached from a table's root."""
+    """The pages that can be reached from a table's root."""
 
     reached: bytearray
-    """By page number."""
+    """By page number: 1 if it was reached."""
     known: bool
-    """Whether no page of it is hidden: no interior page is damaged. Leaves may be."""
+    """Whether no page is hidden, as no interior page is damaged. Leaves may be."""
     unreadable: int
-    """Pages that it leads to, and that are none of it."""
+    """Pages that the tree leads to, but that do not belong to it."""
 
     def numbers(self) -> Iterator[int]:
         number = -1
@@ -211,7 +211,7 @@ class Tree(NamedTuple):
 
 @cache
 def _roots_of_schema() -> dict[str, int]:
-    """The root pages that a file of this schema has from its beginning: they never move."""
+    """The root pages of a new file of this schema, which never move."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as file:
         for statement in chain.from_iterable(MIGRATIONS):
             file.execute(statement)
@@ -219,7 +219,7 @@ def _roots_of_schema() -> dict[str, int]:
 
 
 def _roots(pages: DamagedPages) -> dict[str, int]:
-    """Root pages by the names of tables and indexes: what the file says, else what every file of this schema has."""
+    """Root pages by the names of tables and indexes: from the file, else from this schema."""
     found: dict[str, int] = {}
     for number in _tree(pages, 1, lambda values: len(values) == 5, no_rest).numbers():
         with suppress(PageError):
@@ -241,14 +241,14 @@ def _tree(
 ) -> Tree:
     """Follow a tree down from its root, level by level.
 
-    All leaves of a tree are on one level: a page that cannot be read there is a leaf, and costs its own rows only;
-    anywhere else it hides others. `is_of` says whether a record belongs to this table; `ranks_of` gives what a page's
-    entries are ordered by, of a leaf's the first and the last, where their order is to be seen to.
+    All leaves of a tree are on one level. An unreadable page on it is a leaf, and costs only its own rows. On any other
+    level it hides further pages. `is_of` says whether a record belongs to this table. `ranks_of` gives the ranks of a
+    page's entries, or of a leaf's first and last entry, if their order is to be checked.
     """
     reached, queued = bytearray(pages.count + 1), bytearray(pages.count + 1)
     level = _queue([root], queued)
     known, unreadable = bool(level), 0
-    # Between two pages of a level there is an entry that stands further up: SQLite finds its way by it.
+    # Between two pages of a level there is an entry further up, by which SQLite finds its way.
     between, last = array("q"), -1
     while level:
         below: list[int] = []
@@ -263,7 +263,7 @@ def _tree(
                 page = None
                 if number != root and not any(content[start + 3 : start + 5]):
                     raise PageError("a page without entries, which only a root may be")  # noqa: TRY301
-                # Of the leaves one shows whose they are; of interior pages each does.
+                # One leaf shows which table all leaves belong to. Each interior page is checked.
                 if kind in {INTERIOR_INDEX, INTERIOR_TABLE} or kind not in kinds:
                     page = sqlite_pages.btree_page(content, number, pages.usable_bytes)
                     _expect(pages, content, page, is_of)
@@ -275,7 +275,7 @@ def _tree(
             reached[number] = 1
             is_leaf = kind in {LEAF_INDEX, LEAF_TABLE}
             if ranks_of is not None and not (is_leaf and number == root):
-                # A page that is sound and in the wrong place is out of order, and so is damage between two pages.
+                # A sound page in the wrong place is out of order, and so is a damaged entry between two pages.
                 ranks = ranks_of(pages, number, content)
                 following = between[place : place + 1]
                 if ranks is None:
@@ -297,7 +297,7 @@ def _tree(
 
 
 def _queue(numbers: Sequence[int], queued: bytearray) -> list[int]:
-    """Those that there are, each once for the whole tree."""
+    """The existing page numbers, each once for the whole tree."""
     new = []
     for number in numbers:
         if 0 < number < len(queued) and not queued[number]:
@@ -307,7 +307,7 @@ def _queue(numbers: Sequence[int], queued: bytearray) -> list[int]:
 
 
 def _reading_ranks(pages: DamagedPages, number: int, content: bytes) -> list[int] | None:
-    """What rows of `reading` are ordered by on a page, of a leaf the first and the last; None where one is none."""
+    """The ranks of `reading` rows on a page, or of a leaf's first and last row; None if an entry is no row."""
     with suppress(PageError):
         if content[0] == INTERIOR_INDEX:
             page = sqlite_pages.btree_page(content, number, pages.usable_bytes)
@@ -321,7 +321,7 @@ def _reading_ranks(pages: DamagedPages, number: int, content: bytes) -> list[int
 
 
 def _quarantine_ranks(pages: DamagedPages, number: int, content: bytes) -> list[int] | None:
-    """The same of `quarantine`: a number above the leaves is the last that may stand in front of it (section 1.6)."""
+    """Such ranks of `quarantine`. A number above the leaves is the last one that may come before it (section 1.6)."""
     with suppress(PageError):
         if content[0] == INTERIOR_TABLE:
             page = sqlite_pages.btree_page(content, number, pages.usable_bytes)
@@ -332,7 +332,7 @@ def _quarantine_ranks(pages: DamagedPages, number: int, content: bytes) -> list[
 
 
 def _expect(pages: DamagedPages, content: bytes, page: BtreePage, is_of: Callable[[tuple[Value, ...]], bool]) -> None:
-    """Raise PageError where a page holds records, and none of this table."""
+    """Raise PageError if a page has records, but none of this table."""
     if page.kind == INTERIOR_TABLE or not page.cells:
         return
     for cell in page.cells:
@@ -347,19 +347,19 @@ def _expect(pages: DamagedPages, content: bytes, page: BtreePage, is_of: Callabl
 
 @dataclass(slots=True)
 class Small:
-    """What stands beside the rows, by table or index."""
+    """The records beside the rows, by table or index."""
 
     rows: dict[str, list[Record]] = field(default_factory=dict)
     whole: set[str] = field(default_factory=set)
-    """Those of which nothing is missing, and nothing is there that had been deleted."""
+    """Tables and indexes of which nothing is missing, and without deleted records."""
     row_lanes: set[int] = field(default_factory=set)
-    """Lane numbers that rows were found under, where all pages were looked at."""
+    """Lane numbers of rows that were found, if all pages were read."""
     certain: bool = True
-    """Whether no row is there that had been deleted."""
+    """Whether no deleted row is in it."""
 
 
 def read_small(pages: DamagedPages, names: Sequence[str]) -> Small:
-    """Read small tables and indexes by trees of their own: quick, whatever the size of the file."""
+    """Read small tables and indexes by their own trees: quick, whatever the size of the file."""
     small = Small()
     roots = _roots(pages)
     for name in names:
@@ -386,7 +386,7 @@ def _fits(name: str, values: tuple[Value, ...]) -> bool:
 
 
 def _records(pages: DamagedPages, content: bytes, page: BtreePage) -> list[Record]:
-    """The records of a page that can be read."""
+    """The readable records of a page."""
     found: list[Record] = []
     for cell in page.cells if page.kind != INTERIOR_TABLE else ():
         with suppress(PageError):
@@ -395,7 +395,7 @@ def _records(pages: DamagedPages, content: bytes, page: BtreePage) -> list[Recor
 
 
 def scan_small(pages: DamagedPages, rest: Rest) -> Small:
-    """Look for the small tables on every page that is not known to be free, and for the lanes that rows stand under."""
+    """Look for the small tables, and for the lanes of rows, on every page that is not known to be free."""
     free, is_certain = pages.free()
     small = Small(rows={name: [] for name in SHAPES}, certain=is_certain)
     for number in range(2, pages.count + 1):
@@ -421,7 +421,7 @@ def scan_small(pages: DamagedPages, rest: Rest) -> Small:
 
 
 def _only_lane(pages: DamagedPages, number: int, content: bytes) -> int | None:
-    """The lane of a page that holds rows of one lane; None where it takes a closer look."""
+    """The lane of a page that holds rows of one lane; None if the page needs a closer look."""
     if content[0] not in {LEAF_INDEX, INTERIOR_INDEX}:
         return None
     with suppress(PageError):
@@ -436,7 +436,7 @@ def _only_lane(pages: DamagedPages, number: int, content: bytes) -> int | None:
 
 
 def reading_keys(content: bytes, page: BtreePage) -> list[tuple[Key, Cell]]:
-    """The entries of a page that begin as rows of `reading` do, by lane and sequence."""
+    """The entries of a page that begin like rows of `reading`, by lane and sequence."""
     if page.kind not in {LEAF_INDEX, INTERIOR_INDEX}:
         return []
     keyed: list[tuple[Key, Cell]] = []
@@ -449,7 +449,7 @@ def reading_keys(content: bytes, page: BtreePage) -> list[tuple[Key, Cell]]:
 
 
 def quarantine_keys(content: bytes, page: BtreePage) -> list[tuple[Key, Cell]]:
-    """The entries of a page that begin as rows of `quarantine` do, by number."""
+    """The entries of a page that begin like rows of `quarantine`, by number."""
     if page.kind != LEAF_TABLE:
         return []
     keyed: list[tuple[Key, Cell]] = []
@@ -469,10 +469,10 @@ def _beginning(content: bytes, cell: Cell, columns: int) -> tuple[Value, ...]:
 
 
 def _ascending(keyed: list[tuple[Key, Cell]]) -> list[tuple[Key, Cell]]:
-    """Without what is out of the order that SQLite keeps: the longest ascending run of keys, for those are right."""
+    """The longest ascending run of keys. SQLite keeps keys in order, so the others are damaged."""
     if all(before[0] < after[0] for before, after in pairwise(keyed)):
         return keyed
-    # By length, the least key that a run can end with; and what stands before each in its run.
+    # For each length of a run: the least key that it can end with. For each key: the one before it in its run.
     ends: list[Key] = []
     last: list[int] = []
     before: list[int] = []
@@ -490,7 +490,7 @@ def _ascending(keyed: list[tuple[Key, Cell]]) -> list[tuple[Key, Cell]]:
 
 
 class Wanted:
-    """Which rows a scan is to bring: those of spans, which are in order."""
+    """The rows that a scan is to find: those of spans that do not overlap."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self._spans = sorted(spans)
@@ -502,7 +502,7 @@ class Wanted:
 
 
 class Scan:
-    """Rows of one table that a damaged file's pages hold, whatever leads there; each once, in their order."""
+    """Rows of one table in a damaged file's pages, whether or not its tree leads there; each once, in order."""
 
     def __init__(self, pages: DamagedPages, table: str, keyed: Keyed, rest: Rest) -> None:
         self._pages = pages
@@ -516,29 +516,29 @@ class Scan:
         else:
             self._tree = _tree(pages, root, _is_quarantined, rest, _quarantine_ranks)
         self._free, freelist_whole = pages.free()
-        # What the tree uses is not free, whatever a freelist says that may be older.
+        # A page that the tree uses is not free, even if the freelist, which may be older, says so.
         contradicted = any(self._free[number] for number in self._tree.numbers())
         self._by_freelist = freelist_whole and not contradicted
         if contradicted:
-            # The tree may be the older one as well.
+            # The tree, too, may be the older of the two.
             self._tree = self._tree._replace(known=False)
         self.certain = self._by_freelist or self._tree.known
-        """Whether no row is brought that had been deleted from the file."""
+        """Whether no row is found that had been deleted from the file."""
         self.is_faulty = False
-        """Whether entries were met that cannot be read; who brings them says so too."""
+        """Whether unreadable entries were met. Readers of `entries` set it too."""
         self._owners: array[int] | None = None
 
     @property
     def is_tree_sound(self) -> bool:
-        """Whether the tree leads to all of its pages, as far as their beginnings tell."""
+        """Whether the tree leads to all of its pages, as far as the beginnings of the pages tell."""
         return self._tree.known and not self._tree.unreadable
 
     def is_whole(self) -> bool:
-        """Whether every row that the file had is there; known when `entries` have come to their end."""
+        """Whether every row that the file had was found; known once `entries` has ended."""
         return self.is_tree_sound and not self.is_faulty and not self.has_strays()
 
     def has_strays(self) -> bool:
-        """Whether pages that are in use hold rows of this table, and its tree does not lead there."""
+        """Whether used pages hold rows of this table although its tree does not lead there."""
         for number in range(2, self._pages.count + 1):
             self._rest()
             if self._by_freelist and not self._free[number] and not self._tree.reached[number]:
@@ -574,11 +574,11 @@ class Scan:
                 after = key
                 yield key, values
             if horizon is not None:
-                # Everything in front of it is done.
+                # All keys before the horizon are done.
                 after = max(after, (horizon[0], horizon[1] - 1))
 
     def _index(self, after: Key, wanted: Callable[[Key], bool]) -> tuple[list[tuple[Key, int]], Key | None]:
-        """Pages by their first key, and the key from which on there was no room for more."""
+        """Pages by their first key, and the key from which on the index had no room, or None."""
         index: list[tuple[Key, int]] = []
         horizon: Key | None = None
         for number in range(2, self._pages.count + 1):
@@ -600,7 +600,7 @@ class Scan:
                 index.sort()
                 del index[INDEX_PAGES_MAX + 1 :]
                 last, _ = index.pop()
-                # Everything in front of it is in the index; and one key at least is, however many pages begin with it.
+                # All keys before the horizon are in the index. At least one key is, however many pages begin with it.
                 horizon = max(last, (index[0][0][0], index[0][0][1] + 1))
         index.sort()
         return index, horizon
@@ -608,7 +608,7 @@ class Scan:
     def _merged(
         self, index: Sequence[tuple[Key, int]], after: Key, horizon: Key | None, wanted: Callable[[Key], bool]
     ) -> Iterator[tuple[Key, int, int]]:
-        """Keys in order, with page and place on it; pages that the tree leads to before others with the same key."""
+        """Keys in order, with page and place on it. For equal keys, pages that the tree leads to come first."""
         heap: list[tuple[Key, bool, int, int]] = []
         opened = 0
         while heap or opened < len(index):
@@ -632,7 +632,7 @@ class Scan:
         after: Key,
         wanted: Callable[[Key], bool],
     ) -> None:
-        """Put the next key of a page behind a place into the heap."""
+        """Push the next key of a page behind a place on the heap."""
         with suppress(PageError):
             _, keyed = self._page(number)
             for following in range(place + 1, len(keyed)):
@@ -653,9 +653,9 @@ class Scan:
         return content, self._keyed(content, page)
 
     def _owned(self) -> "array[int]":
-        """By overflow page, the newest row that says it is its own: an older one had been deleted, and has it no more.
+        """By overflow page, the newest row that claims it. An older row that claims it too had been deleted.
 
-        Without a freelist and a tree nothing else tells which rows are gone.
+        Without a freelist and a tree, nothing else tells which rows are gone.
         """
         owners = array("q", bytes(8 * (self._pages.count + 1)))
         for number in range(2, self._pages.count + 1):
@@ -691,19 +691,19 @@ class Scan:
 
 
 class OverflowCheck:
-    """Whether rows that SQLite gives have their overflow pages: it takes whatever stands in the place of the last one.
+    """Checks overflow pages of rows that SQLite gives, as SQLite takes any page for the last of a chain.
 
-    Keys that come in order cost little.
+    Keys in order cost little.
     """
 
     def __init__(self, pages: DamagedPages) -> None:
         self._pages = pages
         self._root = _roots(pages).get("reading", 0)
         self._path: dict[int, tuple[bytes, BtreePage, list[Key]]] = {}
-        """The pages down to the last key."""
+        """The pages from the root down to the last key."""
 
     def is_damaged(self, row: Row) -> bool:
-        """Whether it is known not to be what was written. A row that cannot be found is SQLite's word against none."""
+        """Whether a row is known to be damaged. If the row cannot be found here, SQLite is believed."""
         if len(row.payload) + len(row.device_boot or "") < LOCAL_BYTES_MIN:
             return False
         key, number, path = (row.lane, row.sequence), self._root, self._path
@@ -734,14 +734,14 @@ class OverflowCheck:
 
 
 def _rank(key: Key) -> int:
-    """A key in 8 bytes: later rows have higher lanes and sequences."""
+    """A key in 8 bytes. Later rows, of higher lanes or sequences, have higher ranks."""
     return min(key[0], 2**22 - 1) << 40 | min(key[1], 2**40 - 1)
 
 
 def found_rows(scan: Scan, after: Key, wanted: Callable[[Key], bool]) -> Iterator[Row]:
     """Rows of `reading`, in order."""
     for _, values in scan.entries(after, wanted):
-        # Rows that are older than the last columns do without them.
+        # Rows stored before the last columns were added lack these.
         padded = (*values, *_LATER_COLUMNS[len(values) - _READING_COLUMNS[0] :])
         try:
             row = msgspec.convert(padded, Row)
@@ -764,7 +764,7 @@ def found_quarantined(scan: Scan, after: int, wanted: Callable[[Key], bool]) -> 
 
 
 _LATER_COLUMNS = (0, None)
-"""What `doubt` and `device_time_us` are in rows that were stored before there were these."""
+"""Values of `doubt` and `device_time_us` in rows that were stored before these columns were added."""
 _READING_COLUMNS = range(len(Row.__struct_fields__) - len(_LATER_COLUMNS), len(Row.__struct_fields__) + 1)
 _QUARANTINE_COLUMNS = (
     "boot_id",

@@ -1,7 +1,7 @@
-"""Takes what can still be read out of a buffer file that SQLite found corrupt. Rows keep their identity.
+"""Takes readable rows out of a buffer file that SQLite found corrupt. Rows keep their identity.
 
-First through SQLite's b-trees, in order; then what these do not lead to any more, from the pages themselves
-(`buffer.salvage.page_scan`). The file was set aside (`buffer.salvage.aside`); what it holds is never changed here.
+It first follows SQLite's b-trees, in order. Then it takes rows that these do not lead to from the pages themselves
+(`buffer.salvage.page_scan`). The file was set aside (`buffer.salvage.aside`), and is never changed here.
 """
 
 import re
@@ -45,105 +45,107 @@ from gateway.clock.kernel_clock import boottime_us
 from gateway.reading import BufferFileError
 
 SALVAGE_PREFIX = "salvage/"
-"""Marks by this and the damaged file's name: `Progress`."""
+"""Prefix of marks that hold a file's `Progress`; the damaged file's name follows."""
 CHUNK_ROWS = 1_000
 UNKNOWN_BOOT = "unknown"
-"""The gateway boot of rows whose lane could not be read: nothing is known of its clock."""
+"""The gateway boot of rows whose lane could not be read. Its clock is unknown."""
 WAIT_S = 5.0
-"""How long a salvage waits before it tries again: for room, or for a disk that refuses."""
+"""Seconds until a salvage tries again, if there is no room or the disk refuses."""
 _SEQUENCE_MAX = 2**62
 _UNREADABLE = (sqlite3.Error, OverflowError, UnicodeDecodeError)
-"""What reading a damaged file may raise: the words of an error of SQLite's may themselves hold damaged text."""
+"""Errors from reading a damaged file. SQLite's messages may themselves hold damaged text."""
 QUARANTINE_CHUNK_ROWS = 100
 CHUNK_BYTES = 1_000_000
-"""Payload bytes beyond which a chunk ends."""
+"""Payload bytes above which a chunk ends."""
 GAPS_MAX = 1_000
-"""Stretches that the b-trees do not lead to, as they are remembered: of more, the nearest ones become one."""
+"""Gaps that are remembered, to which the b-trees do not lead. Beyond it, the nearest gaps are joined."""
 WORK_S = 0.01
-"""How long the scan of a file works before it lets the daemon work for as long."""
+"""Seconds that a scan works before it lets the daemon work for as long."""
 _QUARANTINE_FIELDS = Quarantined.__struct_fields__
 _QUARANTINE = "SELECT number, {} FROM quarantine WHERE number >= ? ORDER BY number LIMIT ?"
 _ROWS = "SELECT {} FROM reading WHERE lane = ? AND sequence >= ? ORDER BY sequence LIMIT ?"
 _OF_OLDER_FILES = {"doubt": "0", "event_error_us": "0"}
-"""What columns are, if not NULL, in a file that was made before there were these."""
+"""Values, if not NULL, of columns that a file is too old to have."""
 _COPIED_TABLES = ("boot", "mark", "device_run", "loss")
 """Small tables that are taken over as they are."""
 _SECOND_COPIES = {"lane": "lane_copy", "series": "sqlite_autoindex_series_1"}
 _SERIES_COLUMNS = 6
-"""Of `Series.columns`; behind them may stand its stream."""
+"""Number of `Series.columns`; the stream may stand behind them."""
 _LANE_NAMES = "sqlite_autoindex_lane_1"
 """A third copy of a lane's name."""
 _DAEMON = "the daemon"
-"""Who knows the lane that readings went into, where it has not ended since."""
+"""Source of the lane that readings went into, if the daemon has not ended since."""
 _ONCE_ONLY = ("mark", "loss")
-"""What must not come back once it was deleted: a stale mark may hide a reading, a stale counter tells it twice."""
+"""Tables whose deleted rows must not come back: a stale mark may hide a reading, a stale counter counts a loss
+twice."""
 
 _ASIDE = re.compile(r"[^/\0]+\.corrupt-\d{8}T\d{6}\.\d{6}")
-"""The names of files that are salvaged."""
+"""Names of files that are salvaged."""
 _ROW_BYTES_MIN = 12
-"""The least that a row of `reading` takes in a page."""
+"""Least bytes that a row of `reading` takes in a page."""
 
 log = structlog.get_logger()
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far the salvage of one file has come: kept as a mark, so that the next start goes on with it."""
+    """Progress of one file's salvage, kept as a mark so that the next start goes on with it."""
 
     lanes: dict[int, int]
-    """Lane numbers of the damaged file, to those of this one."""
+    """Lane numbers of the damaged file, with their numbers in the new file."""
     lane: int
     sequence: int
-    """The last row that was taken over."""
+    """The last row that was taken over, with `lane`."""
     dense: list[int]
-    """Those of the damaged file's lanes that had no holes."""
+    """Lanes of the damaged file that had no holes."""
     expected: int | None
-    """Rows that the file held, where the daemon knew it."""
+    """Rows that the file held, if the daemon knew."""
     taken: int = 0
     holes: int = 0
-    """Rows that are known to be missing between those that were taken over."""
+    """Rows known to be missing between those that were taken over."""
     torn: bool = False
-    """Whether an end of a lane is damaged: more is missing, and nobody knows how much."""
+    """Whether an end of a lane is damaged: an unknown number of further rows is missing."""
     quarantined: int = 0
-    """The last number of the quarantine that was taken over: that goes before the rows."""
+    """The last number of the quarantine that was taken over. The quarantine goes before the rows."""
     quarantine_missing: int = 0
     """Numbers of the quarantine that could not be read: one for each input, unless it had been taken out before."""
     quarantine_torn: bool = False
-    """Whether nobody knows how much of the quarantine is missing."""
+    """Whether an unknown part of the quarantine is missing."""
     quarantine_ended: bool = False
     walked: bool = False
-    """Whether the b-trees have been followed to their ends: what they did not lead to is looked for in the pages."""
+    """Whether the b-trees were followed to their ends. The pages are then searched for the rest."""
     gaps: list[Span] = []
-    """By lane of the damaged file, what the b-trees did not lead to: rows may be there, or never have been."""
+    """Spans, in the damaged file's lanes, that the b-trees did not lead to. Rows may be there, or never have been."""
     unseen: list[Span] = []
-    """By lane that had holes, numbers between those that the b-trees led to: never there, if the trees are sound."""
+    """Spans between rows that the b-trees led to, in lanes with holes. If the trees are sound, no rows were there."""
     crowded: bool = False
-    """Whether there were so many that rows between them come again: nobody knows then how many are missing."""
+    """Whether there were so many gaps that some were joined: rows between them come again, and it is unknown how many
+    are missing."""
     scanned: tuple[int, int] = (-1, -1)
-    """Lane and sequence of the last row that was found in the pages and taken over."""
+    """Lane and sequence of the last row that was taken over from the pages."""
     ends: dict[int, tuple[int, int]] = {}
-    """By lane, the first and the last row that are known to have been there."""
+    """By lane, the first and the last row known to have been there."""
     quarantine_gaps: list[Span] = []
-    """As `gaps`, of the quarantine's numbers, under the lane 0."""
+    """Gaps in the quarantine's numbers, under the lane 0."""
     quarantine_unseen: list[Span] = []
-    """Numbers between those that its b-tree led to, without an error: these were deleted, if that tree is sound."""
+    """Numbers between those that its b-tree led to, without an error. If the tree is sound, they were deleted."""
     quarantine_scanned: int = 0
     rows_max: int | None = None
-    """More rows than this its size had no room for."""
+    """Most rows that a file of its size can hold."""
     ended: bool = False
-    """Whether nothing more is to be had of it, and only its name has yet to say so."""
+    """Whether the salvage has ended, and only the file's name does not say so yet."""
 
     def missing(self) -> int | None:
-        """Rows that are lost, at least, once it has ended; None where nobody knows how many."""
+        """Rows that are lost, at least, once it has ended; None if the number is unknown."""
         if self.crowded:
             return None
-        # A damaged number far from its place makes a hole that never was one.
+        # A damaged number far from its place makes a hole that never was.
         believable = self.rows_max is None or self.holes + self.taken <= self.rows_max
         known = max(self.holes if believable else 0, (self.expected or 0) - self.taken)
         unknown = self.torn or not self.lanes or not (believable or self.expected)
         return None if known == 0 and unknown else known
 
     def losses(self, boot_id: str) -> list[Loss]:
-        """What to count as lost once it has ended. Where nobody knows how much, the record says so with a 0."""
+        """Losses to be counted once it has ended. An unknown number is counted as 0."""
         quarantine = None if self.quarantine_torn and self.quarantine_missing == 0 else self.quarantine_missing
         now_us = boottime_us()
         return [
@@ -155,16 +157,16 @@ class Progress(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class RowContext:
-    """What stands beside the rows, as far as it could be read."""
+    """The content of a file beside its rows, as far as it could be read."""
 
     copies: dict[int, dict[str, tuple[str | None, ...]]] = field(default_factory=dict)
-    """What says of a lane number by what name, boot and file it is: by table or index, None where that does not say."""
+    """By lane number, and by table or index: the lane's name, boot and file, each None if it is not said there."""
     lanes: list[Lane] = field(default_factory=list)
-    """What follows from these."""
+    """Lanes that follow from the copies."""
     dense: list[int] = field(default_factory=list)
     """Numbers of lanes that had no holes."""
     floors: dict[int, int | None] = field(default_factory=dict)
-    """By lane number: the earliest event time that may wait in it."""
+    """By lane number, the earliest event time that may wait in the lane."""
     series: dict[int, Series] = field(default_factory=dict)
     tables: dict[str, list[tuple[object, ...]]] = field(default_factory=dict)
     own: str | None = None
@@ -172,35 +174,35 @@ class RowContext:
     whole: set[str] = field(default_factory=set)
     """Tables and indexes that were read to their ends."""
     row_lanes: set[int] = field(default_factory=set)
-    """Lane numbers that rows stand under."""
+    """Lane numbers of rows."""
 
     def lacks(self, tables: Iterable[str]) -> bool:
-        """Whether one of these is not known whole, from itself or from the index that holds the same."""
+        """Whether one of these tables is whole neither in itself nor in the index that holds the same."""
         return any(table not in self.whole and _SECOND_COPIES.get(table) not in self.whole for table in tables)
 
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A file that is to be salvaged, and into which lanes."""
+    """A file that is to be salvaged."""
 
     aside: Path
-    """By its final name."""
+    """Its path, by its final name."""
     lanes: dict[int, Lane]
-    """By the numbers that they have in that file."""
+    """Its lanes, by their numbers in it."""
     progress: Progress
-    """Its `lanes` are not settled yet."""
+    """`progress.lanes` is still empty, or that of an earlier new file."""
     found: RowContext | None
-    """What stands beside its rows; None where that was taken over before."""
+    """The content beside its rows; None if it was taken over before."""
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class SalvagedBatch:
-    """Rows of one lane, under the new file's lane number and the damaged file's series numbers."""
+    """Rows of one lane, with the new file's lane number and the damaged file's series numbers."""
 
     aside: Path
     into: str
-    """The id of the file whose lane numbers these are."""
+    """Id of the file that the lane numbers belong to."""
     rows: Sequence[Row]
     quarantined: Sequence[Quarantined]
     series: dict[int, Series]
@@ -209,15 +211,15 @@ class SalvagedBatch:
 
     @property
     def missing(self) -> int | None:
-        """Of the whole file, at its end: see `Progress.missing`."""
+        """Rows missing of the whole file, at its end: see `Progress.missing`."""
         return self.progress.missing()
 
 
 class Salvage(threading.Thread):
     """Reads damaged files to their ends, one after another, beside the daemon's work.
 
-    `adopt` takes a batch, or says that it has no room; `ended` is called with each file that nothing more is to be had
-    of. Where the disk refuses, it waits and goes on.
+    `adopt` takes a batch, or returns False if there is no room. `ended` is called with each file whose salvage has
+    ended. If the disk refuses, the salvage waits and goes on.
     """
 
     def __init__(
@@ -227,7 +229,7 @@ class Salvage(threading.Thread):
         adopt: Callable[[SalvagedBatch], bool],
         ended: Callable[[Path], None],
     ) -> None:
-        """`into` is the id of the file that takes the rows: what it adopts is for no other."""
+        """`into` is the id of the file that takes the rows: the batches are for no other file."""
         super().__init__(name="salvage", daemon=True)
         self._work = work
         self._into = into
@@ -237,7 +239,7 @@ class Salvage(threading.Thread):
         self._work_until_s = 0.0
 
     def stop(self) -> None:
-        """Let it end soon; whoever has the file next goes on where it was."""
+        """Let it end soon. The file's next salvage goes on from here."""
         self._stopping.set()
 
     def run(self) -> None:
@@ -263,7 +265,7 @@ class Salvage(threading.Thread):
                     steps.pop()
 
     def _give_up(self) -> None:
-        """Tell of a file as lost that this program fails on: the next one must not wait for it."""
+        """Count the rest of a file as lost if this program fails on it: the next file must not wait."""
         self._replace(torn=True, quarantine_torn=True)
         self._hand_over(finished=True)
 
@@ -285,14 +287,14 @@ class Salvage(threading.Thread):
         self._hand_over(finished=True)
 
     def _rest(self) -> None:
-        """Let the daemon work; end here where this is to stop."""
+        """Let the daemon work. Raises _StoppedError if the salvage is to end."""
         if time.monotonic() >= self._work_until_s:
             if self._stopping.wait(WORK_S):
                 raise _StoppedError
             self._work_until_s = time.monotonic() + WORK_S
 
     def _walk(self, connection: sqlite3.Connection | None, series: dict[int, Series]) -> None:
-        """Follow the b-trees, and note what they do not lead to."""
+        """Follow the b-trees, and note the gaps to which they do not lead."""
         progress = self._progress
         if connection is not None:
             self._read_quarantine(connection, series)
@@ -311,7 +313,7 @@ class Salvage(threading.Thread):
         self._progress = msgspec.structs.replace(self._progress, **changes)
 
     def _read_quarantine(self, connection: sqlite3.Connection, series: dict[int, Series]) -> None:
-        """Before the rows: it is little, and its place in the file is known."""
+        """Read the quarantine before the rows: it is small, and its place in the file is known."""
         if self._progress.quarantine_ended:
             return
         last = _last_quarantined(connection)
@@ -343,7 +345,7 @@ class Salvage(threading.Thread):
         self._replace(quarantine_unseen=_joined([*self._progress.quarantine_unseen, *spans]))
 
     def _note_quarantine_gap(self, gap: Span) -> None:
-        """Remember numbers that the b-tree does not lead to; the last of them may be beyond all that there are."""
+        """Remember numbers to which the b-tree does not lead. The last one may be beyond all existing numbers."""
         self._replace(
             quarantine_torn=self._progress.quarantine_torn or gap.last == _SEQUENCE_MAX,
             quarantine_gaps=_joined([*self._progress.quarantine_gaps, gap]),
@@ -356,7 +358,7 @@ class Salvage(threading.Thread):
             after = self._progress.sequence if lane == self._progress.lane else -1
             for found in salvaged_rows(connection, lane, after):
                 if isinstance(found, Span):
-                    # Of a lane that had holes nobody knows how many rows that is.
+                    # In a lane with holes, the number of rows in a gap is unknown.
                     self._note_gaps([found], torn=lane not in self._progress.dense)
                     continue
                 whole = [row for row in found if not check.is_damaged(row)]
@@ -369,10 +371,10 @@ class Salvage(threading.Thread):
             self._look_at_the_ends(connection, lane)
 
     def _count_rows(self, lane: int, rows: Sequence[Row], *, certain: bool = True) -> None:
-        """Count rows that are taken over, in order, and what is missing between those that are known of their lane.
+        """Count rows that are taken over, in order, and rows missing between those known to have been in their lane.
 
-        Before a lane's first row there may have been others, which Kafka has. Nothing follows from rows that had been
-        deleted perhaps.
+        Rows before a lane's first row may be in Kafka, so they are not missing. Rows that had perhaps been deleted
+        prove nothing.
         """
         holes, gaps = self._progress.holes, []
         ends = self._progress.ends.get(lane)
@@ -400,18 +402,18 @@ class Salvage(threading.Thread):
                 self._replace(unseen=_joined([*self._progress.unseen, *gaps]))
 
     def _note_gaps(self, gaps: Sequence[Span], *, torn: bool = False) -> None:
-        """Remember what the b-trees do not lead to."""
+        """Remember gaps to which the b-trees do not lead."""
         if gaps or torn:
             joined = _joined([*self._progress.gaps, *gaps])
             crowded = self._progress.crowded or len(joined) >= GAPS_MAX
             self._replace(gaps=joined, torn=self._progress.torn or torn, crowded=crowded)
 
     def _look_at_the_ends(self, connection: sqlite3.Connection, lane: int) -> None:
-        """Count what is known to follow the last row that could be read of a lane; see whether more is missing."""
+        """Count rows known to be before or after the readable rows of a lane, and note whether more are missing."""
         first, last = (_end_sequence(connection, lane, end) for end in ("ASC", "DESC"))
         from_, to = self._progress.ends.get(lane, (None, -1))
         if from_ is not None:
-            # There are rows: that there were none is nonsense.
+            # There are rows, so an end that says "no rows" is nonsense.
             first, last = (None if end == -1 else end for end in (first, last))
         if first is None:
             self._note_gaps([Span(lane, 0, _SEQUENCE_MAX if from_ is None else from_ - 1)], torn=True)
@@ -419,7 +421,7 @@ class Salvage(threading.Thread):
             self._note_gaps([Span(lane, to + 1, _SEQUENCE_MAX)], torn=True)
         if first is None or last is None or last < 0:
             return
-        # What stands at the ends was there, whether its payload could be read or not.
+        # The rows at the ends were there, even if their payloads cannot be read.
         hidden = [Span(lane, to + 1 if from_ is not None else first, last)]
         if from_ is not None:
             hidden.append(Span(lane, first, from_ - 1))
@@ -431,12 +433,12 @@ class Salvage(threading.Thread):
             self._replace(holes=self._progress.holes + holes, ends=self._progress.ends | {lane: ends})
 
     def _scan_rows(self, pages: DamagedPages, series: dict[int, Series]) -> None:
-        """Take over what stands in pages that the b-trees do not lead to."""
+        """Take over rows in pages that the b-trees do not lead to."""
         scan = Scan(pages, "reading", reading_keys, self._rest)
         if not self._progress.gaps and scan.is_tree_sound and not scan.has_strays():
-            return  # what is missing all the same is nowhere
+            return  # rows that are missing all the same are nowhere
         if self._progress.scanned < (0, 0):
-            # A page may be sound and in the wrong place: SQLite takes it for what it is not, and no error tells.
+            # A sound page may be in the wrong place. SQLite then misreads it without an error.
             beyond: list[Span] = []
             for lane in self._progress.lanes:
                 first, last = self._progress.ends.get(lane, (_SEQUENCE_MAX, -1))
@@ -452,7 +454,7 @@ class Salvage(threading.Thread):
             size += len(row.payload)
         if rows:
             self._hand_over_scanned(rows, series, certain=scan.certain)
-        # Where nothing that the file had is missing from it, nothing is, whatever the b-trees hid.
+        # If every row that the file had was found, nothing is missing, whatever the b-trees hid.
         self._replace(torn=not scan.is_whole() and (self._progress.torn or not scan.certain))
 
     def _hand_over_scanned(self, rows: Sequence[Row], series: dict[int, Series], *, certain: bool) -> None:
@@ -465,7 +467,7 @@ class Salvage(threading.Thread):
         scan = Scan(pages, "quarantine", quarantine_keys, self._rest)
         gaps = self._progress.quarantine_gaps
         if not scan.is_tree_sound or scan.has_strays():
-            # A page may be sound and in the wrong place: what no error tells of may be missing too.
+            # A sound page may be in the wrong place, so input may be missing without an error.
             gaps = _joined([*gaps, *self._progress.quarantine_unseen])
             self._replace(quarantine_torn=True)
         if not gaps:
@@ -499,7 +501,7 @@ class Salvage(threading.Thread):
         series: dict[int, Series] | None = None,
         finished: bool = False,
     ) -> None:
-        """Have it adopted, however long that takes: the progress that goes with it is never ahead of the file."""
+        """Have a batch adopted, however long that takes. Its progress is never ahead of the file."""
         batch = SalvagedBatch(self._aside, self._into, rows, quarantined, series or {}, self._progress, finished)
         while True:
             if self._stopping.is_set():
@@ -517,7 +519,7 @@ class _StoppedError(Exception):
 
 
 def _joined(gaps: Sequence[Span]) -> list[Span]:
-    """The same in order, without overlaps, and no more than so many: nothing gets lost that way."""
+    """Gaps in order, without overlaps. At most `GAPS_MAX`: the nearest are joined, so that none gets lost."""
     joined: list[Span] = []
     for gap in sorted(gaps):
         if joined and joined[-1].lane == gap.lane and gap.first <= joined[-1].last + 1:
@@ -531,16 +533,17 @@ def _joined(gaps: Sequence[Span]) -> list[Span]:
             if before.lane == after.lane
         ]
         if not between:
-            break  # as many lanes as that: each has one gap
+            break  # so many lanes have one gap each
         _, place = min(between)
         joined[place : place + 2] = [joined[place]._replace(last=joined[place + 1].last)]
     return joined
 
 
 def open_damaged(path: Path) -> sqlite3.Connection | None:
-    """A connection that reads the file with its WAL; None where SQLite cannot, and the pages are all there is."""
+    """A connection that reads the file with its WAL; None if SQLite cannot, so that only the pages are left."""
     uri = path.resolve().as_uri()
-    # Who may not write leaves the WAL as it is. With `immutable` it is passed over: only where it holds no commits.
+    # A read-only connection leaves the WAL as it is. `immutable` skips the WAL, so it is only tried if that has no
+    # commits.
     for query in ("mode=ro", "mode=ro&immutable=1"):
         connection: sqlite3.Connection | None = None
         try:
@@ -559,7 +562,7 @@ def open_damaged(path: Path) -> sqlite3.Connection | None:
 
 
 def read_beside(path: Path, known: Lane | None) -> RowContext:
-    """Read everything but the rows. `known` is the lane that the daemon knows of by itself."""
+    """Read everything but the rows. `known` is the lane that the daemon knows by itself."""
     found = RowContext()
     if known is not None:
         _add_lane(found, _DAEMON, known.number, known.name, known.boot_id, known.buffer_id)
@@ -568,14 +571,15 @@ def read_beside(path: Path, known: Lane | None) -> RowContext:
     if connection is not None:
         with closing(connection):
             _read_tables(connection, found)
-    # Somebody waits for a new file: all pages are looked at only where rows would have nowhere to go else.
+    # Sensors wait for a new file, so all pages are read only if rows would otherwise have no lane.
     _read_pages(path, found, ("lane",), no_rest)
     lanes = _settled(found)
-    # Numbers never come back: a lane that both copies have forgotten was empty, and its rows had been deleted.
+    # Numbers never come back. If both copies have forgotten a lane, it was empty: its rows had been deleted.
     gone_below = max(lanes, default=0) if _agree(found) else 0
     for number in found.row_lanes:
         if number >= gone_below:
-            # Its name is gone, and with it the identity of its rows; under a new one they are better off than lost.
+            # The lane's name is gone, and with it the identity of its rows. Under a new name they are at least not
+            # lost.
             name = secrets.token_hex(6)
             lanes.setdefault(number, Lane(number, name, UNKNOWN_BOOT, found.own or secrets.token_hex(8)))
     found.lanes = [lanes[number] for number in sorted(lanes)]
@@ -584,12 +588,12 @@ def read_beside(path: Path, known: Lane | None) -> RowContext:
 
 
 def _read_tables(connection: sqlite3.Connection, found: RowContext) -> None:
-    """What SQLite can read."""
+    """Add everything that SQLite can read."""
     with suppress(*_UNREADABLE, TypeError):
         (own,) = connection.execute("SELECT value FROM meta WHERE name = 'buffer_id'").fetchone()
         found.own = found.own or own
         found.whole.add("meta")
-    # The tables first, then the indexes that hold the same: what is damaged in the one may be whole in the other.
+    # The tables first, then the indexes that hold the same: data damaged in one may be whole in the other.
     for table, columns, source in (
         ("lane", "name, boot_id, buffer_id", "lane"),
         ("lane_copy", "name, boot_id, buffer_id", "lane INDEXED BY lane_copy WHERE name > ''"),
@@ -603,7 +607,7 @@ def _read_tables(connection: sqlite3.Connection, found: RowContext) -> None:
         if type(number) is int and (floor is None or type(floor) is int):
             found.floors[number] = floor
     fields = "topic, key, device, subject, type, content_type"
-    # The index has no stream: without it the Kafka topic stands for it.
+    # The index has no stream; the Kafka topic then stands for it.
     for table, columns, source in (
         ("series", f"{fields}, coalesce(stream, '')", "series"),
         (_SECOND_COPIES["series"], fields, "series INDEXED BY sqlite_autoindex_series_1 WHERE topic > ''"),
@@ -615,14 +619,14 @@ def _read_tables(connection: sqlite3.Connection, found: RowContext) -> None:
     found.row_lanes |= set(_lanes_of_rows(connection))
     for table in _COPIED_TABLES:
         found_all, rows = _readable(connection, f"SELECT * FROM {table}")
-        # A damaged schema gives other columns than there are.
+        # A damaged schema gives other columns.
         found.tables[table] = [values for values in rows if is_shaped(table, None, values)]
         if found_all and len(found.tables[table]) == len(rows):
             found.whole.add(table)
 
 
 def _read_pages(path: Path, found: RowContext, needed: Sequence[str], rest: Rest) -> None:
-    """Add what SQLite could not read, from the pages: from all of them where a needed table is not known whole."""
+    """Add tables that SQLite could not read, by their trees; search all pages if a needed table is not known whole."""
     lacking = [table for table in SHAPES if table not in found.whole]
     if not lacking:
         return
@@ -635,7 +639,7 @@ def _read_pages(path: Path, found: RowContext, needed: Sequence[str], rest: Rest
             for table in _ONCE_ONLY:
                 small.rows.pop(table)
             _add_small(found, small)
-            # Where pages are looked at that may be free, rows of lanes that are gone are no surprise.
+            # If free pages may have been read, rows of deleted lanes are no surprise.
             if small.certain or not found.copies:
                 found.row_lanes |= small.row_lanes
 
@@ -661,22 +665,22 @@ def _add_small(found: RowContext, small: Small) -> None:
 
 
 def _add_lane(found: RowContext, source: str, number: object, *copy: Any) -> bool:
-    """Whether this says of a lane what it can: `copy` is its name, boot and file."""
+    """Add a copy of a lane's name, boot and file; return whether it says all that its source can."""
     if type(number) is not int or type(copy[0]) is not str:
         return False
     if any(value is not None and type(value) is not str for value in copy):
         return False
     found.copies.setdefault(number, {}).setdefault(source, copy)
-    # Older lanes are of the file itself, without saying so.
+    # Older lanes belong to the file itself, but do not say so.
     return source == _LANE_NAMES or (copy[1] is not None and (copy[2] or found.own) is not None)
 
 
 def _settled(found: RowContext) -> dict[int, Lane]:
-    """By number, the lanes that most copies agree on; two never have one name."""
+    """Lanes by number, as most copies say; no two have the same name."""
     boots = {str(values[0]) for values in found.tables.get("boot", ())}
     origins = {number: _most([copy[2] for copy in _copies_of(found, number)], {found.own}) for number in found.copies}
     if found.own not in origins.values() and {"lane", "lane_copy"} & found.whole:
-        # A file has opened its last lane itself: its own name is damaged.
+        # A file has opened its last lane itself, so its own id is damaged.
         found.own = origins[max(origins)] if origins and origins[max(origins)] else found.own
     lanes: dict[int, Lane] = {}
     names: set[str | None] = set()
@@ -693,26 +697,26 @@ def _settled(found: RowContext) -> dict[int, Lane]:
 
 
 def _copies_of(found: RowContext, number: int) -> list[tuple[str | None, ...]]:
-    """What the daemon knew by itself, else what the file says, its table first."""
+    """The daemon's own copy, else the file's copies, its table first."""
     copies = found.copies[number]
     return [copies[_DAEMON]] if _DAEMON in copies else [copies[source] for source in sorted(copies)]
 
 
 def _most(values: Iterable[str | None], known: Container[object]) -> str | None:
-    """What is said most often; of the same number of times, what is known from elsewhere, or was said first."""
+    """The most frequent value; among equals one that is known from elsewhere, else the first."""
     votes = Counter(value for value in values if value is not None)
     return max(votes, key=lambda value: (votes[value], value in known), default=None)
 
 
 def _agree(found: RowContext) -> bool:
-    """Whether a lane's two copies are whole, and say the same of each lane."""
+    """Whether both copies of the lanes are whole, and the same."""
     return {"lane", "lane_copy"} <= found.whole and all(
         of.get("lane") == of.get("lane_copy") for of in found.copies.values() if _DAEMON not in of
     )
 
 
 def _add_series(found: RowContext, number: object, *texts: object) -> bool:
-    """Whether this is a series."""
+    """Add a series, and return whether this is one."""
     if not isinstance(number, int) or not all(isinstance(text, str) for text in texts):
         return False
     known = found.series.get(number)
@@ -723,7 +727,7 @@ def _add_series(found: RowContext, number: object, *texts: object) -> bool:
 
 
 def _lanes_of_rows(connection: sqlite3.Connection) -> Iterator[int]:
-    """The lane numbers that rows stand under, as far as they can be found."""
+    """Lane numbers of rows, as far as they can be found."""
     lane = 0
     with suppress(*_UNREADABLE, TypeError):
         while True:
@@ -734,7 +738,7 @@ def _lanes_of_rows(connection: sqlite3.Connection) -> Iterator[int]:
 
 
 def kept_marks(marks: Mapping[str, bytes]) -> dict[str, Progress]:
-    """By the damaged file's name, how far its salvage has come; what cannot be understood is left out."""
+    """Progress by the damaged file's name, without marks that cannot be decoded."""
     kept = {}
     for key, value in marks.items():
         name = key.removeprefix(SALVAGE_PREFIX)
@@ -742,7 +746,7 @@ def kept_marks(marks: Mapping[str, bytes]) -> dict[str, Progress]:
             with suppress(msgspec.DecodeError):
                 progress = msgspec.json.decode(value, type=Progress)
                 if not progress.ends and progress.sequence >= 0:
-                    # Of a version that did not keep them.
+                    # Former versions did not store the ends.
                     progress = msgspec.structs.replace(progress, ends={progress.lane: (0, progress.sequence)})
                 kept[name] = progress
     return kept
@@ -751,10 +755,10 @@ def kept_marks(marks: Mapping[str, bytes]) -> dict[str, Progress]:
 def damaged_files(
     asides: Sequence[tuple[Path, Lane | None, int | None]], waiting: Sequence[Path]
 ) -> dict[str, Damaged]:
-    """What a new file has to salvage, by the files' names, oldest first.
+    """Files that a new file has to salvage, by their names, oldest first.
 
-    `asides` are the files that it takes the place of, by their final names, with the lane and the number of rows that
-    the daemon knows of by itself; `waiting` are those whose salvage these had not ended.
+    `asides` are the files that it replaces, each with the lane and the number of rows that the daemon knows by itself.
+    `waiting` are older files whose salvage has not ended.
     """
     files: dict[str, Damaged] = {}
     carried: dict[str, tuple[Progress, RowContext]] = {}
@@ -778,17 +782,17 @@ def damaged_files(
 
 
 def begun_again(aside: Path) -> Damaged:
-    """A file that nobody knows of any more how far its salvage has come: what was taken over comes again."""
+    """A file whose progress is lost. Rows that were taken over come again."""
     found = read_beside(aside, None)
     lanes = {lane.number: lane for lane in found.lanes}
     progress = Progress({}, -1, -1, found.dense, None, rows_max=_rows_max(aside))
-    # Its marks and losses have been taken over, and may have been deleted since.
+    # Its marks and losses were taken over, and may have been deleted since.
     clocks = RowContext(floors=found.floors, tables={"boot": found.tables.get("boot", [])})
     return Damaged(aside, lanes, progress, clocks, _bytes_of(aside))
 
 
 def _carried_over(aside: Path, progress: Progress, through: RowContext) -> Damaged:
-    """A file whose salvage another one had begun: its lanes by what that one says of them, or it says itself."""
+    """A file that was being salvaged into a file now damaged too. Its lanes come from that file, or from itself."""
     known = {lane.number: lane for lane in through.lanes}
     lanes = {number: known[taken_as] for number, taken_as in progress.lanes.items() if taken_as in known}
     if len(lanes) < len(progress.lanes):
@@ -799,7 +803,7 @@ def _carried_over(aside: Path, progress: Progress, through: RowContext) -> Damag
 
 
 def keep_largest(files: Iterable[Damaged], files_max: int) -> tuple[list[Damaged], list[Damaged]]:
-    """Those to be salvaged, and those that are too many: the smallest, for a card that damages each new file."""
+    """Files to be salvaged, and files beyond `files_max`: the smallest, as a card may damage each new file."""
     by_size = sorted(files, key=lambda damaged: damaged.bytes)
     too_many = by_size[: max(0, len(by_size) - files_max)]
     return sorted(by_size[len(too_many) :], key=lambda damaged: damaged.aside), too_many
@@ -814,9 +818,9 @@ def _bytes_of(aside: Path) -> int:
 
 
 def adopt_beside(connection: sqlite3.Connection, files: Iterable[Damaged], lanes: Mapping[str, int]) -> None:
-    """Write the small tables into the file that takes their place; what that one has already stays.
+    """Write the small tables into the new file; rows that it has already stay.
 
-    `lanes` are the lanes' names to their numbers in this file.
+    `lanes` are the lanes' numbers in this file, by name.
     """
     boots = {UNKNOWN_BOOT}
     for damaged in files:
@@ -835,7 +839,7 @@ def adopt_beside(connection: sqlite3.Connection, files: Iterable[Damaged], lanes
                 [values for values in found.tables.get(table, ()) if not str(values[0]).startswith(SALVAGE_PREFIX)],
             )
         if damaged.found is not None:
-            # Where a lane's floor is lost, it may reach back to the boot's beginning.
+            # If a lane's floor is lost, it may reach back to the boot's beginning.
             for number, lane in damaged.lanes.items():
                 connection.execute(
                     "UPDATE lane SET event_from_us = min(coalesce(event_from_us, ?1), ?1) WHERE name = ?2",
@@ -845,7 +849,7 @@ def adopt_beside(connection: sqlite3.Connection, files: Iterable[Damaged], lanes
         "UPDATE lane SET event_from_us = 0 WHERE number = ? AND event_from_us IS NULL",
         [(number,) for number in lanes.values()],
     )
-    # Of a boot whose clock is lost nothing is known; that there was one must be.
+    # A boot must be known even if its clock is lost.
     adopt_boots(connection, [(boot, 0) for boot in sorted(boots)])
 
 
@@ -858,7 +862,7 @@ def _first_lanes(lanes: Mapping[int, Lane]) -> list[tuple[str, int]]:
 
 
 def _last_quarantined(connection: sqlite3.Connection) -> int | None:
-    """The last number that the quarantine has given; None where that cannot be read."""
+    """The last number that the quarantine has given; None if it cannot be read."""
     with suppress(*_UNREADABLE):
         found = connection.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'quarantine'").fetchone()[0]
         return 0 if found is None else found if isinstance(found, int) else None
@@ -872,7 +876,7 @@ def _read_quarantine_chunk(connection: sqlite3.Connection, start: int) -> tuple[
     try:
         statement = _QUARANTINE.format(_columns(connection, "quarantine", _QUARANTINE_FIELDS))
         for number, *values in connection.execute(statement, (start, QUARANTINE_CHUNK_ROWS)):
-            # The number is of the right kind and grows, and every field is of its type: else it is another page.
+            # A number of another type or out of order, or a field of another type, means that this is another page.
             if type(number) is not int or number < (chunk[-1][0] + 1 if chunk else start):
                 return chunk, True
             input_ = msgspec.convert(dict(zip(_QUARANTINE_FIELDS, values, strict=True)), Quarantined)
@@ -886,7 +890,7 @@ def _read_quarantine_chunk(connection: sqlite3.Connection, start: int) -> tuple[
 
 
 def _columns(connection: sqlite3.Connection, table: str, fields: Sequence[str]) -> str:
-    """These columns of a table for a SELECT; what its file is too old to have is as it was then."""
+    """Columns of a table for a SELECT, with defaults for those that its file is too old to have."""
     there = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
     return ", ".join(name if name in there else _OF_OLDER_FILES.get(name, "NULL") for name in fields)
 
@@ -897,7 +901,7 @@ def _is_quarantine_readable(connection: sqlite3.Connection, number: int) -> bool
 
 
 def salvaged_rows(connection: sqlite3.Connection, lane: int, after: int) -> Iterator[list[Row] | Span]:
-    """The readable rows of a lane behind a sequence, in order, in chunks, and between them what is damaged."""
+    """The readable rows of a lane behind a sequence, in order and in chunks, and the damaged spans between."""
     start = after + 1
     last = _end_sequence(connection, lane, "DESC")
     while True:
@@ -908,7 +912,7 @@ def salvaged_rows(connection: sqlite3.Connection, lane: int, after: int) -> Iter
         elif not failed and (last is None or start > last):
             return
         if failed or not chunk:
-            # A page that holds something else may also end the rows before their time.
+            # A page with other content may also end the rows too early.
             jumped = _after_damage(lambda sequence: _is_readable(connection, lane, sequence, last), start)
             yield Span(lane, start, _SEQUENCE_MAX if jumped is None else jumped - 1)
             if jumped is None:
@@ -917,7 +921,7 @@ def salvaged_rows(connection: sqlite3.Connection, lane: int, after: int) -> Iter
 
 
 def _end_sequence(connection: sqlite3.Connection, lane: int, order: Literal["ASC", "DESC"]) -> int | None:
-    """The first or the last row of a lane, -1 where it has none; None where that end is damaged."""
+    """The first or the last sequence of a lane, -1 if it has no rows; None if that end is damaged."""
     try:
         found = connection.execute(
             f"SELECT lane, sequence FROM reading WHERE lane = ? ORDER BY sequence {order} LIMIT 1", (lane,)
@@ -926,7 +930,7 @@ def _end_sequence(connection: sqlite3.Connection, lane: int, order: Literal["ASC
         return None
     if found is None:
         return -1
-    # A page in the wrong place gives rows of another lane for this one's.
+    # A page in the wrong place gives rows of another lane.
     return found[1] if found[0] == lane and isinstance(found[1], int) else None
 
 
@@ -935,7 +939,7 @@ def _read_chunk(connection: sqlite3.Connection, lane: int, start: int) -> tuple[
     rows: list[Row] = []
     size = 0
     try:
-        # One more than is given: that it follows says that the last one is where it belongs.
+        # One row more than is returned. The next row shows that the last one is in its place.
         statement = _ROWS.format(_columns(connection, "reading", Row.__struct_fields__))
         for values in connection.execute(statement, (lane, start, CHUNK_ROWS + 1)):
             row = Row(*values)
@@ -943,7 +947,7 @@ def _read_chunk(connection: sqlite3.Connection, lane: int, start: int) -> tuple[
             if not is_sound(row) or row.lane != lane:
                 return rows, True
             if row.sequence < (rows[-1].sequence + 1 if rows else start):
-                # One of them is not what was written: those in front may be, whose numbers are too high.
+                # One of the two is damaged. It may be the earlier one, so rows with too high numbers are left out.
                 return [before for before in rows if before.sequence < row.sequence], True
             if len(rows) >= CHUNK_ROWS or size >= CHUNK_BYTES:
                 return rows, False
@@ -960,7 +964,7 @@ def _is_readable(connection: sqlite3.Connection, lane: int, sequence: int, last:
 
 
 def _after_damage(is_readable: Callable[[int], bool], start: int) -> int | None:
-    """The first sequence behind `start` from which rows can be read again; None where there is none.
+    """The first sequence behind `start` from which rows can be read again; None if there is none.
 
     Doubles its step until something is readable, then halves it back to the edge of the damage.
     """
@@ -983,7 +987,7 @@ def _after_damage(is_readable: Callable[[int], bool], start: int) -> int | None:
 def _readable(
     connection: sqlite3.Connection, statement: str, parameters: Sequence[object] = ()
 ) -> tuple[bool, list[tuple[Any, ...]]]:
-    """The rows of a statement up to the first that cannot be read, and whether these are all."""
+    """The rows of a statement up to the first unreadable one, and whether these are all."""
     rows: list[tuple[Any, ...]] = []
     try:
         rows.extend(connection.execute(statement, parameters))
