@@ -1,4 +1,4 @@
-"""Arrivals of a sensor's samples, in buckets: one of each bucket was quick, whichever it was.
+"""Groups arrivals of a sensor's samples into buckets. One arrival of each bucket is taken to have been quick.
 
 Pure: arrivals come in, observations come out, all in microseconds.
 """
@@ -11,32 +11,32 @@ from gateway.clock.sensor_line import Observation, RateLimits
 from gateway.clock.tick_counter import ORDER_SLACK_US, SAMPLE_TICK_US
 
 LEAST_DELAY_US = 50_000
-"""Of BUCKET_ARRIVALS readings one at least was under way for less than this (`least_delay_ms` of a route says more); of
-half as many, for less than twice this. Nothing proves it: it is what a network does that is not always congested. Which
-one that was is not assumed. All else about arrivals is certain (docs/decisions/001-quick-arrivals.md)."""
+"""Of BUCKET_ARRIVALS readings, at least one was under way for less than this; of half as many, for less than twice this.
+A route's `least_delay_ms` sets another value. This is an assumption: the network is not always congested. Which reading
+was quick is not assumed. All else about arrivals is certain (docs/decisions/001-quick-arrivals.md)."""
 BUCKET_US = 10_000_000
-"""Arrivals of this time at least, and at first, give one observation."""
+"""Least length of a bucket, and the length of the first one."""
 BUCKET_US_LONG = 120_000_000
-"""Of a sensor whose rate is known well: a bucket lasts no longer than the rate may hide half of the least delay."""
+"""Length of a bucket if the rate is known well. Otherwise it ends when the rate may hide half of the least delay."""
 BUCKET_ARRIVALS_FIRST = 4
-"""Fewer may be what had waited, sent with pauses that happen to be as long as those between the samples."""
+"""Arrivals of the first bucket. Fewer could all have waited, and come with the same pauses as between their samples."""
 BUCKET_ARRIVALS = 16
-"""Each bucket is twice as large as the one before, up to these: the more arrivals, the surer one of them was quick."""
+"""Most arrivals that a bucket waits for; each waits for twice as many as the one before. More make a quick one surer."""
 STRAYS_MAX = 3
-"""So many buckets in a row none of whose arrivals came as soon as they should have, and nothing is known any more."""
+"""Buckets in a row without an arrival as early as expected, after which the clock is forgotten."""
 BUCKET_US_MAX = 600_000_000
-"""Of a sensor that seldom sends, two arrivals within this are enough."""
+"""Time within which two arrivals are enough, for a sensor that seldom sends."""
 WAITED_US = 60_000_000
-"""An arrival that is later than the quickest of its bucket by more than this comes after an outage: those before were
-too few to tell, and it had waited."""
+"""If an arrival is later than the quickest of its bucket by more than this, it waited in an outage. The arrivals before
+it are dropped, as they are too few to tell anything."""
 QUICKER_US = 1_000
-"""An arrival that is quicker than the quickest of its bucket by no more than this is passed over, which bounds hold."""
+"""If an arrival is quicker than the quickest of its bucket by at most this, it is passed over. Bounds allow for it."""
 TIGHTENED_US = 5_000
-"""An arrival that is this much earlier than was thought possible is taken in before its bucket ends."""
+"""If an arrival lowers the upper limit of its sample's time by more than this, it does not wait for its bucket's end."""
 TIGHTEN_INTERVAL_US = 5_000_000
 _NEVER_DUE = sys.maxsize
 _RATES_APART_MIN = 1e-9
-"""A rate that is known better than this is not known any better for what is reckoned with it."""
+"""Least difference of the greatest and the least rate that is reckoned with."""
 
 
 class ArrivalBuckets:
@@ -56,7 +56,7 @@ class ArrivalBuckets:
         self.current, self._filled = None, 0
 
     def tightens(self, received_us: int, earliest_us: float, latest_us: float) -> bool:
-        """Whether an arrival so early, for the bounds of its sample, is taken in at once."""
+        """Whether an arrival is so early, by the bounds of its sample's time, that it is taken in at once."""
         if received_us >= earliest_us and (
             received_us >= latest_us - TIGHTENED_US or received_us < self._tightened_us + TIGHTEN_INTERVAL_US
         ):
@@ -73,9 +73,9 @@ class ArrivalBuckets:
         slewed_us: int,
         least_delay_us: int,
     ) -> Observation | None:
-        """Put an arrival into its bucket; what all of the bucket tell together, once it is full.
+        """Put an arrival into its bucket. Returns the bucket's observation once the bucket is full.
 
-        `rates` are the least and the greatest rate (time per tick, less 1) that its clock may have at this tick.
+        `rates` are the least and the greatest rate (time per tick, less 1) that the clock may have at this tick.
         """
         bucket = self.current
         is_after_outage = bucket is not None and bucket.is_after_outage(received_us, tick_us)
@@ -92,17 +92,17 @@ class ArrivalBuckets:
             self.strays += 1
             return None
         self._filled += 1
-        # What came to be since.
+        # Slewing since the bucket began.
         slewed_us -= bucket.slewed_us
         changed_us = limits.slack_us(tick_us - bucket.first_tick_us + ORDER_SLACK_US)
         return bucket.observation(delay_us + SAMPLE_TICK_US + QUICKER_US, changed_us).widened(slewed_us)
 
 
 class Bucket:
-    """Arrivals that follow each other, of which one was quick.
+    """Consecutive arrivals of which one was quick.
 
-    Which of them was the quickest depends on the clock's rate, which is not known well. `quick_if_slow` is the quickest
-    if the rate (time per tick) is the least that it may be, `quick_if_fast` if it is the greatest.
+    Which arrival was the quickest depends on the clock's rate, which is not known well. `quick_if_slow` is the quickest
+    if the rate (time per tick) is the least possible one, `quick_if_fast` if it is the greatest.
     """
 
     __slots__ = (
@@ -133,7 +133,7 @@ class Bucket:
         slewed_us: int,
         least_delay_us: int,
     ) -> None:
-        """`before` is how many there were before this one."""
+        """`before` is the number of buckets that were filled before this one."""
         self._rates = rates
         self._least_delay_us = least_delay_us
         slow, fast = rates
@@ -142,30 +142,30 @@ class Bucket:
         self._arrivals_wanted = min(BUCKET_ARRIVALS_FIRST << min(before, 8), BUCKET_ARRIVALS)
         self.first_us, self.first_tick_us = received_us, tick_us
         self.slewed_us = slewed_us
-        """What the gateway's clock had been slewed by when it began."""
+        """Slewing of the gateway's clock until the bucket began."""
         self.late_if_slow_us = received_us - (1 + slow) * tick_us
         self.late_if_fast_us = received_us - (1 + fast) * tick_us
-        """The least of how much later arrivals were than a clock of that rate, which began at 0, shows."""
+        """Least lateness of an arrival, compared with a clock of that rate that began at 0."""
         self.quick_if_slow = self.quick_if_fast = tick_us, received_us
-        """The arrivals that these are of."""
+        """The arrivals with that least lateness: tick and time of receipt."""
         self._is_second_half = False
         self.later_us = math.inf
-        """`late_if_fast_us` of its second half: where the tick keeps pace, not much more than that of the first."""
+        """`late_if_fast_us` of the second half. If the tick keeps pace, it is not much more than that of the first."""
         self.arrivals = 1
         self.arrivals_due = _NEVER_DUE
-        """The arrival after so many may be the one that fills it, however soon it comes."""
+        """After this many arrivals the next one may fill the bucket, however soon it comes."""
         self.due_us = received_us + self._lasts_us // 2
-        """Until then it is neither half full nor full."""
+        """Before this time the bucket becomes neither half full nor full."""
 
     def is_after_outage(self, received_us: int, tick_us: int) -> bool:
-        """Whether an arrival is of another bucket: it came after an outage, or its tick does not keep pace."""
+        """Whether an arrival begins another bucket: it came after an outage, or its tick does not keep pace."""
         return received_us - (1 + self._rates[1]) * tick_us > self.late_if_fast_us + WAITED_US
 
     def is_catching_up(self, received_us: int, tick_us: int) -> bool:
-        """Whether an arrival was under way for much less than those before, for certain.
+        """Whether an arrival was certainly under way for much less time than those before.
 
-        A sensor that sends what had waited has arrivals each of which was under way for less than the one before, if
-        only by a little: until that is over, the quickest tells nothing of how quick it was.
+        While a sensor sends samples that had waited, each arrival was under way for a little less time than the one
+        before. Until the sensor has caught up, even the quickest arrival may have been slow.
         """
         least_delay_us = self._least_delay_us
         if received_us - (1 + self._rates[0]) * tick_us < self.late_if_slow_us - least_delay_us:
@@ -173,7 +173,7 @@ class Bucket:
         return received_us - self.first_us < (1 - RATE_ERROR_MAX) * (tick_us - self.first_tick_us) - least_delay_us
 
     def add(self, received_us: int, tick_us: int) -> bool:
-        """Take in one more; whether the bucket is full."""
+        """Take in one more arrival; return whether the bucket is full."""
         slow, fast = self._rates
         late_if_slow_us = received_us - (1 + slow) * tick_us
         late_if_fast_us = received_us - (1 + fast) * tick_us
@@ -188,7 +188,7 @@ class Bucket:
         so_far_us = received_us - self.first_us
         if not self._is_second_half:
             self._is_second_half, self.later_us = True, math.inf
-            # More are surer to have a quick one among them, but take longer, and the rate hides more of them.
+            # With more arrivals it is surer that one was quick, but the bucket lasts longer, and the rate hides more.
             hides_us = max(fast - slow, _RATES_APART_MIN) * so_far_us / (self.arrivals - 1)
             wanted = int(math.sqrt(BUCKET_ARRIVALS * self._least_delay_us / hides_us))
             self._arrivals_wanted = min(max(wanted, BUCKET_ARRIVALS_FIRST), self._arrivals_wanted)
@@ -197,13 +197,13 @@ class Bucket:
         if received_us < self.due_us:
             return False
         missing = self._arrivals_wanted - self.arrivals
-        # At the pace so far. It may come to be quicker.
+        # At the pace so far. If arrivals become quicker, `arrivals_due` counts.
         self.due_us = min(received_us + so_far_us * missing // self.arrivals, self.first_us + BUCKET_US_MAX)
         self.arrivals_due = self._arrivals_wanted - 1
         return missing <= 0 or so_far_us >= BUCKET_US_MAX
 
     def ticks_passed_over(self, received_us: int) -> tuple[float, float]:
-        """From which tick to which an arrival at this time is of no bucket to come, and not the quickest of this."""
+        """Range of ticks with which an arrival now begins no other bucket, and is not the quickest of this one."""
         slow, fast = self._rates
         return (
             (received_us - self.late_if_fast_us - WAITED_US) / (1 + fast),
@@ -214,15 +214,15 @@ class Bucket:
         )
 
     def pass_over(self, arrivals: int, received_us: int, tick_us: int) -> None:
-        """Count arrivals that tell nothing new; `tick_us` is the last of theirs."""
+        """Count arrivals that tell nothing new; `tick_us` is the last one's tick."""
         self.arrivals += arrivals
-        # The newest of them was under way for the shortest.
+        # The newest of them was under way for the shortest time.
         self.later_us = min(self.later_us, received_us - (1 + self._rates[1]) * tick_us)
 
     def observation(self, delay_us: float, changed_us: float) -> Observation:
-        """What follows if one of these arrivals was under way for less than `delay_us`, whichever it was.
+        """The observation that follows if any one of these arrivals was under way for less than `delay_us`.
 
-        `changed_us` is what the rate may have changed by since the first, as time. The proof stands in
+        `changed_us` is the time that the change of rate since the first arrival may add up to. The proof is in
         docs/decisions/001-quick-arrivals.md.
         """
         slow, fast = self._rates

@@ -1,7 +1,7 @@
-"""The latest time that is known to have passed: a lower bound of the true time, in a box that does not know it.
+"""The floor: the latest time that has surely passed, in a box that does not know the time.
 
-It serves TLS alone (`tls.dates`): what ended before it has ended. It is never taken for the time (promise P5), however
-plausible it looks: a box that was off for a year has the floor of a year ago.
+The floor serves TLS alone (`tls.dates`): a certificate that ended before it has expired. It is never taken for the time
+(promise P5), however plausible it looks: if a box was off for a year, its floor is a year old.
 """
 
 from collections.abc import Mapping
@@ -10,26 +10,26 @@ from typing import Final
 from gateway.reading import Mark
 
 FIRST_RELEASED_US: Final = 1_795_305_600_000_000
-"""2026-11-22T00:00Z, in microseconds since 1970: no version of this code was there before. Never to be changed: a boot
-of this box may have been of the first one."""
+"""Date of the first release, 2026-11-22T00:00Z, in microseconds since 1970. Never change it: a boot of this box may
+have run the first release."""
 RELEASED_US: Final = 1_795_305_600_000_000
-"""The same of this version: to be set anew with each release."""
+"""Date of this release, in microseconds since 1970. Set it anew for each release."""
 SAVE_US: Final = 3_600_000_000
-"""It is written down no more often than this, for the card's sake."""
+"""Microseconds that the floor must grow by before it is written again, to spare the card."""
 CLOCK_MARKS: Final = "clock/"
 FLOOR_MARK: Final = CLOCK_MARKS + "floor"
-"""What the buffer keeps it by: microseconds since 1970, in decimal."""
+"""Key of the floor in the buffer. Its value is microseconds since 1970, in decimal."""
 _DIGITS_MAX: Final = 16
-"""Up to the year 2286: what is longer is damaged. int() refuses thousands of digits, and no date goes that far."""
+"""Digits of a floor up to the year 2286. A longer value is damaged, and int() refuses thousands of digits."""
 
 
 class ClockFloor:
-    """The floor of one gateway, which outlives a restart by a mark in the buffer. It reads no clock."""
+    """The floor of one gateway, which survives a restart as a mark in the buffer. It reads no clock."""
 
     def __init__(self) -> None:
         self._us = RELEASED_US
         self._kept_us = 0
-        """What the buffer has."""
+        """The floor in the buffer."""
 
     @property
     def us(self) -> int:
@@ -37,17 +37,17 @@ class ClockFloor:
         return self._us
 
     def recall(self, marks: Mapping[str, bytes]) -> None:
-        """Go on from what the buffer has kept under `CLOCK_MARKS`; without it where that is damaged. Raises nothing."""
+        """Go on from the floor among the buffer's marks (`CLOCK_MARKS`). A damaged mark is ignored."""
         kept = marks.get(FLOOR_MARK, b"")
         if kept.isdigit() and len(kept) <= _DIGITS_MAX:
             self._kept_us = int(kept)
             self._us = max(self._us, self._kept_us)
 
     def learn(self, wall_us: int, error_us: int) -> Mark | None:
-        """A synced clock says that it is `wall_us`, within a bound; the mark to keep, where that is due.
+        """Learn from a synced clock that it is `wall_us`, within a bound. Returns the mark to keep, if one is due.
 
-        A floor that lies beyond what a synced clock takes for possible was of a clock that was synced to a wrong time:
-        were it kept, it would refuse certificates for as long as the error was large.
+        If the floor is later than the synced clock allows, it came from a clock that was synced to a wrong time. The
+        floor is then lowered: otherwise it would refuse certificates until time had caught up with it.
         """
         passed_us = wall_us - error_us
         if passed_us > self._us or wall_us + error_us < self._us:

@@ -1,8 +1,8 @@
-"""The gateway's clock in one of its boots: what wall time was at any CLOCK_BOOTTIME, and how far that can be trusted.
+"""The gateway's clock in one of its boots: gives the wall time, with a bound, at any CLOCK_BOOTTIME.
 
 Pure: looks at the clocks come in, offsets and bounds come out, all in microseconds. Everything is stored in
-CLOCK_BOOTTIME, which never steps; wall time is that and an offset. What runs between two looks is the crystal of this
-box: the offset known at one moment holds at another with a bound that grows by `ppm` of the time between them.
+CLOCK_BOOTTIME, which never steps. Wall time is CLOCK_BOOTTIME plus an offset. Between two looks the box's crystal keeps
+the time. So an offset known at one moment also holds at another, but its bound grows by `ppm` of the time between them.
 """
 
 import math
@@ -17,59 +17,59 @@ from msgspec.structs import replace
 
 FOREVER_US = 2**62
 PPM_MAX = 10_000
-"""What `gateway.clock_error_ppm_max` may be."""
+"""Highest value of `gateway.clock_error_ppm_max`."""
 POINTS_MAX = 32
-"""Points that are kept of one boot: some more would tell rows of long ago a little better."""
+"""Points kept of one boot. More points would narrow the bounds of old rows only a little."""
 WORTH = 0.7
-"""A look becomes a point where it makes the bound this much smaller: looks come each second."""
+"""Share to which a look must narrow the bound to become a point. Looks come each second."""
 SLEW_LOOK_US = 900_000
-"""How far apart two looks are that show how the kernel changes the clock's rate: those of each second."""
+"""Least time between two looks that are compared to measure slewing. Looks come each second."""
 GUESS_CHANGE_US = 500
-"""A change of the offset below this is jitter of reading two clocks, and not worth a write to the card."""
+"""Change of the offset up to which it is jitter of reading two clocks, and not worth a write to the card."""
 SPAN_SHARE = 8
-"""A span is left where the bound may have become smaller by one part in so many."""
+"""A span ends where the exact bound may have shrunk by one part in this many."""
 SPANS_MAX = 2_000
-"""Spans of one boot that are remembered."""
+"""Spans of one boot that `BootTimes` remembers."""
 ROUNDED_BY_US = 100
-"""Bounds are rounded up by this at the least, so that the span that one holds for is never tiny."""
+"""Least amount by which bounds are rounded up, so that no span is tiny."""
 LEAP_US = 1_000_000
 LEAP_JITTER_US = 100_000
-"""How far from a second two looks may be apart that are before and after one: what is slewed meanwhile."""
+"""Most by which the offset's change over a leap second may differ from a second, as the clock may be slewed too."""
 LEAP_SLACK_US = 2_000_000
-"""How far from midnight by the old clock or the new a leap second is looked for."""
+"""How far outside two looks the midnight of a leap second between them may lie."""
 
 Quality = Literal["synced", "bounded", "unknown"]
-"""Learnt from what keeps the wall clock; known only to lie between two known times; not known at all."""
+"""Learnt from a wall clock that is vouched for; only known to lie between two known times; not known at all."""
 
 
 Us = Annotated[int, Meta(ge=-(2**60), le=2**60)]
-"""Microseconds: more than 36,000 years are damage."""
+"""Microseconds. More than 36,000 years are damage."""
 
 
 class Look(NamedTuple):
-    """The clocks as they were found at one moment."""
+    """One reading of the clocks."""
 
     at_us: Us
     """CLOCK_BOOTTIME."""
     offset_us: Us
-    """The wall clock less that."""
+    """The wall clock less CLOCK_BOOTTIME."""
     error_us: Us | None
-    """The bound of the wall clock's error; None where nothing vouches for it."""
+    """Bound of the wall clock's error; None if nothing vouches for the wall clock."""
     adjusted_us: Us | None = None
-    """CLOCK_MONOTONIC less CLOCK_MONOTONIC_RAW: what the kernel has added to the crystal's own time. None where it was
-    not read well."""
+    """CLOCK_MONOTONIC less CLOCK_MONOTONIC_RAW: the time that the kernel added to the crystal's own. None if the two
+    could not be read closely enough."""
 
 
 class Point(NamedTuple):
-    """Between which two the offset lay at one moment, leap seconds of this boot left out."""
+    """Limits of the offset at one moment, without this boot's leap seconds."""
 
     at_us: Us
     low_us: Us
     high_us: Us
     slewed_us: Us = 0
-    """By how much the kernel slewed the clock since the point before (or the first look), beyond what `ppm` covers."""
+    """Slewing by the kernel since the point before (or the first look), beyond what `ppm` covers."""
     between: tuple[Us, Us] | None = None
-    """Between which two it lay all the time since the point before: what is left of points that were given up."""
+    """Limits of the offset at all times since the point before, as left by points that were given up."""
 
 
 class WallClock(NamedTuple):
@@ -77,16 +77,16 @@ class WallClock(NamedTuple):
 
     offset_us: int
     error_us: int | None
-    """Bound of the error; None where nothing vouches for the date (promise P5)."""
+    """Bound of the error; None if nothing vouches for the date (promise P5)."""
     is_bounded: bool = False
     """Whether the boot is only known to lie between two known times."""
     from_us: int = -FOREVER_US
     until_us: int = FOREVER_US
-    """The span in which this holds, the first included, the last not."""
+    """The span of CLOCK_BOOTTIME in which this holds: `from_us` is included, `until_us` is not."""
 
     @property
     def synced(self) -> bool:
-        """Whether the clock was learnt."""
+        """Whether the clock was learnt in this boot."""
         return self.error_us is not None and not self.is_bounded
 
     def at(self, boottime: int) -> int:
@@ -95,7 +95,7 @@ class WallClock(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A whole boot's wall time, for what was forwarded before it was known: as a correction says it."""
+    """A whole boot's wall time, as a correction gives it for records forwarded before it was known."""
 
     boottime_us: int
     offset_us: int
@@ -105,37 +105,36 @@ class Line(NamedTuple):
 
 
 class BootClock(Struct, frozen=True):
-    """What is known of wall time in one boot, as of the last look. `looked` gives what is known after another.
+    """Knowledge of wall time in one boot, as of the last look. `looked` returns the knowledge after another look.
 
-    Points stand in the order of time, and what each says is as narrow as all the others make it; so what lies between
-    two of them is told by these two. Looks must be honest: a wall clock that is further off than it says makes this
-    wrong, until a look contradicts it.
+    Points are sorted by time. All points narrow each other's limits, so two neighbours alone tell the offset between
+    them. Looks must be honest: if the wall clock is further off than it says, this is wrong until a look contradicts.
     """
 
     quality: Quality
     ppm: float
     points: tuple[Point, ...] = ()
     guess_us: Us = 0
-    """The offset of the wall clock as it stood, for people, where nothing is known."""
+    """Offset of the wall clock as it stood, shown to people if nothing is known."""
     slewed_us: Us = 0
-    """By how much the kernel slewed the clock since the last point."""
+    """Slewing by the kernel since the last point, beyond what `ppm` covers."""
     leaps: tuple[tuple[Us, Us], ...] = ()
-    """Leap seconds within this boot: when, and by how much the offset changed then."""
+    """Leap seconds within this boot: the time of each, and the change of the offset."""
     revision: int = 0
-    """How often it turned out that what was known before was wrong."""
+    """How many times a look proved earlier knowledge wrong."""
     last: Look | None = None
-    """The look that the next one is compared with, to see how the clock is slewed."""
+    """The look with which the next one is compared, to measure slewing."""
 
     @classmethod
     def constant(cls, offset_us: int, error_us: int | None, quality: Quality = "synced") -> "BootClock":
-        """A clock with one offset and bound for its whole boot, or, where the bound is None, none."""
+        """A clock with one offset and bound for its whole boot; an unknown clock if the bound is None."""
         if error_us is None:
             return cls("unknown", 0.0, guess_us=offset_us)
         return cls(quality, 0.0, (Point(0, offset_us - error_us, offset_us + error_us),))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "BootClock":
-        """The clock that `to_bytes` wrote. Raises ValueError where it is none."""
+        """The clock that `to_bytes` wrote. Raises ValueError if `data` is no clock."""
         clock = msgspec.json.decode(data, type=cls)
         order = [point.at_us for point in clock.points]
         if (clock.quality != "unknown") != bool(order) or order != sorted(order) or not 0 <= clock.ppm <= PPM_MAX:
@@ -146,7 +145,7 @@ class BootClock(Struct, frozen=True):
         return msgspec.json.encode(self)
 
     def says_as(self, other: "BootClock") -> bool:
-        """Whether both say the same of all times."""
+        """Whether both clocks give equal answers for all times."""
         return self is other or replace(self, last=None) == replace(other, last=None)
 
     @property
@@ -160,33 +159,33 @@ class BootClock(Struct, frozen=True):
         return self.quality != "unknown"
 
     def resumed(self, ppm: float) -> "BootClock":
-        """The same as an earlier start left it, to go on from."""
+        """This clock, which an earlier start of the daemon left, with the `ppm` of this start."""
         return replace(self, ppm=ppm)
 
-    # -- what it says ---------------------------------------------------------------------------
+    # -- answers --------------------------------------------------------------------------------
 
     def at(self, boottime: int) -> int:
         """Microseconds since 1970 at a CLOCK_BOOTTIME in microseconds."""
         return boottime + self.offset_us(boottime)
 
     def offset_us(self, boottime: int) -> int:
-        """Wall time less CLOCK_BOOTTIME; only a guess where nothing is known."""
+        """Wall time less CLOCK_BOOTTIME; only a guess if nothing is known."""
         if not self.points:
             return self.guess_us
         low, high = self._interval(boottime)
         return (low + high) // 2 + self._leapt_us(boottime)
 
     def error_us(self, boottime: int) -> int | None:
-        """The bound of that offset's error; None where nothing is known."""
+        """Bound of the error of `offset_us`; None if nothing is known."""
         if not self.points:
             return None
         low, high = self._interval(boottime)
         return (high - low + 1) // 2
 
     def around(self, boottime: int) -> WallClock:
-        """One offset for as long a span around a moment as a slightly larger bound holds for.
+        """One offset and one bound, rounded up, for a whole span around a moment.
 
-        Bounds have few different values, so that what is made of them can be kept.
+        Bounds are rounded to few different values, so that callers can cache what they make of them.
         """
         if not self.points:
             return WallClock(self.guess_us, None)
@@ -196,7 +195,7 @@ class BootClock(Struct, frozen=True):
         if self.ppm:
             error_us = rounded_up(error_us)
             from_us, until_us = self._span(boottime, offset_us - error_us, offset_us + error_us)
-            # Where much smaller a bound would do, this one is none to be told.
+            # Further away, a much smaller bound may hold.
             within_us = int(error_us / SPAN_SHARE * 1e6 / self.ppm) + 1
             from_us, until_us = max(from_us, boottime - within_us), min(until_us, boottime + within_us)
         for leap_us, _ in self.leaps:
@@ -208,10 +207,10 @@ class BootClock(Struct, frozen=True):
         return WallClock(offset_us, error_us, self.quality == "bounded", from_us, until_us)
 
     def line(self) -> Line | None:
-        """One line for the whole boot; None where nothing is known. Before the first point it is as good as the points.
+        """One line for the whole boot; None if nothing is known. Before the first point it is as good as the points.
 
-        After it the bound that was told with a record is the better one, but where what was told was wrong: then the
-        line takes the place of that too, and holds it.
+        After the first point, the bound that was sent with a record is usually better. But if a look proved earlier
+        knowledge wrong (`revision`), the line replaces that bound, so it allows for all later slewing and leap seconds.
         """
         if not self.points:
             return None
@@ -224,7 +223,7 @@ class BootClock(Struct, frozen=True):
         return Line(first.at_us, offset_us, 0.0, error_us, self.ppm)
 
     def _interval(self, at_us: int) -> tuple[int, int]:
-        """Between which two the offset lay, leap seconds left out."""
+        """Limits of the offset, without leap seconds."""
         place = bisect_right(self.points, at_us, key=_at)
         after = self.points[place] if place < len(self.points) else None
         slewed_us = self.slewed_us if after is None else after.slewed_us
@@ -237,11 +236,11 @@ class BootClock(Struct, frozen=True):
             if place and after.between is not None:
                 found.append(after.between)
         low, high = max(low for low, _ in found), min(high for _, high in found)
-        # Points are narrowed after some between them were given up: then these two are what counts.
+        # `between` may contradict points that were narrowed after it was made. Then the two points count.
         return (low, high) if low <= high else (max(low for low, _ in found[:2]), min(high for _, high in found[:2]))
 
     def _span(self, at_us: int, low_us: int, high_us: int) -> tuple[int, int]:
-        """From when until when, around a moment, the interval lies within these two."""
+        """The span around a moment in which the offset's interval lies within two limits."""
         place = bisect_right(self.points, at_us, key=_at)
         before = self.points[place - 1] if place else None
         after = self.points[place] if place < len(self.points) else None
@@ -250,8 +249,8 @@ class BootClock(Struct, frozen=True):
         from_us = -FOREVER_US if before is None else before.at_us
         until_us = FOREVER_US if after is None else after.at_us
         for side in (1, -1):
-            # The upper limit, and, turned over, the lower one: up to a time the point before says that the offset is
-            # within it, and from a time on the point after does.
+            # First the upper limit, then the lower one with its sign turned. The point before keeps the offset within
+            # the limit up to `up_to`; the point after does so from `from_on` on.
             limit = high_us if side > 0 else -low_us
             if between is not None and (between[1] if side > 0 else -between[0]) <= limit:
                 continue
@@ -276,31 +275,31 @@ class BootClock(Struct, frozen=True):
     def _drift_us(self, elapsed_us: int) -> int:
         return math.ceil(elapsed_us * self.ppm / 1e6)
 
-    # -- what it learns -------------------------------------------------------------------------
+    # -- learning -------------------------------------------------------------------------------
 
     def looked(self, look: Look) -> "BootClock":
-        """What is known after another look.
+        """The knowledge after another look.
 
-        A clock that is not vouched for any more teaches nothing: what was known before is held on to. One that agrees
-        goes on with it, and becomes a point where it makes the bound markedly smaller. A leap second splits the boot.
-        Any other contradiction, on a clock that is vouched for, says that what was told before was wrong: the newest
-        counts for the whole boot. So it is with `clock = "system"` too: a host that steps its clock corrects itself.
+        If nothing vouches for the wall clock any more, the look teaches nothing, and earlier knowledge stays. A look
+        that agrees becomes a point if it makes the bound markedly smaller. A leap second splits the boot. Any other
+        contradiction by a clock that is vouched for proves earlier knowledge wrong: the new look then counts for the
+        whole boot. This holds for `clock = "system"` too: a host that steps its clock corrects itself.
         """
         return self.slewed(look).taught(look, self.last)
 
     def slewed(self, look: Look) -> "BootClock":
-        """See whether the kernel made the clock run faster or slower than `ppm` allows for, as it does to set it right.
+        """Add up how much the kernel slewed the clock beyond what `ppm` allows for.
 
-        Half of `ppm` is the crystal's; what the kernel adds to that beyond the other half is not in the drift.
+        Half of `ppm` is for the crystal, and the other half for slewing. The drift does not cover slewing beyond that.
         """
         last = self.last
-        # One that teaches something counts at once: what was slewed before it is not of the time behind it.
+        # A look that may become a point counts at once: slewing before it must not be added to the time after it.
         if last is not None and look.at_us - last.at_us < SLEW_LOOK_US and look.error_us is None:
             return self
         beyond_us = 0
         if last is not None and last.adjusted_us is not None:
             if look.adjusted_us is None:
-                # The next one that tells it tells what was slewed up to here too.
+                # The next look with an `adjusted_us` then covers the slewing up to here too.
                 look = look._replace(adjusted_us=last.adjusted_us)
             else:
                 allowed_us = math.floor((look.at_us - last.at_us) * self.ppm / 2e6)
@@ -308,7 +307,7 @@ class BootClock(Struct, frozen=True):
         return replace(self, last=look, slewed_us=self.slewed_us + beyond_us)
 
     def taught(self, look: Look, before: Look | None) -> "BootClock":
-        """What a look says of the offset, taken in; `before` is the look before it."""
+        """The knowledge after learning the offset from a look; `before` is the look before it."""
         if look.error_us is None:
             is_news = not self.known and abs(look.offset_us - self.guess_us) > GUESS_CHANGE_US
             return replace(self, guess_us=look.offset_us) if is_news else self
@@ -335,7 +334,7 @@ class BootClock(Struct, frozen=True):
         return replace(self._begun_by(look, look.error_us), revision=self.revision + 1)
 
     def _leap_seen(self, look: Look, before: Look | None) -> tuple[int, int] | None:
-        """A leap second that the kernel itself made between two looks, vouching for both: however little it knows."""
+        """A leap second that the kernel made between two looks, if it vouches for both, however wide its bound is."""
         if before is None or before.error_us is None:
             return None
         by_us = LEAP_US if look.offset_us > before.offset_us else -LEAP_US
@@ -346,14 +345,14 @@ class BootClock(Struct, frozen=True):
         return None if is_known else (leap_us, by_us)
 
     def _begun_by(self, look: Look, error_us: int) -> "BootClock":
-        """What is known where nothing but this look tells anything."""
+        """The knowledge from this look alone."""
         slewed_us = sum(point.slewed_us for point in self.points) + self.slewed_us
         first = Point(look.at_us, look.offset_us - error_us, look.offset_us + error_us, slewed_us)
         return replace(self, quality="synced", points=(first,), guess_us=look.offset_us, slewed_us=0, leaps=())
 
     def _with_point(self, point: Point) -> "BootClock":
         points = [*self.points, point]
-        # What is known now narrows what was known before, one after the other as far as it does.
+        # The new point narrows those before it, one after the other, until one is narrow enough already.
         for place in range(len(points) - 2, -1, -1):
             before, after = points[place], points[place + 1]
             low, high = _widened(after, self._drift_us(after.at_us - before.at_us) + after.slewed_us)
@@ -367,12 +366,12 @@ class BootClock(Struct, frozen=True):
         return replace(self, points=tuple(points), slewed_us=0)
 
     def _is_steady(self, first: Point, given_up: Point, last: Point) -> bool:
-        """Whether a point between two others is hardly missed: a clock that is kept all the time needs no more."""
+        """Whether the middle point can be given up at little cost, as with a clock that is synced all the time."""
         least_us = min(point.high_us - point.low_us for point in (first, given_up, last))
         return WORTH * _width(self._joined(first, given_up, last)) <= least_us
 
     def _thinned(self, points: Sequence[Point]) -> list[Point]:
-        """One fewer: that one between the first and the last which is missed least."""
+        """Give up the point, between the first and the last, that costs least."""
         least, joined = 1, self._joined(*points[:3])
         for place in range(2, len(points) - 1):
             other = self._joined(*points[place - 1 : place + 2])
@@ -381,13 +380,13 @@ class BootClock(Struct, frozen=True):
         return [*points[:least], joined, *points[least + 2 :]]
 
     def _joined(self, first: Point, given_up: Point, last: Point) -> Point:
-        """The last of three points, with what the one that is given up says of the time since the first."""
+        """The last of three points, with the limits since the first point that the given-up one leaves."""
         sides = self._extent(first, given_up), self._extent(given_up, last)
         between = min(low for low, _ in sides), max(high for _, high in sides)
         return last._replace(slewed_us=given_up.slewed_us + last.slewed_us, between=between)
 
     def _extent(self, before: Point, after: Point) -> tuple[int, int]:
-        """Between which two the offset lay all the time between two points."""
+        """Limits of the offset at all times between two points."""
         peak_us = self._drift_us(after.at_us - before.at_us) // 2 + after.slewed_us + 1
         low = min((before.low_us + after.low_us) // 2 - peak_us, before.low_us, after.low_us)
         high = max((before.high_us + after.high_us + 1) // 2 + peak_us, before.high_us, after.high_us)
@@ -405,7 +404,7 @@ class BootTimes:
         self.clock = clock
         self._from_us: list[int] = []
         self._spans: list[WallClock] = []
-        """In the order of time; none overlaps another."""
+        """Sorted by time, without overlaps."""
 
     def around(self, boottime: int) -> WallClock:
         """See `BootClock.around`."""
@@ -427,12 +426,12 @@ class BootTimes:
 def bounded_between(
     before: tuple[BootClock, int] | None, seen_us: Sequence[int], after: BootClock, released_us: int
 ) -> list[BootClock]:
-    """The clocks of boots that were never synced, in their order, by what came before and after them.
+    """The clocks of consecutive boots that were never synced, bounded by the known boots before and after them.
 
-    `before` is the last boot with a known clock, with the latest CLOCK_BOOTTIME that is known of it; where there was
-    none, all were after `released_us` (wall time). `seen_us` is that of each boot, `after` the clock of the first boot
-    behind them that is known. Each boot lasted at least as long as was seen of it, and came before the next: so the
-    order of what was received is kept from boot to boot.
+    `before` is the last known clock before them, with the latest CLOCK_BOOTTIME seen in its boot. If it is None, all
+    boots came after `released_us` (wall time). `seen_us` has the latest CLOCK_BOOTTIME seen in each boot. `after` is the
+    first known clock behind them. Each boot lasted at least as long as it was seen, and came before the next one, so
+    readings keep their order from boot to boot.
     """
     lowest_us = released_us
     if before is not None:
@@ -441,7 +440,7 @@ def bounded_between(
     highest_us = after.at(0) + (after.error_us(0) or 0)
     total_us = sum(seen_us)
     room_us = highest_us - total_us - lowest_us
-    # Less than no room: the boots have counted longer than they lasted, or one of both clocks was wrong.
+    # If the room is negative, the boots' clocks ran too fast, or one of the two known clocks was wrong.
     error_us = (abs(room_us) + 1) // 2 + math.ceil(total_us * after.ppm / 1e6)
     clocks = []
     zero_us = lowest_us + room_us // 2
@@ -453,7 +452,7 @@ def bounded_between(
 
 
 def rounded_up(error_us: int) -> int:
-    """A little larger, and one of eight values in each octave."""
+    """A bound rounded up a little, to one of eight values in each octave."""
     error_us += max(error_us >> 4, ROUNDED_BY_US)
     shift = error_us.bit_length() - 4
     return ((error_us >> shift) + 1) << shift
@@ -472,12 +471,12 @@ def _width(point: Point) -> int:
 
 
 def _leap(look: Look, by_us: int, known_us: int) -> int | None:
-    """When the offset changed by a leap second, if it was one: as a month ended in UTC, after `known_us`."""
+    """CLOCK_BOOTTIME of a leap second of `by_us`, if a month ended in UTC between `known_us` and the look."""
     wall_us = look.at_us + look.offset_us + LEAP_SLACK_US
     try:
         month = datetime.fromtimestamp(wall_us // 1_000_000, UTC).replace(day=1, hour=0, minute=0, second=0)
     except (ValueError, OverflowError):
         return None
-    # At midnight by the clock as it was a second is put in before it; one is left out a second earlier.
+    # By the old offset, an inserted second takes effect at midnight, and a left-out one a second before.
     at_us = int(month.timestamp()) * 1_000_000 - (look.offset_us - by_us) - max(by_us, 0)
     return at_us if known_us - LEAP_SLACK_US <= at_us <= look.at_us + LEAP_SLACK_US else None

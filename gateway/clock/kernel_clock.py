@@ -1,4 +1,4 @@
-"""The clocks of this box as the kernel shows them: CLOCK_BOOTTIME, the wall clock, and what vouches for that."""
+"""Reads the box's clocks from the kernel: CLOCK_BOOTTIME, the wall clock, and the bound of its error."""
 
 import ctypes
 import os
@@ -15,14 +15,14 @@ STA_NANO = 0x2000
 TIME_ERROR = 5
 """adjtimex(2): the clock is not synchronised."""
 KERNEL_ERROR_US_MIN = 10_000
-"""The least bound that is believed of a clock that NTP keeps. systemd-timesyncd sets `maxerror` to 0 at each update,
-whatever the way to its server was like (`manager_adjust_clock` in timesyncd-manager.c), and the kernel lets that grow
-by 500 us a second; chrony sets root dispersion, half the root delay and what it has yet to slew (`set_sync_status` in
-sys_generic.c and sys_timex.c), ntpd its root distance."""
+"""Least bound that is believed of a clock kept by NTP. systemd-timesyncd sets `maxerror` to 0 at each update, however
+slow the way to its server was (`manager_adjust_clock` in timesyncd-manager.c). The kernel then lets it grow by 500 us a
+second. chrony sets root dispersion, half the root delay and the slew that is left (`set_sync_status` in sys_generic.c
+and sys_timex.c). ntpd sets its root distance."""
 TRIES = 5
-"""Readings of two clocks between which nothing else may have run: the closest pair counts."""
+"""Tries to read two clocks without another program running in between; the closest pair counts."""
 CLOSE_NS = 20_000
-"""Farther apart than this, two readings tell nothing of how the kernel changes the clock's rate."""
+"""If two readings are farther apart than this, they tell nothing about slewing."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -57,10 +57,10 @@ def boot_id() -> str:
 
 
 def read_clocks(mode: ClockMode, system_error_us: int) -> Look:
-    """Read the clocks. Raises OSError where the kernel does not say whether it is synced.
+    """Read the clocks. Raises OSError if the kernel does not say whether its clock is synced.
 
-    `kernel`: what adjtimex says vouches for the wall clock, and for how far. `system`: the wall clock is trusted as it
-    is, with the bound that the installer vouches for (`gateway.system_clock_error_ms`).
+    `kernel`: adjtimex(2) says whether the wall clock is synced, and within which bound. `system`: the wall clock is
+    trusted as it is, with the bound that the installer vouches for (`gateway.system_clock_error_ms`).
     """
     apart_ns, at_ns, offset_ns = _difference_ns(time.CLOCK_REALTIME, time.CLOCK_BOOTTIME)
     close_ns, _, adjusted_ns = _difference_ns(time.CLOCK_MONOTONIC, time.CLOCK_MONOTONIC_RAW)
@@ -80,7 +80,7 @@ def read_wall_clock(gateway: GatewaySettings) -> WallClock:
 
 
 def _difference_ns(clock: int, reference: int) -> tuple[int, int, int]:
-    """How far apart two readings of the reference were, the middle of them, and the clock less that."""
+    """Nanoseconds between two readings of the reference, their middle, and the clock less that middle."""
     closest: tuple[int, int, int] | None = None
     for _ in range(TRIES):
         before_ns = time.clock_gettime_ns(reference)
@@ -104,10 +104,10 @@ def _kernel_error_us() -> int | None:
 
 
 def kernel_error_us(state: int, status: int, maxerror_us: int, offset: int) -> int | None:
-    """The bound of the wall clock's error by what adjtimex(2) says; None where it is not synced.
+    """Bound of the wall clock's error according to adjtimex(2); None if the clock is not synced.
 
-    What is still to be slewed (`offset`, in nanoseconds or microseconds by STA_NANO) is an error that the clock has,
-    and that `maxerror` need not hold.
+    `offset` is the slew that is left, in nanoseconds with STA_NANO, else in microseconds. The clock has this error,
+    and `maxerror` need not include it.
     """
     if state == TIME_ERROR or status & STA_UNSYNC:
         return None
@@ -116,10 +116,10 @@ def kernel_error_us(state: int, status: int, maxerror_us: int, offset: int) -> i
 
 
 class ClockWatch:
-    """This boot's clock as it was last looked at: reading it for every record would cost more than it tells."""
+    """This boot's clock as of the last look. Reading the clocks for every record would cost more than it tells."""
 
     def __init__(self, gateway: GatewaySettings) -> None:
-        """Raises OSError where the kernel does not say whether its clock is synced."""
+        """Raises OSError if the kernel does not say whether its clock is synced."""
         self._mode: ClockMode = gateway.clock
         self._system_error_us = int(gateway.system_clock_error_ms * 1000)
         self._lock = threading.Lock()
@@ -128,11 +128,11 @@ class ClockWatch:
         self._now = BootClock("unknown", gateway.clock_error_ppm_max).looked(self._looked)
 
     def now(self) -> BootClock:
-        """What is known. May be called on any thread."""
+        """The clock as known now. May be called on any thread."""
         return self._now
 
     def read_again(self) -> tuple[BootClock, BootClock]:
-        """Read the clocks again; what was known before, and what is known now. Raises OSError."""
+        """Read the clocks again. Returns the clock as known before and as known now. Raises OSError."""
         found = read_clocks(self._mode, self._system_error_us)
         with self._lock:
             before = self._now
@@ -141,7 +141,7 @@ class ClockWatch:
             return before, self._now
 
     def resume(self, kept: BootClock) -> None:
-        """Go on from what an earlier start in this boot has left behind; once. May be called on any thread."""
+        """Go on from the clock that an earlier start in this boot left, once. May be called on any thread."""
         with self._lock:
             if self._is_resumed or not kept.known:
                 return

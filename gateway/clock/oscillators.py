@@ -8,14 +8,14 @@ Kind = Literal["rc", "ceramic", "crystal"]
 
 
 class Oscillator(NamedTuple):
-    """What sets the pace of a sensor's clock, and how badly it may do it."""
+    """Limits of the oscillator that paces a sensor's clock."""
 
     error_ppm: float
-    """How far from true it may run."""
+    """Greatest error of its rate."""
     wander_ppm_per_s: float
-    """How fast its rate may change."""
+    """Greatest change of its rate in a second."""
     spread_ppm: float
-    """How far apart its rates at any two times may lie."""
+    """Greatest difference between its rates at any two times."""
 
 
 OSCILLATORS: dict[Kind, Oscillator] = {
@@ -26,27 +26,27 @@ OSCILLATORS: dict[Kind, Oscillator] = {
 }
 
 KINDS: tuple[Kind, ...] = ("crystal", "ceramic", "rc")
-"""The best first."""
+"""From the best to the worst."""
 
-# Gateway time per tick strays a little further from 1 than ticks per gateway time do: 1 / 0.99 is 1.0101. So its change
-# of rate is greater as well: by the square of that, and by the cube for each microsecond of ticks.
+# Gateway time per tick strays a little further from 1 than ticks per gateway time do: 1 / 0.99 is 1.0101. Its rate also
+# changes more: by the square of that factor, and by its cube for each microsecond of ticks.
 _BEYOND = 1.0102
 _GATEWAY = OSCILLATORS["crystal"]
-"""The gateway's own clock is not true either, and its rate changes too."""
+"""Oscillator of the gateway's own clock, which is not true either."""
 _GATEWAY_PPM = 110
 
 
 def rate_error(kind: Kind) -> float:
-    """|rate - 1| at most, in gateway time per tick."""
+    """Greatest |rate - 1|, in gateway time per tick."""
     return (OSCILLATORS[kind].error_ppm * _BEYOND + _GATEWAY_PPM) * 1e-6
 
 
 RATE_ERROR_MAX = rate_error("rc")
-"""Of a clock that is worse than was said, too."""
+"""Greatest |rate - 1| of any clock, also of one that is worse than its setting says."""
 
 
 def rate_limits(kind: Kind, strain: int) -> RateLimits:
-    """How far from 1 a rate may be, and how it may change; `strain` times as much change as it should have."""
+    """Limits of a clock's rate. `strain` multiplies the change of rate that its oscillator should have."""
     oscillator, error = OSCILLATORS[kind], rate_error(kind)
     wander_ppm_per_s = (oscillator.wander_ppm_per_s + _GATEWAY.wander_ppm_per_s) * _BEYOND**3
     spread_ppm = (oscillator.spread_ppm + _GATEWAY.spread_ppm) * _BEYOND**2

@@ -1,4 +1,4 @@
-"""Wall times as RFC 3339 has them."""
+"""Formats wall times as in RFC 3339."""
 
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -14,7 +14,7 @@ def rfc3339(wall_us: int) -> bytes:
     return b"%b.%06dZ" % (_whole_seconds(wall_us // 1_000_000), wall_us % 1_000_000)
 
 
-# Readings come in seconds, one after the other: the date is formatted once for each.
+# Many readings share a second, so the date is formatted once for each second.
 @lru_cache(maxsize=1024)
 def _whole_seconds(wall_s: int) -> bytes:
     return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0").encode()

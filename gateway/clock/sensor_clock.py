@@ -1,6 +1,6 @@
-"""A sensor's clock seen from the gateway: when each of its ticks was, in CLOCK_BOOTTIME, and within which bound.
+"""A sensor's clock seen from the gateway: gives the CLOCK_BOOTTIME of each tick, with a bound.
 
-Learnt from round trips (PROBE and REPLY on a serial line), or from arrivals of readings that carry a tick (MQTT).
+It is learnt from round trips (PROBE and REPLY on a serial line), or from arrivals of readings with a tick (MQTT).
 Pure: observations come in, times and bounds come out, all in microseconds.
 """
 
@@ -20,14 +20,14 @@ from gateway.clock.tick_counter import NO_SEQUENCE, ORDER_SLACK_US, SAMPLE_TICK_
 Sample = tuple[int, int]
 """A reading's tick, in milliseconds, and its sequence."""
 SAVED_MAX = 24
-"""Observations that are kept on disk: half a kilobyte for each sensor."""
+"""Observations kept on disk: half a kilobyte for each sensor."""
 _REPLY_TICK_US = 5
-"""What the tick of a REPLY leaves open: its timer steps by four microseconds in our firmware; rounded up."""
+"""Resolution of the tick in a REPLY: the timer of our firmware steps by four microseconds. Rounded up."""
 _SAME_WRAP_US = TICK_US_MODULUS // 4
 
 
 class _Saved(msgspec.Struct, array_like=True, frozen=True):
-    """A clock as it is kept on disk."""
+    """A clock as kept on disk."""
 
     version: int
     strain: int
@@ -40,32 +40,32 @@ class _Saved(msgspec.Struct, array_like=True, frozen=True):
 class DeviceClock:
     """The clock of one boot of one sensor.
 
-    The bound that `estimate` gives is proven, as long as the oscillator is of its kind: it is what all observations
-    together leave open. Where they contradict each other, more change of rate is believed of this clock from then on.
-    Where a sensor's arrivals are all that is known, `least_delay_us` is assumed as well.
+    The bound of `estimate` is what all observations together leave open. It is proven while the oscillator keeps the
+    limits of its kind. If observations contradict each other, the clock is allowed more change of rate from then on.
+    If only arrivals are known, the bound assumes `least_delay_us` as well.
     """
 
     __slots__ = ("_buckets", "_counter", "_slews", "fit", "kind", "least_delay_us")
 
     def __init__(self, kind: Kind = "rc", slews: Slews | None = None) -> None:
-        """`slews` is what the gateway's own clock is known to have been slewed by."""
+        """`slews` measures how the gateway's own clock is slewed."""
         self._slews = Slews() if slews is None else slews
         self.kind: Kind = kind
         self.least_delay_us = LEAST_DELAY_US
         self.fit = SensorFit(kind, self._slews.total_us)
-        """Where each tick lies, and how far from true the clock runs."""
+        """The times of ticks, and the clock's drift."""
         self._counter = TickCounter()
         self._buckets = ArrivalBuckets()
 
     @property
     def known_from_us(self) -> int | None:
-        """When arrivals will have told enough for a first bound at the earliest; None where that is not known."""
+        """Earliest time at which arrivals may give a first bound; None if it is unknown."""
         bucket = self._buckets.current
         return None if bucket is None else bucket.due_us
 
     @property
     def last_sequence(self) -> int:
-        """The highest sequence of the samples that came; -1 where none did, or the tick began anew since."""
+        """Highest sequence that arrived; -1 if none did since the tick began anew."""
         return self._counter.last_sequence
 
     def restart(self) -> None:
@@ -75,13 +75,13 @@ class DeviceClock:
         self._buckets.restart()
         self._buckets.strays = 0
 
-    # -- what is observed -------------------------------------------------------------------------
+    # -- observations -----------------------------------------------------------------------------
 
     def probed(self, sent_us: int, received_us: int, tick_ms: int, tick_us: int) -> bool:
-        """Take in one round trip: the sensor's clock said `tick_ms` and `tick_us` between the two times.
+        """Take in one round trip: between the two times, the sensor's clock showed `tick_ms` and `tick_us`.
 
-        False says that no clock of this kind came from the last observation to this one: the tick began anew, or was
-        read wrongly. What was known is not used until another round trip says which.
+        Returns False if no clock of this kind comes from the last observation to this one: the tick began anew, or was
+        misread. The observations before are not used until another round trip says which.
         """
         self.fit.allow_for_slews(self._slews.total_us)
         middle_us = (sent_us + received_us) // 2
@@ -93,24 +93,24 @@ class DeviceClock:
         return is_continuous
 
     def arrived(self, received_us: int, tick_ms: int, sequence: int) -> bool:
-        """Take in that a sample with this tick arrived: it was taken before that.
+        """Take in the arrival of a sample with this tick. The sample was taken before it arrived.
 
-        False says that it was not taken by this counter: the tick began anew although the sensor's boot did not, or
-        was misread. Two such in a row, and the clock is learnt anew.
+        Returns False if the tick is not of this counter: it began anew although the sensor's boot did not, or was
+        misread. After two such arrivals in a row, the clock is learnt anew.
         """
         fit, counter, buckets = self.fit, self._counter, self._buckets
         fit.allow_for_slews(self._slews.total_us)
         tick_us = counter.unwrapped(tick_ms * 1000, received_us)
         if sequence < counter.last_sequence:
-            # Sent again, or of before: how long it was under way tells nothing of the clock.
+            # The sample was sent again or late: its time under way tells nothing about the clock.
             self._see_earlier(sequence)
             return True
         span = fit.span(tick_us) if fit.lines is not None else None
-        # Taken before the one before it, or after it arrived: the tick began anew, or jumped ahead; or all arrivals so
-        # far had waited.
+        # By its tick, the sample was taken before the one before it, or after it arrived. So the tick began anew or
+        # jumped ahead, or all arrivals so far had waited.
         if not counter.is_in_order(sequence, tick_us) or (span is not None and received_us < span[0] - ORDER_SLACK_US):
             if counter.is_odd:
-                # Two in a row: it was not misread.
+                # Two in a row were not misread.
                 fit.weigh(is_contradiction=True)
                 self.restart()
             counter.is_odd = True
@@ -119,10 +119,10 @@ class DeviceClock:
         counter.advance(sequence, tick_us)
         if span is not None and counter.is_doubted:
             if received_us <= span[1] + ORDER_SLACK_US:
-                # In time for the counter that was observed: it is that one.
+                # In time for the counter observed so far, so it is still that counter.
                 counter.is_doubted, buckets.current = False, None
             else:
-                # What arrives is all that is known of this counter, if it is another one.
+                # If this is another counter, nothing is known of it but its arrivals.
                 span = None
         if span is not None and buckets.tightens(received_us, *span):
             self._learn(Observation(tick_us, NO_LOWER_LIMIT, received_us))
@@ -132,9 +132,9 @@ class DeviceClock:
         return True
 
     def note(self, sequence: int, tick_ms: int, now_us: int) -> bool:
-        """See that samples' ticks are in order, without learning from their arrival; False: the tick began anew.
+        """Check that a sample's tick is in order, without learning from its arrival.
 
-        Nothing is known of the clock then.
+        Returns False if the tick began anew. The clock is then forgotten.
         """
         counter = self._counter
         if counter.reference is None:
@@ -147,12 +147,12 @@ class DeviceClock:
             counter.advance(sequence, tick_us)
         return True
 
-    # -- what follows from it ---------------------------------------------------------------------
+    # -- estimates --------------------------------------------------------------------------------
 
     def estimate(self, tick_ms: int, now_us: int) -> tuple[int, int] | None:
-        """When a sample with this tick was taken, and the bound of that time's error; None where that is not known.
+        """When a sample with this tick was taken, and the bound of that time's error; None if that is unknown.
 
-        `now_us` is the time of its receipt: it says which of the tick's wraps is meant, and no sample is of after it.
+        `now_us` is the time of its receipt. It tells which wrap of the tick is meant. The sample was taken before it.
         """
         fit, slews = self.fit, self._slews
         fit.allow_for_slews(slews.total_us)
@@ -162,15 +162,15 @@ class DeviceClock:
         earliest_us -= slews.latest_us
         latest_us = min(latest_us + SAMPLE_TICK_US + slews.latest_us, now_us)
         if self._counter.is_doubted:
-            # Where the counter may have begun anew, so may the sample be younger.
+            # If the counter began anew, the sample may be younger.
             latest_us = now_us
         if earliest_us > latest_us:
-            # Of a time to come: the tick is of another counter than the one that was observed.
+            # The sample would lie in the future, so its tick is not of the observed counter.
             return None
         return round((earliest_us + latest_us) / 2), int((latest_us - earliest_us) / 2) + 2
 
     def estimate_earlier(self, tick_ms: int, now_us: int) -> tuple[int, int] | None:
-        """`estimate` for samples of some time ago, in their order, while others arrive."""
+        """`estimate` for older samples, asked for in their order while new ones arrive."""
         fit, counter = self.fit, self._counter
         if fit.lines is None or fit.former:
             return None
@@ -193,11 +193,11 @@ class DeviceClock:
         return found
 
     def stamp(self, received_us: int, tick_ms: int, sequence: int) -> tuple[int, int] | None:
-        """Take in an arrival, and give its sample's time, as `arrived` and `estimate` do."""
+        """Take in an arrival by `arrived`, and return its sample's time as `estimate` does."""
         return self.stamps(received_us, [(tick_ms, sequence)])[0]
 
     def stamps(self, received_us: int, samples: Iterable[Sample]) -> list[tuple[int, int] | None]:
-        """`stamp` for all that arrived at once."""
+        """`stamp` for all samples that arrived at once."""
         found: list[tuple[int, int] | None] = []
         left = iter(samples)
         while (telling := self._stamp_usual(received_us, left, found)) is not None:
@@ -210,16 +210,16 @@ class DeviceClock:
         estimate = self.estimate(tick_ms, received_us) if self.arrived(received_us, tick_ms, sequence) else None
         if estimate is None or not is_earlier:
             return estimate
-        # Of before; or the sensor has restarted, and its boot counter failed. Both are within this.
+        # The sample is late, or the sensor restarted and its boot counter failed. This bound covers both cases.
         earliest = estimate[0] - estimate[1]
         return (earliest + received_us) // 2, (received_us - earliest) // 2 + 2
 
     def _stamp_usual(
         self, received_us: int, samples: Iterator[Sample], found: list[tuple[int, int] | None]
     ) -> Sample | None:
-        """Stamp arrivals as long as they tell nothing new; the first that may, which is left to do; None at the end.
+        """Stamp arrivals while they tell nothing new. Return the first that may, not stamped yet; None at the end.
 
-        Most are such, and for each there is: what they have in common is looked at once.
+        Most arrivals tell nothing new. Checks that they share are made once for all of them.
         """
         fit, counter, bucket = self.fit, self._counter, self._buckets.current
         bounds = NOTHING_KNOWN if fit.lines is None else fit.bounds
@@ -252,7 +252,7 @@ class DeviceClock:
                 stamped_ms, last_tick_us = tick_ms, tick_us
                 if bounds is not NOTHING_KNOWN:
                     latest_us += SAMPLE_TICK_US
-                    # Not after it came.
+                    # No sample was taken after it arrived.
                     if latest_us > received_us:  # noqa: PLR1730 - a call of min() takes three times as long
                         latest_us = received_us
                     half_us = (latest_us - earliest_us) / 2
@@ -269,7 +269,7 @@ class DeviceClock:
     # -- on disk ----------------------------------------------------------------------------------
 
     def to_bytes(self) -> bytes:
-        """What is worth keeping: the observations, of which the newest and the tightest."""
+        """The clock to keep on disk, with its newest and tightest observations."""
         fit, counter = self.fit, self._counter
         saved = [
             (round(tick), None if earliest == NO_LOWER_LIMIT else int(earliest) - 1, int(latest) + 1)
@@ -281,7 +281,7 @@ class DeviceClock:
 
     @classmethod
     def from_bytes(cls, data: bytes, kind: Kind = "rc", slews: Slews | None = None) -> "DeviceClock":
-        """The clock as it was kept, in the same boot of the gateway. Raises ValueError where that is none."""
+        """The clock that `to_bytes` wrote in this boot of the gateway. Raises ValueError if `data` is no clock."""
         try:
             saved = msgspec.msgpack.decode(data, type=_Saved)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -293,7 +293,7 @@ class DeviceClock:
         fit.strain, fit.paced_by = saved.strain, saved.paced_by or kind
         if saved.last is not None:
             counter.advance(*saved.last)
-        # What was slewed while nobody looked counts as well.
+        # Slewing while the daemon was down counts as well.
         slewed_us = 0 if saved.slews is None else clock._slews.since(saved.slews)
         for tick, earliest, latest in saved.observations:
             seen = Observation(tick, NO_LOWER_LIMIT if earliest is None else earliest, latest)
@@ -307,7 +307,7 @@ class DeviceClock:
     # -- inside -----------------------------------------------------------------------------------
 
     def _see_earlier(self, sequence: int) -> None:
-        """The sensor sends what it had kept; or it has restarted, and neither its boot nor a lower tick says so."""
+        """Handle a lower sequence: the sensor sends kept samples, or it restarted without a new boot or a lower tick."""
         fit, counter, buckets = self.fit, self._counter, self._buckets
         if counter.is_sent_again(sequence):
             return
@@ -319,30 +319,30 @@ class DeviceClock:
             fit.observations, buckets.current = [], None
 
     def _gather(self, received_us: int, tick_us: int, *, is_known: bool) -> None:
-        """Put an arrival into its bucket, and learn from that once it is full."""
+        """Put an arrival into its bucket, and learn from the bucket once it is full."""
         fit, counter, buckets = self.fit, self._counter, self._buckets
         limits = fit.limits
         rates = fit.rates_at(tick_us) if is_known else (-limits.error, limits.error)
         seen = buckets.gather(received_us, tick_us, rates, limits, self._slews.total_us, self.least_delay_us)
         if seen is not None:
             if counter.is_doubted:
-                # Among so many one was quick, and none was in time for the former counter.
+                # One arrival of the bucket was quick, and none was in time for the former counter.
                 fit.observations, counter.is_doubted = [], False
             self._learn(seen)
         if buckets.strays >= STRAYS_MAX:
-            # Arrivals do not bear the line out: it is no longer believed.
+            # Arrivals contradict the fitted lines, which are no longer believed.
             self.restart()
 
     def _learn(self, seen: Observation) -> None:
-        """Have an arrival fitted, and see by that whether buckets are to be believed."""
+        """Fit an arrival, and judge by the result whether to believe the buckets."""
         learnt = self.fit.learn(seen)
         if learnt != "agrees":
-            # What its arrivals were compared by was wrong.
+            # The bucket's arrivals were compared with a wrong fit.
             self._buckets.current = None
         if learnt == "was-late":
             self._buckets.strays += 1
         elif learnt == "nothing-left":
-            # Nothing says how early any was.
+            # No lower limit is left: nothing says how early any sample was taken.
             self._buckets.restart()
         elif learnt == "agrees" and seen.earliest_us > NO_LOWER_LIMIT:
             self._buckets.strays = 0

@@ -1,7 +1,7 @@
-"""The clocks of all sensors that send a tick: by run (one boot of one sensor), in memory and in the buffer.
+"""Keeps the clocks of all sensors that send a tick, by run (one boot of one sensor), in memory and in the buffer.
 
-What was learnt is kept as marks, in commits that store readings, so that a restart of the daemon goes on with it. After
-a restart of the box it is void: CLOCK_BOOTTIME began anew.
+The clocks are kept as marks, in commits that store readings, so they survive a restart of the daemon. A restart of the
+box voids them: CLOCK_BOOTTIME begins anew.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +16,12 @@ from gateway.reading import Mark
 
 SENSOR_CLOCK_MARKS = "clock/device/"
 RUNS_MAX = 10_000
-"""Clocks that are kept in memory, four kilobytes each at the most; those that were used least lately go first."""
+"""Clocks kept in memory, at most four kilobytes each. The least recently used go first."""
 SAVE_INTERVAL_US = 10_000_000
 SAVED_AT_ONCE_MAX = 50
-"""Clocks written in one commit, no oftener than that: each is half a kilobyte for the card."""
+"""Clocks written in one commit, once in SAVE_INTERVAL_US. Each writes half a kilobyte to the card."""
 SAVED_AGAIN_US = 300_000_000
-"""One clock is written no oftener: an older state of it is as true, and less exact."""
+"""Least time between two writes of one clock. Its older state is just as true, only less exact."""
 _UNREADABLE = "what was known of a sensor's clock cannot be read: it is learnt anew"
 _NEVER = -1
 """A version that no clock has."""
@@ -37,10 +37,10 @@ class Run:
     def __init__(  # noqa: PLR0913, PLR0917 - what it is of
         self, device: str, stream: str, boot: str, kind: Kind, slews: Slews, saved: bytes | None = None
     ) -> None:
-        """`saved` is what was kept of its clock. It is looked into when it is needed: that takes half a millisecond."""
+        """`saved` is the clock as kept. It is decoded only when it is needed, as that takes half a millisecond."""
         self.device = device
         self.stream = stream
-        """Empty where the device counts its samples through; else the topic whose samples are counted by themselves."""
+        """Empty if the device numbers all its samples together; else the topic whose samples have their own numbers."""
         self.boot = boot
         self.kind: Kind = kind
         self.save_due_us = 0
@@ -51,7 +51,7 @@ class Run:
 
     @property
     def clock(self) -> DeviceClock:
-        """One that knows nothing where nothing was learnt, or what was kept cannot be read."""
+        """The run's clock. It knows nothing if nothing was learnt, or if the kept clock cannot be read."""
         if self._clock is None:
             self._clock = self._recalled()
             self._saved, self._saved_version = None, self._clock.fit.version
@@ -64,16 +64,16 @@ class Run:
 
     @property
     def mark(self) -> str:
-        """The key that it is kept under: a former boot's makes room for the next one's."""
+        """Key of the clock in the buffer. The sensor's next boot overwrites the clock of the former one."""
         return f"{SENSOR_CLOCK_MARKS}{self.device}/{self.stream}"
 
     def save(self) -> bytes:
-        """Its clock, to be kept."""
+        """The clock, encoded to be kept."""
         self._saved_version = self.clock.fit.version
         return self.clock.to_bytes()
 
     def was_not_saved(self) -> None:
-        """What `save` gave did not come to be kept: it is due again."""
+        """The bytes from `save` were not stored, so the clock is due again."""
         self._saved_version = _NEVER
         self.save_due_us = 0
 
@@ -96,24 +96,24 @@ class _Saved(msgspec.Struct, array_like=True, frozen=True):
 
 
 class DeviceClocks:
-    """All of one boot of the gateway."""
+    """All sensors' clocks in one boot of the gateway."""
 
     def __init__(self, gateway_boot: str = "", runs_max: int = RUNS_MAX) -> None:
         self._gateway_boot = gateway_boot
         self.slews = Slews()
-        """How the gateway's own clock was slewed, for all of them."""
+        """Slewing of the gateway's own clock, shared by all clocks."""
         self._runs_max = runs_max
         self._runs: dict[tuple[str, str, str], Run] = {}
-        """The one that was asked for last at the end."""
+        """The most recently used run is last."""
         self._kept: dict[str, str] = {}
-        """The marks on disk, each with the sensor's boot that it is of."""
+        """Marks on disk, each with its sensor's boot."""
         self._forgotten: list[Mark] = []
-        """Those of runs that are known no more: what is on disk is bounded as well."""
+        """Deletions of marks whose runs left memory, so that the disk is bounded too."""
         self.save_due_us = 0
-        """CLOCK_BOOTTIME: until then `marks` has nothing to say."""
+        """CLOCK_BOOTTIME before which `marks` need not be called."""
 
     def of(self, device: str, boot: str, kind: Kind = "rc", stream: str = "") -> DeviceClock:
-        """The clock of a run; one that knows nothing where the run is new."""
+        """The clock of a run. The clock of a new run knows nothing."""
         run = self._runs.pop((device, stream, boot), None)
         if run is None or run.kind != kind:
             self._make_room()
@@ -127,19 +127,19 @@ class DeviceClocks:
         return None if run is None else run.clock
 
     def find_of(self, device: str, boot: str, stream: str) -> DeviceClock | None:
-        """The clock that a reading's tick is of: its stream's own, or the one of its device."""
+        """The clock of a reading's tick: that of its stream, or else that of its device."""
         return self.find(device, boot, stream) or self.find(device, boot)
 
     def runs(self) -> Iterator[Run]:
-        """All of them, the one that was asked for last at the end."""
+        """All runs, the most recently used last."""
         return iter(self._runs.values())
 
     def newest_runs(self) -> Iterator[Run]:
-        """Of each device, or each of its streams, the one that was asked for last."""
+        """The most recently used run of each device, or of each of its streams."""
         return iter({(run.device, run.stream): run for run in self._runs.values()}.values())
 
     def marks(self, now_us: int, *, all_of_them: bool = False) -> list[Mark]:
-        """What the next commit is to keep of what was learnt, and to forget; all of it at the end."""
+        """Marks for the next commit, of clocks to keep and clocks to delete. Set `all_of_them` at the daemon's end."""
         self.save_due_us = now_us + SAVE_INTERVAL_US
         due = [run for run in self.newest_runs() if run.has_news]
         if not all_of_them:
@@ -154,7 +154,7 @@ class DeviceClocks:
         return marks
 
     def not_kept(self, marks: Sequence[Mark]) -> None:
-        """These, of `marks`, were not written after all: the next to be asked for have what they keep and forget."""
+        """Take back marks that were not written, so that the next call of `marks` includes them."""
         refused = {mark.key for mark in marks}
         for run in self.newest_runs():
             if run.mark in refused and self._kept.get(run.mark) == run.boot:
@@ -162,7 +162,7 @@ class DeviceClocks:
         self._forgotten += [mark for mark in marks if mark.value is None and mark.key not in self._kept]
 
     def restore(self, marks: Mapping[str, bytes]) -> list[Mark]:
-        """Go on with what an earlier start in this boot had learnt; give what is to be forgotten, as of other boots."""
+        """Go on with the clocks that an earlier start in this boot kept. Returns deletions of all other marks."""
         forgotten = []
         for key, value in marks.items():
             found = saved_run(value, self.slews)
@@ -185,7 +185,7 @@ class DeviceClocks:
 
 
 def saved_run(value: bytes, slews: Slews | None = None) -> tuple[str, Run] | None:
-    """What a mark keeps: the gateway's boot that it is of, and the run. None where it cannot be read."""
+    """The gateway's boot and the run that a mark holds; None if the mark cannot be read."""
     try:
         saved = msgspec.msgpack.decode(value, type=_Saved)
     except (msgspec.DecodeError, UnicodeDecodeError):

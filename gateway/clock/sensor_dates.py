@@ -1,4 +1,4 @@
-"""Whether an absolute time that a sensor sent can be right: it is judged by when the reading came in.
+"""Judges whether an absolute time that a sensor sent is plausible, by the time of the reading's receipt.
 
 Pure: wall times in microseconds since 1970, UTC.
 """
@@ -10,7 +10,7 @@ from gateway.clock.gateway_clock import WallClock
 from gateway.settings import GatewaySettings
 
 LATEST_US = 2**32 * 1_000_000
-"""The year 2106, where the 32 bits of many a sensor's clock end."""
+"""The year 2106, when the 32 bits of many sensors' clocks end."""
 
 Implausible = Literal["ahead", "behind"]
 
@@ -36,7 +36,7 @@ class Dated(Protocol):
 
 
 class TimeLimits(NamedTuple):
-    """How far a sensor's time may be from that of its reading's receipt, beside what both may be off."""
+    """Most that a sensor's time may be ahead of or behind the receipt, beside the bounds of both times."""
 
     ahead_us: int
     behind_us: int
@@ -52,10 +52,10 @@ DEFAULT_LIMITS = TimeLimits.of(GatewaySettings("default"))
 def implausible(
     device_time_us: int, error_us: int, received_us: int, clock: WallClock, limits: TimeLimits
 ) -> Implausible | None:
-    """In which direction a sensor's time lies too far off; None where it is plausible.
+    """Direction in which a sensor's time is too far off; None if the time is plausible.
 
-    `error_us` is what its sender's installer vouches for, `received_us` the CLOCK_BOOTTIME of its receipt. Where the
-    gateway's clock is not known, all that can be said is that it is of these years.
+    `error_us` is the bound that the installer vouches for, and `received_us` the CLOCK_BOOTTIME of the receipt. If the
+    gateway's clock is unknown, any time from this release to the year 2106 is plausible.
     """
     earliest_us, latest_us = RELEASED_US, LATEST_US
     if clock.error_us is not None:
@@ -67,10 +67,10 @@ def implausible(
 
 
 def told_us(row: Dated, clock: WallClock, limits: TimeLimits) -> int | None:
-    """The time that a row's sensor sent, where it did and that can be right."""
+    """The time that a row's sensor sent; None if it sent none, or an implausible one."""
     if row.device_time_us is None:
         return None
-    # A tick beside it says that nothing is known of the receipt: taken in again in another boot than that.
+    # A tick beside the time says that the receipt is unknown: the reading was taken in again in a later boot.
     clock = clock if row.tick_ms is None else WallClock(0, None)
     wrong = implausible(row.device_time_us, row.event_error_us, row.received_us, clock, limits)
     return row.device_time_us if wrong is None else None

@@ -1,4 +1,4 @@
-"""The fit of a sensor's clock: the lines that agree with all pairs of its ticks and the gateway's times.
+"""Fits a sensor's clock: finds the lines that agree with all observations of its ticks by the gateway.
 
 Pure: observations come in, times and bounds come out, all in microseconds.
 """
@@ -12,23 +12,23 @@ from gateway.clock.straight_bounds import StraightBounds, bounds_from
 from gateway.clock.tick_counter import SAMPLE_TICK_US
 
 OBSERVATIONS_MAX = 32
-"""The newest ones, and fewer the older they are: what an outage is bridged by."""
+"""Observations kept of one clock, the fewer the older they are. They bridge outages."""
 NEWEST_KEPT = 12
 CONTRADICTIONS_MAX = 3
-"""After so many, each weighed up by two agreements, a clock is taken for one of a worse oscillator than was said."""
+"""Contradictions after which the oscillator is taken for the next worse kind. Two agreements make up for one."""
 STRAIN_MAX = 16
-"""How many times as much change of rate than an oscillator should have is believed before an observation is not."""
+"""Greatest factor on the change of rate that an oscillator should have. Beyond it, the oldest observation is dropped."""
 _STEP_TOLERANCE_US = 5_000
 _WIDE_US = 1e9
-"""What tells no more than this of a time tells nothing."""
+"""Width from which on an interval tells nothing about a time."""
 
 Learnt = Literal["agrees", "was-late", "others-were-late", "nothing-left"]
-"""What came of an arrival: it agrees with the others; it was under way for longer than was thought; older ones were;
-or no lower limit is left."""
+"""Result of an arrival: it agrees with the others; it was under way for longer than was thought; older ones were; or no
+lower limit is left."""
 
 
 class SensorFit:
-    """All lines through what was observed of one sensor's clock; what they say of its rate and its bound."""
+    """All lines that agree with the observations of one sensor's clock, and the rates and bounds that they allow."""
 
     __slots__ = (
         "_contradictions",
@@ -45,36 +45,36 @@ class SensorFit:
 
     def __init__(self, kind: Kind, slewed_us: int) -> None:
         self.paced_by: Kind = kind
-        """What its observations show: worse than was said, perhaps."""
+        """Kind of oscillator that the observations show. It may be worse than the setting says."""
         self.slewed_us = slewed_us
-        """What the observations allow for."""
+        """Slewing of the gateway's clock that the observations allow for."""
         self.strain = 1
         self._contradictions = 0
         self.observations: list[Observation] = []
-        """By tick."""
+        """Sorted by tick."""
         self.former: list[Observation] = []
-        """What was known before a jump that nothing has confirmed yet."""
+        """Observations before a jump that is not confirmed yet."""
         self.lines: Lines | None = None
         """At the newest observation's tick."""
         self.bounds: StraightBounds | None = None
         self.bounds_earlier: StraightBounds | None = None
-        """The same for samples of some time ago, which are asked for in turns with new ones."""
+        """`bounds` for older samples, which are asked for in turns with new ones."""
         self.version = 0
-        """Another one whenever something was learnt."""
+        """Changes whenever something was learnt."""
 
     @property
     def observed_us(self) -> int | None:
-        """When the clock was observed last."""
+        """Time of the last observation."""
         return round(self.observations[-1].latest_us) if self.observations else None
 
     @property
     def limits(self) -> RateLimits:
-        """What its rate is believed to keep to."""
+        """Limits that the clock's rate is believed to keep."""
         return rate_limits(self.paced_by, self.strain)
 
     @property
     def drift_ppm(self) -> tuple[float, float] | None:
-        """How fast it runs, at least and at most: parts per million above true. None where that is not known."""
+        """Least and greatest drift, in parts per million above true; None if it is unknown."""
         if self.lines is None:
             return None
         slow, fast = self.lines.rates()
@@ -82,7 +82,7 @@ class SensorFit:
 
     @property
     def error_us(self) -> int | None:
-        """The bound of a sample that is taken when it was observed last; None where it is not known."""
+        """Bound of a sample taken at the last observation; None if it is unknown."""
         if self.lines is None:
             return None
         earliest_us, latest_us = self.lines.span_at(self.lines.tick_us)
@@ -90,19 +90,16 @@ class SensorFit:
 
     @property
     def has_jumped(self) -> bool:
-        """Whether the last observation contradicts those before, and nothing has said yet which is right."""
+        """Whether the last observation contradicts those before, and it is still open which are right."""
         return bool(self.former)
 
     def error_us_at(self, at_us: int) -> int | None:
-        """The bound of a sample that is taken at this time, which is none before the last observation.
-
-        None where it is not known.
-        """
+        """Bound of a sample taken at this time, not before the last observation; None if it is unknown."""
         lines = self.lines
         if lines is None or self.former:
             return None
         earliest_us, latest_us = lines.span_at(lines.tick_us)
-        # A clock that is one per cent off moves the place by as much, and the bound there by less than a millisecond.
+        # Gateway time stands in for ticks. If the clock is one per cent off, the bound is off by less than 1 ms.
         earliest_us, latest_us = lines.span_at(lines.tick_us + max(0.0, at_us - (earliest_us + latest_us) / 2))
         return round((latest_us - earliest_us + SAMPLE_TICK_US) / 2)
 
@@ -116,7 +113,7 @@ class SensorFit:
         return max(slow - change, -limits.error), min(fast + change, limits.error)
 
     def span(self, tick_us: float) -> tuple[float, float]:
-        """The earliest and the latest time of a tick; only while there are lines."""
+        """The earliest and the latest time of a tick. Call it only while there are `lines`."""
         bounds = self.bounds
         if bounds is None or not bounds.from_us <= tick_us < bounds.until_us:
             assert self.lines is not None  # noqa: S101 - whoever asks has looked
@@ -134,12 +131,12 @@ class SensorFit:
         self.version += 1
 
     def observe(self, seen: Observation) -> bool:
-        """Take in a round trip, whose limits are certain; whether one clock may come to it from the last observation.
+        """Take in a round trip, whose limits are certain. Returns False if one clock cannot come to it from the last.
 
-        What was known before a jump is not used until another round trip says which is right.
+        Observations before a jump are not used until another round trip says which are right.
         """
         if self.former and not self._follows(self.observations, seen) and self._follows(self.former, seen):
-            # The one before was the odd one out.
+            # The round trip before this one was the odd one out.
             self.observations = self.former
         is_continuous = self._follows(self.observations, seen)
         self.former = []
@@ -167,21 +164,21 @@ class SensorFit:
                 return "was-late"
         for place, each in enumerate(self.observations):
             if each is not seen:
-                # Arrivals that are older by now had waited for longer than was thought.
+                # Older arrivals may have been under way for longer than was thought.
                 self.observations[place] = each._replace(earliest_us=NO_LOWER_LIMIT)
                 if self._fit():
                     return "others-were-late"
         return "nothing-left"
 
     def weigh(self, *, is_contradiction: bool) -> None:
-        """After some contradictions, take the oscillator for the next worse one."""
+        """Count a contradiction or an agreement. After too many contradictions, assume the next worse oscillator."""
         self._contradictions = max(0, self._contradictions + (2 if is_contradiction else -1))
         if self._contradictions >= 2 * CONTRADICTIONS_MAX and self.paced_by != KINDS[-1]:
             self.paced_by, self.strain = KINDS[KINDS.index(self.paced_by) + 1], 1
             self._contradictions = 0
 
     def allow_for_slews(self, slewed_us: int) -> None:
-        """What was observed before the gateway's clock was slewed is worth less by so much."""
+        """Widen the observations by what the gateway's clock was slewed after them."""
         by_us = slewed_us - self.slewed_us
         if by_us == 0:
             return
@@ -192,7 +189,7 @@ class SensorFit:
             self.refit()
 
     def refit(self) -> None:
-        """Find lines that agree with all; where none does, believe more change of rate, then less of what is old."""
+        """Find lines that agree with all observations. If none does, allow more change of rate, then drop old ones."""
         while not self._fit() and self._has_lower():
             if self.strain < STRAIN_MAX:
                 self.strain *= 2
@@ -203,7 +200,7 @@ class SensorFit:
         self.observations = thinned(sorted([*self.observations, seen]), OBSERVATIONS_MAX)
 
     def _fit(self) -> bool:
-        """Find the lines that agree with all observations; whether there are any."""
+        """Find the lines that agree with all observations; return whether there are any."""
         self.version += 1
         self.bounds = self.bounds_earlier = self.lines = None
         if self._has_lower():
@@ -214,7 +211,7 @@ class SensorFit:
         return any(seen.earliest_us > NO_LOWER_LIMIT for seen in self.observations)
 
     def _follows(self, observations: Sequence[Observation], seen: Observation) -> bool:
-        """Whether this clock may come from the last of them to the one that was seen now."""
+        """Whether this clock may come from the last of these observations to the one seen now."""
         if not observations:
             return True
         last = observations[-1]
@@ -227,13 +224,13 @@ class SensorFit:
 
 
 def thinned(observations: Sequence[Observation], limit: int) -> list[Observation]:
-    """As many as that: the newest, and of the others those that tell most of their time."""
+    """At most `limit` of the observations: the newest, and of the others those that tell most."""
     kept = list(observations)
     while len(kept) > limit:
         widths_us = [min(seen.latest_us - seen.earliest_us, _WIDE_US) for seen in kept]
         least_us = min(widths_us) + 1_000
         newest_us = kept[-1].tick_us
-        # Those between two neighbours that are near, for their age, are missed least; and wide ones sooner.
+        # An observation is worth less if its neighbours are near, for its age, and if it is wide.
         worth = [
             (kept[place + 1].tick_us - kept[place - 1].tick_us)
             / (newest_us - kept[place].tick_us + 1)

@@ -1,9 +1,9 @@
-"""What observations of one clock by another allow: the least and the greatest time that each tick may have had.
+"""Computes the earliest and the latest time of a clock's ticks from observations of this clock by another.
 
-An observation is an interval that is sure to hold: at this tick, the other clock stood between these two. A clock's
-rate is near 1 and changes slowly. All lines (offset and rate) at one tick that agree with every observation form a
-polygon; its corners are all that is needed. No probability is in it: while the limits of the rate hold, so do the
-bounds (set-membership estimation; see Marzullo and Owicki, 1983, for intervals, and Milanese and Vicino, 1991).
+An observation is a certain interval: at this tick, the other clock stood between two times. A clock's rate is near 1
+and changes slowly. All lines (offset and rate) at one tick that agree with every observation form a polygon, of which
+only the corners are needed. No probability is involved: while the limits of the rate hold, the bounds hold
+(set-membership estimation; see Marzullo and Owicki, 1983, for intervals, and Milanese and Vicino, 1991).
 
 All ticks and times are in microseconds. Without I/O, without a clock.
 """
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 ROUNDING_US = 0.01
-"""Observations may touch each other in one point, which floating point numbers must not miss."""
+"""Slack for floating point, so that observations that touch in one point still agree."""
 NO_LOWER_LIMIT = -math.inf
 """`earliest_us` of an observation that has only an upper limit."""
 
 
 class Observation(NamedTuple):
-    """The clock showed `tick_us` at some time from `earliest_us` to `latest_us` of the clock that it is seen by."""
+    """The clock showed `tick_us` at some time from `earliest_us` to `latest_us` of the observing clock."""
 
     tick_us: float
     earliest_us: float
-    """`NO_LOWER_LIMIT` where only an upper limit is known."""
+    """`NO_LOWER_LIMIT` if only an upper limit is known."""
     latest_us: float
 
     def widened(self, by_us: float) -> "Observation":
@@ -36,20 +36,20 @@ class RateLimits:
     """How far from 1 a clock's rate (time per tick) may be, and how it may change."""
 
     error: float
-    """|rate - 1| at most."""
+    """Greatest |rate - 1|."""
     wander_per_us: float
-    """The rate changes by no more than this in a microsecond."""
+    """Greatest change of the rate in a microsecond."""
     spread: float
-    """And by no more than this ever, while it runs."""
+    """Greatest change of the rate between any two times while the clock runs."""
 
     def change(self, distance_us: float) -> float:
-        """By how much the rate may differ from that `distance_us` away."""
+        """Greatest change of the rate over `distance_us`."""
         return min(self.wander_per_us * abs(distance_us), self.spread)
 
     def slack_us(self, distance_us: float) -> float:
-        """How far a clock may be, `distance_us` away, from the line that touches it here.
+        """Greatest distance of a clock, `distance_us` away, from the line that touches it here.
 
-        The integral of the change of rate: quadratic until the spread is used up, linear from there.
+        It is the integral of the change of rate: quadratic until the spread is used up, then linear.
         """
         distance_us = abs(distance_us)
         reach_us = self.spread / self.wander_per_us
@@ -58,17 +58,17 @@ class RateLimits:
         return self.spread * (distance_us - reach_us / 2)
 
     def bulge_us(self, before_us: float, after_us: float) -> float:
-        """How far a clock may be from the chord of two observations, so long after the one and before the other."""
+        """Greatest distance of a clock from the chord of two observations, at a time after one and before the other."""
         return before_us * after_us * min(self.wander_per_us / 2, self.spread / (before_us + after_us))
 
 
 Corner = tuple[float, float]
-"""Offset (time less tick, microseconds) and rate less 1, both at the tick that a `Lines` is for."""
+"""Offset (time less tick, microseconds) and rate less 1, both at the tick of a `Lines`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """All lines through one tick that agree with what was observed."""
+    """All lines through one tick that agree with the observations."""
 
     tick_us: float
     corners: tuple[Corner, ...]
@@ -88,7 +88,7 @@ class Lines:
 
 
 def chord(before: Observation, after: Observation, tick_us: float) -> tuple[float, float]:
-    """The earliest and the latest time of a tick between two observations, were the rate the same all the way."""
+    """The earliest and the latest time of a tick between two observations, if the rate did not change."""
     share = (tick_us - before.tick_us) / (after.tick_us - before.tick_us)
     return (
         before.earliest_us + share * (after.earliest_us - before.earliest_us),
@@ -97,11 +97,11 @@ def chord(before: Observation, after: Observation, tick_us: float) -> tuple[floa
 
 
 def lines_at(tick_us: float, observations: Iterable[Observation], limits: RateLimits) -> Lines | None:
-    """All lines through a tick that agree with the observations; None where none does.
+    """All lines through a tick that agree with the observations; None if none does.
 
-    One observation at least must have both its ends.
+    At least one observation must have a lower limit.
     """
-    # The nearest first: it leaves little, and most of the others then cut nothing off.
+    # The nearest first: it leaves a small polygon, of which most of the others cut nothing off.
     by_distance = sorted(observations, key=lambda seen: abs(seen.tick_us - tick_us))
     first = next(seen for seen in by_distance if seen.earliest_us > NO_LOWER_LIMIT)
     distance_us = first.tick_us - tick_us
@@ -134,7 +134,7 @@ def lines_at(tick_us: float, observations: Iterable[Observation], limits: RateLi
 
 
 def _cut(corners: Sequence[Corner], over: Sequence[float]) -> Sequence[Corner]:
-    """What is left of a polygon; `over` says for each corner by how much it lies beyond the cut, 0 and below: not."""
+    """The rest of a polygon after a cut. A corner is cut off if its `over`, the distance beyond the cut, is above 0."""
     left: list[Corner] = []
     before, over_before = corners[-1], over[-1]
     for corner, by in zip(corners, over, strict=True):

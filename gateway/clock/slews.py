@@ -1,6 +1,6 @@
-"""How much the kernel has slewed CLOCK_BOOTTIME: it runs faster or slower for a while to set the wall clock right.
+"""Measures how much the kernel slews CLOCK_BOOTTIME, which runs faster or slower while the wall clock is set right.
 
-A sensor's clock is held against CLOCK_BOOTTIME, and only its own oscillator is expected to change its pace. Pure: looks
+A sensor's clock is compared with CLOCK_BOOTTIME, so slewing looks like a change of the sensor's own pace. Pure: looks
 come in, in microseconds.
 """
 
@@ -8,20 +8,20 @@ import math
 from typing import NamedTuple
 
 CRYSTAL_PPM = 100
-"""What the kernel adds all the while sets the crystal right for good, and is no slewing: so much at the most."""
+"""Greatest steady correction by the kernel. It makes up for the crystal's error, and is no slewing."""
 CHANGE_PPM = 20
-"""NTP goes on to find that out: changes below this are part of it,"""
+"""Change of rate up to which NTP may still be learning the steady correction."""
 CHANGED_US = 60_000_000
-"""after this time;"""
+"""Time constant by which a change up to CHANGE_PPM becomes part of the steady correction."""
 KEPT_US = 3_600_000_000
-"""greater ones after this."""
+"""Time constant by which a greater change does."""
 JITTER_US = 20
-"""Two looks may differ by this without any."""
+"""Two looks may differ by this without slewing."""
 APART_US_MIN = 500_000
 
 
 class SlewsSeen(NamedTuple):
-    """The last look, and what the kernel added all the while: kept from one start of the daemon to the next."""
+    """The last look and the steady correction, kept from one start of the daemon to the next."""
 
     at_us: int
     adjusted_us: int
@@ -29,24 +29,24 @@ class SlewsSeen(NamedTuple):
 
 
 class Slews:
-    """Adds it up. It is shared by all sensors' clocks: what was observed before a slew is worth less by its amount."""
+    """Adds up slewing, for all sensors' clocks: observations before a slew are widened by its amount."""
 
     __slots__ = ("_adjusted_us", "_at_us", "_rate", "latest_us", "quiet_us", "total_us")
 
     def __init__(self) -> None:
         self.total_us = 0
-        """Since the start, whichever way."""
+        """Slewing since the start, in either direction."""
         self.latest_us = 0
-        """Between the last two looks: as much may be under way, until the next."""
+        """Slewing between the last two looks. As much may be under way until the next look."""
         self.quiet_us: int | None = 0
-        """`total_us`; None while more may be under way."""
+        """`total_us`; None while slewing may be under way."""
         self._at_us: int | None = None
         self._adjusted_us = 0
         self._rate: float | None = None
-        """What the kernel adds to the crystal's time all the while."""
+        """The kernel's steady correction of the crystal."""
 
     def looked(self, at_us: int, adjusted_us: int) -> None:
-        """Take in a look: at this CLOCK_BOOTTIME, CLOCK_MONOTONIC less CLOCK_MONOTONIC_RAW was this."""
+        """Take in a look: CLOCK_BOOTTIME, and CLOCK_MONOTONIC less CLOCK_MONOTONIC_RAW at that time."""
         if self._at_us is not None:
             apart_us = at_us - self._at_us
             if apart_us < APART_US_MIN:
@@ -66,15 +66,15 @@ class Slews:
 
     @property
     def seen(self) -> SlewsSeen | None:
-        """What `since` asks for later on; None before the first look."""
+        """The argument for a later `since`; None before the first look."""
         return (
             None if self._at_us is None else SlewsSeen(self._at_us, self._adjusted_us, round((self._rate or 0.0) * 1e9))
         )
 
     def since(self, seen: SlewsSeen) -> int:
-        """By how much it was slewed from a look that an earlier start took to the newest one.
+        """Slewing from an earlier start's last look to the newest look.
 
-        Where there is none yet, the next one is compared with that, and adds to `total_us`.
+        If there is no look yet, the next one is compared with the earlier start's, and adds to `total_us`.
         """
         if self._at_us is None:
             self._at_us, self._adjusted_us, self._rate = seen.at_us, seen.adjusted_us, seen.rate_ppb / 1e9

@@ -1,4 +1,4 @@
-"""Tells of a wall clock that is set, in the moment in which it is: steps, and nothing of slewing."""
+"""Notices at once when somebody steps the wall clock. It does not notice slewing."""
 
 import asyncio
 import ctypes
@@ -13,8 +13,8 @@ import structlog
 TFD_TIMER_ABSTIME = 1
 TFD_TIMER_CANCEL_ON_SET = 2
 FAR_S = min(9_000_000_000, 2 ** (8 * ctypes.sizeof(ctypes.c_long) - 1) - 1)
-"""When the timer that tells of steps goes off by itself: in 2255, later than the kernel lets anybody set its clock; in
-2038 where seconds have 32 bits."""
+"""Time, in seconds since 1970, at which the timer that notices steps expires by itself: in 2255, later than the kernel
+lets anybody set its clock. If seconds have 32 bits, it is in 2038."""
 
 log = structlog.get_logger()
 
@@ -28,15 +28,15 @@ class _TimerSpec(ctypes.Structure):
 
 
 class StepWatch:
-    """Calls back in the moment in which somebody sets the wall clock, as the kernel tells it (timerfd_create(2))."""
+    """Calls back as soon as somebody sets the wall clock, which the kernel reports by timerfd_create(2)."""
 
     def __init__(self, on_step: Callable[[], None]) -> None:
         self._on_step = on_step
         self._fd = -1
 
     def start(self) -> bool:
-        """Begin to watch, in the running event loop; False where the kernel refuses: the look of each second stays."""
-        # Without TFD_NONBLOCK the event loop could wait for ever in a read that nothing is there for.
+        """Begin to watch, in the running event loop; False if the kernel refuses. The look of each second remains."""
+        # Without TFD_NONBLOCK, a read without data would block the event loop for ever.
         self._fd = _libc.timerfd_create(time.CLOCK_REALTIME, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0 or not self._arm():
             log.info("steps of the clock are noticed a second late", error=os.strerror(ctypes.get_errno()))
@@ -66,9 +66,9 @@ class StepWatch:
             if error.errno != errno.ECANCELED:
                 raise
         else:
-            # It went off by itself, and would do so again at once, for ever: the clock is set beyond it.
+            # The clock was set beyond the timer, which would expire at once, again and again.
             self.stop()
             return
-        # Armed first: a step that comes while the clock is looked at is told again.
+        # Armed first, so that a step during the callback is noticed too.
         self._arm()
         self._on_step()

@@ -2,11 +2,11 @@
 
 TICK_US_MODULUS = 2**32 * 1000
 SAMPLE_TICK_US = 1_020
-"""What a sample's tick leaves open: it was taken at some point of its millisecond, which is one of a slow clock."""
+"""Resolution of a sample's tick: a millisecond, as long as it lasts on a slow clock."""
 SENT_AGAIN_MAX = 32
-"""Samples that a sensor, or a broker, has under way at once: these come again after a connection has broken."""
+"""Samples that a sensor or a broker has under way at once. They come again after a connection breaks."""
 ORDER_SLACK_US = 1_000_000
-"""Of two samples the later one (by its sequence) may bear an earlier tick by this: two tasks of one sensor."""
+"""Most that the tick of a later sample (by sequence) may be earlier, as two tasks of a sensor may send samples."""
 NO_SEQUENCE = -1
 
 
@@ -17,24 +17,24 @@ class TickCounter:
 
     def __init__(self) -> None:
         self.last_sequence = NO_SEQUENCE
-        """Of the samples that came, the highest; `NO_SEQUENCE` where none did, or the tick began anew since."""
+        """Highest sequence that arrived; `NO_SEQUENCE` if none did since the tick began anew."""
         self.last_tick_us = 0
-        """The tick of that one."""
+        """Tick of the sample with `last_sequence`."""
         self.wrapped_us = 0
-        """How far the counter had wrapped then."""
+        """The part of `last_tick_us` that the counter lost by wrapping."""
         self.reference: tuple[int, int] | None = None
-        """A tick, and when it was about: what wrapped ticks are told by."""
+        """A tick and its approximate time, by which wrapped ticks are unwrapped."""
         self.is_odd = False
-        """Whether the last arrival was of no sample of this counter."""
+        """Whether the last arrival was not of this counter."""
         self.is_doubted = False
-        """Whether its sequence began anew, and no arrival since says that its tick did not."""
+        """Whether the sequence began anew, and no arrival since has shown that the tick did not."""
 
     def restart(self) -> None:
         """Forget everything: the counter is another one."""
         self.last_sequence, self.reference, self.is_odd, self.is_doubted = NO_SEQUENCE, None, False, False
 
     def unwrapped(self, wrapped_us: int, now_us: int) -> int:
-        """The tick of this value, modulo its wrap, that is nearest to what the clock says at `now_us`.
+        """The unwrapped tick of this value that is nearest to the tick expected at `now_us`.
 
         The first tick becomes the reference of those that follow.
         """
@@ -46,14 +46,14 @@ class TickCounter:
         return expected_us - (behind_us - TICK_US_MODULUS // 2)
 
     def is_in_order(self, sequence: int, tick_us: int) -> bool:
-        """Whether this tick may be of the same counter as those that came: a later sample has a later one."""
+        """Whether this tick may be of this counter: a later sample has a later tick."""
         return sequence <= self.last_sequence or tick_us >= self.last_tick_us - ORDER_SLACK_US or self.last_sequence < 0
 
     def is_sent_again(self, sequence: int) -> bool:
-        """Whether a sequence below the highest is one that was under way a moment ago, and is no sign of a restart."""
+        """Whether a sequence below the highest was under way a moment ago, so that it is no sign of a restart."""
         return sequence > 1 and sequence >= self.last_sequence - SENT_AGAIN_MAX
 
     def advance(self, sequence: int, tick_us: int) -> None:
-        """See the sample with the highest sequence so far."""
+        """Take in the sample with the highest sequence so far."""
         self.last_sequence, self.last_tick_us = sequence, tick_us
         self.wrapped_us = tick_us - tick_us % TICK_US_MODULUS

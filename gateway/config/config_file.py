@@ -1,4 +1,4 @@
-"""Reads `gateway.toml`: every mistake in it gets its line and what to write instead, before anything starts."""
+"""Reads `gateway.toml`, and reports every mistake with its line and the correction, before anything starts."""
 
 import difflib
 import ipaddress
@@ -106,23 +106,23 @@ _SECTIONS = {
     "sasl": "write [kafka.sasl] instead",
     "tls": "write [kafka.tls] for the way to Kafka, or [mqtt_listener.tls] for sensors' connections",
 }
-"""At the file's top: sections of sections."""
+"""Inner sections that stand at the file's top, and what to write."""
 _OF_OTHER_CLIENTS = (
     (re.compile(r"security([._].*)?"), f"{_ENCRYPTION}. And {_LOG_IN}"),
     (re.compile(r"ssl([._].*)?"), _ENCRYPTION),
     (re.compile(r"sasl[._].*|user|username|password|password_file"), _LOG_IN),
 )
-"""What other clients of Kafka have, and how it is set here."""
+"""Settings of other clients of Kafka, and how to set them here."""
 _WITHOUT_VERIFYING = re.compile(r"(insecure|verify|check|skip|ssl_verify|endpoint_identification)[a-z_]*")
-"""What other programs call it in a section of TLS."""
+"""Names that other programs give to verifying, in a section of TLS."""
 _TOP = "the file's top, above the first section"
 _NAMESAKES_MAX = 3
-"""Of a name that more sections have, such as port, that says nothing."""
+"""Sections that a message names. If more have a setting of one name, such as port, that says nothing."""
 _BACKLOG_EXAMPLE = '"{topic}.backlog"'
 _BOOTSTRAP_MAX = 32
-"""Any one of them names all the others of its cluster."""
+"""Addresses of brokers. Any one of them names all the others of its cluster."""
 _LINGER_SHARE = 1 / 4
-"""Of `live_age_s_max`: what the link itself takes comes on top."""
+"""Greatest share of `live_age_s_max` for `linger_ms`: the time that the link takes comes on top."""
 _BANDWIDTH_LEAST = {"bytes_per_s_max": 1_000, "bytes_per_day_max": 100_000}
 """Below these the gateway's own words to Kafka do not get through: connecting, heartbeats, acknowledgements."""
 _TOO_NARROW = "bytes do not carry even what connecting and heartbeats take"
@@ -131,24 +131,24 @@ _OWN_PORTS: Mapping[Place, int] = {
     ("mqtt_listener", "tls", "port"): 8883,
     ("status_page", "port"): 8080,
 }
-"""Where this box listens; proposed are these, or the next that are free."""
+"""Ports on which this box listens. A message proposes these, or the next that are free."""
 _SECRETS = (("mqtt_listener", "users"), ("mqtt_listener", "operators"))
-"""Below these nothing is shown, not even a name: where the two were mixed up, the name is the secret."""
+"""Sections of which nothing is shown, not even a name: if the two were mixed up, the name is the secret."""
 _LISTENER_NAMES = frozenset(ListenerSettings.__struct_fields__)
 
 
 def load(path: Path) -> Settings:
-    """Read and check a configuration; symbolic links in `buffer.path` are followed. Raises ConfigError."""
+    """Read and check a configuration. Symbolic links in `buffer.path` are followed. Raises ConfigError."""
     settings = load_as_written(path)
-    # SQLite puts its WAL beside the real file: what else stands there must not stand beside a link to it.
+    # SQLite puts its WAL beside the real file: the buffer's other files must stand there too, not beside a link to it.
     real = Path(os.path.realpath(settings.buffer.path))
     return msgspec.structs.replace(settings, buffer=msgspec.structs.replace(settings.buffer, path=real))
 
 
 def load_as_written(path: Path) -> Settings:
-    """Read and check a configuration; no link in it is followed, which may lead elsewhere. Raises ConfigError."""
+    """Read and check a configuration. Links in it are not followed, as they may lead elsewhere. Raises ConfigError."""
     try:
-        # Editors on Windows put a byte order mark first, which is no TOML.
+        # Editors on Windows put a byte order mark first, which TOML does not allow.
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise ConfigError(path, [Mistake(0, _NO_FILE)]) from error
@@ -170,7 +170,7 @@ def parse(text: str, path: Path) -> Settings:
     except RecursionError as error:
         raise ConfigError(path, [Mistake(0, _TOO_DEEP)]) from error
     except ValueError as error:
-        # What tomllib lets through of int(): a number of more than 4300 digits.
+        # tomllib lets an error of int() through: for a number of more than 4300 digits.
         raise ConfigError(
             path, [Mistake(0, "holds a number that is too long to be read; write a shorter one")]
         ) from error
@@ -188,13 +188,13 @@ def parse(text: str, path: Path) -> Settings:
     ]
     if mistakes:
         raise ConfigError(path, mistakes)
-    # In one spelling each: what a broker says of itself is compared with them.
+    # In one spelling each: the addresses that a broker tells are compared with them.
     bootstrap = tuple(dict.fromkeys(_spelled_out(address) for address in settings.kafka.bootstrap))
     return msgspec.structs.replace(settings, kafka=msgspec.structs.replace(settings.kafka, bootstrap=bootstrap))
 
 
 def route_table(settings: Settings) -> RouteTable:
-    """The compiled routes of settings that were checked by `parse`."""
+    """Compile the routes of settings that `parse` has checked."""
     kafka = settings.kafka
     reserved = frozenset((kafka.events_topic, kafka.quarantine_topic))
     serial_topic = None if settings.serial is None else settings.serial.topic
@@ -218,7 +218,7 @@ def _struct_mistakes(struct: type[Struct], table: Mapping[str, object], place: P
 
 
 def _elsewhere(place: Place, key: str) -> str:
-    """Where a setting stands that others call so, or that belongs into another section; empty where that is unknown."""
+    """Say how a setting of other programs, or of another section, is set here; empty if unknown."""
     if not place:
         return _SECTIONS.get(key, "")
     if place[0] == "serial":
@@ -231,7 +231,7 @@ def _elsewhere(place: Place, key: str) -> str:
 
 
 def _namesakes(key: str) -> str:
-    """In which other sections a setting is called so; empty where it is none, or where so many have one."""
+    """Say which sections have a setting of this name; empty if none has, or too many."""
     headers = [header for name, header in _all_settings() if name == key]
     if not 0 < len(headers) <= _NAMESAKES_MAX:
         return ""
@@ -240,7 +240,7 @@ def _namesakes(key: str) -> str:
 
 @cache
 def _all_settings(struct: type[Struct] = Settings, section: str = "", header: str = _TOP) -> list[tuple[str, str]]:
-    """Each setting that is no section itself, and the header that it stands below."""
+    """List each setting that is no section itself, and the header that it stands below."""
     found: list[tuple[str, str]] = []
     for key, hint in get_type_hints(struct, include_extras=True).items():
         is_array = get_origin(hint) is tuple
@@ -269,7 +269,7 @@ def _value_mistakes(hint: object, value: object, place: Place) -> Iterator[tuple
     if get_origin(hint) is dict and isinstance(value, dict):
         for key, element in value.items():
             if place in _SECRETS and key in _LISTENER_NAMES and not _is_digest(element):
-                # A line that was added at the file's end, or below the header of the users.
+                # The line was added at the file's end, or below the header of the users.
                 yield (*place, key), f"`{key}` is a setting of [{place[0]}]: write it above [{_spell(place)}]"
                 continue
             yield from _value_mistakes(get_args(hint)[1], element, (*place, key))
@@ -291,7 +291,7 @@ def _value_mistakes(hint: object, value: object, place: Place) -> Iterator[tuple
 
 
 def _instead(hint: object, value: object, place: Place) -> str:
-    """What to write instead of a value: where it lacks only brackets, or has quotes too many, just that."""
+    """Say what to write instead of a value: if it only lacks brackets, or has quotes too many, just that."""
     kinds = get_args(hint)
     item = struct_of(kinds[0]) if get_origin(hint) is tuple else None
     if item is not None:
@@ -301,14 +301,14 @@ def _instead(hint: object, value: object, place: Place) -> str:
     if isinstance(value, str) and not _may_be_secret(place):
         if get_origin(hint) is tuple and kinds[0] is str and "@" not in value:
             return f"it in brackets: {show([part.strip() for part in value.split(',')])}"
-        # A list of numbers to choose from has the numbers themselves.
+        # The arguments of a choice among numbers are the numbers themselves.
         if kinds and (kinds[0] in {int, float} or isinstance(kinds[0], int)) and get_origin(hint) is not tuple:
             return f"a number, without quotes: {wanted(hint)}"
     return wanted(hint)
 
 
 def _array_words(item: type[Struct], value: object, place: Place) -> str:
-    """How sections are written of which there may be several; what is needed, where none was begun."""
+    """Say how to write a section that may come several times, and what it needs if none was begun."""
     name = ".".join(part for part in place if isinstance(part, str))
     if isinstance(value, dict) and value and all(isinstance(inner, dict | list) for inner in value.values()):
         first, inner = next(iter(value.items()))
@@ -337,9 +337,9 @@ def struct_of(hint: object) -> type[Struct] | None:
 
 
 def wanted(hint: object) -> str:
-    """What a setting of this type takes, in words."""
+    """Say in words what a setting of this type takes."""
     origin, arguments = get_origin(hint), get_args(hint)
-    # Of a text that may be left out, what the text must be.
+    # If a text may be left out, its own type has the description.
     for candidate in (hint, *(arguments if origin not in (tuple, dict) else ())):
         for argument in getattr(candidate, "__metadata__", ()):
             if isinstance(argument, Meta) and argument.description:
@@ -377,7 +377,7 @@ def _meaning_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
 
 
 def _size_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
-    """Messages that would be taken, and could never be stored."""
+    """Find messages that would be taken, and could never be stored."""
     most = settings.buffer.bytes_max // 2
     sections: list[tuple[Place, int]] = [
         (("mqtt_brokers", number), broker.packet_bytes_max) for number, broker in enumerate(settings.mqtt_brokers)
@@ -390,12 +390,12 @@ def _size_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
 
 
 def _own_topics(kafka: KafkaSettings) -> dict[str, str]:
-    """The topics on which the gateway speaks for itself, and the settings that name them."""
+    """Return the topics on which the gateway speaks for itself, and the settings that name them."""
     return {kafka.quarantine_topic: "kafka.quarantine_topic", kafka.events_topic: "kafka.events_topic"}
 
 
 def _topic_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
-    """Topics that are named outright, without a template."""
+    """Check the topics that are named outright, without a template."""
     kafka = settings.kafka
     if kafka.events_topic == kafka.quarantine_topic:
         yield ("kafka", "quarantine_topic"), f"{show(kafka.quarantine_topic)} {_TOPIC_OF_EVENTS}"
@@ -426,7 +426,7 @@ def _route_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
         except RouteError as error:
             yield ("routes", index, error.setting), str(error)
             continue
-        # Variables match the same levels whatever their names. One that names its device goes before one that does not.
+        # Variables match the same levels whatever their names. A route that names its device goes before another.
         shape = _VARIABLE_NAME.sub("{}", route.topic), route.device is not None
         earlier = first.setdefault(shape, index)
         if earlier != index:
@@ -443,7 +443,7 @@ def _route_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
 
 
 def _has_log_ins_alone(settings: Settings) -> bool:
-    """Whether all that comes in is of devices that have logged in."""
+    """Whether all that comes in is from devices that have logged in."""
     listener, serial = settings.mqtt_listener, settings.serial
     others = settings.mqtt_brokers or (serial is not None and serial.names_ports)
     return listener is not None and not listener.anonymous and not others
@@ -470,7 +470,7 @@ def _bootstrap_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
 
 
 def _address_mistake(address: str) -> str:
-    """What is wrong with an address of a broker, and what to write instead; empty where nothing is."""
+    """Say what is wrong with an address of a broker, and what to write instead; empty if it is right."""
     mistake = ""
     found = _ADDRESS.fullmatch(address)
     scheme, slashes, _ = address.partition("://")
@@ -487,7 +487,7 @@ def _address_mistake(address: str) -> str:
     elif found[1] is not None and not _is_address(found[1]):
         mistake = ": no IPv6 address stands in the brackets; write '[2001:db8::1]:9092'"
     elif found[2] is not None and _NUMBERS.fullmatch(found[2]) and not _is_address(found[2]):
-        # What the system takes for one all the same may be another one: 010 is 8 to it.
+        # The system may take it for another address all the same: to it, 010 is 8.
         mistake = f": {found[2]} is no IPv4 address; write four numbers, without zeros in front"
     elif not _can_be_looked_up(found[1] or found[2]):
         mistake = f": {_NO_HOST}, such as 'kafka.example:9092'"
@@ -503,7 +503,7 @@ def _is_address(host: str) -> bool:
 
 
 def _spelled_out(address: str) -> str:
-    """An address of `kafka.bootstrap` that is right, as `host:port` has it everywhere else."""
+    """Spell a right address of `kafka.bootstrap` as `host:port` is spelled everywhere else."""
     host, _, port = address.rpartition(":")
     if host.startswith("["):
         host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
@@ -511,7 +511,7 @@ def _spelled_out(address: str) -> str:
 
 
 def _kafka_time_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
-    """Times that each make sense and do not go together."""
+    """Check times that each make sense and do not go together."""
     connect_s, request_s = kafka.connect_timeout_s, kafka.request_timeout_s
     if connect_s >= request_s:
         meaning = (
@@ -542,7 +542,7 @@ def _kafka_access_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
 
 
 def _backlog_topic_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
-    """A template that makes a topic from each topic of live readings."""
+    """Check the template that makes a topic from each topic of live readings."""
     place: Place = ("kafka", "backlog_topic")
     template = settings.kafka.backlog_topic
     if template is None:
@@ -571,7 +571,7 @@ def _backlog_topic_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
 
 
 def _topics_of_readings(settings: Settings) -> list[str]:
-    """The topics of readings that are named outright, without a variable."""
+    """Return the topics of readings that are named outright, without a variable."""
     topics = [route.kafka for route in settings.routes] + [settings.fallback_topic or ""]
     return [topic for topic in topics if KAFKA_TOPIC.fullmatch(topic)]
 
@@ -584,7 +584,7 @@ def _bandwidth_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
 
 
 def _own_host_mistakes(place: Place, host: str) -> Iterator[tuple[Place, str]]:
-    """What this box may listen on."""
+    """Check an address that this box is to listen on."""
     if not host:
         yield place, _EVERYWHERE
     elif _BRACKETED.fullmatch(host):
@@ -594,7 +594,7 @@ def _own_host_mistakes(place: Place, host: str) -> Iterator[tuple[Place, str]]:
 
 
 def _port_mistakes(settings: Settings, written: Container[Place]) -> Iterator[tuple[Place, str]]:
-    """Two things on one port of this box: told where that stands, for either may be what counts without a line."""
+    """Find two listeners on one port. The line is that of a port in the file, for the other may be a default."""
     listener, page = settings.mqtt_listener, settings.status_page
     taken: dict[int, Place] = {}
     ports: dict[Place, int] = {}
@@ -656,7 +656,7 @@ def _broker_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
 
 
 def _same_host(host: str) -> str:
-    """One name for what is certainly one host."""
+    """Return one name for names that are certainly of one host."""
     host = host.lower().removesuffix(".")
     return "localhost" if host in ("127.0.0.1", "::1") else host
 
@@ -689,7 +689,7 @@ def _without_brackets(host: str) -> str:
 
 
 def _can_be_looked_up(host: str) -> bool:
-    """Whether a resolver can be asked for it: getaddrinfo encodes names so, and what fails is not an OSError."""
+    """Whether a resolver can be asked for a host. getaddrinfo encodes names so, and fails with no OSError."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -705,7 +705,7 @@ def _spell(place: Place) -> str:
 
 
 def _may_be_secret(place: Place) -> bool:
-    """Whether a value stands where names and their secrets belong, or around that."""
+    """Whether names and their secrets belong at a place, or around it."""
     if place[:2] == ("kafka", "sasl") and place[2:] in ((), ("password_file",)):
         return True
     if place[:1] == ("mqtt_brokers",) and place[2:] in ((), ("password",)):

@@ -1,4 +1,4 @@
-"""What is wrong with a route's `identity` and `time`, and what belongs to them, although each is right: in words."""
+"""Finds mistakes in a route's `identity` and `time`, and in settings that belong to them, if each alone is right."""
 
 from collections.abc import Iterator
 
@@ -29,7 +29,7 @@ _OF_FRAMES = {"oscillator": ". For sensors with our frames it is a setting of [s
 
 
 def payload_mistakes(route: RouteSettings, place: Place) -> Iterator[tuple[Place, str]]:
-    """Every mistake, with its place in the file; `place` is that of the route."""
+    """Yield every mistake, with its place in the file; `place` is that of the route."""
     if route.time == "tick" and route.identity == "none":
         yield (*place, "time"), _NO_TICK
     if route.time == "senml" and route.identity != "none":
@@ -43,7 +43,7 @@ def payload_mistakes(route: RouteSettings, place: Place) -> Iterator[tuple[Place
 
 
 def _idle_mistakes(route: RouteSettings, place: Place) -> Iterator[tuple[Place, str]]:
-    """Settings that would do nothing, where they are not what they are by default."""
+    """Find settings that would do nothing, if they differ from their defaults."""
     written = {name for name in (*_OF_TICKS, "time_error_ms") if getattr(route, name) != getattr(_DEFAULTS, name)}
     if "time_error_ms" in written and route.time not in {"senml", "timestamp"}:
         told = f"is of times that sensors send, and none is read here, for time is {show(route.time)}"

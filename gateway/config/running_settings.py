@@ -1,6 +1,6 @@
-"""The settings that the gateway was started with, and those that stand in the file now: are they the same?
+"""Tells whether the file still has the settings that the gateway was started with.
 
-By a digest of what was read, so that a comment changes nothing.
+It compares digests of what was read, so that a comment changes nothing.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ RESTART: Final = "sudo systemctl restart sluice"
 
 
 class RunningSettings(Struct, frozen=True):
-    """What the daemon tells of them."""
+    """The settings of a running gateway, as its daemon tells them."""
 
     digest: str
     gateway: str
@@ -29,38 +29,38 @@ class RunningSettings(Struct, frozen=True):
 
 
 def of(settings: Settings) -> RunningSettings:
-    """What is to be told of these."""
+    """Return what the daemon tells of its settings."""
     return RunningSettings(digest(settings), settings.gateway.id, settings.gateway.namespace)
 
 
 def digest(settings: Settings) -> str:
-    """The same for the same settings, whoever reads them."""
+    """Digest of settings. Equal settings have one digest, whoever reads them."""
     return hashlib.sha256(msgspec.json.encode(settings, enc_hook=_plain, order="sorted")).hexdigest()
 
 
 def _plain(value: object) -> str:
     if isinstance(value, Path):
-        # They may be relative, and commands be called elsewhere.
+        # Paths may be relative, and commands be called elsewhere.
         return os.path.abspath(value)  # noqa: PTH100 - a link stays one: what it leads to may change
     raise NotImplementedError(type(value))
 
 
 def running_settings(state: Mapping[str, Any]) -> RunningSettings | None:
-    """Of the daemon's answer to `state`; None where it tells nothing, as one of another version does."""
+    """Read the settings in the daemon's answer to `state`; None if there are none, as in another version's."""
     with suppress(msgspec.ValidationError, KeyError):
         return msgspec.convert(state["settings"], RunningSettings)
     return None
 
 
 def changed_words(running: RunningSettings, settings: Settings) -> str:
-    """That they are not the same."""
+    """Say that the settings have changed."""
     was, now = (f"{each.namespace}/{each.gateway}" for each in (running, of(settings)))
     as_whom = "" if was == now else f", as {was}"
     return f"changed since the gateway was started, which goes on with those of before{as_whom}: {RESTART}"
 
 
 class SettingsFile:
-    """The file, as the daemon itself looks at it. On a thread of its own."""
+    """The settings file, as the daemon itself looks at it. Runs on a thread of its own."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self._path = path
@@ -69,7 +69,7 @@ class SettingsFile:
         self._is_changed = False
 
     def has_changed(self) -> bool:
-        """Whether other settings stand there now. What cannot be used is not known to be others: check says so."""
+        """Whether the file has other settings now. If it cannot be used, the last answer stays: check says so."""
         try:
             found = self._path.stat()
             seen = (found.st_ctime_ns, found.st_ino, found.st_size)

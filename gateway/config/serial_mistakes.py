@@ -1,4 +1,4 @@
-"""What is wrong with `[serial]` although each setting of it is right: what settings mean together, in words."""
+"""Finds mistakes in `[serial]` that its settings make together, if each alone is right."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -14,12 +14,12 @@ SERIAL_EXAMPLES: Final = {
     "the socket"
     for kind in KINDS
 }
-"""By the section and the setting that is missing: what to write."""
+"""Words for a missing setting, by its section and name."""
 _DEFAULTS: Final = SerialSettings()
 
 
 def serial_mistakes(serial: SerialSettings) -> Iterator[tuple[Place, str]]:
-    """Every mistake, with its place in the file."""
+    """Yield every mistake, with its place in the file."""
     for variable in ("{device}", "{stream}"):
         if serial.topic.count(variable) != 1:
             yield ("serial", "topic"), f"must hold {variable} once, as in 'device/{{device}}/{{stream}}'"
@@ -36,10 +36,10 @@ def serial_mistakes(serial: SerialSettings) -> Iterator[tuple[Place, str]]:
 
 
 def _idle_mistakes(serial: SerialSettings) -> Iterator[tuple[Place, str]]:
-    """Settings that would do nothing without a port of `ports`, where they are not what they are by default."""
+    """Find settings that would do nothing without a port of `ports`, if they differ from their defaults."""
     for name in ("baud", "probe_interval_s", "oscillator"):
         if getattr(serial, name) != getattr(_DEFAULTS, name):
-            # Each of these lines has a baud of its own, and most have one that is not the default.
+            # Each line of these kinds has a baud of its own, and most have one that is not the default.
             headers = " or ".join(kind.header for kind in KINDS)
             below = f", or write it below {headers}" if name == "baud" else ""
             told = "is for sensors with our frames, and serial.ports names no port of theirs"
@@ -47,18 +47,18 @@ def _idle_mistakes(serial: SerialSettings) -> Iterator[tuple[Place, str]]:
 
 
 def serial_elsewhere(place: Place, key: str) -> str:
-    """Where a setting belongs that stands in another section of its kind of line; empty where that is unknown."""
+    """Say where a setting belongs that stands in another section of its kind of line; empty if unknown."""
     return next((kind.elsewhere.get(key, "") for kind in KINDS if place[1:2] == (kind.name,)), "")
 
 
 def serial_instead(place: Place, value: object) -> str:
-    """What to write for a value that other programs have there; empty where that is unknown."""
+    """Say what to write for a value that other programs have there; empty if unknown."""
     found = (kind.instead[str(place[-1])] for kind in KINDS if place[1:2] == (kind.name,) and place[-1] in kind.instead)
     return next((words(value) for words in found), "")
 
 
 def _port_mistakes(serial: SerialSettings) -> Iterator[tuple[Place, str]]:
-    """A line of its own for each sensor that does not speak our frames, or for each RS-485 line."""
+    """Check the ports of lines that do not speak Sluice's frames: each is one port, and has one reader."""
     first: dict[str, Place] = {}
     for section in sections(serial):
         port, place = section.settings.port, (*section.place, "port")

@@ -1,7 +1,7 @@
 """The control channel: a Unix socket beside the buffer file, by which commands ask the running daemon.
 
-One JSON line in, `{"command": ..., "arguments": {...}}`, and one out, `{"result": ...}` or `{"error": "words"}`; then
-the connection ends. Only the daemon's own user, and root, may connect.
+A client sends one JSON line, `{"command": ..., "arguments": {...}}`. It gets one back, `{"result": ...}` or
+`{"error": "words"}`, and the connection ends. Only the daemon's own user and root may connect.
 """
 
 import asyncio
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from gateway.uplink.memory import UplinkState
 
 CLIENTS_MAX = 8
-"""Clients that are answered at a time; the next ones wait in the socket's queue, which is as long."""
+"""Clients answered at a time. As many more can wait in the socket's queue."""
 REQUEST_BYTES_MAX = 65_536
 RESPONSE_BYTES_MAX = 4_000_000
 REQUEST_TIMEOUT_S = 10.0
-"""How long a client may take to send its request, or to take in the answer."""
+"""Seconds that a client may take to send its request, and again to take in the answer."""
 ANSWER_TIMEOUT_S = 60.0
-"""How long the daemon may take for an answer: a full disk may keep a commit waiting."""
+"""Seconds that the daemon may take for an answer: a full disk may keep a commit waiting."""
 REOPEN_INTERVAL_S = 30.0
-"""How long until the socket is tried again where it could not be made: a disk that is read-only may come back."""
+"""Seconds until the daemon tries again to make its socket: a read-only disk may come back."""
 NUMBERS_MAX = 1_000
 """Numbers of quarantined input in one request."""
 FAULTS_TOLD_MAX = 100
-"""Devices that `state` names for payloads that are not what their routes declare, of each kind of fault."""
+"""Devices of each kind of fault that `state` names because their payloads are not what their routes declare."""
 _ADDRESS_BYTES_MAX = 107
-"""`sun_path` of unix(7), without the terminating null."""
+"""Bytes of `sun_path` in unix(7), without the terminating null."""
 
 T = TypeVar("T")
 Handler = Callable[[dict[str, Any]], Awaitable[object]]
@@ -52,7 +52,7 @@ log = structlog.get_logger()
 
 
 class ControlError(Exception):
-    """A request that was not answered, or refused: the message says why and what to do."""
+    """A request was not answered, or was refused. The message says why and what to do."""
 
 
 class NotRunningError(ControlError):
@@ -60,7 +60,7 @@ class NotRunningError(ControlError):
 
 
 class RequestRefusedError(ControlError):
-    """The daemon answered, with an error: raised by handlers, and by `call` for the one who asked."""
+    """The daemon answered with an error. Handlers raise it, and `call` raises it for the command that asked."""
 
 
 class _Request(Struct, forbid_unknown_fields=True):
@@ -78,7 +78,7 @@ class _Numbers(Struct, forbid_unknown_fields=True):
 
 
 def socket_path(buffer_path: Path) -> Path:
-    """Where the daemon of a buffer listens."""
+    """Path at which the daemon of a buffer listens."""
     return buffer_path.with_name(buffer_path.name + ".control")
 
 
@@ -87,28 +87,28 @@ def socket_path(buffer_path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What else the daemon tells of itself: each is called for each request. None stands for what is not configured."""
+    """Further parts of the daemon's state. Each request calls each of them. None stands for a part not configured."""
 
     uplink: "Callable[[], UplinkState]"
     clock: "Callable[[], ClockView]"
     settings: "Callable[[], RunningSettings]"
     mqtt_listener: Callable[[], dict[str, int]] | None = None
-    """What the MQTT listener counts, by reason."""
+    """Counts of the MQTT listener, by reason."""
     logins: Callable[[], dict[str, Any]] | None = None
     log_ins_refused: Callable[[], list[dict[str, Any]]] | None = None
     mqtt_brokers: Callable[[], dict[str, Any]] | None = None
     serial: Callable[[], dict[str, Any]] | None = None
 
     def told(self) -> dict[str, object]:
-        """What each of them tells, by name."""
+        """Return the state of each part, by name."""
         parts = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: part() for name, part in parts.items() if part is not None}
 
 
 def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = None) -> dict[str, Handler]:
-    """What the daemon does for the commands.
+    """Return the daemon's handlers, by command.
 
-    `state` (with `parts`), `devices`, what changes the quarantine, and the test readings of `sluice check`.
+    They serve `state` (with `parts`), `devices`, changes of the quarantine, and test readings of `sluice check`.
     """
     began_us = boottime_us()
 
@@ -129,7 +129,7 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
         }
 
     async def devices(arguments: dict[str, Any]) -> object:
-        # Imported when it is asked for: the commands' side of this module needs none of it.
+        # Imported on use: commands import this module too, and need none of it.
         from gateway.daemon.device_states import DevicesAsked, devices_page  # noqa: PLC0415
 
         asked = _converted(arguments, DevicesAsked)
@@ -153,10 +153,10 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
         if reading is None:
             raise RequestRefusedError("there is no such test reading: begin the check anew")
         if front_door.cannot_store:
-            # It would wait for room, for as long as that takes.
+            # The reading would wait for room, for as long as that takes.
             return {"stored": False}
         stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        # Who waited may be gone by then.
+        # The command that waits may be gone by then.
         front_door.take([reading], lambda is_stored: None if stored.done() else stored.set_result(is_stored))
         return {"stored": await stored}
 
@@ -187,12 +187,12 @@ def _converted(arguments: dict[str, Any], kind: type[T]) -> T:
 
 
 async def serve(path: Path, commands: Mapping[str, Handler], complete: asyncio.Event | None = None) -> None:
-    """Answer requests at `path` until cancelled; then the socket is gone. For the pipeline's TaskGroup.
+    """Answer requests at `path` until cancelled, then remove the socket. For the pipeline's TaskGroup.
 
-    Who asks before `commands` are `complete` waits until they are.
+    A client that asks before `commands` are `complete` waits until they are.
 
-    The caller holds the buffer's lock: a socket that is there already is a dead daemon's, and replaced. Where it
-    cannot be made the gateway goes on without it, says so once, and tries again now and then (promise P9).
+    The caller holds the buffer's lock. So a socket that is there already is a dead daemon's, and is replaced. If the
+    socket cannot be made, the gateway goes on without it, logs this once, and tries again (promise P9).
     """
     said = ""
     while True:
@@ -216,7 +216,7 @@ async def serve(path: Path, commands: Mapping[str, Handler], complete: asyncio.E
 
 @contextmanager
 def _named(listener: socket.socket, path: Path) -> Iterator[None]:
-    """Close a listening socket at the end, and take its name away, unless somebody else took that since."""
+    """Close a listening socket at the end, and remove its name unless another socket has it by then."""
     ours = path.stat().st_ino
     try:
         yield
@@ -228,14 +228,14 @@ def _named(listener: socket.socket, path: Path) -> Iterator[None]:
 
 
 def _listen(path: Path) -> socket.socket:
-    """A listening socket at `path` that only this user may connect to. Raises OSError."""
+    """Make a listening socket at `path` that only this user may connect to. Raises OSError."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise FileExistsError(f"{path} is there and is no socket: move it away")
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        # Linux takes the mode of the socket for that of its file: there is no moment at which others may connect.
+        # Linux gives the file the mode of the socket, so there is no moment at which others may connect.
         os.fchmod(listener.fileno(), 0o600)
         with _address(path) as address:
             listener.bind(address)
@@ -255,7 +255,7 @@ async def _accept(listener: socket.socket, commands: Mapping[str, Handler]) -> N
             try:
                 client, _ = await loop.sock_accept(listener)
             except OSError as error:
-                # Such as too many open files: the daemon's sensors have them, and go before.
+                # Such as too many open files: the sensors have them, and come first.
                 log.warning("a command could not be let in", error=str(error))
                 free.release()
                 await asyncio.sleep(1)
@@ -265,7 +265,7 @@ async def _accept(listener: socket.socket, commands: Mapping[str, Handler]) -> N
 
 
 async def _serve_client(client: socket.socket, commands: Mapping[str, Handler]) -> None:
-    """Read one request, answer it, close. What a client does wrong is its own loss."""
+    """Read one request, answer it, close. A client's mistake harms only that client."""
     reader, writer = await asyncio.open_unix_connection(sock=client, limit=REQUEST_BYTES_MAX)
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
@@ -302,7 +302,7 @@ async def _answer(line: bytes, commands: Mapping[str, Handler]) -> dict[str, obj
             return {"result": msgspec.to_builtins(await handler(request.arguments))}
     except TimeoutError:
         return {"error": f"no answer within {ANSWER_TIMEOUT_S:.0f} s; it may still be done: is the buffer full?"}
-    except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the one who asked, and the daemon goes on
+    except Exception as error:  # noqa: BLE001 - the client gets the error, whatever it is, and the daemon goes on
         if not isinstance(error, RequestRefusedError):
             log.warning("a command failed", command=request.command, error=str(error) or type(error).__name__)
         return {"error": str(error) or type(error).__name__}
@@ -312,10 +312,10 @@ async def _answer(line: bytes, commands: Mapping[str, Handler]) -> dict[str, obj
 
 
 def call(path: Path, command: str, **arguments: object) -> Any:
-    """Ask the daemon that listens at `path`; give its result.
+    """Ask the daemon that listens at `path`, and return its result.
 
-    Raises NotRunningError where nobody listens, RefusedError with the daemon's own words, and ControlError where it
-    may not be asked, or does not answer.
+    Raises NotRunningError if nobody listens, RequestRefusedError with the daemon's own words, and ControlError if this
+    user may not ask, or if no answer comes.
     """
     request = json.dumps({"command": command, "arguments": arguments}).encode() + b"\n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
@@ -331,7 +331,7 @@ def call(path: Path, command: str, **arguments: object) -> Any:
                 "run this with sudo, or as the user that sluice runs as"
             ) from error
         try:
-            # A daemon that refuses the request's size answers before it has read all of it.
+            # A daemon that refuses a request for its size answers before it has read all of it.
             with suppress(BrokenPipeError):
                 channel.sendall(request)
             line = _line(channel)
@@ -346,7 +346,7 @@ def call(path: Path, command: str, **arguments: object) -> Any:
 
 
 def state_of(buffer: Path) -> dict[str, Any]:
-    """What the daemon with this buffer says of itself; empty where none runs, or it does not answer."""
+    """Return the state of the daemon with this buffer; empty if none runs, or if it does not answer."""
     try:
         state: dict[str, Any] = call(socket_path(buffer), "state")
     except ControlError:
@@ -368,7 +368,7 @@ def _line(channel: socket.socket) -> bytes:
 
 @contextmanager
 def _address(path: Path) -> Iterator[str]:
-    """What to bind or connect to for a path: itself, or a short way to it where it is too long for unix(7)."""
+    """Yield an address to bind or connect to: the path, or a short way to it if it is too long for unix(7)."""
     if len(os.fsencode(path)) <= _ADDRESS_BYTES_MAX:
         yield str(path)
         return

@@ -1,4 +1,4 @@
-"""What the running gateway knows of each device, by name, for the control socket: heard when and where, its clock."""
+"""Tells the control socket what the running gateway knows of each device: when and where heard, and its clock."""
 
 import heapq
 from collections.abc import Mapping
@@ -22,21 +22,21 @@ class ClockState(Struct, frozen=True):
     """A sensor's clock at one moment."""
 
     stream: str
-    """Empty where the device counts its samples through; else the topic whose samples have this clock."""
+    """Topic whose samples have this clock; empty if the device numbers all its samples together."""
     boot: str
-    """The sensor's."""
+    """The sensor's boot."""
     kind: Kind
-    """What is said to pace it."""
+    """Oscillator that the settings declare."""
     paced_by: Kind
-    """What its observations show."""
+    """Oscillator that the observations show."""
     drift_ppm: tuple[float, float] | None
-    """How fast it runs, at least and at most."""
+    """Least and greatest drift, in parts per million."""
     error_us: int | None
-    """The bound of a reading that is taken now."""
+    """Bound of a reading that is taken now."""
     observed_us: int | None
-    """CLOCK_BOOTTIME of the last probe that was answered, or of the last arrival that told something."""
+    """CLOCK_BOOTTIME of the last answered probe, or of the last arrival that told something."""
     has_jumped: bool
-    """Its tick is not what it was to be, and nothing has confirmed that yet."""
+    """Whether its tick contradicts the earlier observations, and nothing has confirmed that yet."""
 
     @classmethod
     def of(cls, run: Run, now_us: int) -> "ClockState":
@@ -54,36 +54,36 @@ class ClockState(Struct, frozen=True):
 
 
 class HeardState(Struct, frozen=True):
-    """A device's readings since the gateway was started; of its present boot. Times are CLOCK_BOOTTIME."""
+    """A device's readings of its present boot, since the gateway started. Times are CLOCK_BOOTTIME."""
 
     subject: str
     """The MQTT topic, or the serial port."""
     is_serial: bool
     boot: str | None
     tells: Tells
-    """What the last one says of when it was taken."""
+    """Way in which the last reading tells when it was taken."""
     readings: int
     since_us: int
     received_us: int
-    # What follows a daemon of an earlier version does not say.
+    # A daemon of an earlier version does not send the following fields.
     paces: tuple[float, ...] = ()
-    """Ticks per millisecond over the last two stretches of a minute and more; none where that is not known yet."""
+    """Ticks per millisecond over the last two stretches of a minute or more; none if not known yet."""
     tick_restarts: int = 0
-    """How often the tick began anew although the boot did not change."""
+    """Times that the tick began anew although the boot did not change."""
     short_boots: int = 0
-    """Boots before the present one, in a row, that were over within a minute."""
+    """Boots in a row before the present one that ended within a minute."""
     short_since_us: int = 0
-    """When the first of them began."""
+    """Start of the first of these boots."""
     unreadable_us: int | None = None
-    """When the last reading came that had a tick which is none."""
+    """Arrival of the last reading whose tick could not be read."""
     odd_date: ToldDate | None = None
-    """The last time that it told and that could not be right."""
+    """The last time that the device told and that could not be right."""
     faults: dict[FaultKind, PayloadFault] | None = None
     """The last payload of each kind that was not what its route declares."""
     missing: int | None = None
-    """Readings that did not come, at the least, by their sequences; None where these do not tell."""
+    """Least number of readings that did not come, by their sequences; None if these do not tell."""
     longest_pause_us: int = 0
-    """The longest pause between two readings, of this boot and of those before."""
+    """Longest pause between two readings, of this boot and of those before."""
 
 
 class DeviceState(Struct, frozen=True):
@@ -91,11 +91,11 @@ class DeviceState(Struct, frozen=True):
 
     device: str
     heard: HeardState | None = None
-    """None where no reading came since the start."""
+    """None if no reading came since the start."""
     clocks: tuple[ClockState, ...] = ()
-    """Of its newest boot; the one that was used last at the end."""
+    """Clocks of its newest boot; the last one was used last."""
     lost: int = 0
-    """Readings that are gone for good, as far as that was reported since the start."""
+    """Readings that were reported as lost for good since the start."""
 
 
 class DevicesPage(Struct, frozen=True):
@@ -106,17 +106,17 @@ class DevicesPage(Struct, frozen=True):
 
 
 class DevicesAsked(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request for a page says."""
+    """A request for a page."""
 
     after: str = ""
-    """Devices whose names follow this one."""
+    """Name that the page's devices follow."""
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = PAGE_MAX
 
 
 async def devices_page(
     asked: DevicesAsked, heard: DevicesHeard, clocks: DeviceClocks, now_us: int, lost: Mapping[str, int] = _NOTHING
 ) -> DevicesPage:
-    """The next devices, as they are at CLOCK_BOOTTIME `now_us`; `lost` by device."""
+    """Return the next devices, as they are at CLOCK_BOOTTIME `now_us`. `lost` counts readings by device."""
     runs: dict[str, list[Run]] = {}
     for run in clocks.newest_runs():
         if run.device > asked.after:
@@ -125,7 +125,7 @@ async def devices_page(
     states = []
     work = LongWork()
     for name in names[: asked.limit]:
-        # A clock that was restored is looked into here, half a millisecond each.
+        # To decode a restored clock takes half a millisecond.
         await work.step()
         of = heard.get(name)
         states.append(

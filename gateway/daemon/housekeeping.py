@@ -1,4 +1,4 @@
-"""Small things that the gateway does once a second: it watches its clock, and reports what happened to it."""
+"""Looks once a second at the gateway's clock and its other parts, and reports what happened to them."""
 
 import asyncio
 import time
@@ -22,27 +22,27 @@ from gateway.uplink.memory import UplinkState
 
 INTERVAL_S = 1.0
 LOSSES_INTERVAL_S = 10.0
-"""Loss records come no oftener, each with what was lost since."""
+"""Least seconds between two reports of losses; each has the losses since the last one."""
 QUARANTINED_INTERVAL_S = 60.0
-"""Of one reason for the quarantine, the log speaks no oftener."""
+"""Least seconds between two log lines on one reason for the quarantine."""
 TOO_OLD_INTERVAL_S = 60.0
-"""While readings grow too old, the log says so no oftener."""
+"""Least seconds between two log lines on readings that grow too old."""
 
 log = structlog.get_logger()
 
 
 class LaneTurns:
-    """Has readings go into a new lane where the uplink is not what it was when this one began."""
+    """Begins a new lane if the uplink has changed since the present one began."""
 
     def __init__(self, front_door: FrontDoor, buffer: Buffer, policy: LanePolicy) -> None:
         self._front_door = front_door
         self._buffer = buffer
         self._policy = policy
         self._turning = asyncio.Lock()
-        """One at a time: the second would go by what the first has changed."""
+        """Lets one change happen at a time: a second one would go by a state that the first is changing."""
 
     async def compare(self, uplink: UplinkState) -> None:
-        """Compare with how the uplink is now."""
+        """Begin a new lane if the uplink's state now asks for one."""
         async with self._turning:
             now_s, is_up, oldest_us = time.monotonic(), uplink.up, uplink.live_oldest_us
             reason = self._policy.reason(
@@ -55,9 +55,10 @@ class LaneTurns:
                 self._policy.begun(now_s, is_up=is_up)
 
     async def session_begins(self) -> None:
-        """A session with Kafka was opened, and nothing was sent in it yet: what waits after an outage is to be backlog.
+        """Begin a new lane if a session with Kafka begins after an outage. Nothing may be sent in the session before.
 
-        A look would come too late: a second is enough to send a whole outage's readings as live ones.
+        The readings of the outage have to be backlog. The next look would come too late: within a second all of them
+        could be sent as live ones.
         """
         async with self._turning:
             now_s = time.monotonic()
@@ -69,7 +70,7 @@ class LaneTurns:
         try:
             await self._buffer.begin_lane(reason, self._front_door.events.lane_entry)
         except BufferFileError:
-            # The buffer itself says what it suffers from, and it is tried again.
+            # The buffer itself reports its trouble, and the next look tries again.
             return False
         return True
 
@@ -95,16 +96,16 @@ class Housekeeping:
         self._lanes = lanes
         self._quarantined: Counter[str] = Counter()
         self._tell_quarantined_s: dict[str, float] = {}
-        """What was quarantined, as far as the log has it, and when more of a reason may be said."""
+        """Time from which the log may tell more, by reason; `_quarantined` counts the input that it has told."""
         self._too_old = 0
-        """What was dropped for its age, as far as the log has it, and when more may be said."""
+        """Readings dropped for their age that the log has told; then the time from which it may tell more."""
         self._tell_too_old_s = 0.0
         self._lanes_told_of = ""
-        """The file whose lanes were reported."""
+        """Buffer whose lanes were reported."""
         self._report_losses_s = 0.0
 
     async def run(self) -> None:
-        """Look once a second until cancelled; at the clock in the moment as well in which somebody sets it."""
+        """Look once a second until cancelled, and at the clock also in the moment in which somebody sets it."""
         steps = StepWatch(self._look_at_the_clock)
         steps.start()
         try:
@@ -144,10 +145,10 @@ class Housekeeping:
                 self._buffer.confirm(self._buffer.id, (), [mark])
 
     async def _correct_times(self) -> None:
-        """Tell the times of what went out before they were known, in this boot or in one that was never synced."""
+        """Correct times that went out before they were known, in this boot or in one that was never synced."""
         if not self._buffer.owes_correction:
             return
-        with suppress(BufferFileError):  # it is written down that it is still to be told
+        with suppress(BufferFileError):  # the buffer still owes the correction
             for made in await self._front_door.events.report_corrections():
                 log.info(
                     "times that were told before they were known are corrected on gateway-events",
@@ -189,7 +190,7 @@ class Housekeeping:
             aside = buffer.attachment.set_aside.popleft()
             event("buffer-set-aside", None, file=aside.name, buffer=aside.buffer_id, rows=aside.rows)
         if buffer.id != self._lanes_told_of:
-            with suppress(BufferFileError):  # tried again with the next look
+            with suppress(BufferFileError):  # the next look tries again
                 reason = "buffer-replaced" if self._lanes_told_of else "start"
                 await buffer.transact(lambda file: file.report_lanes(reason, self._front_door.events.lane_entry))
                 self._lanes_told_of = buffer.id
@@ -198,9 +199,9 @@ class Housekeeping:
             event("buffer-salvaged", None, file=done.aside.name, rows=done.progress.taken, missing=done.missing)
 
     async def _report_losses(self) -> None:
-        # While the uplink is down losses are counted on and not reported one by one: they must not fill the buffer.
+        # While the uplink is down, losses are counted and not reported one by one: they must not fill the buffer.
         if not self._forwarder.state.up or time.monotonic() < self._report_losses_s:
             return
-        with suppress(BufferFileError):  # the counters stay, and the buffer itself says what it suffers from
+        with suppress(BufferFileError):  # the counters stay, and the buffer itself reports its trouble
             if await self._front_door.events.report_losses():
                 self._report_losses_s = time.monotonic() + LOSSES_INTERVAL_S

@@ -1,7 +1,7 @@
-"""Tells systemd how the service is: that it is ready, that it lives, what it does (sd_notify(3)). Without it: nobody.
+"""Tells systemd that the service is ready, that it lives, and what it does (sd_notify(3)).
 
-The watchdog is fed only when the event loop and the buffer's thread have both had their turn: a gateway that is idle,
-full or without its uplink is healthy, and one whose thread hangs is not, however well its event loop runs.
+The watchdog is fed only when the event loop and the buffer's thread have both had their turn. A gateway that is idle,
+full or without its uplink is healthy. If its thread hangs, then it is not, however well its event loop runs.
 """
 
 import asyncio
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from gateway.uplink.memory import UplinkState
 
 INTERVAL_S_MAX: Final = 10.0
-"""What `systemctl status` shows is no older than that."""
+"""Greatest age, in seconds, of the status that `systemctl status` shows."""
 FEEDS_PER_TIMEOUT: Final = 3
-"""How often the watchdog is fed within its time-out: one turn that comes late is no reason to be killed."""
+"""Feeds of the watchdog within its time-out: one that comes late is no reason to be killed."""
 READY_RETRY_S: Final = 1.0
-"""That the service is ready is told once, and so told again until systemd has taken it."""
+"""Seconds between two tries to tell systemd that the service is ready, until systemd has taken it."""
 
 _log = structlog.get_logger()
 
 
 def notify(*assignments: str) -> bool:
-    """Send `READY=1` and the like, and tell whether it was taken: who does not listen is not waited for."""
+    """Send `READY=1` and the like, and return whether it was taken. Never waits for systemd."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return False
-    # In the abstract namespace, which systemd writes with an @.
+    # systemd writes the abstract namespace with an @.
     name = "\0" + address[1:] if address.startswith("@") else address
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        # Where systemd reads nothing for a while its queue is full, and readings would wait with us.
+        # If systemd reads nothing for a while, its queue is full: readings must not wait for that.
         channel.setblocking(False)
         channel.sendto("\n".join(assignments).encode(), name)
         return True
@@ -43,7 +43,7 @@ def notify(*assignments: str) -> bool:
 
 
 def interval_s() -> float:
-    """How often to tell systemd something, by the time-out of its watchdog where it has one for this process."""
+    """Seconds between two messages to systemd: part of its watchdog's time-out, if this process has a watchdog."""
     timeout_us = os.environ.get("WATCHDOG_USEC", "")
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()) or not timeout_us.isdecimal():
         return INTERVAL_S_MAX
@@ -51,9 +51,9 @@ def interval_s() -> float:
 
 
 async def watch(thread_answers: Callable[[], Awaitable[None]], words: Callable[[], str]) -> None:
-    """Say that the service is ready, and from then on that it lives, until cancelled.
+    """Tell systemd that the service is ready, and from then on that it lives, until cancelled.
 
-    `thread_answers` comes back when the buffer's thread has had its turn; `words` are for `systemctl status`.
+    `thread_answers` comes back when the buffer's thread has had its turn. `words` is for `systemctl status`.
     """
     if "NOTIFY_SOCKET" not in os.environ:
         return
@@ -78,7 +78,7 @@ async def watch(thread_answers: Callable[[], Awaitable[None]], words: Callable[[
 
 
 def service_words(uplink: "UplinkState", buffer: "BufferState") -> str:
-    """The service in a line, as `systemctl status` shows it; `sluice status` has more."""
+    """Describe the service in a line for `systemctl status`; `sluice status` has more."""
     reached = "Kafka is reached" if uplink.up else f"Kafka is not reached: {uplink.error or 'not tried yet'}"
     trouble = f"; BUFFER FAILS: {buffer.failing}" if buffer.failing else "; BUFFER IS FULL" if buffer.full else ""
     waits = "1 row waits" if buffer.rows == 1 else f"{buffer.rows:,} rows wait"

@@ -1,4 +1,4 @@
-"""`sluice devices`: all devices that a gateway knows, from its buffer file and, where it runs, from its memory."""
+"""Lists all devices that a gateway knows, from its buffer file and, if it runs, from its memory: `sluice devices`."""
 
 import math
 import sqlite3
@@ -21,33 +21,33 @@ from gateway.listener.credentials import CredentialsError, file_of, load
 from gateway.settings import Settings
 
 NAMED_MAX = 5
-"""Devices that are named of those that were not heard yet."""
+"""Devices named of those that were not heard yet."""
 SILENT_S_MIN = 60.0
 SILENT_PAUSES = 3
 SILENT_INTERVALS = 5
 UNHEARD_S = 600.0
-"""So long after the start, a device that the buffer knows and that was not heard yet is silent."""
+"""Seconds after start before a device that the buffer knows, and that was not heard yet, is silent."""
 FORGOTTEN_S = 604_800.0
-"""A device that was silent for a week is no news any more."""
+"""Seconds of silence after which a device is no news any more."""
 
 
 class Clock(Struct, frozen=True):
-    """What is known of a sensor's clock."""
+    """A sensor's clock, as far as it is known."""
 
     stream: str
-    """Empty where the device counts its samples through; else the topic whose samples have this clock."""
+    """Topic whose samples have this clock; empty if the device numbers all its samples together."""
     boot: str
-    """The sensor's."""
+    """The sensor's boot."""
     oscillator: Kind
-    """What the settings say that paces it."""
+    """Oscillator that the settings declare."""
     paced_by: Kind
-    """What its observations show: worse than that, perhaps."""
+    """Oscillator that the observations show: perhaps a worse one."""
     drift_ppm: tuple[float, float] | None
-    """How fast it runs, at least and at most: parts per million above true, to tenths."""
+    """Least and greatest drift: parts per million above true, to tenths."""
     error_us: int | None
-    """The bound of a reading that is taken now, without what the gateway's own clock adds."""
+    """Bound of a reading that is taken now, without what the gateway's own clock adds."""
     observed_s: float | None
-    """How long ago it was observed last: an answer to a PROBE, or an arrival that told something."""
+    """Seconds since the last observation: an answer to a PROBE, or an arrival that told something."""
 
 
 class Device(Struct, frozen=True):
@@ -55,50 +55,50 @@ class Device(Struct, frozen=True):
 
     device: str
     place: str | None
-    """The MQTT topic or the serial port that it was heard on last; None where that is not known."""
+    """MQTT topic or serial port where it was heard last; None if unknown."""
     is_serial: bool | None
     heard_s: float | None
-    """How long ago something of it was taken in; None where nothing tells."""
+    """Seconds since something of it was taken in; None if unknown."""
     boot: str | None
-    """The sensor's, as it was heard last."""
+    """The sensor's boot, as it was heard last."""
     clocks: tuple[Clock, ...]
     note: str | None
     """Why there is no clock, or what is wrong with it."""
     finding: bool
-    """Whether that is something to be mended."""
+    """Whether the note is something to mend."""
     no_log_in: bool = False
-    """Whether it is a sensor over MQTT that could not log in now: revoked, mostly."""
+    """Whether it is a sensor over MQTT that could not log in now, mostly because it was revoked."""
     original: str | None = None
-    """What its sensor or the site's broker calls it, where a route has escaped that (`names = "escape"`)."""
+    """Its name for its sensor or the site's broker, if a route has escaped the name (`names = "escape"`)."""
 
 
 class Listing(NamedTuple):
-    """All devices, by name, and how they were found."""
+    """All devices, by name, and where they were found."""
 
     devices: list[Device]
     running: bool
     unheard: str
-    """Why a daemon that runs did not answer; empty where it did."""
+    """Why a running daemon did not answer; empty if it did."""
     states: tuple[DeviceState, ...] = ()
-    """As the daemon told them; none where it did not."""
+    """States that the daemon told; none if it did not answer."""
     not_heard: tuple[str, ...] = ()
-    """Who may log in, and was not heard yet; none where no daemon tells whom it heard."""
+    """Devices that may log in and were not heard yet; none if no daemon tells whom it heard."""
 
 
 class Place(NamedTuple):
-    """Where a device is heard."""
+    """Place where a device is heard."""
 
     name: str | None
-    """None where it was one of several, and nothing tells which came last."""
+    """None if there were several places, and nothing tells which came last."""
     is_serial: bool | None
     heard_s: float | None = None
-    """How long ago something usable came; None where nothing tells."""
+    """Seconds since something usable came; None if unknown."""
     has_probes: bool = False
-    """Whether our frames are spoken there."""
+    """Whether Sluice's own frames are spoken there."""
 
 
 def read_devices(settings: Settings) -> Listing:
-    """Ask the file and the daemon. Raises BufferFileError where the file cannot be read."""
+    """Ask the file and the daemon. Raises BufferFileError if the file cannot be read."""
     path = settings.buffer.path
     found = read_status(path).devices
     states: list[DeviceState] | None = None
@@ -115,7 +115,7 @@ def read_devices(settings: Settings) -> Listing:
     with open_to_read(path) as connection:
         places = _places(connection) | ports
         if states is None:
-            # What it has in memory is newer than what is kept of it.
+            # A daemon's memory is newer than these marks of it.
             saved, restarted = states_from_marks(read_marks(connection, SENSOR_CLOCK_MARKS), now)
         else:
             saved, restarted = states, frozenset[str]()
@@ -138,7 +138,7 @@ def _ask_daemon(path: Path) -> Iterator[DeviceState]:
 
 
 def _places(connection: sqlite3.Connection) -> dict[str, Place]:
-    """Where devices were heard whose readings wait, or waited not long ago."""
+    """Return the places of devices whose readings wait, or waited not long ago."""
     places: dict[str, Place] = {}
     for device, subject, stream in connection.execute(
         "SELECT device, subject, stream FROM series WHERE type = 'sluice.reading' AND device <> ''"
@@ -151,7 +151,7 @@ def _places(connection: sqlite3.Connection) -> dict[str, Place]:
 
 
 def log_ins(settings: Settings) -> frozenset[str] | None:
-    """Devices that could log in at the MQTT listener; None where sensors come in otherwise too, or nothing tells."""
+    """Devices that could log in at the MQTT listener; None if sensors also come in otherwise, or if nothing tells."""
     listener = settings.mqtt_listener
     if listener is None or listener.anonymous or settings.mqtt_brokers:
         return None
@@ -166,7 +166,7 @@ def log_ins(settings: Settings) -> frozenset[str] | None:
 
 
 def may_log_in(settings: Settings) -> frozenset[str]:
-    """Devices that have a secret for the MQTT listener, as far as that can be read."""
+    """Devices that have a secret for the MQTT listener, as far as the secrets can be read."""
     if settings.mqtt_listener is None:
         return frozenset()
     try:
@@ -176,13 +176,13 @@ def may_log_in(settings: Settings) -> frozenset[str]:
 
 
 def not_heard_words(names: Sequence[str]) -> str:
-    """Who was not heard yet, for a person; not escaped."""
+    """Name the devices that were not heard yet, for a person; not escaped."""
     more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
     return f"not heard yet: {', '.join(names[:NAMED_MAX])}{more}"
 
 
 def places_on_ports(serial: Mapping[str, Any]) -> dict[str, Place]:
-    """Who is on the serial ports, by device: from what `SerialIngress.state` tells."""
+    """Return who is on the serial ports, by device, from what `SerialIngress.state` tells."""
     places = {}
     for name, port in serial.get("ports", {}).items():
         for unit in port.get("units", {}):
@@ -196,7 +196,7 @@ def places_on_ports(serial: Mapping[str, Any]) -> dict[str, Place]:
 
 
 def states_from_marks(marks: Mapping[str, bytes], now: Now) -> tuple[list[DeviceState], frozenset[str]]:
-    """What a gateway that is stopped had learnt; and the devices of which that is void, for the box was restarted."""
+    """Return what a stopped gateway had learnt, and the devices for which a restart of the box has voided this."""
     clocks: dict[str, list[ClockState]] = {}
     restarted = set()
     for value in marks.values():
@@ -223,7 +223,7 @@ def merged(  # noqa: PLR0913 - each is another source
 ) -> Iterator[Device]:
     """Put together what the sources know, by name.
 
-    `in_memory`: the states are of a gateway that runs; `log_ins`: who could log in, where that is to be judged.
+    `in_memory`: the states are of a running gateway. `log_ins`: who could log in, or None if that is not judged.
     """
     by_name = {each.device: each for each in stored}
     states_by_name = {each.device: each for each in states}
@@ -238,7 +238,7 @@ def merged(  # noqa: PLR0913 - each is another source
             note = note_on(heard, state.clocks, has_probes=has_probes, was_heard=was_heard)
         else:
             note = note_on_clocks(state.clocks) or (Note(RESTARTED) if name in restarted else None)
-        # Of one that may be gone for good nothing else is to be mended.
+        # If a device may be gone for good, nothing else of it needs mending.
         no_log_in = log_ins is not None and place is not None and place.is_serial is False and name not in log_ins
         if no_log_in:
             note = Note(NO_LOG_IN)
@@ -275,7 +275,7 @@ def _clock(state: ClockState, now: Now) -> Clock:
 
 
 def _rounded(drift_ppm: tuple[float, float] | None) -> tuple[float, float] | None:
-    """To tenths, outwards: what is possible stays within."""
+    """Round to tenths, outwards: what is possible stays within."""
     if drift_ppm is None:
         return None
     least, most = drift_ppm
@@ -283,31 +283,31 @@ def _rounded(drift_ppm: tuple[float, float] | None) -> tuple[float, float] | Non
 
 
 class Habit(Protocol):
-    """What is known of a device since the gateway was started. Times are CLOCK_BOOTTIME in microseconds."""
+    """A device's readings since the gateway started. Times are CLOCK_BOOTTIME in microseconds."""
 
     @property
     def readings(self) -> int:
-        """Of its present boot, as are the next two."""
+        """Readings of its present boot."""
 
     @property
     def since_us(self) -> int:
-        """When the first came in."""
+        """Arrival of the first of these readings."""
 
     @property
     def received_us(self) -> int:
-        """When the last came in."""
+        """Arrival of the last of these readings."""
 
     @property
     def longest_pause_us(self) -> int:
-        """The longest pause between two of them, and of those of boots before."""
+        """Longest pause between two readings, of this boot and of those before."""
 
 
 def is_silent(heard_s: float | None, of: Habit | None, up_s: float | None) -> bool:
-    """Whether a device that was heard so long ago should have been heard since.
+    """Whether a device, heard `heard_s` ago, should have been heard since.
 
-    It should once it pauses for longer than `SILENT_S_MIN`, `SILENT_PAUSES` times its longest pause, and
-    `SILENT_INTERVALS` of its readings. `of` is None where it was not heard since the start, `up_s` ago (None where
-    nothing tells that).
+    It should once its pause is longer than `SILENT_S_MIN`, than `SILENT_PAUSES` times its longest pause, and than
+    `SILENT_INTERVALS` times its mean interval. `of` is None if it was not heard since the start, `up_s` ago (None if
+    unknown).
     """
     if heard_s is None or heard_s > FORGOTTEN_S:
         return False
@@ -320,5 +320,5 @@ def is_silent(heard_s: float | None, of: Habit | None, up_s: float | None) -> bo
 
 
 def mean_interval_s(of: Habit) -> float | None:
-    """Between two readings of its boot; None before the second."""
+    """Mean seconds between two readings of its boot; None before the second."""
     return (of.received_us - of.since_us) / 1e6 / (of.readings - 1) if of.readings > 1 else None

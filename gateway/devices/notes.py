@@ -1,4 +1,4 @@
-"""What there is to say of a device's clock: why nothing is known of it, or what is wrong with it. No I/O."""
+"""Says why nothing is known of a device's clock, or what is wrong with the device's readings. Does no I/O."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,17 +10,17 @@ from gateway.intake.devices_heard import STRETCH_US, FaultKind, ToldDate
 
 SETTLED_READINGS = 5
 SETTLED_US = 60_000_000
-"""After so many readings with a tick, and so long, a clock is to be known."""
+"""Readings with a tick, and the microseconds that they span, after which a clock should be known."""
 SHORT_BOOTS = 3
-"""After so many boots, each over within a minute, a sensor is one that restarts for its readings."""
+"""Boots in a row, each over within a minute, after which a sensor is one that restarts for its readings."""
 RECENT_US = 600_000_000
-"""What was wrong with a reading is told while it is no older than this beside the last one."""
+"""Microseconds before the last reading within which the fault of a reading is told."""
 PACE_ERROR_MAX = 0.02
-"""Twice what any oscillator is off: beyond it a tick is of another unit, or stands still at times."""
+"""Twice the error of any oscillator: beyond it a tick has another unit, or stands still at times."""
 UNIT_ERROR_MAX = 0.05
-"""Within this a pace is that of another unit: of seconds, a minute has sixty, more or less one at each end."""
+"""Error within which a pace is that of another unit: a minute has sixty seconds, more or less one at each end."""
 STILL_BELOW = 1e-4
-"""A tick that is slower than this stands still, as far as anybody can see within minutes."""
+"""Pace below which a tick stands still, as far as anybody can see within minutes."""
 _A: dict[Kind, str] = {"rc": "an RC oscillator", "ceramic": "a ceramic resonator", "crystal": "a crystal"}
 
 NO_ANSWER = "no answer to a PROBE yet"
@@ -67,19 +67,19 @@ NO_LOG_IN = "no log-in (revoked?): it is let in no more; sluice devices add make
 
 
 class Note(NamedTuple):
-    """What there is to say."""
+    """Words on a device."""
 
     words: str
     is_finding: bool = False
-    """Whether it is something to be mended."""
+    """Whether it is something to mend."""
 
 
 def note_on(
     heard: HeardState | None, clocks: Sequence[ClockState], *, has_probes: bool, was_heard: bool = False
 ) -> Note | None:
-    """On a device of a gateway that runs.
+    """Judge a device of a running gateway.
 
-    `has_probes`: it is on a port where our frames are spoken; `was_heard`: the buffer knows when it was heard.
+    `has_probes`: its port speaks Sluice's own frames. `was_heard`: the buffer knows when it was heard.
     """
     wrong = None if heard is None else _wrong_with_readings(heard)
     if wrong is not None:
@@ -94,10 +94,10 @@ def note_on(
 
 
 def _note_on_tick(heard: HeardState, *, has_jumped: bool, has_probes: bool) -> Note:
-    """On a device whose tick comes, and whose clock is not known."""
+    """Judge a device that sends a tick, and whose clock is not known."""
     is_settled = heard.readings >= SETTLED_READINGS and heard.received_us - heard.since_us >= SETTLED_US
     finding = _pace_words(heard.paces) if is_settled else None
-    # Of our frames `time` in the route says nothing.
+    # For Sluice's own frames `time` in the route says nothing.
     if finding is None and not has_probes and _is_ever_restarting(heard):
         finding = RESTARTS
     if finding is None and has_jumped:
@@ -108,7 +108,7 @@ def _note_on_tick(heard: HeardState, *, has_jumped: bool, has_probes: bool) -> N
 
 
 def note_on_clocks(clocks: Sequence[ClockState]) -> Note | None:
-    """On what is known of a device's clocks; None where that is nothing, or as it was said to be."""
+    """Judge a device's clocks; None if nothing is known of them, or if they are as declared."""
     for clock in clocks:
         if clock.error_us is not None and clock.paced_by != clock.kind:
             worse = f'the clock is worse than {_A[clock.kind]}: set oscillator = "{clock.paced_by}"'
@@ -117,7 +117,7 @@ def note_on_clocks(clocks: Sequence[ClockState]) -> Note | None:
 
 
 def _wrong_with_readings(heard: HeardState) -> str | None:
-    """What is to be mended whatever is known of its clock."""
+    """Find a fault to mend in the readings, whatever is known of the clock."""
     cause = _recent_cause(heard, "identity-missing")
     if cause is not None:
         return NO_IDENTITY.format(cause)
@@ -138,7 +138,7 @@ def _recent_cause(heard: HeardState, kind: FaultKind) -> str | None:
 
 
 def _date_words(date: ToldDate) -> str:
-    """Of a time that cannot be right: how far it is off, and what its sensor is to do."""
+    """Say how far a time that cannot be right is off, and what its sensor has to do."""
     if date.off_us is None:
         off = f"cannot be right, the last is {date.told}"
     else:
@@ -156,10 +156,10 @@ def _is_ever_restarting(heard: HeardState) -> bool:
 
 
 def _pace_words(paces: Sequence[float]) -> str | None:
-    """What a tick counts that does not count milliseconds; None where it may, or where nothing is known."""
+    """Say what a tick counts if it does not count milliseconds; None if it may, or if nothing is known."""
     if not paces:
         return None
-    # Readings that had waited come faster, and the first after a pause are late: what is nearest to right is believed.
+    # Readings that had waited come faster, and the first after a pause are late: the pace nearest to right is believed.
     pace = max(paces, key=lambda each: min(each, 1 / each) if each else 0.0)
     if abs(pace - 1) <= PACE_ERROR_MAX:
         return None
@@ -177,5 +177,5 @@ def _pace_words(paces: Sequence[float]) -> str | None:
 
 
 def _two_digits(number: float) -> str:
-    """`1.5`, `24`, `1,000`."""
+    """Write a number with two digits: `1.5`, `24`, `1,000`."""
     return f"{float(f'{number:.2g}'):,g}"

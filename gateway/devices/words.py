@@ -1,4 +1,4 @@
-"""The words of `sluice devices`: a table, and below it what is to be said of some of them. No I/O."""
+"""Words of `sluice devices`: a table, and notes on some of the devices below it. No I/O."""
 
 import math
 from collections.abc import Iterator
@@ -7,14 +7,14 @@ from gateway.devices.listing import Clock, Device, Listing, not_heard_words
 from gateway.host.terminal_text import UNKNOWN, aligned, bound, counted, escaped, hanging, span
 
 NAMED_MAX = 5
-"""Devices that are named one by one where the same is to be said of many."""
+"""Devices named one by one if a note is about many."""
 INDENT = 4
 _WHOLE_PPM = 10
-"""From here on parts of a ppm tell nothing."""
+"""Parts per million from which on tenths tell nothing."""
 
 
 def devices_lines(listing: Listing) -> Iterator[str]:
-    """The table, then the notes; safe to print, and fitted to the terminal."""
+    """Yield the table, then the notes; safe to print, and fitted to the terminal."""
     if listing.unheard:
         yield hanging(f"what the gateway has in memory is not known: {escaped(listing.unheard)}", INDENT)
     if not listing.devices:
@@ -37,7 +37,7 @@ def _not_heard(listing: Listing) -> Iterator[str]:
 
 
 def _rows(device: Device) -> Iterator[tuple[str, ...]]:
-    """One row; or one for each stream whose samples have a clock of their own."""
+    """Yield one row, or one for each stream whose samples have a clock of their own."""
     heard, boot = _ago(device.heard_s), UNKNOWN if device.boot is None else escaped(device.boot)
     for clock in device.clocks or (None,):
         stream = "" if clock is None else clock.stream
@@ -54,19 +54,19 @@ def _ago(seconds: float | None) -> str:
 
 
 def drift_words(clock: Clock) -> str:
-    """`+7,950 ± 40`: the middle of what is possible, and how far it is from there to the ends."""
+    """Write a drift as the middle of what is possible, and the distance to its ends: `+7,950 ± 40`."""
     if clock.drift_ppm is None or clock.error_us is None:
         return UNKNOWN
     least, most = clock.drift_ppm
     half = (most - least) / 2
-    # Rounded up, with what rounding the middle moves it by.
+    # Rounded up, and with the error that comes from rounding the middle.
     if half < _WHOLE_PPM:
         return f"{(least + most) / 2:+,.1f} ± {math.ceil(half * 10 + 0.5) / 10:.1f}"
     return f"{(least + most) / 2:+,.0f} ± {math.ceil(half + 0.5):,}"
 
 
 def _originals(listing: Listing) -> Iterator[str]:
-    """Names as they were before they were escaped, whole: a cell of the table may be cut short."""
+    """Yield names as they were before they were escaped, whole: a cell of the table may be cut short."""
     renamed = [device for device in listing.devices if device.original is not None]
     if renamed:
         yield ""
@@ -75,7 +75,7 @@ def _originals(listing: Listing) -> Iterator[str]:
 
 
 def _notes(listing: Listing) -> Iterator[str]:
-    """What is to be said, findings first; once where it is the same of many."""
+    """Yield the notes, findings first, and a note on many devices once."""
     by_note: dict[tuple[bool, str], list[str]] = {}
     for device in listing.devices:
         if device.note is not None:

@@ -1,7 +1,7 @@
-"""Accepts connections and hands on each with its address, before anything is made of it.
+"""Accepts connections, and hands each on with its address before a transport is made for it.
 
-asyncio's own servers take a thousand from the kernel at a time, and make a transport of each before anybody sees whose
-it is.
+asyncio's own servers accept up to a thousand connections at a time. They make a transport for each before anybody sees
+its address.
 """
 
 import asyncio
@@ -11,17 +11,17 @@ from collections.abc import Callable
 from typing import Final
 
 ACCEPTS_PER_TURN: Final = 8
-"""Connections that are taken from the kernel before others have their turn."""
+"""Connections accepted in one turn of the event loop."""
 BACKLOG: Final = 1_024
 REST_S: Final = 1.0
-"""Pause after the system could give no more files."""
+"""Seconds without accepting after the system ran out of descriptors or memory."""
 
 Receive = Callable[[socket.socket, str, int], None]
-"""Takes a connection, and the address and port of its other side; or closes it."""
+"""Takes over a connection, or closes it. It also gets the address and port of the peer."""
 
 
 class Acceptor:
-    """Belongs to the event loop. `cannot` is told why no connection can be accepted for a moment."""
+    """Belongs to the event loop. Calls `cannot` with the error if it accepts no connections for a while."""
 
     def __init__(self, cannot: Callable[[OSError], None]) -> None:
         self._cannot = cannot
@@ -29,8 +29,8 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
 
     async def open(self, host: str, port: int, receive: Receive) -> None:
-        """Listen at a port. Raises OSError."""
-        # asyncio binds, to all addresses of the host.
+        """Listen at a port, and give each connection to `receive`. Raises OSError."""
+        # asyncio binds to all addresses of the host.
         server = await self._loop.create_server(asyncio.Protocol, host, port, start_serving=False)
         try:
             sockets = [each.dup() for each in server.sockets]
@@ -43,7 +43,7 @@ class Acceptor:
             self._loop.add_reader(each, self._accept, each, receive)
 
     def close(self) -> None:
-        """Accept nobody more."""
+        """Stop listening."""
         for each in self._listening:
             self._loop.remove_reader(each)
             each.close()
@@ -54,7 +54,7 @@ class Acceptor:
             try:
                 accepted, address = listening.accept()
             except OSError as error:
-                # Else nobody is there, or whoever was has gone again: accept(2) tells that in many ways.
+                # With any other error nobody waits, or the peer has gone again: accept(2) has many errors for that.
                 if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
                     self._rest(listening, receive, error)
                 return
@@ -62,7 +62,7 @@ class Acceptor:
             receive(accepted, address[0], address[1])
 
     def _rest(self, listening: socket.socket, receive: Receive, error: OSError) -> None:
-        """Let a while pass: the kernel would tell of the same connection at each turn."""
+        """Stop accepting for a while: the kernel would report the same connection at each turn."""
         self._cannot(error)
         self._loop.remove_reader(listening)
 

@@ -1,4 +1,4 @@
-"""How a disk is, as far as the kernel tells it without more rights: its file system, errors, wear of flash."""
+"""Reads a disk's file system, errors and flash wear, as far as the kernel tells them without more rights."""
 
 import os
 import re
@@ -16,9 +16,9 @@ SYSTEM: Final = Path("/sys")
 MOUNTS: Final = Path("/proc/self/mountinfo")
 LIFE_EXCEEDED: Final = 11
 LIFE_SOON: Final = 9
-"""Of DEVICE_LIFE_TIME_EST_TYP_A and _B: tenths of its life that are used, begun ones counted (JESD84-B51, 7.4.22)."""
+"""DEVICE_LIFE_TIME_EST_TYP_A and _B: tenths of the disk's life used, begun ones counted (JESD84-B51, 7.4.22)."""
 EOL_WARNING, EOL_URGENT = 2, 3
-"""Of PRE_EOL_INFO: 80 and 90 % of the blocks in reserve are used (JESD84-B51, section 7.4.21)."""
+"""PRE_EOL_INFO: 80 and 90 % of the reserve blocks are used (JESD84-B51, section 7.4.21)."""
 _NETWORK: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs", "fuse.glusterfs", "afs"})
 _MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 _WITHOUT_JOURNAL: Final = frozenset({"vfat", "msdos", "exfat", "ext2"})
@@ -29,35 +29,35 @@ _SLAVES_MAX: Final = 8
 
 
 class Disk(Struct, frozen=True):
-    """What is under a folder. What the kernel does not tell is None."""
+    """The disk under a folder. A field is None if the kernel does not tell it."""
 
     kind: str
-    """Of the file system: `ext4`; empty where it is not known."""
+    """Kind of the file system, such as `ext4`; empty if unknown."""
     name: str = ""
-    """Of the disk: `mmcblk0`; empty where there is none of its own."""
+    """Name of the disk, such as `mmcblk0`; empty if the file system is on none."""
     what: str = ""
-    """What it is, in words: `an SD card (SC32G)`."""
+    """The disk in words, such as `an SD card (SC32G)`."""
     life_used_tenths: int | None = None
-    """Of the worse of an eMMC's two kinds of memory; 11 is beyond what its maker promises."""
+    """Tenths of life used, of the worse of an eMMC's two kinds of memory; 11 is more than its maker promises."""
     reserve: int | None = None
     """PRE_EOL_INFO."""
     state: str | None = None
-    """What the kernel says of a disk that can be taken off line: `running`, `live`, or what is wrong."""
+    """The kernel's state of a disk that can be taken off line: `running`, `live`, or the trouble."""
     is_protected: bool = False
     """Whether the disk itself takes no writes."""
     errors: int = 0
-    """That the file system has met since it was last checked."""
+    """Errors that the file system has met since its last check."""
     error_s: int | None = None
-    """When it met the last one: seconds since 1970."""
+    """Time of the last error, in seconds since 1970."""
 
     @property
     def says_something(self) -> bool:
-        """Whether the kernel says more of it than that it is there."""
+        """Whether the kernel tells more of the disk than that it is there."""
         return bool(self.name) and (self.what != _DISK or self.life_used_tenths is not None)
 
 
 def read_disk(folder: Path, system: Path = SYSTEM, mounts: Path = MOUNTS) -> Disk:
-    """Look at what is under a folder that is there. Raises OSError where that cannot be looked at."""
+    """Read the state of the disk under a folder. Raises OSError if the folder cannot be read."""
     number = folder.stat().st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
     kind = _file_system_of(device, mounts)
@@ -87,18 +87,18 @@ class Trouble(NamedTuple):
     """Something that is wrong with a disk."""
 
     fails: bool
-    """Whether it has to be mended."""
+    """True for a fault to mend, false for a warning."""
     words: str
 
 
 def troubles(disk: Disk, folder: Path) -> Iterator[Trouble]:
-    """What is wrong with the disk that a folder is on."""
+    """Yield each trouble of the disk that a folder is on."""
     yield from _file_system(disk, folder)
     yield from _health(disk)
 
 
 def health_words(disk: Disk) -> str:
-    """A disk in a few words: `mmcblk0 is an eMMC (DG4032), 10 to 20 % of its life used`."""
+    """Describe a disk in a few words: `mmcblk0 is an eMMC (DG4032), 10 to 20 % of its life used`."""
     tenths = disk.life_used_tenths
     if tenths:
         share = (
@@ -164,7 +164,7 @@ _RESERVE: Final = "{} % of the blocks that it keeps in reserve are used"
 
 
 def _file_system_of(device: str, mounts: Path) -> str:
-    """The kind of file system on a device, by the last line that has it (proc_pid_mountinfo(5)); empty for none."""
+    """Find a device's kind of file system in its last line of mountinfo (proc_pid_mountinfo(5)); empty for none."""
     found = ""
     with suppress(OSError, UnicodeDecodeError):
         for line in mounts.read_text(encoding="utf-8").splitlines():
@@ -176,7 +176,7 @@ def _file_system_of(device: str, mounts: Path) -> str:
 
 
 def _whole(block: Path) -> Path:
-    """The disk that a partition, or what is mapped onto one, is on."""
+    """Find the disk below a partition, or below a device that is mapped onto one."""
     for _ in range(_SLAVES_MAX):
         slaves = sorted(path.resolve() for path in (block / "slaves").glob("*"))
         if not slaves:

@@ -1,4 +1,4 @@
-"""What the daemon says of itself, on standard error: for people by default, as JSON lines by setting."""
+"""Writes the daemon's log to standard error: for people by default, as JSON lines by setting."""
 
 import asyncio
 import json
@@ -15,23 +15,23 @@ from gateway.host.terminal_text import escaped, harmless, harmless_json
 from gateway.settings import LogSettings
 
 PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
-"""syslog(3)'s, by the names that log lines have."""
+"""Priorities of syslog(3), by the level names of log lines."""
 
 
 def prioritized(text: str, level: str) -> str:
-    """The text with its priority before each line: a stack trace is as grave as what it belongs to."""
+    """Put the priority before each line of a text: a stack trace is as grave as its log line."""
     priority = PRIORITIES.get(level, PRIORITIES["info"])
     return "\n".join(f"<{priority}>{line}" for line in text.split("\n"))
 
 
 LINES_MAX: Final = 10
-"""Lines of one kind in `LINES_S`; of further ones the number alone is told, at its end."""
+"""Lines of one kind that are written in `LINES_S`. Further ones are counted, and their number is logged at its end."""
 LINES_S: Final = 60.0
 _log = structlog.get_logger()
 
 
 class FewLines:
-    """Log lines of which somebody outside decides how many there are: a few of each kind, and the sum of the others.
+    """Bounds log lines whose number somebody outside decides: a few of each kind, and the sum of the others.
 
     Belongs to the event loop.
     """
@@ -42,7 +42,7 @@ class FewLines:
         self._timer: asyncio.TimerHandle | None = None
 
     def tell(self, write: Callable[..., object], event: str, **values: Any) -> None:
-        """Write a line with `write` (a logger's method), or count it: as many as its `count` says."""
+        """Write a line with `write` (a logger's method), or add its `count` to the sum, by default 1."""
         self._begin()
         self._lines[event] += 1
         if self._lines[event] <= LINES_MAX:
@@ -51,12 +51,12 @@ class FewLines:
             self._left_out[event] += values.get("count", 1)
 
     def count(self, event: str, count: int) -> None:
-        """Count what has no line of its own."""
+        """Count events that have no line of their own."""
         self._begin()
         self._left_out[event] += count
 
     def finish(self) -> None:
-        """Tell the sum now."""
+        """Log the sum now."""
         if self._timer is not None:
             self._timer.cancel()
             self._end()
@@ -77,7 +77,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def quieten_libraries() -> None:
-    """Keep libraries from logging every attempt: what changes is told in our words."""
+    """Keep libraries from logging every attempt: the gateway logs changes in its own words."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Harmless(logging.BASIC_FORMAT))
     logging.basicConfig(level=logging.ERROR, handlers=[handler])
@@ -85,7 +85,7 @@ def quieten_libraries() -> None:
 
 
 class _Harmless(logging.Formatter):
-    """What a library says, as no terminal obeys it."""
+    """Formats a library's line so that no terminal obeys it."""
 
     def format(self, record: logging.LogRecord) -> str:
         return harmless(super().format(record))
@@ -101,7 +101,7 @@ def set_up(settings: LogSettings) -> None:
     else:
         renderers = [escape_values, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
         if is_journal():
-            # It has the time of each line itself, and sorts lines by their priority: `journalctl -p warning`.
+            # The journal has each line's time itself, and sorts lines by priority: `journalctl -p warning`.
             times = []
             renderers = [escape_values, _Prioritized(structlog.dev.ConsoleRenderer(colors=False, pad_level=False))]
     structlog.configure(
@@ -119,22 +119,22 @@ def set_up(settings: LogSettings) -> None:
 
 
 class _Prioritized:
-    """Puts a line's priority before it, as the journal takes it (sd-daemon(3)); a stack trace's lines have the same."""
+    """Puts the priority before each line, those of a stack trace too, as the journal takes it (sd-daemon(3))."""
 
     def __init__(self, render: structlog.dev.ConsoleRenderer) -> None:
         self._render = render
 
     def __call__(self, logger: structlog.typing.WrappedLogger, method: str, line: structlog.typing.EventDict) -> str:
-        level = str(line.get("level"))  # before it is taken out to be rendered
+        level = str(line.get("level"))  # the renderer takes it out
         return prioritized(self._render(logger, method, line), level)
 
 
 def escape_values(
     _logger: structlog.typing.WrappedLogger, _method: str, line: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Make every text of a line one that no terminal obeys: topics and names come from whoever can connect.
+    """Make every value of a log line harmless to a terminal: topics and names come from whoever can connect.
 
-    What is no text is shown as Python would write it.
+    Values that are no text are shown as Python would write them.
     """
     for name, value in line.items():
         if isinstance(value, str):

@@ -1,15 +1,15 @@
-"""Long work on the event loop, in steps: a sensor's acknowledgement waits for one of them at most."""
+"""Splits long work on the event loop into steps. A sensor's acknowledgement waits for one step at most."""
 
 import asyncio
 import time
 from typing import Final
 
 STEP_S: Final = 0.001
-"""How long such work may go on at a time."""
+"""Seconds that long work may take before others have their turn."""
 
 
 class LongWork:
-    """One piece of such work, which calls `step` wherever others may run."""
+    """One piece of long work. It calls `step` wherever others may run."""
 
     __slots__ = ("_ends_s",)
 
@@ -17,7 +17,7 @@ class LongWork:
         self._ends_s = time.monotonic() + STEP_S
 
     async def step(self) -> None:
-        """Let the event loop run whatever waits, if this step has had its time."""
+        """Let other tasks run, if this step has had its time."""
         if time.monotonic() >= self._ends_s:
             await asyncio.sleep(0)
             self._ends_s = time.monotonic() + STEP_S

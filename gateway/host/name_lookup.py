@@ -1,14 +1,14 @@
-"""Looks names up without ever waiting for a look-up that hangs: one thread for each, bounded, and shared.
+"""Looks up host names, each in a thread of its own, so that nobody waits for a look-up that hangs.
 
-getaddrinfo cannot be ended. Where DNS is dead it takes up to (timeout x attempts x servers) seconds for the name and as
-long again for the search domains: 5 s, 2 and 3 by default, which is longer than coming back may take once DNS answers
-again. In asyncio's default executor such look-ups pile up, too, and keep everybody else from its threads. So:
+getaddrinfo cannot be ended. If DNS is dead, it takes up to (timeout x attempts x servers) seconds for the name, and as
+long again for the search domains. By default these are 5 s, 2 and 3: longer than coming back may take once DNS answers
+again. In asyncio's default executor such look-ups would pile up and take all threads. So:
 
-- `bound_look_ups` has glibc ask again after 2 s, and so a look-up that is under way when DNS comes back meets it soon.
-- Each look-up has a thread of its own, and whoever asks for the same name meanwhile joins it.
-- Not every look-up is glibc's: systemd-resolved and mDNS have waits of their own. One that has lasted for
-  `HANGING_S` is joined, and another is begun beside it; the first answer serves everybody. At most `UNDER_WAY_MAX` of
-  a name and `THREADS_MAX` of all are under way, whatever happens.
+- `bound_look_ups` makes glibc ask again after 2 s. A look-up that is under way when DNS comes back then succeeds soon.
+- Each look-up has a thread of its own. Whoever asks for the same name meanwhile joins it.
+- systemd-resolved and mDNS have waits of their own. If a look-up has lasted for `HANGING_S`, another is begun beside
+  it, and the first answer serves everybody. At most `UNDER_WAY_MAX` look-ups of one name, and `THREADS_MAX` of all
+  names, are under way.
 """
 
 import asyncio
@@ -21,22 +21,22 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 RESOLVER_OPTIONS: Final = "timeout:2 attempts:2"
-"""resolv.conf(5): how long each server is waited for, and how often all of them are asked."""
+"""Options of resolv.conf(5): seconds to wait for each server, and how often all servers are asked."""
 HANGING_S: Final = 3.0
-"""A look-up that lasts longer is not relied on: it may wait for a server that was there before DNS changed."""
+"""Seconds after which a look-up may hang, such as on a server from before DNS changed."""
 UNDER_WAY_MAX: Final = 3
 """Look-ups of one name at a time."""
 THREADS_MAX: Final = 32
 """Look-ups of all names at a time."""
 KEPT_S: Final = 5.0
-"""How long an answer that came when nobody waited any more serves who asks next: on a slow link that is every one."""
+"""Seconds that an answer which came too late serves the next caller: on a slow link every answer comes too late."""
 
 Address = tuple[socket.AddressFamily, socket.SocketKind, int, tuple[Any, ...]]
-"""Family, kind, protocol and address, as a socket is made and connected."""
+"""Family, kind, protocol and address, for making and connecting a socket."""
 
 
 def bound_look_ups() -> None:
-    """Have glibc ask DNS servers again soon. To be called before the first look-up; the environment's own wish counts.
+    """Make glibc ask DNS servers again soon. Call it before the first look-up. RES_OPTIONS of the environment wins.
 
     glibc reads /etc/resolv.conf anew when it changes, and then adds these options again.
     """
@@ -44,18 +44,18 @@ def bound_look_ups() -> None:
 
 
 class NameLookup:
-    """Look-ups of one process; `names` below is the one that everybody shares."""
+    """Look-ups of one process. Everybody shares the instance `names`."""
 
     def __init__(self) -> None:
         self._under_way: defaultdict[tuple[str, int], list[_LookUp]] = defaultdict(list)
         self._lock = threading.Lock()
 
     async def addresses(self, host: str, port: int) -> list[Address]:
-        """The addresses of a host, in the order in which they are to be tried. Raises OSError (socket.gaierror)."""
+        """Return a host's addresses, in the order in which to try them. Raises OSError (socket.gaierror)."""
         try:
             return _look_up(host, port, socket.AI_NUMERICHOST)
         except socket.gaierror:
-            pass  # a name, and none of an address
+            pass  # a name, not an address
         look_ups = {asyncio.wrap_future(look_up.answer): look_up for look_up in self._joined(host, port)}
         if not look_ups:
             raise socket.gaierror(socket.EAI_AGAIN, "too many look-ups are under way")
@@ -75,7 +75,7 @@ class NameLookup:
                 answer.cancel()
 
     def _joined(self, host: str, port: int) -> "list[_LookUp]":
-        """The look-ups of a name to wait for, with a new one where those under way may hang. Raises socket.gaierror."""
+        """Return a name's look-ups to wait for, with a new one if those under way may hang. Raises socket.gaierror."""
         now_s = time.monotonic()
         with self._lock:
             self._forget(now_s)
@@ -92,7 +92,7 @@ class NameLookup:
                 try:
                     look_up.start()
                 except (RuntimeError, MemoryError) as error:
-                    # Never begun, it would be waited for for ever; those that are under way may still answer.
+                    # A thread that never began never answers; look-ups that are under way still may.
                     if not look_ups:
                         raise socket.gaierror(socket.EAI_MEMORY, f"no thread for the look-up: {error}") from error
                 else:
@@ -100,7 +100,7 @@ class NameLookup:
             return list(look_ups)
 
     def _forget(self, now_s: float) -> None:
-        """Let go of names that nobody asks for any more."""
+        """Drop look-ups that are done and that nobody will use."""
         for name, look_ups in list(self._under_way.items()):
             look_ups[:] = [look_up for look_up in look_ups if not look_up.answer.done() or look_up.is_left(now_s)]
             if not look_ups:
@@ -108,7 +108,7 @@ class NameLookup:
 
 
 class _LookUp(threading.Thread):
-    """One call of getaddrinfo. A daemon thread: nobody waits at the process's end for a server that is not there."""
+    """One call of getaddrinfo. As a daemon thread it does not delay the end of the process."""
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__(name=f"look-up {host}", daemon=True)
@@ -116,16 +116,16 @@ class _LookUp(threading.Thread):
         self.answer.set_running_or_notify_cancel()
         self.begun_s = self.ended_s = time.monotonic()
         self.served = False
-        """Whether somebody had the answer."""
+        """Whether somebody got the answer."""
         self._wanted = host, port
 
     def is_left(self, now_s: float) -> bool:
-        """Whether it has an answer that came when nobody waited any more, and lately."""
+        """Whether it has a recent answer that nobody has got."""
         done = self.answer.done() and self.answer.exception() is None
         return done and not self.served and now_s - self.ended_s < KEPT_S
 
     def run(self) -> None:
-        """Ask, and give the answer."""
+        """Look the name up, and set the answer or the failure."""
         try:
             found = _look_up(*self._wanted, 0)
         except Exception as error:  # noqa: BLE001 - whatever it is, who waits must be told
@@ -142,4 +142,4 @@ def _look_up(host: str, port: int, flags: int) -> list[Address]:
 
 
 names: Final = NameLookup()
-"""Of the whole process: a look-up outlives the session that began it, and the next one joins it."""
+"""Look-ups of the whole process. A look-up outlives the caller that began it, and the next caller joins it."""

@@ -1,4 +1,4 @@
-"""When the kernel changes a link, an address or a route, and which of its addresses this box uses towards a peer."""
+"""Tells when the kernel changes a link, an address or a route, and which own address leads to a peer."""
 
 import asyncio
 import errno
@@ -19,10 +19,10 @@ RTMGRP_IPV6_ROUTE = 0x400
 GROUPS = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_IFADDR | RTMGRP_IPV6_ROUTE
 
 COALESCE_S = 0.2
-"""A DHCP client takes an address away, sets another and then the routes: one change, of which the end counts."""
+"""Seconds in which changes count as one: a DHCP client takes an address away, sets another, then sets the routes."""
 MESSAGE_BYTES_MAX = 65_536
 MESSAGES_MAX = 10_000
-"""Read at once; what is left makes another change."""
+"""Messages discarded at once. One that is left counts as another change."""
 HOSTS_MAX = 64
 """Peers whose address is remembered."""
 
@@ -32,8 +32,8 @@ log = structlog.get_logger()
 async def watch(on_change: Callable[[], None]) -> None:
     """Call `on_change` on the event loop at each change, at most once in `COALESCE_S`, until cancelled.
 
-    Messages come for changes that are none to a connection too (a Wi-Fi scan, a router's advertisement): look at
-    `source_address` for what became of it. Returns, having logged it once, where such a socket is refused.
+    Some changes concern no connection (a Wi-Fi scan, a router's advertisement): ask `source_address` for the effect.
+    If the kernel refuses such a socket, this logs it once and returns.
     """
     with ExitStack() as stack:
         try:
@@ -53,9 +53,9 @@ async def watch(on_change: Callable[[], None]) -> None:
 
 
 def source_address(peer: tuple[str, int]) -> str | None:
-    """Which of its own addresses this box would use to reach `peer`, an IP address and port, now.
+    """Return the own address from which this box would now reach `peer`, an IP address and port.
 
-    None where it has no route there. Sends nothing. Raises ValueError for what is no IP address.
+    Returns None if there is no route. Sends nothing. Raises ValueError if the peer's host is no IP address.
     """
     family = socket.AF_INET6 if ipaddress.ip_address(peer[0]).version == 6 else socket.AF_INET
     try:
@@ -67,17 +67,18 @@ def source_address(peer: tuple[str, int]) -> str | None:
 
 
 def is_own_address(address: str) -> bool:
-    """Whether an IP address is one of this box's, now: whether a socket can be bound to it.
+    """Whether an IP address is one of this box's now, so that a socket can be bound to it.
 
-    True where that cannot be told (no more descriptors): a connection from it is then found dead by its time-out. So
-    it is where the kernel binds to any address (net.ipv4.ip_nonlocal_bind). Raises ValueError for what is no address.
+    True if that cannot be told (no more descriptors), and if the kernel binds to any address
+    (net.ipv4.ip_nonlocal_bind): a dead connection from it is then found by its time-out. Raises ValueError if
+    `address` is no IP address.
     """
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
     except socket.gaierror:
-        # fe80::1%wlan0, and wlan0 is gone.
+        # An address such as fe80::1%wlan0, when wlan0 is gone.
         return False
     except OSError as error:
         return error.errno not in {errno.EADDRNOTAVAIL, errno.ENODEV}
@@ -85,7 +86,7 @@ def is_own_address(address: str) -> bool:
 
 
 class AddressChange(NamedTuple):
-    """This box reaches `host` from another of its own addresses than before."""
+    """This box now reaches `host` from its own address `new`, before from `old`."""
 
     host: str
     old: str
@@ -95,17 +96,17 @@ class AddressChange(NamedTuple):
 class AddressWatch:
     """Tells when this box's address towards a peer has changed.
 
-    A peer is remembered while it is not asked about, and while it cannot be reached: a link that comes back with the
-    same address is no change, with another it is.
+    A peer is remembered while nobody asks about it, and while it cannot be reached. If a link comes back with another
+    address, then that is a change.
     """
 
     def __init__(self, address: Callable[[tuple[str, int]], str | None] = source_address) -> None:
-        """`address` gives the own address towards a peer, or None where there is no route."""
+        """`address` returns the own address towards a peer, or None if there is no route."""
         self._address = address
         self._known: dict[str, str] = {}
 
     def changes(self, peers: Iterable[tuple[str, int]]) -> list[AddressChange]:
-        """Look at each peer's host; its first address is no change."""
+        """Return how the address towards each peer's host has changed; its first address is no change."""
         found = []
         for host, port in dict(peers).items():
             new = self._address((host, port))
@@ -121,7 +122,7 @@ class AddressWatch:
 
 
 async def _burst(route_socket: socket.socket) -> None:
-    """Wait for a message, and for those that come soon after it; that some were lost (ENOBUFS) is a change too."""
+    """Wait for a message, and for those that come soon after it. Lost messages (ENOBUFS) are a change too."""
     try:
         await asyncio.get_running_loop().sock_recv(route_socket, MESSAGE_BYTES_MAX)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Bounds for who connects to this box: places and whose goes first, a rate with a burst, one host's address. No I/O.
+"""Bounds connections to this box by places, by a rate with a burst, and by host. Does no I/O.
 
 Times are seconds of a monotonic clock.
 """
@@ -13,7 +13,7 @@ Holder = TypeVar("Holder")
 
 
 def source_of(host: str) -> str:
-    """The address that counts as one host's: IPv4's as it is, IPv6's /64, all of which one host may have."""
+    """Return the address that counts as one host: IPv4's as it is, IPv6's /64, all of which one host may have."""
     if ":" not in host:
         return host
     try:
@@ -22,12 +22,12 @@ def source_of(host: str) -> str:
         return host
     if address.startswith(_IPV4_MAPPED):
         return socket.inet_ntop(socket.AF_INET, address[len(_IPV4_MAPPED) :])
-    # `ipaddress` takes ten times as long, and this is asked of each connection of a flood.
+    # `ipaddress` takes ten times as long, and a flood needs this for each connection.
     return f"{socket.inet_ntop(socket.AF_INET6, address[:8] + bytes(8))}/64"
 
 
 class Bucket:
-    """A token bucket: `most` at once, and `per_s` more each second."""
+    """A token bucket: `most` tokens at once, and `per_s` more each second."""
 
     __slots__ = ("_at_s", "_most", "_per_s", "_tokens")
 
@@ -45,7 +45,7 @@ class Bucket:
         return True
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until there is a token; 0 where there is one."""
+        """Seconds until there is a token; 0 if there is one."""
         self._tokens = min(self._most, self._tokens + (now_s - self._at_s) * self._per_s)
         self._at_s = now_s
         return max(0.0, (1 - self._tokens) / self._per_s)
@@ -54,8 +54,8 @@ class Bucket:
 class Places(Generic[Holder]):
     """A bounded number of places for connections.
 
-    A connection waits (for its log-in, or for its next request) or is kept. Where all places are taken, the one that
-    has waited longest may be closed for a newcomer. One that is kept may not.
+    A connection waits (for its log-in, or for its next request) or is kept. If all places are taken, the connection
+    that has waited longest may be closed for a newcomer. A kept one may not.
     """
 
     def __init__(self, most: int) -> None:
@@ -72,11 +72,11 @@ class Places(Generic[Holder]):
 
     @property
     def are_taken(self) -> bool:
-        """Whether there is none left."""
+        """Whether no place is left."""
         return len(self) >= self.most
 
     def longest_waiting(self) -> Holder | None:
-        """Whoever is to be closed first; None where nobody waits."""
+        """The holder to close first; None if nobody waits."""
         return next(iter(self._waiting), None)
 
     def enter(self, newcomer: Holder) -> None:
@@ -84,18 +84,18 @@ class Places(Generic[Holder]):
         self._waiting[newcomer] = None
 
     def keep(self, holder: Holder) -> None:
-        """Keep the place of one that waited, if it still has it."""
+        """Keep the place of a holder that waits, if it still has it."""
         if holder in self._waiting:
             del self._waiting[holder]
             self._kept.add(holder)
 
     def wait(self, holder: Holder) -> None:
-        """Have one that was kept wait again, behind all others."""
+        """Make a kept holder wait again, behind all others."""
         if holder in self._kept:
             self._kept.remove(holder)
             self._waiting[holder] = None
 
     def leave(self, holder: Holder) -> None:
-        """Take back a place, if it was not taken back before."""
+        """Take back a holder's place, if it still has one."""
         self._waiting.pop(holder, None)
         self._kept.discard(holder)

@@ -1,4 +1,4 @@
-"""Who looks, and what proc(5) tells of the processes of this box, as far as this user is told."""
+"""Reads what proc(5) tells this user about the processes of this box."""
 
 import grp
 import os
@@ -9,11 +9,11 @@ from pathlib import Path
 from gateway.host.service_user import as_root
 
 _TTY_FIELD = 4
-"""Of /proc/PID/stat, counted behind the name: the controlling terminal's device number."""
+"""Field of /proc/PID/stat, counted behind the name: device number of the controlling terminal."""
 
 
 def this_user() -> str:
-    """Who looks, for messages: what root may, the daemon's user may not."""
+    """Name the user of this process, for messages: root may do more than the daemon's user."""
     try:
         return f"this user ({pwd.getpwuid(os.geteuid()).pw_name})"
     except KeyError:
@@ -21,7 +21,7 @@ def this_user() -> str:
 
 
 def this_group() -> str:
-    """The first group of who looks, for commands."""
+    """Name the first group of this process's user, for commands."""
     try:
         return grp.getgrgid(os.getegid()).gr_name
     except KeyError:
@@ -29,12 +29,12 @@ def this_group() -> str:
 
 
 def processes() -> list[int]:
-    """The processes that there are now."""
+    """Return the numbers of all processes."""
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - names are enough
 
 
 def opened_by(process: int) -> list[str]:
-    """What a process has open; nothing where this user is not told, or it has ended."""
+    """Return what a process has open; empty if this user may not see it, or if the process has ended."""
     found = []
     with as_root():
         try:
@@ -42,7 +42,7 @@ def opened_by(process: int) -> list[str]:
         except OSError:
             return []
         for name in names:
-            # Closed in between: what stands behind it may be open still.
+            # This descriptor was closed in between; those after it may still be open.
             with suppress(OSError):
                 found.append(os.readlink(f"/proc/{process}/fd/{name}"))  # noqa: PTH115 - the same
     return found
@@ -54,7 +54,7 @@ def has_open(process: int, path: Path) -> bool:
 
 
 def name_of(process: int) -> str:
-    """A program's name, cut off after 15 characters by the kernel."""
+    """Name of a process's program, cut off after 15 characters by the kernel."""
     try:
         return Path(f"/proc/{process}/comm").read_text(errors="replace").strip()
     except OSError:
@@ -62,19 +62,19 @@ def name_of(process: int) -> str:
 
 
 def terminal_of(process: int) -> int:
-    """The device number of the terminal that a process is controlled from, as os.stat's `st_rdev`; 0 for none.
+    """Device number of the terminal that controls a process, as os.stat's `st_rdev`; 0 for none.
 
-    Everybody may read it of every process, unlike what a process has open.
+    Any user may read it of every process, unlike the files that a process has open.
     """
     try:
         stat = Path(f"/proc/{process}/stat").read_text(errors="replace")
     except OSError:
         return 0
-    # The name before stands in parentheses and may hold some.
+    # The name before it stands in parentheses, and may itself contain some.
     number = int(stat.rpartition(")")[2].split()[_TTY_FIELD])
     return os.makedev(number >> 8 & 0xFFF, number & 0xFF | number >> 12 & 0xFFF00)
 
 
 def running(program: str) -> int | None:
-    """A process of this program."""
+    """Find a process of this program; None if there is none."""
     return next((process for process in processes() if name_of(process) == program), None)

@@ -1,4 +1,4 @@
-"""Files in folders that others may write too: reads passwords, wipes secrets, and is led nowhere else by a link."""
+"""Reads passwords and wipes secrets in folders that others may write too, and follows no link that others made."""
 
 import errno
 import os
@@ -10,36 +10,36 @@ from pathlib import Path
 from typing import Final
 
 PASSWORD_BYTES_MAX: Final = 65_535
-"""What MQTT's CONNECT can carry (section 1.5.3), and far more than any password that a person chose."""
+"""Bytes that MQTT's CONNECT can carry (section 1.5.3): far more than any password that a person chose."""
 WIPED_BYTES_MAX: Final = 1_000_000
-"""Larger files are no secrets, and only removed: to overwrite readings would take long, and reach flash as little."""
+"""Larger files are only removed. They hold no secrets, and overwriting them takes long and hardly reaches flash."""
 _CHUNK_BYTES: Final = 65_536
 _LINKS_MAX: Final = 40
-"""As many as Linux follows on one path (path_resolution(7))."""
+"""Links followed on one path: as many as Linux follows (path_resolution(7))."""
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 Judge = Callable[[os.stat_result, os.stat_result], str | None]
-"""Of a folder on a path and what the path takes from it: why this is not to be trusted; None where it is."""
+"""Gets a folder on a path, and the path's next entry in it. Returns why these are not to be trusted, or None."""
 
 
 class PasswordFileError(Exception):
-    """The file gives no password; the message begins with `password_file`, and says why and what to do."""
+    """The file gives no password. The message begins with `password_file`, and says why and what to do."""
 
 
 def read_password(path: Path) -> str:
-    """The first line of a file that its owner alone can read, without its line end. Raises PasswordFileError."""
+    """Read the first line of a file that its owner alone can read, without its line end. Raises PasswordFileError."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            # Opening a named pipe would wait for its other end, for ever.
+            # Opening a named pipe would wait for ever for its other end.
             raise PasswordFileError(f"password_file: {path} is no file; write where the file with the password is")
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise PasswordFileError(f"password_file can be read by others; run: chmod 0400 {path}")
-        # Editors on Windows put a byte order mark first, which nobody has typed as part of the password.
+        # Editors on Windows put a byte order mark first, which is no part of the password.
         with path.open(encoding="utf-8-sig") as file:
             password = file.readline(PASSWORD_BYTES_MAX + 2).rstrip("\r\n")
     except UnicodeDecodeError:
-        # Not "from": that error holds what was read.
+        # Not "from": that error holds the bytes that were read.
         raise PasswordFileError(f"password_file cannot be read: {path} is not UTF-8 text; save it as UTF-8") from None
     except PermissionError as error:
         raise PasswordFileError(
@@ -62,7 +62,7 @@ def read_password(path: Path) -> str:
 def make_private(path: Path) -> None:
     """Make an empty file that its owner alone may read and write, whatever the umask. Raises OSError.
 
-    A file that is there stays as it is.
+    An existing file stays as it is.
     """
     try:
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -75,7 +75,7 @@ def make_private(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Come back when the names in a folder are on the disk. Raises OSError."""
+    """Wait until the names in a folder are on the disk. Raises OSError."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(opened)
@@ -83,11 +83,11 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-# -- files of which nobody knows who put them there ---------------------------------------------------
+# -- files that somebody else may have put there -----------------------------------------------------
 
 
 class LeftAloneError(OSError):
-    """A file was not touched, for it may be somebody else's; `strerror` says why."""
+    """A file was not touched because it may be somebody else's; `strerror` says why."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(errno.EPERM, why, str(path))
@@ -95,9 +95,9 @@ class LeftAloneError(OSError):
 
 @contextmanager
 def reached(path: Path, judge: Judge) -> Iterator[int]:
-    """Give a descriptor (O_PATH) of what a path leads to. Each step is judged as it is taken, and each link on the way.
+    """Yield a descriptor (O_PATH) of what a path leads to. Judges each step and each link on the way.
 
-    Raises LeftAloneError where one is not to be trusted, and OSError.
+    Raises LeftAloneError if one is not to be trusted, and OSError.
     """
     ahead, links = deque(path.absolute().parts[1:]), 0
     with ExitStack() as opened:
@@ -123,7 +123,7 @@ def reached(path: Path, judge: Judge) -> Iterator[int]:
 
 @contextmanager
 def true_folder(path: Path) -> Iterator[int]:
-    """Give a descriptor of the folder of a file. No link on the way there is followed that somebody else can have made.
+    """Yield a descriptor of a file's folder. Follows no link on the way that somebody else can have made.
 
     Raises LeftAloneError, OSError.
     """
@@ -136,7 +136,7 @@ def true_folder(path: Path) -> Iterator[int]:
 
 
 def why_others_could_change(path: Path, owner: int = 0) -> str | None:
-    """Why somebody else than `owner` and root could write a file, or put another in its place; None where nobody can.
+    """Tell why others than `owner` and root could write or replace a file; None if they cannot.
 
     The folders above it count, and those above each link. Raises OSError.
     """
@@ -157,7 +157,7 @@ def why_others_could_change(path: Path, owner: int = 0) -> str | None:
 
 
 def why_left_alone(path: Path) -> str | None:
-    """Why `wipe` would not touch a file; None where it would, and where there is none. Raises OSError."""
+    """Tell why `wipe` would not touch a file; None if it would, or if there is none. Raises OSError."""
     try:
         with suppress(FileNotFoundError), _named(path), _of_ours(path):
             pass
@@ -167,13 +167,13 @@ def why_left_alone(path: Path) -> str | None:
 
 
 def wipe(path: Path) -> None:
-    """Remove a file; a small one is overwritten first. Nothing happens where it is gone.
+    """Remove a file; overwrite a small one first. Does nothing if the file is gone.
 
-    Whoever can write in its folder, or in one above it, could have put a link in its place, or in the folder's: to a
-    file that is none of theirs, and that root must not destroy for them. So no link that others can make is followed,
-    and a file with a second name, or of another owner than its folder has, stays.
+    Whoever can write in its folder, or in one above it, could put a link there. Root would then destroy somebody else's
+    file for them. So no link that others can make is followed. A file stays if it has a second name, or if it may be
+    another user's.
 
-    Raises LeftAloneError where the file is not touched, and OSError.
+    Raises LeftAloneError if the file is not touched, and OSError.
     """
     with suppress(FileNotFoundError), _named(path), _of_ours(path) as (folder, file):
         found = os.fstat(file)
@@ -185,7 +185,7 @@ def wipe(path: Path) -> None:
 
 @contextmanager
 def _of_ours(path: Path) -> Iterator[tuple[int, int]]:
-    """Descriptors of a file's folder and of the file. Raises LeftAloneError, OSError."""
+    """Yield descriptors of a file's folder and of the file. Raises LeftAloneError, OSError."""
     with reached(path.parent, _why_no_link) as folder, ExitStack() as opened:
         file = _opened(path.name, opened, folder)
         why = _why_not_ours(os.fstat(folder), os.fstat(file))
@@ -208,7 +208,7 @@ def _why_not_ours(folder: os.stat_result, file: os.stat_result) -> str | None:
         return "it is a folder"
     if file.st_nlink != 1:
         return "it has a second name (a hard link), and may be somebody else's"
-    # What lies where root alone can put it may be anybody's: root gave it to them.
+    # If others cannot put files into the folder, then this user or root gave the file to its owner.
     if _is_guarded(folder, os.geteuid()) or file.st_uid in {0, os.geteuid(), folder.st_uid}:
         return None
     return "it is another user's than its folder"
@@ -220,9 +220,9 @@ def _is_guarded(folder: os.stat_result, owner: int) -> bool:
 
 
 def _keeps_names(folder: os.stat_result, owner: int) -> bool:
-    """Whether nobody else can put anything in the place of what `owner` and root have in a folder.
+    """Whether nobody else can replace what `owner` and root have in a folder.
 
-    In one that is sticky, as /tmp is, others can add names and change none.
+    In a sticky folder, such as /tmp, others can add names but change none of these.
     """
     is_sticky = folder.st_uid in {0, owner} and bool(folder.st_mode & stat.S_ISVTX)
     return is_sticky or _is_guarded(folder, owner)
@@ -230,7 +230,7 @@ def _keeps_names(folder: os.stat_result, owner: int) -> bool:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Have errors name the file, and not a step on the way to it."""
+    """Make errors name the file, and not a step on the way to it."""
     try:
         yield
     except OSError as error:
@@ -239,22 +239,22 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _opened(name: str, until: ExitStack, folder: int | None = None) -> int:
-    """A descriptor of a name itself, be it a link or not, that reads and changes nothing."""
+    """Open a name itself, even a link, so that nothing can be read or changed."""
     handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     until.callback(os.close, handle)
     return handle
 
 
 def _overwrite(file: int, size: int) -> None:
-    """Write over the bytes of a descriptor's file, by whatever name it is known now."""
+    """Overwrite the bytes of a descriptor's file, whatever its name is now."""
     path = f"/proc/self/fd/{file}"
     try:
-        # Its owner may have taken the right to write from everybody (0400).
+        # Its owner may have removed every right to write (0400).
         if not os.access(path, os.W_OK):
             os.chmod(path, 0o600)  # noqa: PTH101 - no name of a file
         out = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        # Not as if the file were gone.
+        # A FileNotFoundError would say that the file is gone.
         raise OSError(errno.ENOSYS, "it cannot be overwritten, for /proc is not mounted: mount it") from error
     try:
         while size > 0:

@@ -1,4 +1,4 @@
-"""The service as systemd has it, for commands that start or stop it."""
+"""Starts, stops and asks about the service in systemd, for commands."""
 
 import os
 import subprocess
@@ -10,27 +10,27 @@ from gateway.settings import DEFAULT_CONFIG
 UNIT: Final = "sluice.service"
 SERVICE_START: Final = "start it: sudo systemctl start sluice (journalctl -u sluice says why it stopped)"
 PATIENCE_S: Final = 90.0
-"""How long systemctl may take: stopping waits for the daemon's last commit."""
+"""Seconds that systemctl may take: stopping waits for the daemon's last commit."""
 _BOOTED: Final = Path("/run/systemd/system")
-"""There where systemd runs this box (sd_booted(3))."""
+"""Exists if systemd runs this box (sd_booted(3))."""
 
 
 class ServiceError(Exception):
-    """systemd did not do it; the message says why and what to do."""
+    """systemd did not start or stop the service; the message says why and what to do."""
 
 
 def is_there(config: Path) -> bool:
-    """Whether systemd runs this box, and knows the service, and that is the one of these settings."""
+    """Whether systemd runs this box and knows the service, and these are the service's settings."""
     return config == DEFAULT_CONFIG and _BOOTED.is_dir() and _systemctl("cat", UNIT)[0] == 0
 
 
 def how_to_start(config: Path) -> str:
-    """What a person does to have the gateway of these settings run."""
+    """Tell how a person starts the gateway of these settings."""
     return SERVICE_START if is_there(config) else f"start it: sluice run --config {config}"
 
 
 def may_be_changed() -> bool:
-    """Whether this user may start and stop it, without being asked for a password."""
+    """Whether this user may start and stop the service without being asked for a password."""
     return os.geteuid() == 0
 
 
@@ -44,14 +44,14 @@ def is_active(config: Path) -> bool:
 
 
 def start(*, wait: bool = True) -> None:
-    """Start it now and at every boot; one that runs is started anew. Raises ServiceError."""
+    """Start the service now and at every boot, or restart it if it runs. Raises ServiceError."""
     _do("enable", UNIT)
-    # Who runs before the service must not wait for it.
+    # A program that systemd runs before the service must not wait for the service.
     _do(*(() if wait else ("--no-block",)), "restart", UNIT)
 
 
 def stop() -> None:
-    """Stop it until somebody starts it, or the next boot. Raises ServiceError."""
+    """Stop the service until somebody starts it, or until the next boot. Raises ServiceError."""
     _do("stop", UNIT)
 
 

@@ -1,4 +1,4 @@
-"""As root, a command can look at this box as the user that the gateway runs as: what that one may not, root may."""
+"""Lets a command that root runs look at this box as the user of the gateway, who may do less than root."""
 
 import os
 import pwd
@@ -13,11 +13,11 @@ from msgspec import Struct
 from gateway.settings import DEFAULT_CONFIG
 
 SERVICE_USER: Final = "sluice"
-"""Whom the package makes for its service."""
+"""The user that the package makes for its service."""
 
 
 class User(Struct, frozen=True):
-    """Whose processes the gateway's are."""
+    """The user that the gateway runs as."""
 
     uid: int
     gid: int
@@ -25,7 +25,7 @@ class User(Struct, frozen=True):
 
     @property
     def groups(self) -> list[int]:
-        """All that it is in, such as dialout."""
+        """All groups of the user, such as dialout."""
         try:
             return os.getgrouplist(pwd.getpwuid(self.uid).pw_name, self.gid)
         except KeyError:
@@ -33,7 +33,7 @@ class User(Struct, frozen=True):
 
 
 def service_user(config: Path, buffer: Path) -> User | None:
-    """Whom the gateway runs as: whose folder the buffer is in, else whom the package made; None where that is root."""
+    """Find the gateway's user: the owner of the buffer's folder, else the package's user; None if that is root."""
     with suppress(OSError):
         found = buffer.parent.stat()
         if found.st_uid != 0:
@@ -51,7 +51,7 @@ def service_user(config: Path, buffer: Path) -> User | None:
 
 @contextmanager
 def as_service(config: Path, buffer: Path) -> Iterator[User | None]:
-    """As root: be the user that the gateway runs as, meanwhile, and give it; None where this stays who it is."""
+    """If this is root, be the user that the gateway runs as, and yield that user; yield None if nothing changes."""
     user = service_user(config, buffer) if os.geteuid() == 0 else None
     if user is None:
         yield None
@@ -67,34 +67,34 @@ def as_service(config: Path, buffer: Path) -> Iterator[User | None]:
 
 
 def _become(user: User) -> bool:
-    """Whether this was done, and this program can still be read: its modules are loaded when they are used."""
+    """Become a user. Return whether it worked and the user can read this program, which loads modules on use."""
     try:
         os.setgroups(user.groups)
         os.setresgid(user.gid, user.gid, 0)
-        # What is kept of root's is the way back.
+        # The saved ID stays root's: it is the way back.
         os.setresuid(user.uid, user.uid, 0)
     except OSError:
-        # Root of a container may have neither the right nor such a user.
+        # Root of a container may lack the right, or the user.
         return False
     return _may_read_program()
 
 
 def _become_root(groups: list[int]) -> None:
     os.setresuid(0, 0, 0)
-    # Whoever may not do this has not done the other.
+    # If this is not permitted, then `_become` was not permitted either.
     with suppress(OSError):
         os.setresgid(0, 0, 0)
         os.setgroups(groups)
 
 
 def _may_read_program() -> bool:
-    """A developer's Python may be root's alone."""
+    """Whether this user can read the Python and its modules: a developer's may be root's alone."""
     return all(os.access(file, os.R_OK) for file in (__file__, os.__file__, sys.executable))
 
 
 @contextmanager
 def as_root() -> Iterator[None]:
-    """Within `as_service`: be root for what nobody else is told. Nothing is changed elsewhere."""
+    """Within `as_service`: be root for what only root is told. Elsewhere nothing changes."""
     real, effective, saved = os.getresuid()
     if effective == 0 or saved != 0:
         yield

@@ -1,4 +1,4 @@
-"""Text for a person at a terminal: tables that fit its width, sizes and spans of time, hostile bytes made harmless."""
+"""Formats text for a person at a terminal: tables that fit, sizes, time spans, and hostile bytes made harmless."""
 
 import json
 import math
@@ -15,14 +15,14 @@ import msgspec
 
 GAP = "  "
 COLUMN_MIN = 6
-"""No column is made narrower than this, even where the table then is wider than the terminal."""
+"""Least width of a column, even if the table is then wider than the terminal."""
 LAST_COLUMN_MIN = 12
-"""To this the last column gives way before any other does."""
+"""Width to which the last column shrinks before any other does."""
 WIDTH_UNKNOWN = 80
-"""Of a terminal that does not know its own width, as many a serial console."""
+"""Columns of a terminal that does not know its own width, such as many a serial console."""
 HEIGHT_UNKNOWN = 24
 UNBOUNDED = 1_000_000
-"""The width where no terminal is written to: whoever reads a pipe or a file gets whole lines."""
+"""Width if the output is no terminal: a pipe or a file gets whole lines."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 YEAR_S = 365.25 * 86_400
@@ -36,7 +36,7 @@ _SPAN_UNITS = ((86_400_000_000, 3_600_000_000), (3_600_000_000, 60_000_000), (0,
 
 
 def terminal_width(stream: TextIO | None = None) -> int:
-    """Columns of the terminal behind a stream, standard output by default, or what the variable COLUMNS says."""
+    """Columns of the terminal behind a stream, by default standard output, unless the variable COLUMNS says other."""
     told = os.environ.get("COLUMNS", "")
     if told.isdecimal() and int(told) > 0:
         return int(told)
@@ -47,7 +47,7 @@ def terminal_width(stream: TextIO | None = None) -> int:
 
 
 def terminal_height(stream: TextIO | None = None) -> int:
-    """Lines of the terminal behind a stream, standard output by default."""
+    """Lines of the terminal behind a stream, by default standard output."""
     try:
         return os.get_terminal_size((stream or sys.stdout).fileno()).lines or HEIGHT_UNKNOWN
     except (OSError, ValueError):  # no terminal, or closed
@@ -55,9 +55,9 @@ def terminal_height(stream: TextIO | None = None) -> int:
 
 
 def escaped(text: str) -> str:
-    r"""A name or a payload as one line that a terminal shows and does not obey, such as `\x1b` or `\u202e`.
+    r"""Write a name or a payload as one line that no terminal obeys, with escapes such as `\x1b` or `\u202e`.
 
-    A backslash is doubled, so that what is shown tells what was sent.
+    A backslash is doubled, so that a reader can tell what was sent.
     """
     if "\\" not in text and _is_shown(text):
         return text
@@ -65,14 +65,14 @@ def escaped(text: str) -> str:
 
 
 def escaped_bytes(data: bytes) -> str:
-    r"""The same for bytes: as UTF-8 where they are, each other byte as `\xff`."""
+    r"""Escape bytes: as UTF-8 where they are UTF-8, each other byte as `\xff`."""
     return escaped(data.decode("utf-8", "surrogateescape"))
 
 
 def harmless(text: str) -> str:
-    """Words of ours that no terminal obeys, whatever names stand in them. Line ends stay, and backslashes single.
+    """Make text harmless to a terminal, whatever names stand in it. Line ends stay, and backslashes single.
 
-    All that commands print comes through here (`gateway.host.terminal`), and so does all that the daemon logs.
+    All that commands print comes through here (`gateway.host.terminal`).
     """
     if _is_shown(text):
         return text
@@ -80,19 +80,19 @@ def harmless(text: str) -> str:
 
 
 def harmless_json(document: str) -> str:
-    r"""JSON that no terminal obeys: within its texts stands `\u009b`. Programs read the same values of it."""
+    r"""Make JSON harmless to a terminal by escapes such as `\u009b`. Programs read the same values from it."""
     if _is_shown(document):
         return document
-    # Outside of its texts JSON has nothing but printable ASCII, and line ends between documents.
+    # Outside its texts JSON has only printable ASCII, and line ends between documents.
     return "".join(character if character == "\n" else _spelled_for_json(character) for character in document)
 
 
 def json_text(value: object) -> str:
-    """A value as one line of JSON that no terminal obeys."""
+    """Encode a value as one line of JSON that no terminal obeys."""
     try:
         document = msgspec.json.encode(value).decode()
     except UnicodeEncodeError:
-        # Half a surrogate pair, as the names of files may hold.
+        # Half a surrogate pair, which a file's name may hold.
         document = json.dumps(msgspec.to_builtins(value))
     return harmless_json(document)
 
@@ -100,11 +100,11 @@ def json_text(value: object) -> str:
 _HIDDEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""What Unicode lets be ignored (Default_Ignorable_Code_Point), and Python calls printable: it hides what a name is."""
+"""Characters that Unicode lets be ignored (Default_Ignorable_Code_Point) and Python calls printable: they hide."""
 
 
 def _is_shown(text: str) -> bool:
-    """Whether each character has its place on the screen. Controls, line ends, bidi marks and surrogates have none."""
+    """Whether each character has a place on the screen. Controls, line ends, bidi marks and surrogates have none."""
     return text.isprintable() and _HIDDEN.search(text) is None
 
 
@@ -120,7 +120,7 @@ def _spelled(character: str) -> str:
 
 
 def _spelled_for_json(character: str) -> str:
-    """RFC 8259, section 7: beyond U+FFFF as a pair of surrogates."""
+    """Write a character for a JSON text: beyond U+FFFF as a pair of surrogates (RFC 8259, section 7)."""
     if _is_shown(character):
         return character
     number = ord(character)
@@ -131,12 +131,12 @@ def _spelled_for_json(character: str) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """At most `width` characters; what is cut off is marked."""
+    """Cut a text to `width` characters, and mark the cut."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
 def hanging(line: str, indent: int, stream: TextIO | None = None) -> str:
-    """A line wrapped at words to the width of `stream`'s terminal, what follows indented; a longer word stays whole."""
+    """Wrap a line at words to the width of `stream`'s terminal; indent what follows. A longer word stays whole."""
     return textwrap.fill(
         line, terminal_width(stream), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
@@ -149,10 +149,10 @@ def aligned(
     whole: frozenset[int] = frozenset(),
     width: int | None = None,
 ) -> Iterator[str]:
-    """Lines of a table, headers first; columns in `right` are figures, the last column takes what room is left.
+    """Yield a table's lines, headers first. Columns in `right` are figures; the last column takes the room left.
 
-    Where all do not fit, the last column gives way, then the widest of all; but never a figure nor a column in `whole`,
-    for half a number or half a time says something else. Cells are one line each and hold nothing hostile.
+    If not all fit, the last column shrinks first, then the widest of all. A figure or a column in `whole` never does:
+    half a number or half a time says something else. Cells are one line each and hold nothing hostile.
     """
     width = terminal_width() if width is None else width
     widths = _fitted([max(map(len, column)) for column in zip(headers, *rows, strict=True)], width, right | whole)
@@ -178,7 +178,7 @@ def _fitted(widths: list[int], width: int, whole: frozenset[int]) -> list[int]:
             break
         alike = [number for number in cuttable if widths[number] == widest]
         next_widest = max([COLUMN_MIN, *(widths[number] for number in cuttable if widths[number] < widest)])
-        # Those that are alike give way alike: none is cut short while another has all of its room.
+        # Equally wide columns shrink alike: none is cut short while another keeps all its room.
         each = min(widest - next_widest, max(1, over // len(alike)))
         for number in alike:
             given = min(each, over)
@@ -192,18 +192,18 @@ def _justified(to_the_right: bool) -> Callable[[str, int], str]:  # noqa: FBT001
 
 
 def size(count: float) -> str:
-    """Bytes in decimal units, as the settings have them: `950 B`, `1.2 MB`."""
+    """Write bytes in decimal units, as the settings have them: `950 B`, `1.2 MB`."""
     if round(count) < 1_000:
         return f"{count:.0f} B"
     for unit, name in _SIZES:
-        # As it is shown: 999,950 bytes are 1.0 MB, and not 1000.0 kB.
+        # Rounded as it is shown: 999,950 bytes are 1.0 MB, and not 1000.0 kB.
         if round(count / unit, 1) < 1_000:
             return f"{count / unit:.1f} {name}"
     return f"{count / _PETABYTE:,.1f} PB"
 
 
 def span(seconds: float) -> str:
-    """A time span in its leading units: `45 s`, `10 min`, `2 h 31 min`, `3 d 4 h`, `2.5 years`."""
+    """Write a time span in its leading units: `45 s`, `10 min`, `2 h 31 min`, `3 d 4 h`, `2.5 years`."""
     whole = round(max(seconds, 0.0))
     if whole >= YEARS_FROM_S:
         return f"{whole / YEAR_S:,.1f} years"
@@ -215,17 +215,17 @@ def span(seconds: float) -> str:
 
 
 def milliseconds(count: float) -> str:
-    """How long something took: `3 ms`, `1,250 ms`, `less than 1 ms`."""
+    """Write a duration: `3 ms`, `1,250 ms`, `less than 1 ms`."""
     return f"{count:,.0f} ms" if count >= 1 else "less than 1 ms"
 
 
 def counted(number: int, what: str) -> str:
-    """`1 row`, `2,000 rows`."""
+    """Write a number with its noun: `1 row`, `2,000 rows`."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def moment(boottime_us: int, wall_us: int | None) -> str:
-    """When something was: `2026-03-14 12:00:00`, in UTC, or `boot + 7:22:29` where the clock was never synced then."""
+    """Write a time in UTC, `2026-03-14 12:00:00`, or as `boot + 7:22:29` if its wall time is not known."""
     if wall_us is not None:
         return utc(wall_us)
     minutes, seconds = divmod(max(boottime_us, 0) // 1_000_000, 60)
@@ -234,7 +234,7 @@ def moment(boottime_us: int, wall_us: int | None) -> str:
 
 
 def utc(wall_us: int) -> str:
-    """Microseconds since 1970 as `2026-03-14 12:00:00` in UTC; years that have no four digits are told as such."""
+    """Write microseconds since 1970 as `2026-03-14 12:00:00` in UTC, or `no such date` if Python has none."""
     try:
         return f"{_EPOCH + timedelta(microseconds=wall_us):%Y-%m-%d %H:%M:%S}"
     except OverflowError:
@@ -242,13 +242,13 @@ def utc(wall_us: int) -> str:
 
 
 def bound(error_us: int | None) -> str:
-    """`± 2.1 ms`, rounded up."""
+    """Write an error bound, rounded up: `± 2.1 ms`."""
     if error_us is None:
         return UNKNOWN
     if error_us < _MS_BELOW_US:
         return f"± {math.ceil(error_us / 100) / 10:,.1f} ms"
     if error_us < _S_BELOW_US:
         return f"± {math.ceil(error_us / 100_000) / 10:.1f} s"
-    # In whole units of the smaller of the two that are shown.
+    # In whole units of the smaller of the two units shown.
     unit_us = next(unit_us for least_us, unit_us in _SPAN_UNITS if error_us >= least_us)
     return f"± {span(-(-error_us // unit_us) * unit_us / 1e6)}"

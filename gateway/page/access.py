@@ -1,4 +1,4 @@
-"""Who may see the status page: whose address, under which name, with which session; failed log-ins. No I/O.
+"""Decides who may see the status page, by address, Host and session, and counts failed log-ins. No I/O.
 
 Times are a monotonic clock's, in seconds.
 """
@@ -14,24 +14,24 @@ import structlog
 
 SESSION_BYTES: Final = 16
 SESSIONS_MAX: Final = 64
-"""Of more, the one that was used least lately ends."""
+"""Open sessions. Of more, the one that was used least lately ends."""
 SESSION_IDLE_S: Final = 43_200.0
 SESSION_S: Final = 604_800.0
-"""A session ends when it was not used for half a day, and after a week at the latest."""
+"""A session ends after half a day without use, and after a week at the latest."""
 FAILURES_MAX: Final = 5
 FAILURES_TOTAL_MAX: Final = 20
 FAILURES_S: Final = 60.0
-"""Failed log-ins of one address, and of all, within a minute; what goes beyond is refused unread."""
+"""Failed log-ins of one address, and of all, within a minute. Further ones are refused unread."""
 ADDRESSES_MAX: Final = 1_000
-"""Of which failures are remembered; of more, those that failed first are forgotten."""
+"""Addresses whose failures are remembered. Of more, the one that tried least lately is forgotten."""
 KNOWN_MAX: Final = 64
-"""Addresses that were let in: failures and silent connections of others do not keep them out."""
+"""Addresses that were let in. Failures and silent connections of others do not keep them out."""
 LINES_MAX: Final = 20
 LOG_INTERVAL_S: Final = 60.0
-"""Refused log-ins that are logged one by one within a minute; what goes beyond is summed up."""
+"""Refused log-ins that are logged one by one within a minute. Further ones are summed up."""
 HOST_CHARACTERS_MAX: Final = 255
 _OF_A_LAN: Final = ("", ".local", ".lan", ".home.arpa", ".internal")
-"""What may follow this box's own name: no such name is to be had on the internet, so nobody can make it lead here."""
+"""Suffixes of this box's own name. The internet has no names with them, so nobody can make one lead here."""
 
 _log = structlog.get_logger("sluice.status_page")
 
@@ -40,13 +40,13 @@ _log = structlog.get_logger("sluice.status_page")
 
 
 def is_of_a_private_network(address: str) -> bool:
-    """Whether a peer's address is of this box, its link, or a private network."""
+    """Whether a peer's address belongs to this box, its link, or a private network."""
     found = _address(address)
     return found is not None and found.is_private and not found.is_unspecified
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a peer's address is of this box alone."""
+    """Whether a peer's address belongs to this box alone."""
     found = _address(address)
     return found is not None and found.is_loopback
 
@@ -61,10 +61,10 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def is_our_name(host: str, host_name: str) -> bool:
-    """Whether a request's Host may be one of this gateway: against DNS rebinding.
+    """Whether a request's Host may be this gateway: against DNS rebinding.
 
-    A page of somebody else's may lead a name of its own to this box's address, and then read what the browser is shown
-    here. It cannot do so with an address, with a name of mDNS, nor with one that is not to be had on the internet.
+    A page of another site may lead a name of its own to this box's address, and then read what this page shows. It
+    cannot do so with an address, with a name of mDNS, or with a name that the internet does not have.
     """
     host = host.strip().lower()
     if not host or len(host) > HOST_CHARACTERS_MAX:
@@ -92,14 +92,14 @@ def _is_port(text: str) -> bool:
 
 
 class Sessions:
-    """Who has logged in: by the digest of what the browser's cookie holds."""
+    """Open sessions, by the digest of the browser's cookie."""
 
     def __init__(self) -> None:
         self._by_digest: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
-        """When each began and was used last; the one that was used least lately first."""
+        """Start and last use of each session; the one that was used least lately is first."""
 
     def begin(self, now_s: float) -> str:
-        """What the cookie of a new session is to hold."""
+        """Begin a session, and return the value of its cookie."""
         token = secrets.token_urlsafe(SESSION_BYTES)
         self._by_digest[_digest(token)] = now_s, now_s
         while len(self._by_digest) > SESSIONS_MAX:
@@ -107,7 +107,7 @@ class Sessions:
         return token
 
     def is_open(self, token: str, now_s: float) -> bool:
-        """Whether a cookie is one of ours, and still counts."""
+        """Whether a cookie belongs to an open session."""
         digest = _digest(token)
         found = self._by_digest.get(digest)
         if found is None:
@@ -121,11 +121,11 @@ class Sessions:
         return True
 
     def end(self, token: str) -> None:
-        """Somebody logs out."""
+        """End a session as somebody logs out."""
         self._by_digest.pop(_digest(token), None)
 
     def end_all(self) -> None:
-        """The password is another."""
+        """End all sessions as the password changes."""
         self._by_digest.clear()
 
 
@@ -134,9 +134,9 @@ def _digest(token: str) -> bytes:
 
 
 class Remembered:
-    """A password that was right a moment ago, for programs that send it each time: scrypt would take all of a core.
+    """Knows a password that was right a moment ago, for programs that send it each time: scrypt would take a core.
 
-    Neither it nor a hash that could be tried elsewhere is kept: the key is of this process.
+    It keeps neither the password nor a hash that could be tried elsewhere: the key is of this process.
     """
 
     def __init__(self) -> None:
@@ -144,11 +144,11 @@ class Remembered:
         self._mac = b""
 
     def remember(self, line: str, password: str) -> None:
-        """This password is the one that the file's line stands for."""
+        """Remember that the file's line stands for this password."""
         self._mac = self._of(line, password)
 
     def is_right(self, line: str, password: str) -> bool:
-        """Whether it was, and the file still says so."""
+        """Whether this password was right, and the file still has the line."""
         return bool(self._mac) and hmac.compare_digest(self._of(line, password), self._mac)
 
     def _of(self, line: str, password: str) -> bytes:
@@ -159,7 +159,7 @@ class Remembered:
 
 
 class LogIns:
-    """How many have failed lately, of whom; and what the log says of it, which nobody may flood."""
+    """Counts recent failed log-ins by address, and bounds what the log says of refused ones."""
 
     def __init__(self) -> None:
         self._failed: OrderedDict[str, list[float]] = OrderedDict()
@@ -168,10 +168,10 @@ class LogIns:
         self._lines: list[float] = []
         self._unlogged: Counter[str] = Counter()
         self.refused = 0
-        """Since the start."""
+        """Log-ins refused since the start."""
 
     def wait_s(self, peer: str, now_s: float) -> float:
-        """How long an address has to wait before it may try again; 0 where it need not."""
+        """Seconds that an address has to wait before it may try again; 0 if it need not."""
         waits = [_wait_s(self._failed.get(peer, []), FAILURES_MAX, now_s)]
         if peer not in self._known:
             waits.append(_wait_s(self._failed_all, FAILURES_TOTAL_MAX, now_s))
@@ -182,7 +182,7 @@ class LogIns:
         return peer in self._known
 
     def begin(self, peer: str, now_s: float) -> None:
-        """It tries: that counts as failed until it has succeeded, however many try at a time."""
+        """Count a try as failed until it has succeeded, however many try at a time."""
         of = self._failed.setdefault(peer, [])
         self._failed.move_to_end(peer)
         of.append(now_s)
@@ -193,7 +193,7 @@ class LogIns:
         del self._failed_all[:-FAILURES_TOTAL_MAX]
 
     def succeeded(self, peer: str, began_s: float) -> None:
-        """What it had tried was right."""
+        """Forget an address's failures, as its password was right."""
         self._failed.pop(peer, None)
         if began_s in self._failed_all:
             self._failed_all.remove(began_s)
@@ -203,7 +203,7 @@ class LogIns:
             self._known.popitem(last=False)
 
     def note_refused(self, peer: str, why: str, now_s: float) -> None:
-        """The audit line of a log-in that was refused, or its place in a sum."""
+        """Log a refused log-in, or count it for the sum."""
         self.refused += 1
         self.sum_up(now_s)
         if len(self._lines) >= LINES_MAX:
@@ -213,7 +213,7 @@ class LogIns:
         _log.warning("a log-in to the status page was refused", peer=peer, why=why)
 
     def sum_up(self, now_s: float, *, is_end: bool = False) -> None:
-        """Log how many were not logged, once their minute is over: to be called now and then, and at the end."""
+        """Log the sum of unlogged refusals once their minute is over. Call it now and then, and at the end."""
         if self._lines and (is_end or now_s - self._lines[0] > LOG_INTERVAL_S):
             self._lines.clear()
             if self._unlogged:

@@ -1,4 +1,4 @@
-"""What the status page says: whether all is well, else what is wrong, what it means and what to do. No I/O."""
+"""Says whether all is well, else what is wrong, what it means and what to do, for the status page. No I/O."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -22,25 +22,25 @@ from gateway.uplink.memory import UplinkState
 
 Level = Literal["bad", "warn", "note"]
 NAMED_MAX: Final = 3
-"""Devices, topics and ports that are named one by one."""
+"""Devices, topics and ports that an alarm names one by one."""
 NAME_CHARACTERS_MAX: Final = 64
-"""As much of a name as an alarm repeats."""
+"""Characters of a name that an alarm repeats."""
 NEARLY_FULL: Final = 0.8
-"""A share of `buffer.bytes_max`."""
+"""Share of `buffer.bytes_max` from which a buffer is nearly full."""
 SOON_FULL_S: Final = 86_400.0
-"""The same in time, where the intake is known."""
+"""Seconds until it is full, below which a buffer is nearly full."""
 CARD_DAYS_MIN: Final = 365.0
-"""A memory card that lasts less than that is worth a word."""
+"""Days that a memory card must last, or it is an alarm."""
 LOST_TOLD_S: Final = 3_600.0
-"""Losses are an alarm for so long."""
+"""Seconds for which losses, and steps of the clock, are an alarm."""
 UNHEARD_TOLD_S: Final = 60.0
-"""So long after the start, that no device was heard is an alarm."""
+"""Seconds after start before it is an alarm that no device was heard."""
 REFUSED_TOLD_S: Final = 600.0
-"""A refused log-in is an alarm for so long."""
+"""Seconds for which a refused log-in is an alarm."""
 PILE_MIN: Final = 1_000
-"""So many readings and events that wait are worth a word though all is well."""
+"""Waiting readings and events that are worth a word although all is well."""
 START_S: Final = 20.0
-"""So long after the start, that Kafka has not answered is no alarm yet."""
+"""Seconds after start before it is an alarm that Kafka has not answered."""
 _WHEN_FULL: Final = {
     "refuse": "sensors are asked to keep what they have; those that cannot lose it",
     "drop-oldest": "the oldest readings are dropped to make room, and counted as lost",
@@ -54,29 +54,29 @@ class Alarm(Struct, frozen=True):
     level: Level
     subject: str
     words: str
-    """What happened."""
+    """The trouble in a sentence."""
     means: str = ""
     todo: str = ""
 
 
 class Silent(Struct, frozen=True):
-    """A device that was heard, and is no longer."""
+    """A device that was heard before, and is silent now."""
 
     device: str
     silent_s: float
     usually_s: float
-    """The longest pause that it made before."""
+    """Its longest pause before, in seconds."""
 
 
 class Facts(Struct, frozen=True):
-    """All that the sentence on top is made of, at about one moment."""
+    """All that the headline and the alarms are made of, at about one moment."""
 
     settings: Settings
     up_s: float
-    """Since the gateway was started."""
+    """Seconds since the gateway started."""
     boottime_us: int
     wall_s: float
-    """This box's clock, be it right or not."""
+    """This box's clock in seconds since 1970, right or not."""
     rows: int
     bytes_used: int
     full: bool
@@ -85,43 +85,43 @@ class Facts(Struct, frozen=True):
     uplink: UplinkState
     clock: ClockView
     found: BufferStatus | None
-    """What stands in the file; None where it could not be read."""
+    """Contents of the file; None if it could not be read."""
     room_bytes: int | None
     hours_until_full: float | None
     budget: WriteBudget | None
     disk_troubles: tuple[Trouble, ...]
-    """What the disk itself, or its file system, says."""
+    """Troubles that the disk, or its file system, reports."""
     disk_free_bytes: int | None
     lost: int
-    """Readings that are gone for good: since the start, and those before that were not reported."""
+    """Readings gone for good: since the start, and earlier ones that were not reported."""
     lost_s: float | None
-    """How long ago some were lost last; None where none was."""
+    """Seconds since the last loss; None if there was none."""
     logins: dict[str, Any]
-    """What the MQTT listener knows of the devices' file."""
+    """State of the devices' file, as the MQTT listener knows it."""
     settings_changed: bool
-    """Whether other settings stand in the file than the gateway was started with."""
+    """Whether the file's settings differ from those that the gateway was started with."""
     refused: tuple[dict[str, Any], ...]
-    """Whose log-in it refused, and why (`Refusals.lately`): the newest first."""
+    """Refused log-ins and the reasons (`Refusals.lately`), the newest first."""
     counts: dict[str, int]
     serial: dict[str, Any]
     brokers: dict[str, Any]
     devices: int
     heard: int
-    """Of those, heard since the start and not silent."""
+    """Devices heard since the start and not silent."""
     silent: tuple[Silent, ...]
     """Longest first."""
     missing: tuple[tuple[str, int], ...]
-    """Devices of whose sequence numbers did not come, and how many at the least: most first."""
+    """Devices with missing sequence numbers, and the least number of these: most first."""
     findings: tuple[tuple[str, str], ...]
-    """Devices of which something is to be mended, and what."""
+    """Devices with something to mend, and the words on it."""
     above_share: Sequence[AboveShare] = ()
-    """Devices that were kept to their share of the buffer in the last minute: some of them, by what they hold."""
+    """Some of the devices that were kept to their share of the buffer in the last minute, by what they hold."""
     above_share_devices: int = 0
-    """How many these are."""
+    """Number of all such devices."""
 
 
 class Headline(Struct, frozen=True):
-    """The sentence on top."""
+    """The sentence on top of the page."""
 
     level: Literal["well", "note", "warn", "bad"]
     words: str
@@ -130,7 +130,7 @@ class Headline(Struct, frozen=True):
 
 
 def headline(facts: Facts, alarms: Sequence[Alarm]) -> Headline:
-    """What is worst; or that all is well: only where nothing below it asks for something to be done."""
+    """Return the worst alarm, or that all is well: only if no alarm asks for something to be done."""
     worst = alarms[0] if alarms else None
     if worst is not None and worst.level != "note":
         return Headline(worst.level, worst.words, worst.means, worst.todo)
@@ -148,16 +148,16 @@ def _well_words(facts: Facts) -> str:
     if not facts.uplink.up:
         waits = f"{facts.rows:,} readings and events wait for it" if facts.rows else "nothing waits"
         return f"{heard}, Kafka is being connected to, {waits}"
-    # Some always wait, for the next commit and Kafka's answer: the card says how many.
+    # Some always wait for the next commit and for Kafka's answer: the card says how many.
     waits = f"{facts.rows:,} readings and events are on their way" if facts.rows >= PILE_MIN else "nothing piles up"
     return f"{heard}, Kafka takes the readings, {waits}"
 
 
 def alarms(facts: Facts) -> list[Alarm]:
-    """All that is not well, the worst first."""
+    """Return all alarms, the worst first."""
     clock = list(_clock(facts))
     holds = facts.uplink.waits_for_clock
-    # Of one level, what stops all readings stands before what stops those of some sensors, and that before the rest.
+    # Within a level, an alarm about all readings stands before one about some sensors, and that before the rest.
     found = [
         *_disk(facts),
         *_buffer(facts),
@@ -306,7 +306,7 @@ def _clock(facts: Facts) -> Iterator[Alarm]:
 
 
 def since_s(facts: Facts) -> float | None:
-    """How long the uplink is as it is; None where this box's clock was set in between."""
+    """Seconds for which the uplink is as it is; None if this box's clock was set in between."""
     if not facts.uplink.since:
         return None
     ago_s = facts.wall_s - facts.uplink.since
@@ -385,7 +385,7 @@ def _uplink(facts: Facts) -> Iterator[Alarm]:
 
 
 def _safe(facts: Facts) -> str:
-    """What becomes of readings meanwhile, and for how long."""
+    """Say what becomes of readings meanwhile, and for how long."""
     kept = f"{facts.rows:,} readings and events are safe on this box" if facts.rows else "Nothing waits yet"
     if facts.full or facts.room_bytes == 0:
         return f"{kept}; there is no room for more."
@@ -397,7 +397,7 @@ def _safe(facts: Facts) -> str:
 
 
 def _days(seconds: float) -> str:
-    """A span that is an estimate: no hours beside days."""
+    """Write a span that is an estimate: no hours beside days."""
     return f"{seconds // 86_400:,.0f} days" if 2 * 86_400 <= seconds < 2 * YEAR_S else span(seconds)
 
 
@@ -433,7 +433,7 @@ def _devices_file(facts: Facts) -> Iterator[Alarm]:
 def _log_ins(facts: Facts) -> Iterator[Alarm]:
     refused = [each for each in facts.refused if each["ago_s"] < REFUSED_TOLD_S]
     for each in refused[:NAMED_MAX]:
-        # What is wrong, and what to do, as the log has them.
+        # The log's words: what is wrong, then what to do.
         why, _, todo = shortened(each["why"], 400).partition("; ")
         who = "A sensor's log-in" if each["user"] is None else f"The log-in of {_name(each['user'])}"
         yield Alarm(

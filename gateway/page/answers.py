@@ -1,4 +1,4 @@
-"""What the status page answers: to whom, files, figures, log-ins. Connections are `page.server`'s."""
+"""Answers requests for the status page: access, files, figures, log-ins. `page.server` has the connections."""
 
 import asyncio
 import base64
@@ -24,12 +24,12 @@ from gateway.settings import StatusPageSettings
 
 COOKIE: Final = "sluice"
 GZIP_BYTES_MIN: Final = 600
-"""Below this, compression gains nothing."""
+"""Bytes below which compression gains nothing."""
 GZIP_LEVEL: Final = 4
 SCRYPT_WAITING_MAX: Final = 4
-"""Log-ins that wait for their turn: one is hashed at a time, for each takes 16 MB."""
+"""Log-ins that may wait for their turn. One is hashed at a time, for each takes 16 MB."""
 READ_S: Final = 2.0
-"""How long the password's file is waited for."""
+"""Seconds that the password's file is waited for."""
 FIELDS_MAX: Final = 8
 _CSP: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -39,7 +39,7 @@ _SECURITY: Final = (
     ("content-security-policy", _CSP),
     ("x-content-type-options", "nosniff"),
     ("x-frame-options", "DENY"),
-    # Nothing to others; with "no-referrer" a browser would not say, either, that a form is of this page.
+    # Others get nothing. With "no-referrer" a browser would not say, either, that a form is of this page.
     ("referrer-policy", "same-origin"),
     ("cross-origin-opener-policy", "same-origin"),
     ("cross-origin-resource-policy", "same-origin"),
@@ -64,13 +64,13 @@ class Request(NamedTuple):
     path: str
     query: str
     headers: dict[str, str]
-    """By name in lower case."""
+    """Values by name in lower case."""
     body: bytes
     peer: str
 
 
 class Answer(Struct, frozen=True):
-    """Its answer."""
+    """The answer to a request."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -88,12 +88,12 @@ class _File(NamedTuple):
 
 
 def refusal(status: int, words: str) -> Answer:
-    """An answer in words, to whoever gets nothing else."""
+    """Refuse a request in words."""
     return _answer(status, _TEXT, f"{words}\n".encode())
 
 
 class Answers:
-    """Belongs to the event loop."""
+    """Answers requests. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -113,11 +113,11 @@ class Answers:
         self._waiting = 0
         self._line = ""
         self._rereading: asyncio.Task[None] | None = None
-        """That of the password's file which was begun last."""
+        """The newest task that reads the password's file."""
         self.trouble = ""
-        """Why nobody can log in; empty where somebody can."""
+        """Why nobody can log in; empty if somebody can."""
         for name in _KINDS:
-            # Now: later their disk may hang.
+            # Read now: later their disk may hang.
             _file(name)
         reads = "GET", "HEAD"
         self._ways: dict[str, tuple[tuple[str, ...], _Way]] = {
@@ -133,12 +133,12 @@ class Answers:
         }
 
     async def tidy(self) -> None:
-        """What no request brings about: to be called now and then, and once before the first."""
+        """Do what no request brings about. Call it now and then, and once before the first request."""
         self.log_ins.sum_up(self._now_s())
         await self._read_password()
 
     async def answer(self, request: Request) -> Answer:
-        """To one request."""
+        """Answer one request."""
         if not is_our_name(request.headers.get("host", ""), self._host_name):
             return refusal(
                 421,
@@ -207,7 +207,7 @@ class Answers:
         return _packed(request, _PROMETHEUS, text)
 
     async def _basic(self, request: Request) -> Answer | None:
-        """None where the request carries the page's password, whatever the user."""
+        """Return None if the request carries the page's password, with any user name; else a refusal."""
         password = _basic_password(request.headers.get("authorization", ""))
         ask = "www-authenticate", 'Basic realm="sluice", charset="UTF-8"'
         if password is None:
@@ -246,7 +246,7 @@ class Answers:
         return _answer(303, _TEXT, b"", ("location", "/"), ("set-cookie", cookie), ("cache-control", "no-store"))
 
     async def _refused(self, peer: str, password: str) -> tuple[int, str, list[tuple[str, str]]] | None:
-        """Why a password lets nobody in: status, words and headers; None where it does."""
+        """Return why a password lets nobody in: status, words and headers; None if it is right."""
         await self._read_password()
         now_s = self._now_s()
         if self.trouble:
@@ -276,8 +276,8 @@ class Answers:
         return 401, "That is not the password of this gateway.", []
 
     async def _read_password(self) -> None:
-        """Take the file as it is now; where its disk hangs, what was read before counts until it answers."""
-        # One at a time: each that hangs would keep a thread from others, who open serial ports on theirs.
+        """Read the file as it is now. If its disk hangs, the line that was read before counts until it answers."""
+        # One at a time: each that hangs would keep a thread from others, who open serial ports on threads.
         if self._rereading is None or self._rereading.done():
             self._rereading = asyncio.create_task(self._reread_password(), name="status-page-password")
         done, _ = await asyncio.wait([self._rereading], timeout=READ_S)
@@ -288,7 +288,7 @@ class Answers:
             each.result()
 
     async def _reread_password(self) -> None:
-        """With another password nobody stays logged in."""
+        """Read the file. If its password has changed, nobody stays logged in."""
         try:
             # A disk that hangs must not hang the event loop, which readings need.
             line, trouble = await asyncio.to_thread(read_password_line, self._settings.password_file), ""
@@ -328,7 +328,7 @@ async def _static(request: Request) -> Answer:
 
 
 def _served(request: Request, file: _File) -> Answer:
-    """A file of ours: browsers ask each time whether it is still the same, which costs a hundred bytes."""
+    """Serve a file of the page. Browsers ask each time whether it has changed, which costs a hundred bytes."""
     fresh = ("etag", file.etag), ("cache-control", "no-cache"), ("vary", "accept-encoding, cookie")
     if file.etag in request.headers.get("if-none-match", ""):
         return Answer(304, [*_SECURITY, *fresh], b"")
@@ -352,7 +352,7 @@ def _takes_gzip(request: Request) -> bool:
 
 
 def _fields(text: str) -> dict[str, str]:
-    """Of a form or a query: the last of each name."""
+    """Read a form or a query: the last value of each name."""
     try:
         found = parse_qs(text, keep_blank_values=True, max_num_fields=FIELDS_MAX)
     except ValueError:
@@ -369,7 +369,7 @@ def _cookie(header: str) -> str:
 
 
 def _basic_password(header: str) -> str | None:
-    """What RFC 7617 carries; None where it carries nothing."""
+    """Return the password of a Basic log-in (RFC 7617); None if there is none."""
     scheme, _, told = header.partition(" ")
     if scheme.lower() != "basic":
         return None
@@ -382,7 +382,7 @@ def _basic_password(header: str) -> str | None:
 
 
 def _is_of_our_page(request: Request) -> bool:
-    """Whether a form was sent by this page, as far as the browser says."""
+    """Whether this page sent a form, as far as the browser says."""
     if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
         return False
     origin = request.headers.get("origin")

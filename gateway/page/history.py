@@ -1,7 +1,7 @@
-"""The last hour in memory: what devices measured, how deep the buffer was, when the uplink was up. All of it bounded.
+"""Keeps the last hour in memory: values of devices, depth of the buffer, state of the uplink. All of it is bounded.
 
-`note` is called every few seconds; readings themselves cost what `DevicesHeard.note` takes to keep the newest of each
-stream in between.
+`note` is called every few seconds. In between, a reading costs only what `DevicesHeard.note` takes to keep the newest
+of each stream.
 """
 
 import math
@@ -22,35 +22,35 @@ from gateway.intake.payload_json import UNREADABLE, read_mending
 HOUR_US: Final = 3_600_000_000
 POINT_US: Final = 30_000_000
 POINTS: Final = HOUR_US // POINT_US
-"""Of a device's curve."""
+"""Points of a device's curve."""
 SAMPLE_US: Final = 10_000_000
 SAMPLES: Final = HOUR_US // SAMPLE_US
-"""Of the gateway's curves."""
+"""Points of the gateway's curves."""
 DECODE_US: Final = 10_000_000
-"""A stream's payload is decoded no more often than this."""
+"""Least microseconds between two decoded payloads of a stream."""
 STREAMS_MAX: Final = 4
-"""Of a device, whose values are kept; of more, one that was silent for an hour gives way."""
+"""Streams of a device whose values are kept. Of more, one that was silent for an hour gives way."""
 VALUES_MAX: Final = 6
-"""Of one payload."""
+"""Values of one payload that are kept."""
 NAME_CHARACTERS_MAX: Final = 32
 TEXT_CHARACTERS_MAX: Final = 40
 DEPTH_MAX: Final = 3
-"""Objects within objects that are looked into."""
+"""Levels of objects that are looked into."""
 WANTED_US: Final = 60_000_000
-"""So long a device that somebody looked at keeps its place."""
+"""Microseconds for which a device that somebody looked at keeps its place."""
 BUSY_READINGS: Final = 1_000
 REST_US: Final = 8_000_000
-"""After a look at more than so many, no reading is kept for so long."""
+"""If a look finds more readings than `BUSY_READINGS`, then none is kept for `REST_US`."""
 MEET_US: Final = 10_000_000
-"""While there is no place, new streams are looked for no more often."""
+"""Least microseconds between two searches for new streams while there is no place."""
 SILENT_US: Final = HOUR_US
-"""After so long its place is another's who wants one."""
+"""Microseconds of silence after which a device's place is free for another."""
 RATE_POINTS: Final = 10
-"""The rate is that of so many of a device's points: five minutes."""
+"""Points of a device that its rate is taken from: five minutes."""
 _OF_IDENTITY: Final = frozenset({"boot", "seq", "sequence", "tick", "lost", "time", "timestamp", "ts", "device", "id"})
-"""Members that say who took a reading and when."""
+"""Members of a payload that say who took a reading and when."""
 _SENML_LABELS: Final = {-2: "bn", 0: "n", 2: "v", 3: "vs", 4: "vb"}
-"""Of SenML in CBOR (RFC 8428, section 6)."""
+"""Labels of SenML in CBOR (RFC 8428, section 6)."""
 
 Value = float | str | None
 
@@ -59,12 +59,12 @@ class Sample(NamedTuple):
     """The gateway at one moment."""
 
     rows: int
-    """That wait."""
+    """Rows that wait."""
     bytes_used: int
     uplink: int
     """An index of `UPLINK_STATES`."""
     readings: int
-    """Since the start."""
+    """Readings since the start."""
 
 
 UPLINK_STATES: Final = ("unknown", "down", "up", "waits")
@@ -92,35 +92,35 @@ class Trace:
         self.heard_us = 0
         self.wanted_us = -WANTED_US
         self.streams: dict[str, int] = {}
-        """And when each was decoded last."""
+        """Streams, with the time when each was decoded last."""
         self.pending: dict[str, Entry] = {}
         self.values: dict[str, tuple[tuple[str, Value], ...]] = {}
-        """By stream."""
+        """Values by stream."""
         self.decoded_us = 0
         self.metric: tuple[str, str] | None = None
-        """Stream and member that the curve is of."""
+        """Stream and member that the curve shows."""
         self.points = array("f", [math.nan]) * POINTS
         self.point = now_us // POINT_US
         """The number of the newest point, counted from the boot."""
         self.counts: deque[tuple[int, int]] = deque(maxlen=RATE_POINTS)
-        """When, and how many readings had come in by then."""
+        """Times, and the number of readings that had come in by then."""
 
     def curve(self, now_us: int) -> list[float | None]:
-        """The last hour, oldest first; None where nothing was measured."""
+        """Return the last hour, oldest first; None where nothing was measured."""
         self._advance(now_us)
         oldest = self.point + 1
         found = (self.points[(oldest + index) % POINTS] for index in range(POINTS))
         return [None if math.isnan(value) else float(f"{value:.6g}") for value in found]
 
     def per_s(self, readings: int, now_us: int) -> float | None:
-        """Readings a second over the last minutes; None where too little was seen."""
+        """Readings a second over the last minutes; None if too little was seen."""
         if not self.counts:
             return None
         since_us, before = self.counts[0]
         return None if now_us - since_us < POINT_US else max(0, readings - before) * 1e6 / (now_us - since_us)
 
     def decode(self, now_us: int) -> None:
-        """Look into the payloads that are due."""
+        """Decode the payloads that are due."""
         for stream, entry in list(self.pending.items()):
             if now_us < self.streams.get(stream, -DECODE_US) + DECODE_US:
                 continue
@@ -142,7 +142,7 @@ class Trace:
             self.points[self.point % POINTS] = value
 
     def _advance(self, now_us: int) -> None:
-        """Make room for the points that came since."""
+        """Clear the points that have begun since."""
         newest = now_us // POINT_US
         for number in range(max(self.point + 1, newest - POINTS + 1), newest + 1):
             self.points[number % POINTS] = math.nan
@@ -150,12 +150,12 @@ class Trace:
 
 
 class LiveHistory:
-    """Keeps it for `devices_max` devices, and for the gateway as a whole. Belongs to the event loop."""
+    """Keeps the last hour of `devices_max` devices, and of the gateway as a whole. Belongs to the event loop."""
 
     def __init__(self, devices_max: int, now_us: int) -> None:
         self._devices_max = devices_max
         self.traces: dict[str, Trace] = {}
-        """By device."""
+        """Traces by device."""
         self._streams: dict[str, Trace] = {}
         self._wanted: set[str] = set()
         self._meet_due_us = 0
@@ -169,10 +169,10 @@ class LiveHistory:
         self._per_s = array("f", [math.nan]) * SAMPLES
         self._sample = now_us // SAMPLE_US
         self._readings: tuple[int, int] | None = None
-        """How many there were at the last sample, and when that was."""
+        """Readings at the last sample, and its time."""
 
     def want(self, devices: Collection[str], now_us: int) -> None:
-        """Somebody looks at these: they are to have a place."""
+        """Ask for a place for these devices, because somebody looks at them."""
         for device in devices:
             trace = self.traces.get(device)
             if trace is not None:
@@ -181,16 +181,16 @@ class LiveHistory:
         self._wanted = set(list(missing)[: self._devices_max])
 
     def note(self, heard: DevicesHeard, sample: Sample, now_us: int) -> None:
-        """See what came in since the last look."""
+        """Take in what came since the last look."""
         latest = heard.latest or {}
-        # Of a flood of readings some are enough: then what it takes to keep the newest is spared most of the time.
+        # Of a flood, some readings are enough: most of the time this saves the effort of keeping the newest.
         came, self._seen = sample.readings - self._seen, sample.readings
         if came > BUSY_READINGS and heard.latest is not None:
             self._rest_until_us = now_us + REST_US
         heard.latest = {} if now_us >= self._rest_until_us else None
         for stream in self._streams.keys() & latest.keys():
             self._streams[stream].pending[stream] = latest[stream]
-        # Of thousands of devices most have no place: all of them are looked through now and then.
+        # Of thousands of devices most have no place: all are looked through only now and then.
         if len(self.traces) < self._devices_max or self._wanted or now_us >= self._meet_due_us:
             self._meet(latest, now_us)
             self._meet_due_us = now_us + MEET_US
@@ -199,7 +199,7 @@ class LiveHistory:
         self._note(sample, now_us)
 
     def _meet(self, latest: Mapping[str, Entry], now_us: int) -> None:
-        """Give streams a place that have none."""
+        """Give a place to streams that have none."""
         free = self._devices_max - len(self.traces)
         giving_way = sorted(
             (trace for trace in self.traces.values() if now_us - trace.wanted_us > WANTED_US),
@@ -238,7 +238,7 @@ class LiveHistory:
             del self._streams[stream]
 
     def _forget_stream(self, trace: Trace, now_us: int) -> bool:
-        """Whether one of a device's streams has been silent for so long that another may take its place."""
+        """Forget one of a device's streams, if it has been silent for so long that another may take its place."""
         for stream, decoded_us in trace.streams.items():
             if decoded_us < now_us - SILENT_US and stream not in trace.pending:
                 del trace.streams[stream]
@@ -279,7 +279,7 @@ class LiveHistory:
         self._readings = sample.readings, now_us
 
     def series(self) -> dict[str, Sequence[float | None]]:
-        """The gateway's last hour, oldest first, `SAMPLE_US` apart: None (of the uplink 0) where it was not looked."""
+        """Return the gateway's last hour, oldest first, `SAMPLE_US` apart. A gap is None, for the uplink 0."""
         places = [(self._sample + 1 + index) % SAMPLES for index in range(SAMPLES)]
         return {
             "rows": [None if self._rows[place] < 0 else self._rows[place] for place in places],
@@ -301,9 +301,9 @@ class LiveHistory:
 
 
 def values_of(payload: bytes, content_type: str = "application/json") -> tuple[tuple[str, Value], ...]:
-    """What a payload says, for people: its numbers and short texts with their names; else how large it is.
+    """Return a payload's numbers and short texts with their names, for people; else its size.
 
-    A payload that is a number alone has the name "". SenML's records are taken by their names.
+    A payload that is a number alone has the name "". SenML's records go by their own names.
     """
     try:
         found = _decoded(payload, content_type)
@@ -318,17 +318,17 @@ def values_of(payload: bytes, content_type: str = "application/json") -> tuple[t
 
 
 _decode_json = msgspec.json.Decoder(float_hook=float).decode
-"""Numbers beyond all numbers are infinite, and not shown."""
+"""Makes numbers beyond all floats infinite; these are not shown."""
 
 
 def _decoded(payload: bytes, content_type: str) -> object:
-    """Raises ValueError where it cannot be told what this is."""
+    """Decode a payload. Raises ValueError if its form cannot be told."""
     if "cbor" in content_type:
         return payload_cbor.decode(payload)
     try:
         return _decode_json(payload)
     except UNREADABLE:
-        # The layout `binary`: a value in any form behind it.
+        # The layout `binary` has a header, and behind it a value in any form.
         if len(payload) > BINARY.size and payload[0] == BINARY_VERSION:
             return _decode_json(payload[BINARY.size :])
         mended = read_mending(_decode_json, payload)
@@ -351,7 +351,7 @@ def _gather(name: str, value: object, values: list[tuple[str, Value]], depth: in
 
 
 def _gather_senml(records: list[object], values: list[tuple[str, Value]]) -> None:
-    """SenML (RFC 8428, section 5): names go on from a base name."""
+    """Gather SenML's records (RFC 8428, section 5): their names go on from a base name."""
     base = ""
     for record in records[: 4 * VALUES_MAX]:
         if not isinstance(record, dict):
@@ -364,7 +364,7 @@ def _gather_senml(records: list[object], values: list[tuple[str, Value]]) -> Non
 
 
 def _shown(value: object) -> Value:
-    """A number, or a text of what is none."""
+    """Return a number, or a text for any other value; None if neither can be shown."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""`/metrics`: what the gateway is doing, in Prometheus's text format. Few labels, each with few values."""
+"""Writes `/metrics` in Prometheus's text format. Labels are few, and each has few values."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from gateway.page.alarms import Facts
 
 REASONS_MAX = 50
-"""Of a label; reasons are names of this program's, and there are fewer."""
+"""Values of one label. Reasons are names of this program's, and there are fewer."""
 
 
 class DeviceFigures(NamedTuple):
@@ -19,13 +19,13 @@ class DeviceFigures(NamedTuple):
 
     device: str
     readings: int
-    """Of its present boot."""
+    """Readings of its present boot."""
     heard_us: int
     missing: int
 
 
 class _Seen(Collector):
-    """The families of one moment."""
+    """Metric families of one moment."""
 
     def __init__(self, families: Sequence[Metric]) -> None:
         self._families = families
@@ -37,7 +37,7 @@ class _Seen(Collector):
 def text(
     facts: Facts, versions: Mapping[str, str], listener: Mapping[str, int], devices: Sequence[DeviceFigures]
 ) -> bytes:
-    """All of it. `listener` counts what the MQTT listener refused or ended, by reason."""
+    """Return all metrics. `listener` counts what the MQTT listener refused or ended, by reason."""
     registry = CollectorRegistry()
     registry.register(_Seen([*_gateway(facts, versions), *_by_reason(facts, listener), *_devices(facts, devices)]))
     ProcessCollector(registry=registry)
@@ -117,7 +117,7 @@ def _by_reason(facts: Facts, listener: Mapping[str, int]) -> Iterator[Metric]:
 
 
 def _devices(facts: Facts, devices: Sequence[DeviceFigures]) -> Iterator[Metric]:
-    """Of as many devices as `status_page.history_devices_max` allows."""
+    """Yield figures of as many devices as `status_page.history_devices_max` allows."""
     readings = CounterMetricFamily("sluice_device_readings", "Readings of its present boot.", labels=["device"])
     silence = GaugeMetricFamily("sluice_device_silence_seconds", "Since its last reading.", labels=["device"])
     missing = GaugeMetricFamily(

@@ -1,4 +1,4 @@
-"""The status page's password: hashed by scrypt into a file of one line, and compared with it."""
+"""Hashes the status page's password by scrypt into a file of one line, and compares passwords with it."""
 
 import hashlib
 import hmac
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Final
 
 CREDENTIALS_PREFIX: Final = "sluice_"
-"""What systemd puts before a file's name where `LoadCredential=sluice:` names a folder (systemd.exec(5))."""
+"""Prefix that systemd gives to a file's name if `LoadCredential=sluice:` names a folder (systemd.exec(5))."""
 N, R, P = 2**14, 8, 1
-"""What scrypt costs: 16 MiB and some 50 ms on a server, 0.3 s on a Raspberry Pi (RFC 7914, section 2)."""
+"""Cost of scrypt: 16 MiB, and some 50 ms on a server or 0.3 s on a Raspberry Pi (RFC 7914, section 2)."""
 N_MAX, R_MAX, P_MAX = 2**17, 8, 4
-"""A file that asks for more is not believed: it would take the memory that readings need."""
+"""Greatest cost that a file may ask for: more would take the memory that readings need."""
 SALT_BYTES: Final = 16
 HASH_BYTES: Final = 32
 FILE_BYTES_MAX: Final = 1_000
@@ -24,17 +24,17 @@ _LINE = re.compile(r"scrypt\$([0-9]{1,7})\$([0-9]{1,3})\$([0-9]{1,3})\$([0-9a-f]
 
 
 class PagePasswordError(Exception):
-    """There is no password that somebody could be let in by; the message says why and what to do."""
+    """No password can let anybody in; the message says why and what to do."""
 
 
 def make_password_line(password: str) -> str:
-    """The line that stands for a password: `scrypt$n$r$p$salt_hex$hash_hex`. Takes a while, by design."""
+    """Make the line that stands for a password: `scrypt$n$r$p$salt_hex$hash_hex`. Takes a while, by design."""
     salt = secrets.token_bytes(SALT_BYTES)
     return f"scrypt${N}${R}${P}${salt.hex()}${_hash(password, salt, N, R, P, HASH_BYTES).hex()}"
 
 
 def verify_password(password: str, line: str) -> bool:
-    """Whether the line stands for this password; False where it stands for none. Takes a while, by design."""
+    """Whether the line stands for this password; False if it stands for none. Takes a while, by design."""
     if len(password) > PASSWORD_CHARACTERS_MAX:
         return False
     found = _parsed(line)
@@ -45,21 +45,21 @@ def verify_password(password: str, line: str) -> bool:
 
 
 def read_password_line(path: Path) -> str:
-    """The line of a file, or of the credential of that name that systemd hands over. Raises PagePasswordError."""
+    """Read the line of a file, or of the credential of its name from systemd. Raises PagePasswordError."""
     folder = os.environ.get("CREDENTIALS_DIRECTORY", "")
     credential = Path(folder, CREDENTIALS_PREFIX + path.name) if folder else None
-    # A folder that cannot be looked into has none for us.
+    # A folder that this user cannot look into has no credential for it.
     if credential is not None and os.path.exists(credential):  # noqa: PTH110 - Path.exists raises there
         return _line(credential)
     return _line(path, is_ours=True)
 
 
 def _line(path: Path, *, is_ours: bool = False) -> str:
-    """`is_ours`: systemd has not seen to who may read it."""
+    """Read and check a line. `is_ours`: systemd has not restricted who may read the file."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            # Opening a named pipe would wait for its other end, for ever.
+            # Opening a named pipe would wait for ever for its other end.
             raise PagePasswordError(f"status_page.password_file: {path} is no file; run sluice setup, which makes it")
         if is_ours and mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise PagePasswordError(f"status_page.password_file can be read by others; run: chmod 0400 {path}")
@@ -100,5 +100,5 @@ def _parsed(line: str) -> tuple[int, int, int, bytes, bytes] | None:
 def _hash(password: str, salt: bytes, n: int, r: int, p: int, length: int) -> bytes:  # noqa: PLR0913, PLR0917 - RFC 7914's own
     # One keyboard sends an é as one character, another as two.
     typed = unicodedata.normalize("NFC", password).encode("utf-8", "surrogatepass")
-    # What it needs is 128 * n * r; OpenSSL refuses at 32 MiB without a bound of ours.
+    # scrypt needs 128 * n * r bytes. Without `maxmem`, OpenSSL refuses at 32 MiB.
     return hashlib.scrypt(typed, salt=salt, n=n, r=r, p=p, maxmem=128 * r * (n + p + 2) + 2**20, dklen=length)

@@ -1,6 +1,6 @@
-"""The status page's server: HTTP/1.1 for browsers on the LAN, for Prometheus and for whoever asks about health.
+"""Serves the status page by HTTP/1.1: to browsers on the LAN, to Prometheus, and to whoever asks about health.
 
-h11 parses; here are the connections and their bounds. What is answered is `page.answers`'.
+h11 parses. This module has the connections and their bounds, and `page.answers` finds the answers.
 """
 
 import asyncio
@@ -24,36 +24,36 @@ from gateway.settings import StatusPageSettings
 
 HEADER_BYTES_MAX: Final = 16_384
 BODY_BYTES_MAX: Final = 4_096
-"""The log-in is the only request with a body."""
+"""Bytes of a body. The log-in is the only request with one."""
 REQUEST_S: Final = 10.0
-"""How long a request may take to come in, once it has begun, and its answer to be taken."""
+"""Seconds that a request may take to come in, once it has begun, and that its answer may take to be sent."""
 IDLE_S: Final = 30.0
-"""How long a connection may wait for its next request: the page asks every other second."""
+"""Seconds that a connection may wait for its next request: the page asks every other second."""
 REQUESTS_MAX: Final = 1_000
-"""Of a connection; a browser then makes another."""
+"""Requests of one connection; a browser then makes another."""
 PER_ADDRESS_MAX: Final = 12
 """Connections of one address (IPv6: its /64): a browser opens six."""
 PER_S: Final = 20.0
 BURST: Final = 100.0
-"""Connections and requests of one address, a second and at once; those beyond it wait. A browser makes a dozen of them
+"""Connections and requests of one address, a second and at once. Those beyond it wait. A browser makes a dozen of them
 for the page, and one a second for its figures."""
 STRANGERS_PER_S: Final = 50.0
 STRANGERS_BURST: Final = 200.0
-"""The same for all addresses together where nobody has logged in, but for this box itself."""
+"""Connections and requests of all strangers: addresses where nobody has logged in, except this box itself."""
 ADDRESSES_MAX: Final = 1_024
-"""Addresses whose rate is remembered. Of more, whoever came least lately is forgotten, which gives it a new burst."""
+"""Addresses whose rate is remembered. Of more, the one that came least lately is forgotten, and gets a new burst."""
 READ_BYTES: Final = 8_192
 RETRY_S: Final = 30.0
-"""How long until the port is tried again that is taken."""
+"""Seconds until a port that cannot be had is tried again."""
 TIDY_S: Final = 10.0
 LOG_INTERVAL_S: Final = 60.0
-"""How often the log tells of connections that made room."""
+"""Least seconds between two log lines on one kind of trouble."""
 
 _log = structlog.get_logger("sluice.status_page")
 
 
 class _RefusedError(Exception):
-    """A request that is not read to its end."""
+    """A request is refused before it is read to its end."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(words)
@@ -62,7 +62,7 @@ class _RefusedError(Exception):
 
 
 class _Address:
-    """One address: its connections, and how often it may come and ask."""
+    """One address: its connections, and the rate at which it may come and ask."""
 
     def __init__(self) -> None:
         self.places = Places[_Visitor](PER_ADDRESS_MAX)
@@ -70,7 +70,7 @@ class _Address:
 
 
 class _Visitor:
-    """A connection, with its places and rates: of its address, and of all or all strangers."""
+    """A connection with its places and rates: those of its address, and those of all strangers or all others."""
 
     def __init__(
         self, accepted: socket.socket, peer: str, places: tuple[Places["_Visitor"], ...], rates: tuple[Bucket, ...]
@@ -80,11 +80,11 @@ class _Visitor:
         self.places = places
         self.rates = rates
         self.writer: asyncio.StreamWriter | None = None
-        """Once it is heard."""
+        """None until the connection is heard."""
         self.task: asyncio.Task[None]
 
     async def turn(self) -> None:
-        """Wait until it may come, or ask."""
+        """Wait until the rates let it come, or ask."""
         time_s = asyncio.get_running_loop().time
         while wait_s := max(rate.wait_s(time_s()) for rate in self.rates):  # noqa: ASYNC110 - time brings it about
             await asyncio.sleep(wait_s)
@@ -99,28 +99,28 @@ class _Visitor:
             self.writer.transport.abort()
 
     def enter(self) -> None:
-        """Wait for its first request."""
+        """Take its places, and wait for its first request."""
         for places in self.places:
             places.enter(self)
 
     def keep(self) -> None:
-        """It has asked something: it makes room for nobody while its answer is found."""
+        """Keep its places while its answer is found: it makes room for nobody."""
         for places in self.places:
             places.keep(self)
 
     def wait(self) -> None:
-        """It is sent its answer, and may ask again."""
+        """Wait for its next request, as its answer is sent."""
         for places in self.places:
             places.wait(self)
 
     def leave(self) -> None:
-        """Take back its places."""
+        """Give up its places."""
         for places in self.places:
             places.leave(self)
 
 
 class StatusPage:
-    """Serves it until cancelled. A port that cannot be had is no reason not to take readings."""
+    """Serves the page until cancelled. If it cannot have its port, readings are taken all the same."""
 
     def __init__(self, settings: StatusPageSettings, view: StatusView) -> None:
         self._settings = settings
@@ -128,19 +128,19 @@ class StatusPage:
         self._answers = Answers(settings, view, socket.gethostname())
         self._connections: set[asyncio.Task[None]] = set()
         self._familiar = Places[_Visitor](settings.connections_max)
-        """For this box itself, and addresses where somebody has logged in: nobody else takes their places."""
+        """Places for this box itself, and for addresses where somebody has logged in. Nobody else takes them."""
         self._strangers = Places[_Visitor](settings.connections_max)
         self._strangers_rate = Bucket(STRANGERS_BURST, STRANGERS_PER_S)
         self._addresses: OrderedDict[str, _Address] = OrderedDict()
-        """Who came least lately is first."""
+        """Addresses by source; the one that came least lately is first."""
         self._told_s: dict[str, float] = {}
-        """When the log told of each kind of trouble."""
+        """Time at which the log told of each kind of trouble."""
         self.listening = asyncio.Event()
         self.turned_away = 0
-        """Connections that came from elsewhere, that there was no room for, or that had to make room."""
+        """Connections that came from elsewhere, that found no room, or that had to make room."""
 
     async def run(self) -> None:
-        """For the pipeline's TaskGroup."""
+        """Serve until cancelled. For the pipeline's TaskGroup."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._view.follow(), name="status-page-follow")
             tasks.create_task(self._view.refresh(), name="status-page-refresh")
@@ -174,7 +174,7 @@ class StatusPage:
                 await asyncio.gather(*self._connections, return_exceptions=True)
 
     def _receive(self, accepted: socket.socket, peer: str, _port: int) -> None:
-        """A connection is there: make room, or turn it away before it costs anything."""
+        """Make room for a connection, or turn it away before it costs anything."""
         address = self._address(source_of(peer))
         if is_loopback(peer) or self._answers.log_ins.has_let_in(peer):
             visitor = _Visitor(accepted, peer, (address.places, self._familiar), (address.rate,))
@@ -200,7 +200,7 @@ class StatusPage:
         return address
 
     def _has_room(self, newcomer: _Visitor) -> bool:
-        """Tell whether there is room, after closing whoever has been silent for longest where there was none."""
+        """Make room if there is none, by closing the longest silent connection. Return whether there is room."""
         for places in newcomer.places:
             if places.are_taken:
                 oldest = places.longest_waiting()
@@ -276,7 +276,7 @@ class StatusPage:
         *,
         is_last: bool,
     ) -> bool:
-        """One request and its answer; whether another may follow."""
+        """Receive one request and send its answer. Return whether another may follow."""
         method, peer = b"GET", visitor.peer
         try:
             found = await _request(connection, reader)
@@ -327,7 +327,10 @@ def _may_go_on(connection: h11.Connection) -> bool:
 
 
 async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> tuple[h11.Request, bytes] | None:
-    """The next request with its body; None where the client has gone. Raises what h11 does, and TimeoutError."""
+    """Return the next request with its body; None if the client has gone.
+
+    Raises h11's errors, _RefusedError and TimeoutError.
+    """
     head: h11.Request | None = None
     body = bytearray()
     loop = asyncio.get_running_loop()
@@ -368,7 +371,7 @@ def _told(head: h11.Request, body: bytes, peer: str) -> Request:
         if name in headers:
             repeated.add(name)
         headers[name] = value
-    # Two of these are two opinions of who asks whom: the one is this server's, the other some proxy's.
+    # If one of these comes twice, a proxy may have read one value, and this server reads the other.
     if repeated & {"host", "origin", "authorization"}:
         headers["host"] = ""
     return Request(head.method.decode("latin-1"), path, query, headers, body, peer)

@@ -1,4 +1,4 @@
-"""What the status page shows: put together from the running parts and from the buffer's file, while somebody looks."""
+"""Gathers what the status page shows, from the running parts and from the buffer's file, while somebody looks."""
 
 import asyncio
 import os
@@ -51,42 +51,42 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 2.0
 WATCHED_S: Final = 20.0
-"""So long after somebody asked, what takes effort is kept up to date."""
+"""Seconds after a request for which figures that take effort are kept up to date."""
 FILE_S: Final = 10.0
 DEVICES_S: Final = 4.0
-"""How old what was found in the file, and the list of devices, may become while somebody looks."""
+"""Greatest age, in seconds, of what the file says and of the list of devices, while somebody looks."""
 EFFORT_SHARE: Final = 20
-"""The list of devices is not made anew before this times what it took: 5 % of the event loop at the most."""
+"""Least rest after the list of devices is made, as a multiple of its effort: it takes 5 % of the event loop at most."""
 FIRST_S: Final = 5.0
-"""How long the first who looks is kept waiting."""
+"""Seconds that the first who looks is kept waiting at most."""
 HEALTH_S: Final = 1.0
 ANSWER_S: Final = 5.0
-"""Within which the buffer's thread is to answer."""
+"""Seconds within which the buffer's thread has to answer."""
 AT_ONCE: Final = 50
-"""Devices after which the others on the event loop get their turn."""
+"""Devices after which others on the event loop get their turn."""
 SHOWN: Final = 50
 SHOWN_MAX: Final = 200
 QUERY_CHARACTERS_MAX: Final = 64
 ALARMS_MAX: Final = 50
 NO_KIND: Final = "a disk"
-"""How a disk is called of which nothing more is known."""
+"""Words for a disk of which nothing more is known."""
 
 _log = structlog.get_logger("sluice.status_page")
 
 
 class OnDisk(Struct, frozen=True):
-    """What was found in the buffer's file, and of the disk that it is on."""
+    """Contents of the buffer's file, and state of its disk."""
 
     found: BufferStatus | None
     lost: dict[str, int]
-    """By device: what is gone for good and was not reported yet."""
+    """Readings by device that are gone for good, and were not reported yet."""
     lost_us: int
-    """When the last of them was lost (CLOCK_BOOTTIME), where that was since this box was started; else 0."""
+    """Time of the last of these losses (CLOCK_BOOTTIME), if it was since this box started; else 0."""
     hours: list[UsageHour]
     unused_bytes: int
     disk_free_bytes: int | None
     disk: str
-    """What it is, and how much of its life is used, in words."""
+    """The disk, and how much of its life is used, in words."""
     troubles: tuple[Trouble, ...]
 
 
@@ -101,7 +101,7 @@ class Row(Struct, frozen=True):
 
     @property
     def is_trouble(self) -> bool:
-        """Whether it comes first."""
+        """Whether it is listed first."""
         return self.silent is not None or self.device.finding
 
 
@@ -116,11 +116,11 @@ class ShownDevice(Struct, frozen=True):
     per_s: float | None
     values: list[tuple[str, Value]]
     value_s: float | None
-    """How old the values are."""
+    """Seconds since the values came in."""
     missing: int
-    """Of its present boot, at the least."""
+    """Least number of missing readings of its present boot."""
     lost: int
-    """Since the start, and those before that were not reported."""
+    """Readings lost since the start, and earlier ones that were not reported."""
     drift: str
     bound: str
     note: str | None
@@ -128,7 +128,7 @@ class ShownDevice(Struct, frozen=True):
 
 
 class StatusView:
-    """Gathers it. Belongs to the event loop."""
+    """Gathers the page's figures. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class StatusView:
         parts: "Parts",
         file: "SettingsFile | None" = None,
     ) -> None:
-        assert settings.status_page is not None  # noqa: S101 - it is made where that is
+        assert settings.status_page is not None  # noqa: S101 - without this section nobody makes a view
         self._settings = settings
         self._front_door = front_door
         self._buffer = buffer
@@ -152,7 +152,7 @@ class StatusView:
         self._log_ins: frozenset[str] | None = None
         self._may_log_in = frozenset[str]()
         self._lost: dict[str, int] = {}
-        """By device: since the start, and those before that were not reported yet."""
+        """Readings lost by device: since the start, and earlier ones that were not reported yet."""
         self._lost_sum = 0
         self._rows: list[Row] = []
         self._judging = asyncio.Lock()
@@ -174,7 +174,7 @@ class StatusView:
                     _log.exception("the status page could not take note of what came in")
                 await asyncio.sleep(LOOK_S)
         finally:
-            # Nobody shows them any more.
+            # Nobody shows the latest readings any more.
             self._front_door.heard.latest = None
 
     def _sample(self) -> Sample:
@@ -187,11 +187,11 @@ class StatusView:
         )
 
     async def refresh(self) -> None:
-        """Keep up to date what takes effort, while somebody looks, until cancelled."""
+        """Keep figures that take effort up to date while somebody looks, until cancelled."""
         file_due_s = 0.0
         while True:
             if time.monotonic() - self._asked_s > WATCHED_S:
-                # Whoever comes next is to see nothing that is old.
+                # The next who looks must see nothing old.
                 self._ready.clear()
                 self._wanted.clear()
                 await self._wanted.wait()
@@ -210,7 +210,7 @@ class StatusView:
             await asyncio.sleep(max(DEVICES_S, EFFORT_SHARE * effort_s))
 
     async def _look_at_the_file(self) -> None:
-        # What is reported meanwhile is missed until the next look, and not counted twice.
+        # A loss that is reported meanwhile is missed until the next look, and not counted twice.
         told = self._front_door.events.lost_told.copy()
         self._on_disk = await asyncio.to_thread(look_at_the_file, self._settings.buffer.path, self._buffer.boot_id)
         self._log_ins = await asyncio.to_thread(log_ins, self._settings)
@@ -222,11 +222,11 @@ class StatusView:
         self._lost_sum = max(self._lost_sum, told.total())
 
     async def _asked(self) -> None:
-        """Somebody looks."""
+        """Note that somebody looks, and wait for the first figures."""
         self._asked_s = time.monotonic()
         self._wanted.set()
         if not self._ready.is_set():
-            # A disk that hangs keeps nobody waiting: the page says what is known without it.
+            # A disk that hangs keeps nobody waiting: the page shows what is known without it.
             with suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_S):
                     await self._ready.wait()
@@ -273,11 +273,11 @@ class StatusView:
 
     @property
     def gateway(self) -> str:
-        """Its name."""
+        """Name of the gateway."""
         return self._settings.gateway.id
 
     def facts(self) -> Facts:
-        """All that alarms are made of, as far as it is known at this moment."""
+        """Return all that alarms are made of, as far as it is known now."""
         settings, parts = self._settings, self._parts
         on_disk, state = self._on_disk, self._buffer.state
         now_us = boottime_us()
@@ -338,7 +338,7 @@ class StatusView:
                 yield row.device.device, of.missing
 
     async def state(self, query: str, limit: int) -> dict[str, object]:
-        """What the page polls: all figures of this moment, and those devices that it shows."""
+        """Return what the page polls: all figures of this moment, and the devices that it shows."""
         await self._asked()
         facts = self.facts()
         found = alarms(facts)
@@ -378,7 +378,7 @@ class StatusView:
         }
 
     def curves(self, query: str, limit: int) -> dict[str, object]:
-        """The last hour, of the gateway and of those devices."""
+        """Return the last hour of the gateway, and of the devices that match."""
         now_us = boottime_us()
         traces = self.history.traces
         names = [row.device.device for row in self._matching(query)[: min(limit, SHOWN_MAX)]]
@@ -407,7 +407,7 @@ class StatusView:
         device = row.device
         of = self._front_door.heard.get(device.device)
         trace = self.history.traces.get(device.device)
-        # Of several that which is known worst, as `sluice status` has it.
+        # Of several clocks the one that is known worst, as `sluice status` has it.
         clock = max(device.clocks, key=lambda each: each.error_us or 0, default=None)
         return ShownDevice(
             device.device,
@@ -427,9 +427,9 @@ class StatusView:
         )
 
     async def health(self) -> tuple[bool, str, list[str]]:
-        """Whether the gateway does its work; why not; and what is not well beside that. Tells nothing secret.
+        """Return whether the gateway does its work, why not, and what else is not well. Tells nothing secret.
 
-        Anybody may ask, and however often: it is found out once a second.
+        Anybody may ask, however often: the answer is found once a second.
         """
         async with self._judging:
             if time.monotonic() >= self._judge_due_s:
@@ -462,8 +462,8 @@ class StatusView:
         return True, "", warnings
 
     async def metrics(self) -> bytes:
-        """The same in Prometheus's text format."""
-        from gateway.page import metrics  # noqa: PLC0415 - with it comes its client, which nobody else needs
+        """Return the figures in Prometheus's text format."""
+        from gateway.page import metrics  # noqa: PLC0415 - it imports Prometheus's client, which nobody else needs
 
         await self._asked()
         kept = self.history.traces
@@ -486,7 +486,7 @@ def _told(part: Callable[[], dict[str, Any]] | None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What runs here."""
+    """Return the versions of the software here, and the names of the machine."""
     try:
         system = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
     except OSError:
@@ -503,7 +503,7 @@ def versions() -> dict[str, str]:
 
 
 def look_at_the_file(path: Path, boot: str) -> OnDisk:
-    """Look at the buffer's file and its disk; what cannot be read is not known. On a thread of its own."""
+    """Read the buffer's file and its disk; what cannot be read stays unknown. Runs on a thread of its own."""
     free: int | None = None
     disk, wrong = "", tuple[Trouble, ...]()
     with suppress(OSError):
@@ -544,7 +544,7 @@ def _values(trace: Trace) -> Iterator[tuple[str, Value]]:
 
 
 def _per_s(of: "Heard | None", trace: Trace | None, now_us: int) -> float | None:
-    """Readings a second: of the last minutes, or on average since the sensor's start where that is not known."""
+    """Readings a second over the last minutes; if unknown, the mean since the first one of this boot."""
     if of is None:
         return None
     recent = None if trace is None else trace.per_s(of.readings, now_us)
@@ -555,7 +555,7 @@ def _per_s(of: "Heard | None", trace: Trace | None, now_us: int) -> float | None
 
 
 def _mean_per_s(facts: Facts) -> float | None:
-    """Since the start: for its first seconds, which nobody has sampled yet."""
+    """Mean since the start: for its first seconds, which nobody has sampled yet."""
     return facts.counts.get("readings", 0) / facts.up_s if 1 < facts.up_s < SAMPLE_US / 1e6 * 2 else None
 
 
@@ -605,6 +605,6 @@ def _disk_view(facts: Facts, disk: str) -> dict[str, object]:
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """So that `2` stands before `10`."""
+    """Return a sort key that puts `2` before `10`."""
     parts = filter(None, re.split(r"([0-9]{1,18})", name))
     return [(False, int(part), "") if part.isascii() and part.isdigit() else (True, 0, part) for part in parts]

@@ -1,4 +1,4 @@
-"""Changes settings in a TOML text and leaves the rest as a person wrote it: notes, order, blank lines."""
+"""Changes settings in a TOML text, and leaves the rest as a person wrote it: notes, order, blank lines."""
 
 import re
 import tomllib
@@ -15,7 +15,7 @@ _QUOTED: Final = re.compile(r"""\"(?:\\.|[^"\\])*\"|'[^']*'""")
 
 
 def edited(text: str, document: Mapping[str, Any], notes: Notes) -> str | None:
-    """The text with what `document` says; None where it is written in a way that this does not change safely."""
+    """Return the text changed to say `document`; None if its form cannot be changed safely."""
     before = tomllib.loads(text)
     if before == document:
         return text
@@ -28,7 +28,7 @@ def edited(text: str, document: Mapping[str, Any], notes: Notes) -> str | None:
     except LookupError:
         return None
     after = "\n".join(lines).rstrip("\n") + "\n"
-    # What is written over several lines, or in braces, was not understood above: then this is not it.
+    # Values over several lines, or in braces, were not understood above: then the result differs.
     try:
         return after if tomllib.loads(after) == document else None
     except tomllib.TOMLDecodeError:
@@ -44,7 +44,7 @@ def _gone(before: Mapping[str, Any], after: Mapping[str, Any], path: _Path) -> I
 
 
 def _new(before: Mapping[str, Any], after: Mapping[str, Any], path: _Path) -> Iterator[tuple[_Path, Any]]:
-    """Settings that are other ones, or there for the first time; an empty section as such."""
+    """Yield settings that are new or changed, and a new section without settings of its own as `{}`."""
     for key, value in after.items():
         here, old = (*path, key), before.get(key)
         if not isinstance(value, dict):
@@ -65,13 +65,13 @@ def _at(document: Mapping[str, Any], path: _Path) -> object:
 
 
 def _remove(lines: list[str], path: _Path, value: object) -> None:
-    """Raises LookupError where that is not a line, or a section, of its own."""
+    """Remove a setting or a section. Raises LookupError if a setting has no line of its own."""
     if not isinstance(value, dict):
         del lines[_line_of(lines, path)]
         return
     while (header := _header_of(lines, path)) is not None:
         end = _end_of(lines, header)
-        # What stands right above the next header is mostly about that.
+        # Notes right above the next header are mostly about that header.
         while end > header + 1 and end < len(lines) and lines[end - 1].lstrip().startswith("#"):
             end -= 1
         del lines[header:end]
@@ -105,19 +105,19 @@ def _set(lines: list[str], path: _Path, value: Any, notes: Notes) -> None:
 
 
 def _note_of(rest: str) -> str:
-    """The note behind a value on one line; empty without one."""
+    """Return the note behind a value on one line; empty if there is none."""
     bare = _QUOTED.sub(lambda quoted: "x" * len(quoted[0]), rest)
     at = bare.find("#")
     return "" if at < 0 else rest[at:]
 
 
 def _line_of(lines: list[str], path: _Path) -> int:
-    """Where a setting stands. Raises LookupError."""
+    """Return the index of a setting's line. Raises LookupError."""
     return lines_of("\n".join(lines))[path] - 1
 
 
 def _header_of(lines: list[str], path: _Path, *, exactly: bool = False) -> int | None:
-    """The first header of a section, or of one below it."""
+    """Return the index of the first header of a section, or of one below it."""
     for place, line in sorted(lines_of("\n".join(lines)).items(), key=lambda each: each[1]):
         is_below = place[: len(path)] == path
         if is_below and (not exactly or place == path) and _HEADER.match(lines[line - 1]):
@@ -126,5 +126,5 @@ def _header_of(lines: list[str], path: _Path, *, exactly: bool = False) -> int |
 
 
 def _end_of(lines: list[str], header: int) -> int:
-    """The line behind a section's last one."""
+    """Return the index of the line behind a section's last one."""
     return next((at for at in range(header + 1, len(lines)) if _HEADER.match(lines[at])), len(lines))

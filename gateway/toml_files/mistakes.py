@@ -1,4 +1,4 @@
-"""Mistakes in a TOML file: on which line each stands, and what is to be written instead of what is no TOML."""
+"""Finds mistakes in a TOML file: on which line each stands, and what to write instead."""
 
 import re
 import tomllib
@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 Place = tuple[str | int, ...]
-"""Where a setting stands: ('kafka', 'linger_ms'), ('routes', 0, 'topic')."""
+"""Place of a setting: ('kafka', 'linger_ms'), ('routes', 0, 'topic')."""
 
 
 _TEXT_SHOWN_MAX = 300
@@ -57,23 +57,23 @@ _SYNTAX = (
     ("Cannot redefine", "this section was written out in another way before; write its settings together"),
     ("Invalid date", "this is no date; write a text in double quotes"),
 )
-"""What tomllib calls a mistake, and what to do."""
+"""Beginnings of tomllib's messages, and what to do."""
 _CURLY = frozenset("\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb")
-"""What a word processor makes of quotes."""
+"""Quotes as word processors write them."""
 _STRAIGHT = 'these quotes are a word processor\'s; write straight ones, as in id = "barn-1"'
 _WORD = re.compile(r"[A-Za-z]+(?=\s*(?:[#,\]}]|$))")
 _TRUTHS = {
     word: truth for truth, words in (("true", "true yes on"), ("false", "false no off")) for word in words.split()
 }
-"""What people and other formats write for them."""
+"""Words that people and other formats write for true and false."""
 _WENT_ON = ("Expected newline", "Unclosed")
-"""What tomllib calls a value that it took for a number, and that goes on: 127.0.0.1."""
+"""tomllib's words for a value that begins as a number and goes on: 127.0.0.1."""
 _ONE_LINE = (
     "what is in { } must stand on one line; where that is too long, write each of its settings on a line of its own, "
     "in a section"
 )
 _IN_BRACES = ("Invalid initial character", "Unclosed", "Invalid value", "Expected '='")
-"""What tomllib says of a line that ends within them."""
+"""tomllib's words for a line that ends within braces."""
 _QUOTED = re.compile(r"""\"(?:\\.|[^"\\])*\"|'[^']*'""")
 _ENDS_A_VALUE = frozenset(" \t\r\n\"'[]{},#")
 _NO_QUOTES = 'this is no number; put texts in double quotes, as in host = "127.0.0.1"'
@@ -91,14 +91,14 @@ _NAME_MISSING = "the file ends where a name should stand; write it, and close th
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mistake:
-    """One thing that is wrong with the file. Line 0: it is not about one line."""
+    """One mistake in the file. Line 0: it is not about one line."""
 
     line: int
     message: str
 
 
 class ConfigError(Exception):
-    """The file cannot be used; every mistake that was found, in the order of their lines."""
+    """The file cannot be used. Has every mistake that was found, in the order of their lines."""
 
     def __init__(self, path: Path, mistakes: list[Mistake]) -> None:
         self.path = path
@@ -107,14 +107,14 @@ class ConfigError(Exception):
 
 
 def where(path: Path, line: int) -> str:
-    """PATH:LINE, as editors follow it; PATH alone for line 0, which is what is not about one line."""
+    """Write PATH:LINE, as editors follow it; PATH alone for line 0."""
     return f"{path}:{line}" if line else str(path)
 
 
 def unseen_mistakes(text: str) -> list[Mistake]:
-    """Characters that a person cannot see, outside of notes: the first of each line.
+    """Find characters that a person cannot see, outside of notes: the first of each line.
 
-    Web pages and word processors put them there. A text that shall hold one has it as an escape.
+    Web pages and word processors put them there. A text that needs one has it as an escape.
     """
     return [
         _unseen_mistake(number, found)
@@ -142,11 +142,11 @@ def _unseen_mistake(line: int, found: re.Match[str]) -> Mistake:
 
 
 def syntax_mistake(error: tomllib.TOMLDecodeError, text: str) -> Mistake:
-    """What is wrong with a text that is no TOML, and what to do."""
+    """Say where a text is no TOML, and what to do."""
     told, _, place = str(error).partition(" (at ")
     found = re.match(r"line (\d+), column (\d+)", place)
     if found is None and told.startswith("Invalid value") and not text.rstrip().endswith("="):
-        # What the end of the file cut off is a list.
+        # The end of the file cut off a list.
         told = "Unclosed"
     words = next((words for beginning, words in _SYNTAX if told.startswith(beginning)), told)
     if found is not None:
@@ -166,13 +166,13 @@ def syntax_mistake(error: tomllib.TOMLDecodeError, text: str) -> Mistake:
         words = _NAME_MISSING
     end = text.rstrip()
     if told.startswith('Expected "'):
-        # Behind the quotes that nothing closes, there are none.
+        # The last quotes are those that nothing closes.
         end = text[: text.rfind(told.split('"')[1])]
     return Mistake(end.count("\n") + 1, f"is not TOML: {words}")
 
 
 def _no_value(written: str) -> str | None:
-    """What to write for what is nearly a value; None for anything else."""
+    """Say what to write instead of something that is nearly a value; None for anything else."""
     if written[:1] in _CURLY:
         return _STRAIGHT
     word = _WORD.match(written)
@@ -181,14 +181,14 @@ def _no_value(written: str) -> str | None:
 
 
 def _goes_on_within_braces(line: str, column: int) -> bool:
-    """Whether nothing but a note stands from a column on, and what is open before it is { rather than [."""
+    """Whether at most a note stands from a column on, and a { is open before it."""
     before = _QUOTED.sub("", line[: column - 1])
     after = line[column - 1 :].strip()
     return (not after or after.startswith("#")) and before.count("{") > before.count("}")
 
 
 def lines_of(text: str) -> dict[Place, int]:
-    """The line on which each table and key begins. tomllib keeps no positions: this scan finds plain ones."""
+    """Find the line on which each table and key begins. tomllib keeps no positions: this scan finds plain ones."""
     places: dict[Place, int] = {}
     counts: dict[Place, int] = {}
     around: dict[Place, int] = {}
@@ -201,7 +201,7 @@ def lines_of(text: str) -> dict[Place, int]:
             for part in outer:
                 table = (*table, part)
                 around.setdefault(table, number)
-                # A table inside an array's belongs to the element that was begun last.
+                # A table inside an array belongs to the element that was begun last.
                 table = (*table, counts[table]) if table in counts else table
             table = (*table, name)
             if header[1] == "[[":
@@ -215,7 +215,7 @@ def lines_of(text: str) -> dict[Place, int]:
             parts = _split(key[1])
             for count in range(1, len(parts) + 1):
                 places.setdefault((*table, *parts[:count]), number)
-    # Sections that only those inside them name.
+    # Sections that only their inner sections name.
     return around | places
 
 
@@ -224,14 +224,14 @@ def _split(dotted: str) -> Place:
 
 
 def line_of(lines: Mapping[Place, int], place: Place) -> int:
-    """The line of a setting, or of the nearest thing around it that stands in the file."""
+    """Return the line of a setting, or of the nearest thing around it in the file; 0 if there is none."""
     while place and place not in lines:
         place = place[:-1]
     return lines.get(place, 0)
 
 
 def spell(place: Place) -> str:
-    """A place as a person would write it: kafka.tls, routes[0].topic."""
+    """Write a place as a person would: kafka.tls, routes[0].topic."""
     text = ""
     for part in place:
         if isinstance(part, int):
@@ -243,7 +243,7 @@ def spell(place: Place) -> str:
 
 
 def show_value(value: object) -> str:
-    """What `show` gives, also for decimals, dates and longer lists, which files of the cloud side have."""
+    """Show a value as `show` does, and also decimals, dates and longer lists, which files of the cloud have."""
     if isinstance(value, list | tuple):
         inner = ["a list" if isinstance(element, list) else show_value(element) for element in value[:_SHOWN_MAX]]
         return f"[{', '.join(inner)}{', ...' if len(value) > len(inner) else ''}]"
@@ -253,7 +253,7 @@ def show_value(value: object) -> str:
 
 
 def show(value: object) -> str:
-    """A value in a message: on one line, short, and without what may be a password of an address."""
+    """Show a value on one line, short. A text with an @ is left out: it may hold the password of an address."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""A TOML file that a person wrote, as one document."""
+"""Reads a TOML file that a person wrote."""
 
 import tomllib
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from gateway.toml_files.mistakes import ConfigError, syntax_mistake, unseen_mist
 
 
 def read_toml(text: str, path: Path, parse_float: Callable[[str], object] = float) -> dict[str, Any]:
-    """Give what a file says; `path` is for messages.
+    """Parse a file's text; `path` is for messages.
 
-    Raises ConfigError where it is no TOML or holds characters that nobody sees. Raises ValueError, ArithmeticError or
+    Raises ConfigError if it is no TOML, or holds characters that nobody sees. Raises ValueError, ArithmeticError or
     RecursionError for numbers that are too long and lists that are too deep: callers know how to say that.
     """
     if unseen := unseen_mistakes(text):

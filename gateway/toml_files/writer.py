@@ -1,4 +1,4 @@
-"""Writes a TOML document, with a note beside a setting: what a person goes on editing."""
+"""Writes a TOML document with notes beside its settings, for a person to edit."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,13 @@ from typing import Any, Final
 from gateway.toml_files.mistakes import UNSEEN
 
 Notes = Mapping[tuple[str, ...], str]
-"""By the place of a setting or section: what is written beside it."""
+"""Notes by the place of their setting or section."""
 _NOTE_COLUMN: Final = 40
 _BARE: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
 def toml_text(document: Mapping[str, Any], notes: Notes) -> str:
-    """A document as tomllib reads one, in the order of its keys: it reads the same back."""
+    """Write a document in the order of its keys. tomllib reads the same document back."""
     lines: list[str] = []
     _table(document, (), notes, lines)
     return "\n".join(lines).strip("\n") + "\n"
@@ -43,12 +43,12 @@ def _is_section(value: object) -> bool:
 
 
 def line_text(key: str, value: object, note: str | None) -> str:
-    """One setting."""
+    """Write one setting."""
     return _with_note(f"{key_text(key)} = {value_text(value)}", note)
 
 
 def section_text(place: tuple[str, ...], notes: Notes) -> str:
-    """The header of a section."""
+    """Write the header of a section."""
     return _with_note(f"[{'.'.join(map(key_text, place))}]", notes.get(place))
 
 
@@ -57,12 +57,12 @@ def _with_note(text: str, note: str | None) -> str:
 
 
 def key_text(key: str) -> str:
-    """A name, in quotes where TOML wants them."""
+    """Write a name, in quotes if TOML wants them."""
     return key if key and _BARE.issuperset(key) else _string(key)
 
 
 def value_text(value: object) -> str:
-    """A value on one line."""
+    """Write a value on one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -73,11 +73,11 @@ def value_text(value: object) -> str:
         return "{ " + ", ".join(f"{key_text(key)} = {value_text(element)}" for key, element in value.items()) + " }"
     if isinstance(value, Sequence):
         return "[" + ", ".join(map(value_text, value)) + "]"
-    # Numbers: what Python calls inf and nan TOML does too.
+    # Numbers: TOML and Python both write inf and nan.
     return repr(value)
 
 
 def _string(text: str) -> str:
-    # JSON escapes what TOML wants escaped, but for DEL.
+    # JSON escapes all that TOML wants escaped, except DEL.
     written = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
     return UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", written)
