@@ -1,9 +1,10 @@
-"""One batch of Kafka records into the tables: `log` in one commit, then everything that derives from it.
+"""Takes one batch of Kafka records into the tables: `log` in one commit, then every table that derives from it.
 
-The way of a batch: its rows are written to files of `log` that nobody sees yet. From these files, side by side, comes
-what the driver must know of it (the census) and what it adds to its windows. If the census shows that something came
-again, the copies are told apart and the rows written anew. Then `log` is committed, and the derived tables after it,
-each of which says up to which batch it goes: whatever dies in between is finished at the next start, from `log` alone.
+First the batch's rows are written to files of `log` that nobody sees yet. The census of these files tells the driver
+what the batch holds. Beside the census, the batch's parts of windows are computed from the same files. If the census
+finds something that came before, the copies are told apart and the rows are written again. Then `log` is committed, and
+after it the derived tables. Each of these records up to which batch it goes. If the job dies in between, the next start
+finishes the batch from `log` alone.
 """
 
 import sys
@@ -119,25 +120,23 @@ from spark.windows.windows_table import (
 )
 
 INTERPRETED_ROWS_MAX = 10_000
-"""Batches up to this size are not compiled to Java code."""
+"""Rows of a batch up to which its queries are interpreted, not compiled to Java code."""
 SMALL_ROWS_MAX = 50_000
-"""Batches up to this size are read by as many tasks as there are cores, and not by one for each of Kafka's partitions:
-each task costs its beginning, and a file in every table, which upkeep has to make one again."""
+"""Rows of a batch up to which a task for each core reads it, not a task for each of Kafka's partitions. Each task takes
+time to start, and writes a file to every table, which upkeep must merge again."""
 REGISTRY_S = 30.0
-"""How often the registry is asked who may speak in which topic."""
+"""Seconds between two questions to the registry about who may speak in which topic."""
 STATE_S = 30.0
-"""How often what the driver keeps in memory is written to its tables, at the most."""
+"""Least seconds between two writes of the driver's state to its tables."""
 STATE_SHARE = 0.04
-"""Of the time, that writing it may take: it spares a start some work, and nothing depends on it."""
-
-
+"""Share of the time that these writes may take. They only make the next start quicker."""
 TRIAL = "_trial"
-"""The folder beside the tables in which parts of a batch that failed are tried."""
+"""Folder beside the tables where parts of a failed batch are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCounts:
-    """What one batch was made of."""
+    """Figures of one batch."""
 
     rows: int
     duplicates: int
@@ -145,27 +144,27 @@ class BatchCounts:
     late: int
     """Values that reached Kafka more than a minute after the end of their window."""
     revised: int
-    """Windows that they fell into."""
+    """Windows with late values."""
     unwindowed: int
-    """Good readings that are in no window, because their time is implausible or unknown."""
+    """Good readings in no window, because their time is implausible or unknown."""
     deleted: int
     """Records of devices whose data was deleted."""
     corrections: int
-    """Time corrections, by which gateways put right what they told of their clocks."""
+    """Time corrections that gateways sent about their clocks."""
     seconds: float
     newest_us: Mapping[str, int] = field(default_factory=dict)
-    """By topic, Kafka's timestamp of the newest record."""
+    """Kafka's timestamp of the newest record, by topic."""
     undeclared: Mapping[str, set[str]] = field(default_factory=dict)
-    """By stream, members of payloads that its declaration does not name."""
+    """Members of payloads that the declaration does not name, by stream."""
 
 
 def warned(words: str) -> None:
-    """Tell a person, whoever opened the tables."""
+    """Write a warning to stderr."""
     sys.stderr.write(f"warning: {words}\n")
 
 
 class BatchJob:
-    """The tables of one warehouse, and what must be known to add to them."""
+    """The one writer of a warehouse's tables, with the state that it keeps in memory."""
 
     def __init__(
         self,
@@ -176,25 +175,26 @@ class BatchJob:
         into: Version | None = None,
         warn: Callable[[str], None] = warned,
     ) -> None:
-        """Make what is missing, and finish what an earlier run left unfinished. Raises WindowLengthError.
+        """Make missing tables, and finish what an earlier run left unfinished.
 
-        Without `streams` those hold by which the warehouse was last written. With `into` the tables are those of a
-        version that readers do not see yet, and `window_changes` is not told of them. `warn` is told of records that
-        were set aside because they made their batch fail.
+        Without `streams`, the declarations that last wrote the warehouse hold. With `into`, the tables are those of a
+        version that readers do not see yet, and nothing is written to `window_changes`. `warn` gets a message about
+        each record that was set aside because it made its batch fail. Raises WindowLengthError, and MomentsError or
+        CopyError for a copy that cannot be used as it is.
         """
         self.spark = spark
         self._warn = warn
         self.kafka = KafkaTopics()
         self.warehouse = warehouse
-        # A version in the making is nobody's copy.
+        # A version that is being made is no copy.
         if into is None and was_copied(warehouse):
             forget_broken(spark, warehouse)
-        # Small tables, some ten of them.
+        # These are some ten small tables.
         with interpreted_if(spark, small=True):
             version = self._open(streams) if into is None else self._made(into)
             self._ask_registry()
         self.rewriting_windows = threading.Lock()
-        """Whoever replaces parts of windows holds it: the job itself, or upkeep beside it. To append needs none."""
+        """Lock for replacing parts of windows, by the job or by upkeep beside it. Appending needs no lock."""
         self._is_seen = into is None
         self._version = version.number
         self.streams = version.streams
@@ -213,7 +213,7 @@ class BatchJob:
         self._had_copies = False
 
     def _load(self) -> None:
-        """Read what the tables say, and finish the last batch where it was left unfinished."""
+        """Read the state from the tables, and finish the last batch if it was left unfinished."""
         spark = self.spark
         # Until the last batch is finished, `save` must not say that it is.
         self._in_batch = True
@@ -228,7 +228,7 @@ class BatchJob:
             self._load_state()
             if self._is_seen and self._version > 1:
                 self._tell_of_replay(self._version, last)
-            # What is saved was derived from whole.
+            # State is saved only after all tables have its last batch.
             if last > self.state.saved:
                 self._finish_guarded(last)
         self.state.begin_at(last + 1)
@@ -245,11 +245,10 @@ class BatchJob:
         topic_ids: Mapping[str, str],
         before_commit: Callable[[], None] = lambda: None,
     ) -> BatchCounts:
-        """Take one batch of what Spark's Kafka source yields with `includeHeaders`. Doing it again changes nothing.
+        """Take one batch of Spark's Kafka source with `includeHeaders`. To take it a second time changes nothing.
 
-        Raises CheckpointError where it comes again with other records.
-
-        What `before_commit` raises leaves `log` as it was: `topic_ids` can be asked for once more when all was read.
+        `before_commit` runs when all was read, for example to check `topic_ids` again. If it raises, `log` does not
+        change. Raises CheckpointError if a batch comes again with other records.
         """
         if self._last_rows <= SMALL_ROWS_MAX:
             records = records.coalesce(self.spark.sparkContext.defaultParallelism)
@@ -260,9 +259,9 @@ class BatchJob:
     def take_typed(
         self, typed: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None] = lambda: None
     ) -> BatchCounts:
-        """Take a batch of what `typed_records` yields, with `topic_id`.
+        """Take a batch of the rows of `typed_records`, with `topic_id`.
 
-        Records that make it fail, again and alone, are set aside: they become rejects in the same commit.
+        If single records make the batch fail, they are set aside: they become rejects in the same commit.
         """
         last = self._log.last
         try:
@@ -271,7 +270,7 @@ class BatchJob:
             if not may_be_a_records(error):
                 raise
             if self._log.last > last:
-                # It is in `log`, and what follows from it cannot be derived.
+                # The batch is in `log`, and the derived tables failed.
                 self._load()
                 if not isinstance(batch, BatchId):
                     raise
@@ -299,14 +298,14 @@ class BatchJob:
         raise error
 
     def _culprits(self, records: DataFrame, take: Callable[["BatchJob", DataFrame], object]) -> list[Culprit]:
-        """Find the records that make a batch fail, in a warehouse of their own; none where it is not their fault."""
+        """Find the records that make a batch fail, in a trial warehouse. Returns none if no record is at fault."""
         trial: BatchJob | None = None
         path = f"{self.warehouse.rstrip('/')}/{TRIAL}"
 
         def attempt(which: Column) -> Exception | None:
             nonlocal trial
             if trial is None:
-                # A process that was killed may have left one.
+                # A process that was killed may have left the folder.
                 remove_folder(self.spark, path)
                 trial = BatchJob(self.spark, path, self.streams)
                 trial.owners = self.owners
@@ -315,7 +314,7 @@ class BatchJob:
                 take(trial, records.where(which))
             except RECORD_FAULTS as error:
                 if trial.next_ordinal > before:
-                    # It was committed, and could not be finished.
+                    # The batch was committed, and could not be finished.
                     trial = None
                 else:
                     trial._load()  # noqa: SLF001
@@ -333,7 +332,7 @@ class BatchJob:
         return self.take_decoded(self.judged(typed), batch, before_commit)
 
     def judged(self, typed: DataFrame) -> DataFrame:
-        """Records as `typed_records` yields them: metrics or rejects, by registry, declarations and deletions."""
+        """Decode rows of `typed_records`. Registry, declarations, retention and deletions decide on rejects."""
         judged = without_expired(decoded(judged_sources(typed, self.owners), self.streams), self.streams)
         return without_deleted(judged, self._deletions)
 
@@ -344,8 +343,8 @@ class BatchJob:
     def take_decoded(
         self, records: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None] = lambda: None
     ) -> BatchCounts:
-        """Take a batch of what `decoded` yields, with `topic_id`."""
-        # How large it is shows afterwards: as large as the last one, most likely.
+        """Take a batch of the rows of `decoded`, with `topic_id`."""
+        # A batch's size is known only afterwards. Most likely it is that of the last batch.
         self._in_batch = True
         with interpreted_if(records.sparkSession, self.spark, small=self._last_rows <= INTERPRETED_ROWS_MAX):
             counts = self._take(records, batch, before_commit)
@@ -367,12 +366,12 @@ class BatchJob:
         rows = append.write(records, self.streams)
         windows = self._windows_of(append.ordinal)
         with ThreadPoolExecutor(1) as beside:
-            # Copies often come in batch after batch, and windows that do not know of them would be written in vain.
+            # Copies often come in several batches in a row. Windows written before the search would be wasted.
             writing = None if self._had_copies else beside.submit(windows.write, rows, self._corrections)
             census = take_census(rows, append.ordinal)
             events = events_of(rows, census)
             if faults := faults_in(events):
-                # Nearly never: the rows are written once more, as those of a batch with copies are.
+                # This is rare. The rows are written again, as those of a batch with copies are.
                 rows = append.rewrite(with_faults(rows, faults))
                 census = take_census(rows, append.ordinal)
                 events = events_of(rows, census)
@@ -391,19 +390,19 @@ class BatchJob:
                 append.commit(self._so_far())
                 found = NONE_FOUND if copies is None else copies.found
                 self._derive(rows, census, copies, windows)
-        # Where nothing of before changed and no time was put right, the census and the verdicts know all.
+        # If no earlier row was amended and no time was corrected, the census and the verdicts are complete.
         known = None if found.amended or self._corrections.told_us else found
-        # Its windows were written before its own corrections were known.
+        # The batch's windows were written before its own corrections were known.
         added = windows.parts_of(rows, self._corrections) if census.corrections else windows.rows()
         return self._counts(rows, census, added, begun, known)
 
     @property
     def next_ordinal(self) -> int:
-        """The ordinal of the batch that is to come."""
+        """Ordinal of the next batch."""
         return self._log.last + 1
 
     def save(self) -> None:
-        """Write what is in memory alone: the next start is quicker for it. Not of a batch that was broken off."""
+        """Write the state to its tables, which makes the next start quicker. Do nothing within an unfinished batch."""
         if self._in_batch or self._log.last == self.state.saved:
             return
         begun = time.monotonic()
@@ -412,7 +411,7 @@ class BatchJob:
         self._saving_s = self._saved_s - begun
 
     def _so_far(self) -> dict[str, int]:
-        """How far tables have come with what few batches bring. In a copy it shows which table is of another moment."""
+        """How far each rarely written table has come. In a copy, this shows which table is of another moment."""
         tables = {table.path: table for table in (self._amendments, self._told, self._losses, self._parts)}
         numbers = {
             name: tables[kept.path_in(self.tables)].last(kept.application) for name, kept in NOW_AND_THEN.items()
@@ -423,7 +422,7 @@ class BatchJob:
         return numbers if start is None else numbers | {STARTS: start.number}
 
     def _finish_guarded(self, ordinal: int) -> None:
-        """Finish a batch; of records that make that fail, again and alone, make rejects."""
+        """Finish a batch. If single records make that fail, turn them into rejects."""
         try:
             self._finish(ordinal)
         except RECORD_FAULTS as error:
@@ -444,7 +443,7 @@ class BatchJob:
                 self._warn(culprit.words())
 
     def _finish(self, ordinal: int) -> None:
-        """Derive from a batch what a run that died may have left out."""
+        """Derive the tables that a run may have left out when it died."""
         rows = committed_rows(self.spark, self.tables, ordinal)
         census = take_census(rows, ordinal)
         windows = self._windows_of(ordinal)
@@ -453,14 +452,14 @@ class BatchJob:
             self._derive(rows, census, copies, windows)
 
     def _tell_of_replay(self, version: int, last: int) -> None:
-        """Tell what a replay changed that died right after it had readers see it."""
+        """Tell `window_changes` of a replay that published its version and died before it told."""
         before = folder_of(self.warehouse, version - 1)
         if not is_replay_told(self._changes, version) and folder_exists(self.spark, before):
             is_told = is_all_told(self.spark, self.warehouse, version - 1)
             append_replayed(self._changes, before if is_told else None, self.tables, version, last)
 
     def _derive(self, rows: DataFrame, census: Census, copies: "Copies | None", windows: "WindowsAppend") -> None:
-        """Bring all other tables to where `log` is."""
+        """Bring all derived tables up to `log`."""
         spark, ordinal = self.spark, windows.ordinal
         amended = None if copies is None else copies.of_earlier_batches()
         if amended is not None:
@@ -471,13 +470,13 @@ class BatchJob:
         windows.commit()
         if self._is_seen:
             append_changes(self._changes, added.select(*KEY, *FIGURES), self._version, ordinal, READINGS)
-        # Only now: a start that finishes this batch must tell of it by the corrections that its windows were made by.
+        # Only now: if a later start finishes this batch, it must use the corrections by which the windows were made.
         moved: BatchCorrections | None = None
         if census.corrections:
             moved = take_corrections(self._told, rows, ordinal)
             self._corrections = moved.known
         if amended is not None:
-            # Where they counted, or count now, whichever it is.
+            # Windows where these rows counted before, and windows where they count now.
             as_readings = amended.withColumns({"duplicate": F.lit(False), "reject_reason": F.lit(None).cast("string")})
             self._compute_anew(
                 windowed(readings(as_readings, self._corrections.current, self._times), self._window_s), ordinal, COPY
@@ -485,17 +484,17 @@ class BatchJob:
         if moved is not None and moved.brought_boots:
             counting = effective_log(spark, self.tables).where(is_reading())
             if amended is not None:
-                # What another took the place of just now may stand in a window of before these corrections.
+                # A row that was replaced just now may stand in a window that was made before these corrections.
                 counting = counting.unionByName(as_readings.where(is_reading()))
             earlier = readings_moved(counting, moved, self._times)
             self._compute_anew(windowed(metrics_of(earlier), self._window_s), ordinal, CORRECTION)
         is_anew = amended is not None or (moved is not None and moved.brought_boots)
         if is_anew and self._parts.last(ANEW) < ordinal:
-            # A commit of its own: Spark's writer replaced the windows, and it notes no number.
+            # A commit of its own: Spark's writer has replaced the windows, and cannot note the number.
             self._parts.begin().commit({ANEW: ordinal})
 
     def _compute_anew(self, touched: DataFrame, ordinal: int, cause: str) -> None:
-        """Compute windows from all of their readings: those of `touched`, and a few around them."""
+        """Compute the windows of `touched`, and a few around them, from all of their readings."""
         area = area_of(still_open(touched, self.horizons.closed_before), self._window_s)
         if area is None:
             return
@@ -519,7 +518,7 @@ class BatchJob:
     def _copies(
         self, rows: DataFrame, census: Census, events: Iterable[GatewayEvent], ordinal: int
     ) -> "Iterator[Copies | None]":
-        """Note what a batch holds; where something of it came before, or twice in it, find the copies."""
+        """Note the census. If a record came before, or twice in the batch, yield the copies."""
         suspects = self.state.note(census, events, ordinal)
         if not suspects:
             yield None
@@ -534,7 +533,10 @@ class BatchJob:
     def _counts(
         self, rows: DataFrame, census: Census, added: DataFrame, begun: float, found: ToldApart | None = None
     ) -> BatchCounts:
-        """`added`: what the batch added to its windows; `found` completes the census, else rows are counted again."""
+        """Figures of a batch that added the parts `added` to windows.
+
+        `found` completes the census. Without it the rows are counted again.
+        """
         late = added.agg(
             F.coalesce(F.sum("late"), F.lit(0)).alias("late"), F.count_if(F.col("late") > 0).alias("revised")
         )
@@ -568,21 +570,21 @@ class BatchJob:
         return WindowsAppend(self._parts, ordinal, self.streams, self.horizons.closed_before)
 
     def _open(self, streams: Streams | None) -> Version:
-        """Make the tables that are missing; return the version that is written."""
+        """Make missing tables. Returns the version that is written."""
         before = current_version(self.spark, self.warehouse)
         version = before or Version(1)
         if streams is not None:
             version = replace(version, streams=streams)
         self._made(version)
         if version != before:
-            # A registry may be loaded meanwhile.
+            # Keep the rest of the row: a registry may have been loaded meanwhile.
             change_version(self.spark, self.warehouse, lambda now: replace(now or version, streams=version.streams))
         return version
 
     def _made(self, version: Version) -> Version:
-        """Make the tables that are missing. Raises WindowLengthError."""
+        """Make the missing tables of a version. Raises WindowLengthError."""
         tables = folder_of(self.warehouse, version.number)
-        # Of what may be refused, first: then nothing is made.
+        # First: if the window length is refused, nothing is made.
         create_windows(self.spark, tables, version.streams.windows.sizes[0])
         create_log(self.spark, tables)
         create_amendments(self.spark, tables)
@@ -593,7 +595,7 @@ class BatchJob:
 
 
 class WindowsAppend:
-    """What one batch adds to the windows, on its way into their table."""
+    """One batch's parts of windows, on their way into the table."""
 
     def __init__(
         self, table: AppendTable, ordinal: int, streams: Streams, closed_before: datetime | None = None
@@ -610,7 +612,7 @@ class WindowsAppend:
         self._append.write(self.parts_of(rows, corrections))
 
     def parts_of(self, rows: DataFrame, corrections: Corrections) -> DataFrame:
-        """The parts of a batch's rows of `log`."""
+        """The parts of windows that a batch's rows of `log` make."""
         of_windows = windowed(readings(rows, corrections.current, self._times), self._window_s)
         counting = still_open(of_windows, self._closed_before)
         return parts(counting, self.ordinal, self._window_s)
@@ -619,7 +621,7 @@ class WindowsAppend:
         return self._append.rows()
 
     def commit(self) -> None:
-        """Nothing happens if an earlier attempt committed them."""
+        """Commit the parts, unless an earlier attempt has committed them."""
         if self._table.last(ORDINAL) < self.ordinal:
             self._append.commit({ORDINAL: self.ordinal})
 
@@ -629,7 +631,7 @@ def _first(frame: DataFrame) -> Row:
 
 
 def metrics_of(moved: DataFrame) -> DataFrame:
-    """One row for each value of readings that were moved, at its own time."""
+    """One row for each value of the readings in `moved`, at the value's own time."""
     others = [name for name in moved.columns if name not in {"metrics", "value", "event_time"}]
     each = moved.select(*others, "event_time", F.inline("metrics")).withColumnRenamed("name", "metric")
     return each.withColumn("event_time", taken_at("event_time"))

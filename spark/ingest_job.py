@@ -1,4 +1,4 @@
-"""The ingest job: Kafka to the tables, batch by batch, until it is told to stop."""
+"""The ingest job: reads Kafka into the tables, batch by batch, until it is told to stop."""
 
 import threading
 import time
@@ -27,102 +27,103 @@ from spark.upkeep.replay_job import replay
 from spark.upkeep.table_upkeep import Upkeep
 
 POLL_S = 0.2
+"""Seconds between two looks at the running query."""
 PROGRESS_WAIT_S_MAX = 5.0
-"""How long a finished query may take to report its last batch."""
+"""Seconds that a finished query may take to report its last batch."""
 LOOK_S = 10.0
-"""How often Kafka is asked what its topics are while nothing comes."""
+"""Seconds between two questions to Kafka about its topics, while no records come."""
 IN_VAIN_MAX = 3
-"""How often reading begins anew without two batches in between."""
+"""Times in a row that reading may begin anew without two batches in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class IngestSettings:
-    """What one run reads and writes."""
+    """The source, the tables and the limits of one run."""
 
     source: KafkaSource
     warehouse: str
     checkpoint: str
-    """A folder for Spark's checkpoints: of each start of reading one."""
+    """Folder of Spark's checkpoints: one for each start of reading."""
     streams: Streams | None = None
-    """What is declared of the streams; None: what the warehouse was last written by."""
+    """Declarations to decode by. None: those that the warehouse was last written by."""
     interval_s: float = 5.0
     once: bool = False
-    """Read what is there, and end."""
+    """Read what Kafka has now, then end."""
     go_on: bool = False
-    """Where Kafka no longer has what is next, read on from what there is, and record the rest as lost."""
+    """If Kafka no longer has the next records, read on from what it has, and record the rest as lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """One finished batch, for people and for whoever waits for it."""
+    """A finished batch."""
 
     batch: int
     counts: BatchCounts
     lag: int | None
-    """Records that Kafka held beyond this batch when it began; None where that was not asked (a batch done again)."""
+    """Records that Kafka held beyond this batch when it began. None if Kafka was not asked (a batch done again)."""
     behind_s: float | None
-    """How long ago Kafka took in the last record that was read, of the topic that is furthest behind."""
+    """Seconds since Kafka took in the last record that was read. While there is a lag, of the topic furthest behind."""
     end_offsets: dict[str, dict[int, int]]
     """The next offset to be read, by topic and partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Where a run reads: at its start, and each time that it begins to read other topics."""
+    """A beginning of reading: at the start of a run, and whenever it begins to read other topics."""
 
     topics: Sequence[str]
-    """All that there are at the moment."""
+    """All topics that are read now."""
     losses: Sequence[Loss] = ()
-    """What Kafka had deleted before it was read."""
+    """Records that Kafka lost before they were read."""
     shortened: Mapping[str, int] = field(default_factory=dict)
-    """Topics that are new to the tables, and how many of their first records Kafka has deleted."""
+    """For topics that are new to the tables: how many of their first records Kafka has deleted."""
     anew: str = ""
-    """Why a new checkpoint begins where the tables end; empty where none has to."""
+    """Why a new checkpoint had to begin where the tables end. Empty if none had to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who is told how a run goes on."""
+    """Callbacks that report the progress of a run."""
 
     ready: Callable[[Begun], None] = lambda _: None
-    """When the query runs."""
+    """Called when the query runs."""
     report: Callable[[BatchReport], None] = lambda _: None
-    """After every batch that had records."""
+    """Called after every batch that had records."""
     leave_out: Callable[[Mapping[str, str]], None] = lambda _: None
-    """Topics that gateways write to and that are not read, each with the reason; again when they are others."""
+    """Called with the topics that gateways write to and that are not read, and the reasons; again on a change."""
     hold_back: Callable[[Sequence[OpenTransaction]], None] = lambda _: None
-    """Transactions that have been open for long, behind which nothing is read; again when they are others."""
+    """Called with the long-open transactions that hold records back; again on a change."""
     warn: Callable[[str], None] = lambda _: None
-    """Of upkeep that failed, which holds up no reading, and of records that were set aside. On any thread; the others
-    on the caller's."""
+    """Called about failed upkeep, which delays no reading, and about records that were set aside. This callback runs on
+    any thread, the others on the caller's."""
 
 
 class QueryIdError(Exception):
-    """Spark does not say which query a batch belongs to; the message says what to do."""
+    """Spark does not say to which query a batch belongs; the message says what to do."""
 
 
 class TopicTroubleError(Exception):
-    """Kafka no longer has what is to be read next; the message says what happened, and how to go on."""
+    """Kafka no longer has the next records; the message says what happened, and how to go on."""
 
     def __init__(self, found: list[Trouble]) -> None:
         super().__init__(trouble_words(found))
 
 
 class Interrupted(Exception):  # noqa: N818 - a request, not an error
-    """A batch that must not begin: the job was asked to stop, or is to read other topics too. It is read again."""
+    """A batch must not begin: the job was asked to stop, or must read other topics too. It is read again later."""
 
 
 def run_ingest(spark: SparkSession, settings: IngestSettings, stop: threading.Event, listener: Listener) -> None:
-    """Run until everything is read (`once`), or until `stop` is set: the running batch is then finished first.
+    """Run until everything is read (`once`) or `stop` is set. The running batch is finished first.
 
-    Raises StreamingQueryException when the query fails: what it had committed stays, the next run goes on there.
-    Raises TopicTroubleError where Kafka no longer has what is next, and TopicWatchError where it does not answer.
-    Raises OpenTransactionError where more was read than can be read now.
-    Raises CheckpointError where Spark reads from elsewhere than where the tables end, with a new checkpoint too.
-    Raises WindowLengthError, and changes nothing, when the warehouse holds windows of another length.
+    Raises StreamingQueryException if the query fails. Its commits stay, and the next run goes on from there.
+    Raises TopicTroubleError if Kafka no longer has the next records, and TopicWatchError if Kafka does not answer.
+    Raises OpenTransactionError if more was read than can be read now.
+    Raises CheckpointError if even with a new checkpoint Spark does not read on where the tables end.
+    Raises WindowLengthError, and changes nothing, if the warehouse holds windows of another length.
     """
     source = settings.source
-    # First: what is wrong with the warehouse is told without Kafka.
+    # First: a fault of the warehouse is reported without Kafka.
     job = open_job(spark, settings.warehouse, settings.streams, listener.warn)
     with TopicWatch(spark, source.bootstrap, source.options, source.every_pattern) as watch:
         choice = TopicChoice(spark, watch, source)
@@ -146,8 +147,8 @@ def run_ingest(spark: SparkSession, settings: IngestSettings, stop: threading.Ev
 
 
 def open_job(spark: SparkSession, warehouse: str, streams: Streams | None, warn: Callable[[str], None]) -> BatchJob:
-    """Open the tables that nobody else writes. In a copy where they are of several moments, all are made anew first."""
-    # Twice: `window_changes` of a copy may tell of a later version than there is in it.
+    """Open the tables, which nobody else may write. If a copy's tables are of several moments, rebuild them first."""
+    # Twice: `window_changes` of a copy may name a version that is later than any in the copy.
     for _ in range(2):
         try:
             return BatchJob(spark, warehouse, streams, warn=warn)
@@ -159,7 +160,7 @@ def open_job(spark: SparkSession, warehouse: str, streams: Streams | None, warn:
 
 
 def _read(query: "_Query", settings: IngestSettings, listener: Listener, anew: str) -> None:
-    """Read on until the query ends, or until it should begin anew. `anew`: why the last checkpoint is of no use."""
+    """Read until the query ends or must begin anew. `anew` says why the last checkpoint cannot be used."""
     job = query.job
     start, begun = _begun(query, settings, anew)
     records = kafka_stream(job.spark, replace(query.choice.source, starting=start.starting or "earliest"))
@@ -181,15 +182,15 @@ def _read(query: "_Query", settings: IngestSettings, listener: Listener, anew: s
             query.finish()
     _report_rest(running, query, listener)
     if not query.stop.is_set():
-        # The last batches may have brought heartbeats that name other topics.
+        # Heartbeats in the last batches may name other topics.
         query.check_topics()
         _report_finished(running, query, listener)
-        # Of what is read once, nobody looks again.
+        # With `once`, nobody looks again later: all open transactions are reported now.
         _report_held_back(query, listener, 0 if settings.once else TOLD_AFTER_S)
 
 
 class _Query:
-    """What Spark calls for each batch, and what is known of them."""
+    """The function that Spark calls for each batch, and the state of the query."""
 
     def __init__(
         self,
@@ -205,25 +206,25 @@ class _Query:
         self.stop = stop
         self.finished: dict[int, BatchCounts] = {}
         self.goes_on = False
-        """Whether one batch has followed another."""
+        """Whether at least two batches were taken."""
         self.trouble: Exception | None = None
         self.checkpoint = ""
         self._place = Place({})
         self._has_begun = False
         self._upkeep = Upkeep(job, warn)
         self._newest_us: int | None = None
-        # Kafka is asked from Spark's thread, and from the waiting one.
+        # Two threads ask Kafka: Spark's and the one that waits.
         self._asking = threading.Lock()
         self._looked_s = time.monotonic()
 
     @property
     def is_ending(self) -> bool:
-        """Whether no other batch is to begin."""
+        """Whether no further batch may begin."""
         return self.stop.is_set() or bool(self.choice.fresh)
 
     def begin(self, checkpoint: str, place: Place) -> None:
         """Note where reading begins."""
-        # Once it has begun, Spark takes up partitions that are made.
+        # Once the query runs, Spark reads new partitions by itself.
         self.checkpoint, self._place = checkpoint, Place(place.begin, place.end)
 
     def take(self, records: DataFrame, number: int) -> None:
@@ -236,7 +237,7 @@ class _Query:
                 raise Interrupted
             batch = BatchId(running_query_id(records.sparkSession), number)
             topic_ids = {topic: found.topic_id for topic, found in now.items()}
-            # Only now does Spark's checkpoint hold the batch before, so that it does not come again.
+            # Only now does Spark's checkpoint have the batch before, so that batch does not come again.
             self.tidy()
             end = self._end_of(number, now)
             counts = self.job.take(records, batch, topic_ids, lambda: self._expect(topic_ids, end))
@@ -244,42 +245,42 @@ class _Query:
             self._newest_us = max(counts.newest_us.values(), default=None)
             self.finished[number] = counts
         except (TopicTroubleError, TopicWatchError, QueryIdError, CheckpointError) as error:
-            # Spark tells of it as text alone.
+            # Spark passes an error on as text only.
             self.trouble = error
             raise
 
     def tidy(self) -> None:
-        """Keep the tables in order after the last batch."""
+        """Do the upkeep that is due after the last batch."""
         self._upkeep.after_batch(self._newest_us)
         self._newest_us = None
 
     def finish(self) -> None:
-        """Wait for what is done beside the batches; where the job was asked to stop, no longer than it must."""
+        """Wait for the upkeep beside the batches. If the job was asked to stop, cut the upkeep short."""
         if self.stop.is_set():
             self._upkeep.end()
         else:
             self._upkeep.wait()
 
     def look_if_due(self) -> None:
-        """See whether topics were deleted while nothing comes: Spark would never miss one. Raises TopicTroubleError."""
+        """Look for deleted topics while no records come: Spark would not notice. Raises TopicTroubleError."""
         if time.monotonic() - self._looked_s > LOOK_S:
             self.check_topics()
 
     def check_topics(self) -> None:
-        """See what has become of topics. Raises TopicTroubleError."""
-        # That Kafka does not answer is for the query to say, which waits longer for it.
+        """Look for changes of the topics. Raises TopicTroubleError."""
+        # If Kafka does not answer, the query reports it: it waits longer for Kafka.
         with suppress(TopicWatchError):
             self._look()
 
     def _end_of(self, number: int, now: Mapping[str, TopicNow]) -> TopicOffsets:
-        """Make sure that a batch begins where the tables end; return where it ends. Raises CheckpointError."""
+        """Check that a batch begins where the tables end. Returns the batch's end. Raises CheckpointError."""
         end = batch_end(self.job.spark, self.checkpoint, number)
         if not Place(self._place.begin, end).is_where_tables_end(self.job.state.topics(), now):
             raise CheckpointError(f"batch {number} in {self.checkpoint} does not begin where the tables end")
         return end
 
     def _look(self) -> dict[str, TopicNow]:
-        """Ask Kafka what its topics are. Raises TopicTroubleError where one cannot simply read on."""
+        """Ask Kafka about its topics. Raises TopicTroubleError if reading cannot simply go on."""
         with self._asking:
             now = self.choice.compare(self.job.state.named)
         self.job.kafka.gone = self.choice.gone
@@ -291,17 +292,17 @@ class _Query:
         return now
 
     def _expect(self, topic_ids: Mapping[str, str], end: TopicOffsets) -> None:
-        """Make sure that a batch's topics are the same as before it was read: one made anew has the same offsets."""
+        """Check that no topic was made anew while the batch was read: its offsets would look the same."""
         with self._asking:
             ids = self.choice.topic_ids()
         if any(ids.get(topic) != topic_id for topic, topic_id in topic_ids.items()):
             self._look()
-        # Partitions without a record too: what a heartbeat says of one may be deleted, and then it is read as well.
+        # Partitions without new records too: a heartbeat may wait for records that Kafka has deleted from one.
         self.job.state.read_to(end, topic_ids)
 
 
 def _begun(query: _Query, settings: IngestSettings, anew: str) -> tuple[ReadingStart, Begun]:
-    """Find where to read on: where Spark's checkpoint stands, or from a new start. Raises TopicTroubleError."""
+    """Find where to read on: at Spark's checkpoint, or from a new start. Raises TopicTroubleError."""
     job, state, source = query.job, query.job.state, settings.source
     now = query.choice.begin(state.named)
     job.kafka.reads, job.kafka.gone = query.choice.reads, query.choice.gone
@@ -326,7 +327,7 @@ def _begun(query: _Query, settings: IngestSettings, anew: str) -> tuple[ReadingS
             place = place_of(job.spark, f"{folder}/{start.number}", start, now)
         except CheckpointError as error:
             anew = str(error)
-    # Spark's checkpoint goes on only with as many sources, and with all topics that are in it.
+    # Spark goes on with a checkpoint only if the number of sources is the same and all of its topics are still read.
     is_other = bool(found) or start.sources != sources or read.keys() != topics.keys()
     if place is not None and not is_other:
         if place.is_where_tables_end(read, now):
@@ -355,20 +356,20 @@ def _wait(running: StreamingQuery, query: _Query, listener: Listener) -> None:
             query.look_if_due()
     if not query.stop.is_set():
         _report_rest(running, query, listener)
-        running.awaitTermination()  # raises what the query ended with
+        running.awaitTermination()  # raises the error that ended the query
 
 
 def running_query_id(spark: SparkSession) -> str:
-    """Return the id of the query whose batch this thread processes. Raises QueryIdError where Spark does not say it.
+    """Return the id of the query whose batch this thread processes. Raises QueryIdError if Spark does not say it.
 
-    It is kept in the checkpoint: a new checkpoint has another, and counts batches from 0 again. Without it a new
-    checkpoint's batches would be taken for those of the one before, and skipped.
+    Each checkpoint has its own query id, and counts batches from 0. Without the id, the batches of a new checkpoint
+    would be taken for those of the old one, and skipped.
     """
     query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     if not query_id:
         raise QueryIdError(
-            "Spark does not say which streaming query this batch belongs to, so that its records could be mistaken for "
-            "ones already stored; none were taken. PYSPARK_PIN_THREAD=false does this: unset it, and start again."
+            "Spark does not say to which streaming query this batch belongs. Its records could be mistaken for stored "
+            "ones, so none was taken. The cause is PYSPARK_PIN_THREAD=false: unset it, and start again."
         )
     return str(query_id)
 
@@ -383,14 +384,14 @@ def _start(
 
 
 def _report_finished(running: StreamingQuery, query: _Query, listener: Listener) -> None:
-    """Report batches that are both processed and committed by the query, and topics that are left out."""
+    """Report batches that the query has both processed and committed, and topics that are left out."""
     left_out = query.choice.untold()
     if left_out is not None:
         listener.leave_out(left_out)
     if not query.finished:
         return
     for progress in running.recentProgress:
-        # While nothing comes Spark reports the batch that is to be the next; and one that was done before is not read.
+        # While no records come, Spark reports the next batch; and a batch that was done before reads nothing.
         is_read = any(source.startOffset != source.endOffset for source in progress.sources)
         counts = query.finished.pop(progress.batchId, None) if is_read else None
         if counts is not None:
@@ -398,7 +399,7 @@ def _report_finished(running: StreamingQuery, query: _Query, listener: Listener)
 
 
 def _report_held_back(query: _Query, listener: Listener, after_s: float) -> None:
-    """Report open transactions, behind which nothing is read."""
+    """Report the open transactions that hold records back."""
     held_back = query.transactions.untold(after_s)
     if held_back is not None:
         listener.hold_back(held_back)
@@ -413,7 +414,7 @@ def _report_of(progress: StreamingQueryProgress, counts: BatchCounts) -> BatchRe
 
 
 def _report_rest(running: StreamingQuery, query: _Query, listener: Listener) -> None:
-    """Report what is left once the query has ended: its progress may come a moment after its end."""
+    """Report the last batches of a query that has ended: their progress may come a moment later."""
     deadline = time.monotonic() + PROGRESS_WAIT_S_MAX
     _report_finished(running, query, listener)
     while query.finished and time.monotonic() < deadline:

@@ -1,7 +1,7 @@
-"""Reads Avro as Confluent's serialisers frame it: a zero byte, the schema's number, the record in binary encoding.
+"""Reads Avro in the frame of Confluent's serialisers: a zero byte, the schema's number, the record in binary encoding.
 
-A reader of our own: what is needed of Avro is small, and numbers stay exact (decimals, floats by their width), which
-libraries do not keep apart. Schemas come from the registry, once per process: a number means the same for ever.
+The reader is our own, because we need little of Avro, and exact numbers: libraries lose decimals and the width of
+floats. Each process asks the registry for a schema once, because a schema's number never gets another meaning.
 """
 
 import json
@@ -23,7 +23,7 @@ ATTEMPTS = 3
 PAUSE_S = 0.5
 SCHEMA_BYTES_MAX = 1_000_000
 UNKNOWN_S = 30.0
-"""How long a schema that the registry does not know is taken for unknown."""
+"""Seconds until the registry is asked again for a schema that it did not know."""
 UNKNOWN_MAX = 10_000
 NO_FRAME = "undecodable: the payload does not begin with a zero byte and the number of a schema"
 NO_RECORD = "undecodable: the payload does not fit its Avro schema"
@@ -34,7 +34,7 @@ Decode = Callable[["_Reader"], object]
 
 
 class RegistryError(Exception):
-    """The registry does not answer as it should: no payload's fault. The batch fails, and is tried again."""
+    """The registry does not answer as it should, which is no payload's fault. The batch fails, and is tried again."""
 
 
 class _Reader:
@@ -44,7 +44,7 @@ class _Reader:
         self.payload = payload
         self.place = place
         self.items_left = BYTES_MAX
-        """Items of arrays and maps in one payload: there are some of no bytes, and arrays of such."""
+        """Items of arrays and maps still allowed in this payload. Some items have no bytes, so its size is no bound."""
 
     def take(self, count: int) -> bytes:
         taken = self.payload[self.place : self.place + count]
@@ -54,7 +54,7 @@ class _Reader:
         return taken
 
     def long(self) -> int:
-        """A zigzag number of at most ten bytes."""
+        """Read a zigzag number of at most ten bytes."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self.take(1)[0]
@@ -65,7 +65,7 @@ class _Reader:
 
 
 def of_payload(payload: bytes, registry: str, metrics: tuple[Metric, ...]) -> Result:
-    """Metrics of a framed record. Raises UndecodableError; RegistryError where it is the registry's fault."""
+    """Metrics of a framed record. Raises UndecodableError, or RegistryError if the registry is at fault."""
     if len(payload) > BYTES_MAX:
         raise UndecodableError(f"undecodable: more than {BYTES_MAX} bytes")
     if len(payload) < PREFIX_BYTES or payload[0] != MAGIC:
@@ -109,7 +109,7 @@ def _decoder(registry: str, number: int) -> Decode:
 
 
 def _schema(registry: str, number: int) -> str | None:
-    """The schema's text; None where the registry answers that it knows none. Raises RegistryError."""
+    """The schema's text; None if the registry does not know the number. Raises RegistryError."""
     url = f"{registry.rstrip('/')}/schemas/ids/{number}"
     for attempt in range(ATTEMPTS):
         try:
@@ -128,8 +128,9 @@ def _schema(registry: str, number: int) -> str | None:
 
 
 def _fetched(url: str) -> str:
-    request = urllib.request.Request(url, headers={"Accept": "application/json"})  # noqa: S310 - the file's checker
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310 - lets http and https through alone
+    # `streams_file` lets only http and https through.
+    request = urllib.request.Request(url, headers={"Accept": "application/json"})  # noqa: S310
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
         body = answer.read(SCHEMA_BYTES_MAX + 1)
     if len(body) > SCHEMA_BYTES_MAX:
         raise ValueError(f"its answer is longer than {SCHEMA_BYTES_MAX} bytes")
@@ -154,7 +155,7 @@ def _words(registry: str, number: int, told: str) -> str:
 
 
 def compile_schema(text: str) -> Decode:
-    """What reads a record of this schema. Of a schema that is none, what says so of each payload."""
+    """Return a reader of this schema's records. If the schema cannot be used, the reader rejects each payload."""
     try:
         schema = json.loads(text)
         if not isinstance(schema, dict) or schema.get("type") != "record":
@@ -199,7 +200,7 @@ def _reference(named: Mapping[str, Decode], name: str, namespace: str) -> Decode
         raise KeyError(name)
 
     def read(reader: _Reader) -> object:
-        # Looked up when it is read: within a record that holds itself, it is not made yet.
+        # Looked up only now: while a record that contains itself is compiled, its reader does not exist yet.
         return named[full](reader)
 
     return read
@@ -238,11 +239,11 @@ def _index(reader: _Reader, count: int) -> int:
 
 
 def _blocks(reader: _Reader) -> Iterator[None]:
-    """One for each item of an array or a map."""
+    """Yield once for each item of an array or a map."""
     while count := reader.long():
         if count < 0:
             count = -count
-            reader.long()  # the block's size, for those who skip it
+            reader.long()  # the block's size in bytes, for readers that skip blocks
         reader.items_left -= count
         if reader.items_left < 0:
             raise UndecodableError(NO_RECORD)
@@ -273,7 +274,7 @@ def _scale(schema: Mapping[str, Any]) -> int:
 
 
 def _decimal(packed: bytes, scale: int) -> object:
-    """The logical type decimal, in bytes or fixed."""
+    """A number of the logical type decimal, from its bytes or fixed; without the scale if it has more than 256 bits."""
     unscaled = int.from_bytes(packed, signed=True)
     if unscaled.bit_length() > 256:
         return unscaled

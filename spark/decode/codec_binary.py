@@ -1,4 +1,4 @@
-"""Reads packed payloads, C structs for instance, by the layout that their stream declares."""
+"""Reads packed payloads, such as C structs, by the layout that their stream declares."""
 
 from decimal import Context, Decimal
 
@@ -6,7 +6,7 @@ from spark.decode.codec_declarations import Endian, LayoutField, Stream
 from spark.decode.codec_numbers import Result, UndecodableError, float_decimal, of_object
 
 HEADER_BYTES = 17
-"""The gateway's identity header (`docs/payloads.md`): version, boot counter, incarnation, sequence, tick."""
+"""Bytes of the identity header (`docs/payloads.md`): version, boot counter, incarnation, sequence, tick."""
 HEADER_VERSION = 1
 SIZES = {"u8": 1, "i8": 1, "u16": 2, "i16": 2, "u32": 4, "i32": 4, "u64": 8, "i64": 8, "f32": 4, "f64": 8}
 
@@ -16,7 +16,7 @@ _SCALED = Context(prec=400)
 
 
 def layout_bytes(stream: Stream) -> int:
-    """How long its payloads are."""
+    """Bytes of each of the stream's payloads."""
     fields = sum(field.skip if field.type is None else SIZES[field.type] for field in stream.layout)
     return fields + (HEADER_BYTES if stream.header else 0)
 
@@ -37,12 +37,12 @@ def of_payload(payload: bytes, stream: Stream) -> Result:
         if field.name is not None:
             found[field.name] = _number(payload[place : place + size], field, stream.endian)
         place += size
-    # Names are the layout's own: `seq` and `tick` among them are what somebody wanted to have.
+    # A field of the layout that is called `seq` or `tick` is a metric: somebody declared it.
     return of_object(found, stream.metrics, identity=())
 
 
 def _number(packed: bytes, field: LayoutField, endian: Endian) -> object:
-    """None for a NaN or an infinity."""
+    """A field's number, scaled; None for a NaN or an infinity."""
     if field.type in _FLOATS:
         number = float_decimal(packed, _ORDERS[endian] + _FLOATS[field.type])
     else:

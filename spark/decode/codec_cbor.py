@@ -1,7 +1,8 @@
-"""Reads CBOR (RFC 8949): one data item, its numbers exact, bounded in size and depth.
+"""Reads one CBOR data item (RFC 8949) with exact numbers, bounded in size and depth.
 
-Not cbor2: that makes floats of all widths into Python's, so that 21.53 in 32 bits is 21.530000686645508, turns decimal
-fractions into binary ones, keeps one of two members of the same name, and would have to be installed on each executor.
+It does not use cbor2, for four reasons. cbor2 turns floats of all widths into Python's: 21.53 in 32 bits becomes
+21.530000686645508. It turns decimal fractions into binary ones. Of two members of one name it keeps one. And it would
+have to be installed on each executor.
 """
 
 from decimal import Decimal
@@ -17,7 +18,7 @@ from spark.decode.codec_numbers import (
 )
 
 EXPONENT_MAX = 999
-"""Of a decimal fraction."""
+"""Decimal exponent of a decimal fraction, up or down. A larger one is not computed."""
 TWICE = "undecodable: a name comes twice in a CBOR map"
 NO_CBOR = "undecodable: the payload is not one CBOR data item"
 
@@ -27,10 +28,10 @@ _FLOATS = {25: (2, ">e"), 26: (4, ">f"), 27: (8, ">d")}
 
 
 def decode(payload: bytes) -> object:
-    """The data item. Raises UndecodableError where there is none, or something behind it.
+    """Return the data item. Raises UndecodableError if the payload is not exactly one data item.
 
-    Numbers are int or Decimal, NaN and infinities None; texts, bytes, lists, dicts; of what is tagged the bare value,
-    but for bignums and decimal fractions, which are numbers.
+    Numbers are int or Decimal. NaN and infinities are None. Other items are str, bytes, bool, list or dict. Of a tagged
+    item only the value counts, except that bignums and decimal fractions become numbers.
     """
     if len(payload) > BYTES_MAX:
         raise UndecodableError(f"undecodable: more than {BYTES_MAX} bytes")
@@ -78,7 +79,7 @@ class _Reader:
         raise UndecodableError(NO_CBOR)
 
     def argument(self, kind: int, information: int) -> int | None:
-        """What follows the first byte; None for an item of indefinite length."""
+        """The argument after the first byte (section 3); None for an item of indefinite length."""
         if information < 24:
             return information
         if information < 28:
@@ -99,7 +100,7 @@ class _Reader:
             size, layout = _FLOATS[information]
             return float_decimal(self.take(size), layout)
         if information == 24:
-            # RFC 8949, section 3.3: not well-formed below 32.
+            # Section 3.3: values below 32 are not well-formed.
             if self.take(1)[0] < 32:
                 raise UndecodableError(NO_CBOR)
             return None
@@ -147,7 +148,7 @@ class _Reader:
             if name is _BREAK or value is _BREAK:
                 raise UndecodableError(NO_CBOR)
             taken += 1
-            # Others are nobody's names, and some are equal to these: true is 1.
+            # Keys of other types name nothing, and some equal these: in Python true is 1.
             if type(name) in {str, int, bytes}:
                 if name in members:
                     raise UndecodableError(TWICE)
@@ -163,7 +164,7 @@ def _decimal_fraction(exponent: int, mantissa: int) -> Decimal:
         long = f"a number whose exponent has {bits} bits"
         return Uncomputed(long if bits > NUMBER_BITS_MAX else f"{mantissa}E+{exponent}")
     sign, digits, _ = Decimal(mantissa).as_tuple()
-    # Below, it is nothing: that need not be exact.
+    # Smaller numbers round to zero anyway.
     return Decimal((sign, digits, min(max(exponent, -EXPONENT_MAX), EXPONENT_MAX)))
 
 

@@ -1,4 +1,4 @@
-"""What the codecs in Spark's expressions share: types, declarations as literals, numbers as exact decimals."""
+"""Shared by the codecs in Spark's expressions: types, declarations as literals, numbers as exact decimals."""
 
 import json
 from collections.abc import Callable
@@ -12,35 +12,36 @@ from spark.decode.codec_declarations import DECIMALS_MAX, IDENTITY_MEMBERS, Stre
 from spark.decode.codec_numbers import NUMBER_CHARS_MAX
 
 VALUE_TYPE = "decimal(18,6)"
-"""Values are quantised to six decimals or fewer, half up, so that sums are the same in any order."""
+"""Type of values. They are rounded half up to six decimals or fewer, so that sums are the same in any order."""
 METRICS_TYPE = f"array<struct<name:string,value:{VALUE_TYPE},ago_us:bigint>>"
-"""By name. `ago_us`: how long before the record's event time the value was taken; null where it was at that time."""
+"""Type of a reading's metrics, ordered by name. `ago_us` is the time from when a value was taken to the record's event
+time, in microseconds; null if it was taken at that time."""
 SPEC_TYPE = (
     "struct<name:string,path:array<string>,decimals:int,shift:int,"
     f"min:{VALUE_TYPE},max:{VALUE_TYPE},out_of_range:string>"
 )
-"""What the declaration says of one metric."""
+"""Type of one metric's declaration."""
 MEMBERS_TYPE = "map<string,variant>"
 PADDING = "[.]?0+$"
-"""What a decimal's text ends with and does not need."""
+"""Pattern of needless zeros, and a point, at the end of a decimal's text."""
 
 
 def constant(value: object, of_type: str) -> Column:
-    """One literal, whatever its size; Spark computes it once, in the plan."""
+    """A value of any size as one literal, which Spark computes once, in the plan."""
     return F.from_json(F.lit(json.dumps(value)), of_type)
 
 
 def of_batch(number: int, column: str) -> Column:
-    """A number that is another one in each batch, beside `column`, whatever is in it.
+    """A number that differs in each batch. `column` is any column of the rows.
 
-    A plain literal would stand in the code that Spark generates, so that each batch had other code: compiled anew,
-    twice, and never as fast as what is warm.
+    A plain literal would be part of the code that Spark generates. Each batch would then have code of its own, compiled
+    twice and never warm.
     """
     return F.get(constant([number], "array<bigint>"), F.octet_length(column) * 0)
 
 
 def spec_literals(in_order: list[Stream]) -> Column:
-    """Of each declaration its metrics; null where it declares none, so that each number is one."""
+    """Each declaration's metrics; null if it declares none, and so each number is a metric."""
     found = [
         [
             {
@@ -61,7 +62,7 @@ def spec_literals(in_order: list[Stream]) -> Column:
 
 
 def known_members(in_order: list[Stream]) -> list[list[str] | None]:
-    """Of each declaration the members that it knows; null where it declares no metrics."""
+    """Members of the payload that each declaration knows; None if it declares no metrics."""
     return [
         [*IDENTITY_MEMBERS, *(metric.path[0] for metric in stream.metrics)] if stream.metrics else None
         for stream in in_order
@@ -69,26 +70,27 @@ def known_members(in_order: list[Stream]) -> list[list[str] | None]:
 
 
 def number_struct(spec: Column, value: Column, told: Column) -> Column:
-    """A number with its name, its valid range, what is wrong where it is beyond that, and its text as it came."""
+    """A number with its name, its valid range, the words for a value beyond the range, and its text in the payload."""
     declared = (spec[name].alias(name) for name in ("min", "max", "out_of_range"))
     return F.struct(spec["name"].alias("name"), value.alias("value"), *declared, told.alias("told"))
 
 
 def plain_text(value: Column) -> Column:
-    """A value of VALUE_TYPE as text, without zeros at the end."""
+    """A value of VALUE_TYPE as text without zeros at the end."""
     return F.regexp_replace(value.cast("string"), PADDING, "")
 
 
 def exact_number(text: Column, spec: Column, streams: Streams) -> Column:
-    """The text of a number as its declaration stores it; null where it is out of range."""
+    """A number's text as the decimal that its declaration stores; null if it is out of range."""
     return rounded(lambda of_type: exact_of(text, of_type), spec, streams)
 
 
 def rounded(read: Callable[[str], Column], spec: Column, streams: Streams) -> Column:
-    """A number with the scale and decimals of its declaration; null where it is out of range.
+    """A number with the scale and decimals of its declaration; null if it is out of range.
 
-    Each is read in its own type: rounding twice, to six decimals first, would turn 1.0049999996 into 1.01. With a scale
-    it is read with so many decimals fewer, and more digits before the point: nothing is left to round afterwards.
+    `read` reads it with the decimals of its own declaration. To round twice, first to six decimals, would turn
+    1.0049999996 into 1.01. With a scale it is read with fewer decimals and more digits before the point, so that the
+    scaling rounds nothing.
     """
     ways = {
         (decimals, shift): read(f"decimal({12 + decimals},{decimals - shift})")
@@ -109,10 +111,10 @@ def _shifted(read: Column, shift: int) -> Column:
 
 
 def exact_of(text: Column, of_type: str) -> Column:
-    """The text of a number as a decimal of this type; null where it does not fit.
+    """A number's text as a decimal of this type; null if it does not fit.
 
-    Long ones, and exponents of more than three digits, are not computed: one `1e-10000000` keeps Spark's decimals busy
-    for six seconds.
+    Long texts, and exponents of more than three digits, are not computed: Spark needs six seconds for one
+    `1e-10000000`.
     """
     computable = (F.length(text) <= NUMBER_CHARS_MAX) & ~text.rlike("[eE][+-]?[0-9]{4}")
     is_zero = text.rlike("^[+-]?[0.]+(?:[eE].*)?$")

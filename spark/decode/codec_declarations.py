@@ -1,6 +1,7 @@
-"""What `streams.toml` declares, as plain values: they go to Spark's executors and are recorded beside the tables.
+"""Holds the declarations of `streams.toml` as plain values.
 
-Imported on executors: nothing but the standard library in here.
+They go to Spark's executors, and are recorded beside the tables. Executors import this module, so it uses only the
+standard library.
 """
 
 import hashlib
@@ -19,13 +20,13 @@ Unknown = Literal["quarantine", "accept"]
 Conflicts = Literal["quarantine", "keep"]
 
 DECIMALS_MAX = 6
-"""Tables hold six decimals; what declares fewer is rounded to them, half up."""
+"""Decimals of a value in a table. A metric may declare fewer; its values are rounded half up."""
 METRICS_MAX = 256
 """Metrics of one reading, and of one declaration."""
 PLAIN_METRIC = "value"
-"""The metric of a payload that is a bare number, where no declaration gives it a name."""
+"""Name of a bare number's metric, if no declaration names it."""
 IDENTITY_MEMBERS = ("boot", "seq", "tick", "timestamp")
-"""Members of a payload that say which reading it is, and when it was taken; no measurements."""
+"""Members of a payload that hold the reading's identity and time. They are no measurements."""
 NO_VERSION = "none"
 DAY_S = 86_400
 
@@ -36,24 +37,24 @@ class Metric:
 
     name: str
     path: tuple[str, ...]
-    """Where it stands in the payload: the member's name, below the names of the objects around it."""
+    """Names of the objects around the member in the payload, from the outermost, and the member's own name."""
     unit: str = ""
     decimals: int = DECIMALS_MAX
     min: Decimal | None = None
     max: Decimal | None = None
-    """The valid range, both ends included. A reading with a value beyond it is rejected whole."""
+    """The valid range includes both ends. A reading with a value beyond it is rejected whole."""
     doc: str = ""
     scale: Decimal | None = None
-    """A power of ten below 1 that the number is multiplied by before it is rounded; has at most `decimals` decimals."""
+    """Power of ten below 1, with at most `decimals` decimals. The number is multiplied by it, and then rounded."""
 
     @property
     def shift(self) -> int:
-        """How many digits the scale moves behind the point."""
+        """Digits that the scale moves behind the point."""
         return 0 if self.scale is None else -int(self.scale.as_tuple().exponent)
 
     @property
     def out_of_range(self) -> str:
-        """What is wrong with a value beyond the valid range, or beyond what a table holds."""
+        """Words for a value beyond the valid range, or beyond the range of a table."""
         if self.min is not None and self.max is not None:
             return f"{self.name} is not between {self.min} and {self.max}"
         if self.min is not None:
@@ -68,74 +69,75 @@ class LayoutField:
     """One field of a packed payload."""
 
     name: str | None
-    """None: bytes that are passed over."""
+    """None for bytes that are skipped."""
     type: FieldType | None = None
     scale: Decimal | None = None
-    """What the number in the payload is multiplied by."""
+    """Factor of the number in the payload."""
     skip: int = 0
+    """Bytes to skip, in a field without a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """How one stream's payloads are read, and what is in them."""
+    """The declaration of one stream: its codec and its metrics."""
 
     name: str
     """A topic, or a pattern of topics with `*` for any characters."""
     codec: Codec
     doc: str = ""
     metrics: tuple[Metric, ...] = ()
-    """By name. None: every number in the payload is a metric, with six decimals."""
+    """Metrics in the order of their names. If empty, every number in the payload is a metric with six decimals."""
     layout: tuple[LayoutField, ...] = ()
     endian: Endian = "little"
     header: bool = False
-    """Whether the gateway's identity header of 17 bytes stands in front."""
+    """True if the identity header of 17 bytes stands in front of each payload."""
     conflicts: Conflicts = "quarantine"
 
     @property
     def is_pattern(self) -> bool:
-        """Whether the name stands for several topics."""
+        """True if the name stands for several topics."""
         return "*" in self.name
 
     @property
     def regex(self) -> str:
         """The name as a regular expression of whole topics, for Python and for Java."""
-        # Not `\Z`, by which Python and Java mean different things: no topic has a line break for `$` to pass over.
+        # `\Z` means different things in Python and Java. `$` is safe, because no topic has a line break.
         return "^" + ".*".join(re.escape(part) for part in self.name.split("*")) + "$"
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Which windows are kept."""
+    """Sizes of the windows, and percentiles in them."""
 
     sizes: tuple[int, ...] = (60, 3_600, DAY_S)
-    """Seconds, the base first; each divides a day and is a multiple of the base."""
+    """Seconds of each size, the base first. Each size divides a day and is a multiple of the base."""
     percentiles: tuple[Decimal, ...] = (Decimal(50), Decimal(95), Decimal(99))
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Which event times can be."""
+    """The range of plausible event times."""
 
     plausible_from: date = date(2020, 1, 1)
     ahead_max_s: int = DAY_S
-    """How much later than Kafka's own timestamp of its record an event may be."""
+    """Seconds that an event may be later than Kafka's timestamp of its record."""
 
     @property
     def plausible_from_time(self) -> datetime:
-        """The beginning of that day, UTC."""
+        """The beginning of `plausible_from`, UTC."""
         return datetime.combine(self.plausible_from, datetime.min.time(), UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How many days tables keep what is in them; None: for ever."""
+    """Days that tables keep their rows; None for ever."""
 
     log_days: int | None = None
-    """Since Kafka took a record in."""
+    """Days since Kafka took the record in."""
     windows_days: int | None = None
-    """Since the window's date."""
+    """Days since the window's date."""
     window_changes_days: int | None = None
-    """Since the change was made."""
+    """Days since the change."""
 
 
 USUAL_TIMES = Times()
@@ -143,37 +145,37 @@ USUAL_TIMES = Times()
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """All that a file declares."""
+    """The declarations of one file."""
 
     streams: tuple[Stream, ...] = ()
-    """By name."""
+    """Streams in the order of their names."""
     unknown: Unknown = "quarantine"
     windows: Windows = Windows()
     times: Times = Times()
     retention: Retention = Retention()
     registry: str | None = None
-    """Address of the registry that Avro's schemas come from."""
+    """Address of the registry of Avro's schemas."""
     version: str = NO_VERSION
-    """A digest of what the file says, not of how it is written."""
+    """Digest of the declarations, not of the file's text."""
 
     def stream_of(self, topic: str) -> Stream | None:
-        """The declaration that a topic falls under: of its very name, else of the pattern with most letters.
+        """The declaration of a topic: the one of its very name, or else the pattern with most characters beside `*`.
 
-        Of patterns with equally many, it is the first in the alphabet.
+        Of patterns with equally many, the first in the alphabet counts.
         """
         return next((stream for stream in self.in_order() if re.match(stream.regex, topic)), None)
 
     def in_order(self) -> list[Stream]:
-        """The declarations as they are tried, the first that fits is taken."""
+        """The declarations in the order in which they are tried. The first that fits counts."""
         return sorted(self.streams, key=lambda stream: (stream.is_pattern, -len(stream.name.replace("*", ""))))
 
     def to_json(self) -> str:
-        """All of it as one line of JSON; the same for what means the same."""
+        """Return the declarations as one line of JSON. Equal declarations give equal text."""
         return json.dumps(asdict(self), default=_text_of, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return what `to_json` gave the text of."""
+        """Return the declarations that `to_json` wrote."""
         document = json.loads(text)
         return cls(
             streams=tuple(_stream_from(stream) for stream in document["streams"]),
@@ -189,27 +191,27 @@ class Streams:
         )
 
     def with_version(self) -> Self:
-        """The same with its digest."""
+        """Return the declarations with their digest as `version`."""
         text = replace(self, version="").to_json()
         return replace(self, version=hashlib.sha256(text.encode()).hexdigest()[:12])
 
 
 NO_STREAMS = Streams(unknown="accept")
-"""No file is given: every stream is read by its content type."""
+"""Declarations without a file: every stream is read by its content type."""
 
 
 def name_order(name: str) -> bytes:
-    """How names are ordered everywhere: as Spark orders the members of a JSON object."""
+    """Sort key of names everywhere, as Spark orders the members of a JSON object."""
     return name.encode("utf-16-be", "surrogatepass")
 
 
 def plain(number: Decimal) -> Decimal:
-    """The same number in one way of writing: without an exponent, and without zeros at the end."""
+    """Return a number in its one plain form: without an exponent, and without zeros at the end."""
     return Decimal(format(number.normalize(), "f")) + 0
 
 
 def decimals_used(streams: Iterable[Stream]) -> list[tuple[int, int]]:
-    """Which numbers of decimals occur, each with which shifts; six decimals without a shift are always there."""
+    """All pairs of decimals and shift that occur. Six decimals without a shift are always there."""
     declared = {(metric.decimals, metric.shift) for stream in streams for metric in stream.metrics}
     return sorted({(DECIMALS_MAX, 0)} | declared)
 

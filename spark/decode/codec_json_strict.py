@@ -1,6 +1,7 @@
-"""Reads JSON strictly: one object and nothing else, each name once, numbers of any kind exact.
+"""Reads JSON strictly: one object and nothing else, each name once, all numbers exact.
 
-What is interpreted for each row is slow; it stands below tests of columns that are null of all that is usual.
+Spark interprets these expressions for each row, which is slow. So they stand below tests of columns that are null for
+usual payloads.
 """
 
 from pyspark.sql import Column, DataFrame
@@ -20,27 +21,27 @@ from spark.decode.codec_decimals import (
 from spark.decode.codec_declarations import IDENTITY_MEMBERS, METRICS_MAX, Streams
 from spark.decode.codec_numbers import NO_NUMBER_HINT, NO_NUMBER_WORD, UNDECLARED_CHARS_MAX, UNDECLARED_MAX
 
-# What comes before the next number, strings whole, then the number. Possessive: a pattern that backtracks overflows
-# the stack on long texts.
+# The text up to the next number, with whole strings, and then the number. It is possessive, because a pattern that
+# backtracks overflows the stack on long texts.
 NUMBER_IN_JSON = r'\G((?:[^"0-9-]|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+)(-?[0-9][-+.0-9eE]*+)'
 
-
-# What comes before the next word that is no number, strings whole, then the word. `null` and signs of numbers are none.
+# The text up to the next NO_NUMBER_WORD, with whole strings, and then the word. `null` and the signs of numbers are no
+# such words.
 NO_NUMBER_IN_JSON = (
     r'\G((?:[^"nNiIoO1+-]|1(?!\.#)|[-+](?=[0-9])(?!1\.#)|null|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+)' + NO_NUMBER_WORD
 )
 
 
 def mended(text: Column) -> Column:
-    """JSON with `null` for floats that are no numbers, as C and Python print them: their neighbours count."""
+    """JSON with `null` for floats that are no numbers, as C and Python print them. The other numbers still count."""
     return F.when(text.rlike(NO_NUMBER_HINT), F.regexp_replace(text, NO_NUMBER_IN_JSON, "$1null")).otherwise(text)
 
 
 def with_members(texts: DataFrame, is_object: Column) -> DataFrame:
-    """Add `members`: those of the JSON object that `text` is; null where it is none, and where `is_object` is not true.
+    """Add `members` of the JSON object in `text`. Null if `text` is no object, or if `is_object` is not true.
 
-    Spark's parser stops at the end of the first value, whatever comes after it. Within `[…,0]` anything that follows
-    makes a different array or no array; only `…,0]…` closes the brackets itself, and does not fit in an object.
+    Spark's parser ignores everything after the first value. So the text is parsed within `[…,0]`, where anything more
+    makes another array or none. Only `…,0]…` closes the brackets itself, and then it does not fit in an object.
     """
     in_array = F.try_parse_json(F.concat(F.lit("["), F.col("text"), F.lit(",0]")))
     in_object = F.try_parse_json(F.concat(F.lit('{"a":'), F.col("text"), F.lit(',"b":0}')))
@@ -56,11 +57,10 @@ def with_members(texts: DataFrame, is_object: Column) -> DataFrame:
 
 
 def read_strictly(parsed: DataFrame, bare: Column, streams: Streams) -> DataFrame:
-    """Add `numbers`: declared metrics, or all numbers where none are declared; else `bare`.
+    """Add `numbers`, `too_many` and `undeclared`.
 
-    And `too_many`, and `undeclared`.
-
-    Everything stands below a test of `members`: they are null of what is usual, and then nothing of it is computed.
+    `numbers` are the declared metrics, or all numbers if none are declared, or else `bare`. Everything stands below a
+    test of `members`, which is null for usual payloads: for them nothing is computed.
     """
     in_order = streams.in_order()
     is_nested = any(len(metric.path) > 1 for stream in in_order for metric in stream.metrics)
@@ -78,7 +78,7 @@ def read_strictly(parsed: DataFrame, bare: Column, streams: Streams) -> DataFram
         F.when(is_json & F.col("has_metrics"), declared).alias("declared"),
         F.when(is_json & F.col("has_metrics"), unknown).when(is_json, F.filter(entries, _is_metric)).alias("others"),
     )
-    # A variant holds exact decimals of up to 38 digits, but makes 1e-7 a binary fraction: those are read from text.
+    # A variant holds exact decimals of up to 38 digits, but turns 1e-7 into a binary float: read it from the text.
     too_many = F.col("declared").isNull() & (F.size("others") > METRICS_MAX)
     some = F.when(F.col("declared").isNotNull(), F.col("declared")["value"]).otherwise(F.col("others")["value"])
     quoted = F.try_parse_json(F.regexp_replace("text", NUMBER_IN_JSON, '$1"$2"'))
@@ -98,8 +98,8 @@ def read_strictly(parsed: DataFrame, bare: Column, streams: Streams) -> DataFram
             ),
         ),
     )
-    # By position, not by name: a map is searched from its beginning, thousands of members for each of them. Both
-    # maps come from variants, which order the members of an object by name.
+    # By position, not by name: Spark would search the map from its beginning for each of thousands of members. Both
+    # maps come from variants, which order an object's members by name.
     by_position = F.filter(
         F.zip_with(
             entries,
@@ -113,7 +113,7 @@ def read_strictly(parsed: DataFrame, bare: Column, streams: Streams) -> DataFram
     of_others = F.when(
         F.col("texts").isNull(), F.transform("others", lambda member: _any(member["key"], member["value"]))
     ).otherwise(F.transform(by_position, lambda member: _any(member["key"], member["value"], member["text"])))
-    # Where nothing is declared, each number counts that a table holds, and of the others the names are told.
+    # If nothing is declared, each number counts that a table holds. The names of the others go into `undeclared`.
     valued = with_texts.select(
         "*",
         F.when(F.col("declared").isNull() & F.col("others").isNotNull() & ~F.col("too_many"), of_others).alias("every"),
@@ -142,7 +142,7 @@ def _with_value(spec: Column, members: Column, *, is_nested: bool) -> Column:
 
 
 def _at(members: Column, path: Column, *, is_nested: bool) -> Column:
-    """What stands at a path below an object's members; null where nothing does."""
+    """The value at a path below an object's members; null if there is none."""
     first = F.try_element_at(members, F.get(path, F.lit(0)))
     if not is_nested:
         return first
@@ -155,7 +155,7 @@ def _at(members: Column, path: Column, *, is_nested: bool) -> Column:
 
 
 def _any(name: Column, value: Column, text: Column | None = None) -> Column:
-    """A number of which nothing is declared."""
+    """A number without a declaration."""
     exact = F.try_variant_get(value, "$", VALUE_TYPE)
     if text is not None:
         exact = F.when(_is_double(value), exact_of(F.try_variant_get(text, "$", "string"), VALUE_TYPE)).otherwise(exact)
@@ -166,7 +166,7 @@ def _any(name: Column, value: Column, text: Column | None = None) -> Column:
 
 
 def _value(value: Column, text: Column, spec: Column, streams: Streams) -> Column:
-    """A declared number, from its text where that was needed."""
+    """A declared number, read from its text if there is one."""
     return F.when(text.isNotNull(), exact_number(F.try_variant_get(text, "$", "string"), spec, streams)).otherwise(
         rounded(lambda of_type: F.try_variant_get(value, "$", of_type), spec, streams)
     )
@@ -177,7 +177,7 @@ def _is_metric(member: Column) -> Column:
 
 
 def _is_numeric(value: Column) -> Column:
-    """Not by a pattern: this is asked of each member."""
+    """True for a number. It uses no pattern, because it is computed for each member."""
     return F.coalesce(F.substring(F.schema_of_variant(value), 1, 3).isin("BIG", "DEC", "DOU"), F.lit(False))
 
 

@@ -1,4 +1,4 @@
-"""Reads JSON as nearly all of it is, by one pattern and Spark's own reader: exactly, and several times as fast."""
+"""Reads the usual kind of JSON exactly and several times as fast, by one pattern and Spark's own reader."""
 
 import re
 from collections.abc import Iterable
@@ -12,28 +12,27 @@ from spark.decode.codec_numbers import UNDECLARED_CHARS_MAX, UNDECLARED_MAX
 
 _NAME = "[A-Za-z0-9_.-]+"
 _S = r"[ \t\r\n]*"
-# Up to eleven digits before the point, so that every such number fits, however it is rounded.
+# With at most eleven digits before the point, the number fits however it is rounded.
 _USUAL_NUMBER = r"-?(?:0|[1-9][0-9]{0,10})(?:\.[0-9]{1,20})?"
-# A text that Spark would take for a number has no letter but e, and belongs to the others.
+# The text must have a letter other than e: Spark may take a text without one for a number.
 _USUAL_TEXT = r'"(?=[^"\\A-DF-Za-df-z]*[A-DF-Za-df-z])[ !#-\[\]-~]*"'
 _USUAL_MEMBER = f'{_S}"{_NAME}"{_S}:{_S}(?:{_USUAL_NUMBER}|{_USUAL_TEXT}|true|false|null){_S}'
 USUAL = rf"^\{{{_USUAL_MEMBER}(?:,{_USUAL_MEMBER})*+\}}{_S}$"
-"""A payload as nearly all are: short, a flat object of plain names and plain numbers. Of what this pattern finds only
-the names must still be compared; all else is read by a strict parser, ten times as slowly."""
+"""Pattern of nearly all payloads: a flat object of plain names and plain numbers. If a payload fits, only its names
+must still be compared. Other payloads are read by a strict parser, ten times as slowly."""
 USUAL_BYTES_MAX = 1_024
 
 
 def is_usual(value: Column) -> Column:
-    """Tell whether bytes are such a payload, whatever they are."""
+    """True if any bytes are a usual payload."""
     return (F.length(value) <= USUAL_BYTES_MAX) & value.cast("string").rlike(USUAL)
 
 
 def read_usual(parsed: DataFrame, streams: Streams) -> DataFrame:
-    """Add of what is usual: `quick` metrics, and `quick_bad`, what is wrong with the first that is out of its range.
+    """Add `quick`, `quick_bad`, `quick_twice` and `quick_undeclared` to usual payloads.
 
-    And `quick_twice`, whether a name comes twice, and `quick_undeclared`.
-
-    Written as SQL: a Column for each part of each metric takes the driver a millisecond.
+    `quick` has the metrics, and `quick_bad` says what is wrong with the first that is out of range. `quick_twice` is
+    true if a name comes twice. It is written as SQL, because each Column costs the driver a millisecond.
     """
     in_order = streams.in_order()
     numbered = [(number, stream) for number, stream in enumerate(in_order) if stream.codec == "json" and stream.metrics]
@@ -44,12 +43,12 @@ def read_usual(parsed: DataFrame, streams: Streams) -> DataFrame:
     undeclared = _case((number, _quick_undeclared(stream)) for number, stream in numbered)
     every = _numbers_in("usual", IDENTITY_MEMBERS)
     some_twice = "SIZE(ARRAY_DISTINCT(JSON_OBJECT_KEYS(usual))) < SIZE(JSON_OBJECT_KEYS(usual))"
-    # Each member has a colon at the least. Where there are as many colons as known members, all are known, and each
-    # stands there once. Lengths in bytes: Spark counts characters one by one.
+    # Each member has at least one colon. If there are as many colons as known members, all members are known, and each
+    # comes once. Lengths are in bytes, because Spark counts characters one by one.
     present = " + ".join(f"CAST(quick_values.{name} IS NOT NULL AS INT)" for name in _places(width))
     colons = "OCTET_LENGTH(usual) - OCTET_LENGTH(REPLACE(usual, ':', ''))"
-    # It comes first wherever it is needed, and so is computed once. What it decides on stands in an IF: of two sides of
-    # an AND, Spark computes what comes twice in one of them beforehand, needed or not.
+    # It comes first wherever it is used, so that Spark computes it once. It decides in an IF, not in an AND alone: what
+    # comes twice in one side of an AND, Spark computes beforehand, needed or not.
     surprises = f"COALESCE({colons} != {present}, TRUE)"
     return parsed.select("*", F.expr(f"IF(usual IS NULL, NULL, {values})").alias("quick_values")).select(
         *parsed.columns,
@@ -66,16 +65,17 @@ def _case(ways: Iterable[tuple[int, str]]) -> str:
 
 
 def _places(width: int) -> list[str]:
-    """The names of what `_quick_values` gives."""
+    """The field names of `_quick_values`."""
     return [*(f"v{number}" for number in range(width)), *(f"i{number}" for number in range(len(IDENTITY_MEMBERS)))]
 
 
 def _quick_values(stream: Stream, width: int) -> str:
-    """The metrics' numbers as v0, v1, ..., null behind the last one; and the identity's members as i0, i1, ...
+    """The metrics' numbers as v0, v1, ... and the identity's members as i0, i1, ...
 
-    Rounded so that their scales, which are not in them yet, leave nothing to round.
+    Fields behind the last metric are null. Scales are not applied yet, but the numbers are rounded for them, so that
+    scaling rounds nothing.
     """
-    # Names with a colon are in nothing usual, and neither is what stands in an inner object.
+    # No usual payload has a name with a colon, or an inner object: such fields are null.
     metrics = [
         (
             metric.path[0] if len(metric.path) == 1 else f": v{number}",
@@ -93,7 +93,7 @@ def _quick_values(stream: Stream, width: int) -> str:
 
 
 def _quick_value(number: int, metric: Metric) -> str:
-    """A metric's value, with its scale."""
+    """A metric's value, with its scale applied."""
     value = f"quick_values.v{number}"
     return value if metric.scale is None else f"CAST({value} * {metric.scale:f}BD AS {VALUE_TYPE})"
 
@@ -129,12 +129,12 @@ def _quick_undeclared(stream: Stream) -> str:
     (known,) = known_members([stream])
     names = f"SORT_ARRAY(REGEXP_EXTRACT_ALL(usual, {_quoted(_number_but(known or ()))}, 1))"
     cut = f"TRANSFORM(SLICE({names}, 1, {UNDECLARED_MAX}), name -> SUBSTRING(name, 1, {UNDECLARED_CHARS_MAX}))"
-    # NULLIF would compute it twice.
+    # NULLIF would compute the names twice.
     return f"GET(FILTER(ARRAY({cut}), found -> SIZE(found) > 0), 0)"
 
 
 def _numbers_in(text: str, but: Iterable[str]) -> str:
-    """All numbers of a usual text, with six decimals, by name."""
+    """All numbers of a usual text, with six decimals, sorted by name."""
     pattern = _quoted(_number_but(but))
     values = f"CAST(REGEXP_EXTRACT_ALL({text}, {pattern}, 2) AS ARRAY<{VALUE_TYPE}>)"
     zipped = f"ARRAYS_ZIP(REGEXP_EXTRACT_ALL({text}, {pattern}, 1), {values}, CAST(ARRAY() AS ARRAY<BIGINT>))"
@@ -142,13 +142,13 @@ def _numbers_in(text: str, but: Iterable[str]) -> str:
 
 
 def _number_but(names: Iterable[str]) -> str:
-    """A pattern of a member of a usual text that is a number, and has none of these names."""
+    """The pattern of a member of a usual text that is a number and has none of these names."""
     others = "|".join(re.escape(name) for name in names)
     return rf'"(?!(?:{others})")({_NAME})"{_S}:{_S}(-?[0-9][0-9.]*+)'
 
 
 def _quoted(text: str) -> str:
-    """A text as SQL has it."""
+    """A text as a literal of SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 

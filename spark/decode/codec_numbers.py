@@ -1,6 +1,6 @@
-"""What the codecs in Python have in common: numbers as exact decimals, metrics out of objects, bounds.
+"""Shared by the codecs in Python: numbers as exact decimals, metrics from objects, and bounds.
 
-Imported on executors: nothing but the standard library in here.
+Executors import this module, so it uses only the standard library.
 """
 
 import math
@@ -14,22 +14,22 @@ from typing import Self
 from spark.decode.codec_declarations import DECIMALS_MAX, IDENTITY_MEMBERS, METRICS_MAX, Metric, name_order
 
 BYTES_MAX = 65_536
-"""Larger payloads are not looked into: each byte of one may become an object."""
+"""Bytes of a payload that is decoded. Each byte may become an object."""
 DEPTH_MAX = 32
 NUMBER_BITS_MAX = 256
-"""Whole numbers of more, and exponents of more than three digits, are out of range without being computed."""
+"""Bits of a whole number that is computed. Longer ones, and exponents of more than three digits, are out of range."""
 NUMBER_CHARS_MAX = 64
-"""The same of numbers in text."""
+"""Characters of a number in text that is computed. Longer ones are out of range."""
 UNDECLARED_MAX = 16
 UNDECLARED_CHARS_MAX = 100
 
 AROUND = " \t\r\n\v\f\0\ufeff"
-"""What may stand around JSON and bare numbers: blanks, NULs of C strings, a byte order mark."""
+"""Characters allowed around JSON and bare numbers: white space, NULs of C strings, a byte order mark."""
 NO_NUMBER_HINT = r"(?i:nan|inf|ovf|1\.#)"
-"""In every text that has such a word."""
+"""Pattern found in every text that has a NO_NUMBER_WORD."""
 NO_NUMBER_WORD = r'[-+]?(?i:nan(?:\([^()"]{0,32}\))?|inf(?:inity)?|ovf|1\.#[a-z]{2,5}[0-9]{0,8})(?=[ \t\r\n,\]}])'
-"""How languages print a float that is no number: `nan`, `-inf`, `Infinity`, `-nan(ind)`, `1.#QNAN`, Arduino's `ovf`.
-A pattern of Python's, and of Java's too."""
+"""Pattern, for Python and Java, of a float that is no number: `nan`, `-inf`, `Infinity`, `-nan(ind)`, `1.#QNAN`, or
+Arduino's `ovf`."""
 
 NO_METRIC = "undecodable: the payload has no number"
 NO_DECLARED = "undecodable: no declared metric"
@@ -37,22 +37,22 @@ TOO_MANY = f"undecodable: the payload has more than {METRICS_MAX} metrics"
 RANGE = "out-of-range: "
 NONE_FITS = "no number of the payload fits decimal(18,6)"
 TOLD_CHARS_MAX = 40
-"""Of a number in a reason."""
+"""Characters of a number in a reject's reason."""
 
 _LIMIT = Decimal(10) ** 12
-# Strings whole, so that what stands in them counts for nothing; one that does not end is passed over to the end.
+# These skip whole strings. A string without an end reaches to the end of the text.
 _STRING_OR_WORD = re.compile(rf'"[^"\\]*(?:\\.[^"\\]*)*"?|({NO_NUMBER_WORD})', re.DOTALL)
 _BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
 _EXACT = Context(prec=400, rounding=ROUND_HALF_UP)
 _STEPS = tuple(Decimal(1).scaleb(-decimals) for decimals in range(DECIMALS_MAX + 1))
 
 Value = tuple[str, Decimal, int | None]
-"""Name, value, and how many microseconds before the record's event time it was taken."""
+"""Name, value, and microseconds from when it was taken to the record's event time; None if at that time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a payload holds, or why it cannot be read."""
+    """A payload's metrics, or the reason why it cannot be read."""
 
     metrics: list[Value] | None
     undeclared: list[str] | None = None
@@ -60,7 +60,7 @@ class Result:
 
 
 class Uncomputed(Decimal):
-    """Stands for a number that is out of range without being computed."""
+    """A number that is surely out of range, and so is not computed."""
 
     __slots__ = ("written",)
     written: str
@@ -73,19 +73,18 @@ class Uncomputed(Decimal):
 
 
 class UndecodableError(Exception):
-    """The payload is not what its codec reads; the message is the reject's reason, behind its kind."""
+    """The payload does not fit its codec. The message is the reject's reason, with its kind in front."""
 
 
 def rejected(reason: str, undeclared: list[str] | None = None) -> Result:
-    """A payload that cannot be read."""
+    """The result for a payload that cannot be read."""
     return Result(None, undeclared, reason)
 
 
 def float_decimal(packed: bytes, layout: str) -> Decimal | None:
-    """A binary float (`<f`, `>d`, ...) as the shortest decimal nearest to it among floats of its width.
+    """Return a binary float (`<f`, `>d`, ...) as the shortest decimal that stands for it among floats of its width.
 
-    That is what languages print: 21.53 in 32 bits is 21.53, not 21.530000686645508. None for NaN and infinities, which
-    are no numbers.
+    Languages print this decimal: 21.53 in 32 bits is 21.53, not 21.530000686645508. None for NaN and infinities.
     """
     (value,) = struct.unpack(layout, packed)
     if not math.isfinite(value):
@@ -98,13 +97,16 @@ def float_decimal(packed: bytes, layout: str) -> Decimal | None:
             if struct.pack(layout, float(text)) == packed:
                 return Decimal(text)
         except OverflowError:
-            # Rounded up beyond the greatest of them.
+            # Rounded up beyond the largest float of this width.
             continue
     return Decimal(repr(value))
 
 
 def quantised(number: Decimal | int, decimals: int = DECIMALS_MAX, shift: int = 0) -> Decimal | None:
-    """Move `shift` digits, at most `decimals`, behind the point; round half up, once; None where no table holds it."""
+    """Divide by 10**`shift`, and round half up once to `decimals`; None if no table holds the result.
+
+    `shift` is at most `decimals`.
+    """
     if isinstance(number, int):
         if number.bit_length() > NUMBER_BITS_MAX:
             return None
@@ -114,12 +116,12 @@ def quantised(number: Decimal | int, decimals: int = DECIMALS_MAX, shift: int = 
     if number.adjusted() - shift > 12:
         return None
     value = number.quantize(_STEPS[decimals - shift], context=_EXACT).scaleb(-shift)
-    # A decimal knows a negative zero, a table does not.
+    # Adding 0 turns a negative zero, which no table knows, into zero.
     return None if abs(value) >= _LIMIT else value + 0
 
 
 def is_deep(text: bytes) -> bool:
-    """Whether JSON has more levels than `DEPTH_MAX`. Decoders have bounds of their own, which are not all alike."""
+    """True if JSON has more than DEPTH_MAX levels. Decoders have bounds of their own, but not all alike."""
     if text.count(b"[") + text.count(b"{") <= DEPTH_MAX:
         return False
     depth = 0
@@ -135,7 +137,7 @@ def is_deep(text: bytes) -> bool:
 
 
 def mended_json(text: str) -> str:
-    """JSON with `null` for floats that are no numbers, and nothing around it."""
+    """Strip JSON, and put `null` for floats that are no numbers."""
     text = text.strip(AROUND)
     if re.search(NO_NUMBER_HINT, text) is None:
         return text
@@ -143,14 +145,14 @@ def mended_json(text: str) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is one: truth values are none, whatever Python says."""
+    """True for an int or a Decimal. Truth values are no numbers, although Python's are ints."""
     return isinstance(value, Decimal) or type(value) is int
 
 
 def of_object(
     found: Mapping[object, object], metrics: tuple[Metric, ...], identity: tuple[str, ...] = IDENTITY_MEMBERS
 ) -> Result:
-    """Metrics of an object: those that are declared, or all numbers at its top where none are."""
+    """Metrics of an object: the declared ones, or all numbers at its top if `metrics` is empty."""
     top = {name: value for name, value in found.items() if isinstance(name, str) and is_number(value)}
     if not metrics:
         numbers = [(name, value, None) for name, value in top.items() if name not in identity]
@@ -166,10 +168,10 @@ def judged(
     metrics: tuple[Metric, ...] = (),
     undeclared: list[str] | None = None,
 ) -> Result:
-    """Round numbers as their metrics say, and see that each is in its range.
+    """Round numbers as their metrics say, and check that each is in its range.
 
-    `metrics` are none, or know all of them. Of an undeclared number that no table holds, only the name is told: its
-    neighbours count.
+    `metrics` is empty, or declares all of the numbers. If no table holds an undeclared number, only its name goes into
+    `undeclared`, and the other numbers count.
     """
     ordered = sorted(numbers, key=lambda number: (name_order(number[0]), number[2] or 0))
     if not ordered:
@@ -195,11 +197,11 @@ def judged(
 
 
 def _told(number: object) -> str:
-    """A number as a reason has it."""
+    """A number as text for a reject's reason."""
     if isinstance(number, Uncomputed):
         return number.written[:TOLD_CHARS_MAX]
     if isinstance(number, int):
-        # Python writes no number of more than 4,300 digits.
+        # Python refuses to print a number of more than 4,300 digits.
         bits = number.bit_length()
         return str(number)[:TOLD_CHARS_MAX] if bits <= NUMBER_BITS_MAX else of_bits(bits)
     if isinstance(number, Decimal) and -DECIMALS_MAX <= number.adjusted() < TOLD_CHARS_MAX:
@@ -209,12 +211,12 @@ def _told(number: object) -> str:
 
 
 def of_bits(bits: int) -> str:
-    """A whole number that is too long to be told."""
+    """Words for a whole number that is too long to print."""
     return f"a number of {bits} bits"
 
 
 def cut_names(names: Iterable[str]) -> list[str] | None:
-    """Names that are not declared: the first of them, and of long ones the beginning."""
+    """Sort names that are not declared, and keep the first UNDECLARED_MAX, cut to UNDECLARED_CHARS_MAX."""
     ordered = sorted(set(names), key=name_order)[:UNDECLARED_MAX]
     return [name[:UNDECLARED_CHARS_MAX] for name in ordered] or None
 

@@ -1,4 +1,4 @@
-"""Reads SenML (RFC 8428), in JSON and in CBOR: each measurement with its own time, base fields resolved."""
+"""Reads SenML (RFC 8428) in JSON and in CBOR, and resolves base fields. Each measurement has its own time."""
 
 import json
 import re
@@ -22,11 +22,11 @@ from spark.decode.codec_numbers import (
 )
 
 RELATIVE_S_MAX = 2**28
-"""Times below this are relative to now, others are since 1970 (section 4.5.3)."""
+"""Seconds below which a time is relative to now. Other times are since 1970 (section 4.5.3)."""
 VERSION_MAX = 10
-"""The version that RFC 8428 describes, and what `bver` is where it is missing."""
+"""Version that RFC 8428 describes, and default of `bver`."""
 SPAN_S_MAX = RELATIVE_S_MAX
-"""Times of one pack lie no further apart: 8.5 years, as far as times relative to now reach."""
+"""Seconds between two times of one pack: 8.5 years, as far as times relative to now reach."""
 NO_PACK = "undecodable: the payload is not one SenML pack"
 BAD_TIME = "undecodable: a time in the SenML pack is no number"
 FAR_TIMES = f"undecodable: times in the SenML pack are more than {SPAN_S_MAX} s apart"
@@ -34,7 +34,7 @@ MIXED_TIMES = "undecodable: the SenML pack has times since 1970 and times relati
 NO_NAME = "undecodable: a measurement in the SenML pack has no name"
 TWICE = "undecodable: the SenML pack has two values of one metric and time"
 
-# Section 6: the labels of CBOR.
+# CBOR's integer labels (section 6).
 _LABELS = {-1: "bver", -2: "bn", -3: "bt", -4: "bu", -5: "bv", -6: "bs", 0: "n", 1: "u", 2: "v", 3: "vs", 4: "vb"}
 _LABELS |= {5: "s", 6: "t", 7: "ut", 8: "vd"}
 _NAME_PART = re.compile(r"[^/:]+")
@@ -71,7 +71,7 @@ def of_cbor(payload: bytes, metrics: tuple[Metric, ...]) -> Result:
 
 
 def _labelled(record: object) -> object:
-    """A record with names instead of integers for labels."""
+    """A record with names instead of integer labels."""
     if not isinstance(record, Mapping):
         return record
     return {(_LABELS.get(label, label) if isinstance(label, int) else label): value for label, value in record.items()}
@@ -102,7 +102,7 @@ def _of_pack(pack: object, metrics: tuple[Metric, ...]) -> Result:
 
 
 def _measurements(pack: object) -> Iterator[tuple[str, object, int]]:
-    """Name, value and time in microseconds of each number and truth value; texts and data are no measurements here."""
+    """Yield name, value and time in microseconds of each number and truth value. Texts and data are left out."""
     if not isinstance(pack, list) or not pack:
         raise UndecodableError(NO_PACK)
     base: dict[object, object] = {}
@@ -110,7 +110,7 @@ def _measurements(pack: object) -> Iterator[tuple[str, object, int]]:
         if not isinstance(record, Mapping):
             raise UndecodableError(NO_PACK)
         base |= {name: value for name, value in record.items() if name in {"bn", "bt", "bv", "bver"}}
-        # Section 4.4: a field that must be understood is marked so.
+        # Section 4.4: a field whose name ends with `_` must be understood, and we know none.
         if any(isinstance(name, str) and name.endswith("_") for name in record) or not _is_version(base):
             raise UndecodableError(NO_PACK)
         value = _value(record, base)
@@ -125,16 +125,16 @@ def _is_version(base: Mapping[object, object]) -> bool:
 
 
 def _value(record: Mapping[object, object], base: Mapping[object, object]) -> object:
-    """A number, a truth value as 1 or 0, or None where there is neither."""
+    """A record's number, or its truth value as 1 or 0; None if it has neither."""
     truth, number = record.get("vb"), record.get("v")
     if isinstance(truth, bool):
         return int(truth)
     start = base.get("bv")
     if "bv" in base and start is None:
-        # It is no number, and so is every sum with it.
+        # The base value is NaN, and so is every sum with it.
         return None
     if not is_number(number):
-        # A base value alone is one too, unless the record has a text or data or a sum.
+        # A record with a name alone has the base value, unless it has a text, data or a sum.
         alone = is_number(start) and not {"v", "vs", "vb", "vd", "s"} & record.keys() and "n" in record
         return start if alone else None
     return _sum(number, start) if is_number(start) else number
@@ -148,7 +148,7 @@ def _sum(number: object, start: object) -> Decimal:
 
 
 def _metric(base: object, name: object) -> str:
-    """The name, or the last part of the base name where there is none."""
+    """The record's name, or else the last part of the base name."""
     if not isinstance(base, str) or not isinstance(name, str):
         raise UndecodableError(NO_PACK)
     parts = [name] if name else _NAME_PART.findall(base)
@@ -161,10 +161,10 @@ def _metric(base: object, name: object) -> str:
 
 
 def _time_us(base: object, time: object) -> int:
-    """Microseconds, since 1970 or relative to now. Half to even, as the gateway rounds."""
+    """Microseconds since 1970 or relative to now, rounded half to even, as the gateway rounds."""
     total = Decimal(0)
     for part in (base, time):
-        # None too: a NaN is no time, and now is none that was told.
+        # This includes None, which stands for a NaN. A missing time is 0.
         if not is_number(part):
             raise UndecodableError(BAD_TIME)
         exact = Decimal(part)  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def _time_us(base: object, time: object) -> int:
 
 
 def _number(text: str) -> object:
-    """A JSON number, exact; what is too long to be computed is one that no table holds."""
+    """A JSON number, exact; or an Uncomputed, if it is too long."""
     if len(text) > NUMBER_CHARS_MAX or _LONG_EXPONENT.search(text):
         return Uncomputed(text)
     return Decimal(text)

@@ -1,4 +1,7 @@
-"""The body of a time correction, which a gateway sends once it has learnt its clock (`docs/kafka-records.md`)."""
+"""Reads and checks the body of a time correction, which a gateway sends once it has learnt its clock.
+
+`docs/kafka-records.md` describes it.
+"""
 
 from dataclasses import dataclass
 
@@ -11,11 +14,11 @@ from spark.decode.kafka_records import KAFKA_SLACK_US, TEXT_BYTES_MAX
 
 CORRECTION_TYPE = "sluice.gateway.time-correction"
 BODY_TYPE = "map<string,variant>"
-"""What the functions here take: the members of the JSON object."""
+"""Type of a body: the members of the JSON object."""
 RATE_TYPE = "decimal(12,6)"
-"""Parts per million, rounded half up to six decimals: a microsecond in eleven days."""
+"""Type of a rate in parts per million. Its last decimal is a microsecond in eleven days."""
 RATE_PPM_MAX = 100_000
-"""More is no clock: kernels bend theirs by 500 ppm at the most."""
+"""Parts per million of a clock's rate, up or down. Kernels bend their clocks by 500 ppm at the most."""
 QUALITIES = ("synced", "bounded")
 _WIDE = "decimal(38,0)"
 
@@ -28,18 +31,18 @@ LEADS_BACK = "the correction leads to a time before plausible_from"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of the body, and what it must be."""
+    """One member of the body, with its type and bounds."""
 
     name: str
     type: str
-    """Its column's."""
+    """Type of its column."""
     json_type: str
-    """A pattern for what Spark calls the type of its JSON value."""
+    """Pattern of Spark's name for the type of its JSON value."""
     words: str
-    """What it is, for a reject's reason."""
+    """Description of its values, for a reject's reason."""
     least: int | None = None
     most: int | None = None
-    """Of a text, bytes."""
+    """Largest number, or most bytes of a text."""
 
 
 MEMBERS = (
@@ -67,25 +70,25 @@ MEMBERS = (
     ),
     Member("supersedes", "boolean", "^BOOLEAN", "true or false"),
 )
-"""Others are passed over."""
+"""Members of a body. Others are ignored."""
 
 
 def body_of(text: Column) -> Column:
-    """A body that stands in `log`, where `fault` has judged it, as its members."""
+    """The members of a body from `log`, which `fault` has checked already."""
     return F.try_variant_get(F.try_parse_json(text), "$", BODY_TYPE)
 
 
 def fault(body: Column) -> Column:
-    """Say what is wrong with a body; null where nothing is."""
+    """The first fault of a body; null if there is none."""
     return F.coalesce(F.when(body.isNull(), NO_BODY), *(_fault_of(body, member) for member in MEMBERS))
 
 
 def untrue(body: Column, record: Column, times: Times) -> Column:
-    """Say why a body without a fault cannot be true; null where it can. `record` holds the record's own columns.
+    """The reason why a body without a fault cannot be true; null if it can. `record` has the record's own columns.
 
-    At `boottime_us` the gateway looked at its clock. It told the correction afterwards, and then Kafka took the record
-    in. Nor can any reading be from before `plausible_from`. A clock that was not known may have stood in any year: its
-    correction leads to the true time.
+    The gateway looked at its clock at `boottime_us`, sent the correction afterwards, and then Kafka took the record in.
+    So neither the look nor the record's event time can be later than Kafka's time. The corrected time cannot be before
+    `plausible_from`. The uncorrected time can: an unknown clock may show any year.
     """
     kafka_us = F.unix_micros(record["kafka_timestamp"]).cast(_WIDE) + KAFKA_SLACK_US
     error_us = record["time_error_us"]
@@ -108,7 +111,7 @@ def _wide(body: Column, name: str) -> Column:
 
 
 def members_of(body: Column) -> list[Column]:
-    """A body's members as columns of their names and types; null where one is not of its type."""
+    """A body's members as columns of their names and types; null if a value is not of the type."""
     return [_value(body, member).alias(member.name) for member in MEMBERS]
 
 

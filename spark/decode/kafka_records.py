@@ -1,4 +1,4 @@
-"""Kafka records as the gateway sends them (DESIGN section 4), made into typed columns."""
+"""Turns the gateway's Kafka records (`docs/kafka-records.md`) into typed columns."""
 
 from functools import reduce
 from operator import and_
@@ -20,79 +20,81 @@ SOURCE_SCHEMA = """
     key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int,
     headers array<struct<key: string, value: binary>>
 """
-"""Of a record as Spark's Kafka source gives it."""
+"""Columns of a record from Spark's Kafka source."""
 SOURCE_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 READING_TYPE = "sluice.reading"
 GATEWAY_TYPES = "sluice.gateway."
 DOUBTS = ("redelivered", "conflict")
-"""The gateway cannot tell whether it has the reading already, or has another of its sequence."""
+"""Values of `ce_doubt`. `redelivered`: the gateway may have the reading already. `conflict`: it has another payload of
+the same device sequence."""
 SHAPES = tuple(
     HEADERS + device + doubt + boot_time_error
     for device in ((), DEVICE_HEADERS, (*DEVICE_HEADERS, COUNTER_HEADER))
     for doubt in ((), (DOUBT_HEADER,))
     for boot_time_error in ((), (BOOT_TIME_ERROR_HEADER,))
 )
-"""All the headers that a record may have. A shape's number is its place here."""
+"""Shapes of a record: all lists of headers that it may have. A shape's number is its index here."""
 
 IDENTITY = r"^[0-9a-f]{16}-[0-9a-f]{12}-[0-9]{1,19}\z"
-"""`ce_id`: buffer id, lane, lane sequence. (`$` would also take a line end after it.)"""
+"""Pattern of `ce_id`: buffer id, lane, lane sequence. (`$` would also allow a line end after it.)"""
 BUFFER_CHARS = 16
 RFC3339 = r"^(?!000[01])[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\z"
-"""Without the years 0 and 1: Python, which collects the rows, cannot show all of their times."""
+"""Pattern of times. The years 0 and 1 are left out, because Python cannot hold all of their times."""
 INTEGER = r"^-?[0-9]{1,19}\z"
 INTEGERS = ("ce_lanesequence", "ce_timeerror", "ce_boottime", "ce_devicesequence", "ce_boottimeerror")
 
 TEXT_BYTES_MAX = 66_000
-"""The longest text that a gateway writes is an MQTT topic of 65,535 bytes; in a key a namespace may stand before it."""
+"""Bytes of a text. The longest is a key: a namespace and an MQTT topic of 65,535 bytes."""
 TEXTS = ("ce_type", "subject", "time_quality", "gateway_boot", "content_type", "device_boot", "device_counter")
-"""Columns of texts that nothing else bounds."""
+"""Columns of texts without another bound."""
 VALUE_BYTES_MAX = 1_048_576
-"""Reading a value takes several times its size in memory: longer ones are not looked into. Of these the beginning is
-kept: compressed they are small in Kafka, and sixty of 8 MB in one batch filled the memory of whoever wrote them."""
+"""Bytes of a value that is decoded, which takes several times its size in memory. Longer values are rejected."""
 KEPT_BYTES = 65_536
+"""Bytes kept of a longer value. Compressed, such values are small in Kafka, but to write sixty of 8 MB in one batch
+filled the memory."""
 TOO_LARGE = f"the value is longer than {VALUE_BYTES_MAX} bytes, of which the first {KEPT_BYTES} are kept"
 OTHER_HEADERS_MAX = 32
 OTHER_HEADER_BYTES_MAX = 8_192
-"""Headers of others that are kept of one record, and the bytes of each: W3C's longest, `baggage`, has so many."""
+"""Bytes of a name, and of a value, of another sender's header. W3C's longest header, `baggage`, has so many. Of one
+record, OTHER_HEADERS_MAX such headers are kept."""
 LANE_SEQUENCE_MAX = 2**53
-"""A lane counts its rows from 0: at a million a second it has so many after 285 years. What is reckoned from numbers up
-to it fits into the columns of tables."""
-
-# This runs for every record of every batch, and is written for the usual one: whole arrays and texts are compared
-# rather than searched, and a pattern is tried where nothing cheaper tells as much. A function with a lambda, which
-# Spark interprets, stands below a test that no usual record passes. Each step is a projection of its own, so that what
-# several columns need is computed once.
+"""Largest number in a lane. A lane counts from 0, and reaches it after 285 years at a million rows a second. Sums and
+products of such numbers fit into the tables' columns."""
 KAFKA_SLACK_US = 60_000_000
-"""A gateway knows nothing of what lies after the moment that Kafka took its record in. Kafka's clock is another
-machine's: where NTP keeps both, they differ by far less than a minute. One that is further off has to be mended."""
+"""Microseconds that Kafka's clock may be behind a gateway's. Under NTP both differ by far less than a minute. A clock
+that is further off must be mended."""
 HEARTBEAT_TYPE = "sluice.gateway.heartbeat"
 SET_ASIDE_TYPE = "sluice.gateway.buffer-set-aside"
 EVENT_TYPES = (HEARTBEAT_TYPE, SET_ASIDE_TYPE)
-"""What is read here of `gateway-events`."""
+"""Types of events that the driver reads."""
+
+# These functions run for every record of every batch, and are written for the usual record. They compare whole arrays
+# and texts, and try a pattern only if nothing cheaper tells as much. A function with a lambda, which Spark interprets,
+# stands below a test that no usual record passes. Each step is a projection of its own, so that Spark computes shared
+# parts of columns once.
 
 
 @recorded
 def typed_records(records: DataFrame) -> DataFrame:
-    """Give each Kafka record its typed header columns and, where they do not fit, a `header_fault`.
+    """Give each Kafka record its typed header columns, and a `header_fault` if its key or headers do not fit.
 
-    `records` is what Spark's Kafka source yields with `includeHeaders`. Where there is a fault, the columns that
-    could be read are kept and the others are null, and `headers` are those that came; nothing is dropped. Where there
-    is none, `headers` are those that the contract does not know (a tracer's, a mirror's), null where there are none.
-    Other columns than the source's are handed on.
+    `records` come from Spark's Kafka source with `includeHeaders`. Other columns are passed on. A record with a fault
+    keeps all its `headers`; columns that could not be read are null. A record without a fault keeps in `headers` only
+    headers that the contract does not know (a tracer's, a mirror's), or null if there are none.
     """
     carried = [name for name in records.columns if name not in SOURCE_COLUMNS]
     return _judged(_typed(_texts(_shaped(records, carried), carried), carried))
 
 
 def _shaped(records: DataFrame, carried: list[str]) -> DataFrame:
-    """Add `texts`, the headers' values, and `shape`, the place in SHAPES of what the headers are; null if in none.
+    """Add `texts`, the headers' values, and `shape`, the index in SHAPES of their names; null if they have no shape.
 
-    Headers that the contract does not know are passed over, wherever they stand.
+    Headers that the contract does not know are skipped, wherever they stand.
     """
     is_usual = F.col("named") >= 0
     ours = F.filter("headers", _is_ours)
-    # One text of all: it is UTF-8 if each of them is, because a separator that is ASCII is part of no other character.
-    # In place of a value that is missing stands what is no UTF-8.
+    # All values joined are UTF-8 only if each value is, because an ASCII separator is part of no other character. A
+    # byte that is not UTF-8 stands for a missing value.
     together = F.call_function("array_join", F.col("texts"), F.lit(" "), F.lit(b"\xff").cast("string"))
     is_too_large = F.coalesce(F.octet_length("value") > VALUE_BYTES_MAX, F.lit(False))
     usual = records.select(
@@ -117,8 +119,8 @@ def _shaped(records: DataFrame, carried: list[str]) -> DataFrame:
 
 
 def _place_in_shapes(names: Column) -> Column:
-    """The place in SHAPES of a record's names, -1 if they are in none."""
-    # Compared whole, and not by a search in one text of all names: a name may hold any separator.
+    """The index in SHAPES of a record's names; -1 if they have no shape."""
+    # Arrays are compared, not joined names: a name may hold any separator.
     return F.array_position(F.array(*(F.array(*map(F.lit, shape)) for shape in SHAPES)), names) - 1
 
 
@@ -127,7 +129,7 @@ def _is_ours(header: Column) -> Column:
 
 
 def _texts(shaped: DataFrame, carried: list[str]) -> DataFrame:
-    """The headers as text, by position once their names are the contract's."""
+    """The headers as columns of text, by their positions, if the record has a shape."""
     return shaped.withColumn("texts", F.when(F.col("shape").isNotNull(), F.col("texts"))).select(
         "topic",
         "partition",
@@ -150,9 +152,9 @@ def _texts(shaped: DataFrame, carried: list[str]) -> DataFrame:
 
 
 def _typed(texts: DataFrame, carried: list[str]) -> DataFrame:
-    """The texts in their types; null where a text is not of its type."""
+    """The texts as values of their types; null if a text is not of its type."""
     namespace, gateway = F.col("source_namespace"), F.col("source_gateway")
-    # Neither part holds a slash: together they are the whole source only where the source is of this form.
+    # Neither part holds a slash. So they make up the whole source only if it has this form.
     is_source = (F.col("ce_source") == F.concat(F.lit("/"), namespace, F.lit("/"), gateway)) & (
         (namespace != "") & (gateway != "")
     )
@@ -215,7 +217,7 @@ def _typed(texts: DataFrame, carried: list[str]) -> DataFrame:
 
 
 def _judged(typed: DataFrame) -> DataFrame:
-    """The first thing that is wrong with a record's key and headers, if anything is."""
+    """Add `header_fault`, the first fault in a record's key and headers; null if there is none."""
     fault = F.when(F.col("is_too_large"), TOO_LARGE).when(~F.col("headers_fit"), _misfit())
     for is_right, words in (
         (F.col("version_fits"), "ce_specversion is not 1.0"),
@@ -248,7 +250,7 @@ def _judged(typed: DataFrame) -> DataFrame:
     kept = [column for column in typed.columns if column not in dropped]
     return typed.select("*", fault.alias("header_fault")).select(
         *kept,
-        # What cannot be read has no identity: it is nobody's duplicate, and nobody is its.
+        # A record with a fault has no identity, so it is never a duplicate, and has none.
         F.when(F.col("header_fault").isNull(), F.col("ce_id")).alias("ce_id"),
         F.when(F.col("header_fault").isNotNull(), F.col("headers"))
         .when(F.col("has_others"), _others())
@@ -258,7 +260,7 @@ def _judged(typed: DataFrame) -> DataFrame:
 
 
 def _others() -> Column:
-    """The headers that the contract does not know; of many the first, and of long ones the beginning."""
+    """The first OTHER_HEADERS_MAX headers that the contract does not know, cut to OTHER_HEADER_BYTES_MAX."""
     return F.transform(
         F.slice(F.filter("headers", lambda header: ~_is_ours(header)), 1, OTHER_HEADERS_MAX),
         lambda header: F.struct(
@@ -269,7 +271,7 @@ def _others() -> Column:
 
 
 def _misfit() -> Column:
-    """Say which of the contract's headers is missing, doubled, out of place or no text."""
+    """Say which of the contract's headers is missing, comes twice, is out of place or is no text."""
     ours = F.filter("headers", _is_ours)
     names = ours["key"]
     is_numbered = F.arrays_overlap(names, F.array(*map(F.lit, (*DEVICE_HEADERS, COUNTER_HEADER))))
@@ -278,7 +280,7 @@ def _misfit() -> Column:
     doubled = F.get(
         F.filter(_names(HEADER_NAMES), lambda name: F.size(F.filter(names, lambda each: each == name)) > 1), F.lit(0)
     )
-    # Where none is missing or doubled, these are as many as `names`.
+    # If no name is missing or comes twice, these are as many as `names`.
     in_order = F.array_intersect(_names(HEADER_NAMES), names)
     pairs = F.zip_with(names, in_order, lambda there, right: F.struct(there.alias("there"), right.alias("right")))
     moved = F.get(F.filter(pairs, lambda pair: pair["there"] != pair["right"]), F.lit(0))
@@ -307,8 +309,8 @@ def _are_short() -> Column:
 
 
 def _optional(name: str) -> Column:
-    """A header's text, null where the shape lacks it."""
-    # `get`, not `[]`: a place that is not there is null, not an error.
+    """A header's text; null if the shape lacks it."""
+    # With `get`, a missing index gives null; with `[]`, an error.
     places = (shape.index(name) if name in shape else None for shape in SHAPES)
     return F.get("texts", F.get(F.array(*(F.lit(place).cast("int") for place in places)), F.col("shape")))
 
@@ -318,17 +320,17 @@ def _column(header: str) -> str:
 
 
 def _utf8(binary: Column) -> Column:
-    """Bytes as text; null where they are no UTF-8."""
+    """Bytes as text; null if they are not UTF-8."""
     return F.try_validate_utf8(binary.cast("string"))
 
 
 def _integer(column: str) -> Column:
-    """The number that `_typed` has read, where the text is one by the contract, which knows no spaces and no `+`."""
+    """The number that `_typed` has read, if the contract allows its text. It allows no spaces and no `+`."""
     number = F.col(f"{column}_number")
-    # Nearly every text is what its number is printed as; the pattern is for the others, with leading zeros.
+    # Nearly every text equals its printed number. The pattern is for the others, which have leading zeros.
     return F.when((number.cast("string") == F.col(column)) | F.col(column).rlike(INTEGER), number)
 
 
 def _time(column: str) -> Column:
-    # The pattern first: Spark's own cast also takes dates alone, other zones and times with fewer digits.
+    # The pattern comes first, because Spark's cast also takes dates alone, other zones and fewer digits.
     return F.when(F.col(column).rlike(RFC3339), F.col(column).try_cast("timestamp"))

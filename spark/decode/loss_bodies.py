@@ -1,4 +1,4 @@
-"""The bodies of loss records: their members, and what is wrong with one."""
+"""Reads the members of a loss record's body, and finds the first fault in it."""
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -21,13 +21,13 @@ def member_of(body: Column, name: str) -> Column:
 
 
 def fault(body: Column) -> Column:
-    """Say what is wrong with a loss record, of which the members are given; null where nothing is."""
+    """The first fault in the members of a loss record; null if there is none."""
     members = {name: member_of(body, name) for name in (*TEXTS, *NUMBERS)}
     faults = [F.when(body.isNull(), NO_BODY)]
     for name, member in members.items():
         words = f"{name} of the loss record is not {'text' if name in TEXTS else 'a whole number'}"
         given = F.try_element_at(body, F.lit(name))
-        # Absent is as good as null: what is not known is null.
+        # A member that is not known may be null or absent.
         unknown = given.isNull() | F.is_variant_null(given)
         readable = (member.isNotNull() | unknown) if name in _NULLABLE else member.isNotNull()
         faults.append(F.when(~F.coalesce(readable, F.lit(False)), words))

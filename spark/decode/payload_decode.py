@@ -1,8 +1,8 @@
-"""Payloads made into metrics: exact decimals by name, or the reason why a payload cannot be read.
+"""Decodes payloads to metrics: exact decimals by name, or the reason why a payload cannot be read.
 
-JSON and bare numbers are read by Spark's own expressions, everything else in Python on the executors. Most projections
-here hold functions of arrays, which keeps Spark from compiling each into one method: such a method grows beyond the
-8,000 bytes that HotSpot compiles, and then runs a fifth as fast.
+Spark's own expressions read JSON and bare numbers. Python on the executors reads everything else. Most projections here
+hold functions of arrays, so that Spark does not compile each projection into one method. Such a method grows beyond
+the 8,000 bytes that HotSpot compiles, and then runs a fifth as fast.
 """
 
 from pyspark.sql import Column, DataFrame
@@ -27,15 +27,15 @@ from spark.decode.kafka_records import GATEWAY_TYPES, READING_TYPE
 from spark.engine.built_once import recorded
 
 PLAIN_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
-# What stands before the colon is the kind, which rejects are grouped by.
+# The text before the colon is the kind of a reject. Rejects are grouped by it.
 HEADER = "header: "
 CORRECTION = "correction: "
 LOSS = "loss: "
 EVENT = "event: "
 SET_ASIDE = "set-aside: "
-"""Of records that made their batch fail: see `record_faults`."""
+"""Kind of records that made their batch fail: see `record_faults`."""
 NOT_THEIRS = "not-this-gateways-topic: "
-"""Of records whose gateway may not speak in their topic: see `topic_owners`."""
+"""Kind of records whose gateway may not speak in their topic: see `topic_owners`."""
 UNKNOWN_TYPE = "unknown-type: ce_type is neither sluice.reading nor sluice.gateway.*"
 UNDECLARED_STREAM = "undeclared-stream: no stream of this topic's name is declared"
 NO_VALUE = "undecodable: the record has no value"
@@ -54,29 +54,29 @@ _OF_GATEWAYS = {correction_records.CORRECTION_TYPE: _CORRECTION, loss_bodies.LOS
 def decoded(records: DataFrame, streams: Streams = NO_STREAMS) -> DataFrame:
     """Replace `header_fault` by `metrics`, `undeclared` and `reject_reason`.
 
-    `records` as `kafka_records.typed_records` yields them. One of `metrics` and `reject_reason` is null, or both for
-    gateway events. Of these, time corrections and losses are looked into, for tables are computed by them. `BatchJob`
-    judges those that the driver reads itself: here they are good.
-    `undeclared` names numbers at the payload's top, at most 16, that the stream's declaration does not know, or that no
-    table holds where nothing is declared of the stream's metrics; null where there are none.
+    `records` are from `kafka_records.typed_records`. Either `metrics` or `reject_reason` is null, and for gateway
+    events both are. Of events, time corrections and losses are checked here, because tables derive from them. The
+    driver reads the others itself: `BatchJob` checks them, and here they are good.
+    `undeclared` names at most 16 numbers at the payload's top that the stream's declaration does not know. If the
+    stream declares no metrics, it names those that no table holds. It is null if there are none.
     """
     readers = _readers(streams)
     return _reasoned(_numbered(_parsed(_routed(records, streams, readers)), streams, readers), streams.times)
 
 
 def _readers(streams: Streams) -> set[str]:
-    """Which ways to read a payload there can be at all: the others cost nothing."""
+    """Codecs that may be needed. Expressions of the others are left out."""
     codecs: set[str] = {stream.codec for stream in streams.streams}
     if streams.unknown == "accept":
         codecs |= set(CODEC_OF_MEDIA_TYPE.values())
     return codecs
 
 
-# -- which way to read --------------------------------------------------------------------------
+# -- codec and declaration ----------------------------------------------------------------------
 
 
 def _routed(records: DataFrame, streams: Streams, readers: set[str]) -> DataFrame:
-    """Add how a record is to be read (`format`, null for what is not read), and by which declaration."""
+    """Add `format`, which says how a record is read (null if it is not read), and `stream_number`, its declaration."""
     is_sound = F.col("header_fault").isNull()
     is_reading = is_sound & (F.col("ce_type") == READING_TYPE)
     in_order = streams.in_order()
@@ -88,7 +88,7 @@ def _routed(records: DataFrame, streams: Streams, readers: set[str]) -> DataFram
     else:
         undeclared = F.lit(_UNDECLARED)
     routed = records.select(
-        # One column for all that is only handed on: each projection copies its columns one by one.
+        # One column for all columns that are only passed on: each projection copies its columns one by one.
         F.struct(*(column for column in records.columns if column != "header_fault")).alias("record"),
         *("header_fault", "ce_type", "content_type", "value"),
         F.when(is_reading, _stream_number(in_order)).alias("stream_number"),
@@ -108,7 +108,7 @@ def _routed(records: DataFrame, streams: Streams, readers: set[str]) -> DataFram
     )
     if not readers & PYTHON_CODECS:
         return routed
-    # Whatever the condition, each row goes to Python and back: with one null that is cheap, yet not free.
+    # Spark sends each row to Python and back, whatever the condition. With one null that is cheap, but not free.
     asked = F.when(
         F.col("format").isin(*PYTHON_CODECS),
         asked_of_python(F.col("format"), F.col("stream_number"), F.col("value")),
@@ -117,24 +117,24 @@ def _routed(records: DataFrame, streams: Streams, readers: set[str]) -> DataFram
 
 
 def _codec_of_bytes(media_type: Column) -> Column:
-    """How bytes are read that look like JSON: a gateway does not call JSON what is not strict."""
+    """The codec of bytes that look like JSON. A gateway sends JSON that is not strict as `application/octet-stream`."""
     text = F.when(media_type == "application/octet-stream", F.col("value").cast("string"))
     return F.when(text.rlike(rf"^{_AROUND}*+\{{"), _JSON).when(text.rlike(rf"^{_AROUND}*+\["), "senml-json")
 
 
 def _stream_number(in_order: list[Stream]) -> Column:
-    """The place of a record's declaration in the list; null where there is none."""
+    """The index of a record's declaration in the list; null if there is none."""
     exact = {stream.name: number for number, stream in enumerate(in_order) if not stream.is_pattern}
     patterns = [(stream.regex, number) for number, stream in enumerate(in_order) if stream.is_pattern]
     of_name = F.try_element_at(constant(exact, "map<string,int>"), F.col("stream"))
     return F.coalesce(of_name, *(F.when(F.col("stream").rlike(regex), number) for regex, number in patterns))
 
 
-# -- what stands in it --------------------------------------------------------------------------
+# -- numbers of a payload -----------------------------------------------------------------------
 
 
 def _parsed(routed: DataFrame) -> DataFrame:
-    """Add `usual`, the text of a payload that is read the fast way; else `text`, and `members` of a JSON object."""
+    """Add `usual`, the text of a payload that is read the fast way, or else `text`, and `members` of a JSON object."""
     as_text = F.col("value").cast("string")
     is_text = F.col("format").isin(_JSON, _NUMBER, *_OF_GATEWAYS.values()) & F.col("usual").isNull()
     stripped = F.trim(F.try_validate_utf8(as_text), F.lit(AROUND))
@@ -149,9 +149,10 @@ def _parsed(routed: DataFrame) -> DataFrame:
 
 
 def _numbered(parsed: DataFrame, streams: Streams, readers: set[str]) -> DataFrame:
-    """Add `numbers`, each with its name, valid range and value (null where no table holds it).
+    """Add `numbers`, `too_many` and `undeclared`; for usual payloads, add `quick` and `quick_bad` instead.
 
-    And `too_many`, where `numbers` is null, and `undeclared`; of usual payloads `quick` and `quick_bad` instead.
+    Each number has its name, its valid range and its value, which is null if no table holds it. If `too_many` is true,
+    `numbers` is null.
     """
     spec = F.coalesce(
         F.get(F.get(spec_literals(streams.in_order()), F.col("stream_number")), F.lit(0)),
@@ -183,7 +184,7 @@ _OF_JSON = {
 }
 
 
-# -- what came of it ----------------------------------------------------------------------------
+# -- metrics or a reason ------------------------------------------------------------------------
 
 
 def _reasoned(numbered: DataFrame, times: Times) -> DataFrame:
@@ -227,7 +228,7 @@ def _reasoned(numbered: DataFrame, times: Times) -> DataFrame:
     )
     metrics = F.coalesce("quick", strict, *([F.col("found.metrics")] if by_python else []))
     undeclared = F.coalesce("undeclared", *([F.col("found.undeclared")] if by_python else []))
-    # Spark computes the reason once, for both.
+    # Spark computes the reason once for both columns.
     return numbered.select(
         "record.*",
         F.when(reason.isNull(), metrics).cast(METRICS_TYPE).alias("metrics"),
@@ -237,7 +238,7 @@ def _reasoned(numbered: DataFrame, times: Times) -> DataFrame:
 
 
 def _fault_of_event(times: Times) -> Column:
-    """Say what is wrong with a time correction or a loss record; null for all other records."""
+    """The first fault of a time correction or a loss record; null if there is none, and for all other records."""
     members = F.col("members")
     of_correction = F.coalesce(
         correction_records.fault(members), correction_records.untrue(members, F.col("record"), times)

@@ -1,6 +1,6 @@
-"""Reads `streams.toml`, what an analyst declares of the streams: each mistake in it gets its line and what to write.
+"""Reads `streams.toml`, an analyst's declarations of streams, and reports each mistake with its line and a correction.
 
-`docs/streams.md` describes the file. What is declared is in `codec_declarations`.
+`docs/streams.md` describes the file. `codec_declarations` has the declarations as values.
 """
 
 import difflib
@@ -60,14 +60,14 @@ NAME_CHARS_MAX = 100
 PATH_MAX = 16
 AHEAD_MAX_S = 366 * DAY_S
 KEPT_DAYS_MIN = 7
-"""A gateway's outage may be as long: what comes after it is to be kept."""
+"""Least days of retention. A gateway's outage may last so long, and its readings must be kept afterwards."""
 KEPT_DAYS_MAX = 36_500
 
 _TOPIC = re.compile(r"[A-Za-z0-9._*-]{1,249}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _LIMIT = Decimal(10) ** 12
 _FLAT = ("senml-json", "senml-cbor", "binary")
-"""Codecs without objects: a dot in a name is a dot."""
+"""Codecs whose payloads have no objects. In their names a dot is a plain character."""
 _LAYOUT = 'layout = [{ name = "celsius", type = "i16", scale = "0.01" }]'
 
 Text = Annotated[str, Meta(max_length=2_000, description="a text in double quotes, of at most 2000 characters")]
@@ -153,7 +153,7 @@ class _File(Struct, forbid_unknown_fields=True):
 
 
 _REQUIRED: Mapping[type[Struct], str] = {_Stream: "codec", _Avro: "registry"}
-"""Settings that may not be left out. They have defaults above so that the rest is checked where one is wrong."""
+"""Settings that may not be left out. They have defaults above, so that if one is missing the rest is still checked."""
 
 
 def load_streams(path: str | Path) -> Streams:
@@ -162,7 +162,7 @@ def load_streams(path: str | Path) -> Streams:
     try:
         if path.stat().st_size > BYTES_OF_FILE_MAX:
             raise ConfigError(path, [Mistake(0, f"is longer than {BYTES_OF_FILE_MAX} bytes; is it the right file?")])
-        # Editors on Windows put a byte order mark first, which is no TOML.
+        # Editors on Windows put a byte order mark first, which TOML does not allow.
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         words = "there is no such file; docs/streams.md has one to begin with"
@@ -245,7 +245,7 @@ def _path(metric: str, source: str | tuple[str, ...], codec: Codec) -> tuple[str
     return (source,) if codec in _FLAT else tuple(source.split("."))
 
 
-# -- what types say -----------------------------------------------------------------------------
+# -- mistakes in one setting --------------------------------------------------------------------
 
 
 def _mistakes(struct: type[Struct], table: Mapping[str, object], place: Place) -> Iterator[tuple[Place, str]]:
@@ -335,7 +335,7 @@ def _wanted(hint: Any) -> str:
 
 
 class _Told:
-    """Where something was found wrong already: what hangs on a setting that is wrong is not looked at."""
+    """Places of mistakes found already. Checks that depend on a wrong setting are left out."""
 
     def __init__(self, places: Iterable[Place]) -> None:
         self.places = frozenset(places)
@@ -345,14 +345,14 @@ class _Told:
                 self._names[place[:depth]].add(str(name))
 
     def concerns(self, name: str, struct: type[Struct], place: Place) -> bool:
-        """Whether a setting of the section at a place is wrong, or may stand there under a name that is."""
+        """True if a setting of the section at a place is wrong, or may be meant by a name that is wrong."""
         settings = struct.__struct_encode_fields__
         told = self._names.get(place, ())
         return place in self.places or name in {each if each in settings else _closest(each, settings) for each in told}
 
 
 def _right_part(value: object, place: Place, wrong: frozenset[Place]) -> object:
-    """A document without what is wrong in it; an empty table for a wrong element of a list, so that indexes stay."""
+    """A document without its wrong parts. A wrong element of a list becomes an empty table, so that indexes stay."""
     if isinstance(value, dict):
         return {
             name: _right_part(element, (*place, name), wrong)
@@ -367,7 +367,7 @@ def _right_part(value: object, place: Place, wrong: frozenset[Place]) -> object:
     return value
 
 
-# -- what settings mean together ----------------------------------------------------------------
+# -- mistakes between settings ------------------------------------------------------------------
 
 
 def _meaning_mistakes(file: _File, told: _Told) -> Iterator[tuple[Place, str]]:
@@ -401,7 +401,7 @@ def _stream_mistakes(name: str, stream: _Stream, place: Place, told: _Told) -> I
         yield from _metric_mistakes(metric, declared, inner)
         if not declared.source and told.concerns("from", _Metric, inner):
             continue
-        # Two that are read from one member by JSON, which stands in for a codec that is wrong, are so by any.
+        # A wrong codec counts as JSON here. Two metrics that share a member in JSON share it in any codec.
         other = sources.setdefault(_path(metric, declared.source, stream.codec), metric)
         if other != metric:
             yield inner, f"is read from what {show(other)} is read from; give one of them another from"
@@ -454,7 +454,7 @@ def _source_mistakes(name: str, metric: _Metric, stream: _Stream, place: Place) 
         yield (*place, "from"), f"{stream.codec} has no objects in it; write one name"
     if stream.codec == "number" and metric.source:
         yield (*place, "from"), "a bare number has no members; remove it"
-    # Of a field without a name nobody knows whether it is the one that is meant.
+    # A field that lacks its name may be the one that is meant.
     knows_fields = all(each.name is not None or each.skip is not None for each in stream.layout)
     names = {each.name for each in stream.layout if each.name is not None}
     if stream.codec == "binary" and stream.layout and knows_fields and path[0] not in names:
@@ -502,7 +502,7 @@ def _size_mistakes(sizes: tuple[int, ...]) -> Iterator[tuple[Place, str]]:
         if size not in right:
             words = f"{size} s do not divide a day, so that a window would lie in two"
             yield place, f"{words}; write 60, 3600 or 86400, say"
-        # A first size that is wrong itself says nothing of the others.
+        # If the first size is wrong itself, the others cannot be compared with it.
         elif sizes[0] in right and size % sizes[0]:
             words = f"{size} s are no multiple of {sizes[0]} s, the first size, which the others are made of"
             yield place, f"{words}; write multiples of it, or begin with a smaller one"

@@ -1,7 +1,7 @@
-"""Expressions that are the same for every batch, built once.
+"""Builds expressions once and uses them for every batch.
 
-Each part of an expression is a call into Spark's JVM. A batch took twelve thousand of them, which was a third of a
-small batch's time. Nothing in an expression belongs to a batch: Spark resolves it anew in each query.
+Each part of an expression is a call into Spark's JVM. A batch made twelve thousand such calls, which took a third of a
+small batch's time. No expression depends on a batch: Spark resolves it anew in each query.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -15,14 +15,14 @@ from pyspark.sql.classic.column import _to_java_column, _to_seq
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 BUILT_MAX = 64
-"""So many results of a function are kept. They differ by declarations, of which one is in use at a time."""
+"""Results kept of each function. They differ by the declarations, and one file of declarations is in use at a time."""
 
 Arguments = ParamSpec("Arguments")
 Built = TypeVar("Built")
 
 
 def built_once(build: Callable[Arguments, Built]) -> Callable[Arguments, Built]:
-    """Remember what a function makes of its arguments, which are hashable, for as long as this Spark runs."""
+    """Keep a function's results by its arguments, which must be hashable, for as long as this Spark runs."""
     remembered: dict[Hashable, Built] = {}
     spark: list[object] = [None]
 
@@ -35,7 +35,7 @@ def built_once(build: Callable[Arguments, Built]) -> Callable[Arguments, Built]:
         key = (args, tuple(sorted(kwargs.items())))
         built = remembered.get(key)
         if built is None:
-            # Another thread may clear all meanwhile.
+            # Not read back from `remembered`: another thread may clear it meanwhile.
             built = remembered[key] = build(*args, **kwargs)
         return built
 
@@ -43,7 +43,7 @@ def built_once(build: Callable[Arguments, Built]) -> Callable[Arguments, Built]:
 
 
 class Step(Protocol):
-    """One call that makes a DataFrame of another, with all its arguments in the JVM."""
+    """One call that makes a DataFrame from another, with all its arguments in the JVM."""
 
     def of(self, frame: DataFrame) -> DataFrame: ...
 
@@ -51,9 +51,10 @@ class Step(Protocol):
 def recorded(
     derive: Callable[Concatenate[DataFrame, Arguments], DataFrame],
 ) -> Callable[Concatenate[DataFrame, Arguments], DataFrame]:
-    """Run a function of a DataFrame once for each schema, and afterwards repeat what it did.
+    """Run a function of a DataFrame once for each schema, and repeat its recorded steps afterwards.
 
-    It may do what `_Recording` knows, its further arguments must be hashable, and it must not look at the data.
+    The function may call only the methods of `_Recording`, and must not look at the data. Its further arguments must
+    be hashable.
     """
     record: dict[Hashable, tuple[Step, ...]] = {}
     spark: list[object] = [None]
@@ -77,7 +78,7 @@ def recorded(
 
 
 class _Recording:
-    """Stands for a DataFrame while what is done with it is written down."""
+    """Stands for a DataFrame, and records the calls made on it."""
 
     def __init__(self, frame: DataFrame, steps: tuple[Step, ...] = ()) -> None:
         self.steps = steps
@@ -129,7 +130,7 @@ class Projection:
 
 
 class _Aggregation:
-    """The keys of a `groupBy`, and what is computed of each group."""
+    """The keys of a `groupBy`, and the aggregates of each group."""
 
     def __init__(self, keys: Iterable[Column | str], *columns: Column) -> None:
         self._keys = _java_columns(keys)

@@ -1,6 +1,6 @@
-"""Rows that are written to a Delta table's folder first, looked at, and committed afterwards, or never.
+"""Writes rows to a Delta table's folder, where they can be read before they are committed, or never committed.
 
-Delta's own transaction does it: PySpark's writers can only do both at once.
+It uses Delta's own transaction, because PySpark's writers always write and commit in one step.
 """
 
 import time
@@ -14,31 +14,31 @@ from pyspark.sql.types import StructType
 from spark.engine.built_once import Projection, built_once
 
 CHECKPOINT_INTERVAL = ("delta.checkpointInterval", "50")
-"""Property of tables that each batch appends to: after so many commits Delta writes down which files the table has, all
-of them. With its default, 10, that is a second and more of every tenth batch, and ever more with the history."""
+"""Commits between two checkpoints, as a property of tables that each batch appends to. A checkpoint lists all files of
+the table. With Delta's default, 10, every tenth batch takes a second or more longer, and the more files, the longer."""
 
 
 class AppendTable:
-    """A Delta table that this process alone appends to: who committed what is asked of it once, and then remembered."""
+    """A Delta table that this process alone appends to. The commit numbers are read once and then kept in memory."""
 
     def __init__(self, spark: SparkSession, path: str, schema: StructType) -> None:
-        """`path` is of a Delta table that exists, `schema` its columns."""
+        """Read the commit numbers of the Delta table at `path`, which must exist. `schema` has its columns."""
         self.spark = spark
         self.path = path
         self.schema = schema
         self._numbers = commit_numbers(spark, path)
 
     def last(self, application: str) -> int:
-        """The number of the last commit that an application made; -1 where it made none."""
+        """The number of an application's last commit; -1 if it made none."""
         return self._numbers.get(application, -1)
 
     def begin(self) -> "StagedAppend":
         return StagedAppend(self)
 
     def append(self, rows: DataFrame, numbers: dict[str, int], *, instead_of: str | None = None) -> None:
-        """Write and commit at once; nothing happens if the first of the numbers was committed before.
+        """Write and commit in one step, or do nothing if the first of the numbers was committed before.
 
-        `instead_of` is as `StagedAppend.commit` has it.
+        `StagedAppend.commit` explains `numbers` and `instead_of`.
         """
         application, number = next(iter(numbers.items()))
         if self.last(application) < number:
@@ -51,17 +51,17 @@ class AppendTable:
 
 
 class StagedAppend:
-    """One append in the making. What is never committed is rubbish that a vacuum clears away."""
+    """One append that is not committed yet. If it never is, a vacuum removes its files."""
 
     def __init__(self, table: AppendTable) -> None:
         self._table = table
-        # Delta's classes have no Python side; the versions of its jars are pinned.
+        # Delta has no Python interface for this. Its Scala classes may change, so the versions of its jars are pinned.
         none = _no_option()
         self._transaction = delta_log(table.spark, table.path).startTransaction(none, none)
         self._files: list[Any] = []
 
     def write(self, rows: DataFrame) -> None:
-        """Write the rows, which have the table's columns. What was written before is given up."""
+        """Write the rows, which have the table's columns. They replace rows that were written before."""
         iterator = self._transaction.writeFiles(java_frame(_in_order(self._table.schema).of(rows))).iterator()
         self._files = []
         while iterator.hasNext():
@@ -69,11 +69,11 @@ class StagedAppend:
 
     @property
     def version(self) -> int:
-        """The version of the table that this append began at."""
+        """The table's version when this append began."""
         return int(self._transaction.snapshot().version())
 
     def rows(self) -> DataFrame:
-        """Read what was written."""
+        """Read the written rows."""
         spark, path, schema = self._table.spark, self._table.path, self._table.schema
         paths = [f"{path}/{file.path()}" for file in self._files]
         if not paths:
@@ -81,10 +81,11 @@ class StagedAppend:
         return spark.read.schema(schema).option("basePath", path).parquet(*paths)
 
     def commit(self, numbers: dict[str, int], *, instead_of: str | None = None) -> None:
-        """Commit what was written last, and the number of this commit for each of its applications.
+        """Commit the rows written last, and a commit number for each application in `numbers`.
 
-        `instead_of` names files of the version that it began at, by a condition on Delta's list of them: they are
-        removed by the same commit. What others append meanwhile stays; that they remove one of these raises.
+        `instead_of` is a condition on Delta's list of files. The same commit removes the files that meet it, of those
+        in the table when this append began. Files that others append meanwhile stay. If others remove one of the files
+        meanwhile, the commit fails.
         """
         jvm = jvm_of(self._table.spark)
         actions = jvm.java.util.ArrayList()
@@ -103,9 +104,9 @@ class StagedAppend:
 
 
 def commit_numbers(spark: SparkSession, path: str) -> dict[str, int]:
-    """The number of the last commit of each application that ever committed to a table."""
+    """The number of each application's last commit to a table."""
     now = snapshot(spark, path)
-    # They stand in the checksum file of each commit. Where they do not, a job reads the log: a second for each table.
+    # The checksum file of a commit has them. If it is missing, a Spark job reads the log: a second for each table.
     checksum = now.checksumOpt()
     known = checksum.get().setTransactions() if checksum.isDefined() else _no_option()
     iterator = (known.get() if known.isDefined() else now.setTransactions()).iterator()
@@ -117,7 +118,7 @@ def commit_numbers(spark: SparkSession, path: str) -> dict[str, int]:
 
 
 def add_missing_columns(spark: SparkSession, path: str, schema: StructType) -> None:
-    """Add the columns that a table lacks because an earlier program made it; what it holds is null there."""
+    """Add the columns that a table of an earlier release lacks. Rows that it holds are null in them."""
     there = set(spark.read.format("delta").load(path).columns)
     for column in schema:
         if column.name not in there:
@@ -125,27 +126,27 @@ def add_missing_columns(spark: SparkSession, path: str, schema: StructType) -> N
 
 
 def with_missing_columns(table: DataFrame, schema: StructType) -> DataFrame:
-    """Read a table that an earlier program made as if it had these columns: null where it lacks one."""
+    """Add the columns that a table of an earlier release lacks to the DataFrame alone, as nulls."""
     missing = {column.name: F.lit(None).cast(column.dataType) for column in schema if column.name not in table.columns}
     return table.withColumns(missing) if missing else table
 
 
 def is_empty(spark: SparkSession, path: str) -> bool:
-    """Tell whether a table has no rows, without a job where Delta has noted it."""
+    """Tell whether a table has no rows. No Spark job runs if Delta's checksum file has the size."""
     return table_bytes(spark, path) == 0
 
 
 def table_bytes(spark: SparkSession, path: str) -> int:
-    """The size of a table's files, without a job where Delta has noted it."""
+    """Bytes of a table's files. No Spark job runs if Delta's checksum file has them."""
     now = snapshot(spark, path)
     checksum = now.checksumOpt()
     return int(checksum.get().tableSizeBytes() if checksum.isDefined() else now.sizeInBytes())
 
 
 def open_or_empty(spark: SparkSession, path: str, name: str, schema: str) -> DataFrame:
-    """Return a table, which SQL then finds as the temporary view `name`; without rows where there is none yet.
+    """Return a table, and make it the temporary view `name`. If there is no table yet, the view has no rows.
 
-    Columns that it lacks because an earlier program made it are null.
+    Columns that a table of an earlier release lacks are null.
     """
     columns = cast("StructType", StructType.fromDDL(schema))
     if DeltaTable.isDeltaTable(spark, path):
@@ -159,18 +160,18 @@ def open_or_empty(spark: SparkSession, path: str, name: str, schema: str) -> Dat
 
 
 def pinned(spark: SparkSession, path: str) -> DataFrame:
-    """Return a table as it stands now, whenever it is read: Delta would look for what came since as a query begins."""
+    """Return a table at its present version. Without this, each query would read the version of its own start."""
     return spark.read.format("delta").option("versionAsOf", int(snapshot(spark, path).version())).load(path)
 
 
 def delta_log(spark: SparkSession, path: str) -> Any:
-    """Delta's own view of a table."""
+    """Delta's `DeltaLog` object of a table."""
     session = cast("Any", spark)._jsparkSession  # noqa: SLF001 - PySpark has no other way to its JVM
     return jvm_of(spark).org.apache.spark.sql.delta.DeltaLog.forTable(session, path)
 
 
 def snapshot(spark: SparkSession, path: str) -> Any:
-    """A table as it stands, as Delta itself has it."""
+    """Delta's `Snapshot` object of a table's newest version."""
     return delta_log(spark, path).update(False, _no_option(), _no_option())
 
 

@@ -1,4 +1,4 @@
-"""What keeps a Delta table in order: rows deleted, small files made one, and files removed that nothing needs."""
+"""Keeps a Delta table in order: deletes and changes rows, merges small files, and removes files that nothing needs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,37 +13,37 @@ from spark.engine.delta_staging import snapshot
 
 APPEND_ONLY = "delta.appendOnly"
 FILE_BYTES = 128 * 2**20
-"""Files become as great as this; those of half of it are left as they are."""
+"""Bytes of a merged file at the most. A file of half this size or more is left as it is."""
 FILES_MIN = 32
-"""Of fewer small files none are made one: to write rows again costs about what a plain append of them does."""
+"""Small files before they are merged. To write rows again costs about as much as to append them."""
 GROWTH_MIN = 4
-"""Nor before all of them are so many times as great as the greatest, which is what came of the time before."""
+"""Least size of all small files together, as a multiple of the largest, which the last merge made."""
 FILES_MAX = 256
-"""So many are, even where the greatest of them outweighs the others."""
+"""Small files that are merged even if the largest outweighs the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files of one partition that could become fewer."""
+    """The small files of one partition, which could be merged."""
 
     partition: str | None
-    """Its value; None for a table without partitions."""
+    """The partition's value; None for a table without partitions."""
     count: int
     bytes: int
     bytes_of_greatest: int
-    """Of these."""
+    """Bytes of the largest small file."""
     bytes_of_great: int = 0
-    """Of all others, which are left as they are."""
+    """Bytes of all other files, which are left as they are."""
 
     @property
     def are_due(self) -> bool:
-        """Whether they are worth it: each byte is then written again only as often as they have grown so much."""
+        """True if a merge is worth its cost. GROWTH_MIN limits how often each byte is written again."""
         has_grown = self.bytes >= GROWTH_MIN * self.bytes_of_greatest
         return self.count >= FILES_MIN and (has_grown or self.count >= FILES_MAX)
 
 
 def file_count(spark: SparkSession, path: str) -> int:
-    """How many files a table has, without a job where Delta has noted it."""
+    """The number of a table's files. No Spark job runs if Delta's checksum file has it."""
     now = snapshot(spark, path)
     checksum = now.checksumOpt()
     return int(checksum.get().numFiles() if checksum.isDefined() else now.numOfFiles())
@@ -52,7 +52,7 @@ def file_count(spark: SparkSession, path: str) -> int:
 def files_by_partition(spark: SparkSession, path: str, partition: str | None) -> list[Files]:
     """Count the small files of each partition; `partition` is the column that the table is partitioned by."""
     java: Any = snapshot(spark, path).allFiles().toDF()
-    # What was written as several files has such of nearly this size.
+    # If a merge writes several files, some are a little smaller than FILE_BYTES.
     small = F.col("size") < FILE_BYTES // 2
     value = F.lit(None).cast("string") if partition is None else F.col("partitionValues")[partition]
     of_small, of_great = F.when(small, F.col("size")).otherwise(0), F.when(~small, F.col("size")).otherwise(0)
@@ -70,8 +70,8 @@ def files_by_partition(spark: SparkSession, path: str, partition: str | None) ->
 
 
 def compact(spark: SparkSession, path: str, where: str | None = None) -> None:
-    """Make the small files of a table one, or of those partitions `where` a condition holds. No row changes."""
-    # One thread: of several files at once, a batch that is taken meanwhile would get no core.
+    """Merge the small files of a table, or of the partitions that meet the condition `where`. No row changes."""
+    # One thread: if several files were merged at once, a batch that runs meanwhile would get no core.
     values = {"minFileSize": FILE_BYTES // 2, "maxFileSize": FILE_BYTES, "maxThreads": 1}
     with _settings(spark, {f"spark.databricks.delta.optimize.{name}": str(value) for name, value in values.items()}):
         optimize = DeltaTable.forPath(spark, path).optimize()
@@ -79,27 +79,27 @@ def compact(spark: SparkSession, path: str, where: str | None = None) -> None:
 
 
 def delete_rows(spark: SparkSession, path: str, condition: Column) -> None:
-    """Delete rows from a table, which may be one that is otherwise only appended to."""
+    """Delete rows from a table, which may be append-only."""
     with _changeable(spark, path):
         DeltaTable.forPath(spark, path).delete(condition)
 
 
 def update_rows(spark: SparkSession, path: str, condition: Column, values: dict[str, str | Column]) -> None:
-    """Change rows of a table, which may be one that is otherwise only appended to."""
+    """Change rows of a table, which may be append-only."""
     with _changeable(spark, path):
         DeltaTable.forPath(spark, path).update(condition, values)
 
 
 def vacuum(spark: SparkSession, path: str, keep_hours: float) -> None:
-    """Remove files that no version of the last `keep_hours` needs. A reader of an older one fails then."""
-    # Delta refuses less than a week, lest files go that a writer has not committed yet: nobody else writes here.
+    """Remove files that no version of the last `keep_hours` needs. Readers of an older version then fail."""
+    # Delta refuses less than a week, to spare files of a writer that has not committed yet. Nobody else writes here.
     with _settings(spark, {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}):
         DeltaTable.forPath(spark, path).vacuum(keep_hours)
 
 
 @contextmanager
 def _changeable(spark: SparkSession, path: str) -> Iterator[None]:
-    """Let an append-only table be changed meanwhile. One that a broken-off run left changeable is closed again too."""
+    """Let an append-only table be changed meanwhile. It is closed afterwards, even if a killed run left it open."""
     properties = snapshot(spark, path).metadata().configuration()
     if not properties.contains(APPEND_ONLY):
         yield

@@ -1,4 +1,4 @@
-"""Queries of few rows are interpreted: compiling one to Java code takes longer than interpreting it for thousands."""
+"""Has Spark interpret queries of few rows: to compile one takes longer than to interpret it for thousands of rows."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from spark.engine.delta_staging import table_bytes
 
 SMALL_BYTES_MAX = 10_000_000
-"""Of a table, for what is asked of it to be interpreted."""
+"""Bytes of a table up to which queries of it are interpreted."""
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -17,13 +17,13 @@ INTERPRETED = {
 
 
 def is_small(spark: SparkSession, path: str) -> bool:
-    """Whether a table has so few bytes that no query of it need be compiled."""
+    """True if a table has so few bytes that its queries are better interpreted."""
     return table_bytes(spark, path) <= SMALL_BYTES_MAX
 
 
 @contextmanager
 def interpreted_if(*sessions: SparkSession, small: bool) -> Iterator[None]:
-    """Have all queries of these sessions interpreted meanwhile, where they are of few rows."""
+    """Have Spark interpret all queries of these sessions meanwhile, if they are `small`."""
     if not small:
         yield
         return

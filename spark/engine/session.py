@@ -27,29 +27,29 @@ JARS_NEEDED = (
 MASTER_DEFAULT = "local[*]"
 LOOPBACK = "127.0.0.1"
 MEMORY_DEFAULT = "3g"
-"""Of a session in which one process does all: Spark's own default, 1 GB, fills, and is collected all the time. With
-2 GB a compressed record of 101 MB, among 60 of 8 MB, passed or not as it happened."""
+"""Memory of a session in one process. With Spark's default, 1 GB, the JVM collects garbage all the time. With 2 GB, a
+compressed record of 101 MB among 60 of 8 MB sometimes failed."""
 COMPILE_ALL = "-XX:-DontCompileHugeMethods"
-"""HotSpot compiles no method of more than 8,000 bytes, and Spark makes a method of a whole chain of columns: those of
-the headers and payloads are longer, and ran five times as slowly, interpreted for ever."""
+"""Compile methods of more than 8,000 bytes too. Spark makes one method of a whole chain of columns. The methods for
+headers and payloads are longer, and interpreted they ran five times as slowly."""
 COLLECT_IN_PAUSES = "-XX:+UseParallelGC"
-"""G1 collects beside the work, for short pauses that nobody needs here: 1 to 2 s of CPU for 100,000 records."""
+"""Collect garbage in pauses. G1 collects beside the work, which took 1 to 2 s of CPU for 100,000 records. It keeps
+pauses short, which nobody needs here."""
 JAVA_OPTIONS = (COMPILE_ALL, COLLECT_IN_PAUSES)
 WORDS_TO_STDERR = "-XX:+DisplayVMOutputToStderr"
-"""Why Java does not start it may else say on standard output, which is for what was asked."""
+"""Print errors of Java's start to standard error. Standard output is for a command's answer alone."""
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
-"""For sessions of a few minutes: the optimising compiler takes more time than it gives back, a quarter of a small
-batch's. The first compiler alone would get 48 MB for its code, which Spark fills in a minute."""
+"""Java options of a session that lasts a few minutes. In it, the optimising compiler takes more time than it saves: a
+quarter of a small batch's. With the first compiler alone, the code cache would be 48 MB, which Spark fills in a
+minute."""
 CLASSES = "classes.jsa"
-"""Beside the jars, if somebody made it: see `spark.commands.class_archive`."""
+"""Archive of Spark's classes beside the jars, if somebody made it with `spark.commands.class_archive`."""
 CLASSES_QUIETLY = "-Xlog:cds*=off"
-"""That this archive is of another Java, or of other jars, is no news for whoever calls a command."""
-
-
+"""Do not warn if the archive is of another Java or of other jars: it is then only ignored."""
 ERRORS = "errors.log"
-"""In the folder of a command's temporary files: what Java logs."""
+"""File of Java's log in the folder of a command's temporary files."""
 PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal that a process gets when its parent ends."""
+"""prctl(2): sets the signal that a process gets when its parent ends."""
 
 
 class JarsMissingError(Exception):
@@ -57,12 +57,12 @@ class JarsMissingError(Exception):
 
 
 def jars_folder() -> Path:
-    """Return where the jars that PySpark lacks are: `SLUICE_SPARK_JARS`, or `build/jars/spark`."""
+    """Return the folder of the jars that PySpark lacks: `SLUICE_SPARK_JARS`, or `build/jars/spark`."""
     return Path(os.environ.get("SLUICE_SPARK_JARS") or JARS_DEFAULT)
 
 
 def connector_jars() -> list[Path]:
-    """Return the jars that PySpark lacks. Raises JarsMissingError when one of them is not there."""
+    """Return the jars that PySpark lacks. Raises JarsMissingError if one of them is missing."""
     folder = jars_folder()
     jars = sorted(folder.glob("*.jar"))
     missing = [name for name in JARS_NEEDED if not any(jar.name.startswith(name) for jar in jars)]
@@ -77,18 +77,17 @@ def connector_jars() -> list[Path]:
 def open_session(
     application: str, master: str | None = None, *, is_brief: bool = False, scratch: Path | None = None
 ) -> "SparkSession":
-    """Start Spark, or return the session that is running; one that `is_brief` compiles nothing for long work.
+    """Start Spark, or return the session that is running.
 
-    `master` is Spark's master URL; without it `SLUICE_SPARK_MASTER`, and without that all cores of this machine. What
-    `spark-submit` was told, master and settings, comes before all that is said here.
-    `SLUICE_SPARK_JAVA_OPTIONS` goes to the driver's JVM; see SHORT_LIVED. With `scratch`, the folder of a command's
-    temporary files, Java has its own there (unless Spark was told of another folder), logs its errors there and not on
-    standard error, and ends only with this process. Raises JarsMissingError.
+    `master` is Spark's master URL. Its default is `SLUICE_SPARK_MASTER`, or else all cores of this machine. The master
+    and the settings of `spark-submit` override all others. `is_brief` adds SHORT_LIVED to the options of the driver's
+    JVM, and `SLUICE_SPARK_JAVA_OPTIONS` adds more. `scratch` is the folder of a command's temporary files. With it,
+    Java puts its temporary files and its error log there, and ends only with this process. Raises JarsMissingError.
     """
     given = _submitted()
-    # Whoever submits names the jars himself, or has them in his cluster.
+    # With `spark-submit`, the jars are named there or are in the cluster.
     jars = [] if given else connector_jars()
-    # Imported late: a second and 50 MB, which `--help` need not cost.
+    # Imported late: it takes a second and 50 MB, which `--help` should not.
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     classes = jars_folder() / CLASSES
@@ -96,19 +95,19 @@ def open_session(
     settings = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        # Event times are UTC; a session time zone would move readings to other days.
+        # Event times are UTC. Another time zone would move readings to other days.
         "spark.sql.session.timeZone": "UTC",
-        # A value that does not fit is an error, never a silent null; what may fail says so with `try_`.
+        # A value that does not fit is an error, never a silent null. Expressions that may fail use `try_` functions.
         "spark.sql.ansi.enabled": "true",
-        # The defaults of 50 and 200 are for clusters: on two cores a count took 22 s with them.
+        # The defaults, 50 and 200, are for clusters. With them a count took 22 s on two cores.
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.shuffle.partitions": "2",
-        # Delta's vacuum lists a table's folders in so many tasks, however few they are: by default 10,000.
+        # Delta's vacuum lists a table's folders in this many tasks, however few there are. The default is 10,000.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
-        # Nothing is kept there; Spark makes the folder all the same, by default wherever a command is called.
+        # We keep nothing there, but Spark makes the folder: by default in the working directory of a command.
         "spark.sql.warehouse.dir": Path(gettempdir()).as_uri(),
         "spark.ui.enabled": "false",
-        # Without a page to show them on, Spark still keeps the plans of the last 1,000 queries, and all jobs' tasks.
+        # Although the page is off, Spark would keep the plans of the last 1,000 queries, and the tasks of all jobs.
         "spark.sql.ui.retainedExecutions": "5",
         "spark.ui.retainedJobs": "20",
         "spark.ui.retainedStages": "20",
@@ -116,18 +115,18 @@ def open_session(
         "spark.sql.ui.explainMode": "simple",
         "spark.sql.maxPlanStringLength": "65536",
         "spark.ui.showConsoleProgress": "false",
-        # How large a file's part has become is looked at from the first row on. By default it is from the hundredth: a
-        # hundred large records would fill the memory before.
+        # Parquet checks a page's size from this row on. The default is the hundredth row: before it, a hundred large
+        # records would fill the memory.
         "spark.hadoop.parquet.page.size.row.check.min": "1",
-        # Code that a query was compiled to is kept for the next batch. Of the default, 100, a batch alone needs more:
-        # each had its code compiled anew.
+        # Keep the compiled code of queries for the next batch. One batch needs more entries than the default, 100:
+        # each batch then compiled its code anew.
         "spark.sql.codegen.cache.maxEntries": "1000",
-        # Above 128 groups Spark sorts all rows by their group, to collect what is in it; a batch has thousands.
+        # Above 128 groups, the default, Spark sorts all rows by their group to aggregate them. A batch has thousands.
         "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "65536",
-        # A job killed while it wrote what its first batch is to read leaves a part of that file: Spark then refused the
-        # checkpoint for ever. What else it looks for there, `ingest` does (and no query of ours keeps state).
+        # If a job is killed while it writes the offsets of its first batch, a part of that file remains. Spark would
+        # then refuse the checkpoint for ever. `ingest` checks the checkpoint itself, and no query of ours keeps state.
         "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
-        # Else each call that builds a query looks up where in Python it was made: a tenth of a small batch's time.
+        # If true, each call that builds a query looks up its line in Python: a tenth of a small batch's time.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.driver.extraJavaOptions": " ".join(
             [
@@ -147,13 +146,13 @@ def open_session(
         settings["spark.jars"] = ",".join(str(jar) for jar in jars)
     master = given.get("spark.master") or master or os.environ.get("SLUICE_SPARK_MASTER") or MASTER_DEFAULT
     if is_on_this_machine(master):
-        # Nobody else joins a local session: it need not depend on this machine's name or address.
+        # Nobody else joins a local session, so it need not depend on the host's name or address.
         settings |= {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
-        # Java looks up this machine's name before it reads those, and ends if nothing resolves that name.
+        # Java looks up the host's name before it reads these settings, and ends if the name does not resolve.
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
-        # The `python3` on the PATH may be of another minor version, and Spark refuses such a worker.
+        # The `python3` on the PATH may have another minor version. Spark refuses workers of another version.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        # A task that gets no memory fails as others do, and its error is told. By default Spark ends the process.
+        # A task that gets no memory then fails like any other, with its error. By default Spark ends the process.
         settings["spark.executor.killOnFatalError.depth"] = "0"
         if "SPARK_DRIVER_MEMORY" not in os.environ:
             settings["spark.driver.memory"] = MEMORY_DEFAULT
@@ -167,17 +166,17 @@ def open_session(
 
 
 def _launch(settings: Mapping[str, str]) -> None:
-    """Start the Java of the next session as a process that only this one ends.
+    """Start the JVM of the next session as a process that only this process ends.
 
-    It is in a session of its own and ignores SIGTERM: a signal to this process's group or control group asks this
-    process to end, and Java must still do what is begun.
+    The JVM ignores SIGTERM and is in a process session of its own. A signal to our process group or control group asks
+    us to end, and we still need the JVM to finish work that has begun.
     """
     from pyspark import SparkConf, SparkContext, java_gateway  # noqa: PLC0415
 
     conf = SparkConf(loadDefaults=False)
     conf.setAll(list(settings.items()))
     usual = java_gateway.Popen  # type: ignore[attr-defined]
-    # PySpark lets nobody choose what the process does before it becomes Java.
+    # PySpark gives no way to set what the process does before it becomes Java.
     java_gateway.Popen = _own_session  # type: ignore[attr-defined, assignment]
     try:
         gateway = java_gateway.launch_gateway(conf)  # type: ignore[no-untyped-call]
@@ -188,7 +187,7 @@ def _launch(settings: Mapping[str, str]) -> None:
 
 def _own_session(command: list[str], *, preexec_fn: Callable[[], None], **options: Any) -> "Popen[bytes]":
     prctl = ctypes.CDLL(None, use_errno=True).prctl
-    # It counts the end of the thread that has started the process.
+    # The kernel sends the signal when the thread that started the process ends.
     dies_with_us = threading.current_thread() is threading.main_thread()
     parent = os.getpid()
 
@@ -204,16 +203,16 @@ def _own_session(command: list[str], *, preexec_fn: Callable[[], None], **option
 
 
 def is_on_this_machine(master: str) -> bool:
-    """Whether a session's work is all done in its own process."""
+    """True if a session does all its work in its own process."""
     return master == "local" or master.startswith("local[")
 
 
 def _submitted() -> dict[str, str]:
-    """What `spark-submit` was told; nothing where this process starts Spark by itself."""
+    """The settings of `spark-submit`; empty if this process starts Spark by itself."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415
 
-    # It is the JVM that knows; it runs already.
+    # The JVM has the settings, and runs already.
     SparkContext._ensure_initialized()  # noqa: SLF001
     return dict(SparkConf().getAll())

@@ -1,4 +1,4 @@
-"""The folder of the tables: its name made absolute, one writer at a time, and folders in it on any file system."""
+"""Handles a warehouse's folder: its absolute path, its locks, and its files on any file system."""
 
 import fcntl
 import os
@@ -12,32 +12,32 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 VERSIONS = "versions"
-"""The folder of the table that says which versions of the others there are."""
+"""Folder of the table that lists the versions of the others."""
 LITTLE_BYTES_MAX = 30_000_000
-"""Of a warehouse of which any query is soon answered."""
+"""Bytes of a small warehouse, which answers any query soon."""
 PLACE = "_place"
-"""The file that says where its own warehouse was written last: in a copy it says another place."""
+"""File with its own device and inode, as `note_place` wrote them. In a copy of the warehouse they differ."""
 PUT_BACK_S = 60.0
-"""A file that is so much older than its place on the disk was put there from elsewhere."""
+"""Seconds from a file's modification to its inode's change, above which the file was put back from a copy."""
 INGEST_LOCK, REPLAY_LOCK = "_ingest.lock", "_replay.lock"
 # A local file as a URI, as Hadoop takes it: `file:/data`, `file:///data`.
 _LOCAL = re.compile(r"file:(?://)?(/.*)")
 
 
 class CopyError(Exception):
-    """A copy of a warehouse cannot be gone on with; the message says what to do."""
+    """A copy of a warehouse cannot be written to. The message says what to do."""
 
 
 class MomentsError(Exception):
-    """The tables of a copy are of several moments; the message says which. A replay makes them of one."""
+    """The tables of a copy were copied at different moments. The message says which, and a replay mends them."""
 
 
 class WarehouseInUseError(Exception):
-    """Another `ingest` writes this warehouse, or another replay; the message says what to do."""
+    """Another `ingest` or replay writes this warehouse. The message says what to do."""
 
 
 def absolute(warehouse: str) -> str:
-    """A local path made absolute, for Spark would take a relative one for a table's name; another URI as it is."""
+    """Return a local path made absolute, and another URI unchanged. Spark takes a relative path for a table's name."""
     local = _LOCAL.fullmatch(warehouse)
     if local is not None:
         return local[1]
@@ -45,7 +45,7 @@ def absolute(warehouse: str) -> str:
 
 
 def no_tables(warehouse: str) -> str:
-    """What is said of a folder that is no warehouse."""
+    """The message for a folder that is no warehouse."""
     missing = is_local(warehouse) and not Path(warehouse).is_dir()
     return (
         f"{warehouse} holds no tables of Sluice{': there is no such folder' if missing else ''}. Is the name right? "
@@ -54,19 +54,20 @@ def no_tables(warehouse: str) -> str:
 
 
 def is_local(warehouse: str) -> bool:
-    """Whether a warehouse lies in a folder of this machine."""
+    """True if a warehouse is a local folder."""
     return "://" not in warehouse
 
 
 def may_be_warehouse(warehouse: str) -> bool:
-    """Whether there may be tables in a folder, as far as can be told at once: it is none, or on another machine."""
+    """False if a folder surely holds no tables. A folder that is not local may always hold some."""
     return not is_local(warehouse) or (Path(warehouse) / VERSIONS).is_dir()
 
 
 def was_copied(warehouse: str) -> bool:
-    """Tell whether a local warehouse may be a copy, or put back from one.
+    """Tell whether a local warehouse may be a copy, or put back from a copy.
 
-    Nobody noted this place in it, or the file of its newest commit was put there since, and is older than that.
+    It may be a copy if nobody noted its present place in it. It may be put back if the file of its newest commit was
+    put there after that note, and is older.
     """
     if not is_local(warehouse):
         return False
@@ -79,7 +80,7 @@ def was_copied(warehouse: str) -> bool:
 
 
 def note_place(warehouse: str) -> None:
-    """Note in a local warehouse where it lies: its tables agree with one another."""
+    """Note where a local warehouse lies. Call it only if the tables agree with one another."""
     if was_copied(warehouse):
         note = Path(warehouse) / PLACE
         note.touch()
@@ -87,20 +88,20 @@ def note_place(warehouse: str) -> None:
 
 
 def _place(file: Path) -> str:
-    """Which file it is on which file system: a copy is another."""
+    """The device and inode of a file, which a copy does not share."""
     about = file.stat()
     return f"{about.st_dev}:{about.st_ino}"
 
 
 def holds_little(warehouse: str) -> bool:
-    """Whether a warehouse is known to be small."""
+    """True if a warehouse is known to be small."""
     if not is_local(warehouse):
         return False
     size = 0
     try:
         for folder, folders, names in os.walk(warehouse, onerror=_raised):
             for name in names:
-                # What upkeep removes meanwhile counts for nothing.
+                # Upkeep may remove the file meanwhile.
                 with suppress(FileNotFoundError):
                     size += os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118 - there may be 100,000
             if size > LITTLE_BYTES_MAX or any(os.path.islink(os.path.join(folder, name)) for name in folders):  # noqa: PTH114, PTH118
@@ -119,7 +120,7 @@ def _raised(error: OSError) -> None:
 def only_writer(warehouse: str) -> Iterator[None]:
     """Keep a second `ingest` off a local warehouse. Raises WarehouseInUseError.
 
-    On an object store nothing can be locked here: whoever runs the job sees to it.
+    On an object store there is no lock: whoever runs the job must see to it that only one runs.
     """
     in_use = f"another ingest writes {warehouse}: let it, or stop it first; two would spoil each other's batches"
     with locked(warehouse, INGEST_LOCK, in_use):
@@ -128,14 +129,17 @@ def only_writer(warehouse: str) -> Iterator[None]:
 
 @contextmanager
 def only_replay(warehouse: str) -> Iterator[None]:
-    """The same of a second replay: it would remove what the first one makes."""
+    """Keep a second replay off a local warehouse, whose tables it would remove. Raises WarehouseInUseError."""
     with locked(warehouse, REPLAY_LOCK, f"another replay of {warehouse} is at work: let it, or stop it first"):
         yield
 
 
 @contextmanager
 def locked(warehouse: str, name: str, in_use: str | None = None) -> Iterator[None]:
-    """Hold a lock of a local warehouse. Who holds it is waited for, or WarehouseInUseError says that it is `in_use`."""
+    """Hold a lock of a local warehouse. If another process holds it, wait for it.
+
+    With `in_use`, do not wait, but raise WarehouseInUseError with this message.
+    """
     if not is_local(warehouse):
         yield
         return
@@ -150,23 +154,23 @@ def locked(warehouse: str, name: str, in_use: str | None = None) -> Iterator[Non
 
 
 def folder_exists(spark: "SparkSession", path: str) -> bool:
-    """Tell whether there is a folder, on whatever file system it would be."""
+    """Tell whether a folder exists, on any file system that Hadoop knows."""
     system, folder = _hadoop(spark, path)
     return bool(system.exists(folder))
 
 
 def folders_in(spark: "SparkSession", path: str) -> list[str]:
-    """The paths of all folders in a folder; of none where there is no such folder."""
+    """The paths of all folders in a folder; none if the folder does not exist."""
     return [f"{path}/{status.getPath().getName()}" for status in _listed(spark, path) if status.isDirectory()]
 
 
 def files_in(spark: "SparkSession", path: str) -> list[str]:
-    """The names of all files in a folder; of none where there is no such folder."""
+    """The names of all files in a folder; none if the folder does not exist."""
     return [status.getPath().getName() for status in _listed(spark, path) if status.isFile()]
 
 
 def text_of(spark: "SparkSession", path: str) -> str:
-    """The text of a file, on whatever file system it lies. Raises Py4JJavaError where it cannot be read."""
+    """The text of a file, on any file system that Hadoop knows. Raises Py4JJavaError if it cannot be read."""
     jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no other way to it
     system, file = _hadoop(spark, path)
     stream = system.open(file)
@@ -188,7 +192,7 @@ def _listed(spark: "SparkSession", path: str) -> list[Any]:
 
 
 def _hadoop(spark: "SparkSession", path: str) -> tuple[Any, Any]:
-    """The file system that a path lies on, and the path as that takes it."""
+    """The Hadoop file system of a path, and the Hadoop path."""
     jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no other way to it
     session: Any = spark._jsparkSession  # noqa: SLF001
     folder = jvm.org.apache.hadoop.fs.Path(path)

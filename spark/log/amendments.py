@@ -1,7 +1,7 @@
-"""`amendments`: records of `log` of which something was found out later, as they count now.
+"""Keeps the table `amendments` of records of `log` whose verdict changed later.
 
-`log` is append-only. Where a copy that comes later counts in a record's place, or a record that was rejected can be
-read after all, the record stands here once more, with what is said of it now; of several the last one counts.
+`log` is append-only. If a later copy counts instead of a record, or if a rejected record can be read after all, the
+record stands here again with its new verdict. Of several amendments of a record, the last one counts.
 """
 
 from delta.tables import DeltaTable
@@ -15,18 +15,18 @@ from spark.engine.delta_staging import AppendTable, add_missing_columns, is_empt
 from spark.log.log_table import ORDINAL, SKIPPING_COLUMNS, log_schema, read_log
 
 ROW = ("topic_id", "topic", "partition", "offset", "ordinal")
-"""Which row of `log` it is: Kafka's coordinates, and the batch, for a record may have been read more than once."""
+"""Columns that name a row of `log`: Kafka's coordinates and the batch, because a record may be read more than once."""
 AMENDED = "amended_ordinal"
-"""The batch by which the amendment became known."""
+"""Column with the ordinal of the batch that made the amendment."""
 
 
 def amendments_path(tables: str) -> str:
-    """Return where the table lies."""
+    """Return the table's path."""
     return f"{tables}/amendments"
 
 
 def create_amendments(spark: SparkSession, tables: str) -> None:
-    """Create the table where there is none."""
+    """Create the table, or add columns that it lacks."""
     (
         DeltaTable.createIfNotExists(spark)
         .location(amendments_path(tables))
@@ -39,18 +39,18 @@ def create_amendments(spark: SparkSession, tables: str) -> None:
 
 
 def append_amendments(table: AppendTable, rows: DataFrame, ordinal: int) -> None:
-    """Append what a batch found out; nothing happens if it was appended before."""
+    """Append a batch's amendments, or do nothing if they were appended before."""
     table.append(rows.withColumn(AMENDED, of_batch(ordinal, "topic")), {ORDINAL: ordinal})
 
 
 def amend_set_aside(tables: str, rows: DataFrame) -> None:
-    """Make rejects of committed rows that the tables cannot be derived from. `rows` have their reasons."""
+    """Reject committed rows from which the tables cannot be derived. `rows` have the reasons."""
     amended = rows.withColumn(AMENDED, F.col("ordinal")).coalesce(1)
     amended.select(*amendments_schema().names).write.format("delta").mode("append").save(amendments_path(tables))
 
 
 def committed_rows(spark: SparkSession, tables: str, ordinal: int) -> DataFrame:
-    """The rows of a batch as they were committed, but for those that were set aside afterwards."""
+    """The rows of a batch as committed, except that rows set aside afterwards are rejects."""
     rows = read_log(spark, tables).where(F.col("ordinal") == ordinal)
     if is_empty(spark, amendments_path(tables)):
         return rows
@@ -63,24 +63,24 @@ def committed_rows(spark: SparkSession, tables: str, ordinal: int) -> DataFrame:
 
 
 def amendments_schema() -> StructType:
-    """Return the table's columns; needs a running session."""
+    """Return the table's columns. It needs a running session."""
     return StructType([*log_schema().fields, StructField(AMENDED, LongType())])
 
 
 def read_amendments(spark: SparkSession, tables: str) -> DataFrame:
-    """Return the table: every amendment that was ever made."""
+    """Return the table, with every amendment ever made."""
     return with_missing_columns(spark.read.format("delta").load(amendments_path(tables)), amendments_schema())
 
 
 def effective_log(spark: SparkSession, tables: str, before: int | None = None) -> DataFrame:
-    """Return `log` with each record as it counts now; with `before`, as it counted when that batch began."""
+    """Return `log` with the amendments applied: all, or with `before` those made before that batch."""
     log = read_log(spark, tables)
     if is_empty(spark, amendments_path(tables)):
         return log if before is None else log.where(F.col("ordinal") < before)
     amendments = read_amendments(spark, tables)
     if before is not None:
         log, amendments = log.where(F.col("ordinal") < before), amendments.where(F.col(AMENDED) < before)
-    # Most warehouses have none: what follows then costs nothing.
+    # Most warehouses have no amendments. They are spared the join.
     if not amendments.inputFiles():
         return log
     newest_first = Window.partitionBy(*ROW).orderBy(F.col(AMENDED).desc())

@@ -1,12 +1,11 @@
-"""Copies: which of several records of one reading counts, and which are of another reading under the same name.
+"""Finds copies of a reading, chooses the one that counts, and rejects other payloads under its name as conflicts.
 
-A reading is named by its `ce_id`, and where its sensor sends a sequence by that and its run
-(`sequence_runs.RUN_COLUMNS`): a sensor that changes over to another gateway may send again what the first one has. Of
-the copies with one payload the one with the smallest bound of its time counts, then the first in Kafka's order; where
-payloads differ the first in Kafka's order tells which is right, and the others are conflicts: rejects, never
-duplicates.
+A reading is named by its `ce_id`. If its sensor sends a sequence, the sequence and its run
+(`sequence_runs.RUN_COLUMNS`) name it too: a sensor that changes to another gateway may send again what the first one
+has. Of copies with one payload, the one with the smallest bound of its time counts, then the first in Kafka's order. If
+payloads differ, the first in Kafka's order is right. The others are conflicts: rejects, never duplicates.
 
-What is rejected for another reason is nobody's copy: a record that was damaged on its way must not hide a good one.
+A record rejected for another reason is no copy: a record that was damaged on its way must not hide a good one.
 """
 
 from dataclasses import dataclass, field, replace
@@ -27,25 +26,25 @@ NUMBER = (*RUN_COLUMNS, "device_sequence", "has_sequence")
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """Numbers of lanes and of devices' boots that came again, as ranges, and the batches where copies may stand."""
+    """Ranges of numbers of lanes and runs that came again, and the batches where copies may stand."""
 
     lanes: list[tuple[str, str, int, int]]
-    """Buffer, lane, first, last."""
+    """Buffer, lane, first and last number."""
     runs: list[tuple[str, str, str, str, str, int, int]]
-    """A `RunKey`, first, last."""
+    """A `RunKey`, first and last number."""
     batches: list[tuple[int, int]]
-    """Ordinals, first and last."""
+    """First and last ordinal."""
     repeated: list[tuple[str, str, str, str, str, int, int]] = field(default_factory=list)
-    """Of runs that repeat a number within the batch, all numbers."""
+    """Runs that repeat a number within the batch, with all their numbers in it."""
 
     def __bool__(self) -> bool:
         return bool(self.lanes or self.runs or self.repeated)
 
     def in_batch(self) -> "Suspects":
-        """Return what the batch itself is searched by.
+        """Return the suspects for a search of the batch itself, with `repeated` among the runs.
 
-        Of earlier batches only some are searched: there a number that did not come again could be found without all of
-        its copies, and a duplicate would be taken for the one that counts.
+        Only some earlier batches are searched. Of a number that did not come again, such a search may miss copies, and
+        then take a duplicate for the copy that counts. So `repeated` is for the batch itself alone.
         """
         return replace(self, runs=self.runs + self.repeated)
 
@@ -77,7 +76,7 @@ def suspected(rows: DataFrame, suspects: Suspects) -> DataFrame:
 
 
 def conflicts_kept(streams: Streams) -> Column:
-    """Tell of a row by its stream's declaration whether another payload under the same name is kept as well."""
+    """True for rows of streams whose declaration keeps conflicts."""
     kept = F.lit(False)
     for stream in reversed(streams.in_order()):
         is_of = F.col("stream").rlike(stream.regex) if stream.is_pattern else F.col("stream") == stream.name
@@ -86,15 +85,15 @@ def conflicts_kept(streams: Streams) -> Column:
 
 
 def may_be_copy() -> Column:
-    """Whether a row can be a copy, or have one."""
+    """True for rows that may be copies, or have copies."""
     fault = F.col("reject_reason")
     return F.col("ce_id").isNotNull() & (fault.isNull() | fault.startswith(CONFLICT))
 
 
 def judged(copies: DataFrame, kept: Column | None = None) -> DataFrame:
-    """Say anew of each row whether it is a duplicate or a conflict. `copies` holds all copies of what it holds.
+    """Decide anew which rows are duplicates or conflicts. `copies` must hold all copies of each reading in it.
 
-    `kept` tells which of them are kept where their payload is another, as readings of their own.
+    `kept` is true for rows that stay as readings of their own if their payload differs.
     """
     kept = F.lit(False) if kept is None else kept
     order = F.struct("kafka_timestamp", "topic", "partition", "offset", "ordinal")
@@ -114,7 +113,7 @@ def judged(copies: DataFrame, kept: Column | None = None) -> DataFrame:
 
 
 def _told_apart(rows: DataFrame, name: list[str], named: Column, prefix: str) -> DataFrame:
-    """Of one name, another payload than the first one's is a conflict; of one payload, all but one are copies."""
+    """Mark conflicts, whose payload is not the first one of their name, and all but the best row of a payload."""
     same_name, same_payload = Window.partitionBy(*name), Window.partitionBy(*name, "value")
     first = F.min_by("value", F.when(named, F.struct("first_order", "order"))).over(same_name)
     best = F.min(F.when(named, F.col("rank"))).over(same_payload)
@@ -128,7 +127,7 @@ def _told_apart(rows: DataFrame, name: list[str], named: Column, prefix: str) ->
 
 
 def with_verdicts(rows: DataFrame, verdicts: DataFrame) -> DataFrame:
-    """Give a batch's rows what was said of some of them. `verdicts` as `judged` yields them."""
+    """Put the `verdicts` of `judged` into a batch's rows."""
     said = verdicts.select(*ROW, F.struct("duplicate", "reject_reason").alias("said"))
     same = [F.col(f"row.{name}").eqNullSafe(F.col(f"verdict.{name}")) for name in ROW]
     joined = rows.alias("row").join(said.alias("verdict"), same, "left")

@@ -1,7 +1,8 @@
-"""`deletions`: devices whose data was deleted, and up to when; what comes of it later is refused, but accounted for.
+"""Keeps the table `deletions` of devices whose data was deleted, and empties their old records that come again.
 
-Kafka may still hold such records, a gateway may bring them after an outage, a replay reads them again. They then stand
-in `log` by their place in Kafka and their number alone: nothing is missing, and nothing is told of the device.
+Kafka may still hold such records, a gateway may bring them after an outage, and a replay reads them again. In `log`
+they then have only their place in Kafka and their lane's number. So no number is missing, and nothing of the device
+stays.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from spark.decode.kafka_records import GATEWAY_TYPES
 from spark.engine.delta_staging import open_or_empty
 
 SCHEMA = "namespace string, device string, deleted_at timestamp"
-"""Gone is what Kafka took in before `deleted_at`, and what was taken before it, as far as that is known."""
+"""A record is deleted if Kafka took it in before `deleted_at`, or if it may have been taken before then."""
 DELETED = "deleted: the data of this device was deleted"
 EMPTIED = (
     *("key", "value", "headers", "subject", "event_time", "time_error_us", "time_quality", "received_time"),
@@ -26,24 +27,24 @@ EMPTIED = (
     *("device_counter", "doubt"),
     *("metrics", "undeclared", "pack_span_us"),
 )
-"""Columns of `log` that say something of what the device measured, and when."""
+"""Columns of `log` that say something about what the device measured, and when."""
 
 Deletions = Mapping[tuple[str, str], int]
-"""By namespace and device: when it was deleted last, in microseconds since 1970."""
+"""Time of the last deletion, in microseconds since 1970, by namespace and device."""
 
 
 def deletions_path(warehouse: str) -> str:
-    """Return where the table lies: beside the versions, for it holds for all of them."""
+    """Return the table's path, beside the versions, because it applies to all of them."""
     return f"{warehouse.rstrip('/')}/deletions"
 
 
 def open_deletions(spark: SparkSession, warehouse: str) -> DataFrame:
-    """Return the table, which SQL then finds as the temporary view `deletions`; without rows where there is none."""
+    """Return the table, and make it the temporary view `deletions`. If there is no table, the view has no rows."""
     return open_or_empty(spark, deletions_path(warehouse), "deletions", SCHEMA)
 
 
 def read_deletions(spark: SparkSession, warehouse: str) -> Deletions:
-    """Return what was deleted."""
+    """Return the last deletion of each device."""
     if not DeltaTable.isDeltaTable(spark, deletions_path(warehouse)):
         return {}
     at_us = F.unix_micros(F.max("deleted_at")).alias("at_us")
@@ -52,15 +53,15 @@ def read_deletions(spark: SparkSession, warehouse: str) -> Deletions:
 
 
 def append_deletion(spark: SparkSession, warehouse: str, namespace: str, device: str, at: datetime) -> None:
-    """Record that a device's data is deleted; the job that opens the warehouse next goes by it."""
+    """Record that a device's data is deleted. It takes effect in the job that opens the warehouse next."""
     rows = spark.createDataFrame([(namespace, device, at)], _schema()).coalesce(1)
     rows.write.format("delta").mode("append").save(deletions_path(warehouse))
 
 
 def without_deleted(decoded: DataFrame, deletions: Deletions) -> DataFrame:
-    """Empty those of decoded records that belong to what was deleted.
+    """Empty decoded records of deleted data.
 
-    One that was certainly taken after the deletion stays: a device may go on, or its name be given to another.
+    A record stays if it was certainly taken after the deletion: the device may go on, or another may get its name.
     """
     if not deletions:
         return decoded
@@ -69,7 +70,7 @@ def without_deleted(decoded: DataFrame, deletions: Deletions) -> DataFrame:
         by_namespace.setdefault(namespace, {})[device] = deleted_us
     known = constant(by_namespace, "map<string,map<string,bigint>>")
     by_key = constant({"/".join(name): deleted_us for name, deleted_us in deletions.items()}, "map<string,bigint>")
-    # Where headers cannot be read, the record's key is all that is known.
+    # If the headers cannot be read, only the record's key is known.
     at_us = F.when(F.col("namespace").isNull(), F.try_element_at(by_key, F.col("device"))).otherwise(
         F.try_element_at(F.try_element_at(known, F.col("namespace")), F.col("device"))
     )
@@ -80,7 +81,7 @@ def without_deleted(decoded: DataFrame, deletions: Deletions) -> DataFrame:
 
 
 def emptied(records: DataFrame, which: Column) -> DataFrame:
-    """Empty some rows of `log`, or of decoded records, of all that the device sent."""
+    """Remove the device's data from some rows of `log` or decoded records, and reject them as deleted."""
     types = dict(records.dtypes)
     values = {name: F.lit(None).cast(types[name]) for name in EMPTIED if name in types} | {
         "reject_reason": F.lit(DELETED)
@@ -90,12 +91,12 @@ def emptied(records: DataFrame, which: Column) -> DataFrame:
 
 
 def is_of_device() -> Column:
-    """Tell which rows of `log` a device sent, as far as is known: all but what gateways say of themselves."""
+    """True for rows of `log` that a device may have sent: all but gateways' events."""
     return ~F.coalesce(F.col("ce_type").startswith(GATEWAY_TYPES), F.lit(False))
 
 
 def was_deleted() -> Column:
-    """Tell which rows of `log` are nothing but the place of a deleted record."""
+    """True for rows of `log` that are only the place of a deleted record."""
     return F.coalesce(F.col("reject_reason") == DELETED, F.lit(False))
 
 

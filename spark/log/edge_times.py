@@ -1,7 +1,7 @@
-"""When something was, as it is known now, for a few records of each device: the rules of `time_corrections` in Python.
+"""Corrects the times of a few records of each device in Python, by the rules of `time_corrections`.
 
-Spark puts the times of all readings right; the ends of islands, heartbeats and losses are put right here, so that what
-is said of a device needs no joins. A test holds the two against each other.
+Spark corrects the times of all readings. The times of islands' ends, heartbeats and losses are corrected here, without
+joins. A test compares both.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,26 +12,26 @@ from typing import NamedTuple
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.log.sequence_runs import Edge
 
-# Here and not in `time_corrections`, which needs Delta: this module runs on executors, where it need not be.
+# These stand here, not in `time_corrections`: that module needs Delta, which executors may lack. This one runs there.
 TOLD_SLACK_US = 60_000_000
-"""A reading that came in so much after a correction may yet have been sent by the clock as it was before."""
+"""Microseconds after a correction in which a reading may still have been sent by the uncorrected clock."""
 EARLIEST_US = -62_104_060_800_000_000
 LATEST_US = 253_402_300_799_999_999
-"""The years 2 to 9999, all that a table's reader can show: a correction that leads out of them applies to nothing."""
+"""The years 2 to 9999, which every reader of a table can show. A correction to a time beyond them does not apply."""
 DEVICE_QUALITY = "device"
 FOREVER_US = 2**62
-"""Beyond any time. What nothing bounds reaches from here below zero to here."""
+"""Microseconds beyond any time. A time without a bound reaches from -FOREVER_US to FOREVER_US."""
 UNBOUNDED_US = 10**18
-"""Bounds from here on, 30,000 years, say nothing; so does `TIME_ERROR_UNKNOWN_US`."""
+"""Microseconds (30,000 years) from which a bound says nothing. `TIME_ERROR_UNKNOWN_US` is such a bound."""
 CLOCK_PPM = 500
-"""Kernels bend their clocks by no more: what a known time is worth so far away."""
+"""Parts per million of its distance that a time reckoned from a known one may be wrong. Kernels bend clocks no more."""
 
 GatewayBoot = tuple[str, str, str]
-"""Namespace, gateway, boot."""
+"""Namespace, gateway and boot."""
 
 
 class Correction(NamedTuple):
-    """What a gateway told of a boot's clock: a row of `time_corrections.SCHEMA`."""
+    """A time correction for a gateway's boot: a row of `time_corrections.SCHEMA`."""
 
     namespace: str
     gateway: str
@@ -63,15 +63,15 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """What is known of the clocks of gateways' boots."""
+    """The clocks of gateways' boots, as they are known now."""
 
     corrections: Mapping[GatewayBoot, tuple[Correction, int | None]] = field(default_factory=dict)
-    """The one that counts, and until when what was told was wrong."""
+    """Each boot's correction that counts, and the time until which wrong times were sent, if any."""
     known: Mapping[GatewayBoot, Edge] = field(default_factory=dict)
-    """A heartbeat of each, whose time was known."""
+    """A heartbeat of each boot with a known time."""
 
     def of(self, namespace: str, edge: Edge) -> Moment:
-        """The time of a record."""
+        """The corrected time of a record."""
         sent = Moment(edge.event_us, edge.time_error_us)
         told = self.corrections.get((namespace, edge.gateway, edge.gateway_boot))
         if told is None or edge.time_quality == DEVICE_QUALITY:
@@ -89,7 +89,7 @@ class Clocks:
         return Moment(us, error_us) if is_better or was_wrong else sent
 
     def in_boot(self, boot: GatewayBoot, boottime_us: int, also: Edge) -> Moment:
-        """The time of a moment of a boot, of which nothing was told itself; `also` is a record of the same gateway."""
+        """The time of a moment in a boot, reckoned from records of that boot: from `known`, and from `also`."""
         namespace, gateway, name = boot
         there = [edge for edge in (self.known.get(boot), also) if edge is not None and edge.gateway_boot == name]
         ways = [_reckoned(boottime_us, edge) for edge in there if edge.time_error_us < UNBOUNDED_US]
@@ -98,7 +98,7 @@ class Clocks:
 
 
 def clocks(corrections: Iterable[Correction], known: Mapping[GatewayBoot, Edge]) -> Clocks:
-    """Choose of each boot's corrections the one that counts, as `time_corrections.current` does."""
+    """Choose each boot's correction that counts, as `time_corrections.current` does."""
     by_boot: dict[GatewayBoot, list[Correction]] = {}
     for correction in corrections:
         by_boot.setdefault(correction[:3], []).append(correction)
@@ -115,7 +115,7 @@ def _worth(moment: Moment) -> tuple[int, int]:
 
 
 def _reckoned(boottime_us: int, edge: Edge) -> Moment | None:
-    """From a record of the same boot whose time is known; None where that leads to no time."""
+    """The time of a moment, reckoned from a record of the same boot with a known time; None if it is out of range."""
     distance = boottime_us - edge.boot_time_us
     us, error_us = edge.event_us + distance, edge.time_error_us - (-abs(distance) * CLOCK_PPM // 1_000_000)
     return Moment(us, error_us) if EARLIEST_US <= us <= LATEST_US and error_us < UNBOUNDED_US else None
@@ -126,6 +126,6 @@ def _millionths_down(number: int, ppm: Decimal) -> int:
 
 
 def _millionths(number: int, ppm: Decimal) -> int:
-    """So many parts in a million, cut towards zero."""
+    """`ppm` millionths of a number, cut towards zero."""
     product = number * int(ppm.scaleb(6))
     return product // 10**12 if product >= 0 else -(-product // 10**12)

@@ -1,9 +1,9 @@
-"""Which sequence numbers of each lane may stand in `log`: small whatever comes, and without Spark.
+"""Remembers which sequence numbers of each lane may stand in `log`, in bounded memory and without Spark.
 
-A lane's numbers are dense, so what was seen of it is all numbers below one, and a few bits above. A copy that comes
-again is found by its number alone, whatever its partition, its topic or its place in the order. Where a number never
-comes (it was dropped at the edge, or its topic is not read), the bits do not grow with what follows: they move on, and
-from then on each number below them counts as one that may have been seen. `log` itself tells whether it was.
+A lane's numbers are dense. So a lane has seen all numbers below a limit, and a few above it, which are kept as bits. A
+copy is found by its number alone, whatever its partition, topic or order. A number may never come, because it was
+dropped at the edge or its topic is not read. The bits then do not grow for ever: they move on, and all numbers below
+them count as numbers that may have been seen. `log` itself has the answer.
 """
 
 from bisect import bisect_left, bisect_right
@@ -11,19 +11,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 AHEAD_MAX = 1 << 20
-"""How far above the first number that is missing others are held as bits: 128 kB at the most."""
+"""Numbers from the first missing one on that are held as bits, in at most 128 kB."""
 FAR_MAX = 1 << 12
-"""So many numbers above that make the bits move on; fewer may be damaged or forged ones."""
+"""Numbers above the bits that are held. More make the bits move on. So few may be damaged or forged."""
 SPANS_MAX = 64
-"""Spans that say in which batches a lane's numbers came; of more, neighbours are joined."""
+"""Spans of a lane's numbers and their batches. Of more, neighbours are joined."""
 
 Lane = tuple[str, str]
-"""Buffer, lane."""
+"""Buffer and lane."""
 
 
 @dataclass(slots=True)
 class BatchSpan:
-    """Numbers of a lane, and the batches that they came in: ordinals, both inclusive."""
+    """A range of a lane's numbers, and the ordinals of their batches. All ends are inclusive."""
 
     first: int
     last: int
@@ -33,19 +33,19 @@ class BatchSpan:
 
 @dataclass(slots=True)
 class SeenLane:
-    """What was seen of one lane."""
+    """The numbers of one lane that were seen."""
 
     below: int = 0
-    """All numbers below this one were seen, or may have been."""
+    """Number below which all numbers were seen, or may have been."""
     above: int = 0
-    """Bit n: the number `below` + n."""
+    """Bits of the numbers from `below` on: bit n is set if `below` + n was seen."""
     spans: list[BatchSpan] = field(default_factory=list)
 
     far: set[int] = field(default_factory=set)
-    """Numbers `AHEAD_MAX` and more above `below`: a damaged or forged one must not cost the memory of all between."""
+    """Numbers from `below` + `AHEAD_MAX` on. As bits, a single damaged or forged number could fill the memory."""
 
     def add(self, numbers: Sequence[int], batch: int) -> list[tuple[int, int]]:
-        """Take up a batch's numbers, sorted; return those that may have been seen before, or twice in it, as ranges."""
+        """Add a batch's numbers, sorted. Return ranges of those that may have come before, or came twice in it."""
         self._note(numbers[0], numbers[-1], batch)
         near = numbers[: bisect_left(numbers, self.below + AHEAD_MAX)]
         again = self._add_near(near) if near else []
@@ -55,13 +55,13 @@ class SeenLane:
             self.far.update(far)
             again += self._take_near()
             while len(self.far) > FAR_MAX:
-                # By the middle one: no single number can move the bits away from the others.
+                # The middle number counts, so that no single number can move the bits away from the others.
                 self._move_on(sorted(self.far)[len(self.far) // 2] - AHEAD_MAX // 2)
                 again += self._take_near()
         return joined(again)
 
     def _take_near(self) -> list[tuple[int, int]]:
-        """Hold as bits what has come near, and what comes near by that."""
+        """Move far numbers that are near now to the bits, until no more come near by that."""
         again: list[tuple[int, int]] = []
         while nearer := sorted(number for number in self.far if number < self.below + AHEAD_MAX):
             self.far.difference_update(nearer)
@@ -92,13 +92,13 @@ class SeenLane:
         return again
 
     def _collapse(self) -> None:
-        # Trailing ones: what is seen without a hole from `below` on.
+        # The count of trailing ones: numbers from `below` on without a hole.
         dense = ((self.above + 1) & ~self.above).bit_length() - 1
         self.above >>= dense
         self.below += dense
 
     def batches(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Which batches these numbers may have come in."""
+        """The batches in which these numbers may have come, as ranges of ordinals."""
         return [(span.batch_first, span.batch_last) for span in self.spans if span.first <= last and first <= span.last]
 
     def _note(self, first: int, last: int, batch: int) -> None:
@@ -108,7 +108,7 @@ class SeenLane:
             return
         self.spans.append(BatchSpan(first, last, batch, batch))
         if len(self.spans) > SPANS_MAX:
-            # The older half at half the resolution: what comes again mostly does so soon.
+            # Join pairs of the older half only: numbers that come again mostly do so soon.
             older, newer = self.spans[: SPANS_MAX // 2], self.spans[SPANS_MAX // 2 :]
             pairs = zip(older[::2], older[1::2], strict=True)
             self.spans = [
@@ -117,7 +117,7 @@ class SeenLane:
 
 
 def bits_of(places: Iterable[int], length: int) -> int:
-    """A number whose bits at these places are set; `length` is above them all."""
+    """An integer with the bits at these places set. `length` is above all places."""
     octets = bytearray(max(length + 7, 0) // 8)
     for place in places:
         octets[place >> 3] |= 1 << (place & 7)
@@ -125,7 +125,7 @@ def bits_of(places: Iterable[int], length: int) -> int:
 
 
 def set_bits(bits: int) -> Iterable[int]:
-    """The places of the bits that are set, in order."""
+    """Yield the places of the set bits, in order."""
     octets = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
     for index, octet in enumerate(octets):
         if octet:
@@ -135,7 +135,7 @@ def set_bits(bits: int) -> Iterable[int]:
 
 
 def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Sorted numbers as ranges, both ends inclusive."""
+    """Return sorted numbers as ranges. Both ends are inclusive."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and number <= found[-1][1] + 1:
@@ -146,7 +146,7 @@ def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges in order, those that touch made one."""
+    """Return ranges in order. Ranges that touch or overlap become one."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(spans):
         if found and first <= found[-1][1] + 1:
@@ -157,7 +157,7 @@ def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def without(spans: Iterable[tuple[int, int]], numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Ranges in order that do not touch, with none of these numbers in them."""
+    """Take numbers out of ranges, which are in order and do not touch."""
     holes = sorted(numbers)
     found: list[tuple[int, int]] = []
     for first, last in spans:

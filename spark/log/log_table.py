@@ -1,4 +1,7 @@
-"""`log`: every Kafka record once per time it was read, append-only, one commit per batch. All else derives from it."""
+"""Writes the append-only table `log`: a row for each time that a Kafka record was read, in one commit for each batch.
+
+All other tables derive from it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,62 +32,62 @@ SCHEMA = f"""
     duplicate boolean, reject_reason string,
     ingest string, batch bigint, ordinal bigint, code_version string, declarations string, event_date date
 """
-"""`device_counter` is null where device and stream imply it (`record_contract.implied_counter`); `headers`: of a
-record whose headers cannot be read all that came, else those that the contract does not know; `pack_span_us`: how long
-before the record's event time the earliest value of a pack was taken, null where there is one time alone."""
+"""Columns of `log`. `device_counter` is null if device and stream imply it (`record_contract.implied_counter`).
+`headers` has all headers of a record with a fault in them, or else those that the contract does not know.
+`pack_span_us` is the time from a pack's earliest value to the record's event time; null if all values have one time."""
 LOG_PARTITION = "event_date"
 SKIPPING_COLUMNS = (
     "event_time,ordinal,device,ce_type,topic,partition,offset,lane,lane_sequence,reject_reason,"
     "gateway_boot,boot_time_us,boot_time_error_us,pack_span_us,kafka_timestamp,ingest"
 )
-"""Whose least and greatest value, and count of nulls, each file keeps: what queries, the search for copies and for what
-a time correction mends are pruned by."""
+"""Columns with statistics (least, greatest, nulls) in each file. By them, Delta skips files in queries and in the
+searches for copies and for readings that a time correction moves."""
 
 IMPLAUSIBLE_DATE = "1970-01-01"
-"""The partition of all records without an event time, with one that cannot be, or with one whose error nothing
-bounds: one broken clock would otherwise open a partition for every date it comes up with."""
+"""Partition of records whose event time is missing, implausible or without a bound. Without it, one broken clock could
+open a partition for every date that it shows."""
 
 ORDINAL = "sluice-ordinal"
-"""The application under which a table says up to which batch it has taken the log."""
+"""Application whose commit number in a table is the last batch of `log` that the table has."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchId:
-    """Which batch of which streaming query: what makes a retried append one append."""
+    """A batch of a streaming query. By it, a retried append is recognised, and counts once."""
 
     ingest: str
-    """The streaming query's id. A new checkpoint has a new one, for its batches count from 0 again."""
+    """Id of the streaming query. A new checkpoint has a new id, because its batches count from 0 again."""
     number: int
 
 
 class CheckpointError(Exception):
-    """Spark's checkpoint does not stand where the tables end; the message says which, and how that shows."""
+    """Spark's checkpoint does not fit the tables. The message says how this shows."""
 
 
 RETRY = "retry-"
-"""How the id begins of what reads records again from `log` itself."""
+"""Prefix of the `ingest` of records that were read again from `log` itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchIds:
-    """Batches of another version's `log` that become one: their records have `ingest` and `batch` already."""
+    """Batches of another version's `log` that become one batch. Their records have `ingest` and `batch` already."""
 
     numbers: Mapping[str, int]
-    """By application, the number of the last of its commits: what was taken is known here as well."""
+    """Last commit number of each application. By it, this `log` knows too which batches it has."""
 
 
 def log_schema() -> StructType:
-    """Return the table's columns; needs a running session, whose parser reads them."""
+    """Return the table's columns. It needs a running session, whose parser reads them."""
     return cast("StructType", StructType.fromDDL(SCHEMA))
 
 
 def log_path(tables: str) -> str:
-    """Return where the table lies; `tables` is the folder of one version of the warehouse's tables."""
+    """Return the table's path. `tables` is the folder of one version of the warehouse's tables."""
     return f"{tables}/log"
 
 
 def create_log(spark: SparkSession, tables: str) -> None:
-    """Create the table where there is none."""
+    """Create the table, or add columns that it lacks."""
     (
         DeltaTable.createIfNotExists(spark)
         .location(log_path(tables))
@@ -99,19 +102,19 @@ def create_log(spark: SparkSession, tables: str) -> None:
 
 
 def read_log(spark: SparkSession, tables: str) -> DataFrame:
-    """Return the table as it stands: each record as it was read, whatever was found out about it later."""
+    """Return the table as it stands, with each record as it was read. Amendments are not applied."""
     return with_missing_columns(spark.read.format("delta").load(log_path(tables)), log_schema())
 
 
 def open_log(spark: SparkSession, warehouse: str, version: Version | None = None) -> DataFrame:
-    """Return the warehouse's `log`, which SQL then finds as the temporary view `log`."""
+    """Return the warehouse's `log`, and make it the temporary view `log`."""
     log = read_log(spark, seen_tables(spark, warehouse, version))
     log.createOrReplaceTempView("log")
     return log
 
 
 class Log:
-    """The table as its one writer has it."""
+    """The table `log`, for its one writer."""
 
     def __init__(self, spark: SparkSession, tables: str) -> None:
         self._spark = spark
@@ -120,11 +123,11 @@ class Log:
 
     @property
     def last(self) -> int:
-        """The ordinal of the last batch; -1 where there is none."""
+        """The ordinal of the last batch; -1 if there is none."""
         return self.table.last(ORDINAL)
 
     def ordinal_of(self, batch: BatchId) -> int | None:
-        """The ordinal of a batch that was committed; None where it was not."""
+        """The ordinal of a committed batch; None if the batch was not committed."""
         if self.table.last(query_of(batch)) < batch.number:
             return None
         of_batch = (F.col("ingest") == batch.ingest) & (F.col("batch") == batch.number)
@@ -132,27 +135,27 @@ class Log:
         return self.last if row is None or row.ordinal is None else int(row.ordinal)
 
     def rows_of(self, ordinal: int) -> DataFrame:
-        """The rows of a batch that was committed."""
+        """The rows of a committed batch."""
         return read_log(self._spark, self._tables).where(F.col("ordinal") == ordinal)
 
 
 def expect_same(log: "Log", batch: BatchId, ordinal: int, records: DataFrame) -> None:
-    """Make sure that a batch which comes again is the one that was committed. Raises CheckpointError."""
+    """Check that a batch that comes again has the records that were committed. Raises CheckpointError."""
     of_batch = (F.col("ordinal") == ordinal) & (F.col("ingest") == batch.ingest) & (F.col("batch") == batch.number)
     stands = _extent(log.rows_of(ordinal).where(of_batch))
-    # Where a replay read it from Kafka, it stands there under another name.
+    # If a replay read the records from Kafka, they stand there under another `ingest`.
     if stands and _extent(records) != stands:
         raise CheckpointError(f"batch {batch.number} comes again with other records than it was committed with")
 
 
 def _extent(rows: DataFrame) -> set[tuple[str, int, int, int]]:
-    """Of each partition, how many records there are, and the last."""
+    """Topic, partition, number of records and last offset of each partition."""
     found = rows.groupBy("topic", "partition").agg(F.count("*").alias("rows"), F.max("offset").alias("last")).collect()
     return {(row.topic, row.partition, row.rows, row["last"]) for row in found}
 
 
 class LogAppend:
-    """One batch on its way into `log`: its files are written, looked at, and committed."""
+    """One batch on its way into `log`. Its files are written, read, and then committed."""
 
     def __init__(self, log: Log, batch: "BatchId | BatchIds") -> None:
         self._staged = log.table.begin()
@@ -160,7 +163,7 @@ class LogAppend:
         self.ordinal = log.last + 1
 
     def write(self, decoded: DataFrame, streams: Streams) -> DataFrame:
-        """Write decoded records, none of them as a duplicate yet, and return them as they were written."""
+        """Write decoded records, none marked as a duplicate yet, and return the written rows."""
         if isinstance(self._batch, BatchId):
             numbers = {"ingest": F.lit(self._batch.ingest), "batch": of_batch(self._batch.number, "topic")}
             decoded = decoded.withColumns(numbers)
@@ -168,35 +171,35 @@ class LogAppend:
         return self.rewrite(rows.withColumn("ordinal", of_batch(self.ordinal, "topic")))
 
     def rewrite(self, rows: DataFrame) -> DataFrame:
-        """Write rows of the table's columns in the place of those that were written before."""
+        """Write rows with the table's columns instead of the rows written before, and return the written rows."""
         self._staged.write(rows)
         return self._staged.rows()
 
     def commit(self, so_far: Mapping[str, int] | None = None) -> None:
-        """Commit what was written last. `so_far`: how far other tables have come, by application."""
+        """Commit the rows written last. `so_far` has how far other tables are, as commit numbers by application."""
         batch = self._batch
         numbers = {query_of(batch): batch.number} if isinstance(batch, BatchId) else batch.numbers
         self._staged.commit({ORDINAL: self.ordinal, **numbers, **(so_far or {})})
 
 
 def from_kafka() -> Column:
-    """Tell which rows were read from Kafka, and not again from `log`."""
+    """True for rows that were read from Kafka, not again from `log`."""
     return ~F.col("ingest").startswith(RETRY)
 
 
 def query_of(batch: BatchId) -> str:
-    """The application under which a query's batches are committed."""
+    """The application of the commits of a query's batches."""
     return f"sluice-ingest-{batch.ingest}"
 
 
 def with_topic_ids(records: DataFrame, topic_ids: Mapping[str, str]) -> DataFrame:
-    """Add each topic's id, as Kafka told it."""
+    """Add Kafka's id of each record's topic."""
     return records.withColumn("topic_id", F.try_element_at(constant(topic_ids, "map<string,string>"), F.col("topic")))
 
 
 @recorded
 def log_rows(judged: DataFrame, streams: Streams) -> DataFrame:
-    """Bring decoded records, with topic ids and batch, into the table's columns, but for `ordinal`."""
+    """Bring decoded records, with topic ids and batch, into the table's columns, except `ordinal`."""
     numbering = {"ordinal"}
     ago_us = F.array_max("metrics.ago_us")
     complete = judged.withColumns(
@@ -217,8 +220,8 @@ def log_rows(judged: DataFrame, streams: Streams) -> DataFrame:
 
 
 def date_of(event_time: Column, time_error_us: Column, times: Times = USUAL_TIMES) -> Column:
-    """The date of an event time, `IMPLAUSIBLE_DATE` for one that cannot be; beside the record's `kafka_timestamp`."""
-    # The upper bound is the record's own: Kafka's clock, unlike the time of this run, is the same in a retry.
+    """The date of an event time, or IMPLAUSIBLE_DATE. It needs the record's `kafka_timestamp` beside it."""
+    # The upper bound is by Kafka's clock, because a retry must get the same date. The time of this run would differ.
     plausible = (
         (event_time >= F.lit(times.plausible_from_time))
         & (event_time <= F.col("kafka_timestamp") + F.expr(f"interval {times.ahead_max_s} seconds"))
@@ -228,7 +231,7 @@ def date_of(event_time: Column, time_error_us: Column, times: Times = USUAL_TIME
 
 
 def is_implausible() -> Column:
-    """Tell which rows have a time that cannot be, though their gateway knew its clock: rejects while it is so."""
+    """True for rows with an implausible time although their gateway knew its clock. Meanwhile they are rejects."""
     return (F.col("event_date") == F.lit(IMPLAUSIBLE_DATE).cast("date")) & (
         F.col("time_error_us") < TIME_ERROR_UNKNOWN_US
     )

@@ -1,4 +1,7 @@
-"""`quarantine`: records that became no readings, each with the reason and its place in Kafka. They stay in `log`."""
+"""Derives the view `quarantine`: records that became no readings, with the reason and their place in Kafka.
+
+The records stay in `log`.
+"""
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -21,9 +24,9 @@ COLUMNS = (
 
 
 def open_quarantine(spark: SparkSession, warehouse: str, version: Version | None = None) -> DataFrame:
-    """Return the warehouse's `quarantine`, which SQL then finds as the temporary view of that name.
+    """Return the warehouse's `quarantine`, and make it the temporary view `quarantine`.
 
-    One row for each record that is a reject, or was one before it was read again (`retried`).
+    It has a row for each record that is a reject, or was one before it was read again (`retried`).
     """
     version = version or open_version(spark, warehouse)
     tables = tables_of(warehouse, version)
@@ -40,7 +43,7 @@ def open_quarantine(spark: SparkSession, warehouse: str, version: Version | None
 
 
 def kind() -> Column:
-    """What stands before the colon of a reason."""
+    """The kind of a reject: the reason's text before the colon."""
     return F.substring_index("reject_reason", ":", 1)
 
 
@@ -49,18 +52,18 @@ def _is_reject() -> Column:
 
 
 def still_rejected(log: DataFrame) -> DataFrame:
-    """Rows of `log` that are rejects by now."""
+    """Rows of `log` that are still rejects."""
     return with_retried(log.where(_is_reject()), log).where(~F.col("retried")).drop("retried")
 
 
 def rejects_by_kind(spark: SparkSession, tables: str) -> dict[str, int]:
-    """How many records of a version are rejects by now, the most frequent kind first. Without implausible times."""
+    """Count a version's rejects by kind, the most frequent first. Implausible times are not counted."""
     of_kind = still_rejected(effective_log(spark, tables)).groupBy(kind().alias("kind")).count()
     return {row.kind: row["count"] for row in of_kind.orderBy(F.col("count").desc(), "kind").collect()}
 
 
 def with_retried(rejects: DataFrame, log: DataFrame) -> DataFrame:
-    """One row for each rejected record, the last time it was read, and whether it could be read again since."""
+    """Return each rejected record's last row, with `retried`: true if it was read again since."""
     last = rejects.groupBy(*PLACE).agg(F.max_by(F.struct("*"), "ordinal").alias("row")).select("row.*")
     again = log.where(~from_kafka()).select(*PLACE).distinct().withColumn("retried", F.lit(True))
     same = [F.col(f"reject.{name}").eqNullSafe(F.col(f"again.{name}")) for name in PLACE]

@@ -1,6 +1,6 @@
-"""`readings`: what an analyst queries. One row per metric of one reading, without duplicates and rejects.
+"""Derives the view `readings` for analysts: a row for each metric of a reading, without duplicates and rejects.
 
-Times are as time corrections put them right; what was sent stands beside it.
+Time corrections are applied. The times as sent stand beside the corrected ones.
 """
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -18,12 +18,12 @@ from spark.log.warehouse_version import Version, open_version, tables_of
 
 @built_once
 def is_reading() -> Column:
-    """Tell which rows of `log` are readings: neither rejects nor duplicates, nor what a gateway says of itself."""
+    """True for rows of `log` that are readings, not rejects, duplicates or gateways' events."""
     return (F.col("ce_type") == READING_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate")
 
 
 def readings(log: DataFrame, corrections: DataFrame, times: Times = USUAL_TIMES) -> DataFrame:
-    """Derive `readings` from `log`, or from any part of it. `corrections` as `time_corrections.current` yields them."""
+    """Derive `readings` from `log`, or from any part of it. `corrections` are from `time_corrections.current`."""
     return _each_metric(retimed(log.where(is_reading()), corrections, times))
 
 
@@ -65,18 +65,18 @@ def _each_metric(retimed: DataFrame) -> DataFrame:
 
 
 def taken_at(record_time: str) -> Column:
-    """When a value was taken: a value of a pack so long before the pack's own time, but in the year 2 at the earliest.
+    """The time when a value was taken: the record's time less the value's `ago_us`, and at least the year 2.
 
-    Before that lies no time that Python, which collects the rows, can show. Only a time that nothing bounds is there.
+    Python, which collects the rows, cannot hold all earlier times. Only times without a bound can be so early.
     """
     us = F.unix_micros(record_time) - F.coalesce("ago_us", F.lit(0))
     return F.timestamp_micros(F.greatest(us, F.lit(EARLIEST_US)))
 
 
 def open_readings(spark: SparkSession, warehouse: str, version: Version | None = None) -> DataFrame:
-    """Return the warehouse's `readings`, which SQL then finds as the temporary view `readings`.
+    """Return the warehouse's `readings`, and make it the temporary view `readings`.
 
-    Times are put right by the corrections that there are now: opened anew, it has those that came since.
+    It applies the corrections that there are now. Open it again to apply later ones.
     """
     version = version or open_version(spark, warehouse)
     view = readings_of(spark, tables_of(warehouse, version), version.streams.times)
@@ -89,6 +89,6 @@ def readings_of(spark: SparkSession, tables: str, times: Times) -> DataFrame:
     log = effective_log(spark, tables)
     corrections = known_corrections(spark, tables)
     may_move = corrections.may_move() if corrections.told_us else F.lit(False)
-    # Kept apart, what no correction moves is found by its event time as if there were none.
+    # Readings that no correction may move are kept apart, so that Delta still finds them by their event time.
     settled = readings(log.where(~may_move), corrections.current.where(F.lit(False)), times)
     return settled.unionByName(readings(log.where(may_move), corrections.current, times))

@@ -1,9 +1,9 @@
-"""Which of its own numbers of each device stand in `log`, as islands: contiguous numbers, with the times of both ends.
+"""Remembers which of a device's numbers stand in `log`, as islands of contiguous numbers with the times of both ends.
 
-A sensor that counts its readings shows by its numbers what is missing: between two islands of one boot something was
-taken that is not here. The times of an island's ends say when; they are kept with all that a later time correction
-needs. Of a sensor that loses a reading now and then there are ever more islands: in memory are those that grew last,
-and of the others only between which numbers they lie. All but the functions on DataFrames is without Spark.
+If a sensor counts its readings, readings are missing between two islands of one boot. The times of the islands' ends
+say when. They are kept with all that a later time correction needs. A sensor that loses a reading now and then has ever
+more islands. Islands that grew last stay in memory; the others are settled, and only their spans of numbers stay. Only
+the functions on DataFrames use Spark.
 """
 
 from bisect import bisect_left
@@ -21,7 +21,7 @@ from spark.engine.built_once import recorded
 from spark.log.lane_sequences import joined
 
 RUN_COLUMNS = ("namespace", "device", "stream", "device_counter", "device_boot")
-"""What a run of numbers is of. `device_counter` is empty where a record does not name one."""
+"""Columns that name a run of numbers. `device_counter` is empty if a record names no counter."""
 EDGE_TYPE = (
     "struct<event_us: bigint, time_error_us: bigint, time_quality: string, gateway: string, gateway_boot: string, "
     "boot_time_us: bigint, boot_time_error_us: bigint>"
@@ -30,22 +30,22 @@ ISLANDS_SCHEMA = f"""
     namespace string, device string, stream string, device_counter string, device_boot string,
     first bigint, last bigint, first_edge {EDGE_TYPE}, last_edge {EDGE_TYPE}, batch_first bigint, batch_last bigint
 """
-"""Of islands as a table."""
+"""Columns of a table of islands."""
 
 RunKey = tuple[str, str, str, str, str]
-"""Namespace, device, stream, counter, device boot."""
+"""Namespace, device, stream, counter and device boot."""
 Numbers = tuple[int, int]
-"""First and last, both included."""
+"""First and last number, both inclusive."""
 ISLANDS_MAX = 16
-"""A run with more islands has some of them settled: half of so many stay."""
+"""Islands of a run in memory. If a run has more, half of so many stay, and the others are settled."""
 SETTLED_MAX = 16
 """Spans of settled islands of a run."""
 MISSING_MAX = 2**63 - 1
-"""What a column holds; more can be missing between numbers of 64 bits."""
+"""Largest count of missing numbers, which a column holds. Between 64-bit numbers more may be missing."""
 
 
 class Edge(NamedTuple):
-    """When a record was taken, as it was sent: the columns of `log` that tell, the times as whole microseconds."""
+    """The time of a record as it was sent: the columns of `log` that hold it, with times in whole microseconds."""
 
     event_us: int
     time_error_us: int
@@ -57,67 +57,67 @@ class Edge(NamedTuple):
 
 
 class Island(NamedTuple):
-    """Numbers that all stand in `log`, both ends included."""
+    """Contiguous numbers that all stand in `log`. Both ends are inclusive."""
 
     first: int
     last: int
     first_edge: Edge
     last_edge: Edge
     batch_first: int
-    """Ordinals of the batches that its readings came in."""
+    """Ordinals of the first and the last batch with its readings."""
     batch_last: int
 
 
 class BatchRun(NamedTuple):
-    """What one batch brings of a run."""
+    """One batch's islands of a run."""
 
     key: RunKey
     islands: list[Island]
-    """In order; none touches another."""
+    """Islands in order. No island touches another."""
 
 
 class Merged(NamedTuple):
-    """A run with what a batch brought."""
+    """A run's islands after a batch."""
 
     islands: tuple[Island, ...]
     overlaps: list[Numbers]
-    """What it had before."""
+    """Numbers that came in the batch and before."""
 
 
 class SettledSpan(NamedTuple):
-    """Numbers between which islands lie that are no longer in memory, and the batches that they came in."""
+    """A span of numbers with islands that are no longer in memory, and the batches of their readings."""
 
     first: int
     last: int
     missing: int
-    """How many of the numbers were not in those islands."""
+    """Numbers in the span that were in none of these islands."""
     batch_first: int
     batch_last: int
 
 
 class SeenRun(NamedTuple):
-    """What is kept of a run from batch to batch."""
+    """The state of a run between batches."""
 
     islands: tuple[Island, ...] = ()
     settled: tuple[SettledSpan, ...] = ()
-    """In order. A number within one was seen, or may have been: `log` itself tells."""
+    """Spans in order. A number in a span may have been seen: `log` itself has the answer."""
 
     def batch_last(self) -> int:
-        """The last batch that something of it came in."""
+        """The last batch with readings of this run."""
         return max([island.batch_last for island in self.islands] + [span.batch_last for span in self.settled])
 
 
 class Added(NamedTuple):
-    """A run with what a batch brought, and what of that came before, or may have."""
+    """A run after a batch, and the batch's numbers that came before, or may have."""
 
     run: SeenRun
     again: list[Numbers]
     batches: set[Numbers]
-    """All batches, from the first to the last, in which `again` may have come."""
+    """Batches in which the numbers `again` may have come, as ranges of ordinals."""
 
 
 def add(run: SeenRun, new: Sequence[Island]) -> Added:
-    """Take up what a batch brought of a run; both in order, and in themselves without islands that touch."""
+    """Add a batch's islands to a run. In each, islands are in order and do not touch."""
     merged = merge(run.islands, new)
     batches = {
         (island.batch_first, island.batch_last)
@@ -139,9 +139,9 @@ def add(run: SeenRun, new: Sequence[Island]) -> Added:
 
 
 def settle(run: SeenRun, islands_max: int, settled_max: int = SETTLED_MAX) -> tuple[SeenRun, list[Island]]:
-    """Tell which islands are to leave memory, if there are too many, and what the run is without them.
+    """Settle islands if a run has too many. Return the run without them, and the settled islands.
 
-    It is those that grew longest ago: a backlog that is worked off makes an old one grow, and that one stays.
+    Islands that grew longest ago are settled. An old island into which a backlog comes is growing, and stays.
     """
     if len(run.islands) <= islands_max:
         return run, []
@@ -153,12 +153,12 @@ def settle(run: SeenRun, islands_max: int, settled_max: int = SETTLED_MAX) -> tu
 
 
 def _fewer(spans: Iterable[SettledSpan], most: int) -> tuple[SettledSpan, ...]:
-    """Join spans where that costs least: what is missing within one is looked for, should it come, in its batches."""
+    """Join spans where that costs least. If a missing number of a span comes, all batches of the span are searched."""
     found = _apart(sorted(spans), 4 * most)
     newest = max(span.batch_last for span in found)
 
     def cost(span: SettledSpan) -> float:
-        # What comes late mostly does so soon.
+        # Late numbers mostly come soon, so old spans cost less.
         return span.missing * (span.batch_last - span.batch_first + 1) / (newest - span.batch_last + 1)
 
     def more(place: int) -> float:
@@ -172,7 +172,7 @@ def _fewer(spans: Iterable[SettledSpan], most: int) -> tuple[SettledSpan, ...]:
 
 
 def _apart(spans: list[SettledSpan], most: int) -> list[SettledSpan]:
-    """Join spans, which are in order, but for where most is missing in between."""
+    """Join spans, which are in order, except across the widest gaps."""
     if len(spans) <= most:
         return spans
     by_hole = sorted(range(1, len(spans)), key=lambda place: spans[place].first - spans[place - 1].last)
@@ -181,13 +181,13 @@ def _apart(spans: list[SettledSpan], most: int) -> list[SettledSpan]:
 
 
 def _spanned(one: SettledSpan, other: SettledSpan) -> SettledSpan:
-    """The span of two, of which the other begins no sooner."""
-    # Below zero where they do not overlap: so many are missing in between.
+    """The span of two spans. `other` begins no sooner than `one`."""
+    # Numbers in both. If they do not overlap, it is negative: minus the numbers missing in between.
     both = min(one.last, other.last) - other.first + 1
     return SettledSpan(
         one.first,
         max(one.last, other.last),
-        # What the one misses where they overlap, the other may have.
+        # Where they overlap, each span may have what the other lacks.
         min(max(one.missing + other.missing - both, 0), MISSING_MAX),
         min(one.batch_first, other.batch_first),
         max(one.batch_last, other.batch_last),
@@ -195,12 +195,12 @@ def _spanned(one: SettledSpan, other: SettledSpan) -> SettledSpan:
 
 
 def merge(islands: tuple[Island, ...], new: Sequence[Island]) -> Merged:
-    """Add what a batch brought to what a run had; both in order, and in themselves without islands that touch.
+    """Merge a batch's islands with those of a run. In each, islands are in order and do not touch.
 
-    Islands that touch become one. A number that was there before stays, but that an end with a smaller bound of its
-    time takes the place of the same number's, as among copies of a reading: so the order of batches changes nothing.
+    Islands that touch become one. If an end's number comes twice, the time with the smaller bound counts, as among
+    copies of a reading. So the order of batches changes nothing.
     """
-    # What mostly comes: one island that goes on where the last one ends.
+    # The usual case: one island behind the last one.
     if len(new) == 1 and islands and new[0].first > islands[-1].last:
         newest, came = islands[-1], new[0]
         if came.first > newest.last + 1:
@@ -217,7 +217,7 @@ def merge(islands: tuple[Island, ...], new: Sequence[Island]) -> Merged:
     merged = list(islands)
     overlaps: list[Numbers] = []
     for came in new:
-        # From the first island that ends no sooner than right before it, to the last that begins right behind it.
+        # From the first island that touches or overlaps it, to the last.
         low = bisect_left(merged, came.first - 1, key=_last)
         high = low
         while high < len(merged) and merged[high].first <= came.last + 1:
@@ -262,17 +262,17 @@ def _surest(edges: list[Edge]) -> Edge:
 
 
 def _sureness(edge: Edge) -> tuple[object, ...]:
-    # Beyond the bound anything that is the same whatever came first; a null is no number.
+    # After the bound, any order will do that does not depend on which came first. None cannot be compared.
     return edge.time_error_us, *edge[:1], *edge[2:6], -1 if edge.boot_time_error_us is None else edge.boot_time_error_us
 
 
 def collected_runs(rows: DataFrame, batch: int) -> list[BatchRun]:
-    """What a batch brings. `rows` are its rows of `log`, `batch` its ordinal."""
+    """Collect a batch's runs. `rows` are its rows of `log`, `batch` is its ordinal."""
     return with_inner_edges(rows, batch_runs(rows).collect(), batch)
 
 
 def with_inner_edges(rows: DataFrame, runs: Sequence[Row], batch: int) -> list[BatchRun]:
-    """Make islands of the rows of `batch_runs`. A job where numbers are missing inside the batch, which is rare."""
+    """Make islands of the rows of `batch_runs`. A job runs if numbers are missing inside the batch, which is rare."""
     wanted = [(*run_key(run), number) for run in runs if run.numbers is not None for number in _inner_ends(run.numbers)]
     edges: dict[RunKey, dict[int, Edge]] = {}
     for row in inner_edges(rows, wanted).collect() if wanted else ():
@@ -282,12 +282,12 @@ def with_inner_edges(rows: DataFrame, runs: Sequence[Row], batch: int) -> list[B
 
 @recorded
 def batch_runs(rows: DataFrame) -> DataFrame:
-    """Find first and last number of each run, with their times, and all its numbers, in order, where some are missing.
+    """Find the first and last number of each run with their times, and all numbers of runs with gaps.
 
-    `first_edge` and `last_edge` are as `EDGE_TYPE`, `numbers` is null where there are all from `first` to `last`,
-    `repeated` tells whether one came more than once.
+    `first_edge` and `last_edge` have EDGE_TYPE. `numbers` is null if no number from `first` to `last` is missing.
+    `repeated` is true if a number came more than once.
     """
-    # An aggregate each, which needs no sorting of readings; the numbers alone are gathered.
+    # Two aggregates need no sorting of readings: only the numbers are gathered.
     rising, falling = F.col("device_sequence"), F.bitwise_not(F.col("device_sequence"))
     runs = (
         _numbered(rows)
@@ -300,7 +300,7 @@ def batch_runs(rows: DataFrame) -> DataFrame:
         )
     )
     first, last = F.col("start.number"), F.bitwise_not(F.col("end.number"))
-    # Decimals: the span of two numbers may be wider than any of them.
+    # As decimals: the span of two 64-bit numbers may need more bits.
     span = last.cast("decimal(20,0)") - first.cast("decimal(20,0)") + 1
     return runs.select(
         *RUN_COLUMNS,
@@ -314,7 +314,7 @@ def batch_runs(rows: DataFrame) -> DataFrame:
 
 
 def inner_edges(rows: DataFrame, wanted: Sequence[tuple[str, str, str, str, str, int]]) -> DataFrame:
-    """Find the times of these numbers: of a run's key and number a row with `edge`."""
+    """Find the times of these numbers. Returns a row with `edge` for each run's key and number."""
     schema = ", ".join(f"{name} string" for name in RUN_COLUMNS) + ", device_sequence bigint"
     chosen = F.broadcast(rows.sparkSession.createDataFrame(wanted, schema))
     numbers = [*RUN_COLUMNS, "device_sequence"]
@@ -324,14 +324,14 @@ def inner_edges(rows: DataFrame, wanted: Sequence[tuple[str, str, str, str, str,
 
 
 def is_numbered() -> Column:
-    """Tell which rows of `log` are good readings with a number of their sensor's."""
+    """True for rows of `log` that are good readings with a number of their sensor."""
     named = F.col("device_boot").isNotNull() & F.col("device_sequence").isNotNull()
     good = (F.col("ce_type") == READING_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate")
     return good & named & F.col("namespace").isNotNull() & F.col("device").isNotNull()
 
 
 def counter(rows: str = "") -> Column:
-    """Return a row's counter as `RUN_COLUMNS` has it; `rows` is the alias of `log`, with a point behind it."""
+    """A row's counter for `RUN_COLUMNS`. `rows` is the alias of `log` with a point behind it."""
     return F.coalesce(F.col(f"{rows}device_counter"), F.lit(""))
 
 
@@ -340,13 +340,13 @@ def _numbered(rows: DataFrame) -> DataFrame:
 
 
 def edge() -> Column:
-    """When a row of `log` was taken, as `EDGE_TYPE`."""
+    """The time of a row of `log`, as `EDGE_TYPE`."""
     others = [F.col(name) for name in Edge._fields if name != "event_us"]
     return F.struct(F.unix_micros("event_time").alias("event_us"), *others)
 
 
 def islands_of(run: Row, edges: dict[int, Edge], batch: int) -> list[Island]:
-    """Make islands of a row of `batch_runs`; `edges` are those of its inner ends."""
+    """Make islands of a row of `batch_runs`. `edges` are the times of its inner ends."""
     first_edge, last_edge = edge_of(run.first_edge), edge_of(run.last_edge)
     if run.numbers is None:
         return [Island(run.first, run.last, first_edge, last_edge, batch, batch)]
@@ -355,25 +355,25 @@ def islands_of(run: Row, edges: dict[int, Edge], batch: int) -> list[Island]:
 
 
 def islands_as_rows(key: RunKey, islands: Iterable[Island]) -> list[tuple[object, ...]]:
-    """Islands of a run as rows of `ISLANDS_SCHEMA`."""
+    """Return islands of a run as rows of `ISLANDS_SCHEMA`."""
     return [(*key, *island) for island in islands]
 
 
 def island_of_row(row: Row) -> tuple[RunKey, Island]:
-    """What a row of `ISLANDS_SCHEMA` says."""
+    """Return the run's key and the island of a row of `ISLANDS_SCHEMA`."""
     ends = edge_of(row.first_edge), edge_of(row.last_edge)
     return run_key(row), Island(row.first, row.last, *ends, row.batch_first, row.batch_last)
 
 
 def edge_of(row: Row) -> Edge:
-    """What a row of `EDGE_TYPE` says."""
+    """Return the edge of a row of `EDGE_TYPE`."""
     event_us, error_us, quality, gateway, boot, boot_us, boot_error_us = row
-    # Names that all have in common are kept once: they would be a third of the memory.
+    # Names that many edges share are kept once: they would take a third of the memory.
     return Edge(event_us, error_us, intern(quality), intern(gateway), intern(boot), boot_us, boot_error_us)
 
 
 def run_key(row: Row) -> RunKey:
-    """Return the run that a row with the columns of `RUN_COLUMNS` is of."""
+    """Return the run's key of a row with the columns of `RUN_COLUMNS`."""
     return intern(row.namespace), intern(row.device), intern(row.stream), intern(row.device_counter), row.device_boot
 
 
@@ -382,7 +382,7 @@ def _inner_ends(numbers: Sequence[int]) -> set[int]:
 
 
 def _ranges(numbers: Sequence[int]) -> list[Numbers]:
-    """Numbers that are in order, each once, as ranges."""
+    """Return distinct numbers in order as ranges."""
     starts = [0, *(place for place in range(1, len(numbers)) if numbers[place] != numbers[place - 1] + 1)]
     ends = [*(place - 1 for place in starts[1:]), len(numbers) - 1]
     return [(numbers[start], numbers[end]) for start, end in zip(starts, ends, strict=True)]

@@ -1,6 +1,6 @@
-"""What the driver keeps in memory between batches, as a table: written now and then, to spare a start reading `log`.
+"""Saves the driver's state now and then to a Delta table, so that a start need not read all of `log`.
 
-`log` is the truth: what was committed to it since is counted again at a start.
+`log` is the truth. At a start, batches that `log` has since the last save are counted again.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,16 +15,16 @@ from spark.engine.delta_staging import AppendTable, add_missing_columns, pinned,
 from spark.log.log_table import ORDINAL
 
 REWRITE_FACTOR = 8
-"""The table is written anew, with a row for each key, once it has had so many rows for each."""
+"""Rows for each key above which the table is rewritten with one row for each key."""
 
 Key = TypeVar("Key", bound=tuple[str, ...])
 State = TypeVar("State")
 
 
 class StateTable(Generic[Key, State]):
-    """States by key: in memory, and as they were at the last `save` in a Delta table. A key's last row counts."""
+    """States by key: now in memory, and as of the last `save` in a Delta table. A key's last row counts."""
 
-    def __init__(  # noqa: PLR0913 - what a table is made of
+    def __init__(  # noqa: PLR0913 - the parts of a table
         self,
         spark: SparkSession,
         path: str,
@@ -34,7 +34,7 @@ class StateTable(Generic[Key, State]):
         decode: Callable[[Row], State],
         encode: Callable[[State], tuple[object, ...]],
     ) -> None:
-        """Open the table, or make it. `columns` are a state's, in DDL; `encode` gives their values."""
+        """Open the table, or make it. `columns` are the columns of a state in DDL, and `encode` gives their values."""
         self._spark = spark
         self._encode = encode
         names = ", ".join(f"{name} string" for name in key)
@@ -43,13 +43,13 @@ class StateTable(Generic[Key, State]):
         add_missing_columns(spark, path, schema)
         self._table = AppendTable(spark, path, schema)
         self.changed_keys: set[Key] = set()
-        """Those whose state is another than at the last `save`."""
+        """Keys whose states have changed since the last `save`."""
         self._rows = 0
         self.states: dict[Key, State] = {}
         if self.saved >= 0:
             for row in read_states(spark, path, key).collect():
                 self.states[cast("Key", tuple(row[name] for name in key))] = decode(row)
-            # Short runs too write it anew in time.
+            # Counted, so that short runs too rewrite the table in time.
             self._rows = spark.read.format("delta").load(path).count()
 
     @property
@@ -58,15 +58,15 @@ class StateTable(Generic[Key, State]):
         return self._table.last(ORDINAL)
 
     def changed(self, key: Key) -> None:
-        """Note that a key's state is another than it was."""
+        """Note that a key's state has changed."""
         self.changed_keys.add(key)
 
     def number(self, application: str) -> int:
-        """The number that was last saved under an application; -1 where there is none."""
+        """The number last saved for an application; -1 if there is none."""
         return self._table.last(application)
 
     def save(self, ordinal: int, numbers: Mapping[str, int] | None = None) -> None:
-        """Write what has changed since the last time; `ordinal` is of the last batch that it holds."""
+        """Write the states that have changed since the last time. `ordinal` is the last batch in them."""
         whole = self._rows > REWRITE_FACTOR * len(self.states)
         keys = self.states.keys() if whole else self.changed_keys
         rows = self._spark.createDataFrame(
@@ -78,8 +78,8 @@ class StateTable(Generic[Key, State]):
 
 
 def read_states(spark: SparkSession, path: str, key: tuple[str, ...]) -> DataFrame:
-    """Return such a table's states as they were last saved: a row for each key."""
+    """Return the last saved states of a table, a row for each key."""
     names = StructType([StructField(name, StringType()) for name in key])
-    # A part of the key that an earlier program did not know is empty.
+    # A part of the key that an earlier release did not write is empty.
     table = with_missing_columns(pinned(spark, path), names).fillna("", [*key])
     return table.groupBy(*key).agg(F.max_by(F.struct("*"), "ordinal").alias("row")).select("row.*")

@@ -1,7 +1,7 @@
-"""`time_corrections`: what gateways told of their clocks afterwards, and readings whose times it puts right.
+"""Keeps the table `time_corrections`, by which gateways correct their clocks afterwards, and corrects readings' times.
 
-A reading bears its time by the gateway's clock (CLOCK_BOOTTIME, in `boot_time_us`), which never steps. A correction
-says of one boot of a gateway how that clock and the true time go together. At a boot time b the time is
+A reading has its time by the gateway's clock (CLOCK_BOOTTIME, in `boot_time_us`), which never steps. A correction gives
+the true time by that clock for one boot of a gateway. At a boot time b the true time is
 
     offset_us + b + (b - boottime_us) * rate_ppm / 10^6        the last term cut towards zero to whole microseconds
 
@@ -9,13 +9,13 @@ and its bound
 
     error_us + |b - boottime_us| * error_growth_ppm / 10^6     the last term rounded up
 
-plus the reading's own bound: `boot_time_error_us`, or where it has none `time_error_us`. All of this is whole numbers
-and decimals, no binary fractions.
+plus the reading's own bound: `boot_time_error_us`, or `time_error_us` if that is null. All of this is computed in whole
+numbers and decimals, without binary floats.
 
-Of a boot's corrections the one with the highest version counts. It applies where it makes the bound smaller, or where
-what was told before was wrong (`supersedes`); and only to what was told before it: a reading whose corrected time lies
-after the correction was sent by a clock that knew it. Times that a sensor sent itself (`device`) do not go by the
-gateway's clock.
+Of a boot's corrections, the one with the highest version counts. It applies to a reading if it makes the bound smaller,
+or if the times sent before were wrong (`supersedes`). It applies only to readings from before the correction: a reading
+whose corrected time is later was sent by the corrected clock. Times from a sensor itself (`device`) do not depend on
+the gateway's clock.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ from spark.log.edge_times import DEVICE_QUALITY, EARLIEST_US, LATEST_US, TOLD_SL
 from spark.log.log_table import ORDINAL, date_of
 
 BOOT = ("namespace", "gateway", "gateway_boot")
-"""Which boot of which gateway a correction is about."""
+"""Columns that name the boot of a gateway."""
 SCHEMA = f"""
     namespace string, gateway string, gateway_boot string,
     {", ".join(f"{member.name} {member.type}" for member in MEMBERS if member.name != "boot")},
@@ -50,24 +50,24 @@ DISTANCE_US = "(cast(boot_time_us as decimal(19,0)) - cast(correction.boottime_u
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """All corrections that were known at one moment."""
+    """All corrections known at one moment."""
 
     current: DataFrame
-    """As `current` yields them."""
+    """Corrections that count, from the function `current`."""
     told_us: dict[str, int]
-    """When each boot was last told of: later readings are moved by nothing."""
+    """Time of each boot's last correction. No correction moves later readings."""
     wrong_boots: frozenset[str]
-    """Boots of which something was told that was wrong."""
+    """Boots that sent wrong times."""
 
     def may_move(self) -> Column:
-        """Where in `log` readings stand that a correction may move, in literals, so that Delta passes over other files.
+        """True for readings that a correction may move. It uses literals, so that Delta can skip other files.
 
-        Most readings were sent by a synced clock that nobody took back.
+        Most readings cannot be moved: they were sent by a synced clock, and no correction supersedes it.
         """
         return F.col("boot_time_error_us").isNotNull() | F.col("gateway_boot").isin(*self.wrong_boots)
 
     def may_move_to(self, from_us: int) -> Column:
-        """Those of them that may have been moved to a time from `from_us` on, whatever was sent."""
+        """True for readings that a correction may move to a time from `from_us` on, whatever time was sent."""
         boots = [boot for boot, told_us in self.told_us.items() if from_us <= told_us + TOLD_SLACK_US]
         if not boots:
             return F.lit(False)
@@ -76,27 +76,27 @@ class Corrections:
 
 @dataclass(frozen=True, slots=True)
 class BatchCorrections:
-    """What the windows of one batch need to know of corrections."""
+    """The corrections that the windows of one batch need."""
 
     known: Corrections
-    """This batch's among them."""
+    """All corrections, with this batch's among them."""
     brought: DataFrame
-    """All versions of the boots that this batch tells of; `wrong_until_us`: when the last that supersedes was made."""
+    """All versions for the boots that this batch corrects. `wrong_until_us` is the time of the last superseding one."""
     brought_boots: frozenset[str]
 
 
 def corrections_schema() -> StructType:
-    """Return the table's columns; needs a running session, whose parser reads them."""
+    """Return the table's columns. It needs a running session, whose parser reads them."""
     return cast("StructType", StructType.fromDDL(SCHEMA))
 
 
 def corrections_path(tables: str) -> str:
-    """Return where the table lies."""
+    """Return the table's path."""
     return f"{tables}/time_corrections"
 
 
 def create_corrections(spark: SparkSession, tables: str) -> None:
-    """Create the table where there is none."""
+    """Create the table if there is none."""
     (DeltaTable.createIfNotExists(spark).location(corrections_path(tables)).addColumns(corrections_schema()).execute())
 
 
@@ -121,12 +121,12 @@ def corrections_in(log: DataFrame) -> DataFrame:
 
 
 def known_corrections(spark: SparkSession, tables: str) -> Corrections:
-    """Return what is known now."""
+    """Return all corrections known now."""
     return _known(spark, _collected(spark, corrections_path(tables)))
 
 
 def take_corrections(table: AppendTable, appended: DataFrame, ordinal: int) -> BatchCorrections:
-    """Store the corrections that a batch brings, and return what is known then. Doing it again changes nothing.
+    """Store a batch's corrections, and return those known then. To store them again changes nothing.
 
     `appended` is the batch's part of `log`.
     """
@@ -149,7 +149,7 @@ def take_corrections(table: AppendTable, appended: DataFrame, ordinal: int) -> B
 
 
 def _collected(spark: SparkSession, path: str) -> list[Row]:
-    # Most warehouses have none: a job less in every batch.
+    # Most warehouses have no corrections, and so every batch has one job less.
     return [] if is_empty(spark, path) else spark.read.format("delta").load(path).collect()
 
 
@@ -162,7 +162,7 @@ def _known(spark: SparkSession, rows: list[Row]) -> Corrections:
 
 
 def _wrong_until_us(rows: list[Row]) -> dict[tuple[str, ...], int]:
-    """When the last correction was made of each boot that took back what was told of it."""
+    """Time of each boot's last correction that supersedes earlier times."""
     wrong_until_us: dict[tuple[str, ...], int] = {}
     for row in rows:
         if row.supersedes:
@@ -176,15 +176,15 @@ def _boot(row: Row) -> tuple[str, ...]:
 
 def _frame(spark: SparkSession, rows: Sequence[tuple[object, ...]], schema: str) -> DataFrame:
     frame = spark.createDataFrame(rows, schema)
-    # A condition that never holds: Spark then knows that nothing is joined, and leaves out all that is done for it.
+    # With a condition that is never true, Spark knows that the join has no rows, and leaves it out.
     return frame if rows else frame.where(F.lit(False))
 
 
 def current(corrections: DataFrame) -> DataFrame:
-    """Choose each boot's correction that counts: a struct `correction` for each boot.
+    """Choose each boot's correction that counts, as a struct `correction` for each boot.
 
-    Its `wrong_until_us` says up to when what was told was wrong: when the last one that supersedes was made; null where
-    none does. Of two with one version, which no gateway sends, the one with the greater `ce_id` counts.
+    Its `wrong_until_us` is the time until which the boot sent wrong times: the time of the last correction that
+    supersedes, or null. Of two with one version, which no gateway sends, the one with the greater `ce_id` counts.
     """
     latest = F.struct("version", "ce_id")
     values = [F.col(name) for name in corrections.columns if name not in BOOT]
@@ -197,10 +197,10 @@ def current(corrections: DataFrame) -> DataFrame:
 
 
 def retimed(records: DataFrame, corrections: DataFrame, times: Times = USUAL_TIMES) -> DataFrame:
-    """Put the times of readings right: `event_time`, `time_error_us`, `time_quality` and `event_date`.
+    """Correct the times of readings: `event_time`, `time_error_us`, `time_quality` and `event_date`.
 
-    What was sent is kept in `sent_event_time`, `sent_time_error_us` and `sent_time_quality`; `correction_version` is
-    null where no correction applies. `records` are rows as they stand in `log`, `corrections` what `current` yields.
+    The times as sent go into `sent_event_time`, `sent_time_error_us` and `sent_time_quality`. `correction_version` is
+    null if no correction applies. `records` are rows of `log`, `corrections` are from `current`.
     """
     joined = records.join(F.broadcast(corrections), list(BOOT), "left")
     return _mended(joined, tuple(records.columns), times)
@@ -233,14 +233,14 @@ def _mended(joined: DataFrame, names: tuple[str, ...], times: Times) -> DataFram
 
 
 def mended_us() -> Column:
-    """The time by `correction`, in microseconds since 1970; null where there is none, or no such year."""
+    """The corrected time in microseconds since 1970; null without a correction, or if it is out of range."""
     drift = F.expr(f"({DISTANCE_US} * correction.rate_ppm) div 1000000").cast(WIDE)
     time = F.col("boot_time_us").cast(WIDE) + F.col("correction.offset_us").cast(WIDE) + drift
     return F.when(time.between(EARLIEST_US, LATEST_US), time.try_cast("bigint"))
 
 
 def _mended_error_us() -> Column:
-    # A millionth of a microsecond less than one more: rounds up.
+    # Adding just less than 1,000,000 before the division rounds up.
     growth = F.expr(f"(abs({DISTANCE_US}) * correction.error_growth_ppm + 999999.999999) div 1000000").cast(WIDE)
     own = F.coalesce("boot_time_error_us", "time_error_us").cast(WIDE)
     error = F.col("correction.error_us").cast(WIDE) + growth + own
@@ -255,16 +255,16 @@ def _mended_quality() -> Column:
 
 
 def _within_us(moment: str) -> Column:
-    """Whether the time by `correction` lies before a moment, or so little after it that this may be chance."""
+    """True if the corrected time is before a moment, or less than TOLD_SLACK_US after it."""
     slack = F.col(moment) + TOLD_SLACK_US
     return F.coalesce(F.col("mended_us") <= slack, F.lit(False))
 
 
 def readings_moved(records: DataFrame, corrections: BatchCorrections, times: Times = USUAL_TIMES) -> DataFrame:
-    """Find the readings that corrections of a batch's boots move, with all times that they may have had.
+    """Find readings that a batch's corrections move, with all times that they may have had.
 
-    One row for each of these times: `event_time` and `event_date`, as sent and by each version. A few more than were
-    really moved, which changes nothing in tables that are computed from what there is.
+    There is a row for each of these times, as sent and by each version, in `event_time` and `event_date`. A few of the
+    readings were not really moved. That does no harm, because their windows are then computed anew to the same figures.
     """
     candidates = records.where(F.col("gateway_boot").isin(*corrections.brought_boots) & corrections.known.may_move())
     values = [name for name in corrections.brought.columns if name not in BOOT]

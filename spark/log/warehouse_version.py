@@ -1,8 +1,8 @@
-"""Versions of a warehouse's tables, and which one readers see.
+"""Keeps the versions of a warehouse's tables, and the one that readers see.
 
-All tables of a version lie in a folder of their own, `vN`. `versions` says what each was made by, and which one counts:
-the last row of the greatest number, so that a version takes another's place in one commit. Where a version goes on with
-other declarations or another registry, it stands there once more.
+All tables of a version lie in a folder of their own, `vN`. The table `versions` says what each version was made by. The
+last row of the highest number counts, so that a version replaces another in one commit. If a version goes on with other
+declarations or another registry, it gets another row.
 """
 
 import json
@@ -30,28 +30,28 @@ Changed = TypeVar("Changed", bound="Version | None")
 
 
 class NoWarehouseError(Exception):
-    """There are no tables of Sluice in the folder; the message says what to do."""
+    """There are no tables of Sluice in the folder. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What a version's tables are made by."""
+    """A version of the tables, with the declarations and the registry that made it."""
 
     number: int
     streams: Streams = NO_STREAMS
     registry: str = NO_VERSION
-    """The version of the devices' registry."""
+    """Version of the devices' registry."""
     source: str = FROM_KAFKA
-    """Where its `log` comes from: Kafka, or the version that it was made from."""
+    """Source of its `log`: Kafka, or the version that it was made from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a commit of `versions` notes beside it: a copy may hold less of the version's tables."""
+    """The note in a commit of `versions`. It shows if a copy of the warehouse holds less of the version's tables."""
 
     number: int
     tables: Mapping[str, int]
-    """By table, the number of its last commit when the version was published; empty where a version goes on."""
+    """Number of each table's last commit when the version was published; empty if the version only goes on."""
 
     def to_json(self) -> str:
         return json.dumps({"number": self.number, "tables": self.tables})
@@ -62,7 +62,7 @@ class Published:
 
 
 def versions_path(warehouse: str) -> str:
-    """Return where the table of versions lies."""
+    """Return the path of the table of versions."""
     return f"{warehouse.rstrip('/')}/{VERSIONS}"
 
 
@@ -77,7 +77,7 @@ def tables_of(warehouse: str, version: Version) -> str:
 
 
 def current_version(spark: SparkSession, warehouse: str) -> Version | None:
-    """The version that readers see; None where there is no warehouse yet."""
+    """The version that readers see; None if there is no warehouse yet."""
     return _last(spark, warehouse)[0]
 
 
@@ -96,7 +96,7 @@ def _last(spark: SparkSession, warehouse: str) -> tuple[Version | None, datetime
 
 
 def versions_of(spark: SparkSession, warehouse: str) -> list[int]:
-    """The numbers of all versions that there ever were; folders of old ones may be gone."""
+    """The numbers of all versions ever made. Folders of old ones may be gone."""
     numbers = spark.read.format("delta").load(versions_path(warehouse)).select("number").distinct().collect()
     return sorted(row.number for row in numbers)
 
@@ -116,20 +116,20 @@ def open_version(spark: SparkSession, warehouse: str) -> Version:
 
 
 def seen_tables(spark: SparkSession, warehouse: str, version: Version | None = None) -> str:
-    """Return the folder of a version's tables; without one, of those that readers see. Raises NoWarehouseError."""
+    """Return the folder of a version's tables, by default of the version that readers see. Raises NoWarehouseError."""
     return tables_of(warehouse, version or open_version(spark, warehouse))
 
 
 def change_version(spark: SparkSession, warehouse: str, change: Callable[[Version | None], Changed]) -> Changed:
-    """Have readers see what `change` makes of the version that they see, from now on; return that version.
+    """Replace the version that readers see by `change` of it. Return the new version.
 
-    Nobody else changes it meanwhile, on a local file system.
+    On a local file system a lock keeps others from changing it meanwhile.
     """
     with locked(warehouse, LOCK):
         before, since = _last(spark, warehouse)
         after = change(before)
         if after is not None and after != before:
-            # In their order, whatever became of this machine's clock.
+            # Always later than the last one, even if the host's clock was set back.
             now = datetime.now(UTC)
             at = now if since is None else max(now, since + timedelta(microseconds=1))
             is_another = before is None or after.number != before.number
@@ -139,7 +139,7 @@ def change_version(spark: SparkSession, warehouse: str, change: Callable[[Versio
 
 
 def note_registry(spark: SparkSession, warehouse: str, registry: str) -> None:
-    """Record another registry for the version that readers see, where there is one."""
+    """Record another registry for the version that readers see, if there is one."""
     change_version(spark, warehouse, lambda now: None if now is None else replace(now, registry=registry))
 
 

@@ -1,8 +1,8 @@
-"""One device's readings beside another's: of the other, the reading nearest in time within a tolerance.
+"""Joins each reading of a device with another device's reading that is nearest in time, within a tolerance.
 
-Each reading of the right side is copied to the spans of time that its tolerance reaches into (nearly always one), and
-within a span one sorted pass finds the neighbours: the work grows with the readings, not with how many lie within a
-tolerance of one another.
+Each reading of the right side is copied to the spans of time that its tolerance reaches into, nearly always one. Within
+a span, one sorted pass finds the neighbours. So the work grows with the number of readings, not with the number that
+lie within a tolerance of one another.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from spark.windows.windows_table import unwindowed
 
 METRIC = ("namespace", "device", "stream", "metric")
 OTHER = tuple(f"other_{name}" for name in METRIC)
-"""Which readings belong to which: the columns of `pairs` are these and those above."""
+"""Columns of `pairs` that name the other reading. The columns in `METRIC` name the reading itself."""
 Direction = Literal["nearest", "backward", "forward"]
 SPAN_US_MIN = 3_600 * 1_000_000
 TOLERANCE_S_MAX = 366 * 86_400
 _EXACT = "decimal(21,0)"
-"""The sum of two bounds, each of which may be a whole bigint."""
+"""Type that holds the sum of two bounds, each of which may be any bigint."""
 
 
-def as_of(  # noqa: PLR0913, PLR0917 - what a join is made of
+def as_of(  # noqa: PLR0913, PLR0917 - two sides and the options of a join
     left: DataFrame,
     right: DataFrame,
     pairs: DataFrame,
@@ -32,17 +32,18 @@ def as_of(  # noqa: PLR0913, PLR0917 - what a join is made of
     direction: Direction = "nearest",
     bring: Sequence[str] = ("value",),
 ) -> DataFrame:
-    """Give each of `left`'s readings that `pairs` names the reading of `right` that is nearest within `tolerance_s`.
+    """Join each reading of `left` that `pairs` names with the nearest reading of `right` within `tolerance_s` seconds.
 
-    `pairs`: `namespace`, `device`, `stream`, `metric` and the same of the other with `other_` before it. One row for
-    each reading and each of its others: the columns of `left`, those of `OTHER`, then `other_event_time`,
-    `other_time_error_us`, `other_ce_id`, the columns in `bring` with `other_` before them, `distance_us` (positive
-    where the other is later) and `certain`; all of these are null where no other is near enough.
+    `pairs` has the columns `METRIC` and `OTHER`. The result has one row for each reading and each of its others: the
+    columns of `left` and `OTHER`, then `other_event_time`, `other_time_error_us`, `other_ce_id`, the columns in `bring`
+    with `other_` before them, `distance_us` (positive if the other is later) and `certain`. If no other is near enough,
+    the columns after `OTHER` are null.
 
     `backward` takes the other's last reading up to and including that time, `forward` its first from then on. Of two
-    equally near the earlier is taken, of two at one time the one with the lesser `ce_id`. `certain`: with what both
-    bounds leave open the distance lies within the tolerance all the same, and on the side that `direction` names.
-    Readings whose time is unknown or cannot be are nobody's neighbours.
+    equally near readings the earlier counts; of two at the same time, the one with the lesser `ce_id`. `certain` is
+    true if, whatever the true times within both bounds, the distance lies within the tolerance and on the side that
+    `direction` names. Readings whose time is unknown or implausible are nobody's neighbours. Raises ValueError for a
+    tolerance out of range.
     """
     tolerance_us = _microseconds(tolerance_s)
     known = F.broadcast(pairs.select(*METRIC, *OTHER).distinct())
@@ -55,7 +56,7 @@ def as_of(  # noqa: PLR0913, PLR0917 - what a join is made of
     answering = _answering(right, known, bring, _reach_us(direction, tolerance_us), span_us)
     rows = asking.unionByName(answering, allowMissingColumns=True)
     within = Window.partitionBy(*OTHER, "_span").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    # Within one time answers come first, the one that counts last of them.
+    # At the same time, readings of `right` come first, and the last of these is the one that counts.
     chosen_last = [F.col("_right").isNull(), F.desc("_rank")]
     nearest = F.last("_right", ignorenulls=True)
     found = rows.select(
@@ -78,12 +79,12 @@ def as_of(  # noqa: PLR0913, PLR0917 - what a join is made of
 def _microseconds(tolerance_s: Decimal | float) -> int:
     exact = Decimal(str(tolerance_s))
     if not 0 <= exact <= TOLERANCE_S_MAX:
-        raise ValueError(f"a tolerance of {tolerance_s} s cannot be used: from 0 to {TOLERANCE_S_MAX} s")
+        raise ValueError(f"a tolerance of {tolerance_s} s cannot be used: from 0 to {TOLERANCE_S_MAX} s are possible")
     return int(exact * 1_000_000)
 
 
 def _reach_us(direction: Direction, tolerance_us: int) -> tuple[int, int]:
-    """How far from an answer a reading may lie that takes it, before it and after it."""
+    """Microseconds before and after a reading of `right` within which a reading of `left` may take it."""
     return (0 if direction == "backward" else tolerance_us, 0 if direction == "forward" else tolerance_us)
 
 
@@ -110,7 +111,7 @@ def _answering(
 
 
 def _chosen(direction: Direction, tolerance_us: int) -> Column:
-    """The one of `_before` and `_after` that counts; null where none is within the tolerance."""
+    """The one of `_before` and `_after` that counts. Null if none is within the tolerance."""
     before_us, after_us = F.col("_us") - F.col("_before.us"), F.col("_after.us") - F.col("_us")
     before = F.when(before_us <= tolerance_us, F.col("_before"))
     after = F.when(after_us <= tolerance_us, F.col("_after"))

@@ -1,8 +1,8 @@
 """Windows of calibrated values, split where a calibration or a site begins or ends, computed on read.
 
-A window within one span is calibrated from its figures: with calibrated values that are not rounded, n, least,
-greatest, sum and sum of squares come out as if every reading had been calibrated. A negative scale swaps the least with
-the greatest, and turns the sorted values round. Windows that a border cuts are computed from their readings: few.
+A window within one span is calibrated from its figures. Calibrated values are not rounded, so n, min, max and sum come
+out as if every reading had been calibrated; only the sum of squares is rounded, once. A negative scale swaps min and
+max, and reverses the sorted values. The few windows that a border cuts are computed from their readings.
 """
 
 import re
@@ -24,33 +24,35 @@ DAY_S = 86_400
 DAY_US = DAY_S * 1_000_000
 SQUARES_TYPE = "decimal(38,12)"
 FACTORED_SUM_TYPE = "decimal(25,6)"
-"""A sum that can be multiplied by a scale exactly: 19 digits before the point, ten million of the greatest values."""
+"""Type of a sum that a scale can multiply exactly. Its 19 digits before the point hold ten million of the greatest
+values."""
 WIDE = "decimal(38,0)"
 _PERCENTILE = re.compile(r"p(\d+)(?:_(\d+))?")
 
 
 class WindowColumnsError(Exception):
-    """The windows lack a column that others are computed from; the message says which."""
+    """The windows lack a column from which others are computed; the message says which."""
 
 
 def calibrated_windows(
     windows: DataFrame, readings: DataFrame, calibrations: DataFrame, devices: DataFrame | None = None
 ) -> DataFrame:
-    """Put calibrated figures in the place of those of `windows`, one row for each part of a window within one span.
+    """Calibrate the figures of `windows`. Each part of a window within one span becomes a row.
 
-    Replaced are those of `n`, `min`, `max`, `sum`, `sum_of_squares`, `mean`, `deviation`, `first`, `last`, `values` and
-    the percentiles that `windows` has; all further columns are the whole window's. Added are `span_from` and `span_to`,
-    the part of the window that the row is about; `scale` and `offset`, null without a calibration;
-    `calibration_overflow`: a sum or a sum of squares does not fit in 38 digits, and is null for that; and with
-    `devices` also `site` and `labels`.
+    These columns are replaced, if `windows` has them: `n`, `min`, `max`, `sum`, `sum_of_squares`, `mean`, `deviation`,
+    `first`, `last`, `values` and the percentiles. All other columns stay those of the whole window. Added are:
+    - `span_from` and `span_to`: the part of the window that the row is about;
+    - `scale` and `offset`: null without a calibration;
+    - `calibration_overflow`: whether `sum` or `sum_of_squares` is null because it does not fit in 38 digits;
+    - `site` and `labels`: only with `devices`.
 
-    `windows` lie within a date each. `readings` are looked into for windows that are cut alone. The registry's borders
-    are collected here: they tell where in `readings` to look. Raises WindowColumnsError.
+    Each window must lie within one date. `readings` are read only for windows that a border cuts. The registry's
+    borders are collected here: they say which dates of `readings` to read. Raises WindowColumnsError.
     """
     if _percentiles(windows) and "values" not in windows.columns:
         raise WindowColumnsError(
-            f"the windows have {', '.join(_percentiles(windows))} and not values: of a negative scale the percentiles "
-            "cannot be told without them. Leave these columns out, or keep values."
+            f"the windows have {', '.join(_percentiles(windows))} and not values: with a negative scale, the "
+            "percentiles cannot be computed without values. Leave these columns out, or keep values."
         )
     rows = with_calibrations(windows, calibrations, "_spans")
     limits, entries = borders(F.col("_spans")), calibrations.select("valid_from", "valid_to")
@@ -69,7 +71,7 @@ def calibrated_windows(
 
 
 def _border_dates(entries: DataFrame) -> list[int]:
-    """When the dates begin within which a span begins or ends, in microseconds since 1970."""
+    """Beginnings of the dates within which a span begins or ends, in microseconds since 1970."""
     border_us = F.explode(F.array(F.unix_micros("valid_from"), F.unix_micros("valid_to"))).alias("border_us")
     within = entries.select(border_us).where(F.pmod("border_us", F.lit(DAY_US)) != 0)
     starts = within.select((F.col("border_us") - F.pmod("border_us", F.lit(DAY_US))).alias("start_us")).distinct()
@@ -77,7 +79,7 @@ def _border_dates(entries: DataFrame) -> list[int]:
 
 
 def _on(dates: list[int]) -> Column:
-    """Where readings of these dates stand, in literals: what lies elsewhere need not be read."""
+    """Condition for readings of these dates, in literals, so that Delta skips all other files."""
     spans = [
         (F.col("event_time") >= _literal(span.start_us)) & (F.col("event_time") < _literal(span.end_us))
         for span in time_spans(dates, DAY_S)
@@ -86,7 +88,7 @@ def _on(dates: list[int]) -> Column:
 
 
 def _literal(us: int) -> Column:
-    # Not as Python's datetime: the day after 9999-12-31, which stands for "without an end", is none.
+    # Python's datetime has no day after 9999-12-31, which stands for "without an end".
     return F.timestamp_micros(F.lit(us))
 
 
@@ -94,7 +96,7 @@ def _literal(us: int) -> Column:
 
 
 def _cut_parts(cut: DataFrame, readings: DataFrame) -> DataFrame:
-    """One row for each part of a window that holds readings, its figures not calibrated yet."""
+    """A row, not calibrated yet, for each part of a window that holds readings."""
     order = F.struct("event_time", "buffer", "lane", "lane_sequence")
     measured = readings.select(
         *METRIC, F.unix_micros("event_time").alias("_us"), F.col("value").cast(VALUE_TYPE), order.alias("_order")
@@ -153,13 +155,13 @@ def _with_figures(parts: DataFrame, windows: DataFrame) -> DataFrame:
 
 
 def _overflow(figures: dict[str, Column]) -> Column:
-    """Whether a figure is null that is not so without a calibration."""
+    """Whether a figure is null only because of the calibration."""
     lost = [F.col(name).isNotNull() & figures[name].isNull() for name in ("sum", "sum_of_squares") if name in figures]
     return reduce(or_, lost, F.lit(False))
 
 
 def _figures(windows: DataFrame) -> dict[str, Column]:
-    """The columns of `windows` that a calibration changes, as what they become."""
+    """Calibrated expressions for the columns of `windows` that a calibration changes."""
     span = F.col("_span")
     falls = F.coalesce(span["scale"] < 0, F.lit(False))
     lower, upper = by_span(F.col("min"), span), by_span(F.col("max"), span)
@@ -178,14 +180,14 @@ def _figures(windows: DataFrame) -> dict[str, Column]:
 
 
 def _derived_figures(windows: DataFrame) -> dict[str, Column]:
-    """Those that are computed from others which are calibrated already."""
+    """Expressions for the columns that follow from calibrated columns."""
     ranked = {name: _nearest_rank(thousandths) for name, thousandths in _percentiles(windows).items()}
     mean = (F.col("sum") / F.col("n")).cast(CALIBRATED_TYPE)
     return {**ranked, "mean": mean} if "mean" in windows.columns else ranked
 
 
 def _sum(span: Column) -> Column:
-    """Null where it does not fit."""
+    """The calibrated sum. Null if it does not fit."""
     scaled = F.col("sum").try_cast(FACTORED_SUM_TYPE) * span["scale"]
     moved = span["offset"] * F.col("n").cast("decimal(18,0)")
     return (scaled.cast("decimal(37,12)") + moved).try_cast(CALIBRATED_TYPE)
@@ -194,8 +196,8 @@ def _sum(span: Column) -> Column:
 def _squares(span: Column) -> Column:
     """The sum of (value * scale + offset)², rounded once, half up, from 24 decimals to twelve.
 
-    Null where it does not fit. In whole numbers of 10^-12 and of 10^-24: products of decimals that may have more than
-    38 digits lose their decimals.
+    Null if it does not fit. It is computed in whole units of 10^-12 and 10^-24, because Spark cuts the decimals of a
+    product that may have more than 38 digits.
     """
     million, billions = F.lit(Decimal(10**6)), F.lit(Decimal(10**12))
     total, squares = F.col("sum").try_cast(FACTORED_SUM_TYPE), F.col("sum_of_squares").cast(SQUARES_TYPE)
@@ -203,17 +205,17 @@ def _squares(span: Column) -> Column:
     offset = (span["offset"] * million).cast("decimal(12,0)")
     both = (scale * offset * F.lit(2)).cast(WIDE)
     one = F.lit(Decimal(1))
-    # What stands behind the point: less than a million, and than 10^12, of the smallest units.
+    # The fractions, in the smallest units: less than a million, and less than 10^12.
     sum_rest = (F.pmod(total, one) * million).cast(WIDE)
     squares_rest = (F.pmod(squares, one) * billions).cast(WIDE)
     whole = _added(
         _times(F.floor(squares), scale * scale),
         _times(F.floor(total), both),
         _times(F.col("n"), offset * offset),
-        # What is added below.
+        # Taken off here, because `rest` adds it.
         F.lit(Decimal(-(10**25))),
     )
-    # Made positive, so that half up is what rounding away from zero does.
+    # Made positive, so that rounding away from zero is rounding half up.
     rest = _added(_times(squares_rest, scale * scale), _times(sum_rest, both * million), F.lit(Decimal(10**37)))
     carried = F.concat(rest.cast("string"), F.lit("E-12")).try_cast(WIDE)
     units = _added(whole, carried)
@@ -229,12 +231,12 @@ def _added(*columns: Column) -> Column:
 
 
 def _percentiles(windows: DataFrame) -> dict[str, int]:
-    """The columns `p50`, `p99_9`, with the percentile in thousandths of one per cent."""
+    """Columns such as `p50` and `p99_9`, with their percentiles in thousandths of a per cent."""
     found = {name: _PERCENTILE.fullmatch(name) for name in windows.columns}
     return {name: int(Decimal(f"{each[1]}.{each[2] or 0}") * 1_000) for name, each in found.items() if each}
 
 
 def _nearest_rank(thousandths: int) -> Column:
-    """As `windows` has it, of the values that are calibrated."""
+    """The nearest-rank percentile of the calibrated values, as `windows` computes it."""
     rank = F.expr(f"greatest(1, (n * {thousandths} + 99999) div 100000)").cast("int")
     return F.try_element_at("values", rank)

@@ -1,7 +1,7 @@
-"""History beside what is now: the same time of day of the past days, of the same device, stream and metric.
+"""Compares windows and readings with the same time of day on past days, of the same device, stream and metric.
 
-Days are UTC days of 24 hours. All of it is computed from the tables as they stand: a late reading of last week shows in
-what is compared with last week. `history_touched` tells a job that keeps such results which of them to compute anew.
+Days are UTC days of 24 hours. Everything is computed from the tables as they stand, so a late reading of last week
+shows in the comparison. `history_touched` tells a job that stores such results which of them to compute again.
 """
 
 from pyspark.sql import Column, DataFrame, Window
@@ -18,15 +18,15 @@ HISTORY = ("history_days", "history_n", "history_min", "history_max", "history_s
 
 
 def with_history(windows: DataFrame, days: int, history: DataFrame | None = None) -> DataFrame:
-    """Add to each window what was in those at its time of day on the `days` days before.
+    """Add to each window the figures of the windows at its time of day on the `days` days before.
 
-    `history_days`: on how many of them there were readings; `history_n`, `history_min`, `history_max` and
-    `history_sum` of all those windows; `history_mean`, the mean of their means weighted by n, rounded half up to the
-    decimals of the sum. Where `windows` has `status`, `history_provisional` counts those that are not final. On days
-    without readings there is nothing to be counted: with none, all but the counts is null. `history_sum` and the mean
-    are null also where one of the sums is.
+    `history_days` counts the days with readings. `history_n`, `history_min`, `history_max` and `history_sum` are those
+    of all past windows. `history_mean` is their sum divided by n, rounded half up to the decimals of the sum. If
+    `windows` has `status`, `history_provisional` counts the past windows that are not final. If no past day has
+    readings, the counts are 0 and the rest is null. If one of the sums is null, `history_sum` and the mean are null.
 
-    `history` is where to look, by default `windows` itself. Windows of several lengths are kept apart.
+    `history` holds the past windows, by default `windows` itself. Windows of several lengths are kept apart. Raises
+    ValueError for `days` out of range.
     """
     _check_days(days)
     given = windows.select("*", F.lit(True).alias("_shown"), F.lit(history is None).alias("_past"))
@@ -71,9 +71,9 @@ _READ = ("window_start", "window_end", "n", "min", "max", "sum")
 
 
 def with_same_hour(readings: DataFrame, days: int) -> DataFrame:
-    """Add to each reading what was read within the same hour of the `days` days before, as `with_history` does.
+    """Add to each reading the figures of the same hour on the `days` days before, as `with_history` does.
 
-    Null for readings whose time is unknown or cannot be; nothing is compared with them either.
+    Readings whose time is unknown or implausible get nulls, and count for no other reading.
     """
     hour = F.when(~unwindowed(), F.timestamp_micros(_floor(F.unix_micros("event_time"), HOUR_US)))
     timed = readings.withColumn("_hour", hour)
@@ -93,10 +93,11 @@ def with_same_hour(readings: DataFrame, days: int) -> DataFrame:
 
 
 def history_touched(changed_windows: DataFrame, days: int) -> DataFrame:
-    """Name the windows whose row of `with_history` is another when these windows change, appear or go.
+    """Name the windows whose row in `with_history` changes when these windows change, appear or go.
 
-    They themselves, and those at their time of day on the `days` days after: `namespace`, `device`, `stream`,
-    `metric`, `window_start`, `window_end`, each once. Whether there are readings in them is not looked at.
+    These are the windows themselves, and those at their time of day on the `days` days after. The columns are
+    `namespace`, `device`, `stream`, `metric`, `window_start` and `window_end`, without duplicates. A named window may
+    have no readings.
     """
     _check_days(days)
     later_us = F.explode(F.sequence(F.lit(0), F.lit(days * DAY_US), F.lit(DAY_US))).alias("_later_us")
@@ -112,7 +113,7 @@ def history_touched(changed_windows: DataFrame, days: int) -> DataFrame:
 
 def _check_days(days: int) -> None:
     if not 1 <= days <= DAYS_MAX:
-        raise ValueError(f"{days} days cannot be looked back: from 1 to {DAYS_MAX}")
+        raise ValueError(f"{days} days cannot be looked back: give 1 to {DAYS_MAX} days")
 
 
 def _floor(time_us: Column, step_us: int) -> Column:

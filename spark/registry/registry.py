@@ -1,6 +1,6 @@
 """The registry as plain values: where each device is, how its values are calibrated, which gateways speak where.
 
-Spans of validity are half open, in UTC: from `valid_from` on, up to, not including, `valid_to`; None is an open end.
+Spans of validity are in UTC. They include `valid_from` and exclude `valid_to`. None means an open end.
 """
 
 import hashlib
@@ -12,26 +12,26 @@ from decimal import Decimal
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a device is for a span of time, and what else is to be known of it."""
+    """Site and labels of a device for a span of time."""
 
     namespace: str
     device: str
     site: str
     labels: tuple[tuple[str, str], ...] = ()
-    """By name."""
+    """Names and texts."""
     valid_from: datetime | None = None
     valid_to: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a value is corrected by for a span of time: value * scale + offset."""
+    """Correction of a metric for a span of time: value * scale + offset."""
 
     namespace: str
     device: str
     metric: str
     stream: str | None = None
-    """None: whichever stream of the device the metric comes in."""
+    """None: every stream of the device."""
     scale: Decimal = Decimal(1)
     offset: Decimal = Decimal(0)
     valid_from: datetime | None = None
@@ -40,15 +40,15 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A gateway, where it may speak, and since when nothing is expected of it any more."""
+    """A gateway: the topics where it may speak, and the time from which nothing is expected of it."""
 
     namespace: str
     gateway: str
     site: str | None = None
     retired_from: datetime | None = None
     topics: tuple[str, ...] = ()
-    """Kafka topics, or what their names begin with and `*`: it may speak in no other, and none without them in these.
-    Empty: it shares those that are nobody's."""
+    """Kafka topics, or beginnings of topic names with `*`. The gateway may speak only in these, and in these only
+    gateways that list them. Empty: it shares the topics that no gateway lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Registry:
 
     @property
     def version(self) -> str:
-        """A digest of what is registered, not of how or in which order it was written."""
+        """Digest of the registered content, whatever its spelling and order in the file."""
         kinds = {
             name: sorted(json.dumps(asdict(entry), default=_text_of, sort_keys=True) for entry in entries)
             for name, entries in (

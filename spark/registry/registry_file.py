@@ -1,6 +1,6 @@
 """Reads the registry: `registry.toml` for a small site, a folder of CSV files for thousands of devices.
 
-Every mistake is told with its file, its line and what to write instead; a registry with a mistake is not used at all.
+Each mistake is reported with its file, its line and the correction. A registry with a mistake is not used at all.
 """
 
 import csv
@@ -21,19 +21,19 @@ from gateway.toml_files.reader import read_toml
 from spark.registry.registry import Calibration, Device, Gateway, Registry
 
 DIGITS_MAX = 6
-"""Of a scale or an offset, before the point and behind it: products with values are then exact in 38 digits."""
+"""Digits of a scale or an offset, before and behind the point. Products with values are then exact in 38 digits."""
 TEXT_CHARS_MAX = 256
-"""Of a site's and of a metric's name."""
+"""Characters of a site's or a metric's name."""
 MISTAKES_SHOWN_MAX = 50
 NAMES_COMPARED_MAX = 2_000
-"""Names among which the like of a mistaken one is looked for."""
+"""Most device names among which a similar name is looked for."""
 
 _KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "devices": (("namespace", "device", "site"), ("labels", "valid_from", "valid_to")),
     "calibrations": (("namespace", "device", "metric"), ("stream", "scale", "offset", "valid_from", "valid_to")),
     "gateways": (("namespace", "gateway"), ("site", "retired_from", "topics")),
 }
-"""What an entry of each kind must say, and what it may."""
+"""Required and optional settings of each kind of entry."""
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\d(?:(?P<clock>[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)(?P<zone>[Zz]|[+-]\d\d:\d\d)?)?", re.ASCII
 )
@@ -49,8 +49,8 @@ _NOT_UTF8 = "is not UTF-8 text; save it as UTF-8 (in a spreadsheet: CSV UTF-8)"
 _NAME = f"write {NAME_RULE}"
 _DEVICE = f"{_NAME}; or several such with '/' between them, where gateways put others before it (north/42)"
 _TOPIC = "is no stream's name; write the Kafka topic that its readings stand in, or leave it out for every stream"
-_WHEN = 'write the day it begins, as in 2026-03-14, or a time with its zone, as in "2026-03-14T08:30:00Z"'
-_NO_ZONE = "says no time zone, so that it could be any of 24 hours; write Z behind it for UTC, or +02:00"
+_WHEN = 'write a day, as in 2026-03-14 for its beginning, or a time with its zone, as in "2026-03-14T08:30:00Z"'
+_NO_ZONE = "says no time zone, so it could mean any of 24 hours; write Z behind it for UTC, or +02:00"
 _DIGITS = (
     f"write a decimal number with at most {DIGITS_MAX} digits before the point and {DIGITS_MAX} behind it, "
     "such as 1.002"
@@ -63,7 +63,7 @@ _LABELS_CSV = "write name=text, several of them separated by ; as in floor=2;lin
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mistake:
-    """One thing that is wrong. Line 0: it is not about one line."""
+    """A mistake in a file. Line 0: the mistake concerns no single line."""
 
     path: Path
     line: int
@@ -71,7 +71,7 @@ class Mistake:
 
 
 class RegistryError(Exception):
-    """The registry cannot be used; every mistake that was found, in the order of files and lines."""
+    """The registry cannot be used; the message has its mistakes, in the order of files and lines."""
 
     def __init__(self, mistakes: Iterable[Mistake]) -> None:
         self.mistakes = sorted(mistakes)
@@ -89,11 +89,11 @@ class _Entry:
     path: Path
     line: int
     values: Mapping[str, object]
-    """Texts, and what TOML has besides."""
+    """Texts and, from TOML, other types."""
     lines: Mapping[str, int] = field(default_factory=dict)
-    """On which line each value stands, where that is another one."""
+    """Lines of the values that stand on other lines than the entry."""
     unknown: frozenset[str] = frozenset()
-    """Settings that may stand in the file, but in a way that was told to be wrong."""
+    """Settings that may be meant by a column that was reported as wrong."""
 
     def mistake(self, message: str, name: str | None = None) -> Mistake:
         line = self.line if name is None else self.lines.get(name, self.line)
@@ -101,18 +101,18 @@ class _Entry:
         return Mistake(self.path, line, f"{spell(place)}: {message}")
 
     def seen_from(self, other: "_Entry") -> str:
-        """Where it stands, for a message about another one."""
+        """The place of this entry, for a message about `other`."""
         return f"line {self.line}" if self.path == other.path else where(self.path, self.line)
 
 
 @dataclass(slots=True)
 class _Found:
-    """What was read of the files so far, and what is wrong with them."""
+    """Entries and mistakes of the files read so far."""
 
     entries: list[_Entry] = field(default_factory=list)
     mistakes: list[Mistake] = field(default_factory=list)
     partly_read: set[str] = field(default_factory=set)
-    """Kinds of which there may be entries that could not be read."""
+    """Kinds that may have entries which could not be read."""
 
 
 def load_registry_file(path: Path) -> Registry:
@@ -161,7 +161,7 @@ def _read_toml(text: str, path: Path) -> _Found:
     except ConfigError as error:
         raise RegistryError([Mistake(path, each.line, each.message) for each in error.mistakes]) from error
     except (ValueError, RecursionError, ArithmeticError) as error:
-        words = "holds a number that is too long, or lists too deep within one another, to be read; write less"
+        words = "holds a number that is too long to be read, or lists that are nested too deep; shorten it"
         raise RegistryError([Mistake(path, 0, words)]) from error
     lines = lines_of(text)
     found = _Found()
@@ -182,7 +182,7 @@ def _read_toml(text: str, path: Path) -> _Found:
 
 
 def _read_csv(kind: str, path: Path, found: _Found) -> None:
-    """Add what a file holds, and its mistakes, to what was found."""
+    """Add the entries and mistakes of a file to `found`."""
     try:
         rows = _csv_rows(_text(path), path)
         header_line, header = next(rows, (1, []))
@@ -199,8 +199,8 @@ def _read_csv(kind: str, path: Path, found: _Found) -> None:
             if not any(cell.strip() for cell in cells):
                 continue
             if len(cells) != len(columns):
-                words = f"{len(cells)} columns stand here, and {len(columns)} in the first line; put texts that hold a "
-                words += "comma in double quotes, and leave empty what is not known"
+                words = f"{len(cells)} columns stand here, and {len(columns)} in the first line; put double quotes "
+                words += "around a text with a comma, and leave an unknown value empty"
                 found.mistakes.append(Mistake(path, line, words))
                 found.partly_read.add(kind)
                 continue
@@ -213,7 +213,7 @@ def _read_csv(kind: str, path: Path, found: _Found) -> None:
 
 
 def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Each row with the line that it begins on."""
+    """Each row, with the line where it begins."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     line = 1
     try:
@@ -221,12 +221,12 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
             yield line, cells
             line = reader.line_num + 1
     except csv.Error as error:
-        words = f"is not CSV: {error}; is a double quote left open, or a single one within a text?"
+        words = f"is not CSV: {error}; close every double quote, and write a double quote within a text twice"
         raise RegistryError([Mistake(path, line, words)]) from error
 
 
 def _column_mistakes(kind: str, columns: list[str]) -> tuple[list[str], frozenset[str]]:
-    """What is wrong with a file's columns, and the settings of which they do not say what they are."""
+    """Mistakes in a file's columns, and the settings that these mistakes leave unknown."""
     required, optional = _KEYS[kind]
     mistakes = []
     unknown = set()
@@ -246,7 +246,7 @@ def _column_mistakes(kind: str, columns: list[str]) -> tuple[list[str], frozense
 
 
 def _meant(name: str, kind: str, written: Collection[str]) -> list[str]:
-    """The setting, if any, that a name which is none is likely to stand for, unless that one is written too."""
+    """The setting that an unknown name probably means, unless that setting is written too."""
     close = difflib.get_close_matches(name, [each for of in _KEYS[kind] for each in of], n=1)
     return [each for each in close if each not in written]
 
@@ -258,7 +258,7 @@ def _checked(found: _Found) -> Registry:
     devices: list[Device] = []
     calibrations: list[Calibration] = []
     gateways: list[Gateway] = []
-    # Those of which it is known what is compared, whatever else of them is wrong.
+    # Entries whose compared settings are right, whatever else is wrong with them.
     spanned_devices: list[tuple[_Entry, Device]] = []
     named_calibrations: list[tuple[_Entry, Calibration]] = []
     spanned_calibrations: list[tuple[_Entry, Calibration]] = []
@@ -299,12 +299,12 @@ def _checked(found: _Found) -> Registry:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads the values of one entry; what is wrong with one is noted, and something harmless returned."""
+    """Reads the values of one entry. For a wrong value it notes the mistake, and returns a harmless value."""
 
     entry: _Entry
     mistakes: list[Mistake]
     unknown: set[str]
-    """Settings of which it is not known what they are meant to be, for they are wrong, or their names are."""
+    """Settings whose meant value is unknown, because the value or the name is wrong."""
 
     def wrong(self, message: str, name: str | None = None) -> None:
         self.mistakes.append(self.entry.mistake(message, name))
@@ -334,7 +334,7 @@ class _Reader:
     def calibration(self) -> Calibration:
         valid_from, valid_to = self.span()
         if not self.entry.values.keys() & {"scale", "offset"} and self.knows("scale", "offset"):
-            self.wrong("has neither scale nor offset, so that it would change nothing; write one of them, or both")
+            self.wrong("has neither scale nor offset, so it would change nothing; write one of them, or both")
         return Calibration(
             self.name("namespace"),
             self.name("device"),
@@ -418,10 +418,8 @@ class _Reader:
     def span(self) -> tuple[datetime | None, datetime | None]:
         valid_from, valid_to = self.time("valid_from"), self.time("valid_to")
         if valid_from is not None and valid_to is not None and valid_from >= valid_to:
-            words = (
-                f"{_shown(valid_to)} is not after valid_from ({_shown(valid_from)}), so that it would hold for no time"
-            )
-            self.wrong(f"{words} at all; write when it ends, or leave it out", "valid_to")
+            words = f"{_shown(valid_to)} is not after valid_from ({_shown(valid_from)}), so the entry would never hold"
+            self.wrong(f"{words}; write when it ends, or leave valid_to out", "valid_to")
         return valid_from, valid_to
 
     def time(self, name: str) -> datetime | None:
@@ -435,20 +433,20 @@ class _Reader:
             return None
 
 
-_NO_YEAR = "lies outside the years 2 to 9999; leave it out where there is no such end"
+_NO_YEAR = "lies outside the years 2 to 9999; leave it out if there is no such limit"
 
 
 def _is_topics(value: object) -> bool:
-    """Whether it is a topic's name, or the beginning of names and `*`."""
+    """Whether a value is a topic's name, or a beginning of names with `*`."""
     return isinstance(value, str) and KAFKA_TOPIC.fullmatch(value.removesuffix("*")) is not None
 
 
 class _WrongTimeError(Exception):
-    """What was written is no time; the message goes on behind it."""
+    """The value is no time. The message is the end of a sentence that begins with the value."""
 
 
 def _time(value: object) -> datetime:
-    """A day means its beginning, UTC. Raises _WrongTimeError."""
+    """The time in UTC. A day means its beginning. Raises _WrongTimeError."""
     if isinstance(value, str):
         match = _TIME.fullmatch(value)
         if match is None:
@@ -456,7 +454,7 @@ def _time(value: object) -> datetime:
         try:
             value = datetime.fromisoformat(value.upper())
         except ValueError as error:
-            raise _WrongTimeError(f"is no time that there is; {_WHEN}") from error
+            raise _WrongTimeError(f"is a day or an hour that does not exist; {_WHEN}") from error
         if match["clock"] is None:
             value = value.date()
     if not isinstance(value, date):
@@ -469,14 +467,14 @@ def _time(value: object) -> datetime:
         time = value.astimezone(UTC)
     except OverflowError as error:
         raise _WrongTimeError(_NO_YEAR) from error
-    # PySpark does not show all of the year 1.
+    # PySpark cannot show all times of the year 1.
     if time.year < 2:
         raise _WrongTimeError(_NO_YEAR)
     return time
 
 
 def _number(value: object) -> Decimal | None:
-    """A number exactly as it was written; None where it is none, or has more digits than a product can hold."""
+    """The exact number, as it was written. None if it is no number, or has more digits than `DIGITS_MAX`."""
     if isinstance(value, str):
         if _NUMBER.fullmatch(value) is None:
             return None
@@ -491,7 +489,7 @@ def _number(value: object) -> Decimal | None:
     return rounded + 0 if rounded == number else None
 
 
-# -- what does not go together ----------------------------------------------------------------------------------------
+# -- entries that contradict one another ------------------------------------------------------------------------------
 
 
 def _double_sites(devices: Iterable[tuple[_Entry, Device]]) -> Iterator[Mistake]:
@@ -551,9 +549,9 @@ _Spanned = TypeVar("_Spanned", Device, Calibration)
 def _overlapping(
     entries: Iterable[tuple[_Entry, _Spanned]],
 ) -> Iterator[tuple[tuple[_Entry, _Spanned], tuple[_Entry, _Spanned]]]:
-    """Each entry whose span begins within another's, behind that other one; of two that begin at once, in file order.
+    """Pairs of an entry and a later one that begins within its span. If both begin at once, in file order.
 
-    Calibrations of two streams do not meet; one of every stream meets all.
+    Calibrations of two different streams do not overlap. A calibration of every stream overlaps with all.
     """
     open_ones: list[tuple[_Entry, _Spanned]] = []
     for each in sorted(entries, key=lambda each: each[1].valid_from or _EARLIEST):

@@ -1,7 +1,7 @@
-"""`devices`, `calibrations` and `gateway_registry`: the registry as tables, written whole whenever it changes.
+"""`devices`, `calibrations` and `gateway_registry`: the registry as tables, which each load replaces whole.
 
-All that goes by them is computed on read, so that what is loaded here shows at once, in old readings too. No other job
-writes them: a registry may be loaded while an ingest runs.
+Sites and calibrations are applied on read, so a loaded registry counts at once, for old readings too. No other job
+writes these tables: a registry may be loaded while `ingest` runs.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from spark.engine.warehouse_folder import absolute, locked
 from spark.registry.registry import Registry
 
 FACTOR_TYPE = "decimal(12,6)"
-"""Of `scale` and `offset`: six digits before the point and six behind it."""
+"""Type of `scale` and `offset`: six digits before the point and six behind it."""
 DEVICES_SCHEMA = """
     namespace string, device string, site string, labels map<string,string>,
     valid_from timestamp, valid_to timestamp, registry_version string
@@ -35,15 +35,15 @@ LOCK = "_registry.lock"
 
 
 def table_path(warehouse: str, table: str) -> str:
-    """Return where one of the tables lies: beside the versions of what is derived, for it belongs to none of them."""
+    """Return the path of one of these tables. They lie beside the versions, because they belong to none."""
     return f"{warehouse.rstrip('/')}/{table}"
 
 
 def load_registry(spark: SparkSession, warehouse: str, registry: Registry) -> str:
-    """Put a registry in the place of the one before, a commit for each table; return its version.
+    """Replace the registry, with a commit for each table. Returns the new registry's version.
 
-    Each commit's `userMetadata` and each row name the version. Two loads at once wait for one another on a local file
-    system; on an object store whoever loads sees to it.
+    Each commit's `userMetadata` and each row name the version. On a local file system, two loads wait for one another.
+    On an object store, the caller must run only one load at a time.
     """
     frames = {
         DEVICES: devices_frame(spark, registry),
@@ -98,25 +98,25 @@ def _frame(spark: SparkSession, rows: Iterable[tuple[object, ...]], schema: str)
 
 
 def open_devices(spark: SparkSession, warehouse: str) -> DataFrame:
-    """Return the devices with their sites, which SQL then finds as the temporary view `devices`.
+    """Return the devices with their sites, and register them as the temporary view `devices`.
 
-    As of now: opened anew, it has what was loaded since. Without rows where no registry was loaded yet.
+    The table is as of now: open it again after a load. It has no rows if no registry was loaded yet.
     """
     return _opened(spark, warehouse, DEVICES)
 
 
 def open_calibrations(spark: SparkSession, warehouse: str) -> DataFrame:
-    """The same for `calibrations`."""
+    """Return the calibrations, as `open_devices` returns the devices."""
     return _opened(spark, warehouse, CALIBRATIONS)
 
 
 def open_gateway_registry(spark: SparkSession, warehouse: str) -> DataFrame:
-    """The same for `gateway_registry`."""
+    """Return the registered gateways, as `open_devices` returns the devices."""
     return _opened(spark, warehouse, GATEWAYS)
 
 
 def retired_gateways(gateway_registry: DataFrame) -> DataFrame:
-    """Gateways that nothing is expected of any more: `namespace`, `gateway`, `retired_from_us`."""
+    """Retired gateways, of which nothing more is expected: `namespace`, `gateway`, `retired_from_us`."""
     retired = gateway_registry.where(F.col("retired_from").isNotNull())
     return retired.select("namespace", "gateway", F.unix_micros("retired_from").alias("retired_from_us"))
 

@@ -1,7 +1,7 @@
-"""Who may speak in which topic, by the registry. Whoever may write to a topic of Kafka can write any `ce_source` there.
+"""Judges by the registry which gateway may speak in which topic: a topic's writer can write any `ce_source` there.
 
-A gateway with `topics` speaks in these alone, and in these speak such gateways alone. All others share what is left.
-Kafka's ACLs guard the topics themselves: together they make a record's source true.
+A gateway with `topics` may speak only in these, and in these only such gateways may speak. All other gateways share
+the other topics. Kafka's ACLs guard the topics themselves. Both together make a record's source true.
 """
 
 from collections import defaultdict
@@ -22,14 +22,14 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class TopicOwners:
-    """The topics of gateways that have topics of their own; without any, nothing is judged."""
+    """Gateways with topics of their own. If there are none, nothing is judged."""
 
     topics: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """By `ce_source`: names of topics, and what such names begin with and `*`."""
+    """Pairs of a `ce_source` and its topics: names, or beginnings of names with `*`."""
 
 
 def read_owners(spark: SparkSession, warehouse: str) -> TopicOwners:
-    """What the warehouse's registry says at present."""
+    """Read the owners from the warehouse's present registry."""
     registered = open_gateway_registry(spark, warehouse)
     rows = registered.where(F.size("topics") > 0).select("namespace", "gateway", "topics").collect()
     return TopicOwners(tuple(sorted((f"/{row.namespace}/{row.gateway}", tuple(row.topics)) for row in rows)))
@@ -37,9 +37,10 @@ def read_owners(spark: SparkSession, warehouse: str) -> TopicOwners:
 
 @recorded
 def judged_sources(typed: DataFrame, owners: TopicOwners) -> DataFrame:
-    """Give a `header_fault` to records, as `typed_records` yields them, whose source may not speak in their topic.
+    """Give rows of `typed_records` a `header_fault` if their source may not speak in their topic.
 
-    They lose their `ce_id`: else the true gateway's record of that name would be a copy. A retry gives it back.
+    Such a row loses its `ce_id`: else the true gateway's record with this id would count as a copy. A retry gives it
+    back.
     """
     if not owners.topics:
         return typed

@@ -1,4 +1,4 @@
-"""What Spark's errors mean where Kafka is their cause, in words for a person."""
+"""Explains to a person those errors of Spark that Kafka caused."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ GO_ON = "Run `sluice-cloud ingest` with the same options and --go-on: it reads o
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What stands in an error, and what that means. `{what}` is what the pattern's group of this name found."""
+    """A pattern of an error's text, and words that explain it. `{what}` in them is the pattern's group `what`."""
 
     pattern: str
     words: str
@@ -63,7 +63,7 @@ FAILURES = (
         "(sasl.oauthbearer.token.endpoint.url, say), and does DNS answer?",
     ),
     Failure(
-        # Kafka's client says the cause in its log alone.
+        # Kafka's client writes the cause to its log alone.
         r"while retrieving token from callback handler",
         "no token could be had of the OAuth server: is sasl.oauthbearer.token.endpoint.url right, can its host be "
         "found and reached from here, and does it accept clientId and clientSecret?",
@@ -99,18 +99,18 @@ FAILURES = (
         "it gives as its own (advertised.listeners) be reached from here?",
     ),
 )
-"""The first that is found counts."""
+"""Known failures. The first whose pattern is found counts."""
 
 
 def is_passing(error: BaseException) -> bool:
-    """Tell whether only the moment was wrong: topics were made while the job began to read."""
+    """Tell whether a new start will help, because topics were made or deleted just while the job began to read."""
     return re.search(MADE_MEANWHILE, told_by(error)) is not None
 
 
 def explain_failure(error: BaseException) -> str | None:
-    """What an error means where Kafka is its cause, and what to do; None where it is something else.
+    """Say what an error that Kafka caused means, and what to do; None if the cause is another.
 
-    Nothing of a secret is in it: of what Kafka's client says, the names of topics and groups alone are repeated.
+    The words hold no secret: from the client's text they repeat only names of topics, groups and hosts.
     """
     text = told_by(error)
     for failure in FAILURES:
@@ -121,7 +121,7 @@ def explain_failure(error: BaseException) -> str | None:
 
 
 def told_by(error: BaseException) -> str:
-    """All that an error says: its own text, those of its causes, and what the JVM says of them."""
+    """The texts of an error and of its causes, with the JVM's descriptions and stack traces."""
     texts: list[str] = []
     following: BaseException | None = error
     while following is not None and len(texts) < CAUSES_MAX:
@@ -133,7 +133,7 @@ def told_by(error: BaseException) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """An error's own text. To tell it PySpark asks Java, which may have ended."""
+    """An error's own text, or its type: PySpark asks the JVM for the text, which may have ended."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - whatever that raises
@@ -141,7 +141,7 @@ def _said(error: BaseException) -> str:
 
 
 def innermost(error: BaseException) -> str:
-    """The line that the innermost cause in the JVM says; without one, the error's own first line."""
+    """The line of the innermost cause in the JVM, or else the error's own first line."""
     told = [line for line in told_by(error).splitlines() if line.strip()]
     causes = [line.partition(": ")[2] for line in told if re.match(r"Caused by: |: \S", line.strip())]
     return (causes[-1:] or told or [type(error).__name__])[0].strip()

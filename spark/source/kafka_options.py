@@ -1,4 +1,4 @@
-"""Settings of the Kafka client (TLS, SASL, time-outs) from the command line and a file, without telling secrets."""
+"""Reads settings of the Kafka client (TLS, SASL, time-outs) from the command line and a file, and hides secrets."""
 
 import difflib
 import re
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONFIG_BYTES_MAX = 1_000_000
-"""More than any settings with certificates in them."""
+"""Bytes of a file of settings. Settings with certificates in them need fewer."""
 
-# The names that Kafka itself takes for passwords, and what settings of others' classes would be called.
+# Names that Kafka itself takes for passwords, and likely names of secrets in settings of other classes.
 HIDDEN_NAMES = r"password|passwd|secret|credential|jaas|keystore[.]key|access[.]?key|token(?![.]endpoint)"
 HIDDEN = re.compile(HIDDEN_NAMES, re.IGNORECASE)
 REDACTION = "spark.sql.redaction.options.regex"
-"""Spark shows a source's options in its plans, its user interface and its event log, but for names like these."""
+"""Spark's setting with the names of options that it hides in its plans, its user interface and its event log."""
 
 NOT_SETTABLE = {
     "bootstrap.servers": "give it as --bootstrap",
@@ -35,28 +35,28 @@ SPARK_OPTIONS = frozenset(
         *("minPartitions", "maxRecordsPerPartition"),
     }
 )
-"""What Spark's connector has beside Kafka's own settings, as far as a person should set it."""
+"""Options of Spark's connector, beside Kafka's own settings, that a person may set."""
 JAAS_WORD = re.compile(r"^(?:required|requisite|sufficient|optional|username|password)$|[.]\w+Module$")
 ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 CLASS_NAMES = re.compile(r"(?:callback\.handler|login|engine\.factory)\.class$|^config\.providers")
-"""Where one of these is set, there may be settings of classes that Kafka does not know."""
+"""Settings that name a class. The class may have settings of its own, which Kafka does not know."""
 
 
 class KafkaOptionError(Exception):
-    """A setting cannot be used; the message says which, why and what to do, and holds no value of a secret."""
+    """A setting cannot be used. The message says which, why and what to do, and holds no secret."""
 
 
 def kafka_options(given: Sequence[str], config: Path | None = None) -> dict[str, str]:
-    """Return Kafka's settings by their own names, from `key=value` texts and a file of them; the texts win.
+    """Return Kafka's settings by name, from `key=value` texts and a file. The texts override the file.
 
-    Names may carry Spark's prefix `kafka.`, which is dropped. Raises KafkaOptionError.
+    Spark's prefix `kafka.` is dropped from names. Raises KafkaOptionError.
     """
     options = {} if config is None else _read_config(config)
     for text in given:
         name, separator, value = text.partition("=")
         name = _plain_name(name)
         if not separator or not name:
-            # Not the text: it may be a password whose setting was forgotten.
+            # Do not show the text: it may be a password without its key.
             raise KafkaOptionError("--kafka-option takes key=value, and one that was given has no key or no `=`")
         if is_secret(name):
             raise KafkaOptionError(
@@ -73,12 +73,12 @@ def kafka_options(given: Sequence[str], config: Path | None = None) -> dict[str,
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a setting must not be seen."""
+    """True if the value of a setting must not be shown."""
     return HIDDEN.search(name) is not None
 
 
 def check_options(spark: "SparkSession", bootstrap: str, options: Mapping[str, str]) -> None:
-    """Have Kafka's own client judge names and values, without connecting. Raises KafkaOptionError."""
+    """Have Kafka's own client check names and values, without connecting. Raises KafkaOptionError."""
     clients = spark._jvm.org.apache.kafka.clients  # type: ignore[union-attr]  # noqa: SLF001
     _check_names(
         options, {*clients.consumer.ConsumerConfig.configNames(), *clients.admin.AdminClientConfig.configNames()}
@@ -91,7 +91,7 @@ def check_options(spark: "SparkSession", bootstrap: str, options: Mapping[str, s
     try:
         clients.consumer.ConsumerConfig(properties)
     except Py4JJavaError as error:
-        # Kafka hides passwords in these messages, but not what stands in them by mistake.
+        # Kafka hides passwords in these messages, but not a secret in another setting by mistake.
         words = str(error.java_exception.getMessage())
         culprits = [name for name in options if name in words]
         if any(is_secret(name) for name in culprits):
@@ -100,24 +100,24 @@ def check_options(spark: "SparkSession", bootstrap: str, options: Mapping[str, s
 
 
 def without(options: Mapping[str, str], text: str) -> str:
-    """Replace what is secret in a text that others wrote."""
+    """Replace secrets in a text that Kafka's client wrote."""
     hidden = {value for name, value in options.items() if is_secret(name) and value}
-    # A JAAS line is told in parts, and one that is not written as it must be in any.
+    # Messages quote parts of a JAAS line; of a malformed line it may be any part.
     for jaas in [value for name, value in options.items() if "jaas" in name]:
         hidden |= {part for part in re.split(r'[\s"\'=;]+', jaas) if len(part) > 2 and not JAAS_WORD.search(part)}
-    # Longest first: one may be a part of another.
+    # The longest first: a secret may be a part of another.
     for value in sorted(hidden, key=len, reverse=True):
         text = text.replace(value, "[hidden]")
     return text
 
 
 def source_options(options: Mapping[str, str]) -> dict[str, str]:
-    """The same settings as Spark's source takes them: Kafka's own with the prefix `kafka.`."""
+    """Return the settings for Spark's source, where Kafka's own have the prefix `kafka.`."""
     return {name if name in SPARK_OPTIONS else f"kafka.{name}": value for name, value in options.items()}
 
 
 def client_properties(spark: "SparkSession", bootstrap: str, options: Mapping[str, str]) -> Any:
-    """The same settings as `java.util.Properties` for a client of Kafka's own in Spark's JVM."""
+    """Return the settings as `java.util.Properties`, for Kafka's own client in Spark's JVM."""
     properties = spark._jvm.java.util.Properties()  # type: ignore[union-attr]  # noqa: SLF001
     for name, value in options.items():
         if name not in SPARK_OPTIONS:
@@ -127,10 +127,10 @@ def client_properties(spark: "SparkSession", bootstrap: str, options: Mapping[st
 
 
 def hide_secrets(spark: "SparkSession") -> None:
-    """Have Spark leave secrets out of the plans that it shows, in its log, its user interface and its event log."""
+    """Have Spark hide secrets in its plans, its log, its user interface and its event log."""
     hidden = spark.conf.get(REDACTION) or ""
     if HIDDEN_NAMES not in hidden:
-        # What is hidden already, by Spark's default whatever is called `url`, stays so.
+        # Names that are hidden already stay hidden. By Spark's default `url` is one.
         spark.conf.set(REDACTION, "|".join(filter(None, [hidden, f"(?i:{HIDDEN_NAMES})"])))
 
 
@@ -158,7 +158,7 @@ def _read_config(path: Path) -> dict[str, str]:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            # Opening a named pipe would wait for its other end, for ever.
+            # To open a named pipe would wait for its other end, for ever.
             raise KafkaOptionError(f"--kafka-config: {path} is no file")
         if status.st_size > CONFIG_BYTES_MAX:
             raise KafkaOptionError(
@@ -166,7 +166,7 @@ def _read_config(path: Path) -> dict[str, str]:
             )
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        # Not "from": that error holds what was read.
+        # Not "from error": that error holds the file's text.
         raise KafkaOptionError(f"--kafka-config: {path} is not UTF-8 text; save it as UTF-8") from None
     except OSError as error:
         raise KafkaOptionError(f"--kafka-config: {path} cannot be read: {error.strerror}") from error
@@ -180,7 +180,7 @@ def _read_config(path: Path) -> dict[str, str]:
 
 
 def properties(text: str) -> Iterator[tuple[str, str]]:
-    """Names and values of Java properties, as `java.util.Properties.load` reads them. Raises KafkaOptionError."""
+    """Yield names and values of Java properties, as `java.util.Properties.load` does. Raises KafkaOptionError."""
     for number, line in _logical_lines(text):
         name, value = _divided(line)
         try:
@@ -192,14 +192,14 @@ def properties(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines without comments and blank ones, joined where a backslash stands at the end; with their numbers."""
+    """Yield lines with their numbers, without comments and blank lines. A backslash at the end joins two lines."""
     waiting: tuple[int, str] | None = None
     ended = re.sub(r"(?:\r\n|\r|\n)\Z", "", text)
     for number, physical in enumerate(re.split(r"\r\n|\r|\n", ended), start=1):
         line = physical.lstrip(" \t\f")
         begun, before = waiting or (number, "")
         if not before and (not line or line[0] in "#!"):
-            # To Java a backslash alone on its line has begun nothing.
+            # For Java, a backslash alone on its line begins nothing.
             waiting = None
             continue
         if (len(line) - len(line.rstrip("\\"))) % 2:
@@ -212,6 +212,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _divided(line: str) -> tuple[str, str]:
+    """The name and the value, still escaped, divided at the first `=`, `:` or space that no backslash precedes."""
     """Name and value, still escaped: divided at the first `=`, `:` or space that no backslash stands before."""
     match = re.match(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)\Z", line, re.DOTALL)
     if match is None:
@@ -220,7 +221,7 @@ def _divided(line: str) -> tuple[str, str]:
 
 
 def _unescaped(text: str) -> str:
-    """Raises ValueError."""
+    """Raises ValueError if an escape lacks its four hexadecimal digits."""
 
     def plain(match: re.Match[str]) -> str:
         if match[1]:

@@ -1,4 +1,4 @@
-"""Whether Kafka can be reached, asked before Spark is: Spark takes minutes to say that it cannot."""
+"""Checks that Kafka can be reached before Spark tries it: Spark would take minutes to fail."""
 
 import socket
 
@@ -6,7 +6,7 @@ CONNECT_S_MAX = 5.0
 
 
 def unreachable(bootstrap: str) -> str | None:
-    """Why none of the brokers answers a connection; None where one does. `bootstrap` is host:port, with commas."""
+    """Say why no broker accepts a connection; None if one does. `bootstrap` is host:port, several with commas."""
     reasons = []
     for address in bootstrap.split(","):
         host, _, port = address.strip().rpartition(":")

@@ -1,13 +1,13 @@
-"""Kafka's records as Spark reads them: a stream that begins where it is told to, or a span of offsets or of time.
+"""Reads Kafka's records with Spark: as a stream from given offsets on, or as a span of offsets or of time.
 
-A stream may have two sources: the live topics, and those of the gateways' backlogs. One source shares out what a batch
-may hold by how much lies in each partition, so that a backlog of days would take nearly all of it and live readings
-would come late; two sources have each their own number of records (`batch_records_max`, `backlog_records_max`).
+A stream may have two sources: the live topics, and the topics of the gateways' backlogs. A single source fills a batch
+from its partitions in proportion to their unread records. A backlog of days would then take nearly all of a batch, and
+live readings would come late. Two sources have a limit each: `batch_records_max` and `backlog_records_max`.
 
-A batch's progress then has two entries in `sources`, in this order: the live topics', the backlog's, each with the
-`startOffset`, `endOffset` and `latestOffset` of its own topics, and no topic is in both. `progress_offsets` puts them
-together. So does Spark's checkpoint: its `offsets/N` has a line for each, and a checkpoint that was made with one
-source cannot be gone on with by two, nor the other way round.
+With two sources, a batch's progress has two entries in `sources`: first the live topics, then the backlog. Each has the
+`startOffset`, `endOffset` and `latestOffset` of its own topics, and no topic is in both. `progress_offsets` merges
+them. Spark's checkpoint has a line for each source in its `offsets/N`. So a checkpoint made with one source cannot be
+continued with two, nor the other way round.
 """
 
 import json
@@ -26,40 +26,40 @@ if TYPE_CHECKING:
 
 ISOLATION = "isolation.level"
 READ_COMMITTED = "read_committed"
-"""What another producer took back is no reading. Kafka's own default reads it."""
+"""Isolation that skips records of aborted transactions. Kafka's own default reads them."""
 TOPIC_LIST_AGE_MS = 5_000
-"""How old the list of topics may be: the default of five minutes would leave a new topic unread that long."""
+"""Age of the list of topics at the most. With the default, a new topic could stay unread for five minutes."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 TopicOffsets = Mapping[str, Offsets]
-"""By topic and partition."""
+"""Offsets by topic and partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaSource:
-    """What is read, from where, and how much of it at once."""
+    """The topics to read, the offsets to begin at, and the size of a batch."""
 
     bootstrap: str
     """`host:port`, several with commas between."""
     topics: str
-    """A regular expression (Java's) of whole names; topics that are made later and match are taken up too."""
+    """Java regular expression of whole topic names. Matching topics that are made later are read too."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """As `kafka_options` gives them: passwords may be among them."""
+    """Settings from `kafka_options`, which may hold passwords."""
     batch_records_max: int = 200_000
-    """Records in one batch: what bounds its memory after an outage."""
+    """Records of live topics in one batch. It bounds the memory of a batch after an outage."""
     starting: Literal["earliest"] | TopicOffsets = "earliest"
-    """Where a new checkpoint begins; offsets must name every partition there is, as `topic_changes.going_on` does."""
+    """Offsets at which a new checkpoint begins. They must name every partition, as `topic_changes.going_on` does."""
     backlog_topics: str | None = None
-    """A pattern of topics that are read beside the others, and not as some of them, even where both match."""
+    """Java regular expression of topics that are read as backlog, even if `topics` matches them too."""
     backlog_records_max: int = 50_000
-    """Records of those in one batch."""
+    """Records of backlog topics in one batch."""
     named: tuple[str, ...] | None = None
-    """Topics that are read beside those of the pattern, because gateways name them; None: the pattern says it all."""
+    """Topics that are read because gateways name them, beside `topics`. None: only `topics` counts."""
 
     @property
     def live_pattern(self) -> str:
-        """The topics that are not read as backlog; for names searched, as Spark does, or matched."""
-        # Spark searches names for the pattern; unanchored, it would also read topics that merely contain a match.
+        """Pattern of the topics that are not backlog. It works whether names are searched for it or matched."""
+        # Spark searches names for the pattern. Without anchors, it would read topics that merely contain a match.
         other = "" if self.backlog_topics is None else f"(?!(?:{self.backlog_topics})$)"
         return f"^{other}(?:{self._all_topics})$"
 
@@ -69,7 +69,7 @@ class KafkaSource:
 
     @property
     def every_pattern(self) -> str:
-        """All topics that are read, live or not."""
+        """Pattern of all topics that are read, live and backlog."""
         patterns = [self._all_topics, *([] if self.backlog_topics is None else [self.backlog_topics])]
         return f"^(?:{'|'.join(patterns)})$"
 
@@ -79,9 +79,9 @@ class KafkaSource:
 
 
 def kafka_stream(spark: "SparkSession", source: KafkaSource) -> "DataFrame":
-    """Return the stream of Kafka's records with their headers, from `starting` where the checkpoint is new.
+    """Return the stream of Kafka's records with their headers. With a new checkpoint it begins at `starting`.
 
-    Records that retention took before they were read end the query: see `kafka_failures.explain_failure`.
+    The query fails if retention deletes records before they are read: see `kafka_failures.explain_failure`.
     """
     hide_secrets(spark)
     live_starting, backlog_starting = source.starting, source.starting
@@ -99,10 +99,10 @@ def kafka_range(
     starting: Literal["earliest"] | datetime | TopicOffsets,
     ending: Literal["latest"] | datetime | TopicOffsets,
 ) -> "DataFrame":
-    """Return what Kafka holds of the topics, live and backlog, from `starting` to before `ending`; read once.
+    """Return the records of all topics, live and backlog, from `starting` to before `ending`.
 
-    Times are Kafka's own: when the broker took a record in. Where offsets are given, only their partitions are read,
-    and both ends have to name the same ones. Raises ValueError where they do not.
+    Times are the brokers': when a broker took a record in. With offsets, only their partitions are read. Raises
+    ValueError if both ends have offsets of different partitions.
     """
     hide_secrets(spark)
     reader: DataFrameReader = spark.read.format("kafka").options(**_common(source))
@@ -121,14 +121,14 @@ def kafka_range(
             reader = reader.option(f"{name}Timestamp", max(milliseconds, 0))
         else:
             reader = reader.option(f"{name}Offsets", end if isinstance(end, str) else starting_offsets(end))
-    # A partition whose records are all older than the beginning has none to give, which is no error.
+    # It is no error if all records of a partition are older than the beginning.
     return reader.option("startingOffsetsByTimestampStrategy", "latest").load()
 
 
 def progress_offsets(progress: "StreamingQueryProgress") -> tuple[dict[str, dict[int, int]], dict[str, dict[int, int]]]:
-    """Return a batch's end offsets and the latest there were, of all sources together.
+    """Return a batch's end offsets and Kafka's latest offsets, of all sources together.
 
-    The latest are empty of a source that does not say them, as it does not for a batch that an earlier run began.
+    A source has no latest offsets for a batch that an earlier run began.
     """
     end: dict[str, dict[int, int]] = {}
     latest: dict[str, dict[int, int]] = {}
@@ -139,7 +139,7 @@ def progress_offsets(progress: "StreamingQueryProgress") -> tuple[dict[str, dict
 
 
 def lag(progress: "StreamingQueryProgress") -> int | None:
-    """Records that a batch left unread of those there were; None where Spark does not know."""
+    """Records that Kafka had and a batch left unread; None if Spark does not know."""
     end, latest = progress_offsets(progress)
     if end.keys() - latest.keys():
         return None
@@ -158,7 +158,7 @@ def _stream(
     records_max: int,
 ) -> "DataFrame":
     reader: DataStreamReader = spark.readStream.format("kafka").options(**_common(source))
-    # Without a topic of this kind there is nothing to name, and what appears is read from its beginning.
+    # If there is no topic of this kind yet, topics that appear later are read from their beginning.
     begin = starting if isinstance(starting, str) else starting_offsets(starting) if starting else "earliest"
     return (
         reader.option("subscribePattern", pattern)
@@ -175,13 +175,13 @@ def _common(source: KafkaSource) -> dict[str, str]:
         **source_options(source.options),
         "kafka.bootstrap.servers": source.bootstrap,
         "includeHeaders": "true",
-        # Records that retention took before they were read are a failure to be looked at, not to be passed over.
+        # If retention deletes records before they are read, somebody must know.
         "failOnDataLoss": "true",
     }
 
 
 def _divided(spark: "SparkSession", starting: TopicOffsets, backlog_topics: str) -> tuple[TopicOffsets, TopicOffsets]:
-    """The live topics' offsets, and the backlog's."""
+    """The offsets of the live topics, and of the backlog topics."""
     pattern = spark._jvm.java.util.regex.Pattern  # type: ignore[union-attr]  # noqa: SLF001
     backlog = {topic for topic in starting if pattern.matches(backlog_topics, topic)}
     live = {topic: offsets for topic, offsets in starting.items() if topic not in backlog}
@@ -189,6 +189,6 @@ def _divided(spark: "SparkSession", starting: TopicOffsets, backlog_topics: str)
 
 
 def _told(offsets: str | None) -> dict[str, dict[int, int]]:
-    """Offsets as a progress has them: JSON, or "null"."""
+    """Offsets from a progress, which has them as JSON or as "null"."""
     told: dict[str, dict[str, int]] = json.loads(offsets or "null") or {}
     return {topic: {int(partition): offset for partition, offset in each.items()} for topic, each in told.items()}

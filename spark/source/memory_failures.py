@@ -1,4 +1,4 @@
-"""What Spark's errors mean where Java's memory did not suffice."""
+"""Explains to a person those errors of Spark that lack of memory caused."""
 
 from spark.source.kafka_failures import told_by
 
@@ -6,7 +6,7 @@ OUT_OF_MEMORY = "java.lang.OutOfMemoryError"
 
 
 def explain_memory(error: BaseException) -> str | None:
-    """Say what to do where Java had not enough memory; None where it is something else."""
+    """Say what to do if Java ran out of memory; None if the cause is another."""
     if not type(error).__module__.startswith(("py4j.", "pyspark.")) or OUT_OF_MEMORY not in told_by(error):
         return None
     return (

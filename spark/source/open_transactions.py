@@ -1,4 +1,4 @@
-"""Other producers' open transactions: what is behind one in its partition is not read until it ends."""
+"""Finds other producers' open transactions. Records behind one in its partition are not read until it ends."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -8,49 +8,50 @@ from datetime import UTC, datetime
 from spark.source.topic_changes import TopicNow, TopicRead
 
 TOLD_AFTER_S = 60.0
-"""How long a transaction may be open before it is told: others last no longer."""
+"""Seconds that a transaction may be open before it is reported. Usual ones end sooner."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """What holds a partition back."""
+    """A transaction that holds a partition back."""
 
     topic: str
     partition: int
     offset: int
-    """Where the transaction begins."""
+    """First offset of the transaction."""
     records: int
-    """Offsets from there to the end: records, and marks of transactions that ended."""
+    """Offsets from there to the partition's end: records, and markers of transactions that ended."""
     since: datetime
-    """When it was first seen; it may have been open before."""
+    """Time when we first saw it. It may have been open before."""
 
 
 class OpenTransactionError(Exception):
-    """More was read than can be read now; the message says why, and what to do."""
+    """An earlier run read further than is possible now. The message says why, and what to do."""
 
 
 class OpenTransactions:
-    """Which partitions are held back, and for how long."""
+    """The partitions that are held back, and since when."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], OpenTransaction] = {}
         self._told: set[tuple[str, int, int]] = set()
 
     def see(self, now: Mapping[str, TopicNow]) -> None:
-        """Note what Kafka's topics are at the moment."""
+        """Take up the present state of Kafka's topics."""
         seen = datetime.fromtimestamp(time.time(), UTC)
         found = {}
         for topic, partition, offset, records in _open(now):
             known = self._found.get((topic, partition))
             since = known.since if known is not None and known.offset == offset else seen
             found[topic, partition] = OpenTransaction(topic, partition, offset, records, since)
-        # In one step: another thread may be asking.
+        # In one step: another thread may be reading it.
         self._found = found
 
     def untold(self, after_s: float) -> list[OpenTransaction] | None:
-        """Return those that are told of, if they are others than the last time that this was asked.
+        """Return the transactions to report; None if they are those of the last call.
 
-        They have been open for `after_s`, or were told of when less was asked for.
+        A transaction is reported once it has been open for `after_s`. Later calls go on reporting it, even with a
+        longer `after_s`, until it ends.
         """
         now_s = time.time()
         told = {
@@ -64,12 +65,12 @@ class OpenTransactions:
 
 
 def expect_readable(read: Mapping[str, TopicRead], now: Mapping[str, TopicNow]) -> None:
-    """Make sure that nothing was read beyond an open transaction. Raises OpenTransactionError.
+    """Raise OpenTransactionError if an earlier run read beyond the start of an open transaction.
 
-    An earlier run did, if it read what was not committed. Spark would say that Kafka has lost records.
+    It did so if it read uncommitted records. Spark would then say that Kafka has lost records.
     """
     for topic, partition, offset, _ in _open(now):
-        # Of a topic that was made anew nothing was read.
+        # Of a topic that was deleted and made again, nothing was read.
         is_same = topic in read and read[topic].topic_id == now[topic].topic_id
         read_to = read[topic].next_offsets.get(partition, 0) if is_same else 0
         if read_to > offset:
@@ -83,12 +84,12 @@ def expect_readable(read: Mapping[str, TopicRead], now: Mapping[str, TopicNow]) 
 
 
 def abort_words(topic: str, partition: int, offset: int) -> str:
-    """The command of Kafka's that ends a transaction whose producer has gone."""
+    """Kafka's command that ends a transaction whose producer has gone."""
     return f"`kafka-transactions.sh abort --topic {topic} --partition {partition} --start-offset {offset}` aborts it"
 
 
 def _open(now: Mapping[str, TopicNow]) -> Iterator[tuple[str, int, int, int]]:
-    """Topic, partition, first offset and number of offsets of what is held back."""
+    """Yield topic, partition, first offset and number of offsets of each open transaction."""
     for topic, found in sorted(now.items()):
         for partition, stable in sorted(found.stable.items()):
             if found.latest[partition] > stable:

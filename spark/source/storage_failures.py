@@ -1,4 +1,4 @@
-"""What errors mean whose cause is where the tables lie: a path, a disk, an object store."""
+"""Explains to a person those errors that the tables' place caused: a path, a disk or an object store."""
 
 import errno
 import os
@@ -18,24 +18,24 @@ DISK_WORDS = {
     errno.EROFS: "the disk of {place} can only be read: a disk that fails is often mounted so, and `dmesg` says why",
     errno.EIO: "the disk of {place} fails (input/output error): `dmesg` says more",
 }
-"""What the system's errors of disks mean."""
+"""Explanations of the system's disk errors."""
 DISK_ERRORS = re.compile("|".join(f"(?P<e{number}>{os.strerror(number)})" for number in DISK_WORDS))
 HADOOP = "org.apache.hadoop.fs"
-"""It stands in the trace below an error of the warehouse's disk. Spark writes its temporary files without it."""
+"""Package in the stack trace of an error of the warehouse's disk. Spark writes its temporary files without it."""
 KAFKA = "org.apache.kafka"
-"""The same of an error of Kafka's client."""
+"""Package in the stack trace of an error of Kafka's client."""
 TRACE_CHARS = 2_000
-"""So far below an error."""
+"""Characters of the trace after an error that are searched for these packages."""
 NO_FOLDER = re.compile(r"Mkdirs failed to create (?:file:)?(?P<path>/[^\s(]*)")
 FULL_BYTES = 65_536
-"""Free on a disk that is full: a folder needs less."""
+"""Free bytes below which a disk counts as full. A new folder needs fewer."""
 REFUSED = re.compile(r"AccessDeniedException|AccessControlException|NoAuthWithAWSException|Permission denied")
 
 
 def explain_storage(error: BaseException, warehouse: str | None = None) -> str | None:
-    """What an error means where the warehouse's place is its cause, and what to do; None where it is something else.
+    """Say what an error that the warehouse's place caused means, and what to do; None if the cause is another.
 
-    `warehouse` is the folder of the tables, as far as it is known.
+    `warehouse` is the folder of the tables, if it is known.
     """
     if isinstance(error, OSError):
         return _of_python(error, warehouse)
@@ -52,7 +52,7 @@ def _of_python(error: OSError, warehouse: str | None) -> str | None:
 
 
 def _of_place(text: str, error: BaseException) -> str | None:
-    """What an error of Java's means where a place cannot be reached or may not be used."""
+    """Explain an error of the JVM if a place cannot be reached or may not be used."""
     if found := NO_JARS.search(text):
         missing = found["scheme"] or found["name"]
         return (
@@ -67,7 +67,7 @@ def _of_place(text: str, error: BaseException) -> str | None:
 
 
 def _of_disk(text: str, warehouse: str | None) -> str | None:
-    """What an error of Java's means where the system refused to write."""
+    """Explain an error of the JVM if the system refused to write."""
     if every := list(DISK_ERRORS.finditer(text)):
         # The last one is the innermost cause.
         found = every[-1]
@@ -83,7 +83,7 @@ def _of_disk(text: str, warehouse: str | None) -> str | None:
 
 
 def _is_full(path: Path) -> bool:
-    """Whether a file system has no room for another folder, or cannot count one more file."""
+    """True if a file system has no room, or no inode, for another folder."""
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     found = os.statvfs(there)
     return found.f_bavail * found.f_frsize < FULL_BYTES or (found.f_files > 0 and found.f_favail == 0)

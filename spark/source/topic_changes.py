@@ -1,26 +1,27 @@
-"""What became of Kafka's topics since they were read, and where to read on: decided from what is known already."""
+"""Compares Kafka's topics with what was read of them, and decides where to read on. It asks Kafka nothing."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Offsets = Mapping[int, int]
-"""By partition."""
+"""Offsets by partition."""
 NOTHING_READ: Offsets = {}
 
 
 @dataclass(frozen=True, slots=True)
 class TopicNow:
-    """What a topic is at the moment."""
+    """The present state of a topic."""
 
     topic_id: str
-    """Kafka's own, as its tools print it: another one, for ever, when a topic of this name is made anew."""
+    """Kafka's id, as its tools print it. If a topic of this name is made again, it gets another id."""
     earliest: Offsets
-    """The first offset that can be read; what was before it is deleted."""
+    """First offset that can be read. Records before it are deleted."""
     latest: Offsets
-    """The offset that the next record will have."""
+    """Offset that the next record will get."""
     stable: Offsets = field(default_factory=dict)
-    """Where the oldest open transaction begins, or `latest`: so far committed records are read. Empty where all are."""
+    """Offset up to which committed records can be read: the start of the oldest open transaction, or `latest`. Empty if
+    uncommitted records are read too."""
 
     @property
     def partitions(self) -> int:
@@ -29,19 +30,19 @@ class TopicNow:
 
 @dataclass(frozen=True, slots=True)
 class TopicRead:
-    """What was read of a topic, as it was recorded."""
+    """How far a topic was read, from the job's records."""
 
     topic_id: str
     next_offsets: Offsets
-    """The offset that is to be read next."""
+    """Offset to read next."""
 
 
-# -- what is wrong ------------------------------------------------------------------------------------
+# -- troubles -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TopicGone:
-    """There is no topic of this name any more."""
+    """Kafka has no topic of this name any more."""
 
     topic: str
 
@@ -51,11 +52,11 @@ class TopicGone:
 
 @dataclass(frozen=True, slots=True)
 class TopicMadeAnew:
-    """Another topic has this name: its records have the same offsets as others that were read."""
+    """Another topic has this name. Its offsets do not continue those that were read."""
 
     topic: str
     was: str
-    """Topic id."""
+    """Topic id that was read."""
     now: str
 
     def __str__(self) -> str:
@@ -67,7 +68,7 @@ class TopicMadeAnew:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsShrunk:
-    """A topic has fewer partitions than were read, which Kafka itself never does to one."""
+    """A topic has fewer partitions than were read. Kafka itself never takes partitions away."""
 
     topic: str
     was: int
@@ -87,9 +88,9 @@ class RetentionOvertook:
     topic: str
     partition: int
     next_offset: int
-    """The first that is missing."""
+    """First missing offset."""
     earliest: int
-    """The first that is still there."""
+    """First offset that is still there."""
 
     def __str__(self) -> str:
         count = self.earliest - self.next_offset
@@ -102,7 +103,7 @@ class RetentionOvertook:
 
 @dataclass(frozen=True, slots=True)
 class TopicTruncated:
-    """Kafka has lost records that had been read; others will have their offsets, or have them already."""
+    """Kafka has lost records that were read. Other records will get their offsets, or have them already."""
 
     topic: str
     partition: int
@@ -121,9 +122,9 @@ Trouble = TopicGone | TopicMadeAnew | PartitionsShrunk | RetentionOvertook | Top
 
 
 def troubles(read: Mapping[str, TopicRead], now: Mapping[str, TopicNow]) -> list[Trouble]:
-    """Say why one cannot simply read on where one was, in the order of topics and partitions; nothing where one can.
+    """Return the reasons why reading cannot simply go on, in the order of topics and partitions.
 
-    Topics and partitions of which nothing was read are no trouble, and are read from their beginning.
+    Topics and partitions that were never read are no trouble. They are read from their beginning.
     """
     return [trouble for topic in sorted(read) for trouble in _topic_troubles(topic, read[topic], now.get(topic))]
 
@@ -147,7 +148,7 @@ def _topic_troubles(topic: str, read: TopicRead, now: TopicNow | None) -> Iterat
 
 
 def trouble_words(found: Sequence[Trouble], shown_max: int = 10) -> str:
-    """What is wrong and what to do, for a person."""
+    """Tell a person what is wrong and what to do."""
     lines = [f"- {trouble}" for trouble in found[:shown_max]]
     if len(found) > shown_max:
         lines.append(f"- and {len(found) - shown_max} more of these")
@@ -160,36 +161,35 @@ def trouble_words(found: Sequence[Trouble], shown_max: int = 10) -> str:
     return "\n".join([begin, *lines, todo])
 
 
-# -- how to go on -------------------------------------------------------------------------------------
+# -- reading on ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Records that were in Kafka, or may have been, and that nobody will read."""
+    """Records that were in Kafka, or may have been, and that can no longer be read."""
 
     topic: str
     topic_id: str
     partition: int
     first: int
-    """Offset of the first."""
+    """Offset of the first record."""
     end: int | None
-    """The offset after the last; None where nobody knows how many there were, or whether there were any."""
+    """Offset after the last record; None if nobody knows how many there were, or if there were any."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoingOn:
-    """Where to read on, and what is lost by it."""
+    """The offsets to read on from, and the records that are lost."""
 
     starting: Mapping[str, Offsets]
-    """Every partition of every topic that there is: Spark takes no fewer, and no others."""
+    """Offsets of every partition of every topic. Spark takes no fewer, and no others."""
     losses: tuple[Loss, ...]
 
 
 def going_on(read: Mapping[str, TopicRead], now: Mapping[str, TopicNow]) -> GoingOn:
-    """Find where to read on, whatever has become of the topics: each record that is still there is read.
+    """Find where to read on, so that each record that is still in Kafka and was not read is read.
 
-    Some are read a second time, where a partition was truncated: its records of unknown offsets are new, and the others
-    are known by their `ce_id`.
+    A truncated partition is read again from its beginning. Records that were read before are known by their `ce_id`.
     """
     starting = {topic: _starting(read.get(topic), found) for topic, found in sorted(now.items())}
     losses = [loss for topic in sorted(read) for loss in _losses(topic, read[topic], now.get(topic))]
@@ -197,7 +197,7 @@ def going_on(read: Mapping[str, TopicRead], now: Mapping[str, TopicNow]) -> Goin
 
 
 def starting_offsets(starting: Mapping[str, Offsets]) -> str:
-    """The same as the JSON that Spark's options `startingOffsets` and `endingOffsets` take."""
+    """Return offsets as the JSON that Spark's options `startingOffsets` and `endingOffsets` take."""
     return json.dumps(
         {
             topic: {str(partition): offset for partition, offset in sorted(offsets.items())}
@@ -221,7 +221,7 @@ def _losses(topic: str, read: TopicRead, now: TopicNow | None) -> Iterator[Loss]
     if now is None or now.topic_id != read.topic_id:
         for partition, next_offset in sorted(read.next_offsets.items()):
             yield Loss(topic, read.topic_id, partition, next_offset, None)
-        # Of the new one nothing was read, and retention may have been at it already.
+        # Nothing of the new topic was read. Retention may have deleted some of it already.
         next_offsets, topic_id = NOTHING_READ, now.topic_id if now else ""
     else:
         next_offsets, topic_id = read.next_offsets, read.topic_id

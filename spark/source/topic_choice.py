@@ -1,7 +1,7 @@
-"""Which topics a run of `ingest` reads: those of its pattern, and without --topics those too that gateways name.
+"""Chooses the topics that a run of `ingest` reads: by its pattern, and without --topics also by gateways' heartbeats.
 
-Whoever may write to `gateway-events` can name any topic in a heartbeat. So of these names only those are taken that
-Kafka has, that are none of Kafka's own, that the job's user may read, and no more than NAMED_MAX.
+Whoever may write to `gateway-events` can name any topic in a heartbeat. So the run takes a name only if Kafka has the
+topic, the topic is not Kafka's own, and the job's user may read it. It takes at most NAMED_MAX names.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAMED_MAX = 1_000
-"""Topics beside those of the pattern that one run reads because gateways name them."""
+"""Topics that one run reads because gateways name them, beside the topics of the pattern."""
 ASKED_MAX = 5_000
-"""Topics that Kafka is asked for by their names at once."""
+"""Topics that one question to Kafka asks for by name."""
 NOT_OF_PATTERN = "--topics does not fit it"
 KAFKAS_OWN = f"names that begin with {INTERNAL_PREFIX} are Kafka's own"
 FORBIDDEN = "the job's user may not read it"
@@ -28,29 +28,29 @@ TOO_MANY = f"gateways name more than {NAMED_MAX:,} topics: give --topics"
 
 
 class TopicChoice:
-    """The topics that are read at present, and those that are not although gateways write to them."""
+    """The topics that a run reads, and those that it does not read although gateways write to them."""
 
     def __init__(self, spark: "SparkSession", watch: TopicWatch, source: KafkaSource) -> None:
         self.source = source
         self.left_out: Mapping[str, str] = {}
         """Topics that gateways name, and why each is not read."""
         self.fresh: frozenset[str] = frozenset()
-        """Those that can be read, and will be once reading begins anew."""
+        """Topics that gateways name and that will be read once reading begins anew."""
         self.gone: frozenset[str] = frozenset()
-        """Those that Kafka has no longer."""
+        """Topics that gateways name and that Kafka no longer has."""
         self._spark = spark
         self._watch = watch
         self._access: dict[str, bool] = {}
-        """Of topics that gateways name, whether the user may read them. Those that Kafka lacks are not in it."""
+        """True for each named topic that the user may read, False for others. Topics that Kafka lacks are not in it."""
         self._told: Mapping[str, str] = {}
         self._fits: Callable[[str], bool] = lambda _: False
 
     def reads(self, topic: str) -> bool:
-        """Tell whether a topic is to be read, be there one or not."""
+        """Tell whether a topic of this name is read. Kafka need not have it."""
         return self._fits(topic)
 
     def untold(self) -> Mapping[str, str] | None:
-        """Return what is left out, if it is other than the last time that this was asked."""
+        """Return the topics left out, with the reasons; None if they are those of the last call."""
         before, self._told = self._told, self.left_out
         return None if before == self._told else self._told
 
@@ -59,7 +59,7 @@ class TopicChoice:
         return self._watch.topic_ids()
 
     def begin(self, named: frozenset[str]) -> dict[str, TopicNow]:
-        """Take up what gateways name by now; return all topics that are to be read. Raises TopicWatchError."""
+        """Take up the topics that gateways name now. Return all topics to read. Raises TopicWatchError."""
         self._fits = _fits(self._spark, self.source.every_pattern)
         now = self.compare(named)
         if self.fresh:
@@ -70,18 +70,18 @@ class TopicChoice:
         return now
 
     def compare(self, named: frozenset[str]) -> dict[str, TopicNow]:
-        """Ask Kafka what its topics are, and compare them with what gateways name. Raises TopicWatchError."""
+        """Ask Kafka for its topics, and compare them with the names from gateways. Raises TopicWatchError."""
         now = self._watch.ask()
         others = named - now.keys()
         unasked = self._ask(others)
-        # These heartbeats were read before Kafka was asked: there were such topics, and there are none now.
+        # The heartbeats were read before Kafka was asked. So these topics existed, and are gone now.
         self.gone = others - unasked - self._access.keys()
         self.left_out, self.fresh = self._sorted_out(others - self.gone, unasked)
         return now
 
     def _ask(self, others: frozenset[str]) -> set[str]:
-        """See which topics Kafka has, and which of them may be read; return those that are too many to ask of."""
-        # A list of all topics lacks those that the user may not know of: each is asked for by its name.
+        """Ask Kafka which topics it has and which may be read. Return the topics that are too many to ask for."""
+        # The list of all topics lacks those that the user may not know of. So ask for each by its name.
         listed = self._watch.names
         unknown = sorted(
             others - {topic for topic, may in self._access.items() if may and topic in listed},
@@ -107,7 +107,7 @@ class TopicChoice:
 
 
 def _fits(spark: "SparkSession", pattern: str) -> Callable[[str], bool]:
-    """Tell which topics a pattern (Java's) fits."""
+    """Return a function that tells whether a Java pattern fits a topic."""
     java = spark._jvm.java.util.regex.Pattern  # type: ignore[union-attr]  # noqa: SLF001
 
     @lru_cache(maxsize=100_000)

@@ -1,8 +1,8 @@
-"""What Kafka's topics are now, asked through Kafka's own client in Spark's JVM.
+"""Asks Kafka for the present state of its topics, through Kafka's own client in Spark's JVM.
 
-Spark knows topics by name and offset alone. One that was deleted and made anew under a running query is read on from
-where the old one was left, in silence, once it is longer than that: so its id is to be asked for at each batch, before
-the batch is read and after.
+Spark knows topics by name and offset alone. If a topic is deleted and made again while a query runs, Spark reads on
+from the old offset in silence, once the new topic has grown so long. So the job must ask for each topic's id before it
+reads a batch and after.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,36 +21,39 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ANSWER_S_MAX = 15
-"""How long Kafka may take for all of one question, with its client's own repetitions."""
+"""Seconds that Kafka may take to answer one question, with its client's own retries."""
 REQUEST_MS_MAX = 5_000
 CLOSE_MS_MAX = 2_000
 LOOKS_MAX = 3
-"""A topic that is deleted between two questions makes the second fail; what is asked then is what there is now."""
+"""Attempts to ask. If a topic is deleted between two questions, the second fails, and both are asked again."""
 
 
 class TopicWatchError(Exception):
-    """Kafka does not say what its topics are; the message says why, and holds no secret."""
+    """Kafka did not answer. The message says why, and holds no secret."""
 
 
 def topics_now(spark: "SparkSession", bootstrap: str, options: Mapping[str, str], pattern: str) -> dict[str, TopicNow]:
-    """What the topics are whose whole names match a pattern (Java's), asked once. Raises TopicWatchError."""
+    """Ask once for the topics whose whole names match a Java pattern. Raises TopicWatchError."""
     with TopicWatch(spark, bootstrap, options, pattern) as watch:
         return watch.ask()
 
 
 class TopicWatch:
-    """A connection to Kafka that is asked again and again; from one thread at a time."""
+    """A connection to Kafka for repeated questions, from one thread at a time."""
 
     def __init__(self, spark: "SparkSession", bootstrap: str, options: Mapping[str, str], pattern: str) -> None:
-        """Connect on the first question. `options` as `kafka_options` gives them. Raises TopicWatchError."""
+        """Make the client, which connects at the first question. `options` are from `kafka_options`.
+
+        Raises TopicWatchError.
+        """
         self._jvm: Any = spark._jvm  # noqa: SLF001
         self._options = options
         self.pattern = pattern
-        """Whose topics are looked at; it may be changed between two questions."""
+        """Java pattern of the topics to ask for. It may be changed between two questions."""
         self.names: frozenset[str] = frozenset()
-        """All topics that there were when it was asked last, of which the user may know."""
+        """All topics at the last question that the user may know of."""
         self._partitions: dict[str, list[Any]] = {}
-        # Last: settings that are right for reading may make a question take minutes.
+        # Ours override the options: time-outs that suit reading may make a question take minutes.
         bounded = {
             **options,
             "client.id": "sluice-topic-watch",
@@ -69,17 +72,17 @@ class TopicWatch:
         self.close()
 
     def close(self) -> None:
-        """End the connections, whether they answer or not."""
+        """Close the connections, even if Kafka does not answer."""
         self._admin.close(self._jvm.java.time.Duration.ofMillis(CLOSE_MS_MAX))
 
     def ask(self) -> dict[str, TopicNow]:
-        """What the topics are now. Raises TopicWatchError."""
+        """Ask for the present state of the topics. Raises TopicWatchError."""
         for _ in range(LOOKS_MAX):
             topics = self.topic_ids()
             try:
                 earliest = self._offsets(topics, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest())
                 latest = self._offsets(topics, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.latest())
-                # Last: what is committed meanwhile does not look as if it were held back.
+                # Asked last, so that records committed meanwhile do not look held back.
                 stable = self._stable(topics)
             except _UnknownTopicError:
                 continue
@@ -90,14 +93,14 @@ class TopicWatch:
         raise TopicWatchError("Kafka's topics are deleted while it is asked what they are: try again when that is done")
 
     def topic_ids(self) -> dict[str, str]:
-        """The topics' ids, which is quicker asked than all that `ask` tells. Raises TopicWatchError."""
+        """Ask for the topics' ids alone, which is quicker than `ask`. Raises TopicWatchError."""
         for _ in range(LOOKS_MAX):
             with suppress(_UnknownTopicError):
                 return self._topic_ids()
         raise TopicWatchError("Kafka's topics are deleted while it is asked what they are: try again when that is done")
 
     def access(self, topics: Iterable[str]) -> dict[str, bool]:
-        """Of those of some topics that Kafka has, whether the user may read them. Raises TopicWatchError."""
+        """Ask whether the user may read these topics. Topics that Kafka lacks are left out. Raises TopicWatchError."""
         names = self._jvm.java.util.ArrayList()
         for name in sorted(topics):
             names.add(name)
@@ -108,17 +111,17 @@ class TopicWatch:
         for name, future in dict(self._admin.describeTopics(names, options).topicNameValues()).items():
             try:
                 allowed = self._answer(future).authorizedOperations()
-                # None where nobody forbids anything.
+                # None if nobody forbids anything.
                 found[str(name)] = allowed is None or bool(allowed.contains(read))
             except _ForbiddenTopicError:
-                # Kafka says this of a topic that it has not, too, where the user may not know of either.
+                # Kafka answers this for a topic that it lacks, too, if the user may not know of it.
                 found[str(name)] = False
             except _UnknownTopicError:
                 continue
         return found
 
     def offsets_at(self, time_ms: int) -> dict[str, dict[int, int]]:
-        """Of each partition the first offset that is not older, or else the end. Raises TopicWatchError."""
+        """Ask for each partition's first offset at this time or later, or else its end. Raises TopicWatchError."""
         now = self.ask()
         spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.forTimestamp(time_ms)
         found = self._offsets(now, spec)
@@ -141,7 +144,7 @@ class TopicWatch:
             found[name] = str(topic.topicId().toString())
             count = topic.partitions().size()
             if len(self._partitions.get(name, ())) != count:
-                # Kept: each of them is a call to the JVM, and there may be thousands.
+                # Kept: to make one is a call to the JVM, and there may be thousands.
                 self._partitions[name] = [
                     self._jvm.org.apache.kafka.common.TopicPartition(name, partition) for partition in range(count)
                 ]
@@ -149,13 +152,13 @@ class TopicWatch:
 
     def _matching_names(self) -> list[str]:
         pattern = self._jvm.java.util.regex.Pattern
-        # As Java prints a set. Kafka allows neither commas nor spaces in a name.
+        # Java prints a set as [a, b]. Kafka allows neither commas nor spaces in a name.
         names = str(self._answer(self._admin.listTopics().names()).toString()).strip("[]")
         self.names = frozenset(name for name in names.split(", ") if name)
         return sorted(name for name in self.names if pattern.matches(self.pattern, name))
 
     def _stable(self, topics: Iterable[str]) -> dict[str, dict[int, int]]:
-        """Where reading what is committed ends; nothing where all is read."""
+        """The last stable offsets, up to which committed records are read; empty if all records are read."""
         if self._options.get(ISOLATION, READ_COMMITTED) != READ_COMMITTED:
             return {}
         level = self._jvm.org.apache.kafka.common.IsolationLevel.READ_COMMITTED
@@ -182,14 +185,14 @@ class TopicWatch:
         except Py4JJavaError as error:
             if any(name in str(error) for name in ("UnknownTopicOrPartitionException", "InvalidTopicException")):
                 raise _UnknownTopicError from None
-            # Not "from": a client's own words may hold what its settings hold.
+            # Not "from error": the client's own words may hold secrets from its settings.
             words = explain_failure(error) or without(self._options, innermost(error))
             kind = _ForbiddenTopicError if "TopicAuthorizationException" in str(error) else TopicWatchError
             raise kind(f"Kafka does not say what its topics are: {words}") from None
 
 
 class _UnknownTopicError(Exception):
-    """Kafka has no such topic, or no longer."""
+    """Kafka has no such topic, or no longer has it."""
 
 
 class _ForbiddenTopicError(TopicWatchError):

@@ -26,21 +26,22 @@ from spark.windows.windows_table import windows_path
 
 @dataclass(frozen=True, slots=True)
 class DeletionCounts:
-    """What was deleted."""
+    """The result of a deletion."""
 
     records: int
-    """Rows of `log` of the version that readers see."""
+    """Deleted rows of `log`, in the version that readers see."""
     at: datetime
+    """Data from before this time is refused from now on."""
 
 
 def rows_of_device(spark: SparkSession, warehouse: str, namespace: str, device: str) -> int:
-    """Count the rows of `log` that hold something of a device. Raises NoWarehouseError."""
+    """Count the rows of `log` that hold data of a device. Raises NoWarehouseError."""
     log = read_log(spark, seen_tables(spark, warehouse))
     return log.where(_is_of(namespace, device) & _is_told()).count()
 
 
 def is_known(spark: SparkSession, warehouse: str, namespace: str, device: str) -> bool:
-    """Whether there is anything of a device beside its records: what outlives them, or that it was deleted before."""
+    """Whether the device was deleted before, or a table that outlives its records still names it."""
     tables = seen_tables(spark, warehouse)
     return (namespace, device) in read_deletions(spark, warehouse) or any(
         not spark.read.format("delta").load(path).where(_is_of(namespace, device)).isEmpty()
@@ -51,11 +52,11 @@ def is_known(spark: SparkSession, warehouse: str, namespace: str, device: str) -
 def delete_device(
     spark: SparkSession, warehouse: str, namespace: str, device: str, report: Callable[[str], None] = lambda _: None
 ) -> DeletionCounts:
-    """Delete a device's data; nobody else may write the warehouse meanwhile. Doing it again finishes what broke off.
+    """Delete a device's data. Nobody else may write the warehouse meanwhile. A second call finishes a broken-off one.
 
-    `report` is told of each table. What older versions of the tables hold stays on disk until a vacuum.
+    `report` gets the name of each table or version before its data is deleted. The files stay on disk until a vacuum.
     """
-    # What an earlier run left undone is finished first, and all that is in memory is in the tables.
+    # First finish what an earlier run left undone, and write the state to the tables.
     job = BatchJob(spark, warehouse)
     job.save()
     counted = read_log(spark, job.tables).where(_is_of(namespace, device) & _is_told())
@@ -65,7 +66,7 @@ def delete_device(
         # Kafka's clock may be ahead of this one.
         at = max(at, datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=found.newest_us + 1))
         records = found.rows
-    # First: whatever breaks off below, nothing comes back.
+    # First: if a step below fails, no data of the device can come back.
     append_deletion(spark, warehouse, namespace, device, at)
     report("window_changes")
     delete_rows(spark, changes_path(warehouse), _is_of(namespace, device))
@@ -87,31 +88,31 @@ def delete_from_version(spark: SparkSession, tables: str, namespace: str, device
         settled_path(tables),
         heard_path(tables),
     ):
-        # A version that an earlier program made lacks the table of settled islands.
+        # A version of an earlier program may lack the table of settled islands.
         if DeltaTable.isDeltaTable(spark, path):
             delete_rows(spark, path, is_device)
     delete_rows(spark, losses_path(tables), is_device & (F.col("reason") == REJECTED))
-    # A version that an earlier program made may lack one of the columns that are emptied.
+    # A version of an earlier program may lack one of the emptied columns.
     add_missing_columns(spark, log_path(tables), log_schema())
-    # Last: while it holds something of the device, the rest may be unfinished.
+    # Last: as long as `log` holds data of the device, the other tables may be unfinished.
     update_rows(spark, log_path(tables), is_device & _is_told(), _nothing())
 
 
 def _is_of(namespace: str, device: str) -> Column:
     is_named = (F.col("namespace") == namespace) & (F.col("device") == device)
-    # Where headers could not be read, the record's key is all that is known.
+    # If a record's headers could not be read, only its key is known.
     return F.coalesce(
         is_named | (F.col("namespace").isNull() & (F.col("device") == f"{namespace}/{device}")), F.lit(False)
     )
 
 
 def _is_told() -> Column:
-    """Tell which rows of `log` hold what a device sent. What gateways told of its losses are counts, and stay."""
+    """Rows of `log` that a device sent. A gateway's loss records about the device hold only counts, and stay."""
     return is_of_device() & ~was_deleted()
 
 
 def _nothing() -> dict[str, str | Column]:
-    """What stands in `log` for a record that was deleted: the same as for one that comes later."""
+    """Values of a deleted record in `log`, as a deleted device's later records have them."""
     values: dict[str, str | Column] = {name: F.lit(None) for name in EMPTIED}
     return values | {
         "reject_reason": F.lit(DELETED),

@@ -1,4 +1,4 @@
-"""Reads rejects once more by what is declared now: those that can be read go through the job like any other record."""
+"""Reads rejects again by the present declarations. Those that can be read go through the job like new records."""
 
 import uuid
 from dataclasses import dataclass
@@ -22,28 +22,29 @@ KINDS = (
     HEADER.removesuffix(": "),
     NOT_THEIRS.removesuffix(": "),
 )
-"""What another declaration or registry, or another version of the program, may read after all. A conflict or a time
-stays what it is."""
+"""Kinds of rejects that another declaration, registry or program may read after all. A conflict stays a conflict, and
+a wrong time stays wrong."""
 ROWS_MAX = 200_000
 """Rejects in one batch."""
 TEXT_CHARS_MAX = 2**31 - 1
+"""Length that takes the whole rest of a text."""
 DECIDED_ANEW = ("metrics", "pack_span_us", "undeclared", "duplicate", "reject_reason")
 NUMBERING = ("ingest", "batch", "ordinal", "code_version", "declarations", "event_date")
 
 
 @dataclass(frozen=True, slots=True)
 class RetryCounts:
-    """What became of rejects."""
+    """The result of a retry."""
 
     rejects: int
     read: int
-    """Those of them that are none any more."""
+    """Rejects that became readings, or other good records."""
 
 
 def retry(job: BatchJob) -> RetryCounts:
-    """Read every reject again that may be readable by now. Doing it again reads only what is still a reject.
+    """Read every reject again that may be readable now. A second call reads only the remaining rejects.
 
-    It appends to `log` what it can read, as if Kafka had sent it once more; the reject stays there as it was.
+    A record that can be read is appended to `log`, as if Kafka had sent it again. The reject's row stays as it was.
     """
     log = effective_log(job.spark, job.tables)
     pending = still_rejected(log).where(kind().isin(*KINDS))
@@ -63,14 +64,14 @@ def retry(job: BatchJob) -> RetryCounts:
 
 
 def records_again(rows: DataFrame, *carried: str) -> DataFrame:
-    """Rows of `log` as `typed_records` yields records, with `topic_id` and some columns more.
+    """Turn rows of `log` into rows of `typed_records`, with `topic_id` and the columns `carried`.
 
-    Headers that could not be read are read anew, for another program may read them. Where `log` lacks them or the whole
-    value, what was wrong stays so. What was set aside with its bytes alone stays so too.
+    Headers that could not be read are read again, because a newer program may read them. If `log` lacks the headers or
+    the whole value, the old fault stays. A record that was set aside as bytes alone keeps its reason too.
     """
     reason = F.col("reject_reason")
     is_whole = F.col("headers").isNotNull() & ~reason.startswith(HEADER + TOO_LARGE)
-    # Plain, so that of `log` only what holds such rejects is read a second time.
+    # A plain condition, so that the second scan of `log` skips files without such rejects.
     is_unread = reason.startswith(HEADER) & is_whole
     fault = F.when(reason.startswith(HEADER), F.substring(reason, len(HEADER) + 1, TEXT_CHARS_MAX)).when(
         reason.startswith(SET_ASIDE) & F.col("ce_type").isNull(), reason
@@ -86,9 +87,9 @@ def records_again(rows: DataFrame, *carried: str) -> DataFrame:
 
 
 def _columns_again(rows: DataFrame) -> list[Column]:
-    """The columns of `log` that `typed_records` yields, with `topic_id`, but for `header_fault`.
+    """The columns of `typed_records` and `topic_id`, taken from `log`, without `header_fault`.
 
-    A record whose gateway could not speak in its topic gets its `ce_id` back.
+    If the gateway could not speak in the record's topic, the record gets its `ce_id` back.
     """
     lost = F.coalesce(F.col("reject_reason").startswith(NOT_THEIRS), F.lit(False))
     identity = F.when(lost, F.concat_ws("-", "buffer", "lane", "lane_sequence")).otherwise(F.col("ce_id"))
@@ -97,7 +98,7 @@ def _columns_again(rows: DataFrame) -> list[Column]:
 
 
 def _spans(by_batch: dict[int, int]) -> list[tuple[int, int]]:
-    """Batches of `log`, first and last, that together have no more rejects than a batch may have."""
+    """Spans of batches, first and last, with at most `ROWS_MAX` rejects each unless one batch alone has more."""
     spans: list[tuple[int, int]] = []
     rows = 0
     for ordinal, count in sorted(by_batch.items()):

@@ -1,9 +1,9 @@
-"""Replay: every derived table made anew from `log`, or from Kafka, beside the tables that readers see.
+"""Replay: rebuilds every table of a version from the old `log`, or from Kafka, beside the tables that readers see.
 
-What is made anew is a version of its own. While it is made, `ingest` may go on writing the other one; what comes
-meanwhile is caught up on. Then, for a moment, nobody writes, and the new version takes the old one's place in a single
-commit: readers see the one or the other, never half of either. `ingest` then goes on with the new one, where it was.
-After that commit `window_changes` is told what is different; of a replay that died in between, the next writer tells.
+The rebuilt tables are a new version. While it is made, `ingest` may go on writing the old version, and the replay
+catches up. Then nobody writes for a moment, and one commit puts the new version in the place of the old one. So readers
+see one version or the other, never parts of both. `ingest` goes on with the new version where it stopped. After the
+commit, the replay writes the differences to `window_changes`. If it dies before that, the next writer does it.
 """
 
 import time
@@ -39,41 +39,42 @@ if TYPE_CHECKING:
     from spark.decode.codec_declarations import Streams
 
 ROWS_MAX = 500_000
-"""Records that are made anew at once."""
+"""Records that one batch of a replay takes, unless a single batch of the old `log` has more."""
 WAIT_S = 1.0
+"""Seconds between two attempts to be the only writer."""
 Offsets = Mapping[str, Mapping[int, int]]
 Portion = tuple[dict[str, dict[int, int]], dict[str, dict[int, int]]]
-"""First offsets, and those after the last."""
+"""First offsets, and the offsets after the last, by topic and partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class FromKafka:
-    """What is read from Kafka once more, instead of from `log`."""
+    """The records that are read from Kafka again, instead of from `log`."""
 
     source: KafkaSource
     starting: Offsets
-    """By topic and partition, the first offset; what was read before it comes from `log`."""
+    """First offsets, by topic and partition. Earlier records come from `log`."""
     topic_ids: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """How far a replay has come."""
+    """Progress of a replay."""
 
     version: int
     rows: int
     total: int
-    """How many there will be, as far as is known by now; at most so many where `is_bound`."""
+    """Records to take, as far as is known now. An upper bound if `is_bound`."""
     rejected: int
-    """Of those that are made."""
+    """Rejects among `rows`."""
     seconds: float
     is_bound: bool = False
-    """Kafka is read, of which offsets are counted: some may be of no record (a transaction's end)."""
+    """Whether `total` counts Kafka's offsets: some of them may hold no record (a transaction's end)."""
     is_waiting: bool = False
-    """Everything is made anew, and it waits for `ingest` to stop."""
+    """Whether everything is rebuilt, and the replay waits for `ingest` to stop."""
 
 
-def replay(  # noqa: PLR0913, PLR0917 - what is made of what, and for whom
+def replay(  # noqa: PLR0913, PLR0917 - sources, target and callbacks
     spark: SparkSession,
     warehouse: str,
     streams: "Streams | None",
@@ -81,22 +82,21 @@ def replay(  # noqa: PLR0913, PLR0917 - what is made of what, and for whom
     only_writer: Callable[[str], AbstractContextManager[None]],
     report: Callable[[ReplayProgress], None],
 ) -> Version:
-    """Make a new version of all tables and have readers see it; return it. No other replay must run meanwhile.
+    """Make a new version of all tables, publish it to readers, and return it. No other replay may run meanwhile.
 
-    `streams` are the declarations that it is made by; None: those of the present version, and where these change
-    meanwhile, all is made once more. `only_writer` yields where nobody else writes the warehouse, and raises
-    WarehouseInUseError where somebody does: it is tried again. Raises
-    WindowLengthError where windows that `log` no longer has the readings of cannot become windows of the new length.
+    `streams` are the declarations to decode by. None means those of the present version: if they change meanwhile, the
+    replay begins again. `only_writer` raises WarehouseInUseError while somebody else writes the warehouse, and is tried
+    again. Raises WindowLengthError if `log` no longer has the readings of windows whose length would have to change.
     """
     if was_copied(warehouse):
-        # What is being written is no copy.
+        # If somebody writes the warehouse, it is no copy.
         with suppress(WarehouseInUseError), only_writer(warehouse):
             forget_broken(spark, warehouse)
     before = open_version(spark, warehouse)
     source = f"v{before.number}" if kafka is None else f"v{before.number} and kafka"
     after = replace(before, number=before.number + 1, streams=streams or before.streams, source=source)
     _expect_length(spark, warehouse, before, after)
-    # What another replay left unfinished was made by other declarations, or another program.
+    # An unfinished replay may have used other declarations, or another program.
     if folder_exists(spark, folder_of(warehouse, after.number)):
         remove_folder(spark, folder_of(warehouse, after.number))
     making = _Replay(spark, warehouse, before, after, report)
@@ -118,7 +118,7 @@ def replay(  # noqa: PLR0913, PLR0917 - what is made of what, and for whom
 
 
 class _Replay:
-    """A version in the making."""
+    """A version that is being made."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Replay:
         )
 
     def catch_up(self, where: Column | None = None) -> None:
-        """Take all batches of the old `log` that were not taken yet; of these the rows `where` something holds."""
+        """Take the rows of all batches of the old `log` that were not taken yet and that fit `where`."""
         self._old_starts = read_starts(self._spark, self._old)
         numbers = commit_numbers(self._spark, log_path(self._old))
         last = numbers.get(ORDINAL, -1)
@@ -166,7 +166,7 @@ class _Replay:
         of_batch = new.groupBy("ordinal").agg(F.count("*").alias("rows"), F.min("ingest").alias("ingest")).collect()
         self._expect(sum(row.rows for row in of_batch))
         for first, end in self._spans({row.ordinal: (row.rows, row.ingest) for row in of_batch}, last):
-            # What the old version has taken, the new one has in the end: `ingest` goes on with it where it was.
+            # In the end the new version notes the old one's batches: so `ingest` goes on where it stopped.
             taken = {name: number for name, number in numbers.items() if name != ORDINAL} if end == last else {}
             self._begin_starts(first)
             records = records_again(rows.where(F.col("ordinal").between(first, end)), "ingest", "batch")
@@ -174,7 +174,7 @@ class _Replay:
             self._taken = end
 
     def take_from_kafka(self, kafka: FromKafka) -> None:
-        """Take of the old `log` what lies before the offsets, and from Kafka what was read from there on."""
+        """Take records before the first offsets from the old `log`, and later ones from Kafka, as far as `log` goes."""
         self.catch_up(_before(kafka.starting))
         read = _read_to(read_log(self._spark, self._old).where(F.col("ordinal") <= self._taken))
         query = f"replay-{uuid.uuid4()}"
@@ -187,14 +187,14 @@ class _Replay:
             self._take(typed, BatchId(query, number))
 
     def publish(self) -> Version:
-        """Have readers see the new version, and tell `window_changes` what is different in it. Return that version."""
+        """Publish the new version to readers, and write its differences to `window_changes`. Returns the version."""
         self._begin_starts(self._taken + 1)
         self._job.save()
         self._take_over_what_expired()
         self._delete_what_was_deleted()
 
         def published(now: Version | None) -> Version:
-            # A registry may have been loaded since.
+            # Keep the registry that was loaded meanwhile.
             return self._after if now is None else replace(self._after, registry=now.registry)
 
         after = change_version(self._spark, self._warehouse, published)
@@ -211,10 +211,10 @@ class _Replay:
                 delete_from_version(self._spark, self._job.tables, *device)
 
     def _take_over_what_expired(self) -> None:
-        """Take over what the old tables tell of records that `log` no longer holds: nothing else knows of them."""
+        """Take over losses and windows of expired records from the old tables: `log` no longer has these records."""
         horizons = read_horizons(self._spark, self._warehouse)
         if horizons.log is not None:
-            # What expired while this version was made.
+            # These records expired while this version was made.
             expire_log(self._spark, self._job.tables, horizons.log, self._after.streams)
             take_over_losses(self._spark, self._old, self._job.tables)
         if horizons.closed_before is not None:
@@ -225,12 +225,12 @@ class _Replay:
         delete_rows(self._spark, windows_path(self._job.tables), is_closed)
         parts = folded(read_parts(self._spark, self._old).where(is_closed), self._after.streams.windows.sizes[0])
         columns = [field.name for field in windows_schema()]
-        # They are of no batch of this version.
+        # The parts belong to no batch of this version.
         parts = parts.withColumn("ordinal", F.lit(-1).cast("bigint"))
         parts.select(*columns).write.format("delta").mode("append").save(windows_path(self._job.tables))
 
     def _expect(self, records: int) -> None:
-        """Say how many are to be made, before the first are: that may take a while."""
+        """Report the number of records before the first are taken, which may take a while."""
         if records:
             self._total += records
             self._report(self.progress())
@@ -242,10 +242,10 @@ class _Replay:
         self._report(self.progress())
 
     def _spans(self, batches: Mapping[int, tuple[int, str]], last: int) -> Iterator[tuple[int, int]]:
-        """Batches, first and last, that are made anew at once; where reading began anew, one ends.
+        """Spans of old batches, first and last, that become one batch. A span ends where reading began anew.
 
-        `batches` have rows, and the query that read them. Two queries may have read one place in Kafka: in one batch
-        nothing would tell these rows apart.
+        `batches` has the rows and the query of each batch. A span has batches of one query only: two queries may have
+        read the same offset, and in one batch nothing would tell the two rows apart.
         """
         borders = {start.ordinal for start in self._old_starts}
         first, rows, query = self._taken + 1, 0, ""
@@ -259,7 +259,7 @@ class _Replay:
             yield first, last
 
     def _begin_starts(self, ordinal: int) -> None:
-        """Where the old version's reading began anew, the new one's does."""
+        """Copy the old version's starts of reading, up to the one at `ordinal`."""
         for start in self._old_starts[len(self._job.state.starts) :]:
             if start.ordinal <= ordinal:
                 moved = replace(start, ordinal=self._job.next_ordinal)
@@ -268,25 +268,25 @@ class _Replay:
 
 
 def _expect_length(spark: SparkSession, warehouse: str, before: Version, after: Version) -> None:
-    """Make sure that windows which cannot be computed anew can be taken over. Raises WindowLengthError."""
+    """Check that windows whose readings have expired can be taken over. Raises WindowLengthError."""
     was_s, will_be_s = before.streams.windows.sizes[0], after.streams.windows.sizes[0]
     closed_before = read_horizons(spark, warehouse).closed_before
     if closed_before is not None and will_be_s % was_s:
         raise WindowLengthError(
             f"`log` no longer holds the readings of windows before {closed_before:%Y-%m-%d}, and of these windows of "
-            f"{was_s} s none of {will_be_s} s can be made: take a multiple of {was_s} s as the first of the sizes"
+            f"{was_s} s none of {will_be_s} s can be made: write a multiple of {was_s} first in windows.sizes"
         )
 
 
 def topics_in_log(spark: SparkSession, warehouse: str, version: Version) -> dict[str, str]:
-    """The ids of the topics that `log` was last read from."""
+    """Ids of the topics that `log` was last read from, by name."""
     log = read_log(spark, tables_of(warehouse, version)).where(from_kafka() & F.col("topic_id").isNotNull())
     last = log.groupBy("topic").agg(F.max_by("topic_id", "ordinal").alias("topic_id"))
     return {row.topic: row.topic_id for row in last.collect()}
 
 
 def _read_to(log: DataFrame) -> dict[str, dict[int, int]]:
-    """Up to where each partition stands in some rows of `log`."""
+    """The next offset after the given rows of `log`, by topic and partition."""
     read: dict[str, dict[int, int]] = {}
     rows = log.where(from_kafka()).groupBy("topic", "partition").agg((F.max("offset") + 1).alias("next_offset"))
     for row in rows.collect():
@@ -295,7 +295,7 @@ def _read_to(log: DataFrame) -> dict[str, dict[int, int]]:
 
 
 def _before(starting: Offsets) -> Column:
-    """Where in `log` records lie that Kafka is not asked for again."""
+    """Rows of `log` that are not read from Kafka again."""
     asked = F.lit(False)
     for topic, offsets in starting.items():
         for partition, offset in offsets.items():
@@ -309,7 +309,7 @@ def _records_between(starting: Mapping[str, Mapping[int, int]], ending: Mapping[
 
 
 def _portions(starting: Offsets, ending: Offsets) -> Iterator[Portion]:
-    """Cut a span of offsets into spans of so many records, from all partitions at once."""
+    """Cut a span of offsets into portions of some `ROWS_MAX` records, each from all partitions."""
     left = {
         (topic, partition): (min(offset, ending[topic][partition]), ending[topic][partition])
         for topic, offsets in starting.items()
@@ -319,7 +319,7 @@ def _portions(starting: Offsets, ending: Offsets) -> Iterator[Portion]:
     while total := sum(end - first for first, end in left.values()):
         portion: Portion = ({}, {})
         for (topic, partition), (first, end) in left.items():
-            # Rounded up: each that has any left gives one at least.
+            # Rounded up, so that each unfinished partition gives at least one record.
             upto = min(end, first - (-(end - first) * ROWS_MAX // total))
             portion[0].setdefault(topic, {})[partition] = first
             portion[1].setdefault(topic, {})[partition] = upto

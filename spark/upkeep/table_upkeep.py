@@ -1,7 +1,7 @@
-"""What `ingest` does for its tables as it goes: small files made one, old rows and files removed once a day.
+"""Upkeep of the tables while `ingest` runs: merges small files, and removes old rows and files once a day.
 
-Those of the tables that grow with the readings are made one beside the next batches, which only append to them: half a
-minute of it, while a backlog is worked off, would hold up live readings.
+The large tables are merged beside the next batches, which only append to these tables. While a backlog is taken in,
+merging may last half a minute. Between batches it would delay live readings for so long.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,31 +27,31 @@ from spark.windows.window_changes import changes_path
 from spark.windows.windows_table import WINDOW_PARTITION, fold_date, windows_path
 
 LOOK_BATCHES = 8
-"""After so many batches tables are looked at."""
+"""Batches between two looks at the tables."""
 FILES_NEW_MIN = 16
-"""So many files must have come to a table before its partitions are looked at."""
+"""New files of a table before its partitions are looked at."""
 KEEP_DAYS = 7
-"""How long files stay that no table needs any more: a reader that began before is not disturbed."""
+"""Days to keep files that no table needs any more, for queries that began before."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A table whose small files become one."""
+    """A table whose small files are merged."""
 
     path: str
     partition: str | None = None
     is_folded: bool = False
-    """Whether its rows are folded with it."""
+    """Whether its rows are folded, too."""
 
 
 class Upkeep:
-    """The tables of a job, and what was done for them so far."""
+    """Upkeep of one job's tables."""
 
     def __init__(self, job: BatchJob, warn: Callable[[str], None]) -> None:
-        """`warn` is told of what could not be done; readings are taken all the same."""
+        """`warn` gets a message about upkeep that failed. Readings are taken all the same."""
         self._job = job
         self._warn = warn
-        # What is set in it for a while is not set for the batches.
+        # A session of its own, so that its settings do not affect the batches.
         self._spark = job.spark.newSession()
         tables = job.tables
         self._beside = (
@@ -60,7 +60,7 @@ class Upkeep:
             _Kept(changes_path(job.warehouse), "at_date"),
             _Kept(amendments_path(tables), LOG_PARTITION),
         )
-        """What batches only append to, but for windows that are computed anew: put in order beside them."""
+        """Tables that are merged beside the batches. Batches only append to them, except to recompute windows."""
         others = set(_tables_in(job.spark, tables)) - {kept.path for kept in self._beside}
         self._others = tuple(_Kept(path) for path in sorted(others))
         self._looked_at = dict.fromkeys((kept.path for kept in (*self._beside, *self._others)), 0)
@@ -71,12 +71,12 @@ class Upkeep:
         self._is_ending = False
 
     def after_batch(self, newest_us: int | None) -> None:
-        """Do what is due; `newest_us` is when Kafka took in the newest record of the batch, None where none came."""
+        """Do the upkeep that is due. `newest_us`: when Kafka took in the batch's newest record; None if none came."""
         if newest_us is None:
             return
         self._batches += 1
         if self._batches % LOOK_BATCHES == 0:
-            # These the job itself writes whole, now and then.
+            # Between batches: the job itself rewrites these tables now and then.
             self._look(self._job.spark, self._others)
             if self._running is None or self._running.done():
                 self.wait()
@@ -84,12 +84,12 @@ class Upkeep:
         self._daily(_today(newest_us))
 
     def wait(self) -> None:
-        """Wait until nothing is done beside the batches any more."""
+        """Wait until the work beside the batches is done."""
         if self._running is not None:
             self._running.result()
 
     def end(self) -> None:
-        """Wait no longer than for what is being written just now: the rest is done by the next run."""
+        """Wait only for the partition that is being merged. The next run does the rest."""
         self._is_ending = True
         self.wait()
 
@@ -97,13 +97,13 @@ class Upkeep:
         for kept in tables:
             failure = _failure(partial(self._look_at, spark, kept))
             if failure is not None:
-                self._warn(f"{kept.path}: its small files could not be made one, this is tried again: {failure}")
+                self._warn(f"{kept.path}: its small files could not be merged, which is tried again later: {failure}")
 
     def _look_at(self, spark: SparkSession, kept: _Kept) -> None:
         files = file_count(spark, kept.path)
         if files < self._looked_at[kept.path] + FILES_NEW_MIN:
             return
-        # First: what fails is not tried again at once.
+        # First: if the merge fails, it is not tried again at once.
         self._looked_at[kept.path] = files
         self._tidy(spark, kept)
         self._looked_at[kept.path] = file_count(spark, kept.path)
@@ -112,7 +112,7 @@ class Upkeep:
         for files in files_by_partition(spark, kept.path, kept.partition):
             if self._is_ending:
                 return
-            # Folding writes all of a date anew, its great files too.
+            # Folding rewrites all files of a date, the large ones too.
             if not files.are_due or (kept.is_folded and files.bytes < files.bytes_of_great):
                 continue
             if kept.is_folded and files.partition is not None:
@@ -127,10 +127,10 @@ class Upkeep:
     def _daily(self, today: date) -> None:
         spark = self._job.spark
         if self._day is None:
-            # A new warehouse has nothing that is old.
+            # A new warehouse has nothing old to remove.
             self._day = last_day(spark, self._job.warehouse) or first_made(spark, self._job.warehouse)
         if today > self._day:
-            # It deletes from the same tables.
+            # `maintain` deletes from the same tables.
             self.wait()
             for words in maintain(self._job, today):
                 self._warn(words)
@@ -144,12 +144,12 @@ def maintain(
     keep_days: float = KEEP_DAYS,
     report: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
-    """Remove what is older than `streams.toml` says it is kept, and files that nothing has needed for `keep_days`.
+    """Remove rows that are older than `streams.toml` keeps them, and files that nothing has needed for `keep_days`.
 
-    Nobody else may write the warehouse meanwhile. Returns of which tables files could not be removed, and why.
+    Nobody else may write the warehouse meanwhile. Returns a message for each table whose files could not be removed.
     """
     spark, warehouse = job.spark, job.warehouse
-    # What was expired is never derived from again.
+    # First write the state: so no later start needs the expired rows to derive from.
     job.save()
     for what, before in expire(spark, warehouse, job.tables, job.streams, today).items():
         report(f"{what}: nothing from before {before} is left")
@@ -163,15 +163,15 @@ def maintain(
 
 
 def newest_day(job: BatchJob) -> date:
-    """The day that everything goes by which is removed for its age: that of the newest record, or today's."""
+    """The day from which ages are counted: that of the newest record, or today."""
     newest = read_log(job.spark, job.tables).agg(F.unix_micros(F.max("kafka_timestamp")).alias("us")).collect()[0].us
     return datetime.now(UTC).date() if newest is None else _today(newest)
 
 
 def remove_old_versions(spark: SparkSession, warehouse: str) -> list[int]:
-    """Remove the tables of all versions but the one that readers see, and return their numbers.
+    """Remove the tables of all versions but the one that readers see. Returns the removed numbers.
 
-    Those of a replay that died among them; one that runs fails, and is begun again.
+    This also removes what a replay that died has left. A replay that runs meanwhile fails, and must be started again.
     """
     current = open_version(spark, warehouse).number
     old = [number for number in {*versions_of(spark, warehouse), current + 1} if number != current]
@@ -182,7 +182,7 @@ def remove_old_versions(spark: SparkSession, warehouse: str) -> list[int]:
 
 
 def delta_tables(spark: SparkSession, warehouse: str) -> list[str]:
-    """The paths of all tables in a warehouse, of every version."""
+    """Paths of all tables in a warehouse, of every version."""
     warehouse = warehouse.rstrip("/")
     folders = [warehouse, *(folder_of(warehouse, number) for number in versions_of(spark, warehouse))]
     return [path for folder in folders for path in _tables_in(spark, folder)]
@@ -193,7 +193,7 @@ def _tables_in(spark: SparkSession, folder: str) -> list[str]:
 
 
 def _failure(do: Callable[[], None]) -> str | None:
-    """Do what the tables are right without, and say why it failed if it did: no reading waits for it."""
+    """Do work that the tables can do without. Returns why it failed, or None: readings must not wait for it."""
     try:
         do()
     except (PySparkException, Py4JError) as error:
@@ -202,6 +202,6 @@ def _failure(do: Callable[[], None]) -> str | None:
 
 
 def _today(newest_us: int) -> date:
-    """The day as Kafka's clock and this one agree on: a clock that is ahead would have everything removed as old."""
+    """The earlier of Kafka's day and this clock's day: by a clock that is ahead, too much would count as old."""
     now = datetime.now(UTC)
     return min(now, datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=newest_us)).date()

@@ -1,4 +1,4 @@
-"""All that tells which windows are final, read from a warehouse's tables."""
+"""Reads from the tables all evidence that decides which windows are final."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,9 +25,9 @@ LOST_IN_KAFKA = "deleted in Kafka before it was read"
 
 
 def read_evidence(spark: SparkSession, warehouse: str, version: Version | None = None) -> Evidence:
-    """Read what is known. To be read before the windows that it is to judge: then they hold all that it speaks of."""
+    """Read the evidence. Read it before the windows, so that the windows hold every record that it names."""
     tables = seen_tables(spark, warehouse, version)
-    # Gateways first: who came after them serves a device at the most that they do not speak of yet.
+    # Gateways first: if a gateway appears meanwhile, only `services` has it, and it counts as not heard yet.
     gateways = read_gateways(spark, tables)
     heard = read_states(spark, heard_path(tables), ("namespace", "device", "stream"))
     retired = retired_gateways(open_gateway_registry(spark, warehouse)).collect()
@@ -47,14 +47,14 @@ def read_evidence(spark: SparkSession, warehouse: str, version: Version | None =
 
 
 def open_gaps(spark: SparkSession, warehouse: str, version: Version | None = None) -> DataFrame:
-    """Return `gaps`, which SQL then finds as the temporary view of that name."""
+    """Return `gaps`, and register it as a temporary view."""
     view = derive_gaps(read_evidence(spark, warehouse, version))
     view.createOrReplaceTempView("gaps")
     return view
 
 
 def lost_in_kafka(services: DataFrame, starts: Sequence[ReadingStart]) -> DataFrame:
-    """What Kafka had deleted before it was read, as a loss of each gateway: nobody knows whose and of when it was."""
+    """Records that Kafka deleted unread, as a loss of each gateway: nobody knows whose they were, nor their times."""
     spark = services.sparkSession
     told = spark.createDataFrame([(start.at_us,) for start in starts], "told_us bigint")
     gateways = services.select("namespace", "gateway").distinct().crossJoin(F.broadcast(told))
@@ -66,7 +66,7 @@ def lost_in_kafka(services: DataFrame, starts: Sequence[ReadingStart]) -> DataFr
         "told_error_us": F.lit(0),
         "told_boot": F.lit(""),
         "told_boottime_us": F.lit(0),
-        # No boot that there was: of its clock nothing is known.
+        # No real boot has this name, so nothing is known of its clock.
         "gateway_boot": F.lit("-"),
     }
     names = [column.split() for column in LOSSES_SCHEMA.replace("\n", " ").split(",")]

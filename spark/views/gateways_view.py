@@ -1,4 +1,4 @@
-"""`gateways`: what each gateway last said of itself that counts, beside what the registry says of it."""
+"""`gateways`: each gateway's last heartbeat that counts, with the registry's entry for it."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -17,14 +17,14 @@ SCHEMA = """
     oldest_age_s double, pending bigint, quarantined bigint, waiting int, retired_from_time timestamp,
     unread_topics array<string>
 """
-"""A row for each buffer file. `heartbeat_time` as it is known now; up to `complete_to_time` nothing of the gateway's is
-missing here but what it says it holds (`pending` rows, `quarantined` inputs); `waiting` heartbeats speak of records
-that have not been read yet. `unread_topics`: it writes to them, and `ingest` leaves them out."""
+"""A row for each buffer file. `heartbeat_time` has today's knowledge of the gateway's clock. Up to `complete_to_time`
+the tables lack only what the gateway says that it holds: `pending` rows and `quarantined` inputs. `waiting` counts
+heartbeats about records that were not read yet. `unread_topics`: topics that it writes to and `ingest` leaves out."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def open_gateways(spark: SparkSession, warehouse: str, version: Version | None = None) -> DataFrame:
-    """Return the gateways, which SQL then finds as the temporary view `gateways`."""
+    """Return `gateways`, and register it as a temporary view."""
     tables = seen_tables(spark, warehouse, version)
     states = read_gateways(spark, tables)
     corrections = [Correction(*row) for row in read_corrections(spark, tables).collect()]

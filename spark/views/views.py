@@ -1,4 +1,4 @@
-"""All tables of a warehouse as SQL finds them."""
+"""Opens the tables of a warehouse as SQL views."""
 
 from collections.abc import Callable, Collection
 
@@ -20,9 +20,9 @@ VIEWS = (
     *("log", "readings", "windows", "window_changes", "gaps", "gateways", "quarantine"),
     *("devices", "calibrations", "gateway_registry", "versions", "deletions", "upkeep"),
 )
-"""In the order in which people are told of them."""
+"""Names of all views, in the order in which messages list them."""
 OPENERS: dict[str, Callable[[SparkSession, str, Version], DataFrame]] = {
-    # Windows before what tells of single records, so that these hold all that windows speak of.
+    # Windows before tables of single records, so that those tables hold every record that windows count.
     "windows": lambda spark, warehouse, version: open_windows(spark, warehouse, version=version),
     "gaps": open_gaps,
     "gateways": open_gateways,
@@ -37,18 +37,18 @@ OPENERS: dict[str, Callable[[SparkSession, str, Version], DataFrame]] = {
     "deletions": lambda spark, warehouse, _: open_deletions(spark, warehouse),
     "upkeep": lambda spark, warehouse, _: open_upkeep(spark, warehouse),
 }
-"""In the order in which they are opened."""
+"""Openers of the views, in the order in which they are called."""
 
 
 def open_all(spark: SparkSession, warehouse: str, names: Collection[str] = VIEWS) -> dict[str, DataFrame]:
-    """Return tables by their names, every one or some, which SQL then finds as views: `spark.sql("SELECT ...")`.
+    """Return the tables of these names, and register them as views for `spark.sql("SELECT ...")`.
 
-    As of now: opened anew, they have what came since. Raises NoWarehouseError.
+    They are as of now: open them again to see later records. Raises NoWarehouseError.
     """
-    # One for all: a replay may have another take its place meanwhile.
+    # One version for all: a replay may publish another meanwhile.
     version = open_version(spark, warehouse)
     found = {name: opener(spark, warehouse, version) for name, opener in OPENERS.items() if name in names}
-    # The others are views already.
+    # The other openers register their views themselves.
     for name in found.keys() & {"window_changes", "versions"}:
         found[name].createOrReplaceTempView(name)
     return {name: found[name] for name in names}

@@ -1,4 +1,4 @@
-"""`windows` as an analyst reads them: one row for each, of any size that the table's windows add up to."""
+"""`windows` for analysts: one row for each window, of any size that the table's windows add up to."""
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -9,17 +9,17 @@ from spark.windows.windows_table import DAY_S, folded, read_parts, shown, window
 
 
 class WindowSizeError(Exception):
-    """Windows of this size cannot be had; the message says which can."""
+    """Windows of this size cannot be made; the message says which can."""
 
 
 def open_windows(
     spark: SparkSession, warehouse: str, size_s: int | None = None, version: Version | None = None
 ) -> DataFrame:
-    """Return the warehouse's windows, which SQL then finds as the temporary view `windows`.
+    """Return the warehouse's windows, and register them as the temporary view `windows`.
 
-    `size_s` is their length; without it, that of the table. `status` says whether one is final, `basis` what stands
-    behind that, and `why` what it waits for, as of now: opened anew, the view knows what came since. Raises
-    WindowSizeError.
+    `size_s` is their length in seconds, by default that of the table's windows. `status` says whether a window is
+    final, `basis` why that is known, and `why` what the window waits for. All is as of now: open the view again to see
+    later records. Raises WindowSizeError.
     """
     version = version or open_version(spark, warehouse)
     tables = tables_of(warehouse, version)
@@ -27,9 +27,9 @@ def open_windows(
     chosen_s = base_s if size_s is None else size_s
     if chosen_s % base_s or DAY_S % chosen_s:
         raise WindowSizeError(
-            f"windows of {chosen_s} s cannot be had from windows of {base_s} s: take a multiple that divides a day"
+            f"windows of {chosen_s} s cannot be made from windows of {base_s} s: give a multiple that divides a day"
         )
-    # Before the windows: so they hold all that it speaks of.
+    # Before the windows, so that they hold every record that the evidence names.
     evidence = read_evidence(spark, warehouse, version)
     view = shown(folded(read_parts(spark, tables), chosen_s), chosen_s, version.streams.windows.percentiles)
     view = with_status(view, evidence)

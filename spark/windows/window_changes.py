@@ -1,9 +1,9 @@
-"""`window_changes`: what became of each window and when. Append-only, and kept when tables are made anew.
+"""Keeps the append-only table `window_changes`, the history of each window, which stays when tables are made anew.
 
-A row says what a batch added to a window (`cause` is `readings`), or what the window holds since it was computed anew
-(another cause): then the figures are all of it, and `n` 0 says that it is empty. A window's rows in the order of `at`
-are its history, the first one when it was first shown, each other one a revision. A job that wants to know of changes
-reads the table as a stream.
+If a row's `cause` is `readings`, it says what a batch added to a window. If the cause is another, the window was
+computed anew, and the row has all of its figures; `n` 0 means that it is empty. Ordered by `at`, a window's rows are its
+history: the first row is its first appearance, and each later row is a revision. To learn of changes, a job reads the
+table as a stream.
 """
 
 import time
@@ -32,12 +32,12 @@ FIGURES = ("n", "min", "max", "sum", "first", "last", "late")
 
 
 def changes_path(warehouse: str) -> str:
-    """Return where the table lies: beside the versions, for it outlives them."""
+    """Return the table's path, beside the versions, because it outlives them."""
     return f"{warehouse.rstrip('/')}/window_changes"
 
 
 def create_changes(spark: SparkSession, warehouse: str) -> None:
-    """Create the table where there is none."""
+    """Create the table if there is none."""
     (
         DeltaTable.createIfNotExists(spark)
         .location(changes_path(warehouse))
@@ -51,12 +51,12 @@ def create_changes(spark: SparkSession, warehouse: str) -> None:
 
 
 def changes_schema() -> StructType:
-    """Return the table's columns; needs a running session, whose parser reads them."""
+    """Return the table's columns. It needs a running session, whose parser reads them."""
     return cast("StructType", StructType.fromDDL(SCHEMA))
 
 
 def append_changes(table: AppendTable, changes: DataFrame, version: int, ordinal: int, cause: str) -> None:
-    """Append what one batch did for one cause; nothing happens if that was appended before.
+    """Append one batch's changes for one cause, or do nothing if they were appended before.
 
     `changes` has the windows' keys and FIGURES.
     """
@@ -72,19 +72,20 @@ def append_changes(table: AppendTable, changes: DataFrame, version: int, ordinal
 
 
 def of_version(version: int) -> str:
-    """How the applications begin under which the table says up to which batch of a version it goes."""
+    """Prefix of the applications whose commit number is the last batch of a version in the table."""
     return f"{ORDINAL}-v{version}-"
 
 
 def is_replay_told(table: AppendTable, version: int) -> bool:
-    """Tell whether it stands in the table what a version's replay changed."""
+    """Tell whether the table has the changes of a version's replay."""
     return table.last(f"{of_version(version)}{REPLAY}") >= 0
 
 
 def append_replayed(table: AppendTable, old_tables: str | None, new_tables: str, version: int, ordinal: int) -> None:
-    """Tell what is different in the tables of a version that took another's place; nothing happens if that was told.
+    """Append the windows that differ in a version that replaced another, or do nothing if they were appended before.
 
-    `ordinal` is of its last batch. Without `old_tables` nothing is known of what was told before: each window is told.
+    `ordinal` is the version's last batch. Without `old_tables` nothing is known of the old figures, and every window is
+    appended.
     """
     if is_replay_told(table, version):
         return
@@ -99,7 +100,7 @@ def append_replayed(table: AppendTable, old_tables: str | None, new_tables: str,
 
 
 def differences(before: DataFrame, after: DataFrame) -> DataFrame:
-    """The windows that differ, with what they hold now: `n` 0 where they are gone."""
+    """The windows that differ, with their present figures. `n` is 0 if a window is gone."""
     old = before.select(*KEY, F.struct(*FIGURES).alias("old"))
     new = after.select(*KEY, F.struct(*FIGURES).alias("new"))
     joined = old.join(new, list(KEY), "full").where(~F.col("old").eqNullSafe(F.col("new")))
