@@ -1,4 +1,4 @@
-"""`python -m demo`: the whole line on one machine, with an outage in the middle, and an audit at the end."""
+"""`python -m demo`: runs the whole line on one machine, with an outage in the middle and an audit at the end."""
 
 import asyncio
 import fcntl
@@ -21,12 +21,12 @@ from demo.run import Folder, measured_run
 FAILED = 1
 WRONG_USAGE = 2
 INTERRUPTED = 130
-"""As a shell reports a program that Ctrl-C ended."""
+"""Exit code of a program that Ctrl-C ended, as a shell reports it."""
 FOLDER = Path("build") / "demo"
 
 
 def main() -> int:
-    """Run the demo; returns the exit code."""
+    """Run the demo, and return the exit code."""
     try:
         settings = demo_settings(os.environ)
     except DemoSettingsError as error:
@@ -64,7 +64,7 @@ def _run(settings: DemoSettings, folder: Folder) -> int:
 
 
 async def _run_until_stopped(settings: DemoSettings, folder: Folder, progress: Progress) -> int:
-    """Run, and on SIGINT or SIGTERM stop what was started; a second one does not disturb the stopping."""
+    """Run. SIGINT or SIGTERM stops what was started; a second signal does not disturb the stopping."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - a coroutine always runs in one
@@ -82,7 +82,7 @@ async def _run_until_stopped(settings: DemoSettings, folder: Folder, progress: P
 
 
 def _explain(error: BaseException, console: Console) -> None:
-    """Say what went wrong, what the log says, and what to do. What nobody foresaw is raised again."""
+    """Say what went wrong, what the log says, and what to do. An unforeseen error is raised again."""
     if isinstance(error, BaseExceptionGroup):
         known, unknown = error.split((DemoError, BrokerError))
         if unknown is not None or known is None:

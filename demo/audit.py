@@ -1,6 +1,6 @@
-"""Compare, sensor by sensor, what was acknowledged with what stands in Kafka and in the table.
+"""Compares, sensor by sensor, the acknowledged readings with those in Kafka and in the table.
 
-`audit` and `run_findings` are pure; the functions below them gather what they compare.
+`audit` and `run_findings` are pure. The functions below them read what they compare.
 """
 
 import json
@@ -17,33 +17,33 @@ from demo.demo_settings import DemoSettings
 from demo.kafka_ends import KafkaEnds
 
 LATE_US = 10_000_000
-"""A reading that reached Kafka this long after it was taken counts as late."""
+"""Microseconds from its event time to Kafka after which a reading counts as late."""
 
 EXAMPLES_MAX = 20
-"""So many missing or doubled readings are named one by one; all are counted."""
+"""Missing or doubled readings that are named one by one; all are counted."""
 SILENT_NAMED_MAX = 5
-"""So many sensors without an acknowledged reading are named; all are counted."""
+"""Sensors without an acknowledged reading that are named; all are counted."""
 CUT_SETTLES_US = 2_000_000
-"""What has passed the cut line just before may be appended so much later: the broker may be short of CPU."""
+"""Microseconds after the cut in which earlier records may still be appended: the broker may be short of CPU."""
 BUFFERED_OUTAGE_S_MIN = 3
-"""In an outage this long every sensor, at one reading a second, has at least one reading waiting in the buffer."""
+"""Seconds of outage in which every sensor, at one reading a second, has at least one reading in the buffer."""
 
 Identity = tuple[str, str, int]
-"""Device, device boot, sequence: one reading, wherever it stands."""
+"""Device, device boot and sequence of one reading, wherever it stands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What one sensor knows of one of its boots."""
+    """One sensor's own account of one of its boots."""
 
     device: str
     boot: str
     sent: int
-    """Readings that it sent at least once."""
+    """Readings sent at least once."""
     acknowledged: tuple[tuple[int, int], ...]
-    """Ranges of sequences, both ends included."""
+    """Ranges of acknowledged sequences, both ends included."""
     dropped: tuple[tuple[int, int], ...] = ()
-    """Ranges that it gave up for lack of room, before they were acknowledged."""
+    """Ranges of sequences given up for lack of room, before they were acknowledged."""
     taken: int = 0
 
     @property
@@ -61,14 +61,14 @@ class KafkaReading:
     """One record of a `device-*` topic."""
 
     id: str
-    """`ce_id`: the same for every copy that the forwarder sent."""
+    """`ce_id`: all copies that the forwarder sent have the same."""
     device: str
     boot: str
     sequence: int
     event_us: int
     """`ce_time`, microseconds since 1970."""
     appended_us: int
-    """When the broker appended it: the record's own timestamp, in microseconds since 1970."""
+    """Time at which the broker appended it: the record's own timestamp, in microseconds since 1970."""
 
     @property
     def identity(self) -> Identity:
@@ -88,7 +88,7 @@ class TableReading:
     error_us: int
     """Bound of the error of `event_us`."""
     quality: str
-    """How `event_us` was obtained."""
+    """Way in which `event_us` was obtained."""
 
     @property
     def identity(self) -> Identity:
@@ -97,41 +97,41 @@ class TableReading:
 
 @dataclass(frozen=True, slots=True)
 class SensorAudit:
-    """One sensor's line, or the line of all."""
+    """Figures of one sensor, or of all."""
 
     device: str
     sent: int
     acknowledged: int
     in_kafka: int
-    """Distinct readings."""
+    """Distinct readings in Kafka."""
     in_readings: int
-    """Distinct readings."""
+    """Distinct readings in `readings`."""
     missing: int
-    """Acknowledged, and not in `readings`."""
+    """Acknowledged readings that are not in `readings`."""
     doubled: int
-    """Standing more than once in `readings`, with the same metric."""
+    """Readings that stand more than once in `readings`, with the same metric."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The outcome."""
+    """Outcome of the comparison."""
 
     sensors: tuple[SensorAudit, ...]
-    """By device name, numbers in it counted as numbers."""
+    """Sensors by device name, numbers in it counted as numbers."""
     late_readings: int
     """Distinct readings appended to Kafka more than `LATE_US` after their event time."""
     copies: int
-    """Records that Kafka holds beyond the first of their identity."""
+    """Records in Kafka beyond the first of their identity."""
     strangers: int
-    """Distinct readings in Kafka or in the table of a sensor's boot that no ledger knows."""
+    """Distinct readings, in Kafka or in the table, of a boot that no ledger knows."""
     examples: tuple[str, ...]
-    """Some of the missing and doubled ones, in words."""
+    """Some missing and doubled readings, in words."""
     ledgered: int
     """Sensors that left a ledger."""
     silent: tuple[str, ...]
-    """Sensors that left a ledger, but had no reading acknowledged; in the order of `sensors`."""
+    """Sensors with a ledger and without an acknowledged reading, in the order of `sensors`."""
     waiting: int
-    """Readings that the sensors held unacknowledged at the end. Of earlier boots none: they went with the reset."""
+    """Readings that sensors held unacknowledged at the end. Those of earlier boots went with the reset."""
 
     @property
     def total(self) -> SensorAudit:
@@ -147,7 +147,7 @@ class Audit:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What is wrong, in words; empty where all is well."""
+        """Faults in words; empty if all is well."""
         total = self.total
         found = []
         if total.missing:
@@ -171,9 +171,9 @@ class Audit:
 
 
 def audit(ledgers: Iterable[Ledger], records: Iterable[KafkaReading], readings: Iterable[TableReading]) -> Audit:
-    """Compare. That an unacknowledged reading is in Kafka is well: its acknowledgement was lost, not the reading.
+    """Compare the ledgers with Kafka and the table. The ledgers of one sensor come in the order of its boots.
 
-    The ledgers of one sensor come in the order of its boots.
+    An unacknowledged reading in Kafka is no fault: its acknowledgement was lost, not the reading.
     """
     sent: Counter[str] = Counter()
     acknowledged: defaultdict[str, set[Identity]] = defaultdict(set)
@@ -238,12 +238,12 @@ def audit(ledgers: Iterable[Ledger], records: Iterable[KafkaReading], readings: 
 def run_findings(
     result: Audit, settings: DemoSettings, chronicle: Chronicle, records: Iterable[KafkaReading]
 ) -> tuple[str, ...]:
-    """What is wrong with a run: with what was compared, with who took part, and with the outage."""
+    """Find what is wrong with a run: with the comparison, with who took part, and with the outage."""
     found = list(result.findings)
     started = settings.sensors + settings.boards
     if result.ledgered < started:
         found.append(f"{started - result.ledgered:,} of {started:,} sensors left no ledger")
-    # Not by lateness: a reading may wait for other reasons, as until its sensor's clock is known.
+    # Lateness does not tell: a reading may wait for other reasons, such as its sensor's unknown clock.
     silent_from_us = chronicle.cut_us + CUT_SETTLES_US
     if leaked := sum(silent_from_us <= record.appended_us < chronicle.restored_us for record in records):
         words = "reading" if leaked == 1 else "readings"
@@ -255,7 +255,7 @@ def run_findings(
 
 
 def verdict(total: SensorAudit, findings: Sequence[str]) -> str:
-    """The one line that people look at; it says what is wrong where its two numbers do not."""
+    """Write the line that people look at. It says what is wrong if its two numbers do not."""
     numbers = f"missing {total.missing}, duplicates {total.doubled}"
     return f"{numbers}, but: {'; '.join(findings)}" if findings and not total.missing + total.doubled else numbers
 
@@ -274,7 +274,7 @@ def _examples(
 
 
 def _natural(device: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key by which `t-9` comes before `t-10`."""
+    """Return a sort key that puts `t-9` before `t-10`."""
     parts: list[str] = []
     for character in device:
         if parts and parts[-1][-1].isdecimal() == character.isdecimal():
@@ -285,7 +285,7 @@ def _natural(device: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def audit_lines(shown: Sequence[SensorAudit], total: SensorAudit) -> list[str]:
-    """The table for people, as plain text."""
+    """Write the table for people, as plain text."""
     head = ("sensor", "sent", "acknowledged", "in Kafka", "in readings", "missing", "doubled")
     body = [_cells(sensor) for sensor in (*shown, total)]
     widths = [max(len(row[column]) for row in (head, *body)) for column in range(len(head))]
@@ -314,7 +314,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def shown_sensors(result: Audit, boards: Iterable[str], fleet_count: int = 5) -> list[SensorAudit]:
-    """For the screen: every board, then of the fleet those with findings, else the first few."""
+    """Choose sensors for the screen: every board, then of the fleet those with findings, else the first few."""
     always = set(boards)
     fleet = [sensor for sensor in result.sensors if sensor.device not in always]
     # A stable sort: sensors without a finding keep their order.
@@ -323,7 +323,7 @@ def shown_sensors(result: Audit, boards: Iterable[str], fleet_count: int = 5) ->
 
 
 def read_ledgers(path: Path) -> list[Ledger]:
-    """Ledgers of one JSON-lines file, as the fleet and the firmware runners write them, in its order."""
+    """Read the ledgers in a JSON-lines file of the fleet or of a firmware runner, in its order."""
     ledgers = []
     for line in path.read_text().splitlines():
         entry = json.loads(line)
@@ -349,10 +349,10 @@ def _count(ranges: Iterable[tuple[int, int]]) -> int:
 
 
 async def read_kafka(bootstrap: str, topic_prefix: str = "device-") -> list[KafkaReading]:
-    """Every record of the topics so named, from the beginning to the end as it stands at the call.
+    """Read every record of the topics with this prefix, from the beginning to their ends at the call.
 
     Raises:
-        KeyError, ValueError: a record without what the contract of DESIGN section 4 demands of it.
+        KeyError, ValueError: a record lacks something that docs/kafka-records.md demands.
     """
     records: list[KafkaReading] = []
     async with KafkaEnds(bootstrap, topic_prefix) as kafka:
@@ -387,11 +387,11 @@ def _kafka_reading(key: bytes, headers: Sequence[tuple[str, bytes]], timestamp_m
 
 
 def _microseconds(time: datetime) -> int:
-    """Since 1970, exactly: a float of seconds has no room for all of them."""
+    """Convert to microseconds since 1970, exactly: a float of seconds has no room for all of them."""
     since = time - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def read_table(path: Path) -> list[TableReading]:
-    """The rows of `readings` as `demo.readings_export` wrote them."""
+    """Read the rows of `readings` that `demo.readings_export` wrote."""
     return [TableReading(*json.loads(line)) for line in path.read_text().splitlines()]

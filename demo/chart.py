@@ -1,4 +1,4 @@
-"""Charts as HTML and SVG that fit any width: the labels are text, only the marks are stretched."""
+"""Draws charts as HTML and SVG that fit any width: labels are text, and only the marks are stretched."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from html import escape
 
 SPAN = 1000
-"""The drawing is so many units wide and high, whatever its size on the screen."""
+"""Units of the drawing's width and height, whatever its size on the screen."""
 
 NARROW_PX = 300
-"""The plot's width on a phone: labels that keep clear of one another there do so on anything wider."""
+"""Width of the plot on a phone. Labels that keep clear of one another there do so on anything wider."""
 CHARACTER_PX = 8
-"""A label's character, at most on the average: it is set in 12.5 px."""
+"""Greatest average width of a label's character, which is set in 12.5 px."""
 LABEL_PADDING_PX = 12
 
 Point = tuple[float, float]
@@ -19,29 +19,29 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis: its ends, where its labels stand, and what is measured along it."""
+    """One axis: its ends, the places of its labels, and the quantity along it."""
 
     low: float
     high: float
     ticks: tuple[float, ...]
     decimals: int
-    """Of the labels."""
+    """Decimals of the labels."""
     value_decimals: int
-    """Of a value that is pointed at."""
+    """Decimals of a value that is pointed at."""
     title: str
     unit: str
 
     def share(self, value: float) -> float:
-        """Where a value lies, 0 at the low end and 1 at the high end; beyond them it is kept at the edge."""
+        """Place of a value, 0 at the low end and 1 at the high end. A value beyond them is kept at the edge."""
         return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
     def label(self, value: float) -> str:
-        """A value as it stands at the axis."""
+        """Text of a value at the axis."""
         return f"{value:,.{self.decimals}f}"
 
     @property
     def data(self) -> str:
-        """What the page's script reads values back by."""
+        """Text by which the page's script reads values back."""
         return f"{self.low} {self.high} {self.value_decimals} {self.unit}"
 
 
@@ -50,13 +50,13 @@ class LogAxis(Axis):
     """An axis on which each step is ten times the one before. `low` and `high` are values, not their logarithms."""
 
     def share(self, value: float) -> float:
-        """Where a value lies; what is not above 0 is kept at the low end."""
+        """Place of a value. A value below `low` is kept at the low end."""
         if value <= self.low:
             return 0.0
         return min(1.0, math.log10(value / self.low) / math.log10(self.high / self.low))
 
     def label(self, value: float) -> str:
-        """A value as it stands at the axis: 0.01, 0.1, 1, 10, ..."""
+        """Text of a value at the axis: 0.01, 0.1, 1, 10, ..."""
         return f"{value:,.12g}"
 
     @property
@@ -65,10 +65,10 @@ class LogAxis(Axis):
 
 
 def log_axis(values: Iterable[float], title: str, unit: str) -> LogAxis:
-    """An axis over all values above 0, from one power of ten to another."""
+    """Make an axis over all values above 0, from one power of ten to another."""
     above = [value for value in values if value > 0] or [1.0]
     first, last = math.floor(math.log10(min(above))), math.ceil(math.log10(max(above)))
-    # The logarithm of what is just below a power of ten is rounded to that power.
+    # The logarithm of a value just below a power of ten is rounded to that power.
     first -= 10.0**first > min(above)
     last = max(last, first + 1)
     ticks = tuple(10.0**power for power in range(first, last + 1))
@@ -76,9 +76,9 @@ def log_axis(values: Iterable[float], title: str, unit: str) -> LogAxis:
 
 
 def axis(values: Iterable[float], title: str, unit: str, *, count: int = 5, whole_from_zero: bool = False) -> Axis:
-    """An axis over all values, ending at round numbers, with about `count` labels.
+    """Make an axis over all values that ends at round numbers, with about `count` labels.
 
-    `whole_from_zero` is for counts: it begins at 0 and labels no fractions.
+    `whole_from_zero` is for counts: the axis begins at 0 and labels no fractions.
     """
     known = [*values, 0.0] if whole_from_zero else list(values)
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
@@ -93,7 +93,7 @@ def axis(values: Iterable[float], title: str, unit: str, *, count: int = 5, whol
 
 
 def span_axis(low: float, high: float, title: str, unit: str, *, count: int = 8) -> Axis:
-    """An axis that ends exactly where it is told to, with labels at round numbers between."""
+    """Make an axis that ends exactly at `low` and `high`, with labels at round numbers between."""
     step = _round_step((high - low) / count)
     numbers = range(math.ceil(low / step), math.floor(high / step) + 1)
     # The product may be rounded to a hair beyond the end.
@@ -103,7 +103,7 @@ def span_axis(low: float, high: float, title: str, unit: str, *, count: int = 8)
 
 
 def _round_step(step: float) -> float:
-    """The next of 1, 2, 5, 10, 20, ... that is not smaller."""
+    """Return the next of 1, 2, 5, 10, 20, ... that is not smaller than a step."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * 0.999)
 
@@ -136,12 +136,12 @@ class Moment:
 
 
 def chart(x: Axis, y: Axis, marks: Sequence[Marks], bands: Sequence[Band] = (), moments: Sequence[Moment] = ()) -> str:
-    """The HTML of one chart."""
+    """Draw one chart as HTML."""
     drawn = [_grid(y)]
     drawn += [_rectangle(x.share(band.first), x.share(band.last)) for band in bands]
     drawn += [_vertical(x.share(moment.at)) for moment in moments]
     drawn += [_path(x, y, each) for each in marks if each.points]
-    # Of moments side by side the first has its label to its left, the next one to its right.
+    # Of moments side by side, the first has its label to its left, the next one to its right.
     labels = [Label(x.share(moment.at), moment.name, "moment", number > 0) for number, moment in enumerate(moments)]
     labels += [Label(x.share(band.first), band.name, "band", rightwards=True) for band in bands]
     notes, rows = _notes(labels)
@@ -160,7 +160,7 @@ def chart(x: Axis, y: Axis, marks: Sequence[Marks], bands: Sequence[Band] = (), 
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> str:
-    """Styles and what they mean."""
+    """Draw styles and their meanings as HTML."""
     items = "".join(f'<li><i class="{style}"></i>{escape(words)}</li>' for style, words in entries)
     return f'<ul class="legend">{items}</ul>'
 
@@ -185,19 +185,19 @@ class Label:
     words: str
     style: str
     rightwards: bool
-    """On which side of the place it stands if both have room."""
+    """Whether it stands to the right of the place if both sides have room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a label stands above the plot, of which it takes the share from `first` to `last` at the most."""
+    """Place of a label above the plot. It takes the share from `first` to `last` at most."""
 
     row: int
-    """0 is the one next to the plot."""
+    """Row of the label. Row 0 is next to the plot."""
     first: float
     last: float
     rightwards: bool
-    """It begins at `first` and has room to its right; else it ends at `last`."""
+    """Whether it begins at `first` and has room to its right; else it ends at `last`."""
 
     def meets(self, other: "Place") -> bool:
         """Whether two labels may overlap."""
@@ -205,9 +205,10 @@ class Place:
 
 
 def label_places(labels: Sequence[Label]) -> list[Place]:
-    """Places above the plot, where neither lines nor curves run, in rows enough to keep labels apart on a phone too.
+    """Find places above the plot, in enough rows to keep labels apart on a phone too.
 
-    A label ends where it belongs or begins there; only where it would stick out on both sides does it move along.
+    Neither lines nor curves run there. A label ends or begins where it belongs. It moves along only if it would stick
+    out on both sides.
     """
     places: list[Place] = []
     for label in labels:
@@ -216,14 +217,14 @@ def label_places(labels: Sequence[Label]) -> list[Place]:
         at_edge = (0.0, width, True) if label.at < 0.5 else (1 - width, 1.0, False)
         preferred = (begins, ends) if label.rightwards else (ends, begins)
         sides = [side for side in preferred if side[0] >= 0 and side[1] <= 1] or [at_edge]
-        rows = range(len(places) + 1)  # one for each label: there is always one that is free
+        rows = range(len(places) + 1)  # one for each label, so that one is always free
         candidates = (Place(row, *side) for row in rows for side in sides)
         places.append(next(place for place in candidates if not any(map(place.meets, places))))
     return places
 
 
 def _notes(labels: Sequence[Label]) -> tuple[str, int]:
-    """The labels' HTML, and how many rows they take; the first ones are next to the plot."""
+    """Draw the labels as HTML, and count their rows; the first labels are next to the plot."""
     places = label_places(labels)
     notes = ""
     for place, label in zip(places, labels, strict=True):
@@ -248,5 +249,5 @@ def _path(x: Axis, y: Axis, marks: Marks) -> str:
 
 
 def _down(share: float) -> str:
-    """SVG counts from the top."""
+    """Convert a share for SVG, which counts from the top."""
     return f"{SPAN * (1 - share):.1f}"

@@ -1,6 +1,6 @@
-"""Start programs that die with us: whatever ends the demo, even `kill -9`, ends its children too.
+"""Starts programs that die with the demo: whatever ends it, even `kill -9`, ends its children too.
 
-Run as a file, it is the small step between: it asks the kernel for a signal on its parent's death and then
+Run as a file, this module is the small step between. It asks the kernel for a signal on its parent's death, and then
 becomes the program.
 """
 
@@ -24,15 +24,15 @@ def spawn(
     output: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own; what it says is appended to `log`, its results to `output` if given.
+    """Start a program in a session of its own. Its messages are appended to `log`, its results to `output` if given.
 
-    It gets SIGKILL when the calling *thread* ends (that is how the kernel counts, prctl(2)): call from a thread
-    that lives as long as the program shall. A terminal's Ctrl-C does not reach it: who started it stops it.
+    The program gets SIGKILL when the calling *thread* ends (that is how the kernel counts, prctl(2)). So call from a
+    thread that lives as long as the program shall. A terminal's Ctrl-C does not reach it: its starter stops it.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as errors, (output or log).open("ab") as results:
         return subprocess.Popen(
-            # -I and -S: the step between needs nothing from site-packages and starts in 20 ms.
+            # -I and -S: the step between needs nothing from site-packages, and starts in 20 ms.
             [sys.executable, "-I", "-S", __file__, str(os.getpid()), *map(str, command)],
             stdin=subprocess.DEVNULL,
             stdout=results,
@@ -43,7 +43,7 @@ def spawn(
 
 
 def stop(process: subprocess.Popen[bytes], patience_s: float = 10.0) -> int:
-    """SIGTERM, then after `patience_s` SIGKILL to it and to all that it started. Returns its exit code."""
+    """Send SIGTERM, then after `patience_s` SIGKILL to it and to all that it started. Returns its exit code."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -56,8 +56,8 @@ def stop(process: subprocess.Popen[bytes], patience_s: float = 10.0) -> int:
 
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to whatever of the program's session still runs, and wait until nothing of it does."""
-    # Its session has its own pid as number, and outlives it while one member lives. A process group would not do:
+    """Send SIGKILL to all that still runs of the program's session, and wait until nothing of it does."""
+    # The session has the program's pid as its number, and lives while one member lives. A process group would not do:
     # Spark's Python daemon makes one of its own.
     while members := _session_members(process.pid):
         for member in members:
@@ -71,7 +71,7 @@ def kill_session(process: subprocess.Popen[bytes]) -> None:
 def _session_members(session: int) -> list[int]:
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208 - names are enough
-        # One that has ended since has no file, or no words in it.
+        # A process that has ended since has no file, or an empty one.
         with contextlib.suppress(ValueError, OSError):
             _, _, fields = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")
             state, _, _, its_session, *_ = fields.split()
@@ -81,7 +81,7 @@ def _session_members(session: int) -> list[int]:
 
 
 def log_tail(log: Path, lines: int = 15) -> str:
-    """The last lines of a log, for a person who has to know why."""
+    """Return the last lines of a log, for a person who has to know why."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
@@ -93,7 +93,7 @@ def _become(parent: int, command: Sequence[str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != parent:  # it died before we could ask: nobody would ever stop us
+    if os.getppid() != parent:  # it died before the prctl: nobody would ever stop this program
         sys.exit(1)
     try:
         os.execvp(command[0], list(command))  # noqa: S606 - becoming the program is what this step is for

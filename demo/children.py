@@ -1,4 +1,4 @@
-"""The programs that the demo has started: which of them must be running, and how they are stopped."""
+"""Keeps the programs that the demo has started: which of them must be running, and how to stop them."""
 
 import asyncio
 import subprocess
@@ -18,24 +18,24 @@ class DemoError(Exception):
         super().__init__(words)
         self.advice = advice
         self.log = log
-        """Where more stands, if anywhere."""
+        """Log that says more, if any."""
 
 
 @dataclass(slots=True)
 class Child:
-    """One program."""
+    """One program that was started."""
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
     advice: str
-    """What a person can do when it ends by itself."""
+    """Words on what a person can do if it ends by itself."""
     expected: bool = True
     """Whether it must be running now."""
 
 
 class Children:
-    """All of them; leaving the `async with` stops every one that still runs."""
+    """All programs; leaving the `async with` stops each that still runs."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -62,13 +62,13 @@ class Children:
         return child
 
     def check(self) -> None:
-        """Raises DemoError when a program that must be running has ended."""
+        """Raises DemoError if a program that must be running has ended."""
         for child in self._all:
             if child.expected and child.process.poll() is not None:
                 raise ended(child)
 
     async def stop(self, child: Child, patience_s: float = 20.0) -> int:
-        """SIGTERM, SIGKILL after `patience_s` to it and to all that it started; returns its exit code."""
+        """Send SIGTERM, after `patience_s` SIGKILL to it and to all that it started. Returns its exit code."""
         child.expected = False
         if child.process.poll() is None:
             child.process.terminate()
@@ -77,7 +77,7 @@ class Children:
         return child.process.returncode if code is None else code
 
     async def end(self, child: Child, patience_s: float) -> None:
-        """SIGTERM, then `finish_well`. What it started itself and left behind is killed."""
+        """Send SIGTERM, then `finish_well`. Programs that it started and left behind are killed."""
         child.expected = False
         if child.process.poll() is None:
             child.process.terminate()
@@ -85,10 +85,10 @@ class Children:
         child_process.kill_session(child.process)
 
     async def finish_well(self, child: Child, patience_s: float) -> None:
-        """Wait for a program to end.
+        """Wait for a program to end well.
 
         Raises:
-            DemoError: it took longer, or ended with anything but exit code 0.
+            DemoError: it took longer, or ended with another exit code than 0.
         """
         code = await self.finish(child, patience_s)
         if code is None:
@@ -97,7 +97,7 @@ class Children:
             raise ended(child)
 
     async def finish(self, child: Child, patience_s: float) -> int | None:
-        """Wait for a program to end by itself; its exit code, or None when it takes longer."""
+        """Wait for a program to end by itself. Returns its exit code, or None if it takes longer."""
         child.expected = False
         deadline = asyncio.get_running_loop().time() + patience_s
         while child.process.poll() is None:
@@ -108,7 +108,7 @@ class Children:
 
 
 def ended(child: Child) -> DemoError:
-    """What to say of a program that ended and should not have."""
+    """Make the error of a program that ended and should not have."""
     code = child.process.returncode
     how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return DemoError(f"{child.name} {how}", child.advice, child.log)

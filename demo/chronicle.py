@@ -1,11 +1,11 @@
-"""What happened when in a run, and what was measured on the way: the report's raw material."""
+"""Keeps what happened when in a run, and what was measured on the way, for the report."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The figures at one moment; None is what was not known."""
+    """Figures at one moment. None is a figure that was not known."""
 
     at_us: int
     """Microseconds since 1970."""
@@ -16,7 +16,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Chronicle:
-    """Moments in microseconds since 1970, filled in as they come; 0 is what has not happened."""
+    """Moments in microseconds since 1970, filled in as they come. 0 is a moment that has not come."""
 
     sampling_from_us: int = 0
     sampling_until_us: int = 0
@@ -29,11 +29,11 @@ class Chronicle:
 
     @property
     def buffer_peak(self) -> int:
-        """The most rows that waited in the buffer at once."""
+        """Greatest number of rows that waited in the buffer at once."""
         return max((sample.buffered or 0 for sample in self.samples), default=0)
 
     @property
     def outage_peak(self) -> int:
-        """The most rows that waited at once while the uplink was cut."""
+        """Greatest number of rows that waited at once while the uplink was cut."""
         during = (sample for sample in self.samples if self.cut_us <= sample.at_us <= self.restored_us)
         return max((sample.buffered or 0 for sample in during), default=0)

@@ -1,26 +1,26 @@
-"""The size of the demo, from the environment: `make demo DEMO_SECONDS=120`."""
+"""Reads the size of the demo from the environment: `make demo DEMO_SECONDS=120`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 BEFORE_S_MIN = 5
-"""The sensors run at least so long before the outage, and as long after it: else there is nothing to compare."""
+"""Least seconds that the sensors run before the outage, and after it: else there is nothing to compare."""
 KILL_OUTAGE_S_MIN = 8
-"""Time to kill the daemon in the outage and to start it again before its end."""
+"""Seconds of outage in which there is time to kill the daemon and to start it again."""
 
 
 class DemoSettingsError(ValueError):
-    """What is wrong with the settings, one line each, with what to write instead."""
+    """Settings are wrong. The message has one line for each, with what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """What a run does."""
+    """Size of a run."""
 
     seconds: int
-    """How long the sensors measure."""
+    """Seconds for which the sensors measure."""
     outage_seconds: int
-    """How long the uplink is cut, in the middle of `seconds`."""
+    """Seconds for which the uplink is cut, in the middle of `seconds`."""
     sensors: int
     """MQTT sensors of the fleet."""
     serial_sensors: int
@@ -37,11 +37,11 @@ class DemoSettings:
 
     @property
     def before_s(self) -> float:
-        """How long the sensors run before the outage."""
+        """Seconds that the sensors run before the outage."""
         return (self.seconds - self.outage_seconds) / 2
 
     def in_words(self) -> str:
-        """What is going to happen."""
+        """Say what is going to happen."""
         killed = ", with the gateway killed in it" if self.kill else ""
         return (
             f"{self.serial_sensors} AVR boards on serial lines, {self.wifi_sensors} on MQTT and a fleet of "
@@ -54,7 +54,7 @@ def demo_settings(environment: Mapping[str, str]) -> DemoSettings:
     """Read the settings.
 
     Raises:
-        DemoSettingsError: names every one that is wrong.
+        DemoSettingsError: names every wrong setting.
     """
     wrong: list[str] = []
 

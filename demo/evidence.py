@@ -1,4 +1,4 @@
-"""The end of a run: gather what every part knows, compare, and tell."""
+"""Ends a run: gathers what every part knows, compares it, and tells the outcome."""
 
 import json
 import sys
@@ -37,18 +37,18 @@ from demo.time_audit import TimeAudit, audit_times, read_taken
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What every part of the line knows at the end."""
+    """Accounts of every part of the line at the end."""
 
     boards: Sequence[Ledger]
     fleet: Sequence[Ledger]
     records: Sequence[KafkaReading]
     readings: Sequence[TableReading]
     taken: Mapping[Identity, int]
-    """When each reading was truly measured, as the simulated sensors know it."""
+    """Time at which each reading was truly measured, as the simulated sensors know it."""
 
 
 async def conclude(run: Run) -> bool:
-    """Audit a run whose sensors have stopped and whose broker still runs; whether all is well."""
+    """Audit a run whose sensors have stopped and whose broker still runs. Returns whether all is well."""
     return publish(run.settings, run.folder, run.chronicle, run.progress, await gather(run))
 
 
@@ -75,7 +75,7 @@ async def gather(run: Run) -> Evidence:
 def publish(
     settings: DemoSettings, folder: Folder, chronicle: Chronicle, progress: Progress, evidence: Evidence
 ) -> bool:
-    """Compare, write summary.json, audit.txt and report.html, and tell a person; whether all is well."""
+    """Compare, write summary.json, audit.txt and report.html, and tell a person. Returns whether all is well."""
     result = audit([*evidence.boards, *evidence.fleet], evidence.records, evidence.readings)
     times = audit_times(evidence.readings, evidence.taken)
     findings = (*run_findings(result, settings, chronicle, evidence.records), *times.findings)
@@ -94,7 +94,7 @@ def publish(
 
 
 def run_summary(result: Audit, times: TimeAudit, buffer_peak: int, seconds: float) -> Mapping[str, float]:
-    """What `summary.json` holds."""
+    """Contents of `summary.json`."""
     total = result.total
     return {
         "sent": total.sent,
@@ -112,7 +112,7 @@ def run_summary(result: Audit, times: TimeAudit, buffer_peak: int, seconds: floa
 
 
 def _notes(result: Audit) -> list[str]:
-    """What is worth knowing, and is nothing wrong."""
+    """Facts that are worth knowing, and are no faults."""
     if not result.waiting:
         return []
     words = "reading was still" if result.waiting == 1 else "readings were still"
@@ -127,7 +127,7 @@ def _tell(  # noqa: PLR0913, PLR0917 - all that is told
     findings: Sequence[str],
     shown: Sequence[SensorAudit],
 ) -> None:
-    """The audit on the screen; its last line is the verdict."""
+    """Show the audit on the screen; its last line is the verdict."""
     total = result.total
     lines = audit_lines(shown, total)
     if more := len(result.sensors) - len(shown):
@@ -137,7 +137,7 @@ def _tell(  # noqa: PLR0913, PLR0917 - all that is told
         console.print(words, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def say_wrapped(words: str, style: str | None = None) -> None:
-        """Broken at words: a terminal breaks anywhere. Rich would leave blanks at the ends."""
+        """Break the text at words: a terminal breaks anywhere. Rich would leave blanks at the ends."""
         say(textwrap.fill(words, console.width, break_long_words=False, break_on_hyphens=False), style)
 
     say("\nWhat the sensors know, against what arrived:", "bold")

@@ -1,4 +1,4 @@
-"""A real single-node Kafka broker (KRaft, broker and controller in one) on loopback, for the demo and the tests."""
+"""Runs a real single-node Kafka broker (KRaft, broker and controller in one) on loopback, for demo and tests."""
 
 import base64
 import os
@@ -19,9 +19,9 @@ from demo import child_process
 JARS = Path(__file__).resolve().parent.parent / "build" / "jars" / "kafka"
 HOST = "127.0.0.1"
 CLASSES = "classes.jsa"
-"""Beside the jars, if somebody made it: see `demo.kafka_classes`."""
+"""File beside the jars, if somebody made it: see `demo.kafka_classes`."""
 START_S_MAX = 60.0
-"""A broker is up in 5 s on an idle machine; two busy cores take several times that."""
+"""Seconds for a broker to start: 5 on an idle machine, several times that on two busy cores."""
 
 JVM_OPTIONS = (
     # A demo's worth of data: the default of 1 GB would be most of a small machine.
@@ -72,7 +72,7 @@ class Broker:
     process: subprocess.Popen[bytes]
     port: int
     gateway_listener_port: int | None
-    """Where the GATEWAY listener is bound: what a proxy at the advertised port forwards to."""
+    """Port of the GATEWAY listener, to which a proxy at the advertised port forwards."""
     log: Path
 
     @property
@@ -81,7 +81,7 @@ class Broker:
         return f"{HOST}:{self.port}"
 
     def stop(self) -> None:
-        """SIGTERM (it closes its logs), SIGKILL after ten seconds."""
+        """Send SIGTERM (it closes its logs), and SIGKILL after ten seconds."""
         child_process.stop(self.process)
 
 
@@ -89,7 +89,7 @@ class Broker:
 def kafka_broker(
     directory: Path, *, auto_create_topics: bool = False, gateway_port: int | None = None
 ) -> Iterator[Broker]:
-    """A broker for the length of a `with`, up and answering. See `launch_broker`."""
+    """Run a broker for the length of a `with`, up and answering. See `launch_broker`."""
     properties = format_storage(directory, auto_create_topics=auto_create_topics, gateway_port=gateway_port)
     broker = launch_broker(properties)
     try:
@@ -101,7 +101,7 @@ def kafka_broker(
 
 @dataclass(frozen=True, slots=True)
 class BrokerFiles:
-    """A formatted data folder and the configuration that goes with it."""
+    """A formatted data folder and its configuration."""
 
     properties: Path
     log: Path
@@ -118,8 +118,8 @@ def format_storage(
 ) -> BrokerFiles:
     """Choose free ports, write `kraft.properties` and format `directory`/data. The log is broker.log there, or `log`.
 
-    With `gateway_port` the broker gets a second listener, GATEWAY, bound to a free port but advertised as
-    `gateway_port`: who comes in there keeps coming through whatever listens at that port.
+    With `gateway_port` the broker gets a second listener, GATEWAY. It is bound to a free port but advertised as
+    `gateway_port`: clients that come in there keep coming through the program that listens at that port.
 
     Raises:
         BrokerError: no jars, no Java, or a folder that cannot be formatted.
@@ -156,7 +156,7 @@ def format_storage(
 
 
 def require_kafka() -> None:
-    """See that there is something to start a broker with. Raises BrokerError."""
+    """Check that a broker can be started. Raises BrokerError."""
     if not any(JARS.glob("kafka_2.13-*.jar")):
         raise BrokerError(f"Kafka's jars are not in {JARS}. Run `make jars`, which fetches them.")
     if shutil.which(java_program()) is None:
@@ -167,27 +167,27 @@ def require_kafka() -> None:
 
 
 def java_program() -> str:
-    """The `java` of JAVA_HOME, else the one on the PATH: Spark and Maven choose by the same rule."""
+    """Return the `java` of JAVA_HOME, else the one on the PATH: Spark and Maven choose by the same rule."""
     home = os.environ.get("JAVA_HOME")
     return f"{home}/bin/java" if home else "java"
 
 
 def java_command(*options: str) -> list[str | Path]:
-    """Java with Kafka's jars: the name of a class and its arguments follow."""
+    """Return the command of Java with Kafka's jars: the name of a class and its arguments follow."""
     classes = JARS / CLASSES
-    # That this file is of another Java is no news for whoever starts a broker: the classes are in the jars, too.
+    # A file of another Java is not worth a warning: the jars have the classes too.
     shared = [f"-XX:SharedArchiveFile={classes}", "-Xlog:cds*=off"] if classes.exists() else []
     return [java_program(), *JVM_OPTIONS, *shared, *options, "-cp", f"{JARS}/*"]
 
 
 def launch_broker(files: BrokerFiles, *java_options: str) -> Broker:
-    """Start the broker and return at once; it dies with the calling thread at the latest."""
+    """Start the broker and return at once. It dies with the calling thread at the latest."""
     process = child_process.spawn([*java_command(*java_options), "kafka.Kafka", files.properties], files.log)
     return Broker(process, files.port, files.gateway_listener_port, files.log)
 
 
 def wait_until_ready(broker: Broker, patience_s: float = START_S_MAX) -> None:
-    """Return once the broker names itself as a member of its cluster.
+    """Wait until the broker names itself as a member of its cluster.
 
     Raises:
         BrokerError: it ended, or took longer than `patience_s`.
@@ -209,7 +209,7 @@ _given: set[int] = set()
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody has now, and that this process was not given before.
+    """Find loopback ports that nobody has now, and that this process was not given before.
 
     They are below those that the system gives to outgoing connections, which would take one before it is used.
     """
@@ -225,9 +225,9 @@ def free_ports(count: int) -> list[int]:
 
 
 def _broker_count(port: int) -> int:
-    """How many brokers a Metadata request (version 1, of no topics) is answered with; 0 where it is not answered.
+    """Count the brokers in the answer to a Metadata request (version 1, of no topics); 0 if there is no answer.
 
-    An open port is not enough: a broker listens before it has joined its cluster, and is fenced for a while then.
+    An open port is not enough: a broker listens before it has joined its cluster, and is then fenced for a while.
     """
     request = struct.pack(">hhihi", 3, 1, 1, -1, 0)  # api key, version, correlation id, no client id, no topics
     try:

@@ -1,7 +1,7 @@
-"""The classes of Kafka in one file, which a broker maps into memory instead of loading them from jars one by one.
+"""Puts Kafka's classes into one file, which a broker maps into memory instead of loading them from jars one by one.
 
 A broker then starts with two thirds of the processor time. As with `spark.commands.class_archive`, the JVM passes the
-file over where Java or the jars are others.
+file over if Java or the jars are others.
 """
 
 from pathlib import Path
@@ -11,14 +11,14 @@ from demo import child_process
 from demo.kafka_broker import CLASSES, JARS, format_storage, launch_broker, wait_until_ready
 
 WRITE_S_MAX = 120.0
-"""The JVM writes the file at its end, in four seconds on an idle machine."""
+"""Seconds for the JVM to write the file at its end: four on an idle machine."""
 
 
 def make_archive(path: Path) -> None:
     """Start a broker, and have its JVM write the classes that it loaded to a file. Raises BrokerError, OSError."""
     path.unlink(missing_ok=True)
     unfinished = path.with_suffix(".part")
-    # What the JVM would warn of is which classes it cannot keep: hundreds, of which nobody need know.
+    # The JVM would warn of hundreds of classes that it cannot keep, which nobody needs to know.
     quietly = ("-Xlog:disable", "-Xlog:all=error:stderr")
     with TemporaryDirectory() as directory:
         broker = launch_broker(format_storage(Path(directory)), f"-XX:ArchiveClassesAtExit={unfinished}", *quietly)

@@ -1,4 +1,4 @@
-"""How far Kafka's topics of readings reach, asked again and again over the same connections."""
+"""Asks how far Kafka's topics of readings reach, again and again over the same connections."""
 
 from types import TracebackType
 from typing import Self
@@ -8,7 +8,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 
 class KafkaEnds:
-    """The end offsets of the topics whose names begin with `topic_prefix`; `async with` closes it."""
+    """End offsets of the topics whose names begin with `topic_prefix`; `async with` closes the connections."""
 
     def __init__(self, bootstrap: str, topic_prefix: str = "device-") -> None:
         self._prefix = topic_prefix
@@ -30,7 +30,7 @@ class KafkaEnds:
         await self._close()
 
     async def read(self) -> dict[TopicPartition, int]:
-        """The offset after the last record of each partition; topics made since the last call are in it."""
+        """Return the offset after the last record of each partition, also of topics made since the last call."""
         topics = [topic for topic in await self._admin.list_topics() if topic.startswith(self._prefix)]
         described = await self._admin.describe_topics(topics) if topics else []
         partitions = {
@@ -42,7 +42,7 @@ class KafkaEnds:
             return {}
         if partitions != self._consumer.assignment():
             self._consumer.assign(partitions)
-            # Only the ends are of interest: nothing shall be fetched ahead.
+            # Only the ends are of interest: nothing should be fetched ahead.
             self._consumer.pause(*partitions)
         ends: dict[TopicPartition, int] = await self._consumer.end_offsets(partitions)
         return ends

@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs: the steps with their times, and the figures as they change."""
+"""Shows a person the steps of the running demo with their times, and the figures as they change."""
 
 import threading
 import time
@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 TELL_INTERVAL_S = 5.0
-"""How often the state of things is printed where there is no terminal to keep it up to date on."""
+"""Seconds between two lines on the state of things, if no terminal can be kept up to date."""
 
 
 @dataclass(slots=True)
 class Figures:
-    """The run's figures now; None is what is not known yet."""
+    """The run's figures now. None is a figure that is not known yet."""
 
     sensors: int | None = None
     acknowledged: int | None = None
@@ -33,13 +33,13 @@ class Figures:
     gateway: str | None = None
 
     def named(self) -> list[tuple[str, str]]:
-        """Names and values in the order of a reading's way."""
+        """Return names and values in the order of a reading's way."""
         buffered = _number(self.buffered)
         if self.buffered and self.oldest_s is not None:
             buffered += f" (oldest {self.oldest_s:.0f} s)"
         return [
             ("sensors", _number(self.sensors)),
-            # The sensors tell once a second. What they were told since may be in Kafka already.
+            # The sensors tell once a second. Readings acknowledged since may be in Kafka already.
             ("acknowledged (up to 1 s ago)", _number(self.acknowledged)),
             ("in the buffer", buffered),
             ("records in Kafka", _number(self.in_kafka)),
@@ -55,19 +55,19 @@ def _number(value: int | None) -> str:
 
 @dataclass(slots=True)
 class Step:
-    """One step under way."""
+    """A step under way."""
 
     words: str
     began_s: float
     result: str = ""
-    """What came of it, for the line that stays."""
+    """Result for the line that stays."""
     until_s: float | None = None
-    """When it will end, where that is known: it is counted down."""
+    """Time at which it will end, if that is known: it is counted down."""
     state: Callable[[], str] | None = None
-    """How far it has come, in words; asked for whenever it is shown, from another thread."""
+    """Says how far the step has come. It is called whenever the step is shown, from another thread."""
 
     def so_far(self) -> str:
-        """How long it takes yet, or has taken: what moves although nothing else does."""
+        """Say how long it takes yet, or has taken: this moves although nothing else does."""
         now_s = time.monotonic()
         if self.until_s is not None:
             return f"{max(0.0, self.until_s - now_s):.0f} s left"
@@ -75,7 +75,7 @@ class Step:
 
 
 class Progress:
-    """Steps and figures on `console`; kept up to date where it is a terminal, else as plain lines."""
+    """Shows steps and figures on `console`: kept up to date on a terminal, else as plain lines."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -84,7 +84,7 @@ class Progress:
         self._step: Step | None = None
         self._told_figures = self.figures.named()
         self._leave = threading.Event()
-        # A thread of its own, as rich has for a terminal: steps that keep the event loop busy are told of too.
+        # A thread of its own, as rich has for a terminal: it also tells of steps that keep the event loop busy.
         self._teller = threading.Thread(target=self._tell_now_and_then, name="progress", daemon=True)
         self._spinner = Spinner("dots")
         self._live = (
@@ -111,12 +111,12 @@ class Progress:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the demo began."""
+        """Seconds since the demo began."""
         return time.monotonic() - self._began_s
 
     @contextmanager
     def step(self, words: str, *, lasts_s: float | None = None) -> Iterator[Step]:
-        """Say what is being done, and when it is done what came of it."""
+        """Say what begins, and at its end what came of it."""
         now_s = time.monotonic()
         step = self._step = Step(words, now_s, until_s=None if lasts_s is None else now_s + lasts_s)
         if self._live is None:
@@ -136,11 +136,11 @@ class Progress:
             self._print(f"✓ {words} ({took}){result}", style="green")
 
     def note(self, words: str) -> None:
-        """Something that happens within a step."""
+        """Tell of something that happens within a step."""
         self._print(f"  {words}", style="yellow")
 
     def tell(self) -> None:
-        """Print how the step under way goes, and the figures where they have changed."""
+        """Print how the step under way goes, and the figures if they have changed."""
         step, figures = self._step, self.figures.named()
         parts = [] if step is None else [step.so_far()]
         if step is not None and step.state is not None:

@@ -1,6 +1,6 @@
-"""Write the rows of `readings` as JSON lines, for the audit: `python -m demo.readings_export WAREHOUSE FILE`.
+"""Writes the rows of `readings` as JSON lines, for the audit: `python -m demo.readings_export WAREHOUSE FILE`.
 
-A program of its own, so that the demo itself stays light and its Spark ends with it.
+It is a program of its own, so that the demo itself stays light and its Spark ends with it.
 """
 
 import json
@@ -12,12 +12,15 @@ from spark.log.readings_view import open_readings
 
 
 def export(warehouse: Path, target: Path) -> int:
-    """One line a row: device, boot, sequence, metric, event time in microseconds since 1970, value, bound, quality."""
-    # Imported late: it takes a second, and who only asks for this module's name need not pay it.
+    """Write one line for each row, and return their number.
+
+    A line has device, boot, sequence, metric, event time in microseconds since 1970, value, bound and quality.
+    """
+    # Imported late: it takes a second, and whoever only imports this module need not wait for it.
     from pyspark.sql.functions import col, unix_micros  # noqa: PLC0415
 
     session = open_session("sluice-demo-audit")
-    # What the demo shows of this program while it waits.
+    # The demo shows this program's output while it waits.
     print("Spark is up and looks for the tables", flush=True)
     try:
         rows = open_readings(session, str(warehouse)).select(

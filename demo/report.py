@@ -16,16 +16,16 @@ from demo.time_notes import time_notes
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 WAITED_US = 2_000_000
-"""A reading that took longer from the sensor to Kafka is drawn as one that waited."""
+"""Microseconds from its event time to Kafka after which a reading is drawn as one that waited."""
 DOTS_MAX = 3_000
-"""Dots of the fleet in the arrival chart, about; of more readings only one in so many is drawn."""
+"""Most dots for the arrivals of the fleet, and for all times. If there are more, one reading in so many is drawn."""
 MEANINGS: Mapping[str, str] = {
     "estimated": "estimated by the sensor's own clock, as the gateway learnt it",
     "received": "the time of receipt: from the sensor came no time of its own",
     "bounded": "known by a span of time alone",
     "device": "sent by the sensor as a date and time",
 }
-"""What the qualities of a time mean, in the order in which they are told."""
+"""Meanings of the qualities of a time, in the order in which they are told."""
 SERIES_BOARDS_MAX = 8
 SERIES_FLEET_MAX = 4
 
@@ -39,18 +39,18 @@ class Story:
     audit: Audit
     times: TimeAudit
     findings: Sequence[str]
-    """What is wrong with the run, in words; empty where all is well."""
+    """Faults of the run, in words; empty if all is well."""
     shown: Sequence[SensorAudit]
-    """The sensors in the short table."""
+    """Sensors in the short table."""
     boards: Mapping[str, str]
-    """Of each device that is an AVR board, what it is in words."""
+    """Kind of each AVR board in words, by device."""
     records: Sequence[KafkaReading]
     readings: Sequence[TableReading]
     summary: Mapping[str, float]
 
 
 def report_page(story: Story) -> str:
-    """The whole page."""
+    """Draw the whole page."""
     arrived = first_arrivals(story.records)
     time = _time_axis(story)
     total = story.audit.total
@@ -90,7 +90,7 @@ def report_page(story: Story) -> str:
 
 
 def first_arrivals(records: Sequence[KafkaReading]) -> dict[Identity, KafkaReading]:
-    """The first record of each reading: Kafka may hold copies."""
+    """Return the first record of each reading: Kafka may hold copies."""
     first: dict[Identity, KafkaReading] = {}
     for record in records:
         known = first.get(record.identity)
@@ -104,7 +104,7 @@ def _seconds(story: Story, at_us: int) -> float:
 
 
 def _time_axis(story: Story) -> Axis:
-    """From the first sample to the end of the drain, in seconds since the sensors began."""
+    """Make an axis from the first sample to the end of the drain, in seconds since the sensors began."""
     chronicle = story.chronicle
     last_us = max(chronicle.sampling_until_us, chronicle.drained_us)
     return span_axis(0.0, _seconds(story, last_us), "seconds since the sensors began", "s")
@@ -222,7 +222,7 @@ def _readings_of(story: Story, quality: str) -> int:
 
 
 def _of_receipt(story: Story) -> list[TableReading]:
-    """The readings whose time is that of their receipt: the gateway's own clock is known all the while."""
+    """Return the readings whose time is that of their receipt: the gateway's own clock is known all the while."""
     return [row for row in one_each(story.readings) if row.quality == RECEIVED or row.error_us == UNBOUNDED_US]
 
 
@@ -323,7 +323,7 @@ def _times_stride(story: Story) -> int:
 
 
 def _qualities(times: TimeAudit) -> list[str]:
-    """Those that there are, in the order in which they are told."""
+    """Return the qualities that there are, in the order in which they are told."""
     there = [each.quality for each in times.qualities]
     return [*(name for name in MEANINGS if name in there), *(name for name in there if name not in MEANINGS)]
 

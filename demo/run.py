@@ -1,4 +1,4 @@
-"""The run itself, in the order in which it happens: Kafka, cloud, gateway, sensors, outage, drain."""
+"""Runs the demo in the order in which it happens: Kafka, cloud, gateway, sensors, outage, drain."""
 
 import asyncio
 import json
@@ -31,34 +31,34 @@ from sluice_sim.avr_faults import Build
 WATCH_INTERVAL_S = 0.5
 BOARD_NAMES: Mapping[Build, str] = {"serial": "board-", "mqtt": "wifi-"}
 KILLED_FOR_S = 3.0
-"""How long the gateway stays dead after `kill -9`."""
+"""Seconds for which the gateway stays dead after `kill -9`."""
 SAMPLE_INTERVAL_MS = 1_000
 STREAMS = Path(__file__).parent / "streams.toml"
-"""Says that windows are 10 s long: of the usual minute a run would fill two."""
+"""Sets windows to 10 s: of the usual minute a run would fill two."""
 LEDGER_INTERVAL_S = 1.0
-"""A board writes its ledger twice as often."""
+"""Seconds between two looks at the boards' ledgers. A board writes its ledger twice as often."""
 BOARDS_SETTLE_LOOKS_MAX = 15
-"""What a board still holds after so many looks at its ledger stays with it, unacknowledged."""
+"""Looks at the ledgers before the boards are switched off. What a board still holds stays with it, unacknowledged."""
 
 GATEWAY_START_S_MAX = 30.0
 KAFKA_SILENT_S_MAX = 20.0
-"""Kafka may leave `_watch` without an answer for so long: a machine short of CPU does not end the demo."""
+"""Seconds that Kafka may leave `_watch` without an answer: a machine short of CPU does not end the demo."""
 SENSORS_STOP_S_MAX = 40.0
 GATEWAY_STOP_S_MAX = 20.0
 INGEST_STOP_S_MAX = 60.0
 DRAIN_S_MAX = 180.0
-"""Of these a reading may wait a minute in a gateway that has just started, until its sensor's clock is known."""
+"""In a gateway that has just started, a reading may wait a minute of these until its sensor's clock is known."""
 INGEST_S_MAX = 180.0
 EXPORT_S_MAX = 180.0
 
 INSTALL = "Run `make demo`, which installs what is missing, and see the log."
 COMMANDS = Path(sys.executable).parent
-"""Where `sluice` and its like are: beside the Python that runs this."""
+"""Folder of `sluice` and its like: that of the Python that runs this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Where the run keeps its files."""
+    """Folder of the run's files."""
 
     root: Path
 
@@ -83,14 +83,14 @@ class Folder:
         return self.root / "avr"
 
     def serial_port(self, device: str) -> Path:
-        """The symbolic link to a board's serial port."""
+        """Symbolic link to a board's serial port."""
         return self.boards / f"tty-{device}"
 
     @property
     def serial_ports(self) -> str:
-        """The glob of all of them; board names end in a digit.
+        """Glob of all serial ports; board names end in a digit.
 
-        The runner makes each link under another name, `tty-….new`, and renames it: that one is nobody's port.
+        The runner makes each link under another name, `tty-….new`, and renames it: that name is nobody's port.
         """
         return f"{self.boards}/tty-*[0-9]"
 
@@ -120,14 +120,14 @@ class Folder:
 
 
 class JsonLines:
-    """The lines that a program adds to a file of JSON lines, as they come."""
+    """Reads the lines that a program adds to a file of JSON lines, as they come."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def new(self) -> list[dict[str, object]]:
-        """The whole lines since the last call that are JSON objects."""
+        """Return the whole lines since the last call that are JSON objects."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -148,7 +148,7 @@ class Sensors:
 
 @dataclass(slots=True)
 class Run:
-    """What the steps of a run share."""
+    """State that the steps of a run share."""
 
     settings: DemoSettings
     folder: Folder
@@ -162,12 +162,12 @@ class Run:
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     """Kafka's end offsets as last seen, by topic and partition."""
     ingested: dict[tuple[str, int], int] = field(default_factory=dict)
-    """The same, as the ingest job last reported them."""
+    """Offsets that the ingest job last reported, by topic and partition."""
     buffered: int | None = None
     looks: int = 0
-    """How often `_watch` has looked, and Kafka has answered."""
+    """Looks of `_watch` that Kafka has answered."""
     kafka_silent_since_s: float | None = None
-    """When Kafka first did not answer `_watch`, if it has not answered since; of the monotonic clock."""
+    """Monotonic time at which Kafka first did not answer `_watch`; None once it has answered again."""
     gateway: Child | None = None
 
 
@@ -175,10 +175,10 @@ class Run:
 async def measured_run(settings: DemoSettings, folder: Folder, progress: Progress) -> AsyncIterator[Run]:
     """Run everything up to the point where all that was measured should be in the table.
 
-    Within the `async with` only Kafka still runs, for the audit; leaving it, and whatever fails, stops all programs.
+    Within the `async with` only Kafka still runs, for the audit. Leaving it, or any failure, stops all programs.
 
     Raises:
-        DemoError, BrokerError: a step failed; in an ExceptionGroup where a program ended by itself.
+        DemoError, BrokerError: a step failed; in an ExceptionGroup if a program ended by itself.
     """
     async with Uplink() as uplink, Children(folder.logs) as children:
         with progress.step("Start Kafka, one real broker, on loopback") as step:
@@ -195,7 +195,7 @@ async def measured_run(settings: DemoSettings, folder: Folder, progress: Progres
 
 
 async def _measure(run: Run) -> None:
-    """From the start of the cloud side to the last reading in its table."""
+    """Run from the start of the cloud side to the last reading in its table."""
     settings, progress, chronicle = run.settings, run.progress, run.chronicle
     with progress.step("Start the cloud side: PySpark reads Kafka and writes Delta tables") as step:
         ingest = _start_ingest(run)
@@ -308,7 +308,7 @@ async def _start_sensors(run: Run) -> Sensors:
 
 
 def build_firmware(build: Build) -> str:
-    """Build one of the boards' firmwares and their runner where they are out of date; says the use of flash and RAM.
+    """Build a firmware and its runner if they are out of date. Returns the use of flash and RAM, in words.
 
     Raises:
         DemoError: it cannot be built.
@@ -325,19 +325,19 @@ def build_firmware(build: Build) -> str:
 
 
 def _start_board(run: Run, build: Build, number: int) -> Child:
-    """Switch on one board, whose EEPROM, ledger and serial port are files in `folder.boards`."""
+    """Switch on one board. Its EEPROM, ledger and serial port are files in `folder.boards`."""
     device, folder = f"{BOARD_NAMES[build]}{number}", run.folder.boards
     network = avr.Network(port=run.mqtt_port) if build == "mqtt" else None
     avr.provision(folder / f"{device}.eeprom", device, SAMPLE_INTERVAL_MS, network=network)
     wiring = avr.Wiring(modem=build == "mqtt")
-    # Each board's own: it chooses the temperatures.
+    # Each board has its own, which chooses the temperatures.
     seed = number + (100 if wiring.modem else 0)
     command = avr.board_command(folder, device, seed, avr.FIRMWARES[build], wiring)
     return run.children.start(device, command, INSTALL)
 
 
 def board_kind(device: str) -> str:
-    """What a board is, in words."""
+    """Describe a board in words."""
     by_modem = device.startswith(BOARD_NAMES["mqtt"])
     return "MQTT by modem, ATmega328P" if by_modem else "serial line, ATmega328P"
 
@@ -355,7 +355,7 @@ def _start_fleet(run: Run) -> Child:
 
 
 async def _outage(run: Run) -> None:
-    """Cut, and with `kill` end the daemon in the midst of it; restore after the time that was set."""
+    """Cut the uplink for the time that was set; with `kill`, end the daemon meanwhile and start it again."""
     settings, chronicle, figures = run.settings, run.chronicle, run.progress.figures
     ends_s = time.monotonic() + settings.outage_seconds
     await run.uplink.cut()
@@ -388,9 +388,9 @@ async def _kill_gateway(run: Run) -> None:
 
 
 async def _stop_sensors(run: Run, sensors: Sensors) -> None:
-    """No more samples; what is outstanding is still acknowledged; then off."""
+    """Stop sampling, let outstanding readings be acknowledged, then switch off."""
     for board in sensors.boards:
-        # The jumper on the board that inhibits sampling.
+        # This is the jumper on the board that inhibits sampling.
         board.process.send_signal(signal.SIGUSR1)
     stopping = []
     if sensors.fleet is not None:
@@ -399,7 +399,7 @@ async def _stop_sensors(run: Run, sensors: Sensors) -> None:
         sensors.fleet.process.terminate()
     for _ in range(BOARDS_SETTLE_LOOKS_MAX):
         await asyncio.sleep(LEDGER_INTERVAL_S)
-        # Of each board's boots the last: what an earlier one held in RAM went with its reset.
+        # Of each board only the last boot counts: what an earlier one held in RAM went with its reset.
         last = {ledger.device: ledger for ledger in board_ledgers(run.folder)}
         if not any(ledger.waiting for ledger in last.values()):
             break
@@ -412,7 +412,7 @@ async def _stop_sensors(run: Run, sensors: Sensors) -> None:
 
 
 async def _stop_gateway_and_ingest(run: Run, ingest: Child) -> None:
-    """Stop both; one that crashes while it stops fails the demo, although its work is done."""
+    """Stop both. If one crashes while it stops, the demo fails, although its work is done."""
     assert run.gateway is not None  # noqa: S101 - it was started before the sensors
     await run.children.end(run.gateway, GATEWAY_STOP_S_MAX)
     run.progress.figures.gateway = "stopped"
@@ -420,17 +420,17 @@ async def _stop_gateway_and_ingest(run: Run, ingest: Child) -> None:
 
 
 def board_ledgers(folder: Folder) -> list[Ledger]:
-    """What the boards' firmware knows, one for each board and boot; half a second old at most."""
+    """Read the ledgers of the boards' firmware, one for each board and boot; half a second old at most."""
     return [ledger for path in sorted(folder.boards.glob("*.ledger")) for ledger in read_ledgers(path)]
 
 
 def _is_ingested(run: Run) -> bool:
-    """Whether the ingest job has reported every offset that Kafka has; the buffer being empty, no more come."""
+    """Whether the ingest job has reported every offset that Kafka has. As the buffer is empty, no more come."""
     return bool(run.ends) and all(run.ingested.get(place, 0) >= end for place, end in run.ends.items())
 
 
 def ingest_state(run: Run) -> str:
-    """How far the ingest job has come, in words. It tells after each batch only, so what it writes is looked at too."""
+    """Say how far the ingest job has come. It reports only after each batch, so the files that it writes count too."""
     figures = run.progress.figures
     words = f"PySpark has told of {figures.in_table or 0:,} of {figures.in_kafka or 0:,} records, after each batch"
     written = files_written(run.folder.warehouse)
@@ -442,9 +442,9 @@ def ingest_state(run: Run) -> str:
 
 
 def files_written(folder: Path) -> dict[Path, float]:
-    """The files below a folder that are not hidden, with when each was written last, in seconds since 1970."""
+    """Find the files below a folder that are not hidden, with the last write of each in seconds since 1970."""
     written = {}
-    # Not Path.rglob, which raises where a folder goes away under it, as Spark's temporary ones do.
+    # Not Path.rglob, which raises if a folder goes away meanwhile, as Spark's temporary ones do.
     for parent, _, names in os.walk(folder):
         for path in (Path(parent, name) for name in names if not name.startswith(".")):
             with suppress(FileNotFoundError):  # it got its final name just now
@@ -453,9 +453,9 @@ def files_written(folder: Path) -> dict[Path, float]:
 
 
 async def _until(run: Run, condition: Callable[[], bool], patience_s: float, words: str, child: Child | None) -> None:
-    """Wait until what `_watch` sees fulfils a condition."""
+    """Wait until a look of `_watch` fulfils a condition."""
     deadline = time.monotonic() + patience_s
-    # The look that is under way may have seen what was before; the next one has not.
+    # The look that is under way may have seen an earlier state; the next one has not.
     fresh = run.looks + 2
     while run.looks < fresh or not condition():
         if time.monotonic() > deadline:
@@ -468,7 +468,7 @@ async def _until(run: Run, condition: Callable[[], bool], patience_s: float, wor
 
 
 async def _watch(run: Run) -> None:
-    """Twice a second: are all programs there, and what do the figures say?"""
+    """Look twice a second whether all programs are there, and renew the figures."""
     fleet = JsonLines(run.folder.logs / "fleet.jsonl")
     ingest = JsonLines(run.folder.logs / "ingest.jsonl")
     figures = run.progress.figures
@@ -495,7 +495,7 @@ async def _watch(run: Run) -> None:
 
 
 async def _ask_kafka(run: Run) -> bool:
-    """Take in how far Kafka's topics reach; whether it answered.
+    """Read how far Kafka's topics reach. Returns whether Kafka answered.
 
     Raises:
         DemoError: it has not answered for `KAFKA_SILENT_S_MAX`.
@@ -528,7 +528,7 @@ def _note_batch(run: Run, line: dict[str, object]) -> None:
 
 
 def _buffer_status(path: Path) -> BufferStatus | None:
-    """What waits in the buffer; None while there is no file, or while it is being made."""
+    """Read the buffer's status; None while there is no file, or while it is being made."""
     try:
         return read_status(path)
     except BufferFileError:

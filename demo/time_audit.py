@@ -1,4 +1,4 @@
-"""Hold the times in the table against those at which the sensors truly measured: do the bounds keep their promise?
+"""Compares the times in the table with those at which the sensors truly measured: do the bounds keep their promise?
 
 Everything here but `read_taken` is pure. The simulated sensors share this machine's wall clock with the gateway.
 """
@@ -13,39 +13,39 @@ from statistics import median
 from demo.audit import Identity, TableReading
 
 UNBOUNDED_US = 2**63 - 1
-"""`time_error_us` where nothing bounds the error."""
+"""`time_error_us` if nothing bounds the error."""
 RECEIVED = "received"
-"""The quality of a time that does not tell when a reading was measured, but when the gateway had it."""
+"""Quality of a time that does not tell when a reading was measured, but when the gateway had it."""
 WITHIN_SHARE_MIN = 0.999
-"""Of readings with a bound at least so many must lie within it."""
+"""Share of the readings with a bound that must lie within it."""
 
 
 @dataclass(frozen=True, slots=True)
 class QualityAudit:
-    """The readings whose times were obtained in one way. A figure of nothing is None."""
+    """Readings whose times were obtained in one way. A figure of nothing is None."""
 
     quality: str
     readings: int
     unbounded: int
-    """So many have a time whose error nothing bounds."""
+    """Readings whose time has an error that nothing bounds."""
     bound_median_us: float | None
     bound_max_us: int | None
     off_median_us: float | None
-    """How far the times are from when the sensors truly measured, as far as that is known."""
+    """Distance of the times from the true ones, as far as these are known."""
     off_max_us: int | None
     judged: int
-    """Readings with a bound, of which is known when they were measured. None of those that were `received`."""
+    """Readings with a bound whose true time is known. None of those that were `received`."""
     within: int
-    """Those of them that were measured within the bound of their time."""
+    """Judged readings that were measured within the bound of their time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeAudit:
-    """The outcome, by quality."""
+    """Outcome of the comparison, by quality."""
 
     qualities: tuple[QualityAudit, ...]
     off_us: Mapping[Identity, int]
-    """How far each reading's time is after the true one, where that is known: negative where it is too early."""
+    """Microseconds by which a reading's time is after the true one, if that is known: negative if it is too early."""
 
     @property
     def judged(self) -> int:
@@ -57,7 +57,7 @@ class TimeAudit:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What is wrong, in words; empty where all is well."""
+        """Faults in words; empty if all is well."""
         if self.within >= self.judged * WITHIN_SHARE_MIN:
             return ()
         outside = self.judged - self.within
@@ -65,12 +65,12 @@ class TimeAudit:
 
 
 def one_each(readings: Iterable[TableReading]) -> list[TableReading]:
-    """One row of each reading, whatever it measured and however often it stands there."""
+    """Return one row of each reading, whatever it measured and however often it stands there."""
     return list({reading.identity: reading for reading in readings}.values())
 
 
 def audit_times(readings: Iterable[TableReading], taken: Mapping[Identity, int]) -> TimeAudit:
-    """Compare. `taken` says when a reading was truly measured, in microseconds since 1970, where that is known."""
+    """Compare times. `taken` has the true ones, in microseconds since 1970, as far as they are known."""
     rows = one_each(readings)
     off_us = {row.identity: row.event_us - taken[row.identity] for row in rows if row.identity in taken}
     by_quality: defaultdict[str, list[TableReading]] = defaultdict(list)
@@ -97,7 +97,7 @@ def _of_quality(quality: str, rows: Sequence[TableReading], off_us: Mapping[Iden
 
 
 def read_taken(fleet: Path, boards: Iterable[Path]) -> dict[Identity, int]:
-    """When each sample was taken, as the simulators noted it: one file of the fleet, and one of each board."""
+    """Read when each sample was taken, as the simulators noted it: one file of the fleet, and one of each board."""
     taken: dict[Identity, int] = {}
     for path in (fleet, *boards):
         if path.exists():

@@ -1,4 +1,4 @@
-"""What a newcomer may ask of the plot of times and their bounds: a sentence for each, where the run shows it."""
+"""Answers questions of a newcomer about the plot of times and bounds: a sentence for each that the run raises."""
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
@@ -7,13 +7,13 @@ from demo.audit import TableReading
 from demo.time_audit import UNBOUNDED_US, TimeAudit, one_each
 
 EDGE_SHARE = 0.75
-"""A time that is off by more than this share of its bound lies near the edge of it."""
+"""Share of its bound beyond which a time that is off lies near the bound's edge."""
 STEP_SHARE = 0.75
-"""A bound that falls to this share of what it was, or less, has made a step."""
+"""Share of its old value to which a bound falls, or below, in a step."""
 
 
 def time_notes(readings: Iterable[TableReading], times: TimeAudit, serial: Collection[str]) -> list[str]:
-    """The sentences. `serial` are the devices on serial lines; the others speak MQTT."""
+    """Write the sentences. `serial` has the devices on serial lines; the others speak MQTT."""
     rows = sorted(one_each(readings), key=lambda row: (row.device, row.boot, row.sequence))
     bound = [row for row in rows if row.error_us != UNBOUNDED_US]
     notes = [_edge(bound, times, serial), _bounded(bound), _unbounded(rows), _steps(bound, serial)]
@@ -21,7 +21,7 @@ def time_notes(readings: Iterable[TableReading], times: TimeAudit, serial: Colle
 
 
 def _edge(bound: Sequence[TableReading], times: TimeAudit, serial: Collection[str]) -> str:
-    """Why the times of MQTT sensors lie at the edge of their bounds, where most of them do."""
+    """Explain why the times of MQTT sensors lie at the edge of their bounds, if most of them do."""
     estimated = [
         row for row in bound if row.quality == "estimated" and row.device not in serial and row.identity in times.off_us
     ]
@@ -43,7 +43,7 @@ def _edge(bound: Sequence[TableReading], times: TimeAudit, serial: Collection[st
 
 
 def _bounded(bound: Sequence[TableReading]) -> str:
-    """What the series `bounded` is, where it is drawn."""
+    """Explain the series `bounded`, if it is drawn."""
     count = sum(row.quality == "bounded" for row in bound)
     if not count:
         return ""
@@ -54,7 +54,7 @@ def _bounded(bound: Sequence[TableReading]) -> str:
 
 
 def _unbounded(rows: Sequence[TableReading]) -> str:
-    """Which readings are not in the plot. The demo's gateway knows its own clock: what it lacks is a sensor's."""
+    """Explain which readings are not in the plot. The demo's gateway knows its own clock: it lacks a sensor's."""
     qualities = [row.quality for row in rows if row.error_us == UNBOUNDED_US]
     if not (count := len(qualities)):
         return ""
@@ -67,7 +67,7 @@ def _unbounded(rows: Sequence[TableReading]) -> str:
 
 
 def _steps(bound: Sequence[TableReading], serial: Collection[str]) -> str:
-    """Why bounds fall all at once, where some do."""
+    """Explain why bounds fall all at once, if some do."""
     falls = [row.device for _, run in groupby(bound, key=lambda row: (row.device, row.boot)) for row in _falls([*run])]
     by_serial = sum(device in serial for device in falls)
     sources = (
@@ -84,7 +84,7 @@ def _steps(bound: Sequence[TableReading], serial: Collection[str]) -> str:
 
 
 def _falls(run: Sequence[TableReading]) -> list[TableReading]:
-    """The readings of one boot from which on the bound is smaller: two on each side, for one may have been delayed."""
+    """Find the readings from which on a boot's bound is smaller: two on each side, for one may have been delayed."""
     return [
         run[place]
         for place in range(2, len(run) - 1)

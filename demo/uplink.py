@@ -1,4 +1,4 @@
-"""The path from the gateway to Kafka, as a TCP proxy that can be cut like a real line: silence, no farewell."""
+"""Carries TCP from the gateway to Kafka as a proxy that can be cut like a real line: silence, no farewell."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 class Uplink:
     """A proxy from a free port of the loopback to `target_port`; `async with` closes it.
 
-    The port is bound at once, so that it can be told to others before the target is known.
+    The port is bound at once, so that others can be told of it before the target is known.
     """
 
     def __init__(self) -> None:
@@ -45,9 +45,9 @@ class Uplink:
         self._accepting = asyncio.create_task(self._accept(target_port), name="uplink accept")
 
     async def cut(self) -> None:
-        """From now on nothing passes, in either direction, and nobody is told.
+        """Let nothing pass from now on, in either direction, and tell nobody.
 
-        A new connection is completed by the kernel, as behind many a modem, but never answered.
+        The kernel completes a new connection, as behind many a modem, but nobody answers it.
         """
         if self._accepting is None:
             return
@@ -59,7 +59,7 @@ class Uplink:
             await connection.freeze()
 
     async def restore(self) -> None:
-        """The line is back: connections from before the cut are reset, as after a NAT forgot them."""
+        """Forward again. Connections from before the cut are reset, as after a NAT forgot them."""
         if self.target_port is None:
             raise RuntimeError("restore() comes after open() and cut()")
         await self._reset_all()
@@ -81,7 +81,7 @@ class Uplink:
 
 
 class _Connection:
-    """One client's connection and the one to the target that belongs to it."""
+    """One client's connection, and the one to the target that belongs to it."""
 
     def __init__(self, client: socket.socket) -> None:
         self._client = client

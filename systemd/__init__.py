@@ -1,1 +1,1 @@
-"""The Debian package: the service's units, what belongs to them on a box, and what builds and signs the .deb files."""
+"""The Debian package: the service's units, their files on a box, and the code that builds and signs the .deb files."""

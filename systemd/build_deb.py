@@ -1,6 +1,6 @@
-"""`make deb`: the gateway as a .deb for each Debian release and architecture, with all that it imports inside, signed.
+"""`make deb`: builds the gateway as a signed .deb for each Debian release and architecture, with all that it imports.
 
-The same commit gives the same bytes. Each has a signature beside it, which `sluice update` looks at.
+The same commit gives the same bytes. Beside each package is its signature, which `sluice update` checks.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from systemd.deb_python import ROOT, TARGETS, Target
 HERE = ROOT / "systemd"
 OUTPUT = ROOT / "build" / "deb"
 PACKAGE = "sluice-gateway"
-"""Debian has a `sluice` of its own, which copies data at a given rate, and is newer by its number: under that name
-`apt upgrade` would put it in this one's place. Its command has the same name, so only one of both can be there."""
+"""Name of the package. Debian's own `sluice`, which copies data at a given rate, has a higher version: under that name
+`apt upgrade` would put it in this one's place. Both have a command of one name, so only one of them can be there."""
 MAINTAINER = "The Sluice maintainers <maintainers@sluice.invalid>"
-"""Not whoever made the last commit: the same sources give the same bytes, and nobody's address is published."""
+"""Not the last committer: the same sources give the same bytes, and nobody's address is published."""
 LIBRARY = "usr/lib/sluice"
 DOCUMENTS = f"usr/share/doc/{PACKAGE}"
 KEYS = "usr/share/sluice/release-keys"
@@ -44,26 +44,26 @@ _PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What is built: the same for every target."""
+    """A version to build, the same for every target."""
 
     version: str
-    """Debian's, without the target's part."""
+    """Debian's version, without the target's part."""
     epoch_s: int
-    """When its commit was made: what every file says of its time."""
+    """Time of its commit, which every file gets."""
     private_key: Path
     xz_level: int = 6
-    """0 packs six times as fast, for a box of the tests, and makes a package a quarter larger."""
+    """Level 0 packs six times as fast, for a box of the tests, and makes a package a quarter larger."""
 
 
 def commit_version(base: str) -> str:
-    """`base` with the commit's time and name: a later commit sorts as newer."""
+    """Add the commit's time and name to `base`, so that a later commit sorts as newer."""
     made, name = _git("log", "-1", "--format=%cd %h", "--date=format-local:%Y%m%d%H%M%S", "--abbrev=7").split()
     changed = ".changed" if _git("status", "--porcelain", "--", "gateway", "systemd", "constraints.txt") else ""
     return f"{base}+git{made}.{name}{changed}"
 
 
 def build(target: Target, release: Release, output: Path) -> Path:
-    """Build and sign one .deb; gives its path."""
+    """Build and sign one .deb, and return its path."""
     pins = deb_python.read_pins((ROOT / "constraints.txt").read_text())
     wheels = deb_python.fetch_wheels(target, deb_python.gateway_pins(target, pins), OUTPUT / "wheels" / str(target))
     output.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def build(target: Target, release: Release, output: Path) -> Path:
 
 
 def full_version(release: Release, target: Target) -> str:
-    """As dpkg knows it: a later Debian's is newer, so that its package replaces the one before."""
+    """Version as dpkg knows it. A later Debian's is newer, so that its package replaces the one before."""
     return f"{release.version}~deb{target.release}"
 
 
@@ -94,7 +94,7 @@ def _write_program(root: Path, target: Target, release: Release) -> None:
     library = root / LIBRARY
     for name in _git("ls-files", "--cached", "--others", "--exclude-standard", "--", "gateway").splitlines():
         source = ROOT / name
-        # The pages for people are elsewhere. What is not there was deleted, and that is not committed yet.
+        # The pages for people are elsewhere. A file that is not there was deleted, and that is not committed yet.
         if source.suffix != ".md" and source.exists():
             place = library / name
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def _write_script(path: Path, text: str, target: Target) -> None:
 
 
 def _write_documents(root: Path, release: Release, inside: Sequence[deb_documents.Inside]) -> None:
-    # Here: a wrong command breaks man pages, and nothing else of this module.
+    # Imported here: a wrong command breaks man pages, and nothing else of this module.
     from gateway.cli import main  # noqa: PLC0415
 
     folder = root / DOCUMENTS
@@ -167,7 +167,7 @@ def _write_control(root: Path, target: Target, release: Release) -> None:
     installed_kb = sum(-(-path.stat().st_size // 1024) for path in files)
     control.mkdir()
     needs = (
-        # Its compiled modules fit this minor version and no other. By this name it stays when the release is upgraded.
+        # Compiled modules fit this minor version and no other. By this name it stays when the release is upgraded.
         f"python{target.python}, libc6 (>= 2.36), libgcc-s1, init-system-helpers (>= 1.54), "
         "systemd | systemd-standalone-sysusers, udev"
     )
@@ -199,7 +199,7 @@ def _write_control(root: Path, target: Target, release: Release) -> None:
 
 
 def _settle(root: Path, epoch_s: int) -> None:
-    """One mode and one time for what is alike, whatever umask and clock this was built by."""
+    """Give every file its mode and one time, whatever umask and clock the build had."""
     scripts = {root / "usr/bin/sluice", root / LIBRARY / "self-test"}
     scripts |= {root / "DEBIAN" / name for name in ("preinst", "postinst", "prerm", "postrm")}
     for path in sorted(root.rglob("*"), reverse=True):
@@ -210,7 +210,7 @@ def _settle(root: Path, epoch_s: int) -> None:
 
 
 def _pack(root: Path, path: Path, release: Release) -> None:
-    # One thread: with several the blocks that xz makes, and so the bytes, depend on the machine's memory.
+    # One thread: with several, xz's blocks, and so the bytes, depend on the machine's memory.
     xz = ("-Zxz", f"-z{release.xz_level}", "--threads-max=1")
     command = ["dpkg-deb", "--root-owner-group", *xz, "--build", str(root), str(path)]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(release.epoch_s)}
@@ -231,7 +231,7 @@ def _git(*arguments: str) -> str:
 
 
 def prepare(version: str | None, private_key: Path | None) -> Release:
-    """What is to be built of this commit; makes a key where none is given and none was made before."""
+    """Describe what to build of this commit. Makes a key if none is given and none was made before."""
     key = private_key or ROOT / deb_signing.OWN_KEY
     if not key.exists():
         if private_key is not None:
@@ -250,7 +250,7 @@ def prepare(version: str | None, private_key: Path | None) -> Release:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Build what the command line says; all targets by default."""
+    """Build the targets that the command line names; all by default."""
     parser = argparse.ArgumentParser(prog="python -m systemd.build_deb", description=__doc__)
     parser.add_argument("--version", help="instead of the one that follows from pyproject.toml and the commit")
     parser.add_argument("--target", action="append", choices=[str(target) for target in TARGETS], help="only this one")

@@ -1,4 +1,4 @@
-"""What a .deb holds beside the program: man pages, shell completion, licences, the list of what is inside (SBOM)."""
+"""Writes the documents of a .deb: man pages, shell completion, licences, the list of packages inside (SBOM)."""
 
 import gzip
 import hashlib
@@ -29,24 +29,24 @@ _COMPLETIONS = {
 }
 _LICENCE = re.compile(r"licen[cs]e|copying|notice|authors|e[dp]l-v", re.IGNORECASE)
 _NAMESPACE = uuid.UUID("6f0b3a52-5b0f-4c0e-9c80-3f1e7f0a8f0d")
-"""Random; the SBOM's serial number is made of it and of what is inside, so that the same build has the same."""
+"""Random. The SBOM's serial number follows from it and from the packages inside, so that equal builds have one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """A package that is in the .deb."""
+    """A package inside the .deb."""
 
     name: str
     version: str
     sha256: str
-    """Of the wheel that it came as."""
+    """Digest of its wheel."""
     licence: str
-    """As the package itself names it."""
+    """Licence as the package itself names it."""
     licence_files: tuple[Path, ...]
 
 
 def read_inside(wheel: Path, library: Path) -> Inside:
-    """What an unpacked wheel says of itself. Raises FileNotFoundError where it is not unpacked in `library`."""
+    """Read what an unpacked wheel says of itself. Raises FileNotFoundError if it is not unpacked in `library`."""
     prefix = "-".join(wheel.name.split("-")[:2])
     folder = library / f"{prefix}.dist-info"
     told = HeaderParser().parsestr((folder / "METADATA").read_text(encoding="utf-8"))
@@ -59,7 +59,7 @@ def read_inside(wheel: Path, library: Path) -> Inside:
 def _licence(told: Message) -> str:
     named = told["License-Expression"] or told["License"] or ""
     classified = (line.rpartition("::")[2].strip() for line in told.get_all("Classifier", []) if "License ::" in line)
-    # Some put the whole text there.
+    # Some packages put the whole text there.
     short = named if named and "\n" not in named and len(named) < 80 else ""
     return short or next(classified, "") or "see its licence files"
 
@@ -74,7 +74,7 @@ def write_licences(inside: Iterable[Inside], folder: Path) -> None:
 
 
 def copyright_text(inside: Sequence[Inside]) -> str:
-    """`debian/copyright`: this project's licence, and where those of the packages inside stand."""
+    """Write `debian/copyright`: this project's licence, and where those of the packages inside stand."""
     ours = (
         "Files: *\nCopyright: the Sluice maintainers\nLicense: Apache-2.0\n"
         " On Debian systems the full text of the Apache License 2.0 is in /usr/share/common-licenses/Apache-2.0."
@@ -97,7 +97,7 @@ def copyright_text(inside: Sequence[Inside]) -> str:
 
 
 def sbom(name: str, version: str, inside: Sequence[Inside], made: datetime) -> str:
-    """What is inside, as CycloneDX 1.6 in JSON: the same text for the same packages, version and time."""
+    """List the packages inside as CycloneDX 1.6 in JSON. Equal packages, version and time give equal text."""
     licences = LicenseFactory()
 
     def component(package: Inside) -> Component:
@@ -129,7 +129,7 @@ def sbom(name: str, version: str, inside: Sequence[Inside], made: datetime) -> s
 
 
 def write_man_pages(command: click.Command, version: str, made: datetime, folder: Path) -> None:
-    """A man page of `sluice` and of each of its commands, compressed, in `folder`."""
+    """Write a man page of `sluice`, and one of each of its commands, compressed, into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_man_page(click.Context(command, info_name="sluice", **command.context_settings), version, made, folder)
 
@@ -143,9 +143,9 @@ def _write_man_page(context: click.Context, version: str, made: datetime, folder
     page.description = _roff(inspect.cleandoc(command.help or ""))
     for parameter in command.get_params(context):
         told = parameter.get_help_record(context)
-        # A hidden option has none; an argument stands in the synopsis.
+        # A hidden option has no help; an argument stands in the synopsis.
         if isinstance(parameter, click.Option) and told is not None:
-            # click-man escapes the first itself.
+            # click-man escapes the option's names itself.
             page.options.append((told[0], _roff(told[1])))
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
@@ -162,14 +162,14 @@ def _write_man_page(context: click.Context, version: str, made: datetime, folder
 
 
 def _roff(text: str) -> str:
-    """Text that roff prints as it is: no line begins with a request, no backslash with an escape."""
-    # \b on a line of its own is click's for a paragraph that is not wrapped.
+    """Escape text for roff: no line begins with a request, no backslash begins an escape."""
+    # click puts \b on a line of its own before a paragraph that is not wrapped.
     plain = text.replace("\b\n", "").replace("\\", "\\e").replace("-", "\\-")
     return re.sub(r"(?m)^(?=[.'])", r"\\&", plain)
 
 
 def write_completions(command: click.Command, root: Path) -> None:
-    """What bash, zsh and fish complete `sluice` by, where Debian's shells look for it below `root`."""
+    """Write completions of `sluice` for bash, zsh and fish, where Debian's shells look for them below `root`."""
     for shell, place in _COMPLETIONS.items():
         kind = get_completion_class(shell)
         if kind is None:
@@ -180,11 +180,11 @@ def write_completions(command: click.Command, root: Path) -> None:
 
 
 def compress(path: Path) -> None:
-    """Replace a file by one compressed with gzip, which has no time and no name in it."""
+    """Replace a file by its gzip, which has no time and no name in it."""
     path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes(), 9, mtime=0))
     path.unlink()
 
 
 def at(epoch_s: int) -> datetime:
-    """The moment of a number of seconds since 1970."""
+    """Return the moment of a number of seconds since 1970."""
     return datetime.fromtimestamp(epoch_s, UTC)

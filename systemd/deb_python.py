@@ -1,4 +1,4 @@
-"""The Python packages that go into a .deb: which ones, at which version, and their files for another machine."""
+"""Finds the Python packages that go into a .deb, at their pinned versions, and fetches them for another machine."""
 
 import fcntl
 import hashlib
@@ -17,11 +17,11 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).parent.parent
 GLIBC_MINORS = range(36, 4, -1)
-"""Debian 12 has glibc 2.36: wheels for this one and older ones run there."""
+"""Minor versions of glibc whose wheels run on Debian 12, which has 2.36."""
 NOT_NEEDED = frozenset({"pip"})
-"""sqlite-utils names it for a command of its own that installs plugins: 2 MB that nothing here calls."""
+"""Packages left out. sqlite-utils needs pip for a command that installs plugins: 2 MB that nothing here calls."""
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-"""By Debian's name of an architecture, the one that wheels have."""
+"""Architectures as wheels name them, by Debian's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Target:
 
     release: int
     python: str
-    """The minor version that this release has: compiled modules fit no other."""
+    """Minor version of Python in this release: compiled modules fit no other."""
     architecture: str
 
     @property
@@ -49,12 +49,12 @@ TARGETS = tuple(
 
 
 class DependencyError(RuntimeError):
-    """What the gateway needs cannot be put together; the message says why and what to do."""
+    """The gateway's packages cannot be put together; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A package as `constraints.txt` has it."""
+    """A package in `constraints.txt`."""
 
     name: str
     version: str
@@ -62,12 +62,12 @@ class Pin:
 
     @property
     def line(self) -> str:
-        """As pip reads it."""
+        """Line that pip reads."""
         return " ".join((f"{self.name}=={self.version}", *(f"--hash={found}" for found in self.hashes)))
 
 
 def read_pins(constraints: str) -> dict[str, Pin]:
-    """Every package of `constraints.txt`, by its canonical name."""
+    """Read every package of `constraints.txt`, by its canonical name."""
     pins: dict[str, Pin] = {}
     for block in re.split(r"(?m)^(?=[A-Za-z0-9])", constraints):
         if found := re.match(r"([A-Za-z0-9._-]+)==([^\s;\\]+)", block):
@@ -77,9 +77,9 @@ def read_pins(constraints: str) -> dict[str, Pin]:
 
 
 def gateway_pins(target: Target, pins: Mapping[str, Pin]) -> list[Pin]:
-    """What the gateway alone needs on the target, without the extras (Spark, simulator, development), by name.
+    """Return what the gateway alone needs on the target, without the extras (Spark, simulator, development), by name.
 
-    What a package needs is read from the one that is installed here, at the same version, for the target's Python.
+    The needs of a package are read from its copy that is installed here, at the same version, for the target's Python.
 
     Raises:
         DependencyError: one is not pinned, or not installed at its pinned version.
@@ -96,7 +96,7 @@ def gateway_pins(target: Target, pins: Mapping[str, Pin]) -> list[Pin]:
         "platform_python_implementation": "CPython",
     }
     waiting = [Requirement(line) for line in project["dependencies"]]
-    # With each of its extras: pymodbus[serial] needs more than pymodbus.
+    # Each extra counts: pymodbus[serial] needs more than pymodbus.
     seen: set[tuple[str, str]] = set()
     while waiting:
         requirement = waiting.pop()
@@ -129,10 +129,10 @@ def _needs(pin: Pin, environment: dict[str, str]) -> Iterator[Requirement]:
 
 
 def fetch_wheels(target: Target, pins: Iterable[Pin], folder: Path) -> list[Path]:
-    """The wheels of these packages for the target, in `folder`, which keeps them for the next time; by name.
+    """Return the wheels of these packages for the target, by name. `folder` keeps them for the next time.
 
-    What is there and has a hash of its pin is not asked for again. Nothing is compiled: what has no wheel for the
-    target fails.
+    A wheel that is there and has a hash of its pin is not fetched again. Nothing is compiled: a package without a wheel
+    for the target fails.
 
     Raises:
         DependencyError: pip cannot get one.
@@ -155,7 +155,7 @@ def fetch_wheels(target: Target, pins: Iterable[Pin], folder: Path) -> list[Path
 
 
 def _kept(pins: Sequence[Pin], folder: Path) -> dict[str, Path]:
-    """By name what is there already, byte for byte as it is pinned."""
+    """Return by name the wheels that are there already, byte for byte as they are pinned."""
     by_name = {pin.name: pin for pin in pins}
     found: dict[str, Path] = {}
     for wheel in sorted(folder.glob("*.whl")):
@@ -185,9 +185,9 @@ def _download(target: Target, pins: Sequence[Pin], folder: Path) -> None:
 
 
 def unpack(wheel: Path, folder: Path) -> None:
-    """Put what a wheel has for importing into `folder`; its scripts and headers stay out.
+    """Put a wheel's files for importing into `folder`; its scripts and headers stay out.
 
-    Raises DependencyError where a file would come over another package's.
+    Raises DependencyError if a file would come over another package's.
     """
     with zipfile.ZipFile(wheel) as archive:
         for entry in archive.infolist():
@@ -204,7 +204,7 @@ def unpack(wheel: Path, folder: Path) -> None:
 
 
 def _place(name: str) -> str | None:
-    """Where a wheel's file goes (PEP 427), relative to the folder for importing; None for one that goes elsewhere."""
+    """Return the place of a wheel's file (PEP 427) in the folder for importing; None if it goes elsewhere."""
     first, _, rest = name.partition("/")
     if not first.endswith(".data"):
         return name

@@ -1,4 +1,4 @@
-"""Ed25519 signatures of packages, by openssl."""
+"""Signs packages by Ed25519, with openssl."""
 
 import subprocess
 import tempfile
@@ -6,28 +6,28 @@ from contextlib import suppress
 from pathlib import Path
 
 OWN_KEY = Path("build/signing/release.key")
-"""The key that is made where none is given."""
+"""Key that is made if none is given."""
 
 
 class SigningError(RuntimeError):
-    """openssl did not do what it was asked for; the message says why and what to do."""
+    """openssl failed, or the key is of another kind; the message says why and what to do."""
 
 
 def make_key(path: Path) -> None:
-    """A new private key at `path`, for its owner alone; one that is there stays."""
+    """Make a private key at `path`, for its owner alone; an existing one stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder, path.name)
         made.touch(0o600)
         _openssl("genpkey", "-algorithm", "ed25519", "-out", str(made))
-        # Where two make one at the same time, the first one's counts.
+        # If two make a key at the same time, the first one's counts.
         with suppress(FileExistsError):
             path.hardlink_to(made)
 
 
 def public_key(private: Path) -> str:
-    """The public half, in PEM."""
+    """Return the public half of a key, in PEM."""
     key = _openssl("pkey", "-in", str(private), "-pubout").decode()
     if "ED25519" not in _openssl("pkey", "-in", str(private), "-noout", "-text").decode():
         raise SigningError(f"{private} is no Ed25519 key; make one by: openssl genpkey -algorithm ed25519 -out FILE")
