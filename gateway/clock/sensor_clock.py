@@ -307,7 +307,7 @@ class DeviceClock:
     # -- inside -----------------------------------------------------------------------------------
 
     def _see_earlier(self, sequence: int) -> None:
-        """Handle a lower sequence: the sensor sends kept samples, or it restarted without a new boot or a lower tick."""
+        """Handle a lower sequence: the sensor sends kept samples, or restarted without a new boot or a lower tick."""
         fit, counter, buckets = self.fit, self._counter, self._buckets
         if counter.is_sent_again(sequence):
             return
