@@ -12,8 +12,8 @@ from gateway.clock.tick_counter import ORDER_SLACK_US, SAMPLE_TICK_US
 
 LEAST_DELAY_US = 50_000
 """Of BUCKET_ARRIVALS readings, at least one was under way for less than this; of half as many, for less than twice
-this. A route's `least_delay_ms` sets another value. This is an assumption: the network is not always congested. Which reading
-was quick is not assumed. All else about arrivals is certain (docs/decisions/001-quick-arrivals.md)."""
+this. A route's `least_delay_ms` sets another value. This is an assumption: the network is not always congested.
+Which reading was quick is not assumed. All else about arrivals is certain (docs/decisions/001-quick-arrivals.md)."""
 BUCKET_US = 10_000_000
 """Least length of a bucket, and the length of the first one."""
 BUCKET_US_LONG = 120_000_000
