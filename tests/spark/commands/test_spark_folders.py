@@ -123,5 +123,5 @@ def test_an_unreachable_broker_is_one_line_and_not_a_java_stack(tmp_path: Path) 
     ended = CliRunner().invoke(main, command)
     assert ended.exit_code == 1
     assert ended.output.splitlines() == [
-        "Error: Kafka cannot be reached (127.0.0.1:1: Connection refused): is --bootstrap right, and is the broker up?"
+        "Error: Kafka cannot be reached (127.0.0.1:1: Connection refused): check --bootstrap, and that the broker runs"
     ]

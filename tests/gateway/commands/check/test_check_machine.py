@@ -358,7 +358,7 @@ def test_who_has_a_port_is_judged_by_the_address_too(tmp_path: Path) -> None:
     )
     for judged, words in (here, everywhere):
         assert judged == "FAIL"
-        assert f"(process {os.getpid()}); stop that one" in words
+        assert f"(process {os.getpid()}); stop that program" in words
 
 
 @pytest.mark.parametrize(
