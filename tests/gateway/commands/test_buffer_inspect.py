@@ -466,7 +466,7 @@ def test_a_damaged_file_is_told_as_such_with_what_to_do(tmp_path: Path, place: i
         file.write(os.urandom(4096 * 12))
     found = faults(path)
     assert list(found) == ["pages"]
-    assert "sluice run sets" in found["pages"]
+    assert "it sets the file aside" in found["pages"]
 
 
 async def test_a_running_daemon_that_deletes_from_the_front_makes_no_holes(
