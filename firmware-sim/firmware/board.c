@@ -17,7 +17,7 @@
 #define BAUD_TOL 3
 #include <util/setbaud.h>
 
-/* What an ATmega1284P names otherwise, as chips with two UARTs do; and its 1.1 V are chosen by another pattern. */
+/* Names that differ on an ATmega1284P, as on all chips with two UARTs. It also has another pattern for its 1.1 V. */
 #ifdef PRR0
 #define PRR PRR0
 #endif
@@ -36,8 +36,8 @@ enum {
 	TIMER_STEPS_PER_MS = F_CPU / 64 / 1000,
 	TIMER_STEP_US = 1000 / TIMER_STEPS_PER_MS,
 	RECEIVE_QUEUE_BYTES = 64, /* a power of two: 16 ms at 38400 baud */
-	/* A sum of 16 conversions: two bits more than the converter has, thanks to the noise. The first ones, while the
-	 * reference settles, do not count. */
+	/* The sum of 16 conversions has two bits more than the converter, thanks to noise. The first conversions, while
+	 * the reference settles, do not count. */
 	CONVERSIONS = 16,
 	CONVERSIONS_TO_SETTLE = 4,
 	CHANNEL_TEMPERATURE = 0,
@@ -63,7 +63,7 @@ static volatile bool measured;
 
 static uint8_t reset_cause __attribute__((section(".noinit")));
 
-/* Before anything else, even before .bss is cleared: after a watchdog reset the watchdog still runs, at 15 ms. */
+/* Runs before anything else, even before .bss is cleared: after a watchdog reset the watchdog still runs, at 15 ms. */
 void save_reset_cause(void) __attribute__((naked, used, section(".init3")));
 void save_reset_cause(void)
 {
@@ -77,7 +77,7 @@ uint8_t board_reset_cause(void)
 	return reset_cause;
 }
 
-/* For tests of the wrap after 49.7 days: nobody wants to wait for it. */
+/* Lets tests reach the wrap after 49.7 days without waiting for it. */
 static uint32_t clock_at_start(void)
 {
 	struct clock_start start;
@@ -126,12 +126,12 @@ uint32_t board_now_ms(void)
 	return now;
 }
 
-/* With interrupts off. */
+/* To be called with interrupts off. */
 static struct instant now_exactly(void)
 {
 	struct instant now = {clock_ms, 0};
 	uint8_t steps = TCNT0;
-	/* The timer may have started again without its interrupt having been served. */
+	/* The timer may have started again before its interrupt was served. */
 	if (TIFR0 & _BV(OCF0A)) {
 		steps = TCNT0;
 		now.ms++;
@@ -146,7 +146,7 @@ void board_wait(void)
 	cli();
 	if (!something_new) {
 		sleep_enable();
-		/* The instruction after sei is executed before any interrupt: none can slip in between. */
+		/* The instruction after sei runs before any interrupt, so none can slip in between. */
 		sei();
 		sleep_cpu();
 		sleep_disable();
@@ -174,7 +174,7 @@ uint32_t board_random(void)
 {
 	extern uint8_t __heap_start;
 	uint32_t crc = 0xFFFFFFFFUL;
-	/* What power-on left in the unused RAM differs from chip to chip, and somewhat from start to start. */
+	/* After power-on, the unused RAM differs from chip to chip, and somewhat from start to start. */
 	for (const uint8_t *at = &__heap_start; at < (const uint8_t *)SP; at++)
 		crc = crc32_update(crc, *at);
 	for (uint16_t i = 0; i < CONVERSIONS_FOR_RANDOM; i++) {
@@ -225,7 +225,7 @@ bool board_measured(int16_t *centi_celsius)
 	if (!measured)
 		return false;
 	measured = false;
-	/* TMP36: 500 mV at 0 degrees, 10 mV for each. 1100 mV are 16 * 1024 steps. */
+	/* TMP36: 500 mV at 0 degrees, and 10 mV for each degree. 1100 mV are 16 * 1024 steps. */
 	*centi_celsius = (int16_t)((uint32_t)conversion_sum * 11000 / (CONVERSIONS * 1024UL)) - 5000;
 	return true;
 }
@@ -240,8 +240,8 @@ ISR(USART_RX_vect)
 	uint8_t damaged = UCSR0A & (_BV(FE0) | _BV(DOR0));
 	uint8_t byte = UDR0;
 	uint8_t next = (receive_head + 1) & (RECEIVE_QUEUE_BYTES - 1);
-	/* A byte that is dropped here leaves a frame that its CRC refuses. The MQTT build's line has no check: there the
-	 * modem's or the gateway's answer is misread, and mostly the connection is given up for it. */
+	/* If a byte is dropped here, the frame's CRC fails. The MQTT build's line has no CRC: there an answer of the
+	 * modem or of the gateway is misread, and mostly the connection is given up for it. */
 	if (damaged || next == receive_tail)
 		return;
 	if (byte == 0)

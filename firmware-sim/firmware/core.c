@@ -11,14 +11,14 @@ _Static_assert(RING_SAMPLES > SPAN_SAMPLES && (RING_SAMPLES & (RING_SAMPLES - 1)
 enum {
 	ACKNOWLEDGED = 1,
 	UNDER_WAY = 2, /* sent, and nothing shows that it was lost */
-	AGAIN = 4,     /* lost, as far as we know: to be sent again */
+	AGAIN = 4,     /* most likely lost: to be sent again */
 };
 
 struct sample {
 	uint32_t tick_ms;
 	int16_t centi_celsius;
 	uint8_t state;
-	uint8_t order; /* counts transmissions: what was sent before one that arrived, and did not arrive, was lost */
+	uint8_t order; /* number of the transmission: one that did not arrive, but a later one did, was lost */
 };
 
 static struct {
@@ -27,11 +27,11 @@ static struct {
 	uint32_t unsent; /* lowest sequence that was never sent; oldest <= unsent <= next */
 	uint32_t next;
 	uint32_t answered; /* the highest `next` that an acknowledgement named */
-	uint8_t under_way, again; /* how many samples are so */
+	uint8_t under_way, again; /* samples in these states */
 	uint8_t order;            /* of the last transmission */
 	uint8_t expired;          /* time-outs since the last answer */
 	bool probe;               /* nobody answers, and the oldest sample is due to try the line */
-	bool timing;              /* how long `timed` takes, sent once, at timed_at_ms, is being measured */
+	bool timing;              /* the round trip of `timed`, sent once, at timed_at_ms, is being measured */
 	uint32_t timed, timed_at_ms;
 	uint32_t expires_at_ms;
 	uint16_t patience_ms;
@@ -54,7 +54,7 @@ static bool silent(void)
 	return core.expired >= EXPIRED_SILENT;
 }
 
-/* Take a sample out of the counts of what is under way, and of what is to go again. */
+/* Take a sample out of the counts of samples under way and of samples to send again. */
 static void uncount(struct sample *sample)
 {
 	if (sample->state & UNDER_WAY)
@@ -96,7 +96,7 @@ void core_take(uint32_t tick_ms, int16_t centi_celsius)
 	if (core.next - core.oldest == RING_SAMPLES) {
 		ledger_dropped(core.oldest);
 		uncount(held(core.oldest));
-		/* No answer to it will be recognised as one. */
+		/* An answer to a dropped sample is not recognised. */
 		if (core.oldest == core.timed)
 			core.timing = false;
 		core.oldest++;
@@ -160,7 +160,7 @@ void core_sent(uint32_t sequence, uint32_t now_ms)
 			core.timed_at_ms = now_ms;
 		}
 	} else if (sequence == core.timed) {
-		/* Its answer may be one to the first transmission, or to this one. */
+		/* The answer may be to the first transmission or to this one. */
 		core.timing = false;
 	}
 	uncount(sample);
@@ -225,7 +225,7 @@ bool core_acknowledge(uint32_t next, uint32_t bitmap, uint32_t now_ms)
 {
 	if (next > core.unsent)
 		return false;
-	/* An answer counts although the ring has dropped what it speaks of: the line is alive. */
+	/* An answer counts even if the ring has dropped its samples: the line is alive. */
 	bool news = next > core.answered;
 	if (news)
 		core.answered = next;
@@ -242,7 +242,7 @@ bool core_acknowledge(uint32_t next, uint32_t bitmap, uint32_t now_ms)
 		core_resend(now_ms);
 		return true;
 	}
-	/* A serial line keeps the order: what was sent before one that arrived, and did not arrive, was lost. */
+	/* A serial line keeps the order: a sample that was sent before one that arrived, and did not arrive, was lost. */
 	for (uint32_t at = core.oldest; at < core.unsent; at++) {
 		struct sample *sample = held(at);
 		if ((sample->state & UNDER_WAY) && (int8_t)(arrived - sample->order) > 0)

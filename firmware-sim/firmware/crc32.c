@@ -1,6 +1,6 @@
 #include "crc32.h"
 
-/* Bit by bit: a table would cost 64 bytes of flash at least, and a frame takes 0.3 ms as it is. */
+/* Bit by bit: a table would cost at least 64 bytes of flash, and a frame takes only 0.3 ms without it. */
 uint32_t crc32_update(uint32_t crc, uint8_t byte)
 {
 	crc ^= byte;

@@ -1,11 +1,11 @@
-/* What stands where in the EEPROM, little-endian. Shared with the simulator's runner. */
+/* The layout of the EEPROM, little-endian. Shared with the simulator's runner. */
 #ifndef EEPROM_LAYOUT_H
 #define EEPROM_LAYOUT_H
 
 #include <stdint.h>
 
 enum {
-	/* Two slots, written in turn: losing power in the middle of a write spoils only one. */
+	/* Two slots, written in turn: a power cut in the middle of a write spoils only one. */
 	EEPROM_BOOT_SLOT_A = 0,
 	EEPROM_BOOT_SLOT_B = 16,
 	EEPROM_CONFIGURATION = 32,
@@ -30,13 +30,13 @@ struct configuration {
 	uint32_t crc; /* CRC-32 of what stands before it */
 } __attribute__((packed));
 
-/* What the millisecond clock starts at, for tests of its wrap; 0 where this was never written. */
+/* Start of the millisecond clock, for tests of its wrap. If this was never written, the clock starts at 0. */
 struct clock_start {
 	uint32_t ms;
 	uint32_t crc; /* CRC-32 of what stands before it */
 } __attribute__((packed));
 
-/* Where the MQTT build finds its gateway. Each text ends with a zero byte. */
+/* The gateway of the MQTT build, and the way to it. Each text ends with a zero byte. */
 struct network {
 	uint8_t version;
 	uint16_t port;

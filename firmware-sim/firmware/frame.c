@@ -38,7 +38,7 @@ uint8_t frame_encode(uint8_t *frame, uint8_t length)
 	return end + 1;
 }
 
-/* Undo the chain in place; false when it does not end where the frame ends. */
+/* Undo the chain in place; false if it does not end where the frame ends. */
 static bool cobs_decode(uint8_t *bytes, uint8_t length)
 {
 	uint16_t at = bytes[0];

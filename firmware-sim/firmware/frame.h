@@ -1,4 +1,4 @@
-/* Frames as docs/frames.md has them: COBS, CRC-32, a zero byte at the end. No hardware, so that it runs on a host too. */
+/* Frames as in docs/frames.md: COBS, CRC-32, a zero byte at the end. No hardware, so that it runs on a host too. */
 #ifndef FRAME_H
 #define FRAME_H
 
@@ -14,7 +14,7 @@ enum {
 	FRAME_RECEIVED_BYTES_MAX = 1 + FRAME_RECEIVED_CONTENT_MAX + FRAME_CRC_BYTES,
 };
 
-/* Turn the content that stands in frame[1 .. length] into a frame, in place. Returns the bytes to send, zero included. */
+/* Turn the content in frame[1 .. length] into a frame, in place. Returns the number of bytes to send, with the zero. */
 uint8_t frame_encode(uint8_t *frame, uint8_t length);
 
 struct frame_receiver {
@@ -23,8 +23,8 @@ struct frame_receiver {
 	bool skipping;
 };
 
-/* Take in one byte. Returns the content (and its length) when the byte ended a good frame, else NULL. The content is
- * valid until the next call. What is damaged, empty or too long is dropped. */
+/* Take in one byte. Returns the content (and its length) if the byte ended a good frame, else NULL. The content is
+ * valid until the next call. Frames that are damaged, empty or too long are dropped. */
 const uint8_t *frame_receive(struct frame_receiver *receiver, uint8_t byte, uint8_t *length);
 
 /* Little-endian fields: write at `to` and return where the next one goes, or read. */

@@ -31,7 +31,7 @@ static void count_boot(struct identity *identity)
 	} else if (b_valid) {
 		newest = b;
 	} else {
-		/* Erased or new: counting starts again, and a new random number tells this count from the last one. */
+		/* Erased or new: the count starts again, and a new random number tells it from the former count. */
 		newest.boot = 0;
 		newest.incarnation = board_random();
 	}

@@ -1,4 +1,4 @@
-/* Who this board is and which of its runs this is, from the EEPROM. */
+/* The board's name and its present run, from the EEPROM. */
 #ifndef IDENTITY_H
 #define IDENTITY_H
 
@@ -14,7 +14,7 @@ struct identity {
 	char device[DEVICE_BYTES_MAX];
 };
 
-/* Count this start, in the EEPROM, and fill in the rest; defaults where no configuration was written. */
+/* Count this start in the EEPROM, and fill in the rest; with defaults if no configuration was written. */
 void identity_start(struct identity *identity);
 
 #endif

@@ -1,11 +1,11 @@
-/* What the sensor knows of each of its samples, told to whoever watches the three GPIOR registers: the simulator keeps
- * an exact account from it, and on a real board it is a few writes that nobody reads. */
+/* Tells what happens to each sample, through the registers GPIOR0 and GPIOR1. The simulator keeps an exact account from
+ * it. On a real board it is a few writes that nobody reads. */
 #ifndef LEDGER_H
 #define LEDGER_H
 
 #include <stdint.h>
 
-/* Written to GPIOR0 after the event's numbers went, least significant byte first, through GPIOR1. */
+/* Written to GPIOR0 after the event's numbers went through GPIOR1, least significant byte first. */
 enum ledger_event {
 	LEDGER_BOOT = 1,     /* boot, incarnation: 8 bytes */
 	LEDGER_TAKEN = 2,    /* sequence, hundredths of a degree as int32: 8 bytes; all others: sequence, 4 bytes */

@@ -8,7 +8,7 @@
 
 void link_start(const struct identity *identity);
 
-/* Take in what has come and send what is due; called after every wake-up. */
+/* Take in received bytes, and send what is due. To be called after every wake-up. */
 void link_poll(uint32_t now_ms);
 
 #endif

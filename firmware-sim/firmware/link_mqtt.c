@@ -1,7 +1,7 @@
 /* The MQTT link: a session with the gateway that outlives connections, through a modem.
  *
  * A sample is taken out of the ring when it is first sent, and held in the window until its PUBACK has come. So the
- * ring never drops a sample that may have arrived, and what is reported as lost is lost. */
+ * ring never drops a sample that may have arrived, and a sample that is reported as lost is lost. */
 #include <string.h>
 
 #include "board.h"
@@ -17,7 +17,7 @@ enum {
 	CONNACK_MS = 10000,
 	PUBACK_MS = 10000,
 	PINGRESP_MS = 10000,
-	/* Below the keep-alive by what a full serial line and a slow network may take. */
+	/* Below the keep-alive by the time that a full serial line and a slow network may take. */
 	PINGREQ_AFTER_MS = MQTT_KEEP_ALIVE_S * 1000L * 2 / 3,
 };
 
@@ -37,10 +37,10 @@ static struct {
 	enum state state;
 	struct mqtt_sample window[WINDOW]; /* sent, maybe on an earlier connection, and not acknowledged; in order */
 	uint8_t held;
-	uint8_t sent;            /* how many of them went over this connection */
+	uint8_t sent;            /* the number of them that went over this connection */
 	uint32_t next;           /* follows the last sequence that was taken out of the ring */
 	uint32_t sent_at_ms;     /* last packet of this connection */
-	uint32_t progress_at_ms; /* since when the oldest of the window waits for its PUBACK */
+	uint32_t progress_at_ms; /* when the oldest of the window began to wait for its PUBACK */
 	uint32_t pinged_at_ms;
 	bool pinged; /* PINGRESP is awaited */
 	struct mqtt_receiver receiver;
@@ -77,20 +77,20 @@ static void acknowledge(uint16_t packet_id, uint32_t now_ms)
 		link.progress_at_ms = now_ms;
 		return;
 	}
-	/* It names nothing that we wait for: a second answer to the same packet. */
+	/* It names no packet that is waited for: it is a second answer to one. */
 }
 
 static void connected(uint8_t return_code, uint32_t now_ms)
 {
 	enum { SERVER_UNAVAILABLE = 3 };
 	if (return_code == 0) {
-		/* What is in the window is sent again, with DUP, whether the gateway has kept the session or not: it
-		 * may have stored the readings all the same. */
+		/* The window is sent again, with DUP, even if the gateway has not kept the session: it may still have
+		 * stored the readings. */
 		link.state = ONLINE;
 		link.progress_at_ms = now_ms;
 		return;
 	}
-	/* Wrong name or secret: a person has to mend it. "Server unavailable" passes. */
+	/* A wrong name or secret stays wrong until a person mends it. "Server unavailable" passes. */
 	if (return_code != SERVER_UNAVAILABLE)
 		modem_not_soon();
 	give_up(now_ms);
@@ -114,7 +114,7 @@ static void receive(uint8_t byte, uint32_t now_ms)
 	}
 }
 
-/* Take the next sample out of the ring; what the ring dropped in front of it shows in the sequence. */
+/* Take the next sample out of the ring. A gap in the sequence shows samples that the ring dropped before it. */
 static bool take_next(struct mqtt_sample *sample)
 {
 	struct reading reading;

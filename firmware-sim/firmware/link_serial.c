@@ -1,4 +1,4 @@
-/* The serial link: HELLO, DATA, ACK, PROBE and REPLY as docs/frames.md has them. */
+/* The serial link: HELLO, DATA, ACK, PROBE and REPLY as in docs/frames.md. */
 #include <string.h>
 
 #include "board.h"
@@ -17,7 +17,7 @@ enum {
 	FRAME_VERSION = 1,
 	STREAM_THERMO = 0,
 	HELLO_INTERVAL_MS = 1000,
-	/* Each of a whole window of DATA may be answered with HELLO_REQUEST: one HELLO answers them all. */
+	/* Each DATA of a whole window may be answered with HELLO_REQUEST. One HELLO answers them all. */
 	HELLO_INTERVAL_MS_MIN = 100,
 
 	ACK_BYTES = 13,
@@ -38,8 +38,8 @@ static struct {
 	uint8_t frame[FRAME_SENT_BYTES_MAX];
 	uint32_t hello_at_ms;
 	uint32_t hello_sent_ms;
-	bool introduced;  /* the gateway has answered our HELLO */
-	bool hello_asked; /* and none was sent since: an ACK on its way is no answer to it */
+	bool introduced;  /* the gateway has answered the HELLO */
+	bool hello_asked; /* asked for a HELLO, and none was sent since: an ACK on its way answers no HELLO */
 	bool reply_due;
 	uint8_t reply_nonce[4];
 	struct instant reply_at;
@@ -51,12 +51,12 @@ void link_start(const struct identity *identity)
 	link.identity = identity;
 	link.hello_at_ms = board_now_ms();
 	link.hello_sent_ms = link.hello_at_ms - HELLO_INTERVAL_MS_MIN;
-	/* It ends what a reset has cut off, which would spoil the HELLO. */
+	/* The zero ends a frame that a reset cut off, which would spoil the HELLO. */
 	static const uint8_t end_of_frame = 0;
 	board_serial_send(&end_of_frame, 1);
 }
 
-/* What names this run: the boot counter alone begins again in an erased EEPROM. */
+/* The name of this run. The boot counter alone begins again in an erased EEPROM. */
 static uint32_t run(void)
 {
 	return link.identity->boot ^ link.identity->incarnation;

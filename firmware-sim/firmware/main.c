@@ -1,4 +1,4 @@
-/* An 8-bit sensor: sample on time, hand over to the link, sleep. */
+/* An 8-bit sensor: samples on time, hands over to the link, sleeps. */
 #include "board.h"
 #include "core.h"
 #include "identity.h"
@@ -28,7 +28,7 @@ int main(void)
 		int16_t centi_celsius;
 		if (board_measured(&centi_celsius))
 			core_take(sample_tick_ms, centi_celsius);
-		/* The sequence is used up (497 days at 100 samples a second): the watchdog begins a new run. */
+		/* If the sequence is used up (497 days at 100 samples a second), the watchdog begins a new run. */
 		while (core_next() >= SEQUENCE_END)
 			;
 		link_poll(now_ms);

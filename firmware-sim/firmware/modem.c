@@ -8,19 +8,19 @@
 #include "text.h"
 
 enum {
-	/* `+++` ends transparent mode if nothing else is sent 20 ms before and after it, and 1 s until the next command
-	 * (ESP-AT's manual). A chip's clock may be 1 % off. */
+	/* `+++` ends transparent mode if nothing else is sent for 20 ms before and after it. The next command must come 1 s
+	 * later (ESP-AT's manual). A chip's clock may be 1 % off. */
 	GUARD_MS = 50,
 	ESCAPE_MS = 1100,
 	BUSY_MS = 1000,
 	BUSY_MAX = 30,
 	FIRST_PAUSE_MS_MAX = 1000,
-	/* So many attempts failed: restart the module. Again after as many. */
+	/* After this many failed attempts the module is restarted, and again after as many more. */
 	FAILURES_BEFORE_RESTART = 5,
 	LINE_BYTES_MAX = 18,
 };
 
-/* In the order in which they follow one another. */
+/* The steps in their order. */
 enum step {
 	GUARD,  /* silence before the escape */
 	ESCAPE, /* silence after it */
@@ -30,7 +30,7 @@ enum step {
 	STATION,
 	CLOSE,
 	PAUSE,
-	JOIN, /* left out where joined, or where the module joins by itself */
+	JOIN, /* left out if joined, or if the module joins by itself */
 	PASS_THROUGH,
 	DIAL,
 	SEND,
@@ -42,9 +42,9 @@ struct command {
 	uint16_t patience_ms;
 };
 
-/* Restarting, joining and dialling take what the network takes, and ESP-AT's own limits lie below these. */
+/* Restarting, joining and dialling take as long as the network takes. ESP-AT's own limits lie below these. */
 static const struct command commands[] = {
-	/* The first line end finishes whatever stands in the module's line, `+++` for one. */
+	/* The first line end finishes whatever stands in the module's line, such as `+++`. */
 	[ATTENTION] = {"\r\nAT", 1000},
 	[RESTART] = {"AT+RST", 10000},
 	[ECHO_OFF] = {"ATE0", 1000},
@@ -63,11 +63,11 @@ _Static_assert(sizeof "AT+CWJAP=,\r\n" - 1 + QUOTED_BYTES_MAX(ssid) + QUOTED_BYT
 
 static struct {
 	enum step step;
-	bool asked;        /* the step's command is on its way or there, and its answer is awaited */
+	bool asked;        /* the step's command was given, and its answer is awaited */
 	bool joined;
 	uint32_t since_ms; /* of the step, or of its command */
 	uint16_t wait_ms;  /* before the command goes out */
-	uint8_t busy;      /* how often the module was busy with another command */
+	uint8_t busy;      /* times that the module was busy with another command */
 	uint8_t failures;
 	uint32_t pause_ms; /* 0: dial at once */
 	uint32_t random;
@@ -76,7 +76,7 @@ static struct {
 	uint8_t buffer[MODEM_BUFFER_BYTES];
 } modem;
 
-/* xorshift32 (Marsaglia 2003), and of its bits the upper sixteen. */
+/* The upper sixteen bits of xorshift32 (Marsaglia 2003). */
 static uint16_t chance(void)
 {
 	uint32_t x = modem.random;
@@ -100,7 +100,7 @@ void modem_start(uint32_t random, uint32_t now_ms)
 {
 	memset(&modem, 0, sizeof modem);
 	modem.random = random ? random : 1;
-	/* After a power cut all boards of a site start at once. */
+	/* A random pause, as after a power cut all boards of a site start at once. */
 	modem.pause_ms = (uint32_t)chance() * FIRST_PAUSE_MS_MAX >> 16;
 	enter(GUARD, now_ms);
 }
@@ -112,7 +112,7 @@ void modem_hang_up(uint32_t now_ms)
 		doublings = MODEM_PAUSE_DOUBLINGS_MAX;
 	uint32_t mean_ms = (uint32_t)MODEM_PAUSE_MS_FIRST << doublings;
 	modem.pause_ms = mean_ms / 2 + ((uint32_t)chance() * mean_ms >> 16);
-	/* At the counter's end it goes on with a restart after as many as before, not after each. */
+	/* The counter steps back at its end, so that a restart still comes only after FAILURES_BEFORE_RESTART more. */
 	if (modem.failures++ == UINT8_MAX)
 		modem.failures -= FAILURES_BEFORE_RESTART;
 	enter(GUARD, now_ms);
@@ -218,7 +218,7 @@ static bool line_is(const char *words)
 
 static void take_ok(uint32_t now_ms)
 {
-	/* These two wait for another word: "ready", and the prompt. */
+	/* These two steps wait for another word: "ready", and the prompt. */
 	if (modem.step == RESTART || modem.step == SEND)
 		return;
 	if (modem.step == JOIN)
@@ -229,7 +229,7 @@ static void take_ok(uint32_t now_ms)
 static void take_refusal(uint32_t now_ms)
 {
 	switch (modem.step) {
-	case ATTENTION: /* what stood in its line before was no command */
+	case ATTENTION: /* the rest in the module's line was no command */
 		return;
 	case CLOSE: /* there was no connection */
 		next_step(now_ms);
@@ -248,7 +248,7 @@ static void take_line(uint32_t now_ms)
 	if (line_is("WIFI DISCONNECT")) {
 		modem.joined = false;
 	} else if (line_is("ready")) {
-		/* It has started anew, by our command or by itself, and knows nothing of what it was told. */
+		/* The module has restarted, by command or by itself, and has forgotten its settings. */
 		modem.joined = false;
 		if (modem.step == RESTART)
 			enter(ECHO_OFF, now_ms);
@@ -261,7 +261,7 @@ static void take_line(uint32_t now_ms)
 	} else if (line_is("ERROR") || line_is("FAIL")) {
 		take_refusal(now_ms);
 	} else if (line_is("busy p...") || line_is("busy s...")) {
-		/* Our command went unheard; the answer to the other one must not be taken for ours. */
+		/* This command went unheard. The answer to the other command must not be taken for its answer. */
 		if (++modem.busy > BUSY_MAX) {
 			modem_hang_up(now_ms);
 			return;

@@ -22,11 +22,11 @@ enum {
 	WILL_QOS_1 = 0x08,
 	WILL = 0x04,
 
-	/* A packet's body is written behind the room for its first byte and two bytes of remaining length. */
+	/* A packet's body is written behind room for the first byte and two bytes of remaining length. */
 	HEAD_BYTES_MAX = 3,
 	LENGTH_SHIFT_MAX = 21,
 
-	/* The identifiers of a run: 14 bits of the 16, without 0. */
+	/* The packet identifiers of a run: 14 of the 16 bits, without 0. */
 	RUN_BITS = 14,
 	RUN_IDS = (1 << RUN_BITS) - 1,
 };
@@ -130,8 +130,8 @@ struct mqtt_packet mqtt_pingreq(void)
 	return (struct mqtt_packet){packet, sizeof packet};
 }
 
-/* Whether a server may send a packet that begins so, and whether its body is as long as it must be. A PUBLISH is let
- * pass, for an earlier user of this name may have left a subscription in its session. */
+/* Whether a server may send a packet with this first byte and length. A PUBLISH passes, as an earlier user of this name
+ * may have left a subscription in its session. */
 static bool expected(uint8_t first, uint32_t length)
 {
 	if ((first & TYPE) == PUBLISH)
@@ -144,7 +144,7 @@ static enum mqtt_received take_packet(struct mqtt_receiver *receiver)
 	receiver->at = 0;
 	switch (receiver->first) {
 	case CONNACK:
-		/* Of the acknowledge flags there is only "session present"; whether it is changes nothing here. */
+		/* The only acknowledge flag is "session present". It changes nothing here. */
 		if (receiver->number >> 8 > 1)
 			return MQTT_MALFORMED;
 		receiver->number &= 0xFF;

@@ -11,7 +11,7 @@
 enum {
 	MQTT_SECRET_BYTES_MAX = sizeof((struct network *)0)->secret - 1,
 	MQTT_KEEP_ALIVE_S = 30,
-	/* The longest, with the longest device name: {"celsius":-327.68,"boot":"4294967295-ffffffff",
+	/* The longest payload: {"celsius":-327.68,"boot":"4294967295-ffffffff",
 	 * "seq":4294967295,"tick":4294967295,"lost":[4294967295,4294967295]} */
 	MQTT_PAYLOAD_BYTES_MAX = 114,
 	/* First byte and remaining length, protocol to keep-alive; client id, will, user name and password. */
@@ -22,7 +22,7 @@ enum {
 	MQTT_PINGREQ_BYTES = 2,
 };
 
-/* A packet in somebody's buffer: it need not begin where the buffer does. */
+/* A packet in a caller's buffer. It may begin after the buffer's start. */
 struct mqtt_packet {
 	const uint8_t *start;
 	uint8_t length;
@@ -41,12 +41,12 @@ struct mqtt_packet mqtt_connect(uint8_t *to, struct mqtt_name name, const uint8_
 struct mqtt_sample {
 	uint32_t sequence;
 	uint32_t tick_ms;
-	uint32_t lost; /* how many samples right before this one the ring dropped */
+	uint32_t lost; /* number of samples right before this one that the ring dropped */
 	int16_t centi_celsius;
 };
 
-/* PUBLISH (section 3.3) with QoS 1 on `device/NAME/thermo`; DUP where it was sent before. A sample's packet is the same
- * each time but for DUP. `to` has room for MQTT_PUBLISH_BYTES_MAX. */
+/* PUBLISH (section 3.3) with QoS 1 on `device/NAME/thermo`, with DUP if it was sent before. Otherwise a sample's packet
+ * is the same each time. `to` has room for MQTT_PUBLISH_BYTES_MAX. */
 struct mqtt_packet mqtt_publish(uint8_t *to, struct mqtt_name name, uint32_t boot, uint32_t incarnation,
 				const struct mqtt_sample *sample, bool again);
 
@@ -68,7 +68,7 @@ enum mqtt_received {
 struct mqtt_receiver {
 	uint8_t first;     /* type and flags */
 	uint8_t at;        /* 0: first byte, 1: remaining length, 2: body */
-	uint8_t shift;     /* of the next byte of the remaining length */
+	uint8_t shift;     /* place of the next byte of the remaining length, in bits */
 	uint32_t left;     /* bytes of the body that are still to come */
 	uint16_t number;   /* the body's last two bytes, most significant first */
 };

@@ -1,5 +1,5 @@
-/* Where the gateway is and how to get there, from the EEPROM (struct network). Read from there each time it is needed,
- * for it would take a tenth of the RAM. */
+/* The gateway's address and the way to it, from the EEPROM (struct network). It is read each time that it is needed, as
+ * it would take a tenth of the RAM. */
 #ifndef NETWORK_H
 #define NETWORK_H
 
@@ -24,7 +24,7 @@ uint16_t network_port(void);
 /* Write one of the texts above at `to`, without its zero byte, and return where the next byte goes. */
 uint8_t *network_put(uint8_t *to, uint16_t text);
 
-/* The same between quotation marks, as AT commands want it: what would end it has a backslash in front. */
+/* Write a text between quotation marks, as AT commands want it, with a backslash before characters that would end it. */
 uint8_t *network_put_quoted(uint8_t *to, uint16_t text);
 
 #endif

@@ -9,7 +9,7 @@ uint8_t *text_put(uint8_t *to, const char *words)
 	return to;
 }
 
-/* At least so many digits, and a point in front of the last `places`, where there are any. */
+/* Write at least `digits_min` digits, with a point in front of the last `places` if that is not 0. */
 static uint8_t *put_digits(uint8_t *to, uint32_t number, uint8_t digits_min, uint8_t places)
 {
 	uint8_t digits[DECIMALS_MAX];
@@ -46,6 +46,6 @@ uint8_t *text_put_hundredths(uint8_t *to, int16_t number)
 	uint16_t magnitude = number < 0 ? (uint16_t)-(uint16_t)number : (uint16_t)number;
 	if (number < 0)
 		*to++ = '-';
-	/* Three digits, so that there is always one in front of the point. */
+	/* At least three digits, so that there is always one in front of the point. */
 	return put_digits(to, magnitude, 3, 2);
 }

@@ -11,17 +11,17 @@ from gateway.clock.sensor_line import Observation, RateLimits
 from gateway.clock.tick_counter import ORDER_SLACK_US, SAMPLE_TICK_US
 
 LEAST_DELAY_US = 50_000
-"""Of BUCKET_ARRIVALS readings, at least one was under way for less than this; of half as many, for less than twice
-this. A route's `least_delay_ms` sets another value. This is an assumption: the network is not always congested.
-Which reading was quick is not assumed. All else about arrivals is certain (docs/decisions/001-quick-arrivals.md)."""
+"""Of BUCKET_ARRIVALS readings, at least one was under way for less than this; of half as many, for less than twice as
+long. A route's `least_delay_ms` sets another value. This assumes that no network is always congested. Which reading was
+quick is not assumed. All else about arrivals is certain (docs/decisions/001-quick-arrivals.md)."""
 BUCKET_US = 10_000_000
 """Least length of a bucket, and the length of the first one."""
 BUCKET_US_LONG = 120_000_000
-"""Length of a bucket if the rate is known well. Otherwise it ends when the rate may hide half of the least delay."""
+"""Greatest length, if arrivals are frequent. A bucket ends earlier if the rate may hide half of the least delay."""
 BUCKET_ARRIVALS_FIRST = 4
 """Arrivals of the first bucket. Fewer could all have waited, and come with the same pauses as between their samples."""
 BUCKET_ARRIVALS = 16
-"""Most arrivals that a bucket waits for; each waits for twice as many as the last. More make a quick one surer."""
+"""Arrivals of a later bucket: each doubles them up to this. With more arrivals it is surer that one was quick."""
 STRAYS_MAX = 3
 """Buckets in a row without an arrival as early as expected, after which the clock is forgotten."""
 BUCKET_US_MAX = 600_000_000
@@ -32,7 +32,7 @@ it are dropped, as they are too few to tell anything."""
 QUICKER_US = 1_000
 """If an arrival is quicker than the quickest of its bucket by at most this, it is passed over. Bounds allow for it."""
 TIGHTENED_US = 5_000
-"""If an arrival lowers the upper limit of its sample's time by more than this, it does not wait for its bucket."""
+"""If an arrival lowers the upper limit of its sample's time by more than this, it counts before its bucket ends."""
 TIGHTEN_INTERVAL_US = 5_000_000
 _NEVER_DUE = sys.maxsize
 _RATES_APART_MIN = 1e-9

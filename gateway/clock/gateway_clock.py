@@ -429,9 +429,9 @@ def bounded_between(
     """The clocks of consecutive boots that were never synced, bounded by the known boots before and after them.
 
     `before` is the last known clock before them, with the latest CLOCK_BOOTTIME seen in its boot. If it is None, all
-    boots came after `released_us` (wall time). `seen_us` has the latest CLOCK_BOOTTIME of each boot. `after` is the
-    first known clock behind them. Each boot lasted at least as long as it was seen, and came before the next one, so
-    readings keep their order from boot to boot.
+    boots came after `released_us` (wall time). `seen_us` has the latest CLOCK_BOOTTIME seen in each boot. `after` is
+    the first known clock behind them. Each boot lasted at least as long as it was seen, and came before the next one,
+    so readings keep their order from boot to boot.
     """
     lowest_us = released_us
     if before is not None:

@@ -74,7 +74,7 @@ def read_clocks(mode: ClockMode, system_error_us: int) -> Look:
 
 
 def read_wall_clock(gateway: GatewaySettings) -> WallClock:
-    """What the kernel says of wall time now, with nothing known from before. Raises OSError as `read_clocks` does."""
+    """Wall time by the kernel alone, without earlier knowledge. Raises OSError as `read_clocks` does."""
     found = read_clocks(gateway.clock, int(gateway.system_clock_error_ms * 1000))
     return WallClock(found.offset_us, found.error_us)
 

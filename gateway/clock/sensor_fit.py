@@ -17,7 +17,7 @@ NEWEST_KEPT = 12
 CONTRADICTIONS_MAX = 3
 """Contradictions after which the oscillator is taken for the next worse kind. Two agreements make up for one."""
 STRAIN_MAX = 16
-"""Greatest factor on the change of rate that an oscillator should have. Beyond it, the oldest observation goes."""
+"""Greatest factor on the change of rate that an oscillator should have. Beyond it, old observations are dropped."""
 _STEP_TOLERANCE_US = 5_000
 _WIDE_US = 1e9
 """Width from which on an interval tells nothing about a time."""

@@ -22,13 +22,13 @@ FOLLOWED_US = 3_600_000_000
 ORDER_SLACK_MS = 1_000
 """Milliseconds that a tick may be earlier than the one before: a sensor may have two tasks."""
 BEGUN_ANEW_PACES = 0.5, 2.0
-"""Bounds of the pace, relative to a tick's own, of a tick that went back because it began anew. Readings that a sensor
+"""Bounds of the pace, in ticks per millisecond, of a tick that went back because it began anew. Readings that a sensor
 had kept come faster."""
 LATEST_MAX = 5_000
 LATEST_BYTES_MAX = 2_048
 """Streams whose latest reading is kept until it is asked for, and the largest payload of one: 10 MB at most."""
 NO_PACE = 0.05
-"""Pace up to which a tick that went back begins anew with each reading."""
+"""Pace, in ticks per millisecond, up to which a tick that went back begins anew with each reading."""
 
 FAULTY_MAX = 1_000
 """Devices that are named for each kind of fault: those with the latest faults."""
@@ -216,7 +216,7 @@ class DevicesHeard:
         return self._by_device.get(device)
 
     def note(self, entries: Iterable[Entry]) -> None:  # noqa: C901, PLR0912 - for every reading: each call costs
-        """Note entries that came in. It takes a fraction of a microsecond, as it is done for every reading."""
+        """Note entries that came in. Called for every reading, so it takes only a fraction of a microsecond."""
         by_device, latest = self._by_device, self.latest
         heard: Heard | None = None
         before: Series | None = None

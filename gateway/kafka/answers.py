@@ -1,4 +1,4 @@
-"""Without I/O: how large a broker's answer may be. Whatever listens at an address may claim to be a broker."""
+"""Bounds the answers of brokers, without I/O. Whatever listens at an address may claim to be a broker."""
 
 import io
 from typing import Any, Final
@@ -8,9 +8,10 @@ from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 LISTING_BYTES_MAX: Final = 16_000_000
-"""An answer that lists a cluster's topics or their settings, or holds records. 100,000 partitions take 4 MB of it."""
+"""Bytes of an answer that lists a cluster's topics or their settings, or holds records. 100,000 partitions take 4
+MB."""
 ANSWER_BYTES_MAX: Final = 1_000_000
-"""Any other answer. The client keeps 28 bytes in memory for each byte of it at the worst."""
+"""Bytes of any other answer. At the worst, the client keeps 28 bytes in memory for each of them."""
 FIELDS_MAX: Final = 1_000_000
 """Numbers and texts in a listing. Each takes up to 70 bytes of memory, and a microsecond of the event loop."""
 _LISTINGS: Final = frozenset(
@@ -19,28 +20,28 @@ _LISTINGS: Final = frozenset(
 
 
 class UnfitAnswerError(ConnectionError):
-    """An answer that is too large to be a broker's: the connection ends, and the answer is not read."""
+    """An answer is too large to be a broker's. The connection ends, and the answer is not read."""
 
     def __init__(self, announced: int, limit: int) -> None:
-        """`announced` is the length that stands before it, in bytes."""
+        """`announced` is the answer's length in bytes, as it stands before the answer."""
         super().__init__(f"an answer of {announced} bytes, where at most {limit} were to be expected")
         self.announced = announced
         self.limit = limit
 
 
 class TooManyFieldsError(UnfitAnswerError):
-    """An answer of a size that may be, with too many parts in it."""
+    """An answer of an allowed size has too many fields."""
 
 
 def check_size(announced: int, request: Any) -> None:
-    """Raise UnfitAnswerError where no answer to a request is as large. `request` is None where none was sent."""
+    """Raise UnfitAnswerError if an answer is too large for its request. `request` is None if none was sent."""
     limit = LISTING_BYTES_MAX if request is not None and request.API_KEY in _LISTINGS else ANSWER_BYTES_MAX
     if announced > limit:
         raise UnfitAnswerError(announced, limit)
 
 
 def check_fields(answer: bytes, request: Any) -> None:
-    """Raise TooManyFieldsError where a listing, once decoded, would fill the memory. Raises ValueError for nonsense."""
+    """Raise TooManyFieldsError if a listing, once decoded, would fill the memory. Raises ValueError for nonsense."""
     if len(answer) > ANSWER_BYTES_MAX:
         counted = _Counted(answer)
         request.parse_response_header(counted)
@@ -48,7 +49,7 @@ def check_fields(answer: bytes, request: Any) -> None:
 
 
 class _Counted(io.BytesIO):
-    """An answer that ends with an error once too many fields were read of it."""
+    """An answer that raises TooManyFieldsError once too many fields were read from it."""
 
     def __init__(self, answer: bytes) -> None:
         super().__init__(answer)

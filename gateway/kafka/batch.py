@@ -1,8 +1,8 @@
-"""Batches of encoded records for aiokafka: message format 2 (Kafka's documentation, "Record Batch").
+"""Builds batches of encoded records for aiokafka, in message format 2 (Kafka's documentation, "Record Batch").
 
-aiokafka's own builder takes headers apart and encodes each anew for every record. This one is given encoded records; it
-stands in for `BatchBuilder`, whose half-private methods the accumulator and the sender call, which is why aiokafka is
-pinned and a test sends through it.
+aiokafka's own builder takes headers apart and encodes them anew for every record. This builder is given encoded
+records. It stands in for `BatchBuilder`, whose half-private methods the accumulator and the sender call. So aiokafka is
+pinned, and a test sends through this builder.
 """
 
 import struct
@@ -34,18 +34,18 @@ class EncodedBatch(BatchBuilder):  # type: ignore[misc] # aiokafka has no types
     """Records that go to one partition in one request."""
 
     def __init__(self, compression: str) -> None:
-        """`compression` is what `kafka.compression` may say."""
+        """`compression` is a value of `kafka.compression`."""
         self.records: list[bytes] = []
-        """Encoded by `kafka.record.RecordEncoder`, with their places in this list as offsets."""
+        """Records from `kafka.record.RecordEncoder`. Their offsets are their places in this list."""
         self.bytes = HEADER_BYTES
-        """What it takes in a request, uncompressed."""
+        """Bytes of the batch in a request, uncompressed."""
         self._codec = _CODECS.get(compression)
         self._producer = (-1, -1, 0)
         self._built: bytearray | None = None
 
     @property
     def wire_bytes(self) -> int | None:
-        """What it takes in a request; None before it was sent."""
+        """Bytes of the batch in a request, as they are sent; None before that."""
         return None if self._built is None else len(self._built)
 
     def add(self, record: bytes) -> None:
@@ -55,7 +55,7 @@ class EncodedBatch(BatchBuilder):  # type: ignore[misc] # aiokafka has no types
     # -- what aiokafka calls --------------------------------------------------------------------
 
     def append(self, **_: object) -> None:
-        """Full for whatever else may be sent to the partition."""
+        """Take nothing: the batch is full for whatever else may be sent to the partition."""
 
     def record_count(self) -> int:
         return len(self.records)
@@ -64,7 +64,7 @@ class EncodedBatch(BatchBuilder):  # type: ignore[misc] # aiokafka has no types
         return self.bytes
 
     def close(self) -> None:
-        """It is closed from the beginning."""
+        """Do nothing: the batch is closed from the beginning."""
 
     def closed(self) -> bool:
         return True
@@ -73,7 +73,7 @@ class EncodedBatch(BatchBuilder):  # type: ignore[misc] # aiokafka has no types
         self._producer = (producer_id, producer_epoch, base_sequence)
 
     def _build(self) -> bytearray:
-        """The batch's bytes: made once, sent again as they are."""
+        """The batch's bytes. They are made once, and sent again unchanged."""
         if self._built is None:
             records = b"".join(self.records)
             attributes = 0

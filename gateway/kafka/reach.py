@@ -1,7 +1,7 @@
-"""Why a Kafka broker cannot be reached, or turns this gateway away: in words for an installer, with what to do.
+"""Tells an installer why a Kafka broker cannot be reached, or turns this gateway away, and what to do.
 
-The words fit the line of a status ("Kafka unreachable since 10:02: the name kafka.example does not resolve"), the hint
-is for `sluice check`. Neither ever holds a password: what a library says is only taken up where it cannot have one.
+The words fit the line of a status ("Kafka unreachable since 10:02: the name kafka.example does not resolve"). The hint
+is for `sluice check`. Neither ever holds a password: a library's text is repeated only if it cannot have one.
 """
 
 import errno
@@ -29,12 +29,12 @@ from gateway.tls.client import tls_reason
 from gateway.tls.dates import CertificateDateError
 
 Stage = Literal["name", "connect", "tls", "versions", "login", "request"]
-"""How far a connection came: the look-up of its name, TCP, TLS, ApiVersions, SASL, the first request of its own."""
+"""Steps of a connection: look-up of the name, TCP, TLS, ApiVersions, SASL, first request of the session's own."""
 
 NAMES_TOLD_MAX: Final = 8
-"""Of the names of a certificate, and of the mechanisms that a broker offers."""
+"""Names of a certificate that are told, and mechanisms of a broker."""
 HOST_SHOWN_MAX: Final = 255
-"""Longer than any name of DNS: what a broker gives as its own address may be anything."""
+"""Characters of a host that are shown. Names of DNS are shorter, but a broker may give anything as its own address."""
 _SHOWN_MAX: Final = 64
 """Characters of a mechanism's name that are repeated."""
 
@@ -64,16 +64,16 @@ _CERTIFICATE_ALERTS: Final = (
     "ALERT_UNSUPPORTED_CERTIFICATE",
     "ALERT_ACCESS_DENIED",
 )
-"""What brokers say of a client's certificate; OpenSSL's names for them begin in several ways."""
+"""Alerts by which brokers refuse a client's certificate. OpenSSL's names for them begin in several ways."""
 _CERTIFICATE_FLAWS: Final = {
     "ALERT_UNKNOWN_CA": "it does not know the authority that signed it",
     "ALERT_CERTIFICATE_EXPIRED": "by its clock that has expired",
     "ALERT_CERTIFICATE_REVOKED": "that was revoked",
     "ALERT_UNSUPPORTED_CERTIFICATE": "it knows no certificates of that kind",
 }
-"""Those of them that say what is wrong with it."""
+"""Alerts that say what is wrong with the certificate, in words."""
 _TLS_ALERT: Final = 0x1503
-"""How an alert of TLS begins (RFC 8446, section 5.1), read as the length of an answer of Kafka's."""
+"""First two bytes of a TLS alert (RFC 8446, section 5.1), read as the length of an answer of Kafka's."""
 _RTF_UP, _RTF_REJECT = 0x1, 0x200
 _CLOSED: Final = (ConnectionResetError, BrokenPipeError, ConnectionAbortedError, EOFError, ssl.SSLEOFError)
 
@@ -87,16 +87,16 @@ _PLAIN_PORT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong, short enough for a status, and what to do about it."""
+    """A fault in words short enough for a status, and a hint what to do about it."""
 
     words: str
     hint: str
     is_reached: bool = False
-    """Whether it is no matter of the way there: something answers, and one of both sides refuses the other."""
+    """Whether the network is not to blame: something answers, and one side refuses the other."""
     stage: Stage = "connect"
-    """How far the connection came; what the certificates are to blame for is of TLS, whenever it was said."""
+    """Step that the connection reached. A fault of certificates counts as TLS, whenever it is reported."""
     lasts: bool = False
-    """Whether it stays the reason, although the same broker gives good answers too."""
+    """Whether it stays the reason although the same broker gives good answers too."""
 
 
 def reach_words(  # noqa: PLR0913 - what is known of an attempt that failed
@@ -111,8 +111,8 @@ def reach_words(  # noqa: PLR0913 - what is known of an attempt that failed
 ) -> Fault:
     """Words for an attempt to connect to `host:port` that failed at a stage.
 
-    `shown` is the certificate that the broker showed, in DER; `mechanisms` are those that it offers for SASL, None for
-    a null among them.
+    `shown` is the certificate that the broker showed, in DER. `mechanisms` are the broker's mechanisms for SASL, with
+    None for a null among them.
     """
     error = _cause_of(error)
     fault = _fault(error, _Place(host[:HOST_SHOWN_MAX], port, kafka), stage, shown, mechanisms)
@@ -139,7 +139,7 @@ def _fault(
 
 
 def plain_words(error: BaseException, host: str, port: int) -> Fault:
-    """Words for any attempt that failed: they look into nothing that a peer sent."""
+    """Words for any attempt that failed. They repeat nothing that a peer sent."""
     return Fault(
         f"{host_and_port(host[:HOST_SHOWN_MAX], port)} cannot be reached: {_told(error)}",
         "check kafka.bootstrap, this box's network, and the way between",
@@ -147,7 +147,7 @@ def plain_words(error: BaseException, host: str, port: int) -> Fault:
 
 
 def host_and_port(host: str, port: int) -> str:
-    """`host:port` as `kafka.bootstrap` has it."""
+    """`host:port` in the form of `kafka.bootstrap`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -168,9 +168,10 @@ class _Place:
         return str(self) not in self.kafka.bootstrap
 
     def fault(self, words: str, hint: str, or_else: str) -> Fault:
-        """A fault of the address itself: whose it is decides what to do.
+        """A fault of the address itself. The hint depends on who gave the address.
 
-        `hint` is for one of the settings, `or_else` for one that a broker advertises, where that is right.
+        `hint` is for an address of the settings. `or_else` is for an address that a broker advertises, if the address
+        is right.
         """
         if not self.is_advertised:
             return Fault(words, hint)
@@ -181,7 +182,7 @@ class _Place:
 
 
 def _cause_of(error: BaseException) -> BaseException:
-    """What is behind the Kafka client's own errors of a connection."""
+    """The error behind the Kafka client's own connection errors."""
     while isinstance(error, KafkaConnectionError) and error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -244,7 +245,7 @@ def _no_address(error: BaseException, at: _Place) -> Fault:
     if number == socket.EAI_MEMORY:
         return Fault(f"{unresolved}: this box has no memory, or no thread, left to look it up", _BOX_SHORT)
     if number != socket.EAI_AGAIN and not isinstance(error, TimeoutError):
-        # What the system itself lacks (EAI_SYSTEM).
+        # The system itself lacks something (EAI_SYSTEM).
         return Fault(f"{unresolved}: {_told(error)}", _BOX_SHORT)
     if not _has_default_route():
         return Fault(
@@ -260,9 +261,9 @@ def _no_address(error: BaseException, at: _Place) -> Fault:
 
 
 def _has_default_route(folder: Path = Path("/proc/net")) -> bool:
-    """Whether any route leads out of the networks that this box is in itself; true where that cannot be known.
+    """Whether this box has a default route; true if that cannot be known.
 
-    Both of the kernel's tables are read (net/ipv4/fib_trie.c and net/ipv6/route.c), their flags as in linux/route.h.
+    Both of the kernel's tables are read (net/ipv4/fib_trie.c and net/ipv6/route.c), with flags as in linux/route.h.
     """
     try:
         four = (folder / "route").read_text(encoding="ascii").splitlines()[1:]
@@ -270,7 +271,7 @@ def _has_default_route(folder: Path = Path("/proc/net")) -> bool:
         six = six_table.read_text(encoding="ascii").splitlines() if six_table.exists() else []
     except OSError:
         return True
-    # Destination, its prefix or mask, flags.
+    # Destination, its mask or prefix, flags.
     routes = [(columns[1], columns[7], columns[3]) for columns in map(str.split, four)]
     routes += [(columns[0], columns[1], columns[8]) for columns in map(str.split, six)]
     return any(
@@ -283,7 +284,7 @@ def _has_default_route(folder: Path = Path("/proc/net")) -> bool:
 
 
 def _certificate_refused(error: ssl.SSLCertVerificationError, at: _Place, shown: bytes | None) -> Fault:
-    """This gateway does not accept the certificate of a broker."""
+    """The fault of a broker's certificate that this gateway does not accept."""
     code = error.verify_code
     if isinstance(error, CertificateDateError):
         return Fault(
@@ -324,7 +325,7 @@ def _for_whom(shown: bytes | None) -> str:
         return "for other names"
     if not names:
         return "for no name at all (subjectAltName)"
-    # A certificate is anybody's who answers there: its names must not act on a terminal.
+    # Anybody may answer there, so the names in a certificate must not act on a terminal.
     told = [name for name in names if name.isprintable()][:NAMES_TOLD_MAX]
     return f"for {', '.join(told)}" + (", ..." if len(names) > len(told) else "")
 
@@ -334,7 +335,7 @@ def _date_words(code: int, shown: bytes | None, now: datetime) -> str:
         trouble = date_trouble(validity(shown or b""), now)
     except ValueError:
         trouble = None
-    # Where its own dates are right, one above it is meant.
+    # If its own dates are right, the dates of a certificate above it are wrong.
     return trouble or f"hangs on one that {'has expired' if code == _EXPIRED else 'is not valid yet'}"
 
 
@@ -408,7 +409,7 @@ def _turned_away(error: BaseException, at: _Place, stage: Stage, mechanisms: Seq
 
 
 def _unfit(error: UnfitAnswerError, at: _Place, stage: Stage) -> Fault:
-    """An answer that no broker gives: what it may be instead."""
+    """The fault of an answer that no broker gives, with a guess at who answers."""
     if at.kafka.tls is None and _is_alert(error):
         return _closed(error, at, stage)
     begins = error.announced.to_bytes(4).decode("latin-1")
@@ -447,7 +448,7 @@ def _mechanism_refused(at: _Place, mechanism: str, mechanisms: Sequence[str | No
 
 
 def _closed(error: BaseException, at: _Place, stage: Stage) -> Fault:
-    """The broker ended the connection without a word: what that mostly means."""
+    """The most likely fault if the broker ends the connection without a word."""
     kafka = at.kafka
     if kafka.tls is None and (_is_alert(error) or stage == "versions"):
         sure = "wants TLS" if _is_alert(error) else "closes the connection at once: most likely it wants TLS"
@@ -481,11 +482,11 @@ def _closed(error: BaseException, at: _Place, stage: Stage) -> Fault:
 
 
 def _is_alert(error: BaseException) -> bool:
-    """Whether what was read as the length of an answer is how TLS says that it cannot speak with us."""
+    """Whether the length of an answer is really a TLS alert: the peer says that it cannot speak with us."""
     expected = error.announced if isinstance(error, UnfitAnswerError) else getattr(error, "expected", None)
     return isinstance(expected, int) and expected >> 16 == _TLS_ALERT
 
 
 def _told(error: BaseException) -> str:
-    """What the system says, which knows no secrets; of other errors only their kind."""
+    """The system's text, which has no secrets in it. Of other errors only their type."""
     return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__

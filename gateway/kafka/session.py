@@ -1,4 +1,4 @@
-"""One session with Kafka: a producer, an admin client and their connections, with what was looked up through them."""
+"""Opens sessions with Kafka (a producer, an admin client and their connections), and keeps verdicts on topics."""
 
 import asyncio
 import time
@@ -20,17 +20,19 @@ from gateway.kafka.topics import UNKNOWN, Cluster, TopicVerdict, inspect_topics,
 from gateway.settings import KafkaSettings
 
 BATCH_BYTES_MAX = 1_000_000
-"""Just below what a broker takes by default (`message.max.bytes`)."""
+"""Bytes of a batch: just below what a broker takes by default (`message.max.bytes`)."""
 VERDICT_S = 60.0
-"""A topic that was refused is looked at again after this: somebody may have mended it."""
+"""Seconds after which a refused topic is looked at again, as somebody may have mended it."""
 WAITS_S = 5.0
-"""One that cannot be judged or created just now, after this: readings wait for it, with pauses of their own."""
+"""Seconds after which a topic that cannot be judged or created just now is looked at again, as its readings wait."""
 CONDEMNED_S_MIN = 15.0
-"""One that a broker refused although its settings are well, after this; twice as long each time, up to `USABLE_S`."""
+"""Seconds after which a topic is looked at again that a broker refused although its settings are well. They double each
+time, up to `USABLE_S`."""
 USABLE_S = 3_600.0
-"""One that is written to, after this: somebody may have changed it, and a session may last for weeks."""
+"""Seconds after which a topic that is written to is looked at again. Somebody may have changed it, and a session may
+last for weeks."""
 TOPICS_MAX = 20_000
-"""Topics whose verdict is remembered: a kilobyte each, whoever makes their names up."""
+"""Topics whose verdict is remembered, a kilobyte each. Whoever sends makes up their names."""
 CLOSE_TIMEOUT_S = 5.0
 METADATA_S_MIN = 0.25
 
@@ -38,40 +40,40 @@ log = structlog.get_logger()
 
 
 class NetworkChangedError(ConnectionError):
-    """The network became another one while a session was opened: no fault, and the next may begin at once."""
+    """The network changed while a session was opened. That is no fault, and the next session may begin at once."""
 
 
 class TopicVerdicts:
-    """What is known of topics. Refused ones stay so from session to session, good ones are looked at again in each."""
+    """What is known of topics. Refused topics stay so across sessions; good topics are looked at again in each."""
 
     def __init__(self, kafka: KafkaSettings, lines: FewLines | None = None) -> None:
-        """`lines` bounds what is logged of topics."""
+        """`lines` bounds the log lines about topics."""
         self._kafka = kafka
         self._lines = FewLines() if lines is None else lines
         self._known: dict[str, TopicVerdict] = {}
         self._told: dict[str, TopicVerdict] = {}
-        """The last one of each topic that the log was told, where it is of interest."""
+        """By topic: the last verdict that the log was to tell, except that a topic is made when wanted."""
         self._until_s: dict[str, float] = {}
-        """When each is looked at again."""
+        """By topic: when it is looked at again (monotonic)."""
         self._since_s: dict[str, float] = {}
-        """When each was judged."""
+        """By topic: when it was judged (monotonic)."""
         self._condemned: Counter[str] = Counter()
-        """How often brokers refused a topic since it last took something."""
+        """By topic: how often brokers refused it since it last took something."""
         self._judging = asyncio.Lock()
 
     def begin_session(self) -> None:
-        """What may have changed meanwhile is looked at again."""
+        """Have usable topics looked at again, as they may have changed meanwhile."""
         for topic, verdict in self._known.items():
             if verdict.usable:
                 self._until_s[topic] = 0.0
 
     @property
     def refused(self) -> dict[str, TopicVerdict]:
-        """The topics that are not written to, but for those that are made as soon as they are wanted."""
+        """Topics that are not written to, except topics that are made as soon as they are wanted."""
         return {topic: verdict for topic in self._known if (verdict := self.refusal_of(topic)) is not None}
 
     def refusal_of(self, topic: str) -> TopicVerdict | None:
-        """Why a topic is not written to; None where it is, or is made as soon as it is wanted."""
+        """The verdict on a topic that is not written to; None if it is, or is made as soon as it is wanted."""
         verdict = self._known.get(topic)
         return None if verdict is None or verdict.usable or self.is_made_when_wanted(verdict) else verdict
 
@@ -80,7 +82,7 @@ class TopicVerdicts:
         return verdict.reason == UNKNOWN and self._kafka.create_topics
 
     def condemn(self, verdict: TopicVerdict) -> None:
-        """Believe a broker that refuses a topic, whatever its settings say: for twice as long each time."""
+        """Believe a broker that refuses a topic, whatever the topic's settings say. The pause doubles each time."""
         topic = verdict.topic
         self._remember(verdict)
         pause_s = min(CONDEMNED_S_MIN * 2 ** min(self._condemned[topic], 20), USABLE_S)
@@ -95,23 +97,23 @@ class TopicVerdicts:
         )
 
     def acquit(self, topic: str) -> None:
-        """It was written to."""
+        """Forget that brokers refused a topic, as it was written to."""
         self._condemned.pop(topic, None)
 
     async def of(self, admin: AIOKafkaAdminClient, topic: str, age_s_max: float = USABLE_S) -> TopicVerdict:
-        """Whether a topic may be written to. Raises KafkaError.
+        """The verdict on whether a topic may be written to. Raises KafkaError.
 
-        A verdict that is older than `age_s_max` is not believed, unless a broker refuses the topic.
+        A verdict older than `age_s_max` is not believed, unless a broker refuses the topic.
         """
         return (await self.of_all(admin, (topic,), age_s_max))[topic]
 
     async def of_all(
         self, admin: AIOKafkaAdminClient, topics: Collection[str], age_s_max: float = USABLE_S
     ) -> dict[str, TopicVerdict]:
-        """The same for several at once, at the cost of one."""
+        """The verdicts on several topics, which are asked for at once. Raises KafkaError."""
         found = self._found(topics, age_s_max)
         if len(found) < len(set(topics)):
-            # What two ask about is asked once.
+            # If two tasks ask about a topic, the cluster is asked once.
             async with self._judging:
                 found = self._found(topics, age_s_max)
                 for verdict in await inspect_topics(
@@ -122,7 +124,7 @@ class TopicVerdicts:
         return found
 
     def learn(self, verdict: TopicVerdict) -> None:
-        """Go by a verdict from now on."""
+        """Go by a verdict from now on, and log it if it is news."""
         self._tell(verdict)
         self._remember(verdict)
 
@@ -131,7 +133,7 @@ class TopicVerdicts:
         return {topic: verdict for topic, verdict in found.items() if verdict is not None}
 
     def _known_within(self, topic: str, age_s_max: float) -> TopicVerdict | None:
-        """What was judged, as long as it holds."""
+        """The latest verdict on a topic, while it holds."""
         now_s = time.monotonic()
         holds = now_s < self._until_s.get(topic, 0.0)
         is_recent = now_s - self._since_s.get(topic, float("-inf")) <= age_s_max
@@ -167,7 +169,7 @@ class TopicVerdicts:
 
 
 class KafkaSession:
-    """A producer's life: it ends with the first trouble that the producer cannot get over by itself."""
+    """A session of one producer. It ends with the first trouble that the producer cannot get over by itself."""
 
     def __init__(
         self,
@@ -185,12 +187,13 @@ class KafkaSession:
         self._kafka = kafka
 
     async def write_to(self, topics: Collection[str]) -> None:
-        """Have the client know of these topics, which must be there. Raises KafkaError, TimeoutError."""
+        """Have the client learn of these topics, which must exist. Raises KafkaError, TimeoutError."""
         new = set(topics) - self._topics
         if new:
             self._topics |= new
             async with asyncio.timeout(self._kafka.request_timeout_s):
-                # All of them: aiokafka asks for those alone that were named last, and the others lose their leaders.
+                # All topics are named: aiokafka asks only for those named last, and the others would lose their
+                # leaders.
                 await self._producer.client.set_topics(tuple(self._topics))
 
     async def partition(self, topic: str, key: bytes) -> int:
@@ -201,12 +204,12 @@ class KafkaSession:
         return int((murmur2(key) & 0x7FFFFFFF) % len(partitions))
 
     async def send(self, topic: str, partition: int, batch: EncodedBatch) -> int:
-        """Send a batch, and give the offset that it got once all replicas have it. Raises KafkaError."""
+        """Send a batch, and return its offset once all in-sync replicas have it. Raises KafkaError."""
         metadata = await (await self._producer.send_batch(batch, topic, partition=partition))
         return int(metadata.offset)
 
     def has_leader(self, topic: str, partition: int) -> bool:
-        """Whether some broker is known to take records for a partition."""
+        """Whether a broker is known to lead a partition."""
         leader = self._producer.client.cluster.leader_for_partition(TopicPartition(topic, partition))
         return leader is not None and leader != -1
 
@@ -224,10 +227,10 @@ class KafkaSession:
 
 @asynccontextmanager
 async def open_session(client_id: str, kafka: KafkaSettings, link: KafkaLink) -> AsyncIterator[KafkaSession]:
-    """A session for the length of a `with`, over connections of `link`.
+    """Open a session over connections of `link`, and close it at the end of the `with`.
 
-    Raises KafkaError, OSError, TimeoutError with what was not answered; NetworkChangedError where connections were
-    ended meanwhile because the network is another one, and nothing else is wrong.
+    Raises KafkaError, OSError, or TimeoutError with the request that was not answered. Raises NetworkChangedError if
+    connections were ended because the network changed, and nothing else is wrong.
     """
     timeout_ms = int(kafka.request_timeout_s * 1000)
     with link.entered():
@@ -252,7 +255,7 @@ async def open_session(client_id: str, kafka: KafkaSettings, link: KafkaLink) ->
 async def _opened(
     producer: AIOKafkaProducer, admin: AIOKafkaAdminClient, link: KafkaLink, kafka: KafkaSettings
 ) -> Cluster:
-    """Have both connected; the cluster that they are connected to."""
+    """Connect producer and admin client, and return their cluster."""
     waited_for = "no broker answers a request for a producer id (InitProducerId)"
     try:
         async with asyncio.timeout(kafka.request_timeout_s):
@@ -272,7 +275,7 @@ async def _opened(
 
 
 def _pace(client: AIOKafkaClient) -> Callable[[], None]:
-    """Have a client ask for metadata no oftener than every `METADATA_S_MIN`; gives what ends that.
+    """Let a client ask for metadata every `METADATA_S_MIN` seconds at most. Returns a function that ends this.
 
     aiokafka asks in a loop while a partition that it has a batch for is without a leader.
     """
@@ -290,7 +293,7 @@ def _pace(client: AIOKafkaClient) -> Callable[[], None]:
     def paced() -> "asyncio.Future[bool]":
         nonlocal asking
         if is_over:
-            # Connections that are closed have their client ask once more: it would be a task that nobody ends.
+            # If its connections are closed, the client asks once more. Nobody would end the task of that question.
             none: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             none.set_result(False)
             return none
@@ -309,21 +312,21 @@ def _pace(client: AIOKafkaClient) -> Callable[[], None]:
 
 
 async def _close(producer: AIOKafkaProducer, admin: AIOKafkaAdminClient, link: KafkaLink) -> None:
-    """Let go of both without waiting for what cannot be delivered.
+    """Close producer and admin client without waiting for batches that cannot be delivered.
 
-    A bare `producer.stop()` flushes first, and an undeliverable batch of an idempotent producer is retried for ever.
-    The sender and the client are closed by themselves instead; both are private or half-public in aiokafka 0.14,
-    which is why that version is pinned and a test covers this.
+    A bare `producer.stop()` flushes first, and an idempotent producer retries an undeliverable batch for ever. So the
+    sender and the client are closed one by one. Both are private or half-public in aiokafka 0.14. So that version is
+    pinned, and a test covers this.
     """
     producer._closed = True  # noqa: SLF001
-    # What is under way ends at once, rather than with its time-out.
+    # Requests under way end at once, and not with their time-out.
     link.abort()
     for close in (producer._sender.close, producer.client.close, admin.close):  # noqa: SLF001
-        # Whatever it is: a client that is not closed would go on connecting by itself.
+        # Whatever fails, go on: a client that is not closed would go on connecting by itself.
         with suppress(Exception, asyncio.CancelledError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await close()
     task = asyncio.current_task()
     if task is not None and task.cancelling():
-        # aiokafka and the lines above swallow it: without this the daemon would not stop.
+        # aiokafka and the lines above swallow the cancellation. Without this line, the daemon would not stop.
         raise asyncio.CancelledError

@@ -1,13 +1,13 @@
-"""Recognises binary protocols of sensors on ports of text, by frames of one length that repeat some of their bytes."""
+"""Recognises binary protocols on ports that should bring text, by frames of one length that repeat some bytes."""
 
 from typing import NamedTuple
 
 FRAME_BYTES_MIN = 4
 FRAME_BYTES_MAX = 64
 FRAMES_MIN = 4
-"""So many frames in a row, each with the same two bytes in its place, are no chance."""
+"""Frames in a row that are no chance if each has the same two bytes in one place."""
 _CONTROL_SHARE_MIN = 0.1
-"""A share of control characters that no text has, be it in UTF-8 or in Latin-1. Binary numbers are full of zeros."""
+"""Share of control characters that no text reaches, in UTF-8 or in Latin-1. Binary numbers are full of zeros."""
 _TEXT_CONTROLS = frozenset(b"\t\n\v\f\r\x1b")
 
 
@@ -17,11 +17,11 @@ class BinaryFrames(NamedTuple):
     length: int
     """In bytes."""
     pair: bytes
-    """Two bytes that stand side by side in each frame, wherever in it."""
+    """Two bytes that stand side by side in each frame, always at one place."""
 
 
 def binary_frames(received: bytes) -> BinaryFrames | None:
-    """The frames that all of `received` consists of, first and last one cut off anywhere; None where it is others."""
+    """The frames of which all of `received` consists; None if it does not. The ends may be cut off anywhere."""
     controls = sum(byte < 0x20 and byte not in _TEXT_CONTROLS for byte in received)
     if not received or controls < len(received) * _CONTROL_SHARE_MIN:
         return None

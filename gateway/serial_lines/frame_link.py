@@ -1,6 +1,6 @@
-"""The gateway's side of one serial line as a state machine without I/O: bytes and time in; events, bytes out.
+"""The gateway's side of one serial line as a state machine without I/O: bytes and times in, events and bytes out.
 
-The rules are those of docs/frames.md, "Who does what".
+It follows docs/frames.md, "What the gateway does".
 """
 
 from collections import Counter
@@ -26,24 +26,24 @@ from gateway.serial_lines.frames import (
 from gateway.settings import SerialSettings
 
 BITMAP_BITS = 32
-"""How far past `next` an ACK can speak: DATA beyond is left to be sent again."""
+"""Sequences past `next` that an ACK can name. DATA beyond them is ignored until the sensor sends it again."""
 SEQUENCE_MAX = 2**32 - 2
-"""The last sequence that an ACK's `next` can get past."""
+"""Highest sequence that an ACK's `next` can get past."""
 PROBES_FIRST = 5
-"""Probes soon after a HELLO, so that the first readings get a time too."""
+"""PROBEs soon after a HELLO, so that the first readings get a time too."""
 PROBE_FIRST_INTERVAL_US = 700_000
 HELLO_REQUEST_INTERVAL_US = 200_000
-"""A burst of DATA from an unknown boot is one question, and its answer takes 35 ms of the line."""
+"""Least time between two HELLO_REQUESTs. A burst of DATA of an unknown run needs one; its answer takes 35 ms."""
 BITS_PER_BYTE = 10
 WIRE_SHARE = 0.95
-"""Of what bytes take on the wire by their baud rate, so much is certain: a UART may be some per cent off."""
+"""Share of the bytes' time by the baud rate that is certain, as a UART may be some per cent off."""
 WIRE_TRIPS = 3
-"""So many round trips that took what bytes take on a wire show that it is one: one alone may have waited otherwise."""
+"""Round trips, each as slow as a wire, that show that the port is one. A single one may have been slow otherwise."""
 SILENT_OPEN_US = 2_000_000
-"""How long a newly opened line may be silent (a sensor that opening has reset sends HELLO) until we ask."""
+"""Time from a port's opening until a silent sensor is asked. A sensor that the opening has reset sends HELLO sooner."""
 
 REFUSED_HELLO = "refused-hello"
-"""In `SerialLink.faults`: a HELLO whose names are none. What came was well."""
+"""Key in `SerialLink.faults` for a HELLO with an invalid name. It is no fault of the line."""
 
 _PROBE_BYTES = len(encode_frame(Probe(0)))
 
@@ -60,19 +60,19 @@ class Identified:
     streams: tuple[str, ...]
     oldest: int
     next: int
-    """What the sensor holds: sequences from `oldest` up to, and without, `next`."""
+    """The sensor holds the sequences from `oldest` up to, but not including, `next`."""
 
 
 @dataclass(frozen=True, slots=True)
 class HelloRefused:
-    """A HELLO that cannot be accepted; `reason` is for the installer. Given once for the same HELLO."""
+    """A HELLO that cannot be accepted; `reason` is for the installer. A repeated HELLO gives no second event."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Readings to be stored; hand this back to `stored` or `refused`."""
+    """Readings to store; hand this back to `stored` or `refused`."""
 
     sequences: tuple[int, ...]
     readings: tuple[Reading, ...]
@@ -81,7 +81,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The sensor's ring dropped `first` to `last` before they reached us."""
+    """The sensor's ring dropped `first` to `last` before they reached the gateway."""
 
     device: str
     boot: str
@@ -95,8 +95,8 @@ LinkEvent = Identified | HelloRefused | Received | Lost
 class SerialLink:
     """One line from the opening of its port to its closing.
 
-    Feed it by `receive`; after that, after `stored` and `refused`, and when `due_us` has come, write what
-    `data_to_send` gives. All times are CLOCK_BOOTTIME in microseconds. No input raises.
+    Feed it by `receive`. After each `receive`, `stored` and `refused`, and at `due_us`, write the bytes of
+    `data_to_send`. All times are CLOCK_BOOTTIME in microseconds. No input raises.
     """
 
     __slots__ = (
@@ -122,12 +122,12 @@ class SerialLink:
     )
 
     def __init__(self, port: str, settings: SerialSettings, opened_us: int, clocks: DeviceClocks | None = None) -> None:
-        """`clocks` are those of all lines: a sensor may come back on another one."""
+        """`clocks` are shared by all lines, as a sensor may come back on another line."""
         self._port = port
         self._clocks = DeviceClocks() if clocks is None else clocks
         self._oscillator = settings.oscillator
         self._wire_byte_us = BITS_PER_BYTE / settings.baud * 1e6 * WIRE_SHARE
-        """0 where the port carries bytes faster than its baud rate, or may: it is no wire."""
+        """Least time of a byte on the wire; 0 if the port may be faster than its baud rate, and so is no wire."""
         self._wire_trips = 0
         self._topic = settings.topic
         self._probe_interval_us = round(settings.probe_interval_s * 1e6)
@@ -145,45 +145,45 @@ class SerialLink:
         self._probe_due_us = opened_us + SILENT_OPEN_US
 
     def claim_no_wire(self) -> None:
-        """Nothing is known of how long bytes take on this port: bounds are as wide as round trips are long.
+        """Assume nothing of how long bytes take on this port: bounds are then as wide as round trips are long.
 
-        Else slow round trips are taken for what a wire takes, until one is too quick for that: on a busy machine late.
+        Otherwise slow round trips count as a wire until one is too quick for it. On a busy machine that comes late.
         """
         self._wire_byte_us = 0.0
 
     @property
     def device(self) -> str | None:
-        """Who is at the other end; None before a HELLO was accepted."""
+        """The sensor at the other end; None before a HELLO was accepted."""
         return self._run.hello.device if self._run else None
 
     @property
     def due_us(self) -> int:
-        """When `data_to_send` has something to say of itself: a PROBE, or a HELLO_REQUEST into silence."""
+        """When `data_to_send` next has a PROBE, or a HELLO_REQUEST into silence."""
         return self._probe_due_us
 
     @property
     def heard_us(self) -> int | None:
-        """When the sensor's last frame came that is whole, whatever became of it."""
+        """When the sensor's last whole frame came, whatever became of it; None if none came."""
         return self._heard_us
 
     @property
     def probes_unanswered(self) -> int:
-        """PROBEs since then."""
+        """PROBEs since the sensor's last whole frame."""
         return self._probes_unanswered
 
     @property
     def probe_interval_us(self) -> int:
-        """Between two PROBEs, the first few apart."""
+        """Time between two PROBEs, except the first few."""
         return self._probe_interval_us
 
     @property
     def refusal(self) -> str | None:
-        """Why the HELLO of who is at the other end cannot be accepted."""
+        """Why the sensor's HELLO cannot be accepted; None if it can."""
         return _why_refused(self._refused_hello) if self._refused_hello is not None else None
 
     @property
     def faults(self) -> Counter[str]:
-        """How often what was received could not be used, by cause. The sensor sends such frames again."""
+        """Counts of frames that could not be used, by cause. The sensor sends them again."""
         return self._ignored + Counter({defect.value: n for defect, n in self._decoder.defects.items()})
 
     def receive(self, data: bytes, now_us: int) -> list[LinkEvent]:
@@ -201,25 +201,25 @@ class SerialLink:
         return received.run.settle(received.sequences, received.sequences)
 
     def refused(self, received: Received) -> list[LinkEvent]:
-        """The readings were not stored: they are taken in again when the sensor sends them again."""
+        """The readings were not stored: they are taken in when the sensor sends them again."""
         return received.run.settle(received.sequences, ())
 
     def recall(self, identified: Identified, recalled: Recalled) -> list[LinkEvent]:
-        """What the buffer knows of a run that was `Identified`, from earlier links or starts of the gateway.
+        """Take in the buffer's knowledge of an `Identified` run, from earlier links or starts of the gateway.
 
-        What the sensor holds no more, and nobody stored or told of, is lost. It is for telling losses alone: a sensor
-        whose boot counter failed has new samples under those sequences, so what it sends is stored. Until this is
-        known no loss of the run is told.
+        Samples that the sensor no longer holds are lost if they were neither stored nor reported as lost. The knowledge
+        serves loss reports alone. All DATA is stored, as a sensor whose boot counter failed has new samples under old
+        sequences. Until this call, no loss of the run is reported.
         """
         run = self._run if self.knows(identified) else None
-        # What has come from it since is of this life of the run.
+        # Samples that came since belong to this life of the run.
         end = identified.next if run is None else max(identified.next, run.highest + 1)
         # A sequence that has gone back begins another life, of which nothing is known.
         stored = frozenset() if max(recalled.stored, default=-1) >= end else recalled.stored
         told_below = 0 if recalled.told_below > identified.next else recalled.told_below
-        # What came before anything that is known may have gone to another gateway.
+        # Samples before the first known one may have gone to another gateway.
         first = told_below or min(stored, default=identified.oldest)
-        # Further back, what the windows do not name may have been stored and forgotten.
+        # Further back, samples that the windows do not name may have been stored and forgotten.
         first = max(first, max(stored, default=-1) + 1 - WINDOW_SEQUENCES)
         losses: list[LinkEvent] = [
             *spans_lost(identified.device, identified.boot, first, identified.oldest, stored),
@@ -234,14 +234,14 @@ class SerialLink:
         return run is not None and run.boot == identified.boot and run.hello.device == identified.device
 
     def data_to_send(self, now_us: int, nonce: int) -> bytes:
-        """What to write now: at most one PROBE (with `nonce`, 32 random bits), ACK and HELLO_REQUEST."""
+        """Bytes to write now: at most one PROBE (with `nonce`, 32 random bits), ACK and HELLO_REQUEST."""
         frames: list[Frame] = []
         run = self._run
         if now_us >= self._probe_due_us:
             if run is None:
                 self._hello_wanted = True
             else:
-                # Before the ACK, which sets the sensor sending: readings then find a fitted clock.
+                # Before the ACK, which makes the sensor send: its readings then find a fitted clock.
                 frames.append(Probe(nonce))
                 self._probes_unanswered += 1
                 self._probe = (nonce, now_us)
@@ -274,14 +274,14 @@ class SerialLink:
             self._probes_unanswered = 0
         match frame:
             case Hello():
-                # A new run begins behind what its predecessor sent.
+                # Readings of the former run come before the new run.
                 return self._hand_over(arrived) + self._receive_hello(frame, now_us)
             case Data():
                 return self._receive_data(frame, now_us, arrived)
             case Reply():
                 self._receive_reply(frame, now_us)
             case _:
-                # Our own frames come back where receive and transmit are shorted, or two gateways are wired.
+                # A gateway's frames come if receive and transmit are shorted, or if two gateways are wired.
                 self._ignored["gateway-frame"] += 1
         return []
 
@@ -291,7 +291,7 @@ class SerialLink:
             self._ignored[REFUSED_HELLO] += 1
             known = self._refused_hello is not None and _identity(self._refused_hello) == _identity(hello)
             self._refused_hello = hello
-            # Whoever spoke before, this one is connected now, and its DATA must not pass for the other's.
+            # This sensor is connected now. Its DATA must not pass for that of the sensor before.
             self._run = None
             return [] if known else [HelloRefused(reason)]
         self._refused_hello = None
@@ -317,7 +317,7 @@ class SerialLink:
     def _clock_of(self, hello: Hello) -> DeviceClock:
         clock = self._clocks.of(hello.device, boot_name(hello), self._oscillator)
         if hello.next <= clock.last_sequence:
-            # Its boot counter failed: these are new samples, by a new tick.
+            # The sensor's boot counter failed: its samples are new, and so is its tick.
             clock.restart()
         return clock
 
@@ -328,7 +328,7 @@ class SerialLink:
             if refused is None or data.run != refused.run:
                 self._hello_wanted = True
             return []
-        # A sensor that sends a sequence still held it, whatever it says of the oldest.
+        # A sensor that sends a sequence still held it, whatever its `oldest` says.
         losses = run.drop_below(min(data.oldest, data.sequence))
         match run.judge(data.sequence):
             case _Place.NEW:
@@ -346,7 +346,7 @@ class SerialLink:
 
     def _reading(self, run: "_Run", data: Data, now_us: int) -> Reading:
         if not run.clock.note(data.sequence, data.tick_ms, now_us):
-            # It has restarted, and neither its boot counter nor its sequence tells.
+            # The sensor has restarted, and neither its boot counter nor its sequence shows it.
             self._probe_due_us = now_us
             self._hello_wanted = True
         estimate = run.clock.estimate(data.tick_ms, now_us)
@@ -369,15 +369,15 @@ class SerialLink:
             return
         _, sent_us = self._probe
         self._probe = None
-        # Asked for again: the clocks of sensors that are here must not be those that were used least lately.
+        # Looked up again, so that clocks of connected sensors are never the least recently used.
         self._run.clock = self._clocks.of(self._run.hello.device, self._run.boot, self._oscillator)
         # The sensor read its tick when the PROBE's last byte had come, and then sent all of the REPLY.
         out_us = self._wire_byte_us * _PROBE_BYTES
         back_us = self._wire_byte_us * len(encode_frame(reply))
         if now_us - sent_us < out_us + back_us:
-            # Native USB, or a tunnel.
+            # Faster than a wire: native USB, or a tunnel.
             if self._wire_trips >= WIRE_TRIPS:
-                # What was learnt by that assumption is void.
+                # The clock was learnt on the assumption of a wire.
                 self._run.clock.restart()
             self._wire_byte_us = 0.0
         self._wire_trips += 1
@@ -393,12 +393,12 @@ class _Place(Enum):
     NEW = "new"
     COMMITTING = "committing"
     ON_DISK = "on-disk"
-    """Or known to be lost: acknowledged again, not stored again."""
+    """On disk, or known to be lost: acknowledged again, not stored again."""
     BEYOND = "beyond"
 
 
 class _Run:
-    """One boot of one sensor as this link knows it: which sequences are on disk, and its clock."""
+    """One boot of one sensor on this link: the sequences on disk, and the sensor's clock."""
 
     __slots__ = (
         "_device_topic",
@@ -420,35 +420,35 @@ class _Run:
         self.clock = clock
         self._device_topic = topic.replace("{device}", hello.device)
         self._topics = tuple(self._device_topic.replace("{stream}", name) for name in hello.streams)
-        # What came before is unknown here: an earlier link, or an earlier start of the gateway, may have it.
+        # Earlier samples are unknown here: an earlier link, or an earlier start of the gateway, may have stored them.
         self.next = self._oldest = hello.oldest
-        # So may it have what its bitmaps named, which the sensor then let go: until that is recalled, what is passed
-        # over waits here, as spans without their ends.
+        # It may also have stored samples that its bitmaps named, and that the sensor then let go. Until those are
+        # recalled, skipped spans wait here: the first sequence, and the one after the last.
         self._stored_before: frozenset[int] | None = None
         self._undecided: list[tuple[int, int]] = []
         self._on_disk: set[int] = set()
         self.committing: set[int] = set()
 
     def goes_on_with(self, hello: Hello) -> bool:
-        """Whether this HELLO is of the same run.
+        """Whether this HELLO is of this run.
 
-        Not if the sensor's sequence has gone back: then its boot counter failed, and what it sends is new.
+        If the sensor's sequence has gone back, it is not: the boot counter failed, and the samples are new.
         """
         return _identity(hello) == _identity(self.hello) and hello.next > self.highest
 
     @property
     def highest(self) -> int:
-        """The last sequence that has come, or was known to be lost."""
+        """Highest sequence that has come, or is known to be lost."""
         return max((self.next - 1, *self._on_disk, *self.committing))
 
     def recall(self, stored: frozenset[int]) -> list[LinkEvent]:
-        """These are what earlier links stored, and no others: dropping them loses nothing."""
+        """Take in all sequences that earlier links stored: if the sensor drops them, nothing is lost."""
         self._stored_before = stored
         undecided, self._undecided = self._undecided, []
         return [lost for first, end in undecided for lost in self._lost(first, end)]
 
     def topic(self, stream: int) -> str:
-        """The topic of a stream; one that HELLO did not name is called `stream-7`, by its number."""
+        """The topic of a stream. If HELLO did not name the stream, it is called by its number: `stream-7`."""
         if stream < len(self._topics):
             return self._topics[stream]
         return self._device_topic.replace("{stream}", f"stream-{stream}")
@@ -469,7 +469,7 @@ class _Run:
         return self._advance()
 
     def drop_below(self, oldest: int) -> list[LinkEvent]:
-        """The sensor holds nothing below `oldest` any more: what is neither here nor under way is lost."""
+        """The sensor holds nothing below `oldest` any more: sequences that are neither here nor under way are lost."""
         self._oldest = max(self._oldest, oldest)
         return self._advance()
 
@@ -478,7 +478,7 @@ class _Run:
         return Ack(self.hello.run, self.next, bitmap)
 
     def _advance(self) -> list[LinkEvent]:
-        """Move `next` past what is on disk or lost; give what is found lost. In steps of ranges, not of ones."""
+        """Move `next` past sequences on disk or lost, and return new losses. Lost ranges take one step each."""
         losses: list[LinkEvent] = []
         while self.next not in self.committing:
             if self.next in self._on_disk:
@@ -493,7 +493,7 @@ class _Run:
         return losses
 
     def _lost(self, first: int, end: int) -> Sequence[Lost]:
-        """The spans from `first` up to, and without, `end` that no earlier link stored, once those are known."""
+        """The spans from `first` up to, but not including, `end` that no earlier link stored; none until `recall`."""
         if self._stored_before is not None:
             return [*spans_lost(self.hello.device, self.boot, first, end, self._stored_before)]
         if self._undecided and self._undecided[-1][1] == first:
@@ -503,7 +503,7 @@ class _Run:
 
 
 def spans_lost(device: str, boot: str, first: int, end: int, stored: frozenset[int]) -> Iterator[Lost]:
-    """The spans from `first` up to, and without, `end` that are not stored."""
+    """The spans from `first` up to, but not including, `end` that are not stored."""
     for known in (*sorted(s for s in stored if first <= s < end), end):
         if first < known:
             yield Lost(device, boot, first, known - 1)

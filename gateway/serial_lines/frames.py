@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Self
 SENSOR_CONTENT_BYTES_MAX = 128
 """The longest content that a sensor sends."""
 GATEWAY_CONTENT_BYTES_MAX = 32
-"""The longest content that the gateway sends: what a sensor must have room for."""
+"""The longest content that the gateway sends, for which a sensor must have room."""
 PAYLOAD_BYTES_MAX = 64
 HELLO_VERSION = 1
 DELIMITER = b"\0"
@@ -22,7 +22,7 @@ _COBS_RUN_BYTES_MAX = 254
 _CRC_RESIDUE = 0x2144_DF1C
 """The CRC-32 of any content with its own CRC-32 behind it."""
 _SEARCH_STEPS_MAX = 128
-"""COBS runs that are walked through to find frames in one piece that is none. A piece made to be slow needs more."""
+"""COBS runs that are followed to find frames in one damaged piece. Only a piece made to be slow needs more."""
 
 _HELLO = struct.Struct("<BBIIBII")
 _DATA = struct.Struct("<BIIIIB")
@@ -43,11 +43,11 @@ class Defect(StrEnum):
     """Too short, too long or out of range for its type, though the CRC holds."""
     BAD_UTF8 = "bad-utf8"
     NOISE = "noise"
-    """Beside one or several whole frames. It may have been another frame, which its sensor sends again."""
+    """Bytes beside whole frames. They may have been another frame, which its sensor sends again."""
 
 
 class FrameError(ValueError):
-    """Received bytes that are not a frame; `defect` says in what way."""
+    """Received bytes that are not a frame; `defect` says why."""
 
     def __init__(self, defect: Defect) -> None:
         super().__init__(defect.value)
@@ -56,7 +56,7 @@ class FrameError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who the sensor is. Sent after a reset and on request."""
+    """The sensor's identity, sent after a reset and on request."""
 
     TYPE: ClassVar[int] = 0x01
     boot: int
@@ -71,11 +71,11 @@ class Hello:
 
     @property
     def run(self) -> int:
-        """What names this run in DATA and ACK: the boot counter alone begins again in an erased EEPROM."""
+        """Name of this run in DATA and ACK. The boot counter alone begins again in an erased EEPROM."""
         return self.boot ^ self.incarnation
 
     def to_bytes(self) -> bytes:
-        """The content, without CRC. Raises ValueError where a field does not fit."""
+        """The content, without CRC. Raises ValueError if a field does not fit."""
         head = _pack(
             _HELLO,
             self.TYPE,
@@ -119,7 +119,7 @@ class Data:
     payload: bytes
 
     def to_bytes(self) -> bytes:
-        """The content, without CRC. Raises ValueError where a field does not fit."""
+        """The content, without CRC. Raises ValueError if a field does not fit."""
         if len(self.payload) > PAYLOAD_BYTES_MAX:
             raise ValueError(f"a payload of {len(self.payload)} bytes; at most {PAYLOAD_BYTES_MAX} fit")
         head = _pack(_DATA, self.TYPE, self.run, self.sequence, self.oldest, self.tick_ms, self.stream)
@@ -136,7 +136,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Every sequence below `next` is on disk or known to be lost; bit i: so is `next + 1 + i` on disk."""
+    """Every sequence below `next` is on disk or known to be lost. If bit i is set, `next + 1 + i` is on disk."""
 
     TYPE: ClassVar[int] = 0x03
     run: int
@@ -145,7 +145,7 @@ class Ack:
     bitmap: int
 
     def to_bytes(self) -> bytes:
-        """The content, without CRC. Raises ValueError where a field does not fit."""
+        """The content, without CRC. Raises ValueError if a field does not fit."""
         return _pack(_ACK, self.TYPE, self.run, self.next, self.bitmap)
 
     @classmethod
@@ -163,7 +163,7 @@ class Probe:
     nonce: int
 
     def to_bytes(self) -> bytes:
-        """The content, without CRC. Raises ValueError where a field does not fit."""
+        """The content, without CRC. Raises ValueError if a field does not fit."""
         return _pack(_PROBE, self.TYPE, self.nonce)
 
     @classmethod
@@ -183,7 +183,7 @@ class Reply:
     tick_us: int
 
     def to_bytes(self) -> bytes:
-        """The content, without CRC. Raises ValueError where a field does not fit."""
+        """The content, without CRC. Raises ValueError if a field does not fit."""
         if self.tick_us > 999:
             raise ValueError(f"tick_us {self.tick_us} is a millisecond or more")
         return _pack(_REPLY, self.TYPE, self.nonce, self.tick_ms, self.tick_us)
@@ -219,11 +219,11 @@ Frame = Hello | Data | Ack | Probe | Reply | HelloRequest
 
 _TYPES: dict[int, type[Frame]] = {kind.TYPE: kind for kind in (Hello, Data, Ack, Probe, Reply, HelloRequest)}
 _BEGINNING = re.compile(b"[^\x01](?=[" + re.escape(bytes(_TYPES)) + b"])", re.DOTALL)
-"""A COBS run of at least the type, and a type that there is."""
+"""The beginning of a frame: a COBS run that holds at least the type, and a known type."""
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """What goes over the wire: COBS(content and CRC-32), then the zero that ends it. Raises ValueError."""
+    """The frame on the wire: COBS(content and CRC-32), then the zero that ends it. Raises ValueError."""
     content = frame.to_bytes()
     if len(content) > SENSOR_CONTENT_BYTES_MAX:
         raise ValueError(f"a content of {len(content)} bytes; at most {SENSOR_CONTENT_BYTES_MAX} fit a frame")
@@ -231,7 +231,7 @@ def encode_frame(frame: Frame) -> bytes:
 
 
 def decode_frame(encoded: bytes) -> Frame:
-    """Parse what stands between two zeros. Raises FrameError."""
+    """Parse the bytes between two zeros. Raises FrameError."""
     try:
         decoded = cobs_decode(encoded)
     except ValueError as error:
@@ -240,7 +240,7 @@ def decode_frame(encoded: bytes) -> Frame:
     if zlib.crc32(content).to_bytes(_CRC_BYTES, "little") != crc:
         raise FrameError(Defect.BAD_CRC)
     if not content:
-        # The CRC-32 of nothing is four zeros, so that zeros alone have a CRC that holds.
+        # The CRC-32 of nothing is four zeros, so four zeros alone pass the check.
         raise FrameError(Defect.BAD_FIELDS)
     kind = _TYPES.get(content[0])
     if kind is None:
@@ -251,8 +251,8 @@ def decode_frame(encoded: bytes) -> Frame:
 class FrameDecoder:
     """Cuts a byte stream into frames. Does no I/O, holds at most two frames, and never raises.
 
-    What is not a frame is counted in `defects`, once for each piece between two zeros, and skipped; the next zero byte
-    is always a new start. Whole frames in such a piece count: noise may stand in front of one, and a zero be damaged.
+    A piece between two zeros that is no frame is counted in `defects`, once, and skipped. The next zero is a new start.
+    Whole frames in such a piece still count: noise may stand in front of one, or a zero may be damaged.
     """
 
     __slots__ = ("_encoded_bytes_max", "_partial", "_too_long", "defects")
@@ -265,7 +265,7 @@ class FrameDecoder:
         self.defects: Counter[Defect] = Counter()
 
     def feed(self, received: bytes) -> list[Frame]:
-        """Take in the next bytes, split anywhere; give the frames that they complete."""
+        """Take in the next bytes, split anywhere; return the frames that they complete."""
         frames: list[Frame] = []
         *ended, begun = received.split(DELIMITER)
         for piece in ended:
@@ -282,7 +282,7 @@ class FrameDecoder:
             self._partial += rest[:room]
             rest = rest[room:]
             if len(self._partial) > self._encoded_bytes_max and not self._too_long:
-                # Counted here rather than at the zero, so that a line that never sends one is seen to be wrong.
+                # Counted here rather than at the zero, so that a line that never sends a zero is seen to be wrong.
                 self.defects[Defect.TOO_LONG] += 1
                 self._too_long = True
             if len(self._partial) == 2 * self._encoded_bytes_max:
@@ -309,11 +309,11 @@ class FrameDecoder:
 
 
 class _Found(NamedTuple):
-    """What was found in a piece that is no frame as a whole."""
+    """Frames that were found in a piece that is no frame as a whole."""
 
     frames: list[Frame]
     end: int
-    """Where the last of them ends; 0 where there is none."""
+    """End of the last frame; 0 if there is none."""
 
 
 def _find_frames(encoded: bytes, encoded_bytes_max: int) -> _Found:
@@ -351,7 +351,7 @@ def cobs_encode(plain: bytes) -> bytes:
             encoded.append(_COBS_RUN_BYTES_MAX + 1)
             encoded += rest[:_COBS_RUN_BYTES_MAX]
             rest = rest[_COBS_RUN_BYTES_MAX:]
-        # A full run at the very end implies no zero, so that nothing need follow it.
+        # A full run at the very end implies no zero, so nothing needs to follow it.
         if rest or index < last or not run:
             encoded.append(len(rest) + 1)
             encoded += rest
@@ -359,7 +359,7 @@ def cobs_encode(plain: bytes) -> bytes:
 
 
 def cobs_decode(encoded: bytes) -> bytes:
-    """Undo `cobs_encode`. Raises ValueError where a zero byte stands inside, or a run is cut short."""
+    """Undo `cobs_encode`. Raises ValueError if a zero byte stands inside, or a run is cut short."""
     if 0 in encoded:
         raise ValueError("a zero byte inside a COBS block")
     plain = bytearray()

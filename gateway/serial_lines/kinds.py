@@ -1,9 +1,9 @@
-"""The kinds of serial lines, one record each: what the settings, `sluice check` and the ingress must know of a kind.
+"""The kinds of serial lines, one record each, for the settings, `sluice check` and the ingress.
 
 A new kind needs its settings class, a field in `SerialSettings` that `names_ports` asks too, modules of its own, and a
 record in `KINDS`.
 
-Sensors with our frames have no record, for `[serial]` itself is about them. It may name many ports, and each of these
+Sensors with our frames have no record: `[serial]` itself is their section. It may name many ports, and each of these
 sensors says its own name. They alone can be told that a reading arrived.
 """
 
@@ -21,69 +21,69 @@ S = TypeVar("S")
 
 
 class Line(Protocol):
-    """One open port and what is at its other end."""
+    """One open port and its sensors."""
 
     @property
     def name(self) -> str:
-        """The port, as the settings found it."""
+        """The port, by the name that the settings found."""
 
     @property
     def closed(self) -> bool:
-        """Whether it has been given back."""
+        """Whether the port has been given back."""
 
     @property
     def devices(self) -> Collection[str]:
-        """The devices whose readings come from it, as far as they are known."""
+        """The devices on this line, as far as they are known."""
 
     @property
     def heard(self) -> Collection[str]:
-        """The devices that were heard since it was opened; of those that are polled, who answered at the last."""
+        """The devices that were heard since the port was opened. Of polled devices, those that answer now."""
 
     def state(self) -> Mapping[str, object]:
-        """What `sluice status` tells of it."""
+        """The line's state, for `sluice status`."""
 
     def report_faults(self) -> None:
-        """Log what went wrong since the last report."""
+        """Log the faults since the last report."""
 
     def close(self, reason: str = "") -> None:
         """Give the port back."""
 
 
 Open = Callable[[str, S, str, SerialIntake, Callable[[], int]], Awaitable[Line]]
-"""Opens a port. Takes its name, its section's settings, `serial.topic`, the intake, and the microseconds of
-CLOCK_BOOTTIME. Raises OSError, ValueError or termios.error."""
+"""Opens a port. Takes its name, its section's settings, `serial.topic`, the intake, and a function that gives
+CLOCK_BOOTTIME in microseconds. Raises OSError, ValueError or termios.error."""
 Judge = Callable[[S, Place], Iterable[tuple[Place, str]]]
-"""Takes a section's settings and its place; gives settings' places, and what is to be said of each."""
+"""Takes a section's settings and its place. Returns places of settings, each with the words about it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[S]):
-    """One kind of line, each line with a section of its own."""
+    """One kind of line. Each line has a section of its own."""
 
     name: str
-    """The field of `SerialSettings`, and so of the file: `text` for `[[serial.text]]`."""
+    """Field of `SerialSettings`, and name in the file: `text` for `[[serial.text]]`."""
     words: str
     """Its name within a sentence."""
     devices: Callable[[S, Place], Iterable[tuple[Place, str, str]]]
-    """The places of all devices that a section names, their names and streams."""
+    """All devices that a section names: the place, name and stream of each."""
     opener: Callable[[], Open[S]]
-    """Loads the module that opens the port; only a gateway that has such lines does."""
+    """Loads the module that opens the port. Only a gateway with such lines calls it."""
     mistakes: Judge[S]
     """Settings that are wrong together."""
     examples: Mapping[tuple[str, ...], str]
-    """By a setting that is missing, seen from the section: what to write. `port` is the same for all kinds."""
+    """Advice for a missing setting, by its path in the section. `port` is not here, as all kinds share it."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
-    """By a setting that stands in the wrong section of this kind: where it belongs."""
+    """Advice for a setting in the wrong section of this kind: where it belongs."""
     instead: Mapping[str, Callable[[object], str]] = field(default_factory=dict)
-    """By a setting: what to write for a value that other programs have there; empty where that is unknown."""
+    """By setting, advice for a value that other programs have there; empty if it is unknown."""
     remarks: Judge[S] = lambda _settings, _place: ()
-    """What is likely not meant: `sluice check` tells it."""
+    """Settings that are likely not meant, for `sluice check`."""
     same_port: str = "write another"
-    """What to do where two sections of this kind name one port."""
+    """Advice if two sections of this kind name one port."""
 
     @property
     def header(self) -> str:
-        """The header of its sections, as a person writes it."""
+        """The header of its sections in the file."""
         return f"[[serial.{self.name}]]"
 
 
@@ -106,19 +106,19 @@ def sections(serial: SerialSettings) -> list[Section]:
 
 
 def devices(serial: SerialSettings) -> Iterator[tuple[Place, str, str]]:
-    """See `Kind.devices`: those of all sections."""
+    """The devices of all sections; see `Kind.devices`."""
     for section in sections(serial):
         yield from section.kind.devices(section.settings, section.place)
 
 
 def _open_text() -> Open[SerialTextSettings]:
-    from gateway.serial_lines.text_line import open_line  # noqa: PLC0415 - only where it is configured
+    from gateway.serial_lines.text_line import open_line  # noqa: PLC0415 - only if it is configured
 
     return open_line
 
 
 def _open_modbus() -> Open[SerialModbusSettings]:
-    from gateway.serial_lines.modbus_line import open_line  # noqa: PLC0415 - only where it is configured
+    from gateway.serial_lines.modbus_line import open_line  # noqa: PLC0415 - only if it is configured
 
     return open_line
 

@@ -1,4 +1,4 @@
-"""What comes on a line of Modbus RTU after a request: its answer, or what came instead, in words.
+"""Finds the answer to a Modbus RTU request in the received bytes, or says in words what came instead.
 
 Sections are those of the MODBUS Application Protocol Specification V1.1b3, or, with "serial", of "MODBUS over Serial
 Line, Specification and Implementation Guide V1.02".
@@ -12,43 +12,43 @@ from pymodbus.framer import FramerRTU
 from gateway.serial_lines.modbus_registers import FUNCTIONS, Request
 
 NO_ANSWER: Final = "no answer"
-"""What is said where nothing came at all."""
+"""Words if nothing came at all."""
 ANSWER_BYTES: Final = 5
-"""Of an answer beside its data: unit, function, byte count or exception code, CRC. The shortest answer has no more."""
+"""Bytes of an answer beside its data: unit, function, byte count or exception code, CRC. A refusal has no others."""
 
 _REFUSED = 0x80
 """The bit of a function code that makes it a refusal (section 7)."""
 _TABLES = {function: table for table, function in FUNCTIONS.items()}
 _READS_BITS_MAX = FUNCTIONS["discrete"]
 _REQUEST_BYTES = 8
-"""Of a request that reads, or writes one value (sections 6.1 to 6.6), and of the answer to one that writes several."""
+"""Bytes of a request that reads, or writes one value (sections 6.1 to 6.6), or of an answer to writing several."""
 _WRITES_ONE = frozenset({5, 6})
 _WRITES_SEVERAL = frozenset({15, 16})
 _WRITE_BYTES = 9
-"""Of a request that writes several values, beside its data (sections 6.11 and 6.12)."""
+"""Bytes of a request that writes several values, beside its data (sections 6.11 and 6.12)."""
 _FRAME_BYTES_MIN = 4
 _FRAME_BYTES_MAX = 256
 """Serial, section 2.5.1."""
 _NOISE_BYTES_MAX = 3
-"""Bytes before or behind a frame whose length nothing tells: more ends would let noise pass for a frame too often."""
+"""Noise around a frame of unknown length. If more were allowed, noise would pass for a frame too often."""
 _LOOKED_AT_BYTES_MAX = 1_024
-"""Of what came last; the check of each possible frame costs time."""
+"""Newest bytes that are searched, as the check of each possible frame costs time."""
 
 
 class Answer(NamedTuple):
-    """What a unit says to a request: data, or a refusal."""
+    """A unit's answer to a request: data, or a refusal."""
 
     data: bytes
     exception: int | None = None
-    """Its exception code; None where it gives data."""
+    """Exception code of a refusal; None if the unit gives data."""
 
 
 def find_answer(received: bytes, asked: bytes, request: Request, searched: int = 0) -> Answer | None:
-    """The answer to a request in what came after it; None where it is not there, or not whole, or damaged.
+    """The answer to a request in the bytes after it; None if the answer is missing, not whole, or damaged.
 
-    `asked` is the request's frame. What else stands in `received` is passed over: the frame's echo by an adapter that
-    hears itself, the noise of a line that turns around, a late answer of another unit. Where so many of the first
-    bytes were `searched` in vain, none is found that ends in them: however much noise comes, each check is made once.
+    `asked` is the request's frame. Other bytes in `received` are skipped: the frame's echo by an adapter that hears
+    itself, the noise of a line that turns around, a late answer of another unit. The first `searched` bytes hold no
+    whole answer, so no answer that ends in them is looked for. Each check is made once, however much noise comes.
     """
     echo_at = received.find(asked)
     echo = range(echo_at, echo_at + len(asked)) if echo_at >= 0 else ()
@@ -57,7 +57,7 @@ def find_answer(received: bytes, asked: bytes, request: Request, searched: int =
         at = received.find(beginning, max(0, searched - length + 1))
         while 0 <= at <= len(received) - length:
             frame = received[at : at + length]
-            # Some requests begin as an answer, check and all (unit 4, holding 688); in part of an echo it is none.
+            # Some requests begin like an answer, CRC included (unit 4, holding 688). Within an echo that is none.
             if at not in echo and frame != asked[:length] and _is_whole(frame):
                 return Answer(b"", frame[2]) if frame[1] & _REFUSED else Answer(frame[3:-2])
             at = received.find(beginning, at + 1)
@@ -65,9 +65,9 @@ def find_answer(received: bytes, asked: bytes, request: Request, searched: int =
 
 
 def other_words(received: bytes, asked: bytes, request: Request) -> str:
-    """What came instead, where `find_answer` finds no answer; the causes and what to do stand in docs/serial.md.
+    """Words for what came if `find_answer` finds no answer. docs/serial.md has the causes, and what to do.
 
-    Whatever has a right CRC was not damaged: it is told by its unit, function and length.
+    A frame with a right CRC was not damaged, so the words name its unit, function or length.
     """
     heard = _behind_echo(received, asked).replace(asked, b"")[-_LOOKED_AT_BYTES_MAX:]
     frames = [frame for frame in _whole_frames(heard) if frame != asked[: len(frame)]]
@@ -90,7 +90,7 @@ def _behind_echo(received: bytes, asked: bytes) -> bytes:
 
 
 def _beginnings(asked: bytes, request: Request) -> tuple[tuple[bytes, int], ...]:
-    """The first bytes of data and of a refusal, and how many bytes each has in all."""
+    """First bytes and whole length of an answer with data, and of a refusal."""
     unit, function = asked[0], asked[1]
     return (
         (bytes((unit, function, request.data_bytes)), ANSWER_BYTES + request.data_bytes),
@@ -109,8 +109,8 @@ def _whole_frames(heard: bytes) -> Iterator[bytes]:
         rest = heard[at:]
         lengths = [*_lengths(rest)]
         if at <= _NOISE_BYTES_MAX:
-            # Of another function, or not as long as it says: the silence before and behind tells its ends. The shortest
-            # comes first, for with a zero behind it a frame's CRC is right, too.
+            # A frame of another function, or with a wrong length: the silence around it tells its ends. The shortest
+            # comes first, as a frame's CRC is still right with a zero behind it.
             lengths += range(len(rest) - _NOISE_BYTES_MAX, len(rest) + 1)
         found = (
             rest[:length]
@@ -124,7 +124,7 @@ def _whole_frames(heard: bytes) -> Iterator[bytes]:
 
 
 def _lengths(rest: bytes) -> Iterator[int]:
-    """How many bytes a frame has that begins here, as its function says: of an answer, of a request."""
+    """Possible lengths of a frame that begins here, by its function: of an answer, of a request."""
     function = rest[1]
     if function & _REFUSED:
         yield ANSWER_BYTES
@@ -157,14 +157,14 @@ def _frame_words(frame: bytes, asked: bytes, request: Request) -> str:
 
 
 def _is_request(frame: bytes) -> bool:
-    """Whether a whole frame that reads is a request: an answer is as long as it says, and registers have two bytes."""
+    """Whether a whole frame is a request that reads. An answer is as long as it says, and registers have two bytes."""
     if frame[1] not in _TABLES or len(frame) != _REQUEST_BYTES:
         return False
     return ANSWER_BYTES + frame[2] != len(frame) or frame[1] > _READS_BITS_MAX
 
 
 def _is_cut(heard: bytes, asked: bytes, request: Request) -> bool:
-    """Whether an answer begins, and ends before it is as long as it says."""
+    """Whether an answer begins, but ends before its full length."""
     at = heard.find(asked[:2])
     if at < 0 or len(heard) >= ANSWER_BYTES + request.data_bytes or asked.startswith(heard):
         return False

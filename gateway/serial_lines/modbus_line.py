@@ -1,9 +1,9 @@
-"""One line of Modbus RTU: asks its units for their registers in turn, and hands over what they answer.
+"""One line of Modbus RTU: asks its units for their registers in turn, and hands over the values.
 
-Requests and their check come from pymodbus, its client does not: that takes an answer which comes late, to a request
-that was given up, for the answer to the next one. RTU numbers neither. Here every answer that can come is to what was
-asked last: a request that found no answer is asked again before the unit is asked anything else, and answers to earlier
-attempts that may still come are shut out by a fence: a request of another function, which its answer tells.
+Requests and their CRC come from pymodbus. Its client is not used: it takes a late answer, to a request that was given
+up, for the answer to the next request. RTU numbers neither. Here every answer that can come is to the last request. If
+a request finds no answer, it is asked again before the unit is asked anything else. If answers to earlier attempts may
+still come, a fence shuts them out: a request of another function, which its answer names.
 
 Sections are those of "MODBUS over Serial Line, Specification and Implementation Guide V1.02", or, with "protocol", of
 "MODBUS Application Protocol Specification V1.1b3".
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
     import serial
 
 SILENT_TURNS_MAX = 3
-"""Turns in a row without any answer, after which a unit counts as gone: noise must not make it come and go."""
+"""Turns in a row without any answer, after which a unit counts as gone. Noise must not make it come and go."""
 IGNORED_TURNS_MAX = 2
-"""Turns in a row in which one request finds no answer, before the unit's others go first: some units do not refuse
-addresses that they have not, but say nothing."""
+"""Turns in a row without an answer to one request, after which the unit's other requests go first. Some units do not
+refuse a missing address, but say nothing."""
 PAUSE_S_MAX = 60.0
-"""The longest pause between two attempts at a unit that is gone, or its interval where that is longer."""
+"""Longest pause between two attempts at a unit that is gone. If its interval is longer, the interval counts."""
 LATE_S_MAX = 5.0
-"""How long after it was given up a request may still be answered."""
+"""Seconds after a request was given up in which its answer may still come."""
 BUSY_PAUSE_S = 0.2
 
 _KEPT_BYTES_MAX = 1_024
-"""What is kept of what came since a request, beside what comes next: its echo, noise, and the beginning of its answer,
-which has 255 bytes at the most."""
+"""Bytes since a request that are kept beside the next read: its echo, noise, and the beginning of its answer, which has
+at most 255 bytes."""
 _READ_BYTES_MAX = 4_096
 _SEARCHED_BYTES_MAX = 16_384
-"""Of what comes after one request, what is looked at. The check of each frame that may begin in it costs time."""
+"""Bytes after one request that are searched, as the check of each possible frame costs time."""
 _ATTEMPTS_KNOWN_MAX = 16
-"""Attempts at one request whose answers are awaited: the last ones."""
+"""Last attempts at one request whose answers are awaited."""
 _FAULTS_MAX = 16
 """Different faults of a unit in one report."""
 _NOT_IN_TIME = frozenset((5, 6))
@@ -83,7 +83,7 @@ log = structlog.get_logger()
 
 
 class _Unit:
-    """One unit's turns: what it is asked, when, and what came of it."""
+    """One unit's turns: its requests, when they are due, and their results."""
 
     def __init__(self, settings: ModbusUnit, topic: str, due_s: float) -> None:
         self.settings = settings
@@ -93,36 +93,36 @@ class _Unit:
         self.due_s = due_s
         self.answers = False
         self.silent_since_us: int | None = None
-        """CLOCK_BOOTTIME of the first turn in a row in which nothing was answered."""
+        """CLOCK_BOOTTIME of the first of the turns in a row without any answer."""
         self.silent_turns = 0
         self.fault: str | None = None
-        """What went wrong last in its last turn."""
+        """Last fault of its last turn."""
         self.turn_fault: str | None = None
         self.faults: Counter[str] = Counter()
-        """What went wrong since the last report."""
+        """Faults since the last report."""
         self.refused: dict[str, str] = {}
-        """Why it does not give a register, by name: as it was asked last."""
+        """By register name, why the unit refused it when it was asked last."""
         self.refusals_told: set[str] = set()
         """Registers whose refusal is in the log."""
         self.ignored: Counter[Request] = Counter()
-        """Turns in a row in which a request found no answer."""
+        """Turns in a row without an answer to a request."""
         self.refusals: Counter[Request] = Counter()
         """Turns in a row in which a request was refused."""
         self.asked: Request | None = None
-        """What it was asked last."""
+        """The last request to it."""
         self.asked_frame = b""
         self.sent_s: deque[float] = deque(maxlen=_ATTEMPTS_KNOWN_MAX)
-        """When each attempt at that was on the line, whole."""
+        """When each attempt at `asked` was wholly on the line."""
         self.answered_s: deque[float] = deque(maxlen=_ATTEMPTS_KNOWN_MAX)
-        """When answers to those came, without what their bytes take on the line."""
+        """When the answers to those attempts began."""
         self.late = ""
-        """How late an answer came since its turn began, in words; empty where none did."""
+        """Words for how late an answer came since the turn began; empty if none came late."""
         self.late_before = ""
-        """How late one came in the turn before, and until this one."""
+        """`late` of the turn before, up to the beginning of this one."""
         self.owing_until_s = 0.0
-        """Until when it may still answer an earlier attempt at that."""
+        """Time until which it may still answer an earlier attempt at `asked`."""
         self.resting_until_s = 0.0
-        """Until when it is asked nothing, for that reason."""
+        """Time until which it is asked nothing, because it may still answer."""
 
     def note(self, fault: str) -> None:
         self.turn_fault = fault
@@ -133,7 +133,7 @@ class _Unit:
         self.faults[fault if told else "other faults"] += times
 
     def ask(self, request: Request, now_s: float) -> bytes:
-        """Begin to ask for something; its frame. Attempts before count on where their answers may still come."""
+        """Begin a request and return its frame. Earlier attempts count on if their answers may still come."""
         if self.asked != request or now_s >= self.owing_until_s:
             self.sent_s.clear()
             self.answered_s.clear()
@@ -147,18 +147,18 @@ class _Unit:
         self.late_before, self.late = self.late, ""
 
     def end_turn(self) -> None:
-        """Set what went wrong in it, as the status tells it."""
+        """Set the turn's fault for the status."""
         self.fault = self.late or self.turn_fault
         if self.fault is not None and NO_ANSWER in self.fault and self.late_before:
-            # It is not silent: its answers to this turn's requests are still to come.
+            # The unit is not silent: its answers to this turn's requests are still to come.
             self.fault = self.late_before
 
     def answered_late(self, timeout_s: float) -> None:
-        """Tell how late the answers are, once one came that nobody waited for any more."""
+        """Report how late the answers are, after one came that was no longer waited for."""
         if len(self.answered_s) > len(self.sent_s):
-            # More answers than requests: it repeats itself, and nothing is known of when.
+            # More answers than requests: the unit repeats itself, so the delay is unknown.
             return
-        # Units answer in order. So the last answers are to the last attempts, or to earlier ones and later still.
+        # Units answer in order. So the last answers are to the last attempts, or to earlier ones and even later.
         waits_s = (
             came_s - sent_s for came_s, sent_s in zip(reversed(self.answered_s), reversed(self.sent_s), strict=False)
         )
@@ -166,25 +166,25 @@ class _Unit:
         if wait_s <= timeout_s:
             return
         words = f"{self.asked}: answers late ({wait_s:.2g} s): raise timeout_s above that"
-        # What was told of this turn was less: it had attempts whose answers were still to come.
+        # The words so far told a shorter delay, as answers were still to come.
         self.count(words, self.faults.pop(self.late, 0) or 1)
         self.late = self.fault = words
         if len(self.answered_s) == len(self.sent_s):
-            # All are answered. What comes later must not be measured by them.
+            # All attempts are answered. Later answers must not be measured by them.
             self.sent_s.clear()
             self.answered_s.clear()
 
     def postpone(self, request: Request) -> None:
-        """Begin the next turn with a request that is not through; or end it with one that never finds an answer."""
+        """Begin the next turn with an unanswered request, or end it with a request that never finds an answer."""
         at = self.plan.index(request)
         if self.ignored[request] >= IGNORED_TURNS_MAX:
             at += 1
         self.plan = self.plan[at:] + self.plan[:at]
 
     def split(self, request: Request, exception: int) -> tuple[Request, ...]:
-        """Ask in parts, from now on, for what is refused as a whole; the parts, none where that would not help."""
+        """Split a refused request for all later turns. Returns the parts; none if splitting would not help."""
         self.refusals[request] += 1
-        # Some units say "device failure" of a register that they have not; others while they start.
+        # Some units say "device failure" for a missing register, others while they start.
         lasting = exception == _DEVICE_FAILURE and self.refusals[request] >= IGNORED_TURNS_MAX
         parts = halves(request) if lasting or exception in _WRONG_REGISTER else ()
         if parts:
@@ -193,7 +193,7 @@ class _Unit:
         return parts
 
     def schedule(self, now_s: float) -> None:
-        """Set when it is asked next: in step with its interval, later and later once it is gone."""
+        """Set when the unit is asked next: in step with its interval, or later and later once it is gone."""
         interval_s = self.settings.interval_s
         if self.silent_turns >= SILENT_TURNS_MAX:
             pause_s = interval_s * 2.0 ** min(self.silent_turns - SILENT_TURNS_MAX + 1, 30)
@@ -228,22 +228,22 @@ class ModbusLine:
         self._intake = intake
         self._now_us = now_us
         self._loop = asyncio.get_running_loop()
-        # Whoever had the port before (we, until it was closed) may have asked, and the answer be under way.
+        # The former user of the port (perhaps this gateway) may have asked, and the answer may be under way.
         begin_s = self._loop.time() + settings.timeout_s + LATE_S_MAX
         self._units = [_Unit(unit, topic, begin_s) for unit in settings.units]
-        # A start bit, eight of data, parity where there is one, stop bits (section 2.5.1).
+        # A start bit, eight of data, parity if any, stop bits (section 2.5.1).
         self._character_s = (9 + (settings.parity != "none") + settings.stop_bits) / settings.baud
-        # Between two frames; above 19200 baud it is fixed (section 2.5.1.1).
+        # The silence between two frames. Above 19200 baud it is fixed (section 2.5.1.1).
         self._silence_s = 3.5 * self._character_s if settings.baud <= 19_200 else 0.001_75
         self._port: serial.Serial | None = None
         self._fd = -1
         self._received = b""
         self._searched = 0
-        """How much of that holds no whole answer to what is awaited."""
+        """Bytes of `_received` that hold no whole answer to the awaited request."""
         self._heard = 0
-        """How many bytes came since the last request."""
+        """Bytes that came since the last request."""
         self._late_until = 0
-        """Where in that the last late answer ends."""
+        """End of the last answer in `_received`."""
         self._awaited: tuple[_Unit, Request] | None = None
         self._arrived = asyncio.Event()
         # When the last byte was on the line, ours or another's.
@@ -264,7 +264,7 @@ class ModbusLine:
         self._poll_task.add_done_callback(self._ended)
 
     def close(self, reason: str = "") -> None:
-        """Give the port back; `reason` is what it ended by, where we did not choose to."""
+        """Give the port back; `reason` says why, if the gateway did not choose to."""
         if self.closed:
             return
         self.closed = True
@@ -284,23 +284,23 @@ class ModbusLine:
 
     @property
     def devices(self) -> list[str]:
-        """As the settings name them."""
+        """The devices that the settings name."""
         return [unit.device for unit in self._units]
 
     @property
     def heard(self) -> list[str]:
-        """The devices that answered at the last."""
+        """The devices that answer now."""
         return [unit.device for unit in self._units if unit.answers]
 
     def state(self) -> dict[str, object]:
-        """What `sluice status` tells of it."""
+        """The line's state, for `sluice status`."""
         return {"units": self.units(), "acknowledges": False}
 
     def units(self) -> dict[str, object]:
-        """What `sluice status` tells of its units, by device.
+        """The state of its units by device, for `sluice status`.
 
-        `since_us` is CLOCK_BOOTTIME since when one does not answer (None: it answers, or was not asked yet), `asked`
-        how many registers it is asked for, `refused` says by name why it does not give one.
+        `since_us` is the CLOCK_BOOTTIME since which a unit does not answer; None if it answers or was not asked yet.
+        `asked` is the number of its registers. `refused` says by register name why the unit refuses it.
         """
         return {
             unit.device: {
@@ -315,7 +315,7 @@ class ModbusLine:
         }
 
     def report_faults(self) -> None:
-        """Log what units did not answer, or not well, since the last report."""
+        """Log missing and bad answers of units since the last report."""
         faults = {unit.device: dict(unit.faults) for unit in self._units if unit.faults}
         for unit in self._units:
             unit.faults.clear()
@@ -329,7 +329,7 @@ class ModbusLine:
             )
 
     async def _poll(self) -> None:
-        """Ask each unit when it is due, the one that is due for longest first, until cancelled or the port fails."""
+        """Ask each unit when it is due, the longest due first, until cancelled or the port fails."""
         try:
             while True:
                 unit = min(self._units, key=lambda each: each.due_s)
@@ -343,12 +343,12 @@ class ModbusLine:
 
     def _ended(self, poll_task: asyncio.Task[None]) -> None:
         if not poll_task.cancelled() and (defect := poll_task.exception()) is not None:
-            # The event loop reports it; the port is opened anew.
+            # The event loop reports the defect; the port is opened anew.
             self.close("polling failed")
             raise defect
 
     async def _turn(self, unit: _Unit) -> None:
-        """Ask a unit for all of its registers, and hand over those that it gives."""
+        """Ask a unit for all of its registers, and hand over the values that it gives."""
         if self._intake.cannot_store:
             self._intake.lost(unit.device, "cannot-wait")
             return
@@ -375,10 +375,10 @@ class ModbusLine:
                 for name in given:
                     unit.refused.pop(name, None)
             else:
-                # One of its registers may not be there: that must not cost the others.
+                # One of the registers may be missing, which must not cost the others.
                 parts = unit.split(request, answer.exception)
                 pending[:0] = parts
-                # "Busy" says nothing of a register; as what went wrong last it is told all the same.
+                # "Busy" says nothing about a register, but it is reported as the turn's fault.
                 if not parts and answer.exception not in _NOT_IN_TIME:
                     words = _refusal_words(request, answer.exception)
                     unit.refused |= {value.name: words for value in request.values}
@@ -390,7 +390,7 @@ class ModbusLine:
             self._take(unit, values, received_us)
 
     async def _ask(self, unit: _Unit, request: Request) -> Answer | None:
-        """What a unit answers to a request, asked again where needed; None where nothing came of it."""
+        """Ask a unit, again if needed, and return its answer; None if it was not reached."""
         if unit.asked != request and not await self._fenced(unit):
             unit.resting_until_s = unit.owing_until_s
             return None
@@ -404,7 +404,7 @@ class ModbusLine:
                 unit.owing_until_s = self._loop.time() + LATE_S_MAX
                 continue
             if self._loop.time() < unit.owing_until_s:
-                # It may be the answer to an earlier attempt, and that to this one follow.
+                # It may be the answer to an earlier attempt, and the answer to this one may follow.
                 unit.owing_until_s = self._loop.time() + self._settings.timeout_s + LATE_S_MAX
             if answer.exception is not None:
                 unit.note(_refusal_words(request, answer.exception))
@@ -416,12 +416,12 @@ class ModbusLine:
         return answer
 
     async def _fenced(self, unit: _Unit) -> bool:
-        """Make sure that a unit answers nothing any more that it was asked before; False where it may."""
+        """Make sure that a unit no longer answers an earlier request; return False if it still may."""
         if unit.asked is None or self._loop.time() >= unit.owing_until_s:
             return True
         between = fence(unit.asked)
         answer = await self._exchange(unit, _frame(unit.settings.unit, between), between)
-        # A unit that says "busy" may be at work on what it was asked before.
+        # A unit that says "busy" may be at work on the earlier request.
         if answer is not None and answer.exception not in _NOT_IN_TIME | _NOT_REACHED:
             unit.owing_until_s = 0.0
             return True
@@ -430,7 +430,7 @@ class ModbusLine:
         return False
 
     async def _exchange(self, unit: _Unit, frame: bytes, request: Request) -> Answer | None:
-        """Send a request and wait for its answer. Raises OSError or termios.error where the port fails."""
+        """Send a request and wait for its answer. Raises OSError or termios.error if the port fails."""
         if not await self._line_is_silent():
             unit.note("the line is never silent: something else sends on it")
             return None
@@ -452,15 +452,15 @@ class ModbusLine:
         answer = await self._answer(frame, request)
         self._awaited = None
         if answer is None:
-            # Late answers, of this unit or another, are told as that: they are nothing that came instead.
+            # Late answers, of any unit, are reported as late answers, not as what came instead.
             unit.note(f"{request}: {other_words(self._received[self._late_until :], frame, request)}")
         elif request == unit.asked:
             self._answer_came(unit, answer)
         return answer
 
     async def _answer(self, frame: bytes, request: Request) -> Answer | None:
-        """Wait for the answer to what was sent; None where it does not come in time."""
-        # What the answer itself takes comes on top, and so that of its echo.
+        """Wait for the answer to a request; None if it does not come in time."""
+        # The bytes of the answer and of the echo take time, too.
         answer_s = (len(frame) + ANSWER_BYTES + request.data_bytes) * self._character_s
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._active_s + self._settings.timeout_s + answer_s):
@@ -469,18 +469,18 @@ class ModbusLine:
                     self._arrived.clear()
                     await self._arrived.wait()
                 return answer
-        # It may have been here in time, and this process not have had its turn until now.
+        # The answer may have come in time, while this process had no turn.
         return find_answer(self._received, frame, request, self._searched)
 
     def _answer_came(self, unit: _Unit, answer: Answer) -> None:
-        """Keep when a unit answered what it was asked last."""
+        """Remember when a unit answered its last request."""
         self._late_until = len(self._received)
         unit.answered_s.append(self._active_s - (ANSWER_BYTES + len(answer.data)) * self._character_s)
 
     def _find_late_answer(self, searched: int) -> None:
-        """See whether an answer came to a request that was given up. It counts for how late it is, and for no value.
+        """Look for an answer to a request that was given up. It shows how late answers are, and gives no value.
 
-        So many of the received bytes held none before.
+        The first `searched` bytes of `_received` held no such answer.
         """
         for unit in self._units:
             if unit.asked is None or self._awaited == (unit, unit.asked) or self._loop.time() >= unit.owing_until_s:
@@ -492,7 +492,7 @@ class ModbusLine:
                 unit.answered_late(self._settings.timeout_s)
 
     async def _line_is_silent(self) -> bool:
-        """Wait until nobody has sent for as long as separates two frames; False where that does not come."""
+        """Wait until nobody has sent for as long as separates two frames; return False if that never happens."""
         give_up_s = self._loop.time() + self._silence_s + self._settings.timeout_s
         while (wait_s := self._active_s + self._silence_s - self._loop.time()) > 0:
             if self._loop.time() > give_up_s:
@@ -512,7 +512,7 @@ class ModbusLine:
         self._heard += len(data)
         if self._heard > _SEARCHED_BYTES_MAX:
             return
-        # The answer is found behind any noise up to that: the oldest bytes go.
+        # The oldest bytes go. An answer is still found behind `_KEPT_BYTES_MAX` of noise.
         gone = max(0, len(self._received) - _KEPT_BYTES_MAX)
         self._searched = max(0, self._searched - gone)
         self._late_until = max(0, self._late_until - gone)
@@ -543,7 +543,7 @@ class ModbusLine:
         )
 
     def _tell_refusals(self, unit: _Unit) -> None:
-        """Log, once of each, which registers a unit refuses; the report of faults sums up those that it goes on to."""
+        """Log each register that a unit refuses, once. The report of faults sums up the further refusals."""
         new = {name: words for name, words in unit.refused.items() if name not in unit.refusals_told}
         if not new:
             return

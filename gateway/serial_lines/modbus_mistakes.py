@@ -1,4 +1,4 @@
-"""Mistakes in `[[serial.modbus]]`: settings that are right one by one, and wrong together, or likely wrong."""
+"""Finds mistakes in `[[serial.modbus]]`: settings that are right one by one but wrong together, or likely wrong."""
 
 import math
 import re
@@ -19,7 +19,7 @@ EXAMPLES: Final[dict[tuple[str, ...], str]] = {
     ("units", "registers", "address"): "; write its address as it stands in the request, from 0: "
     "40001 or 30001 in a manual is 0",
 }
-"""By the setting that is missing: what to write."""
+"""Advice for a missing setting, by its path in the section."""
 _ORDERS: Final = {
     "ABCD": "as the standard has it",
     "CDAB": "registers swapped",
@@ -40,15 +40,15 @@ _ORDER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     )
     for name in names.split()
 }
-"""By a name that other programs and manuals have for an order of bytes, in plain letters: the orders that it may mean.
+"""Orders of bytes that other programs and manuals may mean by a name, which is in plain letters.
 
-Of "little", some mean all bytes (Modbus Poll), some the registers only (pymodbus' word order).
+By "little", some mean all bytes (Modbus Poll), some the registers only (pymodbus' word order).
 """
 _NOT_IN_ORDER_NAMES: Final = re.compile(r"[^a-z0-9]|endian|order|first|(?<=swap)ped")
 
 
 def _order_words(value: object) -> str:
-    """What to write for an order of bytes that other programs call so; empty where that is unknown."""
+    """Advice for an order of bytes by another program's name; empty if the name is unknown."""
     name = _NOT_IN_ORDER_NAMES.sub("", str(value).casefold())
     told = [f"{show(order)} ({_ORDERS[order]})" for order in _ORDER_NAMES.get(name, ())]
     if len(told) > 1:
@@ -57,7 +57,7 @@ def _order_words(value: object) -> str:
 
 
 INSTEAD: Final = {"word_order": _order_words}
-"""By a setting: what to write for a value that other programs have there; empty where that is unknown."""
+"""By setting, advice for a value that other programs have there; empty if it is unknown."""
 ELSEWHERE: Final = {
     name: f"it belongs under [[{section}]]"
     for section, struct in (
@@ -73,23 +73,23 @@ ELSEWHERE: Final = {
     + ", ".join(f"{show(order)} ({words})" for order, words in _ORDERS.items())
     for name in ("byte_order", "byteorder", "endian", "endianness", "swap", "word_swap", "byte_swap")
 }
-"""By a setting that stands under another of these sections, or has another program's name: what to write, and where."""
+"""Advice for a setting that stands under another of these sections, or has another program's name."""
 ANSWER_S: Final = 0.01
-"""What a Modbus unit may take to begin its answer; many take less, some ten times as much."""
+"""Seconds that a Modbus unit may take to begin its answer. Many take less, some ten times as long."""
 _MANUALS_FIRST = {"holding": 40_001, "input": 30_001, "discrete": 10_001}
-"""How manuals number the registers of a table, each table for itself: the first one is 0 in a request."""
+"""Number of each table's first register in manuals. In a request it is 0."""
 _MANUALS_COUNT = 9_999
 _REQUEST_CHARACTERS = 8
 _ANSWER_CHARACTERS = 5
-"""Beside its data (unit, function, byte count, CRC). A silence of 3.5 characters stands between two frames (MODBUS over
-Serial Line V1.02, section 2.5.1.1)."""
+"""Characters beside the data: unit, function, byte count, CRC. A silence of 3.5 characters separates two frames (MODBUS
+over Serial Line V1.02, section 2.5.1.1)."""
 _SILENCE_CHARACTERS = 3.5
 _ADDRESS_MAX = 65_535
 _SHORT_NUMBER = 10
 _LONGEST_NUMBER = 2**64 - 1
 _BIT_TABLES = frozenset({"coil", "discrete"})
 _OF_NUMBERS: Final = {"scale": (1,), "offset": (0,), "null_if": ((),), "word_order": ("ABCD", "high-first")}
-"""Settings that a bit has not, with the values that change nothing."""
+"""Settings that are not for bits, with the values that change nothing."""
 
 
 def mistakes(line: SerialModbusSettings, section: Place) -> Iterator[tuple[Place, str]]:
@@ -167,7 +167,7 @@ def _bit_words(register: ModbusRegister) -> str:
 
 
 def remarks(line: SerialModbusSettings, section: Place) -> Iterator[tuple[Place, str]]:
-    """What can be so in one section, and is likely not meant, with its place in the file."""
+    """Everything in one section that is possible but likely not meant, with its place in the file."""
     yield from _poll_load(line, section)
     for number, unit in enumerate(line.units):
         for index, register in enumerate(unit.registers):
@@ -175,7 +175,7 @@ def remarks(line: SerialModbusSettings, section: Place) -> Iterator[tuple[Place,
 
 
 def _poll_load(line: SerialModbusSettings, section: Place) -> Iterator[tuple[Place, str]]:
-    """Whether there is time enough on a line for what its units are to be asked."""
+    """Remark on a line that has no time for all requests to its units."""
     share = sum(
         sum(_request_s(line, request.data_bytes) for request in requests(unit.registers)) / unit.interval_s
         for unit in line.units

@@ -1,4 +1,4 @@
-"""A Modbus unit's registers: which requests read them, and which numbers they hold.
+"""A Modbus unit's registers: plans the requests that read them, and decodes the numbers that they hold.
 
 Sections are those of the MODBUS Application Protocol Specification V1.1b3.
 """
@@ -39,7 +39,7 @@ class Request:
     table: str
     address: int
     count: int
-    """Registers; of `coil` and `discrete`, bits."""
+    """Number of registers; of bits for `coil` and `discrete`."""
     values: tuple[ModbusRegister, ...]
 
     @property
@@ -48,18 +48,18 @@ class Request:
 
     @property
     def data_bytes(self) -> int:
-        """How many bytes of data the answer holds, as its byte count says (sections 6.1 to 6.4)."""
+        """Bytes of data in the answer, as its byte count says (sections 6.1 to 6.4)."""
         return -(-self.count // 8) if _of_bits(self.table) else 2 * self.count
 
     def __str__(self) -> str:
         last = self.address + self.count - 1
-        # A fence: nobody has configured that register.
+        # A fence has no values, as its register is not configured.
         why = "" if self.values else " (asked beside what is configured, to tell late answers apart)"
         return f"{self.table} {self.address}" + (f" to {last}" if last > self.address else "") + why
 
 
 def requests(registers: Iterable[ModbusRegister]) -> tuple[Request, ...]:
-    """The fewest requests that read these and nothing else: a gap may hold addresses that the unit refuses."""
+    """The fewest requests that read these registers and no others. A gap may hold addresses that the unit refuses."""
     found: list[Request] = []
     for table in FUNCTIONS:
         group: list[ModbusRegister] = []
@@ -77,7 +77,7 @@ def requests(registers: Iterable[ModbusRegister]) -> tuple[Request, ...]:
 
 
 def halves(request: Request) -> tuple[Request, ...]:
-    """Two requests for what one asked for, where a unit refuses that; none where it is a single value."""
+    """Two requests that replace one that a unit refuses; none if that one is for a single value."""
     middle = len(request.values) // 2
     if not middle:
         return ()
@@ -85,20 +85,20 @@ def halves(request: Request) -> tuple[Request, ...]:
 
 
 def fence(asked: Request) -> Request:
-    """A request of another function: as units answer in order, its answer, or its refusal, ends what was asked.
+    """A request of another function. As units answer in order, no answer to `asked` comes after the fence's answer.
 
-    Both tell their function; a refusal tells nothing else.
+    Its answer or refusal names the fence's function; a refusal names nothing else.
     """
     return Request("holding" if asked.table == "input" else "input", asked.address, 1, ())
 
 
 def width(register: ModbusRegister) -> int:
-    """How many registers (or bits) a value takes."""
+    """Registers (or bits) that a value takes."""
     return 1 if register.type == "bit" else struct.calcsize(_FORMATS[register.type]) // 2
 
 
 def bounds(register: ModbusRegister) -> tuple[int, int] | None:
-    """The least and the greatest number that `null_if` may name; None where the type holds no whole numbers.
+    """The least and the greatest number that `null_if` may name; None if the type holds no whole numbers.
 
     A signed number may also be named by its bits: 0x8000 is -32768 of `s16`.
     """
@@ -109,12 +109,12 @@ def bounds(register: ModbusRegister) -> tuple[int, int] | None:
 
 
 def decode(request: Request, data: bytes) -> dict[str, str]:
-    """The values of an answer's data, by name, as they stand in JSON.
+    """The values of an answer's data as JSON, by name.
 
-    `data` is what follows the byte count, `request.data_bytes` long. A value is the register's number times its scale
+    `data` are the `request.data_bytes` bytes after the byte count. A value is the register's number times its scale
     plus its offset, in decimal: exact for whole numbers, and to 50 digits for the others. A float is read as the
-    shortest number that it stands for (0.1, not 0.10000000149011612). By NaN, the infinities and the numbers of
-    `null_if` units say that they have no value: these are `null`.
+    shortest number that it stands for (0.1, not 0.10000000149011612). NaN, the infinities and the numbers of `null_if`
+    mean that the unit has no value: they become `null`.
     """
     return {
         value.name: _bit(request, value, data) if value.type == "bit" else _number(request, value, data)
@@ -123,7 +123,7 @@ def decode(request: Request, data: bytes) -> dict[str, str]:
 
 
 def payload(registers: Sequence[ModbusRegister], values: Mapping[str, str]) -> bytes:
-    """A JSON object of the values that there are, in the order of the settings."""
+    """A JSON object of the values that are given, in the order of the settings."""
     members = (
         msgspec.json.encode(each.name) + b":" + values[each.name].encode() for each in registers if each.name in values
     )

@@ -1,6 +1,6 @@
-"""One open serial port: moves bytes between its descriptor and its link, and events from there to the intake.
+"""One open serial port: moves bytes between its descriptor and its link, and events from the link to the intake.
 
-What comes is timed by two fields for each read; who looks at them (each scan, and `sluice status`) makes words of them.
+Each read only notes two times. Each scan, and `sluice status`, make words of them.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from gateway.serial_lines.frames import Defect
 from gateway.serial_lines.ports import PortLostError, close_port, is_usb_cdc, read_port, why_closed
 
 RUNS_MAX = 1_000
-"""Runs (boots of sensors) whose last told loss is remembered; the oldest is forgotten."""
+"""Runs (boots of sensors) whose last reported loss is remembered; the oldest is forgotten."""
 
 
 class RingLosses:
-    """What serial sensors' rings dropped, each span told once, whichever line finds it out.
+    """Reports what serial sensors' rings dropped: each span once, whichever line finds it out.
 
-    A port that is opened anew, or a sensor that was moved to another one, begins from what the buffer holds of its
-    run: what an earlier line told of as lost is found once more then.
+    If a port is opened anew, or a sensor moves to another port, the line begins from the buffer's knowledge of the run.
+    It then finds losses again that an earlier line reported.
     """
 
     def __init__(self, intake: Intake) -> None:
@@ -43,13 +43,13 @@ class RingLosses:
         self._told_below: dict[tuple[str, str], int] = {}
 
     def begin(self, identified: Identified) -> None:
-        """A run was met: where its sequence has gone back, what was told is of another life of it."""
+        """Begin with a run. If its sequence has gone back, losses reported so far are of another life of the run."""
         run = identified.device, identified.boot
         if self._told_below.get(run, 0) > identified.next:
             del self._told_below[run]
 
     def tell(self, lost: Lost) -> None:
-        """Count a loss, as far as it was not told yet. Those of one run come in ascending order on each line."""
+        """Count a loss, except what was reported already. On each line, the losses of a run come in ascending order."""
         run = lost.device, lost.boot
         first = max(lost.first, self._told_below.pop(run, 0))
         self._told_below[run] = max(first, lost.last + 1)
@@ -60,21 +60,21 @@ class RingLosses:
 
 
 READ_BYTES_MAX = 4096
-"""What one line may put in before the others get their turn."""
+"""Bytes that one line may bring before the others get their turn."""
 FLOOD_BYTES_PER_S_MAX = 130_000
-"""What a line may put in: more than the fastest adapter carries, and little to work through. Beyond it the line is read
-on after a pause, and what floods it waits in the kernel."""
+"""Bytes a second that a line may bring: more than the fastest adapter carries, and little work. If more come, reading
+pauses, and the flood waits in the kernel."""
 FLOOD_WINDOW_US = 100_000
-"""What is counted together for that; longer on a slow line, for what waited while the loop was busy is no flood."""
+"""Time over which a flood is counted. It is longer on a slow line: bytes that waited for a busy loop are no flood."""
 TROUBLE_FIRST_US = 5_000_000
-"""After its opening a port is looked at for what is wrong with what comes: a sensor says HELLO, or is asked, sooner."""
+"""Time from a port's opening until its trouble is logged. A sensor says HELLO, or is asked, sooner."""
 TROUBLE_INTERVAL_US = 60_000_000
 PROBES_UNANSWERED_MAX = 3
-"""PROBEs without any frame since, over as many intervals, after which a sensor is silent."""
+"""PROBEs without any frame after them, over as many intervals, after which a sensor is silent."""
 UNPROVISIONED = "unprovisioned"
-"""What the firmware calls a chip whose EEPROM holds no name."""
+"""The firmware's name for a chip whose EEPROM holds no name."""
 RECALL_RETRY_S = 1.0
-"""While the buffer cannot be read; losses of the run wait for it."""
+"""Seconds between two tries to recall a run while the buffer cannot be read. Losses of the run wait for it."""
 _TIMER_S_MIN = 0.001
 _UNSET = -1
 
@@ -82,7 +82,7 @@ log = structlog.get_logger()
 
 
 class PortLine(ABC):
-    """One open port, from its opening to its closing: reads what comes, and of a flood only what others can bear."""
+    """One open port, from its opening to its closing. Of a flood it reads only what the other lines can bear."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class PortLine(ABC):
         now_us: Callable[[], int],
         bytes_per_s_max: float = FLOOD_BYTES_PER_S_MAX,
     ) -> None:
-        """`bytes_per_s_max` is what the line can carry, where it is known."""
+        """`bytes_per_s_max` is what the line can carry, if that is known."""
         self.name: str = port.name
         self.closed = False
         self._port = port
@@ -101,7 +101,7 @@ class PortLine(ABC):
         self._loop = asyncio.get_running_loop()
         self._reported: Counter[str] = Counter()
         self._opened_us = now_us()
-        # When anything came last, when it could be used last (None: never), and how much came since then.
+        # When bytes came last, when they could be used last (None: never), and how many came since then.
         self._heard_us: int | None = None
         self._used_us: int | None = None
         self._unused_bytes = 0
@@ -119,20 +119,20 @@ class PortLine(ABC):
     @property
     @abstractmethod
     def device(self) -> str | None:
-        """Who is at the other end, as far as it is known."""
+        """The sensor at the other end; None if it is unknown."""
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """`device`, where it is known."""
+        """`device`, if it is known."""
         return () if self.device is None else (self.device,)
 
     @property
     def heard(self) -> tuple[str, ...]:
-        """The devices that something usable came from since the port was opened."""
+        """`devices`, if something usable came since the port was opened."""
         return () if self._used_us is None else self.devices
 
     def state(self) -> dict[str, object]:
-        """What `sluice status` tells of it; times are seconds ago, None: never since the port was opened."""
+        """The line's state, for `sluice status`. Times are seconds ago; None means never since the port was opened."""
         now_us = self._now_us()
         return {
             "device": self.device,
@@ -143,14 +143,14 @@ class PortLine(ABC):
 
     @abstractmethod
     def trouble(self, now_us: int) -> str | None:
-        """What is wrong with all that comes, or with that nothing comes, and what to do; None where it can be used."""
+        """Words for a line that brings nothing, or nothing usable, and what to do; None if all is well."""
 
     @abstractmethod
     def report_faults(self) -> None:
-        """Log what could not be used since the last report."""
+        """Log input that could not be used since the last report."""
 
     def log_trouble(self, now_us: int) -> None:
-        """Log what is wrong now: soon after the opening, then once a minute while more comes that is of no use."""
+        """Log the trouble: soon after the opening, then once a minute while more unusable bytes come."""
         trouble = self.trouble(now_us)
         if trouble is None:
             self._trouble_told_bytes = _UNSET
@@ -163,12 +163,12 @@ class PortLine(ABC):
             self.report_faults()
 
     def _use(self, now_us: int) -> None:
-        """What came could be used."""
+        """Note that the bytes so far could be used."""
         self._used_us = now_us
         self._unused_bytes = 0
 
     def _unused_words(self, now_us: int) -> str:
-        """How much came since something could be used."""
+        """Words for how much came since something could be used."""
         since_us = self._opened_us if self._used_us is None else self._used_us
         return f"{size(self._unused_bytes)} in {span((now_us - since_us) / 1e6)}"
 
@@ -176,7 +176,7 @@ class PortLine(ABC):
     def _received(self, data: bytes, now_us: int) -> None: ...
 
     def close(self, reason: str = "") -> None:
-        """Give the port back; `reason` is what it ended by, where we did not choose to."""
+        """Give the port back; `reason` says why, if the gateway did not choose to."""
         if self.closed:
             return
         self.closed = True
@@ -210,21 +210,21 @@ class PortLine(ABC):
         self._window_bytes += len(data)
         if self._window_bytes >= self._flood_bytes_max:
             self._loop.remove_reader(self._fd)
-            # The last read may bring more than a window's worth: that is paid for by a longer pause.
+            # If the last read brought more than a window's worth, the pause is longer.
             paid_us = self._flood_window_us * self._window_bytes // self._flood_bytes_max
             rest_us = self._window_us + paid_us - now_us
             self._pause = self._loop.call_later(rest_us / 1e6, self._loop.add_reader, self._fd, self._read)
         self._received(data, now_us)
 
     def _faults_since(self, faults: Counter[str]) -> dict[str, int]:
-        """What has been added to a counter since this was asked last."""
+        """Faults that were counted since the last call."""
         since = faults - self._reported
         self._reported = Counter(faults)
         return dict(since)
 
 
 class FrameLine(PortLine):
-    """A port whose sensor speaks our frames: what it sends is acknowledged after its commit."""
+    """A port whose sensor speaks our frames. Its readings are acknowledged after their commit."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a line lives on
         self,
@@ -250,7 +250,7 @@ class FrameLine(PortLine):
 
     @property
     def device(self) -> str | None:
-        """Who said HELLO; None before that."""
+        """The sensor that said HELLO; None before that."""
         return self._link.device
 
     def state(self) -> dict[str, object]:
@@ -280,8 +280,8 @@ class FrameLine(PortLine):
         )
 
     def log_trouble(self, now_us: int) -> None:
-        """See `PortLine.log_trouble`; and tell of a sensor that has fallen silent, or speaks again."""
-        # A refusal is logged as it comes, and silence once.
+        """See `PortLine.log_trouble`. Also report a sensor that has fallen silent."""
+        # A refusal is logged when it comes, and silence once.
         if self._link.refusal is not None or self._silent:
             return
         super().log_trouble(now_us)
@@ -297,7 +297,7 @@ class FrameLine(PortLine):
             self._intake.event("device-died", self.device, source="serial", port=self.name, cause=cause)
 
     def _has_fallen_silent(self, now_us: int) -> bool:
-        """After so many PROBEs, not after a time alone: a gateway that was stopped meanwhile has asked nothing."""
+        """Whether enough PROBEs found no answer. Time alone does not tell: a stopped gateway sends no PROBEs."""
         if self.device is None or self._used_us is None or self._link.probes_unanswered < PROBES_UNANSWERED_MAX:
             return False
         return now_us - self._used_us >= PROBES_UNANSWERED_MAX * self._link.probe_interval_us
@@ -307,7 +307,7 @@ class FrameLine(PortLine):
 
     def _end_silence(self, events: Sequence[LinkEvent]) -> None:
         self._silent = False
-        # A new run, or another sensor, is told of anyway.
+        # A new run, or another sensor, is reported anyway.
         if not any(isinstance(event, Identified | HelloRefused) for event in events):
             log.info("serial sensor is heard again", port=self.name, device=self.device)
             self._intake.event("device-appeared", self.device, source="serial", port=self.name)
@@ -321,9 +321,9 @@ class FrameLine(PortLine):
         super().close(reason)
 
     def report_faults(self) -> None:
-        """Log what could not be used since the last report. None of it is lost: the sensor sends it again."""
+        """Log frames that could not be used since the last report. None is lost: the sensor sends them again."""
         faults = self._faults_since(self._link.faults)
-        # No fault of the line, and told as it came.
+        # A refused HELLO is no fault of the line, and was logged when it came.
         faults.pop(REFUSED_HELLO, None)
         if noisy := faults.pop(Defect.NOISE.value, 0):
             log.info(
@@ -332,7 +332,7 @@ class FrameLine(PortLine):
                 device=self.device,
                 times=noisy,
             )
-        # Where nothing else comes, that says so.
+        # If nothing else comes, `log_trouble` has said so.
         if faults and self._trouble_told_bytes == _UNSET:
             log.warning(
                 "serial frames could not be used: check wiring, ground and baud rate",
@@ -386,7 +386,7 @@ class FrameLine(PortLine):
         recall.add_done_callback(self._recalls.discard)
 
     async def _recall(self, identified: Identified) -> None:
-        """Ask the buffer what it has of this run, so that what was dropped while nobody listened is known."""
+        """Ask the buffer what it has of this run, to find what the sensor dropped while nobody listened."""
         while True:
             try:
                 recalled = await self._intake.recall(identified.device, identified.boot)
@@ -406,11 +406,11 @@ class FrameLine(PortLine):
         self._write()
 
     def _write(self) -> None:
-        """Write what the link has to say now, and come back when it is due."""
+        """Write the link's bytes, and come back when it is due."""
         if self.closed or self._unsent:
             return
         now_us = self._now_us()
-        # Random bits are for a probe, which is sent when it is due: they cost more than all else here.
+        # Random bits cost more than all else here, and only a PROBE that is due needs them.
         nonce = self._nonce() if now_us >= self._link.due_us else 0
         self._unsent = self._link.data_to_send(now_us, nonce)
         if self._unsent:
@@ -418,7 +418,7 @@ class FrameLine(PortLine):
         self._set_timer()
 
     def _send(self) -> None:
-        """Write as far as the port takes it; what is left goes when it takes more."""
+        """Write as much as the port takes. The rest goes when the port takes more."""
         try:
             self._unsent = self._unsent[os.write(self._fd, self._unsent) :]
         except BlockingIOError:
@@ -427,7 +427,7 @@ class FrameLine(PortLine):
             self.close(why_closed("writing", error))
             return
         if self._unsent:
-            # One write's worth waits here. The link is asked again after it, and says then what holds then.
+            # Only one write's worth waits here. After it the link is asked again, for what holds by then.
             self._loop.add_writer(self._fd, self._send_rest)
 
     def _send_rest(self) -> None:
@@ -436,7 +436,7 @@ class FrameLine(PortLine):
         self._write()
 
     def _set_timer(self) -> None:
-        """Come back when the link is due: set anew only where that has changed, for this is called for each frame."""
+        """Come back when the link is due. The timer is set only if that has changed, as each frame calls this."""
         due_us = self._link.due_us
         if self.closed or due_us == self._timer_due_us:
             return
@@ -447,7 +447,7 @@ class FrameLine(PortLine):
         self._timer = self._loop.call_later(delay_s, self._due)
 
     def _due(self) -> None:
-        # A timer may be early by its clock's grain: then it is set again.
+        # A timer may be early by its clock's grain. Then it is set again.
         self._timer_due_us = _UNSET
         self._write()
 

@@ -1,4 +1,4 @@
-"""Serial ports of this box: which ones a setting means now, how one is opened, and in words why it cannot be."""
+"""Serial ports of this box: finds those that a setting means, opens them, and says why one cannot be opened."""
 
 import errno
 import fcntl
@@ -18,22 +18,22 @@ from gateway.serial_lines.rivals import held_words
 from gateway.settings import Parity
 
 ALL: Final = "all"
-"""In `serial.ports`: every USB adapter. Ports of the board itself are not among them: one may be the console."""
+"""In `serial.ports`, every USB adapter. The board's own ports are not included, as one may be the console."""
 USB_PORTS: Final = ("/dev/ttyUSB*", "/dev/ttyACM*")
-"""Where Linux puts USB adapters: those with a driver of their own, and boards that are USB devices themselves."""
+"""Linux' names for USB adapters with a driver of their own, and for boards that are USB devices themselves."""
 LOOK_ALIKES: Final = (
     "adapters of one make without a serial number have one name in /dev/serial/by-id; name them by the socket that "
     "they are plugged into (/dev/serial/by-path/...)"
 )
 _PTY_MAJORS: Final = range(136, 144)
-"""Linux' Documentation/admin-guide/devices.txt."""
+"""Pseudo-terminals, by Linux' Documentation/admin-guide/devices.txt."""
 _CDC_MAJORS: Final = frozenset({166})
-"""The same: `ttyACM*`, under whatever name."""
+"""`ttyACM*`, whatever the port's name, by that document too."""
 FRAMES: Final = "serial.ports"
-"""The setting that a port is served for, where it has no section of its own."""
+"""The setting that names a port without a section of its own."""
 _GONE: Final = "its adapter is gone (unplugged, or no power)"
 _GONE_ERRORS: Final = frozenset({errno.EIO, errno.ENXIO, errno.ENODEV})
-"""What reading and writing end in where an adapter is pulled out."""
+"""Errors of reading and writing after an adapter was pulled out."""
 _HINTS = {
     errno.EIO: "no hardware answers behind this name (/dev/ttyS0 to ttyS31 are there without any), or the adapter "
     "hangs: leave it out of [serial], or plug the adapter in anew",
@@ -44,26 +44,26 @@ _HINTS = {
     errno.ENXIO: "its adapter is not there (unplugged?), or has no driver: plug it in anew",
 }
 _SAY_IT_ALL = frozenset({errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTTY, errno.EAGAIN, errno.EBUSY})
-"""Errors of which the system's own words would only puzzle."""
+"""Errors for which the system's own words would only puzzle."""
 _PARITIES: Final[dict[Parity, str]] = {
     "none": serial.PARITY_NONE,
     "even": serial.PARITY_EVEN,
     "odd": serial.PARITY_ODD,
 }
 _HELD = frozenset({errno.EAGAIN, errno.EBUSY})
-"""EAGAIN of our own lock (flock), EBUSY of a program that took the port for itself (TIOCEXCL)."""
+"""Errors if another program has the port: EAGAIN by its lock (flock), EBUSY by its exclusive use (TIOCEXCL)."""
 
 
 class PortsFound(NamedTuple):
-    """What `serial.ports` finds now."""
+    """Ports that `serial.ports` finds now."""
 
     names: dict[str, str]
-    """Real path to the name that it was found by first."""
+    """By real path, the name that found the port first."""
     by_pattern: dict[str, list[str]]
 
 
 def find(patterns: Sequence[str]) -> PortsFound:
-    """Look for the ports that paths, globs or `all` mean now."""
+    """Find the ports that paths, globs or `all` mean now."""
     found = PortsFound({}, {})
     for pattern in patterns:
         names = found.by_pattern[pattern] = names_of(pattern)
@@ -73,23 +73,23 @@ def find(patterns: Sequence[str]) -> PortsFound:
 
 
 def names_of(pattern: str) -> list[str]:
-    """The names that are there for a path, a glob or `all`; several may lead to one port."""
+    """Names that exist for a path, a glob or `all`. Several names may lead to one port."""
     parts = USB_PORTS if pattern == ALL else (pattern,)
     return sorted(name for part in parts for name in glob.glob(part))  # noqa: PTH207 - Path.glob takes none absolute
 
 
 def ports_of(pattern: str) -> dict[str, str]:
-    """Real path to name, of what a path or glob means now: each port once."""
+    """Ports that a path or glob means now, each once: real path to name."""
     return find((pattern,)).names
 
 
 def is_path(pattern: str) -> bool:
-    """Whether this is one port that is written out: that it is not there is a mistake."""
+    """Whether a pattern is the path of one port. If that port is missing, it is a mistake."""
     return pattern != ALL and glob.escape(pattern) == pattern
 
 
 def awaited_words(pattern: str) -> str:
-    """That `all` or a glob finds nothing, which may be as it should."""
+    """Words for `all` or a glob that finds nothing, which may be intended."""
     if pattern == ALL:
         return "no USB adapter is plugged in now; it may come later"
     return f"nothing is called {pattern} now; it may come later"
@@ -98,7 +98,7 @@ def awaited_words(pattern: str) -> str:
 def open_port(
     name: str, baud: int, *, data_bits: int = 8, parity: Parity = "none", stop_bits: int = 1
 ) -> serial.Serial:
-    """Open a port raw, for us alone, without blocking reads; `close_port` gives it back.
+    """Open a port raw, for this process alone, with reads that do not block; `close_port` gives it back.
 
     Raises OSError, ValueError or termios.error.
     """
@@ -107,9 +107,9 @@ def open_port(
     )
     try:
         attributes: list[Any] = termios.tcgetattr(port.fileno())
-        # With HUPCL, closing drops DTR, and the next opening resets an Arduino and what it holds unsent.
+        # With HUPCL, closing drops DTR. The next opening then resets an Arduino, which loses its unsent samples.
         attributes[2] &= ~termios.HUPCL
-        # With pyserial's VMIN 0, an idle port reads as empty as one that hung up.
+        # With pyserial's VMIN 0, reading an idle port looks like reading one that hung up.
         attributes[6][termios.VMIN] = 1
         termios.tcsetattr(port.fileno(), termios.TCSANOW, attributes)
         if not _is_pseudo_terminal(port.fileno()):
@@ -122,35 +122,35 @@ def open_port(
 
 
 def close_port(port: serial.Serial) -> None:
-    """Give a port back, at once: what it has not sent is dropped."""
-    # Closing a terminal waits for its output, half a minute where nobody takes it.
+    """Give a port back at once. Output that is not sent yet is dropped."""
+    # Closing a terminal waits for its output, for half a minute if nobody takes it.
     with suppress(termios.error):
         termios.tcflush(port.fileno(), termios.TCOFLUSH)
-    # Where somebody else has it open too, it would stay closed to others.
+    # If another program has the port open too, it would stay closed to others.
     with suppress(OSError):
         fcntl.ioctl(port.fileno(), termios.TIOCNXCL)
     port.close()
 
 
 def _is_pseudo_terminal(fd: int) -> bool:
-    """Of these, the far end keeps what was set when its opener is killed: nobody could open it again."""
+    """Whether a port is a pseudo-terminal. TIOCEXCL stays on it if its opener is killed: nobody could open it again."""
     return os.major(os.fstat(fd).st_rdev) in _PTY_MAJORS
 
 
 def is_usb_cdc(fd: int) -> bool:
     """Whether a port is `ttyACM*`, whose baud rate may be a mere number.
 
-    Of a board that is a USB device itself it is; of an adapter that shows itself so (an Arduino Uno's) it is not.
+    It is one if the board is a USB device itself, but not if an adapter shows up so (an Arduino Uno's).
     """
     return os.major(os.fstat(fd).st_rdev) in _CDC_MAJORS
 
 
 class PortLostError(OSError):
-    """A port can be read no more; the message says why."""
+    """A port cannot be read any more; the message says why."""
 
 
 def read_port(fd: int, bytes_max: int) -> bytes:
-    """What an open port has now: perhaps nothing. Raises PortLostError."""
+    """Bytes that an open port has now, perhaps none. Raises PortLostError."""
     try:
         data = os.read(fd, bytes_max)
     except BlockingIOError:
@@ -163,19 +163,19 @@ def read_port(fd: int, bytes_max: int) -> bytes:
 
 
 def why_closed(doing: str, error: OSError) -> str:
-    """What an error of an open port means; `doing` is reading or writing."""
+    """Words for an error of an open port; `doing` is reading or writing."""
     return _GONE if error.errno in _GONE_ERRORS else f"{doing} failed: {error.strerror}"
 
 
 def why_not_opened(error: BaseException, name: str, section: str = FRAMES) -> str:
-    """What an error of `open_port` means, and what to do. Not for the event loop: it looks at the processes.
+    """Words for an error of `open_port`, and what to do. Too slow for the event loop: it reads the processes.
 
     `section` is the setting that names the port: `FRAMES`, or the header of its section.
     """
     number = _errno(error)
     cause = error.__context__
     if number is None and cause is not None and str(cause) in str(error):
-        # pyserial puts some of the system's errors into a text, and raises that while it handles them.
+        # pyserial turns some of the system's errors into a text, and raises it while it handles them.
         number = _errno(cause)
     if number is None:
         return str(error)
@@ -192,12 +192,12 @@ def why_not_opened(error: BaseException, name: str, section: str = FRAMES) -> st
 
 
 def leave_out(section: str) -> str:
-    """How a port is no longer served."""
+    """Words for how to stop serving a port."""
     return f"take the port out of {FRAMES}" if section == FRAMES else f"remove its {section}"
 
 
 def no_port_words(section: str) -> str:
-    """What is wrong with a name behind which there is something else, and what to write."""
+    """Words for a name that leads to something else than a port, and what to write."""
     instead = (
         "leave it out, or write what matches serial ports only"
         if section == FRAMES
@@ -214,7 +214,7 @@ def _errno(error: BaseException) -> int | None:
 
 
 def how_to_be_let_in(name: str) -> str:
-    """How this user gets the right to open a port: mostly by a group, `dialout` on Debian."""
+    """Words for how this user gets the right to open a port: mostly by a group, `dialout` on Debian."""
     try:
         port = os.stat(name)  # noqa: PTH116 - a name of glob's
         group = grp.getgrgid(port.st_gid)

@@ -1,4 +1,4 @@
-"""Other programs that take serial ports: who has one open, and what the usual ones do and how they are stopped.
+"""Finds other programs that have serial ports open, and says what the usual ones do and how to stop them.
 
 ModemManager tries new ports for modems, brltty takes adapters for Braille displays, and a login console waits on
 the port that the kernel speaks on. Nothing here opens a port.
@@ -14,7 +14,7 @@ from gateway.host.processes import name_of, opened_by, processes, running, termi
 MODEM_MANAGER = "ModemManager"
 BRLTTY = "brltty"
 _LOGINS = frozenset({"agetty", "getty", "login", "bash", "sh"})
-"""Programs that have a port for their controlling terminal where somebody may log in on it."""
+"""Programs that have a port as their controlling terminal if somebody may log in on it."""
 _BRLTTY_RULES = (Path("/usr/lib/udev/rules.d/85-brltty.rules"), Path("/lib/udev/rules.d/85-brltty.rules"))
 _UDEV = Path("/run/udev/data")
 _CONSOLES = Path("/sys/class/tty/console/active")
@@ -23,14 +23,14 @@ _COMMAND_LINE = Path("/proc/cmdline")
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The USB adapter behind a port, as the kernel tells of it."""
+    """The USB adapter behind a port, as the kernel describes it."""
 
     port: str
     vendor: int
     product: int
     serial_number: str | None
     socket: str
-    """Where it is plugged in, as the kernel counts (`1-1.2`): an adapter with several ports has them all here."""
+    """Its socket, as the kernel counts (`1-1.2`). All ports of one adapter have one socket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Holder:
 
 
 def adapters() -> list[Adapter]:
-    """The USB adapters that are plugged in, in the order of their ports."""
-    from serial.tools.list_ports import comports  # noqa: PLC0415 - only where there are serial lines
+    """The USB adapters that are plugged in, sorted by port."""
+    from serial.tools.list_ports import comports  # noqa: PLC0415 - only if there are serial lines
 
     found = sorted(comports(), key=lambda port: port.device)
     return [
@@ -57,7 +57,7 @@ def adapters() -> list[Adapter]:
 
 
 def holders(ports: Collection[str]) -> dict[str, list[Holder]]:
-    """Who else has these ports open, by their real paths; of other users' programs not all are told to everybody."""
+    """Other processes that have these ports open, by real path. Not every user may see those of other users."""
     numbers = {number: port for port in ports if (number := _device_number(port))}
     found: dict[str, list[Holder]] = {}
     for process in processes():
@@ -71,9 +71,9 @@ def holders(ports: Collection[str]) -> dict[str, list[Holder]]:
 
 
 def rivals(ports: Mapping[str, str]) -> dict[str, str]:
-    """Of ports that could be opened, by their real paths: who speaks or listens there too, and what to do.
+    """Words for who else speaks or listens on open ports, and what to do, by real path.
 
-    `ports` has how each is no longer served (`leave_out` in `ports.py`).
+    `ports` has for each how to stop serving it (`leave_out` in `ports.py`).
     """
     found = {port: who_words(held, port, ports[port]) for port, held in holders(ports).items()}
     for port in ports:
@@ -90,7 +90,7 @@ def _device_number(port: str) -> int:
 
 
 def held_words(port: str, or_else: str) -> str:
-    """Why a port, given by its real path, cannot be had: who has it, and what to do; `or_else` leaves it to them."""
+    """Words for who has a port (given by its real path), and what to do; `or_else` leaves the port to them."""
     held = holders((port,)).get(port, [])
     if held:
         return who_words(held, port, or_else)
@@ -101,7 +101,7 @@ def held_words(port: str, or_else: str) -> str:
 
 
 def who_words(held: Collection[Holder], port: str, or_else: str) -> str:
-    """What it means that these have a port open, and what to do; `or_else` leaves it to them."""
+    """Words for what these processes do on a port, and what to do; `or_else` leaves the port to them."""
     programs = {holder.program for holder in held}
     who = f"{' and '.join(map(str, held))} {'has' if len(held) == 1 else 'have'} it open"
     if MODEM_MANAGER in programs:
@@ -112,7 +112,7 @@ def who_words(held: Collection[Holder], port: str, or_else: str) -> str:
 
 
 def modem_manager_words(port: str) -> str:
-    """What ModemManager does to a port, and how it is kept from that: for this adapter, or at all."""
+    """Words for what ModemManager does to a port, and how to stop it: for this adapter, or at all."""
     adapter = next((adapter for adapter in adapters() if adapter.port == port), None)
     everywhere = "where this box has no modem, sudo systemctl disable --now ModemManager"
     does = "it opens new ports to try them for modems, which resets an Arduino and mixes into what is read"
@@ -129,7 +129,7 @@ def modem_manager_words(port: str) -> str:
 
 
 def is_spared_by_modem_manager(port: str) -> bool:
-    """Whether udev's rules of this box keep ModemManager from a port, given by its real path."""
+    """Whether this box's udev rules keep ModemManager from a port, given by its real path."""
     number = _device_number(port)
     try:
         properties = Path(_UDEV, f"c{os.major(number)}:{os.minor(number)}").read_text(errors="replace").splitlines()
@@ -139,7 +139,7 @@ def is_spared_by_modem_manager(port: str) -> bool:
 
 
 def login_words(port: str) -> str:
-    """What a login on a port does, and how it is ended."""
+    """Words for what a login console does on a port, and how to stop it."""
     name = Path(port).name
     return (
         "a login console answers the sensor there, and takes its bytes; sudo systemctl disable --now "
@@ -162,12 +162,12 @@ def is_console(port: str) -> bool:
     except OSError:
         return False
     consoles = (word.removeprefix("console=").partition(",")[0] for word in words if word.startswith("console="))
-    # A Raspberry Pi calls it serial0, and links that to the port.
+    # A Raspberry Pi calls the port serial0, which is a link to it.
     return any(os.path.realpath(f"/dev/{console}") == port for console in consoles)
 
 
 def brltty_words() -> str | None:
-    """That brltty is here, what it does to adapters, and how it is kept from that; None where it is not here."""
+    """Words for what brltty does to adapters, and how to stop it; None if it is not on this box."""
     if running(BRLTTY) is None and not any(rules.exists() for rules in _BRLTTY_RULES):
         return None
     return (

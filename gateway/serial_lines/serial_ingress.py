@@ -1,4 +1,4 @@
-"""Sensors on serial lines: opens ports as they come and go, each for the kind of sensor that the settings name."""
+"""Serves sensors on serial lines: opens ports as they come and go, each for the kind that the settings name."""
 
 import asyncio
 import fnmatch
@@ -31,12 +31,12 @@ from gateway.serial_lines.rivals import brltty_words, rivals
 from gateway.settings import SerialSettings
 
 PORTS_MAX = 128
-"""Ports open at once: a glob that matches a whole directory must not take every descriptor."""
+"""Ports open at once. A glob that matches a whole directory must not take every descriptor."""
 FAULT_REPORT_INTERVAL_US = 60_000_000
 EXPLAINED_FOR_US = 60_000_000
-"""A port that cannot be opened is tried at every scan; why is looked into anew after this, at the latest."""
+"""Time until the reason is looked up anew for a port that cannot be opened. The port is tried at every scan."""
 GONE_MAX = 16
-"""Ports that were served and are gone, which are remembered: of more, those that went last."""
+"""Ports that are remembered after they were served and went; the oldest are forgotten."""
 GONE_FOR_US_MAX = 86_400_000_000
 _OWN_NAMES = (
     "their readings mix; give each its own name: to a sensor with our frames by flashing another, to others by device "
@@ -49,11 +49,11 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A port that is to be open, by the name that it was found by."""
+    """A port that should be open, by the name that found it."""
 
     name: str
     section: Section | None
-    """Whose sensors it is for; None: those with our frames."""
+    """The section of its sensors; None for sensors with our frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Unopened:
-    """A port that is there and cannot be served."""
+    """A port that is there but cannot be served."""
 
     name: str
     error: str
@@ -72,15 +72,15 @@ class _Unopened:
     """What the error means, in an installer's words."""
     explained_us: int
     told: str
-    """The reason that the log has of it."""
+    """The last reason in the log; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Gone:
-    """A port that was served, and is there no more."""
+    """A port that was served and is gone."""
 
     devices: tuple[str, ...]
-    """Those that were heard on it."""
+    """The devices that were heard on it."""
     since_us: int
 
 
@@ -104,14 +104,14 @@ class SerialIngress:
         self._now_us = now_us
         self._nonce = nonce
         self._clocks = DeviceClocks() if clocks is None else clocks
-        # By real path, for one port may have several names.
+        # By real path, as one port may have several names.
         self._open: dict[str, _Open] = {}
         self._unopened: dict[str, _Unopened] = {}
-        # By name, those that went last at the end: what a glob finds no more would be missed by nobody.
+        # By name, the last gone at the end. Without it, nobody would miss a port that only a glob named.
         self._gone: dict[str, _Gone] = {}
         # By name: ports that are not opened because the settings do not say clearly what for.
         self._conflicts: dict[str, str] = {}
-        # Of the settings: those that nothing is found for.
+        # Paths and globs of the settings that find nothing.
         self._missing: set[str] = set()
         self._shared_devices: dict[str, list[str]] = {}
         # By real path: what other programs do on open ports.
@@ -129,7 +129,7 @@ class SerialIngress:
                 each.line.close()
 
     def state(self) -> dict[str, object]:
-        """What `sluice status` tells of it."""
+        """The state of all ports, for `sluice status`."""
         now_us = self._now_us()
         return {
             "ports": {
@@ -152,11 +152,11 @@ class SerialIngress:
         }
 
     def _names(self) -> dict[str, str]:
-        """Of the lines that are open: their names, by real path, each another one."""
+        """Names of the open lines by real path, each name once."""
         names: dict[str, str] = {}
         for path, each in self._open.items():
             if not each.line.closed:
-                # A link of /dev/serial/by-id may have led to another port when that one was opened.
+                # A link of /dev/serial/by-id may have led to another port when that port was opened.
                 names[path] = path if each.line.name in names.values() else each.line.name
         return names
 
@@ -196,7 +196,7 @@ class SerialIngress:
         self._open = {path: each for path, each in self._open.items() if not each.line.closed}
 
     def _forget_gone(self, there: Container[str], now_us: int) -> None:
-        """Miss no port any more that is there again, or whose sensor is heard on another one; nor any for ever."""
+        """Forget gone ports that are there again, whose sensors are heard elsewhere, or that went long ago."""
         heard = {device for each in self._open.values() if not each.line.closed for device in each.line.heard}
         self._gone = {
             name: gone
@@ -205,7 +205,7 @@ class SerialIngress:
         }
 
     async def _report_missing(self, found: Mapping[str, Collection[str]], served: Collection[str]) -> None:
-        """Say once what is not there; of a port that was served until now, its closing tells that."""
+        """Log missing ports once. If a port was served until now, the log has its closing instead."""
         missing = {pattern for pattern, names in found.items() if not names}
         for pattern in sorted(missing - self._missing):
             parts = USB_PORTS if pattern == ALL else (pattern,)
@@ -230,7 +230,7 @@ class SerialIngress:
         self._conflicts = dict(conflicts)
 
     def _hand_over(self, wanted: Mapping[str, _Wanted]) -> None:
-        """Close what the settings want otherwise: a name may be there later than its port, or lead to another now."""
+        """Close ports that belong to other sections now: a name may come after its port, or lead to another port."""
         for path, each in list(self._open.items()):
             now = wanted.get(path)
             if now is None:
@@ -243,12 +243,12 @@ class SerialIngress:
                     port=each.line.name,
                 )
                 each.line.close()
-                # Not for `_forget_closed`, which would miss it: it is our doing.
+                # The gateway closed it, so `_forget_closed` must not remember it as gone.
                 del self._open[path]
         self._forget_closed()
 
     async def _serve(self, path: str, wanted: _Wanted) -> bool:
-        """Open a port; False where that failed, which is then told and shown."""
+        """Open a port. If that fails, return False; the failure is logged and shown."""
         try:
             line = await self._line(wanted)
         except (OSError, ValueError, termios.error) as error:
@@ -277,20 +277,20 @@ class SerialIngress:
     async def _cannot_open(self, path: str, wanted: _Wanted, error: BaseException) -> None:
         name, known, now_us = wanted.name, self._unopened.get(path), self._now_us()
         if known is None or known.error != str(error) or now_us - known.explained_us >= EXPLAINED_FOR_US:
-            # In a thread, and not at every scan: it looks at the processes of this box.
+            # In a thread, and not at every scan: it reads the processes of this box.
             header = _header(wanted.section)
             reason, explained_us = await asyncio.to_thread(why_not_opened, error, name, header), now_us
         else:
             reason, explained_us = known.reason, known.explained_us
         told = known.told if known is not None else ""
-        # Not at once: udev gives a new port to its group a moment after it has made it.
+        # Not at the first try: udev gives a new port to its group a moment after it has made it.
         if known is not None and told != reason:
             told = reason
             log.warning("serial port cannot be opened; it is tried at every scan", port=name, reason=reason)
         self._unopened[path] = _Unopened(name, str(error), reason, explained_us, told)
 
     async def _look_for_rivals(self) -> None:
-        """Say who else has a port open. In a thread: it looks at the processes of this box."""
+        """Log which other programs have a port open. In a thread, as it reads the processes of this box."""
         ports = {path: leave_out(_header(each.section)) for path, each in self._open.items() if not each.line.closed}
         found = await asyncio.to_thread(rivals, ports) if ports else {}
         for path, reason in found.items():
@@ -303,7 +303,7 @@ class SerialIngress:
         self._rivals = found
 
     def _report_shared_devices(self) -> None:
-        """Two sensors with one name would mix their readings under one key: say so, once."""
+        """Log once that two sensors have one name, as their readings mix under one key."""
         ports_of_device: dict[str, list[str]] = {}
         for path, name in self._names().items():
             for device in self._open[path].line.devices:
@@ -320,7 +320,7 @@ class SerialIngress:
         self._shared_devices = shared
 
     def _shared_words(self, name: str) -> str | None:
-        """Which devices of a port are on others too, and what to do; None where none is."""
+        """Words for a port's devices that are on other ports too, and what to do; None if there are none."""
         also = [
             f"{device} is on {', '.join(other for other in ports if other != name)} too"
             for device, ports in self._shared_devices.items()
@@ -330,18 +330,18 @@ class SerialIngress:
 
 
 class _Sight(NamedTuple):
-    """What the settings want of the ports that are there now."""
+    """The ports that are there now, as the settings want them."""
 
     wanted: dict[str, _Wanted]
     """By real path."""
     by_pattern: dict[str, list[str]]
-    """What was found for each path or glob of the settings."""
+    """The names found for each path or glob of the settings."""
     conflicts: dict[str, str]
     """Names for which no port can be chosen, and why."""
 
 
 def _look(settings: SerialSettings) -> _Sight:
-    """Find the ports of all sections: those of one sensor first, for what they name is not of `serial.ports`."""
+    """Find the ports that the settings name. Sections come first, as their ports do not belong to `serial.ports`."""
     sight = _Sight({}, {}, {})
     named: set[str] = set()
     for section in sections(settings):
@@ -368,5 +368,5 @@ def _look(settings: SerialSettings) -> _Sight:
 
 
 def _header(section: Section | None) -> str:
-    """Which setting names a port, as a person writes it."""
+    """The setting that names a port, as it stands in the file."""
     return FRAMES if section is None else section.kind.header

@@ -1,7 +1,7 @@
-"""Lines of sensors that write text, made into JSON objects: pairs, CSV, JSON lines and NMEA 0183.
+"""Turns lines of sensors that write text into JSON objects: pairs, CSV, JSON lines and NMEA 0183.
 
-Pure functions. Digits are kept as they came, and nothing is guessed: a value that can be read in two ways stays a
-text, and a line that can makes no reading.
+Pure functions. Digits are kept as they came, and nothing is guessed. If a value can be read in two ways, it stays a
+text. If a line can, it makes no reading.
 """
 
 import csv
@@ -20,19 +20,19 @@ from gateway.intake.payload_json import UNREADABLE, is_json, read_mending
 from gateway.settings import SerialTextSettings
 
 LineReader = Callable[[bytes], Iterable[bytes]]
-"""Gives the readings of a line, which has no end any more: JSON objects in UTF-8. None are given where the line is
-neither a reading nor a loss. Takes any bytes. Raises LineError, which may follow readings of the same line."""
+"""Returns the readings of a line without its end, as JSON objects in UTF-8; none if the line is neither a reading nor a
+loss. Takes any bytes. Raises LineError, perhaps after some readings of the line."""
 NOISE: Final = "noise"
-"""The reason of a LineError that says of no loss. Every sentence of the line that was asked for was read. More stood
-around it, or a sentence of another type was damaged."""
+"""Reason of a LineError without a loss: every wanted sentence of the line was read. Other bytes stood around it, or a
+sentence of another type was damaged."""
 NUMBER_CHARACTERS_MAX = 64
-"""A longer number is kept as a text: readers of JSON, the cloud's tables among them, refuse such numbers."""
+"""A longer number is kept as a text, as readers of JSON, the cloud's tables among them, refuse it."""
 QUANTITY_CHARACTERS_MAX = 128
-"""A longer value is a text, without being looked into."""
+"""A longer value is a text; no number is looked for in it."""
 NAME_WORDS_MAX = 4
 """Words that a name in front of a colon may have."""
 SENTENCE_MEMBER: Final = "sentence"
-"""The member of an NMEA reading that says which sentence it was."""
+"""The member of an NMEA reading that names its sentence."""
 
 _DELIMITERS: Final = {",": ",", ";": ";", "tab": "\t", "space": " "}
 _NUMBER_PATTERN = r"([+-]?) *(?:([0-9]+)(?:[.]([0-9]*))?|[.]([0-9]+))([eE][+-]?[0-9]{1,3})?"
@@ -44,14 +44,14 @@ _QUANTITY: Final = re.compile(
     rf"{_NUMBER_PATTERN}(?:(\s*)((?:deg(?:rees)?\s+|%\s*)?[^\W\d_{_UNIT_SIGNS}][^\s\d,;|()]*[23]?"
     rf"|[{_UNIT_SIGNS}]\s?[^\s\d,;|()]*[23]?))?[\s,;|/()]*"
 )
-# What may be glued to a number, for `id=12ab` is not 12. A, C and F only to a fraction: `3F` may be hexadecimal.
+# Units that may be glued to a number, as `id=12ab` is not 12. A, C and F only to a fraction: `3F` may be hexadecimal.
 _GLUED_UNIT: Final = re.compile(
     r"[numckhMG]?(?:V|A|VA|W|Wh|Hz|Ohm|Pa|bar|g|m|s|l|L|J|N)|[CFK]|deg[CF]|RH|psi|in|ft|t|lb|oz|ppm|ppb|lx|lux|lm|dBm?"
     r"|min|h|rpm|m/s|km/h|kn|kt|mph|[um]?g/m3|m3(?:/h)?|[lL]/(?:min|h)|pH|NTU|[um]S/cm"
 )
 _TEMPERATURE_UNIT: Final = re.compile(rf"(?:[{_UNIT_SIGNS}]|deg(?:rees)?)?\s*([CFK])")
 _UNIT_GROUP: Final = 7
-"""Of a quantity's groups: five are the number's, then comes the space between."""
+"""Group of the unit in `_QUANTITY`: five groups are the number's, and one is the space between."""
 _HEXADECIMAL_UNITS: Final = frozenset("ACF")
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -65,8 +65,8 @@ _TOKENS: Final = {
 _EDGES: Final = " \t\xa0,;|"
 _TAG_BLOCK: Final = re.compile(rb"\\[^\\]*\\(?=[$!])")
 _SENTENCE_START: Final = re.compile(rb"[$!](?=[^\s,*$!])")
-# One digit is a whole checksum too: some instruments write `*A` for `*0A`. What was cut off after the first of two
-# digits passes as one only where that digit is a zero.
+# One digit is a whole checksum too: some instruments write `*A` for `*0A`. A checksum that was cut off after the first
+# of two digits passes only if that digit is a zero.
 _SENTENCE_MARKS: Final = re.compile(
     rb"(?P<start>[$!](?=[^\s,*$!]))|[*](?P<checksum>[0-9A-Fa-f]{2}|[0-9A-Fa-f](?![0-9A-Fa-f]))"
 )
@@ -76,7 +76,7 @@ _BLANK: Final = re.compile(rb"[\x00-\x20\x7f]*")
 
 
 _ValueReader = Callable[[str, str], str]
-"""Gives the value of a field, by its name, as JSON."""
+"""Returns a field's value as JSON. Takes the field's name and text."""
 _Members = Sequence[tuple[str, str]]
 """Names, and values that are JSON already."""
 
@@ -90,7 +90,7 @@ class LineError(ValueError):
 
 
 class _Name(NamedTuple):
-    """A name that a line holds, and where it stands; its value begins behind the separator."""
+    """A name in a line, and its place. Its value begins behind the separator."""
 
     text: str
     start: int
@@ -98,7 +98,7 @@ class _Name(NamedTuple):
 
 
 def line_reader(settings: SerialTextSettings) -> LineReader:
-    """What reads a sensor's lines."""
+    """The reader of a sensor's lines."""
     value = _value_reader(settings)
     match settings.format:
         case "key=value":
@@ -114,7 +114,7 @@ def line_reader(settings: SerialTextSettings) -> LineReader:
 
 
 def proves_itself(settings: SerialTextSettings) -> bool:
-    """Whether a line of this format that was cut off in front can never be read as a whole one."""
+    """Whether a line of this format, if it was cut off in front, can never be read as a whole one."""
     return settings.format in {"json", "nmea"}
 
 
@@ -124,11 +124,11 @@ def holds_sentences(settings: SerialTextSettings) -> bool:
 
 
 def json_value(text: str, *, decimal_comma: bool = False, units: Collection[str] = ()) -> str:
-    """A value as JSON: a number, with or without a unit behind it, with its own digits; null if empty; else a string.
+    """A value as JSON: null if it is empty, a number with its own digits if it is one, or else a string.
 
-    A unit is left out. Of one temperature in several units (`21.50 °C 70.70 °F`) the first number counts.
-    `decimal_comma`: a comma in a number is its decimal point. `units`: each of these behind a number is one, whatever
-    the number looks like.
+    A unit behind a number is left out. Of one temperature in several units (`21.50 °C 70.70 °F`) the first number
+    counts. `decimal_comma`: a comma in a number is its decimal point. `units`: further units, which may stand behind
+    any number.
     """
     if not text:
         return "null"
@@ -146,7 +146,7 @@ def nmea_checksum(content: bytes) -> int:
 
 
 def characters(line: bytes) -> str:
-    """Most sensors write ASCII or UTF-8; what others write beyond ASCII is nearly always a degree sign, in Latin-1."""
+    """A line's text: UTF-8, or else Latin-1, in which other sensors nearly always write a degree sign."""
     try:
         return line.decode()
     except UnicodeDecodeError:
@@ -154,11 +154,11 @@ def characters(line: bytes) -> str:
 
 
 def _text(line: bytes) -> str:
-    """A line without a terminal's colours. Raises LineError where it is no text."""
+    """A line without a terminal's colours. Raises LineError if it is no text."""
     text = characters(line)
     if "\x1b" in text:
         text = _COLOURS.sub("", text)
-    # At the wrong baud rate lines are full of these.
+    # At the wrong baud rate, lines are full of control characters.
     if _CONTROLS.search(text):
         raise LineError("not-text")
     return text
@@ -166,7 +166,7 @@ def _text(line: bytes) -> str:
 
 def _value_reader(settings: SerialTextSettings) -> _ValueReader:
     texts = frozenset(settings.texts)
-    # Where a comma stands between values it cannot stand in a number.
+    # If commas separate values, they cannot stand in a number.
     decimal_comma = settings.format == "csv" and settings.delimiter != ","
 
     def value(name: str, text: str) -> str:
@@ -186,14 +186,14 @@ def _read_pairs(line: bytes, separator: str, value: _ValueReader) -> bytes:
     names = {name for name, _ in members}
     if len(names) < len(members):
         raise LineError("repeated-name")
-    # Noise has letters of Latin-1 in plenty, sensors have none in names: noise must not make up new metrics.
+    # Noise is full of Latin-1 letters, and names of sensors have none. Noise must not make up new metrics.
     if not all(name.isascii() for name in names) and not _is_utf8(line):
         raise LineError("not-text")
     return _object(members)
 
 
 def _pairs(text: str, separator: str, value: _ValueReader) -> _Members:
-    """Every name with what stands between its separator and the next name; what stands before the first is left out."""
+    """Every name with the value between its separator and the next name. Text before the first name is left out."""
     tokens = list(_TOKENS[separator].finditer(text))
     names: list[_Name] = []
     for index, token in enumerate(tokens):
@@ -207,7 +207,7 @@ def _pairs(text: str, separator: str, value: _ValueReader) -> _Members:
 
 
 def _name_before(tokens: Sequence[re.Match[str]], index: int, text: str, names: Sequence[_Name]) -> _Name | None:
-    """The name that the separator at `index` ends; None where it is part of a value."""
+    """The name that the separator at `index` ends; None if the separator is part of a value."""
     separator = tokens[index]
     glued_in_front = index > 0 and tokens[index - 1].lastgroup == "word"
     at = index - 1 if glued_in_front or index == 0 else index - 2
@@ -220,7 +220,7 @@ def _name_before(tokens: Sequence[re.Match[str]], index: int, text: str, names: 
         start = tokens[at - 2 if _needs_another(tokens, at) else at].start()
         return _Name(text[start : tokens[at].end()], start, separator.end())
     if glued_in_front and index + 1 < len(tokens) and tokens[index + 1].lastgroup != "gap":
-        # `Time: 10:32:05`, `MAC: a4:c1:38:00:11:22`: a name that waits for its value has it here. And a bare `10:32`.
+        # In `Time: 10:32:05` and `MAC: a4:c1:38:00:11:22`, a name waits for its value here. Or this is a bare `10:32`.
         waiting = at > 1 and bool(names) and names[-1].value_start == tokens[at - 2].end()
         if waiting or not _has_letter(tokens[at][0]):
             return None
@@ -229,10 +229,10 @@ def _name_before(tokens: Sequence[re.Match[str]], index: int, text: str, names: 
 
 
 def _first_word(tokens: Sequence[re.Match[str]], last: int) -> int:
-    """Where the name begins whose last word is `last`: `Heat index` where it cannot be taken for a unit and a name.
+    """Start of the name whose last word is `last`. A name like `Heat index` must not be taken for a unit and a name.
 
-    That is at the beginning of the line, and behind a comma, semicolon, tab or two spaces. Elsewhere a name is one
-    word, or two where the last says nothing alone (`Channel 2`, `Humidity (rel)`).
+    So it counts at the beginning of the line, and behind a comma, semicolon, tab or two spaces. Elsewhere a name is one
+    word, or two if the last says nothing alone (`Channel 2`, `Humidity (rel)`).
     """
     first = last
     for _ in range(NAME_WORDS_MAX):
@@ -294,7 +294,7 @@ def _csv_values(text: str, delimiter: str) -> list[str]:
 
 
 def _read_json(line: bytes) -> bytes:
-    """One JSON object, byte for byte. A word that is no value costs nothing beside members that have one."""
+    """One JSON object, byte for byte. Words that are no values are allowed if another member has a value."""
     try:
         members = read_mending(_members, line)
     except LineError:
@@ -304,14 +304,14 @@ def _read_json(line: bytes) -> bytes:
     if not isinstance(members, dict):
         raise LineError("json-not-object")
     if not any(value is not None and value != math.inf for value in members.values()) and not is_json(line):
-        # Nothing is left.
+        # No member has a value.
         raise LineError("not-json")
     return line
 
 
 def _members(line: bytes) -> object:
-    """Strict JSON (RFC 8259). Raises UNREADABLE, and LineError where a name stands twice in an object."""
-    # As text, or the library would guess at UTF-16 and UTF-32. Integers are not converted, for they may be long.
+    """Strict JSON (RFC 8259). Raises UNREADABLE, and LineError if a name stands twice in an object."""
+    # From text, as the library would guess at UTF-16 and UTF-32. Integers are not converted, as they may be long.
     return json.loads(line.decode(), object_pairs_hook=_distinct, parse_int=str, parse_constant=_no_json)
 
 
@@ -323,20 +323,20 @@ def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _no_json(constant: str) -> NoReturn:
-    """NaN and the infinities, which Python's reader would take."""
+    """Refuse NaN and the infinities, which Python's reader would take."""
     raise ValueError(constant)
 
 
 def _nmea_reader(sentences: dict[str, tuple[str, ...]], value: _ValueReader) -> LineReader:
     def names_of(address: str) -> Sequence[str] | None:
-        """Names for a sentence's fields; None where nobody asked for its type."""
+        """Names for a sentence's fields; None if nobody asked for its type."""
         if not sentences:
             return ()
         # `P` begins a maker's own sentence, which has no talker.
         return sentences.get(address, None if address.startswith("P") else sentences.get(address[2:]))
 
     def read(line: bytes) -> Iterator[bytes]:
-        # Since version 4 a block of tags may stand in front, between backslashes: when and where it was received.
+        # Since version 4, a block of tags between backslashes may stand in front: when and where it was received.
         whole, rest = _sentences(_TAG_BLOCK.sub(b"", line))
         faults: list[str] = []
         for content in whole:
@@ -352,7 +352,7 @@ def _nmea_reader(sentences: dict[str, tuple[str, ...]], value: _ValueReader) -> 
             fields += [""] * (len(names) - len(fields))
             members = [(name, value(name, text)) for name, text in zip(names, fields, strict=False) if name]
             yield _object([(SENTENCE_MEMBER, _json_string(address)), *members])
-        # One count for the line, however many pieces of it are no sentence.
+        # The line counts once, however many of its pieces are no sentence.
         for piece in rest:
             _refuse_cut(piece, names_of)
         if faults:
@@ -365,9 +365,9 @@ def _nmea_reader(sentences: dict[str, tuple[str, ...]], value: _ValueReader) -> 
 def _sentences(line: bytes) -> tuple[list[bytes], list[bytes]]:
     """The contents of all sentences whose checksum holds, and the pieces around them, both in the line's order.
 
-    A sentence begins at the last start before its checksum for which that holds: `$` and `!` may stand in its text, and
-    another one that was cut off may stand in front of it. Behind the first start only a type as the standard has it
-    makes another, so that no damaged number becomes one. One pass, whatever stands in the line.
+    A sentence begins at the last start for which its checksum holds: `$` and `!` may stand in its text, and a sentence
+    that was cut off may stand in front of it. Behind the first start, another start needs a type as in the standard, so
+    that no damaged number becomes a sentence. One pass is enough for any line.
     """
     xors = list(accumulate(line, xor, initial=0))
     whole: list[bytes] = []
@@ -379,7 +379,7 @@ def _sentences(line: bytes) -> tuple[list[bytes], list[bytes]]:
             if not starts or _TYPE.match(line, mark.end()):
                 starts[xors[mark.end()]] = mark.start()
             continue
-        # What stands between two places of the line has the exclusive or of both places' as its own.
+        # The exclusive or of the bytes between two places is that of the two places' values in `xors`.
         start = starts.get(xors[mark.start()] ^ int(mark["checksum"], 16))
         if start is None:
             rest.append(line[position : mark.end()])
@@ -393,7 +393,7 @@ def _sentences(line: bytes) -> tuple[list[bytes], list[bytes]]:
 
 
 def _refuse_cut(piece: bytes, names_of: Callable[[str], Sequence[str] | None]) -> None:
-    """Raises LineError where a sentence begins in a piece of a line and was asked for, or may have been."""
+    """Raises LineError if a sentence begins in a piece of a line and was asked for, or may have been."""
     position = 0
     while (start := _SENTENCE_START.search(piece, position)) is not None:
         address = _ADDRESS.match(piece, start.start())
@@ -401,7 +401,7 @@ def _refuse_cut(piece: bytes, names_of: Callable[[str], Sequence[str] | None]) -
             if b"*" in piece[start.end() :]:
                 raise LineError("nmea-checksum")
             raise LineError("nmea-without-checksum")
-        # What stands behind the type of a sentence that nobody asked for is its own text, up to the next type.
+        # The text behind the type of an unwanted sentence belongs to that sentence, up to the next type.
         following = _ADDRESS.search(piece, address.end())
         if following is None:
             return
@@ -409,17 +409,17 @@ def _refuse_cut(piece: bytes, names_of: Callable[[str], Sequence[str] | None]) -
 
 
 def _count_noise(whole: Sequence[bytes], rest: Sequence[bytes]) -> None:
-    """Raises LineError where more stands in a line than sentences, and begun ones, that nobody asked for."""
+    """Raises LineError if a line holds more than whole sentences and beginnings of unwanted ones."""
     unread = [piece for piece in rest if _ADDRESS.search(piece) is None and _BLANK.fullmatch(piece) is None]
     if unread and len(unread) == len(rest) and not whole:
         raise LineError("nmea-start")
-    # A sentence that was damaged may have been a wanted one whose type was hit.
+    # A damaged sentence may have been a wanted one whose type was hit.
     if unread or any(b"*" in piece for piece in rest):
         raise LineError(NOISE)
 
 
 def _field(text: str, units: Collection[str]) -> str:
-    """An NMEA field has its unit in a field of its own, and encoded ones are full of what looks like one."""
+    """An NMEA field as JSON. Its unit has a field of its own, and encoded fields are full of what looks like units."""
     if not text:
         return "null"
     if len(text) <= NUMBER_CHARACTERS_MAX and (number := _number_with(("", *units), text)) is not None:
@@ -428,7 +428,7 @@ def _field(text: str, units: Collection[str]) -> str:
 
 
 def _number_with(units: Collection[str], text: str) -> str | None:
-    """The number, where one of these units stands behind it; an empty one stands for a number alone."""
+    """The number in front of one of these units; None if there is none. An empty unit means a number alone."""
     for unit in units:
         if text.endswith(unit):
             number = _NUMBER.fullmatch(text[: len(text) - len(unit)].rstrip() if unit else text)
@@ -438,7 +438,7 @@ def _number_with(units: Collection[str], text: str) -> str | None:
 
 
 def _quantity(text: str, units: Collection[str]) -> str | None:
-    """The number, where the text is one, with its unit or without, or one temperature in several units."""
+    """The number of a text that is one number, with or without a unit, or one temperature in several units."""
     found: list[re.Match[str]] = []
     position = 0
     while position < len(text):
@@ -466,10 +466,10 @@ def _has_own_unit(found: re.Match[str], declared: Collection[str]) -> bool:
 
 
 def _json_number(found: re.Match[str]) -> str | None:
-    """As JSON writes it (RFC 8259, section 6), with the digits as they came.
+    """The number as JSON (RFC 8259, section 6), with the digits as they came.
 
-    None where no reader could hold it, and for digits around an E without point or sign: `28E10` is an identity in
-    hexadecimal as `28FF` is, and nobody means 280000000000 by it.
+    None if no reader could hold it, and for digits around an E without point or sign: `28E10` is an identity in
+    hexadecimal, as `28FF` is, and nobody means 280000000000 by it.
     """
     sign, whole, fraction, bare_fraction, exponent = found.groups()[:5]
     if exponent and exponent[1].isdigit() and not sign and fraction is None and bare_fraction is None:

@@ -1,4 +1,4 @@
-"""A serial port whose sensor writes lines of text: what finds no room is lost, for nobody can ask for it again."""
+"""A serial port whose sensor writes lines of text. A reading without room is lost, as nobody can ask for it again."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ from gateway.serial_lines.text_link import TextLink, TextReadings, Uncollected, 
 from gateway.settings import SerialTextSettings
 
 MUTE_US = 60_000_000
-"""How long a sensor may write nothing after its port was opened before that is told."""
+"""Time from a port's opening until it is reported that its sensor has written nothing."""
 USB_BAUD = 115_200
-"""What any port may bring: to a board that is a USB device itself `baud` means nothing, and stays at its default."""
+"""Least speed that is assumed of a port. To a board that is a USB device itself, `baud` means nothing."""
 _SHOWN_MAX = 60
-"""Characters of a line that could not be read, as `sluice status` shows it."""
+"""Characters that `sluice status` shows of a line that could not be read."""
 
 log = structlog.get_logger()
 
@@ -57,7 +57,7 @@ class TextLine(PortLine):
 
     @property
     def device(self) -> str:
-        """As the settings name it."""
+        """The device that the settings name."""
         return self._link.device
 
     def state(self) -> dict[str, object]:
@@ -72,7 +72,7 @@ class TextLine(PortLine):
         }
 
     def trouble(self, now_us: int) -> str | None:
-        """See `PortLine.trouble`. Lines that cannot be read are told one by one."""
+        """See `PortLine.trouble`. Lines that cannot be read are reported one by one."""
         if self._link.sends_frames:
             return (
                 "FRAMES OF OURS COME, AND NO TEXT: remove its [[serial.text]], and write the port into serial.ports if "
@@ -91,16 +91,16 @@ class TextLine(PortLine):
                 f"bytes come without an end of line ({self._unused_words(now_us)}): a binary protocol (which cannot be "
                 "read here), a sensor with our frames (put it into serial.ports), or the wrong baud"
             )
-        # How often it writes, nobody knows.
+        # Nobody knows how often the sensor writes.
         open_us = now_us - self._opened_us
         if open_us < MUTE_US:
             return None
         return f"NOTHING HAS COME for {span(open_us / 1e6)}: check power, wiring and baud"
 
     def report_faults(self) -> None:
-        """Log what could not be read since the last report: the quarantine has it, or a loss record counts it."""
+        """Log lines that could not be read since the last report. The quarantine or a loss record has them."""
         faults = self._faults_since(self._link.faults)
-        # Of a sensor with our frames, `trouble` says what to do.
+        # For a sensor with our frames, `trouble` says what to do.
         if faults and not self._link.sends_frames:
             log.warning(
                 "serial lines could not be read: compare format and baud in [[serial.text]] with what the sensor "
@@ -141,5 +141,5 @@ class TextLine(PortLine):
 
 
 def _shown(line: bytes) -> str:
-    """As `sluice buffer quarantine ls` shows it too."""
+    """A line as `sluice buffer quarantine ls` shows it too."""
     return shortened(escaped_bytes(line), _SHOWN_MAX)

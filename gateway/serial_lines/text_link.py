@@ -17,19 +17,19 @@ from gateway.serial_lines.topic import topic_of
 from gateway.settings import SerialTextSettings
 
 UNREADABLE_INTERVAL_US = 1_000_000
-"""Between two lines that are kept for the quarantine: noise must not fill it, nor wear out the card."""
+"""Time between two lines that are kept for the quarantine. Noise must not fill it, nor wear out the card."""
 UNREADABLE_FIRST = 10
 UNREADABLE_LATER_INTERVAL_US = 60_000_000
-"""The same once so many were kept: they have shown what is wrong, and each is reported over the uplink too."""
+"""Time between two such lines after UNREADABLE_FIRST. The fault is clear by then, and each line uses the uplink too."""
 TOO_LONG = "line-too-long"
 BINARY_BYTES_MAX = 256
-"""What is kept of the newest bytes until the first reading, to tell a binary protocol by."""
+"""Newest bytes kept until the first reading, to recognise a binary protocol."""
 
 # Devices end their lines with padding, NULs of breaks on the line, or STX and ETX around them.
 _AROUND_LINES = bytes((*range(9), 11, 12, *range(14, 27), *range(28, 32), 127))
 _BLANK = _AROUND_LINES + b" \t"
-# An adapter reads it of a line that turns around, and as it wakes. No text in UTF-8 has it, and a name or a value that
-# it is glued to would be another one. Sentences are told from any noise.
+# An adapter reads this byte when a line turns around, and when it wakes. No text in UTF-8 has it. Glued to a name or a
+# value, it would change them. Sentences are told from any noise.
 _IDLE = b"\xff"
 
 
@@ -42,7 +42,7 @@ class TextReadings:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A line that is to be kept in the quarantine, as it came."""
+    """A line for the quarantine, as it came."""
 
     payload: bytes
     reason: str
@@ -50,7 +50,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Uncollected:
-    """Lines that could not be read either, so soon after one that was kept that they are only counted."""
+    """Unreadable lines that are only counted, as they came soon after one that was kept."""
 
     reason: str
     count: int
@@ -62,7 +62,7 @@ TextEvent = TextReadings | Unreadable | Uncollected
 class TextLink:
     """One line from the opening of its port to its closing.
 
-    Holds `line_bytes_max` bytes at the most, and two frames and `BINARY_BYTES_MAX` until the first reading has come.
+    Holds at most `line_bytes_max` bytes. Until the first reading it also holds two frames and `BINARY_BYTES_MAX` bytes.
     All times are CLOCK_BOOTTIME in microseconds. No input raises.
     """
 
@@ -131,17 +131,17 @@ class TextLink:
 
     @property
     def binary_frames(self) -> BinaryFrames | None:
-        """The frames of a binary protocol, where such come and no reading has."""
+        """The frames of a binary protocol, if they come and no reading has come; else None."""
         return None if self._newest is None else binary_frames(self._newest)
 
     @property
     def device(self) -> str:
-        """Whose readings these are."""
+        """The device that the readings are of."""
         return self._device
 
     @property
     def faults(self) -> Counter[str]:
-        """How many lines could not be read since the opening, by reason. None of them comes again."""
+        """Counts of lines that could not be read since the opening, by reason. None of them comes again."""
         return self._faults.copy()
 
     def receive(self, data: bytes, now_us: int) -> list[TextEvent]:
@@ -158,7 +158,7 @@ class TextLink:
                 for payload in self._payloads(cut):
                     readings.append(Reading(self._topic, self._port, payload, now_us))  # noqa: PERF401 - it may raise
             except LineError as error:
-                # What was joined in the middle, or was told of as its line became too long, is told of no more.
+                # The line was joined in the middle, or was reported when it became too long.
                 if cut.untold:
                     continue
                 if error.reason == NOISE:
@@ -180,7 +180,7 @@ class TextLink:
         return taken + unreadable + [Uncollected(reason, count) for reason, count in uncollected.items()]
 
     def _payloads(self, cut: "_Cut") -> Iterator[bytes]:
-        # Where we joined in the middle of a line, what is missing in front was never ours.
+        # If the port was opened in the middle of a line, the missing front was never ours.
         if self._holds_sentences or not (cut.too_long or (cut.untold and not self._proves_itself)):
             try:
                 line = _bare(cut.line)
@@ -192,7 +192,7 @@ class TextLink:
             raise LineError(TOO_LONG)
 
     def _cut(self, data: bytes) -> Iterator["_Cut"]:
-        """The lines that end in these bytes, without blank ones, and the one that becomes too long in them."""
+        """Lines that end in these bytes, without blank ones, and parts of a line that becomes too long in them."""
         *ended, begun = data.replace(b"\r", b"\n").split(b"\n")
         for piece in ended:
             yield from self._extend(piece)
@@ -211,7 +211,7 @@ class TextLink:
         self._partial += piece[:room]
         while len(piece) > room:
             piece = piece[room:]
-            # Told now rather than at the line's end, so that a line that never ends is seen to be wrong.
+            # Reported now rather than at the line's end, so that a line that never ends is seen to be wrong.
             line = bytes(self._partial)
             end = self._end_of_part(line)
             yield _Cut(line[:end], untold=self._skipping, too_long=not self._skipping)
@@ -219,30 +219,30 @@ class TextLink:
             self._partial.clear()
             if not self._holds_sentences:
                 return
-            # Whole sentences in what is too long for a line count all the same.
+            # Whole sentences in a line that is too long still count.
             self._partial += line[end:]
             room = self._line_bytes_max - len(self._partial)
             self._partial += piece[:room]
 
     def _end_of_part(self, line: bytes) -> int:
-        """Where a part of a line that is too long ends: in front of a sentence that may have just begun."""
+        """End of a part of a line that is too long: in front of a sentence that may have just begun."""
         begun = max(line.rfind(b"$"), line.rfind(b"!")) if self._holds_sentences else 0
         return begun if begun > 0 else len(line)
 
 
 class _Cut(NamedTuple):
-    """What was cut out of the stream."""
+    """A line that was cut out of the stream, or a part of one."""
 
     line: bytes
-    """Without its end; of one that is too long, a part of it."""
+    """The line without its end, or a part of a line that is too long."""
     untold: bool = False
-    """What cannot be read in it is no fault: it may have begun before the port was opened, or is a later part of a line
-    that is too long."""
+    """Whether it is no fault if it cannot be read: it may have begun before the port was opened, or it is a later part
+    of a line that is too long."""
     too_long: bool = False
-    """It is the first part of a line that is too long."""
+    """Whether it is the first part of a line that is too long."""
 
 
 def _bare(line: bytes) -> bytes:
-    """A line without what devices write around it."""
+    """A line without the bytes that devices write around it."""
     # A file of lines in UTF-8 may begin with a byte order mark, and each start of a sketch writes one anew.
     return line.strip(_AROUND_LINES).removeprefix(BYTE_ORDER_MARK).strip(_AROUND_LINES)

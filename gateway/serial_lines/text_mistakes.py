@@ -1,4 +1,4 @@
-"""Mistakes in `[[serial.text]]`: settings that are right one by one, and wrong together."""
+"""Finds mistakes in `[[serial.text]]`: settings that are right one by one but wrong together."""
 
 import re
 from collections import Counter
@@ -13,7 +13,7 @@ EXAMPLES: Final[dict[tuple[str, ...], str]] = {
     ("device",): '; write device = "the name that its readings come under"',
     ("format",): '; write format = "key=value", "key:value", "csv", "json" or "nmea", as its lines look',
 }
-"""By the setting that is missing: what to write."""
+"""Advice for a missing setting, by its path in the section."""
 _SENTENCE = re.compile(r"[A-Z][A-Z0-9]{2,9}")
 _UNIT = re.compile(r"[^\s\d+.,;|=:\"-][^\s,;|=:\"]{0,15}")
 _CSV_EXAMPLE = 'columns = ["celsius", "", "humidity"], where an empty one leaves that value out'
@@ -84,7 +84,7 @@ def _value_mistakes(text: SerialTextSettings, section: Place) -> Iterator[tuple[
 
 
 def _field_names(text: SerialTextSettings) -> set[str] | None:
-    """The names that fields of the lines can have; None where the lines themselves, or their length, say them."""
+    """The names that fields of the lines can have; None if only the lines themselves, or their length, tell."""
     if text.format == "csv":
         return set(text.columns)
     if text.format == "nmea" and text.sentences and all(text.sentences.values()):
@@ -93,5 +93,5 @@ def _field_names(text: SerialTextSettings) -> set[str] | None:
 
 
 def _repeated(names: Sequence[str]) -> list[str]:
-    """Names that stand there more than once; an empty one may."""
+    """Names that occur more than once. An empty name may."""
     return [name for name, count in Counter(names).items() if name and count > 1]

@@ -1,4 +1,4 @@
-"""Rows as batches for Kafka's partitions: where each goes, and what cannot go."""
+"""Makes batches for Kafka's partitions out of rows, and finds rows that cannot be sent."""
 
 import sys
 import time
@@ -26,38 +26,38 @@ from gateway.uplink.redrive import TOO_LARGE_FOR_TOPIC
 from gateway.uplink.supply import Supply
 
 LOOK_AGAIN_S = 10.0
-"""A topic is not taken for too small by a verdict that is older than this."""
+"""Before a topic counts as too small for a record, a verdict that is older than these seconds is renewed."""
 TOO_LARGE = "record-too-large"
 """The quarantine's reason for a record above `kafka.record_bytes_max`."""
 ROUTES_MAX = 15_000
-"""Routes that are remembered: one for each series in each lane, a kilobyte and a half each."""
+"""Routes that are remembered, one for each series in each lane. A route takes a kilobyte and a half."""
 STEP_ROWS = 20
-"""Rows that are encoded before others may run."""
+"""Rows that are encoded between two calls of `LongWork.step`."""
 
 Aside = list[tuple[Row, str]]
-"""Rows that cannot be sent, and why: reasons of the quarantine."""
+"""Rows that cannot be sent, each with the quarantine's reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Where the rows of one series in one lane go, and what encodes them."""
+    """The destination of one series in one lane, and the encoder of its rows."""
 
     encoder: RecordEncoder
     partition: Partition
     topic_bytes_max: int
-    """The largest batch that its topic takes."""
+    """Bytes of the largest batch that the topic takes."""
     series: Series
 
 
 @dataclass(slots=True)
 class Outgoing:
-    """What a round has for one partition: batches in order, each with its rows."""
+    """A round's batches for one partition, in order, each with its rows."""
 
     batches: list[tuple[EncodedBatch, list[Row]]] = field(default_factory=list)
     acknowledged: int = 0
-    """How many of them Kafka has."""
+    """Number of batches that Kafka has acknowledged."""
     settled: int = 0
-    """How many of them the buffer was told of."""
+    """Number of batches that the buffer was told of."""
 
 
 class Batcher:
@@ -73,7 +73,7 @@ class Batcher:
         memory: Memory,
         clocks: DeviceClocks,
     ) -> None:
-        """`clocks` are those of the sensors: what is known by now counts for readings that came in before it was."""
+        """`clocks` are the sensors' clocks. They also date readings that came in before their clock was known."""
         self._clocks = clocks
         self._session = session
         self._buffer = buffer
@@ -82,31 +82,31 @@ class Batcher:
         self._kafka = kafka
         self._memory = memory
         self._routes: dict[tuple[int, int], _Route] = {}
-        """By lane and series: those whose topic may be written to."""
+        """By lane and series: routes to topics that may be written to, or that wait (`NO_PARTITION`)."""
         self._routes_due_s = time.monotonic() + USABLE_S
-        """When topics are looked at again."""
+        """When topics are looked at again (monotonic)."""
         self._times: dict[str, BootTimes] = {}
-        """Of the last rows, by boot of this gateway."""
+        """By boot of this gateway: the times for the latest rows."""
 
     def follow(self) -> None:
-        """See what became of the buffer's lanes: what is left of one that was live may go to another topic."""
+        """Drop the routes if another lane is live or they are old. Rows of a former live lane may change topic."""
         if self._supply.follow() or time.monotonic() >= self._routes_due_s:
             self._routes.clear()
             self._routes_due_s = time.monotonic() + USABLE_S
 
     def forget(self, topic: str) -> None:
-        """A topic is not what it was: its rows are routed anew."""
+        """Drop the routes to a topic that has changed, so that its rows are routed anew."""
         self._routes = {of: route for of, route in self._routes.items() if route.partition[0] != topic}
 
     def partition_of(self, row: Row) -> Partition | None:
-        """Where a row goes; None where that was not asked yet."""
+        """The partition that a row goes to; None if the row has no route yet."""
         route = self._routes.get((row.lane, row.series))
         return None if route is None else route.partition
 
     async def encode(self, rows: Sequence[Row], outgoing: dict[Partition, Outgoing], aside: Aside) -> None:
-        """Add rows to the batches of their partitions; those that cannot be sent to `aside`, with the reason.
+        """Add rows to the batches of their partitions, and rows that cannot be sent to `aside`, with the reason.
 
-        Within a batch a device's rows stand together, in their order: like compresses like.
+        Within a batch, a device's rows stand together and in order, as similar rows compress well.
         """
         by_key: dict[Partition, dict[bytes, list[tuple[_Route, list[Row]]]]] = defaultdict(lambda: defaultdict(list))
         runs = [(of, list(run)) for of, run in groupby(rows, attrgetter("lane", "series"))]
@@ -136,7 +136,7 @@ class Batcher:
                 del outgoing[partition]
 
     async def _find_clocks(self, boot_ids: set[str]) -> None:
-        """See what is known of boots' clocks. That something goes out without that is on disk before it does."""
+        """Look up the clocks of boots. If a clock is unknown, first store that its records are owed a correction."""
         times = {}
         for boot_id in boot_ids:
             clock = await self._buffer.boot_clock(boot_id)
@@ -169,7 +169,7 @@ class Batcher:
                     clock, clock_boot = self._clock_of(route, row.device_boot), row.device_boot
                     estimate_of = TICK_VOID, 0
                 if clock is not None:
-                    # It came in before anything was known of its sensor's clock, and has a time by what is known now.
+                    # The row came in before its sensor's clock was known. It gets its time from the clock as known now.
                     if estimate_of != (row.tick_ms, row.received_us):
                         estimate_of = row.tick_ms, row.received_us
                         estimate = clock.estimate_earlier(*estimate_of)
@@ -178,7 +178,7 @@ class Batcher:
             record = encode(row, times, len(records))
             size = len(record)
             if size > record_bytes_max or size + HEADER_BYTES > topic_bytes_max:
-                # An oversized record would spoil the producer for its partition: it is never handed over.
+                # An oversized record would spoil the producer for its partition, so the producer never gets it.
                 aside.append((row, TOO_LARGE if size > record_bytes_max else TOO_LARGE_FOR_TOPIC))
                 continue
             if records and (batch.bytes + size > bytes_max or len(records) >= rows_max):
@@ -191,7 +191,7 @@ class Batcher:
             out.batches.pop()
 
     def _clock_of(self, route: _Route, device_boot: str | None) -> DeviceClock | None:
-        """The clock of a sensor in one of its boots, where it is held against the clock of these rows' receipts."""
+        """The sensor's clock in one of its boots; None for rows that another boot of this gateway received."""
         if device_boot is None or route.encoder.boot_id != self._buffer.boot_id:
             return None
         return self._clocks.find_of(route.series.device, device_boot, route.series.stream)
@@ -202,15 +202,15 @@ class Batcher:
         return begun
 
     async def _find_routes(self, rows_of: set[tuple[int, int]], work: LongWork) -> dict[tuple[int, int], str]:
-        """Find out where rows of these lanes and series go; why not, of those that cannot. All topics at once.
+        """Find routes for lanes and series, asking about all topics at once. Returns the reason for each that has none.
 
-        Those of a topic that waits go to no partition of it.
+        Rows of a topic that waits get a route without a partition (`NO_PARTITION`).
         """
         wanted = rows_of - self._routes.keys()
         if not wanted:
             return {}
         if len(self._routes) + len(wanted) > ROUTES_MAX:
-            # Of lanes that were sent: nobody asks for those again.
+            # Drop routes of lanes that were sent, as nobody asks for them again.
             lanes = {lane for lane, _ in rows_of} | {self._supply.live_lane}
             self._routes = {of: route for of, route in self._routes.items() if of[0] in lanes}
             if len(self._routes) + len(wanted) > ROUTES_MAX:
@@ -244,7 +244,7 @@ class Batcher:
         return refused
 
     async def topics(self, lane_number: int, series_number: int) -> list[str]:
-        """The topics that rows may go to, the best first: a backlog that has none of its own goes with the others."""
+        """The topics that rows may go to, the best first: that of the backlog if it has one, then the series' topic."""
         series = await self._supply.series(series_number)
         backlog = self._kafka.backlog_topic
         if backlog is None or lane_number >= self._supply.live_lane or series.is_of_gateway:
@@ -252,9 +252,9 @@ class Batcher:
         return [backlog.replace("{topic}", series.topic), series.topic]
 
     async def look_again(self, aside: Aside, outgoing: dict[Partition, Outgoing]) -> bool:
-        """See whether topics that are too small for a record were mended meanwhile.
+        """Put off records that were too large for their topic if it takes them by now. Returns whether there are any.
 
-        Then it goes in a later round, and with it what this one has for its partition: in their order.
+        They go in a later round, together with all that this round has for their partition. So rows keep their order.
         """
         kept: Aside = []
         for row, reason in aside:
@@ -275,6 +275,6 @@ class Batcher:
 
 
 def _first_usable(verdicts: Sequence[TopicVerdict]) -> TopicVerdict:
-    """The first of the topics that may be written to, or is being made; where none may, one that waits, or the last."""
+    """The first verdict that is usable or says "being made"; else the first that waits, else the last."""
     usable = (verdict for verdict in verdicts if verdict.usable or verdict.reason == BEING_MADE)
     return next(usable, None) or next((verdict for verdict in verdicts if verdict.waits), verdicts[-1])

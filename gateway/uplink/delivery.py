@@ -1,4 +1,4 @@
-"""One round on its way: each partition gets its batches, and is waited for as long as there is hope."""
+"""Sends one round: each partition gets its batches, and is waited for while an answer may still come."""
 
 import asyncio
 import math
@@ -17,13 +17,13 @@ from gateway.uplink.parked import Parked, ParkedPartitions, end_tasks
 from gateway.uplink.supply import Supply
 
 PATIENCE_SHARE = 1 / 3
-"""What of its time-out a round is waited for while nothing comes through at all; a slow link has all of it, and so has
-a broker that has everything and does not answer yet."""
+"""Share of the time-out that a round may take while no bytes come through. A slow link gets the whole time-out, and so
+does a broker that has all bytes and has not answered yet."""
 LOOK_SHARE = 1 / 60
-"""How often, as a share of the time-out, is looked how far a round has come."""
+"""Share of the time-out between two looks at how far a round has come."""
 STRAGGLERS_S_MIN = 2.0
 STRAGGLERS_FACTOR = 4
-"""Once one has, the others have so many times as long as that took, and this at the least."""
+"""After the first answer, the others get this many times as long as it took, but `STRAGGLERS_S_MIN` at least."""
 
 
 class Delivery:
@@ -49,14 +49,17 @@ class Delivery:
         self._on_answer = on_answer
 
     async def send(self, outgoing: dict[Partition, Outgoing]) -> dict[Partition, BaseException]:
-        """Send, and wait for the answers; give the errors. Partitions that do not answer are parked, if others do."""
+        """Send, wait for the answers, and return the errors by partition.
+
+        A partition that does not answer is parked. Raises TimeoutError if none answers, although one has a leader.
+        """
         started_s = time.monotonic()
         tasks = {
             partition: asyncio.create_task(self._send_partition(partition, out), name=f"send {partition}")
             for partition, out in outgoing.items()
         }
         for partition in [each for each in tasks if self._memory.is_troubled(each)]:
-            # Nobody waits for it.
+            # The round does not wait for a partition in trouble.
             self._park(partition, Parked(started_s, tasks.pop(partition), outgoing[partition]), None)
         if not tasks:
             return {}
@@ -87,7 +90,7 @@ class Delivery:
     async def _wait_for_answers(
         self, tasks: Mapping[Partition, asyncio.Task[None]], batches: Sequence[EncodedBatch]
     ) -> tuple[set[asyncio.Task[None]], Passage]:
-        """Wait as long as there is hope; give those that have not answered, and how the bytes came through."""
+        """Wait while an answer may come. Returns the tasks without an answer, and how the bytes came through."""
         link, timeout_s = self._session.link, self._timeout_s
         started_s = now_s = time.monotonic()
         passage = Passage(now_s, link.carried_bytes())
@@ -103,22 +106,23 @@ class Delivery:
             if len(pending) < len(tasks):
                 until_s = min(until_s, now_s + max(STRAGGLERS_S_MIN, STRAGGLERS_FACTOR * (now_s - started_s)))
             elif now_s - passage.handed_s >= timeout_s or not any(self._session.has_leader(*each) for each in tasks):
-                # They had leaders when they were sent something: others do not wait for what the client tries now.
+                # The time-out is over, or all leaders are gone. Others do not wait for what the client tries next.
                 break
             elif now_s - passage.moved_s >= self._patience_s and not (passage.is_carried and link.peers()):
-                # What was carried is answered if its connection lives: TCP itself ends one whose way is gone.
+                # If all bytes were carried, an answer may come while the connection lives. TCP ends a connection
+                # without a path.
                 break
         return pending, passage
 
     async def _send_partition(self, partition: Partition, out: Outgoing) -> None:
-        """Send one partition's batches in order: each goes out when the one before it is acknowledged."""
+        """Send one partition's batches in order. Each batch goes out when the one before it is acknowledged."""
         for batch, rows in out.batches:
             offset = await self._session.send(*partition, batch)
             self._memory.acknowledged(partition, offset, len(batch.records))
             self._memory.answered(partition, rows)
             out.acknowledged += 1
             if self._checks.waiting:
-                # Which ended well: that a lane cannot be looked up is no trouble of the partition's.
+                # The batch has arrived. If a lane cannot be looked up, the partition is not to blame.
                 with suppress(BufferFileError):
                     lanes = [await self._supply.lane(row.lane) for row in rows]
                     self._checks.acknowledged(partition, offset, rows, lanes)
@@ -129,5 +133,5 @@ class Delivery:
 
 
 def error_of(task: asyncio.Task[None]) -> BaseException | None:
-    """Why a task that is done sent less than it was to; None where it did not."""
+    """The error of a task that is done; None if the task sent everything."""
     return TimeoutError("the Kafka client gave up a request") if task.cancelled() else task.exception()

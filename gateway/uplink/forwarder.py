@@ -1,4 +1,4 @@
-"""The forwarder: keeps a session with Kafka going, whatever the uplink does, and says how it is."""
+"""Keeps a session with Kafka going, whatever the uplink does, and reports the uplink's state."""
 
 import asyncio
 import ipaddress
@@ -34,12 +34,12 @@ from gateway.uplink.rounds import NewSession, Rounds
 
 BACKOFF_S_MIN = 0.25
 LOOK_S = 1.0
-"""How often certificates, passwords and connections are looked at."""
+"""Seconds between two looks at certificates, passwords and connections."""
 QUOTA_JITTER_S = 30.0
 REFUSED_TOLD_MAX = 1_000
-"""Topics of which a status says what is wrong with them: their names are made up by whoever sends."""
+"""Refused topics that a status names. There may be more, as senders make up the names."""
 STILL_DOWN_S = 600.0
-"""While the uplink is down, another reason is told at once, and further ones no oftener."""
+"""Seconds between two log lines while the uplink is down. The first reason that differs is logged at once."""
 FILES_CHANGED = "a certificate, key or password for Kafka has changed: connecting anew"
 DATES_CLOCK_CHANGED = "another clock judges the dates of Kafka's certificates now: connecting anew"
 
@@ -47,11 +47,11 @@ log = structlog.get_logger()
 
 
 class _BarredError(ConnectionError):
-    """Kafka is reached, and one of both sides refuses the other."""
+    """Kafka is reached, and one side refuses the other."""
 
 
 class Forwarder:
-    """Drains the buffer into Kafka, for ever, and comes back by itself."""
+    """Drains the buffer into Kafka until it is cancelled, and recovers from any trouble by itself."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts of the uplink
         self,
@@ -63,10 +63,7 @@ class Forwarder:
         on_session: Callable[[], Awaitable[None]],
         dates: Dates = by_system_clock,
     ) -> None:
-        """`on_session` is awaited in each session that could be opened, before anything is sent in it.
-
-        `dates` is what brokers' certificates are judged by.
-        """
+        """`on_session` is awaited in each new session before anything is sent. `dates` judges brokers' certificates."""
         self._buffer = buffer
         self._front_door = front_door
         self._gateway = gateway
@@ -79,36 +76,36 @@ class Forwarder:
         self._since_us = boottime_us()
         self._failed_with = ""
         self._told = ("", 0.0)
-        """What was last said of an uplink that is down, and when more may be said."""
+        """The last reason that was logged for an uplink that is down, and when the next may be logged (monotonic)."""
         self._remembers = False
-        """Whether what the buffer kept of former starts was read: a disk that fails is waited for."""
+        """Whether the marks of earlier starts were read. If the disk fails, they are read later."""
         self._heartbeat = Heartbeat(buffer, front_door, gateway, kafka, clock)
         self._heartbeat_from_s = 0.0
         self._clock_wait_from_s = time.monotonic()
         self._told_unsynced = False
-        """Whether it was said that readings go although the clock is not known."""
+        """Whether it was logged that readings go out although the clock is not known."""
         self._link: KafkaLink | None = None
         self._addresses = AddressWatch()
         self._peers: frozenset[tuple[str, int]] = frozenset()
-        """The brokers that were connected last, and this box's own addresses towards them."""
+        """Brokers that were connected last. `_own` has this box's addresses towards them."""
         self._own: frozenset[str | None] = frozenset()
         self._changed = asyncio.Event()
-        """The network is another one: what waits for better times need not wait on."""
+        """Set if the network has changed, so that a pause before the next attempt ends."""
 
     @property
     def state(self) -> UplinkState:
-        """How the uplink is, as the forwarder itself goes by it."""
+        """The uplink's state as the forwarder works with it."""
         return self._memory.state
 
     def report(self) -> UplinkState:
-        """The same, with what only others want to know."""
+        """The uplink's state, with the fields that only others need."""
         state = self._memory.state
         known = self._dates() if self._kafka.tls is not None else None
         return replace(
             state,
             throttled_s=self._memory.throttled_s,
             dates_passed=None if known is None else known.earliest_us / 1e6,
-            # While the first attempt is under way, what has failed so far is what is to be mended.
+            # During the first attempt, the latest failure is the one to mend.
             error=state.error or (None if state.up or self._link is None else self._link.fault),
             barred=state.barred if state.error or self._link is None else self._link.is_barred,
             refused_topics={
@@ -117,12 +114,12 @@ class Forwarder:
                 if not verdict.waits
             },
             beyond_topics=self._memory.new_topics.beyond,
-            # By the clock as it is now: it may have been set since.
+            # By the clock as it is now: the clock may have been set since.
             since=time.time() - (boottime_us() - self._since_us) / 1e6,
         )
 
     async def run(self) -> None:
-        """Forward until cancelled."""
+        """Forward until the task is cancelled."""
         try:
             await self._run()
         finally:
@@ -138,7 +135,7 @@ class Forwarder:
                 continue
             if self._memory.state.sent > sent:
                 backoff_s = BACKOFF_S_MIN
-            # Jitter: gateways whose broker comes back must not knock at once.
+            # Jitter, so that gateways do not connect all at once when their broker comes back.
             await asyncio.sleep(random.uniform(BACKOFF_S_MIN / 2, BACKOFF_S_MIN))  # noqa: S311
             try:
                 async with asyncio.timeout(random.uniform(backoff_s / 2, backoff_s)):  # noqa: S311
@@ -148,7 +145,7 @@ class Forwarder:
                 backoff_s = min(backoff_s * 2, self._kafka.backoff_s_max)
 
     async def _until_trouble(self) -> bool:
-        """Have one session, for as long as it lasts; whether the next may begin at once."""
+        """Run one session to its end. Returns whether the next may begin at once."""
         try:
             new_session = await self._one_session()
         except NetworkChangedError as error:
@@ -165,10 +162,10 @@ class Forwarder:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Not by us: ending quietly would end the forwarder for good.
+            # Nobody cancelled this task. If it ended quietly, nothing would be forwarded any more.
             self._note_down(TimeoutError("the Kafka client gave up a request"))
         except Exception as error:
-            # A fault of ours or of the client's must not cost the sensors their front door.
+            # A defect here or in the client must not close the front door to sensors.
             if repr(error) != self._failed_with:
                 self._failed_with = repr(error)
                 log.exception("forwarding failed, and is begun anew")
@@ -179,14 +176,14 @@ class Forwarder:
         return False
 
     def network_changed(self) -> None:
-        """A link, an address or a route has changed: connections from an address that is gone are dead."""
+        """End connections from addresses that are gone, after a link, an address or a route has changed."""
         link = self._link
         if link is not None:
             link.abort_stale(is_own_address)
         self._peers = (link.peers() if link is not None else None) or self._peers
         own = frozenset(source_address(peer) for peer in self._peers) - {None}
         if not own or own == self._own:
-            # Of no concern here: a Wi-Fi scan, another network; or there is no way at all, which may change again.
+            # Nothing has changed towards the brokers (a Wi-Fi scan, another network), or no way leads to them just now.
             self._own = own
             return
         self._own = own
@@ -201,11 +198,12 @@ class Forwarder:
             self._remembers = True
         link = self._link = KafkaLink(self._kafka, self._dates)
         try:
-            # Connecting costs as well: no longer than there is something left to spend, whether it succeeds or not.
+            # Connecting takes from the quota even if it fails, so wait until some of it is left.
             await self._memory.wait_for_allowance(link)
             async with open_session(self._gateway.id, self._kafka, link) as session:
                 if not self._memory.state.was_reached:
-                    # NTP comes with the network: what waits for a clock waits from here. Once: it may never come.
+                    # NTP comes with the network, so the wait for the clock counts from here. Only once, as NTP may
+                    # never come.
                     self._memory.state.was_reached = True
                     self._clock_wait_from_s = time.monotonic()
                 self._memory.verdicts.begin_session()
@@ -237,7 +235,7 @@ class Forwarder:
             self._memory.count(link)
 
     def _remember_addresses(self, link: KafkaLink) -> None:
-        """What the next change of the network is compared with."""
+        """Remember brokers and own addresses, to compare them when the network changes."""
         self._peers = link.peers()
         self._own = frozenset(source_address(peer) for peer in self._peers) - {None}
         self._tell_changes()
@@ -254,7 +252,7 @@ class Forwarder:
     # -- beside the rounds ----------------------------------------------------------------------
 
     async def _look(self, session: KafkaSession) -> NewSession:
-        """See whether a topic was mended, until files have changed, or what judges certificates."""
+        """Redrive the quarantine regularly. Returns if files have changed, or the clock that judges certificates."""
         redrive_due_s = 0.0
         is_cut_off = False
         while True:
@@ -268,14 +266,15 @@ class Forwarder:
                 return NewSession(changed)
             was_cut_off, is_cut_off = is_cut_off, link.fault is not None and not link.peers()
             if was_cut_off and is_cut_off:
-                # The client would try on; with pauses of our own it is a state, and told.
+                # The client would go on trying in silence. Instead, the session ends, so that the uplink is seen to be
+                # down.
                 raise _down(link)
             if time.monotonic() >= redrive_due_s:
                 await self._redrive.take_in_again(session.admin)
                 redrive_due_s = time.monotonic() + REDRIVE_S
 
     async def _beat(self, session: KafkaSession) -> NewSession:
-        """Say every `heartbeat_interval_s` how far this gateway has come; a missed one is never made up for."""
+        """Send a heartbeat every `heartbeat_interval_s`. A missed heartbeat is never made up for."""
         topic = self._heartbeat.topic
         while True:
             due = time.monotonic() >= self._heartbeat_from_s and (self._clock().synced or not self._waits_for_clock())
@@ -298,7 +297,7 @@ class Forwarder:
             await asyncio.sleep(self._kafka.heartbeat_interval_s)
 
     async def _own_topic(self, session: KafkaSession, topic: str) -> TopicVerdict:
-        """Whether a topic of the gateway's own may be written to, once it is made."""
+        """The verdict on one of the gateway's own topics. A missing topic is made first."""
         verdict = await self._memory.verdicts.of(session.admin, topic)
         if not self._memory.new_topics.asked(verdict, "").waits:
             return verdict
@@ -306,14 +305,14 @@ class Forwarder:
         return await self._memory.verdicts.of(session.admin, topic)
 
     async def _send_beat(self, session: KafkaSession, partition: int, record: bytes) -> NewSession | None:
-        """Send one, and wait however long that takes: those that fall due meanwhile are left out."""
+        """Send one heartbeat, and wait as long as it takes. Heartbeats that fall due meanwhile are left out."""
         topic = self._heartbeat.topic
         batch = EncodedBatch(self._kafka.compression)
         batch.add(record)
         try:
             await session.send(topic, partition, batch)
         except REFUSALS as error:
-            # Readings must not wait for it: the producer is rebuilt once, without heartbeats for a while.
+            # Readings must not wait for heartbeats: a new session begins, without heartbeats for a while.
             self._heartbeat_from_s = time.monotonic() + VERDICT_S
             log.error("heartbeats are refused", topic=topic, error=str(error))  # noqa: TRY400 - no fault of ours
             return NewSession(str(error))
@@ -323,7 +322,7 @@ class Forwarder:
             return NewSession(str(error) or type(error).__name__)
         return None
 
-    # -- how it is ------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------
 
     def _waits_for_clock(self) -> bool:
         """Whether this boot's readings wait because a time for them may still be learnt (`gateway.hold_unsynced_s`)."""
@@ -351,7 +350,7 @@ class Forwarder:
         return waits
 
     async def _wait_for_quota(self) -> None:
-        """Nothing may be sent today: leave Kafka alone until tomorrow."""
+        """Leave Kafka alone until tomorrow (UTC), as the quota of the day is used up."""
         log.warning(
             "the uplink's quota of the day is used up: readings are kept on disk until tomorrow (UTC)",
             setting="kafka.bytes_per_day_max",
@@ -359,7 +358,7 @@ class Forwarder:
         self._keep(self._memory.take_budget_mark(now=True))
         self._set_up(is_up=False, error="the quota of the day is used up (kafka.bytes_per_day_max)")
         await self._memory.wait_for_tomorrow()
-        # A fleet's quotas end at one moment.
+        # The quotas of all gateways begin anew at one moment.
         await asyncio.sleep(random.uniform(0, QUOTA_JITTER_S))  # noqa: S311
         self._set_up(is_up=False, error=None)
         log.info("the uplink's quota begins anew")
@@ -399,9 +398,9 @@ def _down(link: KafkaLink) -> ConnectionError:
 
 
 def _is_as_good(address: str, preferred: str | None) -> bool:
-    """Whether what goes out from an address comes back: it is the one that is used now, or its IPv6 network is.
+    """Whether answers to `address` still arrive: it is the preferred address, or of the same IPv6 network.
 
-    Privacy addresses change every day, and connections from the former one go on (RFC 8981).
+    Privacy addresses change every day, and connections from the former address go on (RFC 8981).
     """
     if preferred is None:
         return False
@@ -410,13 +409,13 @@ def _is_as_good(address: str, preferred: str | None) -> bool:
 
 
 async def _first_to_end(**parts: Coroutine[Any, Any, NewSession]) -> NewSession:
-    """Run all until one ends, and end the others. Gives, or raises, what that one did."""
+    """Run all parts until one ends, and cancel the others. Returns what that part returned, or raises its error."""
     tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         ended = done.pop()
         if ended.cancelled():
-            # Not by us: ending quietly would end the forwarder for good.
+            # Nobody cancelled this task. If it ended quietly, nothing would be forwarded any more.
             raise TimeoutError("the Kafka client gave up a request")
         return ended.result()
     finally:

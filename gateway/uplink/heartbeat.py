@@ -1,6 +1,6 @@
-"""The gateway's heartbeat on `gateway-events`: how far it has come, and what is still to come from it.
+"""Makes the gateway's heartbeat on `gateway-events`: how far it has come, and what is still to come from it.
 
-Whoever reads the streams can tell from it which event times are complete (DESIGN, sections 4 and 10).
+From heartbeats, readers of the streams learn which event times are complete (docs/kafka-records.md).
 """
 
 import secrets
@@ -20,7 +20,7 @@ from gateway.settings import GatewaySettings, KafkaSettings
 
 
 class Heartbeat:
-    """Makes heartbeats: records of a lane of their own, for a missed one is never made up for."""
+    """Makes heartbeats. They are records of their own lane, as a missed heartbeat is never made up for."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class Heartbeat:
         self.key = kafka_key(gateway, gateway.id)
 
     async def record(self, now_us: int, offsets: dict[tuple[str, int], int]) -> bytes:
-        """The next heartbeat, encoded, as the first of a batch. Raises BufferFileError.
+        """The next heartbeat, encoded as the first record of a batch. Raises BufferFileError.
 
-        `offsets` are by topic and partition: the offset after the last record that was acknowledged. They may change
-        meanwhile: what counts is when they are looked at.
+        `offsets` has, by topic and partition, the offset after the last acknowledged record. It may change until it is
+        read.
         """
         clock = self._clock()
         if not clock.known:
@@ -58,11 +58,11 @@ class Heartbeat:
 
     async def _body(self, now_us: int, clock: BootClock, offsets: dict[tuple[str, int], int]) -> dict[str, object]:
         outstanding = await self._buffer.outstanding()
-        # What is acknowledged from here on was pending above.
+        # Offsets are read after the rows that wait, so a row acknowledged in between is in both, and not in neither.
         by_topic: dict[str, dict[str, int]] = defaultdict(dict)
         for (topic, partition), offset in offsets.items():
             by_topic[topic][str(partition)] = offset
-        # What a damaged file still holds may be of any time.
+        # Rows of a damaged file may have any event time.
         low_us = _earliest_us(clock, now_us) if clock.synced and not outstanding.is_salvaging else None
         oldest_s: float | None = 0.0
         pending = []
@@ -70,7 +70,7 @@ class Heartbeat:
             then = await self._buffer.boot_clock(lane.boot_id)
             pending.append({"lane": lane.lane, "rows": lane.rows, **_span(then, lane.event_from_us, lane.event_to_us)})
             if not then.known:
-                # A lane without a time may reach back any distance: nothing can be promised past it.
+                # A lane without a time may reach back any distance, so there is no watermark.
                 low_us = None
             elif low_us is not None:
                 low_us = min(low_us, _earliest_us(then, lane.event_from_us))
@@ -94,7 +94,7 @@ class Heartbeat:
 
 
 def _span(clock: BootClock, from_us: int, to_us: int) -> dict[str, str | None]:
-    """Event times as far as they are known."""
+    """The earliest and the latest event time; both None if the clock is not known."""
     if not clock.known:
         return {"from": None, "to": None}
     latest_us = clock.at(to_us) + (clock.error_us(to_us) or 0)
@@ -102,12 +102,12 @@ def _span(clock: BootClock, from_us: int, to_us: int) -> dict[str, str | None]:
 
 
 def _earliest_us(clock: BootClock, at_us: int) -> int:
-    """The earliest wall time that a moment may have: its clock may be known better by the time a row of it is sent."""
+    """The earliest wall time that a moment may have. When its row is sent, its clock may be known better."""
     return clock.at(at_us) - (clock.error_us(at_us) or 0)
 
 
 def _age_s(received_us: int, is_of_this_boot: bool, then: BootClock, now: BootClock, now_us: int) -> float | None:  # noqa: FBT001
-    """How long ago something was received; None where nothing tells."""
+    """Seconds since a row was received; None if no clock tells."""
     if is_of_this_boot:
         return (now_us - received_us) / 1e6
     if not (then.known and now.synced):

@@ -1,4 +1,4 @@
-"""Partitions without a leader: the cluster is asked who leads them, and whether their topic is still there."""
+"""Asks the cluster who leads partitions without a leader, and whether their topics still exist."""
 
 import asyncio
 import time
@@ -11,9 +11,9 @@ from gateway.kafka.session import KafkaSession
 from gateway.uplink.memory import Memory, Partition
 
 LEADERS_S = 1.0
-"""How often the cluster is asked for the leaders of partitions that have none."""
+"""Seconds between two questions for the leaders of partitions that have none."""
 GONE_S = 10.0
-"""How often topics with such a partition are looked at: somebody may have deleted one, or made it anew."""
+"""Seconds between two looks at a topic with such a partition. Somebody may have deleted it, or made it anew."""
 
 
 class LeaderSearch:
@@ -23,15 +23,15 @@ class LeaderSearch:
         self._session = session
         self._memory = memory
         self.task: asyncio.Task[None] | None = None
-        """The question that is under way, or was last."""
+        """The question under way, or the last one."""
         self._due_s = 0.0
         self._looked_at_s: dict[str, float] = {}
-        """When a topic with a partition without a leader was looked at last."""
+        """By topic with a partition without a leader: when it was last looked at (monotonic)."""
         self.gone: set[Partition] = set()
-        """Partitions that were parked and are there no longer: their topic was deleted, or made anew."""
+        """Parked partitions that no longer exist: their topic was deleted, or made anew."""
 
     def ask(self, leaderless: Sequence[Partition], now_s: float) -> None:
-        """Have the cluster asked for the leaders of these, if it is time."""
+        """Ask the cluster for the leaders of these partitions, if it is time."""
         if leaderless and now_s >= self._due_s and (self.task is None or self.task.done()):
             self._due_s = now_s + LEADERS_S
             self.task = asyncio.create_task(self._find(leaderless), name="leaders")
@@ -42,7 +42,7 @@ class LeaderSearch:
         due = {topic for topic, _ in leaderless if now_s - self._looked_at_s.get(topic, float("-inf")) >= GONE_S}
         if not due:
             return
-        # Those that have their leaders again are looked at anew next time.
+        # Topics whose partitions have leaders again are forgotten, and looked at at once next time.
         topics = {topic for topic, _ in leaderless}
         self._looked_at_s = {topic: at_s for topic, at_s in self._looked_at_s.items() if topic in topics}
         self._looked_at_s |= dict.fromkeys(due, now_s)

@@ -1,4 +1,4 @@
-"""Makes Kafka topics that are missing, beside the rounds: no reading of another topic waits for it."""
+"""Makes missing Kafka topics beside the rounds, so that no reading of another topic waits."""
 
 import asyncio
 import time
@@ -25,52 +25,52 @@ from gateway.settings import KafkaSettings
 from gateway.uplink.topic_allowance import TopicAllowance
 
 AT_ONCE_MAX: Final = 50
-"""Topics that one request asks for: those of a few devices are not held up by the many of one."""
+"""Topics in one request, so that one device's many topics do not hold up those of others."""
 RECOUNT_S: Final = 60.0
-"""How often is looked whether topics were deleted, while no more may be made."""
+"""Seconds between two looks whether topics were deleted, while no more may be made."""
 DEVICES_TOLD_MAX: Final = 1_000
-"""Devices that are told to be beyond their bound."""
+"""Devices that are reported to be beyond their bound."""
 NAME_CHARACTERS_MAX: Final = 256
-"""As much of a device's name counts: where a topic stands for it, that may have 65,535."""
+"""Characters of a device's name that count. If an MQTT topic stands for the device, it may have 65,535."""
 
 log = structlog.get_logger()
 
 
 class NewTopics:
-    """Belongs to the event loop, and outlives sessions: what was made counts in the next ones too."""
+    """The new topics of all sessions: topics made in one count in the next too. It belongs to the event loop."""
 
     def __init__(
         self, kafka: KafkaSettings, verdicts: TopicVerdicts, lines: FewLines, today: Callable[[], int | None]
     ) -> None:
-        """`today` is the day since 1970 (UTC); None while the date is not known."""
+        """`today` gives the day since 1970 (UTC); None while the date is not known."""
         self._kafka = kafka
         self._own = frozenset({kafka.events_topic, kafka.quarantine_topic})
-        """This gateway's own, which have no bound: no sensor's reading is for them."""
+        """The gateway's own topics, which have no bound, as no sensor's reading is for them."""
         self._verdicts = verdicts
         self._lines = lines
         self._today = today
         self.allowance = TopicAllowance(kafka.topics_per_device_day_max, kafka.topics_created_max)
         self.under_way: dict[str, asyncio.Future[None]] = {}
-        """Topics that are being made, and what is done once it is known what became of each."""
+        """Topics that are being made. The future of each is done once it is known whether the topic was made."""
         self._beyond: Counter[str] = Counter()
         self._told: set[str] = set()
-        """Devices of which that was said."""
+        """Devices that were reported to be beyond their bound."""
         self._asked = asyncio.Event()
         self._recounted_s = float("-inf")
         self._is_used_up = False
         self._buffer_id = ""
-        """The file that has the marks."""
+        """The buffer file that has the marks."""
 
     @property
     def beyond(self) -> dict[str, int]:
-        """By device: readings of this day that were set aside, for a bound keeps their topics from being made."""
+        """By device: readings of this day that were set aside, as a bound keeps their topics from being made."""
         self._look_at_day()
         return dict(self._beyond)
 
     def asked(self, verdict: TopicVerdict, device: str) -> TopicVerdict:
-        """Have a topic made that does not exist, for a reading of a device; the verdict on it until it is made.
+        """Have a missing topic made for a device's reading. Returns the verdict that holds until it is made.
 
-        Its readings wait, or go aside where a bound is reached. Verdicts on other topics stay as they are.
+        The topic's readings wait, or go aside if a bound is reached. Verdicts on other topics are returned unchanged.
         """
         if not self._verdicts.is_made_when_wanted(verdict):
             return verdict
@@ -83,19 +83,19 @@ class NewTopics:
         return TopicVerdict(topic, BEING_MADE, "it is being made", waits=True)
 
     async def settled(self, topic: str) -> None:
-        """Wait until it is known what became of a topic that was asked for."""
+        """Wait until it is known whether a topic that was asked for was made."""
         if topic in self.under_way:
             await asyncio.shield(self.under_way[topic])
 
     def set_aside(self, device: str) -> None:
-        """A reading of a device goes to the quarantine because of a bound."""
+        """Count a device's reading that goes to the quarantine because of a bound."""
         self._lines.count("readings quarantined for topics beyond a bound", 1)
         device = device[:NAME_CHARACTERS_MAX]
         if device in self._beyond or len(self._beyond) < DEVICES_TOLD_MAX:
             self._beyond[device] += 1
 
     async def run(self, session: KafkaSession, buffer: Buffer) -> Never:
-        """Make what is asked for, for the length of a session. Raises KafkaError, TimeoutError."""
+        """Make the topics that are asked for, as long as a session lasts. Raises KafkaError, TimeoutError."""
         try:
             while True:
                 await self._asked.wait()
@@ -110,7 +110,7 @@ class NewTopics:
     async def _make(self, topics: list[str], session: KafkaSession, buffer: Buffer) -> None:
         await self._keep(buffer)
         verdicts = await create_topics(session.admin, topics, self._kafka)
-        # Before anybody sends there: rounds would wait until the client knows who leads it.
+        # Rounds would wait until the client knows a new topic's leaders, so it learns them first.
         await session.write_to({verdict.topic for verdict in verdicts if verdict.usable})
         for verdict in verdicts:
             self._verdicts.learn(verdict)
@@ -119,7 +119,7 @@ class NewTopics:
         self._settle(topics)
 
     async def _keep(self, buffer: Buffer) -> None:
-        """Have it on disk what is about to be made: who has the daemon start anew gets no more for it."""
+        """Store the charges before topics are made, so that a restart of the daemon gives a device no more topics."""
         if buffer.id != self._buffer_id:
             self._buffer_id = buffer.id
             self.allowance.keep_anew()
@@ -129,12 +129,12 @@ class NewTopics:
         try:
             await buffer.transact(lambda file: file.keep_marks(marks))
         except BufferFileError:
-            # While Kafka answers, a disk that fails stops nothing: they are kept with the next ones.
+            # While Kafka answers, a failing disk stops nothing. These marks are kept with the next ones.
             return
         self.allowance.kept(marks)
 
     async def _recount(self, session: KafkaSession) -> None:
-        """See which of the topics are there no longer: somebody made room."""
+        """Stop counting topics that somebody has deleted."""
         self._is_used_up = False
         if time.monotonic() < self._recounted_s + RECOUNT_S:
             return

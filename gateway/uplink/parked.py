@@ -1,4 +1,4 @@
-"""Partitions that take nothing at present: their rows are passed over until they may be tried again."""
+"""Keeps partitions that take nothing at present. Their rows are passed over until the partitions may be tried again."""
 
 import asyncio
 from collections.abc import Iterable
@@ -11,14 +11,14 @@ from gateway.uplink.leaders import LeaderSearch
 from gateway.uplink.memory import NO_PARTITION, Memory, Partition
 
 STUCK_FACTOR = 2
-"""After so many time-outs the producer is taken for stuck: an idempotent one retries for ever."""
+"""Time-outs after which the producer counts as stuck. An idempotent producer retries for ever."""
 TOPIC_S_MAX = 30.0
-"""How long a topic that cannot be created or judged just now is left alone at the most."""
+"""Longest time in seconds for which a topic that cannot be created or judged just now is left alone."""
 
 
 @dataclass(slots=True)
 class Parked:
-    """A partition that does not answer: what is under way there, None where it has no leader to send anything to."""
+    """A partition that takes nothing at present, with its task and batches under way; None if nothing was sent."""
 
     since_s: float
     task: asyncio.Task[None] | None = None
@@ -29,7 +29,7 @@ class ParkedPartitions(dict[Partition, Parked]):
     """The parked partitions of one session."""
 
     def __init__(self, session: KafkaSession, memory: Memory, request_timeout_s: float, patience_s: float) -> None:
-        """`patience_s` is how long a partition may be silent until that is told."""
+        """`patience_s` is how long a partition may be silent before that is reported."""
         super().__init__()
         self._session = session
         self._memory = memory
@@ -38,25 +38,25 @@ class ParkedPartitions(dict[Partition, Parked]):
         self.leaders = LeaderSearch(session, memory)
 
     def park(self, partition: Partition, parked: Parked, why: str | None) -> None:
-        """Add a partition; `why` is None where that is not known to last."""
+        """Add a partition. `why` is None if its trouble may pass soon, and is not reported then."""
         self[partition] = parked
         if why is not None:
             self._memory.tell_parked(partition, why)
 
     def under_way(self) -> Iterable[Row]:
-        """What was sent to partitions that do not answer."""
+        """Rows that were sent to partitions that do not answer."""
         for parked in self.values():
             for _, rows in () if parked.out is None else parked.out.batches[parked.out.settled :]:
                 yield from rows
 
     def ready(self, now_s: float) -> list[Partition]:
-        """The partitions of which it is known what is to become of them. The cluster is asked who leads the others."""
+        """The partitions that can leave the list. The cluster is asked for the leaders of partitions without one."""
         leaderless = [each for each in self if each[1] != NO_PARTITION and not self._session.has_leader(*each)]
         self.leaders.ask(leaderless, now_s)
         return [partition for partition, parked in self.items() if self._is_ready(partition, parked, now_s)]
 
     def _is_ready(self, partition: Partition, parked: Parked, now_s: float) -> bool:
-        """Whether it is known what is to become of a parked partition."""
+        """Whether a partition can leave the list, to be tried again or because what was sent has ended."""
         if partition in self.leaders.gone:
             return True
         if partition[1] == NO_PARTITION:
@@ -70,7 +70,7 @@ class ParkedPartitions(dict[Partition, Parked]):
         return False
 
     def _may_ask_again(self, partition: Partition, parked: Parked, now_s: float) -> bool:
-        """Whether a topic that was not there is made by now, or may be asked for again."""
+        """Whether a topic that did not exist is made by now, or may be asked for again."""
         if partition[0] in self._memory.new_topics.under_way:
             return False
         verdict = self._memory.verdicts.refusal_of(partition[0])
@@ -78,7 +78,7 @@ class ParkedPartitions(dict[Partition, Parked]):
         return not waits or now_s >= min(self._memory.rests_until_s(partition), parked.since_s + TOPIC_S_MAX)
 
     async def end(self) -> None:
-        """End what is under way."""
+        """Cancel the tasks under way."""
         tasks = (self.leaders.task, *(parked.task for parked in self.values()))
         await end_tasks([task for task in tasks if task is not None])
 

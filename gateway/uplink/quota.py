@@ -1,6 +1,6 @@
-"""What the uplink may take of a metered link: `kafka.bytes_per_s_max` and `kafka.bytes_per_day_max`.
+"""Bounds the uplink's use of a metered link, by `kafka.bytes_per_s_max` and `kafka.bytes_per_day_max`.
 
-Without I/O, without a clock: times are CLOCK_BOOTTIME and wall time in seconds, the latter None while it is unknown.
+It does no I/O and reads no clock. Times are CLOCK_BOOTTIME and wall time in seconds. Wall time is None while unknown.
 """
 
 from typing import Annotated
@@ -10,16 +10,16 @@ from msgspec import Meta, Struct
 
 DAY_S = 86_400.0
 BURST_S = 2.0
-"""A link that was idle may be used at once for so many seconds' worth."""
+"""Seconds' worth of bytes that an idle link may be used for at once."""
 REQUEST_S = 0.5
-"""The next request waits until it may have so many seconds' worth: else each would carry the few bytes that the bucket
-has just got, and be mostly headers."""
+"""Seconds' worth of bytes that a request waits for. Otherwise a request would carry the few bytes that the bucket has
+just got, and be mostly headers."""
 WAIT_S_MIN = 1e-6
-"""A shorter wait is rounding."""
+"""Least wait in seconds. A shorter wait is rounding."""
 
 
 class _Kept(Struct, frozen=True):
-    """What outlives a restart. Ages are of CLOCK_BOOTTIME: the time between two runs is not in them."""
+    """State that outlives a restart. Ages are of CLOCK_BOOTTIME, without the time between two runs."""
 
     used: Annotated[int, Meta(ge=0, le=2**62)]
     day: Annotated[int, Meta(ge=-(10**6), le=10**6)] | None
@@ -29,26 +29,26 @@ class _Kept(Struct, frozen=True):
 
 
 class UplinkBudget:
-    """A bound by the second and one by the day; 0 is no bound.
+    """A bound for each second and a bound for each day (UTC). 0 is no bound.
 
-    What a request took on the wire is known only afterwards, so a bound is overdrawn by one request at most, and what
-    is overdrawn is waited out. The day is UTC's. A count of bytes belongs to a day, or to none while the date is
-    unknown, and ends when a later day has come or after 24 h: a date that steps back begins none, for its day had
-    its quota. Once the date is learnt, a count whose latest bytes were spent today is today's; an earlier one is over.
+    The bytes of a request on the wire are known only afterwards. So one request at most overdraws a bound, and the
+    uplink waits that out. A count of bytes belongs to a day, or to none while the date is unknown. It ends when a later
+    day comes, or after 24 h. A date that steps back begins no new count, as that day has had its quota. Once the date
+    is learnt, a count whose latest bytes were spent today becomes today's. An earlier count is over.
     """
 
     def __init__(self, per_s_max: int, per_day_max: int, state: bytes | None) -> None:
-        """Go on with what `state()` gave before a restart; None or damaged bytes begin anew."""
+        """Go on from a `state()` of before a restart. None or damaged bytes begin anew."""
         kept = _decoded(state)
         self._per_s_max = per_s_max
         self._per_day_max = per_day_max
         self._used = kept.used
         self._day = kept.day
         self._age_s = kept.age_s
-        # Time since the count began, and since its latest bytes: the count is the older one.
+        # Time since the count began, and since its latest bytes. The count cannot be younger than its bytes.
         self._idle_s = min(kept.idle_s, kept.age_s)
         self._now_s: float | None = None
-        # A restart pays no debt and fills no bucket.
+        # A restart neither pays a debt nor fills the bucket.
         self._tokens = -kept.debt_s * per_s_max
 
     def spend(self, wire_bytes: int, now_s: float, wall_s: float | None) -> None:
@@ -61,9 +61,9 @@ class UplinkBudget:
         self._idle_s = 0.0
 
     def wait_s(self, now_s: float, wall_s: float | None) -> float:
-        """How many seconds from now the next request may go; 0.0 where it may at once.
+        """Seconds until the next request may go; 0.0 if it may go at once.
 
-        Ask again afterwards: what is spent or learnt meanwhile changes it.
+        Ask again afterwards, as bytes spent or a date learnt meanwhile change it.
         """
         self._advance(now_s, wall_s)
         wait_s = 0.0
@@ -74,30 +74,30 @@ class UplinkBudget:
         return wait_s if wait_s >= WAIT_S_MIN else 0.0
 
     def allowance(self, now_s: float, wall_s: float | None) -> int | None:
-        """Bytes on the wire that the next request may have: 0 where it must wait, None where there is no bound."""
+        """Bytes on the wire that the next request may have; 0 if it must wait, None if there is no bound."""
         if self.wait_s(now_s, wall_s):
             return 0
         bounds = []
         if self._per_s_max:
-            # At 1 byte/s half a second's worth is none.
+            # At 1 byte/s, half a second's worth would be 0.
             bounds.append(max(1, int(self._tokens)))
         if self._per_day_max:
             bounds.append(self._per_day_max - self._used)
         return min(bounds, default=None)
 
     def is_used_up(self, now_s: float, wall_s: float | None) -> bool:
-        """Whether the day's quota is, with a known date or without one."""
+        """Whether the quota of the day is used up, with a known date or without one."""
         self._advance(now_s, wall_s)
         return self._is_used_up()
 
     def used_up_until(self, now_s: float, wall_s: float | None) -> float | None:
-        """Wall time in seconds when the quota begins anew; None while there is some left, or the date is unknown."""
+        """Wall time in seconds when the quota begins anew; None while some is left, or the date is unknown."""
         if not self.is_used_up(now_s, wall_s) or wall_s is None:
             return None
         return wall_s + self._ends_in_s(wall_s)
 
     def state(self) -> bytes:
-        """What to keep on disk across restarts, as of the last call; what is spent later is unknown to it."""
+        """The state to keep on disk across restarts, as of the latest call. Bytes spent later are not in it."""
         debt_s = max(0.0, -self._tokens / self._per_s_max) if self._per_s_max else 0.0
         kept = _Kept(self._used, self._day, min(self._age_s, DAY_S), min(self._idle_s, DAY_S), min(debt_s, DAY_S))
         return msgspec.json.encode(kept)
@@ -130,7 +130,7 @@ class UplinkBudget:
             if self._idle_s > since_midnight_s:
                 self._begin(day)
             else:
-                # Part of it was spent today, and nobody knows how much: it counts as begun at midnight.
+                # Some of it was spent today, and nobody knows how much. So the count begins at midnight.
                 self._day, self._age_s = day, since_midnight_s
 
     def _begin(self, day: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Takes readings in again that were quarantined because of their topic, once it can be written to."""
+"""Takes readings in again that were quarantined because of their topic, once the topic can be written to."""
 
 from collections import Counter
 
@@ -19,18 +19,18 @@ TOO_LARGE_FOR_TOPIC = "topic-max-message-bytes"
 AT_ONCE_MAX = 500
 """Readings taken in again in one commit."""
 TAKEN_MAX = 10_000
-"""Of one topic and reason in one look."""
+"""Readings of one topic and reason taken in again in one look."""
 READ_MAX = 500
-"""Rows read at once: commits wait for that long."""
+"""Rows read at once. Commits wait for such a read."""
 READS_MAX = 1_000
-"""In one look, for what is new and for what can go."""
+"""Reads in one look for new rows, and as many for rows that can go."""
 REDRIVE_S = 15.0
-"""How often topics are looked at that something waits for in the quarantine."""
+"""Seconds between two looks at topics that quarantined readings wait for."""
 TOPICS_MAX = 100
-"""Topics that are asked about in one look, of more the next ones in the next: a device may have made up thousands."""
+"""Topics that one look asks about. The next look goes on behind them, as a device may make up thousands of topics."""
 
 _MADE = frozenset({UNKNOWN, NOT_CREATED, NAME_COLLIDES})
-"""Reasons for which a topic is made that nothing new comes for."""
+"""Reasons for which a topic is made although no new reading comes for it."""
 
 Cause = tuple[str, str]
 """Topic and reason."""
@@ -39,10 +39,10 @@ log = structlog.get_logger()
 
 
 class Redrive:
-    """Looks now and then at what the quarantine holds, and at the topics that it is for; one for each daemon.
+    """Looks regularly at the quarantine, and at the topics of its readings. There is one for each daemon.
 
-    The quarantine may hold millions, in the order in which they came. Each row is read once to know what there is, and
-    once more when it can go: what stays wrong is neither read again nor in the way of others.
+    The quarantine may hold millions of rows, in the order in which they came. Each row is read once to learn its cause.
+    When a cause can go, rows are read again from its oldest row on. So readings that stay wrong hold up no others.
     """
 
     def __init__(self, buffer: Buffer, front_door: FrontDoor, memory: Memory) -> None:
@@ -51,14 +51,14 @@ class Redrive:
         self._memory = memory
         self._buffer_id = ""
         self._read = 0
-        """Up to this number it is known what there is."""
+        """Number of the last row whose cause is known."""
         self._next: dict[Cause, int] = {}
-        """The number of the oldest row of each cause, or one below it."""
+        """By cause: the number of its oldest row, or one below it."""
         self._looked_at = ""
-        """The topic that was the last in the last look."""
+        """The last topic of the last look."""
 
     async def take_in_again(self, admin: AIOKafkaAdminClient) -> None:
-        """Take in again what can go now. Raises KafkaError, BufferFileError."""
+        """Take in again the readings that can go now. Raises KafkaError, BufferFileError."""
         await self._read_new()
         if not self._next:
             return
@@ -71,7 +71,7 @@ class Redrive:
             if self._memory.verdicts.is_made_when_wanted(verdicts[cause[0]]) and cause[1] in _MADE:
                 await self._have_made(verdicts[cause[0]], number)
             count = self._may_go(verdicts[cause[0]], cause[1])
-            # Somebody else may have taken it out, and nothing may wait for this topic any more.
+            # Somebody else may have taken the row out. Perhaps nothing waits for this topic any more.
             if count or await self._of_topics(number, 1) != [(number, *cause)]:
                 wanted[cause] = count
         await self._retry_oldest(wanted)
@@ -85,9 +85,9 @@ class Redrive:
         return topics
 
     async def _have_made(self, verdict: TopicVerdict, number: int) -> None:
-        """Have a topic made that nobody makes else: no new reading may come for it. It is the oldest one's device's.
+        """Have a topic made that no new reading may ask for, for the device of the oldest quarantined reading.
 
-        Not a topic that was beyond a bound: it would be made the next day, for a device that may be gone by then.
+        Topics beyond a bound are not made: they would be made the next day, for a device that may be gone by then.
         """
         found = await self._buffer.run(lambda file: file.quarantine.find([number]))
         if number in found:
@@ -111,18 +111,18 @@ class Redrive:
         return await self._buffer.run(lambda file: file.quarantine.of_topics(number, limit))
 
     def _may_go(self, verdict: TopicVerdict, reason: str) -> int:
-        """How many may be taken now. What would be refused again stays: each time costs the card some pages."""
+        """Readings that may be taken in now. Those that would be refused again stay, as each attempt wears the card."""
         if not verdict.usable:
             return 0
         if reason == TOO_LARGE_FOR_TOPIC:
             is_larger = verdict.batch_bytes_max > self._memory.too_small.get(verdict.topic, 0)
             return TAKEN_MAX if is_larger else 0
-        # Only writing tells whether it may be written: one reading, and the others when that was taken.
+        # Only writing tells whether a topic may be written to. So one reading goes, and the others if it was taken.
         is_doubtful = reason in {TOPIC_FORBIDDEN, TOPIC_REFUSING} and verdict.topic not in self._memory.proven
         return 1 if is_doubtful else TAKEN_MAX
 
     async def _retry_oldest(self, wanted: dict[Cause, int]) -> None:
-        """Take in again so many of each cause, the oldest first, and find out which is the next then."""
+        """Take in again so many readings of each cause, the oldest first, and find the next row of each cause."""
         found: list[int] = []
         taken: Counter[str] = Counter()
         after: dict[Cause, int] = {}

@@ -1,4 +1,4 @@
-"""Records that Kafka refuses: they are found in their batch, and set aside in the quarantine."""
+"""Finds records in a batch that Kafka refuses, and sets them aside in the quarantine."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ from gateway.uplink.redrive import TOPIC_REFUSING
 from gateway.uplink.supply import Supply
 
 LONE_REFUSALS_MAX = 10
-"""So many of a topic's records refused one after the other condemn the topic for a while: finding each by halving
-would hold up what comes behind."""
+"""Number of a topic's records refused one after the other that condemns the topic for a while. To find each of them by
+halving would hold up the rows behind them."""
 MOVED_AT_ONCE = 250
-"""Rows that are moved in one commit: sensors' readings wait for it."""
+"""Rows that are moved in one commit. Sensors' readings wait for it."""
 REFUSED_READINGS = "readings quarantined"
 REFUSED_EVENTS = "the gateway's own events quarantined"
 REFUSED_REPORTS = "reports of what is quarantined cannot be sent, and are dropped: what they report stays on this box"
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 
 class InvalidRecordError(BrokerResponseError):  # type: ignore[misc] # aiokafka has no types
-    """INVALID_RECORD of Kafka's protocol, which aiokafka 0.14 takes for an UnknownError, as much that is no refusal."""
+    """INVALID_RECORD of Kafka's protocol. aiokafka 0.14 gives UnknownError for it, as for much that is no refusal."""
 
     errno = 87
     message = "INVALID_RECORD"
@@ -49,7 +49,7 @@ class InvalidRecordError(BrokerResponseError):  # type: ignore[misc] # aiokafka 
 kafka_errors.setdefault(InvalidRecordError.errno, InvalidRecordError)
 
 
-# What a broker says of a record, or of a topic, rather than of itself.
+# Errors that speak of a record or a topic, and not of the broker.
 REFUSALS = (
     CorruptRecordException,
     InvalidRecordError,
@@ -81,15 +81,16 @@ class RefusedRecords:
         self._batcher = batcher
 
     async def narrow_down(self, partition: Partition, rows: Sequence[Row], error: BaseException) -> None:
-        """Find what a partition refuses: halve what it is sent at a time until the record stands alone.
+        """Find the record that a partition refuses: halve the rows that it is sent until the record stands alone.
 
-        `rows` are the batch that it refused.
+        `rows` are those of the refused batch.
         """
         topic = partition[0]
         if isinstance(error, TopicAuthorizationFailedError):
             self._memory.condemn(TopicVerdict(topic, TOPIC_FORBIDDEN, forbidden_hint(topic, self._kafka)))
         elif len(rows) > 1 or (
-            # Its topic may take less than was read of it: the next session reads that again, and says so of the record.
+            # The topic may take less than was read of it. The next session reads it again, and names that as the
+            # reason.
             isinstance(error, MessageSizeTooLargeError) and not self._memory.is_suspect(partition)
         ):
             self._memory.suspect(partition, len(rows))
@@ -100,7 +101,7 @@ class RefusedRecords:
         log.debug("refused", topic=topic, error=named(error), rows=len(rows))
 
     async def set_aside(self, rows: Sequence[tuple[Row, str]]) -> None:
-        """Move rows into the quarantine, each with its reason. Those that cannot be moved stay in the buffer."""
+        """Move rows into the quarantine, each with its reason. Rows that cannot be moved stay in the buffer."""
         rows = sorted(rows, key=lambda aside: (aside[0].lane, aside[0].sequence))
         said: Counter[tuple[str, str, str]] = Counter()
         try:
@@ -111,18 +112,18 @@ class RefusedRecords:
                 self._memory.lines.tell(log.warning, what, reason=reason, topic=topic, count=count)
 
     async def _move(self, rows: Sequence[tuple[Row, str]]) -> Counter[tuple[str, str, str]]:
-        """In one commit; give what is to be said, with reason and topic, of how many."""
+        """Move rows in one commit. Returns the log lines to write, with reason and topic, and the rows of each."""
         reports = []
         said: Counter[tuple[str, str, str]] = Counter()
         work = LongWork()
         for row, reason in rows:
             await work.step()
             series = await self._supply.series(row.series)
-            # A report that cannot be sent is not reported again: what it reports is in the quarantine already.
+            # If a report cannot be sent, it is not reported again: its input is in the quarantine already.
             is_report = series.topic == self._kafka.quarantine_topic
             what = REFUSED_REPORTS if is_report else REFUSED_EVENTS if series.is_of_gateway else REFUSED_READINGS
             if reason.startswith(BEYOND_ALL):
-                # Of as many topics as a device makes up: it is told by device.
+                # A device may make up any number of topics, so these rows are counted by device.
                 self._memory.new_topics.set_aside(series.device)
             else:
                 said[what, reason, series.topic] += 1
@@ -130,7 +131,8 @@ class RefusedRecords:
                 lane = await self._supply.lane(row.lane)
                 doubt = row.doubt
                 if not doubt and self._memory.may_have(await self._batcher.topics(row.lane, row.series), row):
-                    # Taken in again it gets another id, and would be in Kafka twice with nothing to tell it by.
+                    # If the row is taken in again, it gets another id. Without the doubt, nothing would mark the second
+                    # copy.
                     doubt = Doubt.REDELIVERED
                 reports.append(self._front_door.quarantine.entry(_quarantined(row, series, lane, reason, doubt)))
         await self._buffer.quarantine(self._supply.buffer_id, reports, [row for row, _ in rows])
@@ -138,7 +140,7 @@ class RefusedRecords:
 
 
 def named(error: BaseException) -> str:
-    """An error in words."""
+    """An error in words, or its type if it has none."""
     return str(error) or type(error).__name__
 
 

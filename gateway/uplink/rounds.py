@@ -1,6 +1,6 @@
-"""Rounds: some rows at a time, encoded into batches by partition, sent, and settled once Kafka has them.
+"""Sends rows in rounds: encodes some rows into batches by partition, sends them, and settles them once Kafka has them.
 
-A partition that does not answer in time is parked: its rows are passed over until it does, and the others go on.
+A partition that does not answer in time is parked. Its rows are passed over until it answers, and the others go on.
 """
 
 import asyncio
@@ -23,25 +23,25 @@ from gateway.uplink.refused import REFUSALS, RefusedRecords, named
 from gateway.uplink.supply import Supply
 
 LINGER_ROWS = 500
-"""Fewer rows than this at once are live readings."""
+"""After fewer live rows than this, the next round waits for company."""
 METERED_LINGER_S = 1.0
-"""How long live readings wait for company on a metered link: a request for each would be mostly headers."""
+"""Seconds that live readings wait for company on a metered link. A request for each would be mostly headers."""
 IDLE_S = 1.0
-"""How often rounds that have nothing to send look at what else may have changed."""
+"""Longest time in seconds that idle rounds wait before they look for other changes."""
 CLOCK_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
-    """Why a session ends and the next begins at once: for one, because some partition needs a new producer."""
+    """The reason why a session ends and the next begins at once, such as a partition that needs a new producer."""
 
     reason: str
     is_refusal: bool = False
-    """Whether a broker took a request of a round and refused a record of it."""
+    """Whether a broker took a round's request and refused a record of it."""
 
 
 class Rounds:
-    """Sends what waits, round by round, for the length of one session."""
+    """Sends the rows that wait, round by round, as long as one session lasts."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts of the uplink
         self,
@@ -56,7 +56,7 @@ class Rounds:
     ) -> None:
         """`waits_for_clock` tells whether a time for this boot's readings may still be learnt.
 
-        `on_answer` is told that Kafka answers.
+        `on_answer` is called if Kafka answers, or if nothing waits.
         """
         self._session = session
         self._buffer = buffer
@@ -73,7 +73,7 @@ class Rounds:
         self._linger_s = max(kafka.linger_ms / 1000, METERED_LINGER_S if memory.is_metered else 0.0)
 
     async def run(self) -> NewSession:
-        """Send until a new session is to go on. Raises KafkaError, TimeoutError, BufferFileError."""
+        """Send until a new session must begin. Raises KafkaError, TimeoutError, BufferFileError."""
         try:
             while True:
                 await self._memory.wait_for_allowance(self._session.link)
@@ -96,7 +96,7 @@ class Rounds:
                 if not live and not backlog and not self._supply.has_more:
                     await self._wait_for_rows(waits_for_clock=waits_for_clock)
                 elif not backlog and len(live) < LINGER_ROWS:
-                    # Live: what comes in meanwhile shares the next request. A backlog does not wait.
+                    # Live readings that come in meanwhile share the next request. A backlog does not wait.
                     self._memory.state.live_oldest_us = None
                     await asyncio.sleep(self._linger_s)
         finally:
@@ -104,12 +104,12 @@ class Rounds:
             for partition, each in self._parked.items():
                 if each.out is not None:
                     self._let_go(partition, each.out)
-            # Last: what was acknowledged is settled before what was under way may be dropped.
+            # Last, so that acknowledged rows are settled before rows under way may be dropped.
             await self._supply.close()
             self._memory.state.live_oldest_us = None
 
     def _look_for_new_clocks(self) -> None:
-        """Let readings go that waited for their sensor's clock, as far as it is known or not waited for any longer."""
+        """Let readings go whose sensor's clock is known by now, or is waited for no longer."""
         waiting = self._new_clocks.waiting
         if waiting and self._new_clocks.settle():
             self._supply.come_again()
@@ -123,16 +123,16 @@ class Rounds:
         if not is_live:
             self._memory.state.live_oldest_us = None
             return
-        # What has no time yet may have waited for its sensor's clock: that was not the link's doing.
+        # A row without a time may have waited for its sensor's clock. The link is not to blame for that.
         timed = next((row for row in live if row.event_us is not None or row.tick_ms is None), None)
         self._memory.state.live_oldest_us = (
             live[0].received_us + self._new_clocks.hold_us if timed is None else timed.received_us
         )
 
     async def _wait_for_rows(self, *, waits_for_clock: bool) -> None:
-        """Wait for a commit, for a parked partition that answers, a topic that is made, or the time to look again."""
+        """Wait for a commit, for an answer of a parked partition, for a new topic, or for the time to look again."""
         if waits_for_clock:
-            # What is committed meanwhile has to wait as well: each look would read all that does, for nothing.
+            # Rows committed meanwhile have to wait as well. Each look would read all waiting rows in vain.
             await asyncio.sleep(CLOCK_POLL_S)
             return
         committed = asyncio.create_task(self._buffer.committed.wait(), name="committed")
@@ -146,9 +146,9 @@ class Rounds:
     # -- a round --------------------------------------------------------------------------------
 
     async def _send(self, live: Sequence[Row], backlog: Sequence[Row]) -> NewSession | None:
-        """Have all of them in Kafka or in the quarantine, but for those of partitions that do not answer.
+        """Bring all rows into Kafka or the quarantine, except rows of partitions that do not answer.
 
-        Raises what Kafka answers where all partitions fail, and none refuses.
+        Raises a partition's error if all partitions fail and none refuses a record.
         """
         outgoing: dict[Partition, Outgoing] = {}
         aside: Aside = []
@@ -165,7 +165,7 @@ class Rounds:
             for out in outgoing.values():
                 self._settle_acknowledged(out)
         else:
-            # All of it at once: rows in their order are few spans.
+            # All rows at once, as rows in their order make few spans.
             for rows in (live, backlog):
                 self._settle(rows)
         if is_cut:
@@ -175,12 +175,12 @@ class Rounds:
             if len(errors) == len(outgoing) and not any(trouble.is_refusal for trouble in troubles):
                 raise next(iter(errors.values()))
             return troubles[0]
-        # Last: what is sent again after an error is set aside once.
+        # Last, so that rows which are sent again after an error are set aside once.
         await self._refused.set_aside(aside)
         return None
 
     def _cut(self, outgoing: dict[Partition, Outgoing]) -> bool:
-        """Take out of a round what cannot go in it; whether some of that may go in the next."""
+        """Take out of a round what cannot go in it. Returns whether some of it may go in the next round."""
         is_cut, count = False, len(outgoing)
         now_s = time.monotonic()
         for partition, out in list(outgoing.items()):
@@ -190,31 +190,31 @@ class Rounds:
                 del outgoing[partition]
                 verdict = self._memory.verdicts.refusal_of(partition[0])
                 if verdict is None or not verdict.waits:
-                    # It is being made, or it is known by now what became of that.
+                    # The topic is being made, or it is known by now whether it was made.
                     self._parked.park(partition, Parked(now_s), None)
                     continue
                 if now_s >= self._memory.rests_until_s(partition):
                     self._memory.trouble(partition, pauses=True)
                 self._parked.park(partition, Parked(now_s), verdict.hint or verdict.reason)
             elif not self._session.has_leader(*partition):
-                # aiokafka would ask for its leader in a loop.
+                # aiokafka would ask for the partition's leader in a loop.
                 del outgoing[partition]
                 self._parked.park(partition, Parked(now_s), "has no leader")
             elif now_s < self._memory.rests_until_s(partition):
                 del outgoing[partition]
                 self._parked.park(partition, Parked(now_s), self._memory.why_parked(partition))
             elif len(out.batches) > 1 and (self._memory.is_suspect(partition) or self._memory.is_troubled(partition)):
-                # It is tried with little, so that it holds up nobody else.
+                # The partition is tried with one batch, so that it holds up no others.
                 del out.batches[1:]
                 is_cut = True
         if is_cut or len(outgoing) < count:
             self._supply.pass_over()
         return is_cut
 
-    # -- what became of it ----------------------------------------------------------------------
+    # -- after a round ----------------------------------------------------------------------------
 
     def _settle(self, rows: Sequence[Row]) -> None:
-        """Kafka or the quarantine has these rows, which are in order: the buffer may delete them."""
+        """Let the buffer delete these rows, which are in order: Kafka has them."""
         if rows:
             self._buffer.confirm(self._supply.buffer_id, spans_of(rows), self._memory.take_marks())
             self._memory.state.sent += len(rows)
@@ -225,13 +225,13 @@ class Rounds:
         self._settle(sorted(rows, key=attrgetter("lane", "sequence")))
 
     def _let_go(self, partition: Partition, out: Outgoing) -> None:
-        """Nothing more will be heard of what is under way."""
+        """Settle acknowledged batches. The next one may have arrived, but nothing more will be heard of it."""
         self._settle_acknowledged(out)
         if out.acknowledged < len(out.batches):
             self._memory.sent_without_answer(partition, out.batches[out.acknowledged][1])
 
     async def _bear(self, partition: Partition, out: Outgoing, error: BaseException) -> NewSession:
-        """Heed an error of a partition; give what ends the session: what the producer believes of it is void."""
+        """Handle an error of a partition. It ends the session, as the producer's state of the partition is void."""
         if isinstance(error, REFUSALS):
             await self._refused.narrow_down(partition, out.batches[out.acknowledged][1], error)
             return NewSession(named(error), is_refusal=True)
@@ -246,11 +246,11 @@ class Rounds:
         return self._batcher.partition_of(row) not in self._parked
 
     async def _see_to_parked(self) -> NewSession | None:
-        """Let partitions go on that may be tried again, unless what was under way there ends the session."""
+        """Let partitions go on that may be tried again. Returns why the session ends if batches there went wrong."""
         ready = self._parked.ready(time.monotonic())
         ends = [await self._unpark(partition) for partition in ready]
         troubles = [end for end in ends if end is not None]
-        # One that is there again may lose its leader again.
+        # A partition that exists again may lose its leader again.
         self._parked.leaders.gone.difference_update(ready)
         if troubles:
             for partition, parked in self._parked.items():
@@ -264,16 +264,16 @@ class Rounds:
         return None
 
     async def _unpark(self, partition: Partition) -> NewSession | None:
-        """Let one go on; give what ends the session, where what was under way went wrong."""
+        """Let a partition go on. Returns why the session ends if its batches under way went wrong."""
         parked, (topic, number) = self._parked[partition], partition
         is_gone = partition in self._parked.leaders.gone
         if is_gone or number == NO_PARTITION:
             self._batcher.forget(topic)
         if parked.task is not None and parked.out is not None and not parked.task.done():
-            # The producer would retry it for ever. The end of the session ends it.
+            # The producer would retry the batch for ever. The end of the session ends that.
             if is_gone:
                 return NewSession(f"{topic} is another topic now, or none")
-            # Perhaps it is the producer's fault, whatever the broker says.
+            # The producer may be at fault, whatever the broker says.
             self._memory.trouble(partition, pauses=True)
             return NewSession(f"{topic}/{number} does not answer")
         del self._parked[partition]

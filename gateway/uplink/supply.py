@@ -1,6 +1,6 @@
-"""Which rows are sent next: live ones, and those of the backlog, each with its share.
+"""Chooses the rows to send next: live rows and rows of the backlog, each with its share.
 
-Rows that cannot go at present (their partition does not answer) are passed over, and come again when they can.
+Rows that cannot go at present, as their partition does not answer, are passed over. They come again when they can go.
 """
 
 import asyncio
@@ -17,63 +17,63 @@ from gateway.reading import BufferFileError
 from gateway.settings import KafkaSettings
 
 ROW_BYTES = 360
-"""What a record takes beside its payload before it is compressed, about: headers and key."""
+"""Bytes of a record beside its payload, about, before compression: headers and key."""
 ROUND_BYTES = 4_000_000
-"""Rows are read until there are so many bytes; each read is smaller, for commits wait for it."""
+"""Bytes of rows to read for a round. Each read is smaller, as commits wait for it."""
 CACHE_MAX = 50_000
 SHARED_ROWS_MAX = 2_000
-"""Of the backlog, while live readings come beside it: they wait for a round, which is the longer the more it has."""
+"""Rows of the backlog in a round that also has live readings. Live readings wait for the whole round."""
 LIVE_S = 1.0
-"""How long after the last live reading another one is expected."""
+"""Seconds after the last live reading in which another one is expected."""
 SCANS_MAX = 4
-"""Reads of nothing but rows that are passed over, before live ones are looked at again."""
+"""Reads that find only rows to pass over, before live rows are looked at again."""
 
 
 class _Cursor:
-    """How far rows have been taken, and those that were read and not taken yet."""
+    """How far rows have been taken, and rows that were read and not taken yet."""
 
     def __init__(self) -> None:
         self.position = START
         self.ahead: list[Row] = []
-        """Read after `position`."""
+        """Rows that were read after `position`."""
         self.drops = 0
-        """What `Buffer.drops` was when they were there."""
+        """`Buffer.drops` when the rows ahead were known to be there."""
         self.next_read: asyncio.Task[tuple[int, list[Row]]] | None = None
-        """The next rows after `position`, being read while a round is sent."""
+        """The read of the next rows after `position`, under way while a round is sent."""
         self.is_over = False
-        """Whether nothing more was there."""
+        """Whether the last read found nothing."""
         self.passed_over = False
-        """Whether rows were left before it that have to be sent."""
+        """Whether rows before the cursor were left that have to be sent."""
 
     def rewind(self, to: Position) -> None:
-        """Read again from there; rows that are confirmed are not read twice."""
+        """Read again from a position. Rows that are confirmed are not read twice."""
         self.forget()
         self.position = to
         self.is_over = self.passed_over = False
 
     def forget(self) -> None:
-        """What was read ahead may not be what is there now."""
+        """Drop the rows that were read ahead, as the file may have changed."""
         self.ahead = []
         if self.next_read is not None:
             if not self.next_read.cancel() and not self.next_read.cancelled():
-                # Retrieved, so that asyncio does not complain of it: what went wrong is met again.
+                # Retrieved, so that asyncio does not complain. If the error lasts, the next read raises it.
                 self.next_read.exception()
             self.next_read = None
 
     def advance(self, rows: Sequence[Row], ahead: list[Row]) -> None:
-        """Those are taken, or passed over; these follow them."""
+        """Note that `rows` were taken or passed over, and that the rows `ahead` follow them."""
         self.ahead = ahead
         if rows:
             self.position = Position(rows[-1].lane, rows[-1].sequence)
 
 
 class Supply:
-    """Rows of one buffer file, for one session. Raises BufferFileError where another file has taken its place."""
+    """Rows of one buffer file, for one session. Raises BufferFileError if another file has taken its place."""
 
     def __init__(
         self, buffer: Buffer, kafka: KafkaSettings, under_way: Callable[[], Iterable[Row]], new_clocks: NewClocks
     ) -> None:
-        """`under_way` gives the rows of former rounds that are being sent still: they may not be dropped."""
+        """`under_way` gives rows of former rounds that are still being sent. They may not be dropped."""
         self._buffer = buffer
         self._new_clocks = new_clocks
         self._under_way = under_way
@@ -81,26 +81,26 @@ class Supply:
         self.buffer_id = buffer.id
         self._rewinds = buffer.attachment.rewinds
         self.live_lane = 0
-        """The lane that readings go into, as of the last look."""
+        """The lane that readings go into, as of the last `follow`."""
         self._live = _Cursor()
         self._backlog = _Cursor()
         self.has_more = False
-        """Whether nothing was found to send, and not everything was looked at."""
+        """Whether nothing was found to send, although not everything was looked at."""
         self._live_s = float("-inf")
-        """When there were live rows last."""
+        """When live rows were last found (monotonic)."""
         self._waits_for_clock = False
         self._waiting_boots: dict[str, bool] = {}
-        """Boots of this gateway, and whether their rows wait for a clock."""
+        """By boot of this gateway: whether its rows wait for a clock."""
         self._series: dict[int, Series] = {}
         self._lanes: dict[int, Lane] = {}
 
     def follow(self) -> bool:
-        """See what became of the file; whether another lane is the live one now."""
+        """Follow the buffer file. Returns whether another lane is the live one now."""
         if self._buffer.id != self.buffer_id:
             raise _replaced()
         is_ordered = self._kafka.drain == "oldest-first"
         if self._buffer.attachment.rewinds != self._rewinds:
-            # Rows have come to stand before those that were read.
+            # Rows were put before those that were read.
             self._rewinds = self._buffer.attachment.rewinds
             self._backlog.rewind(START)
             if is_ordered:
@@ -122,12 +122,12 @@ class Supply:
         may_go: Callable[[Row], bool] | None,
         waits_for_clock: bool,  # noqa: FBT001 - how things stand, not what to do
     ) -> tuple[list[Row], list[Row]]:
-        """The rows to send now: live ones and those of the backlog, in order.
+        """The rows to send now: live rows and rows of the backlog, each in order.
 
-        `budget` says how many bytes they may take before they are compressed, and is told whether both are there;
-        `may_go` which of them may be sent, None that all may. `waits_for_clock` says that a time may still be
-        learnt for rows of this boot, and of earlier ones that were never synced: these have to wait. The buffer drops
-        none of what is given before it is asked for the next.
+        `budget` gives the bytes that they may take before compression, and is told whether both kinds are there.
+        `may_go` tells whether a row may be sent; None if all may. `waits_for_clock` means that a time may still be
+        learnt for rows of this boot, and of earlier boots that were never synced. These rows have to wait. The buffer
+        drops none of the returned rows before the next call.
         """
         if waits_for_clock != self._waits_for_clock:
             self._waits_for_clock = waits_for_clock
@@ -143,7 +143,7 @@ class Supply:
     async def _choose(
         self, budget: Callable[[bool], float], may_go: Callable[[Row], bool] | None
     ) -> tuple[list[Row], list[Row]]:
-        """What is next, as far as it was not dropped meanwhile."""
+        """The next live rows and backlog rows. Some may have been dropped since they were read."""
         self.has_more = False
         if self._kafka.drain == "oldest-first":
             rows, going = await self._look(self._live, may_go)
@@ -155,7 +155,7 @@ class Supply:
         is_shared = not self._backlog.is_over and time.monotonic() < self._live_s + LIVE_S
         left = budget(is_shared)
         if not self._backlog.is_over:
-            # What live readings do not need of their share, the backlog has, and the other way round.
+            # The backlog gets what live readings leave of their share, and the other way round.
             live_bytes = min(_bytes_of(live), left * (1 - self._kafka.backlog_share))
             rows, going = await self._look(self._backlog, may_go)
             going = _within(going, left - live_bytes)
@@ -164,7 +164,7 @@ class Supply:
         return self._advance(self._live, live_rows, _within(live, left)), backlog
 
     async def _keep_from_drop(self, live: list[Row], backlog: list[Row]) -> tuple[list[Row], list[Row]]:
-        """See that none of them is dropped from here on; those that were not dropped before."""
+        """Keep rows from being dropped from here on. Returns them without rows that were dropped before."""
         if not self._buffer.may_drop:
             return live, backlog
         drops = [cursor.drops for cursor, rows in ((self._live, live), (self._backlog, backlog)) if rows]
@@ -177,11 +177,11 @@ class Supply:
         return (without(live, gone), without(backlog, gone)) if gone else (live, backlog)
 
     def pass_over(self) -> None:
-        """Rows that were given are left behind: `come_again` gives them once more."""
+        """Note that rows were given and not sent. `come_again` gives them once more."""
         self._live.passed_over = self._backlog.passed_over = True
 
     def come_again(self) -> None:
-        """What was passed over may go now."""
+        """Give rows again that were passed over, as they may go now."""
         if self._backlog.passed_over:
             self._backlog.rewind(START)
         if self._live.passed_over:
@@ -189,7 +189,7 @@ class Supply:
             self._live.rewind(START if is_ordered else Position(self.live_lane, -1))
 
     async def series(self, number: int) -> Series:
-        """What a row's series number stands for."""
+        """The series that a row's series number stands for."""
         series = self._series.get(number)
         if series is None:
             if len(self._series) >= CACHE_MAX:
@@ -199,7 +199,7 @@ class Supply:
         return series
 
     async def lane(self, number: int) -> Lane:
-        """The lane of a row."""
+        """The lane that a row's lane number stands for."""
         lane = self._lanes.get(number)
         if lane is None:
             lane = await self._buffer.run(lambda file: file.lanes.find(number), self.buffer_id)
@@ -207,7 +207,7 @@ class Supply:
         return lane
 
     async def _look(self, cursor: _Cursor, may_go: Callable[[Row], bool] | None) -> tuple[list[Row], list[Row]]:
-        """The next rows after a cursor, and those of them that may go; chunks of which none may are passed over."""
+        """The next rows after a cursor, and those that may go. If none of a read may go, its rows are passed over."""
         for _ in range(SCANS_MAX):
             rows = await self._read(cursor)
             going = rows if may_go is None else [row for row in rows if may_go(row)]
@@ -221,12 +221,12 @@ class Supply:
         return [], []
 
     async def _waits_for_sensor_clock(self, row: Row) -> bool:
-        """Whether a row has to wait until its sensor's clock is known, or one that would overtake such a row."""
+        """Whether a row waits for its sensor's clock, or would overtake a row that does."""
         series = await self.series(row.series)
         return (series.topic, series.device) in self._new_clocks.waiting_devices
 
     def _advance(self, cursor: _Cursor, rows: list[Row], taken: list[Row]) -> list[Row]:
-        """The cursor comes to stand after the last of what is taken of `rows`; what follows is read meanwhile."""
+        """Move the cursor behind the last of the rows `taken`. A backlog is read on meanwhile. Returns `taken`."""
         passed = len(rows)
         if taken and taken[-1] is not rows[-1]:
             place = taken[-1].lane, taken[-1].sequence
@@ -252,7 +252,7 @@ class Supply:
             cursor.drops, rows = await self._read_file(cursor)
             cursor.is_over = not rows
         if self._waits_for_clock:
-            # What lies after the first of them is later still: a boot that was synced would have told its time.
+            # Rows behind the first waiting row wait too. If a later boot was synced, it would have told the time.
             for place, row in enumerate(rows):
                 if await self._waits_for_boot_clock(row.lane):
                     return rows[:place]
@@ -269,7 +269,7 @@ class Supply:
         return waits
 
     async def _read_file(self, cursor: _Cursor) -> tuple[int, list[Row]]:
-        """The rows after a cursor, and what `Buffer.drops` was before they were read."""
+        """Read the rows after a cursor. Returns `Buffer.drops` as it was before, and the rows."""
         limit, drops = self._kafka.batch_rows_max, self._buffer.drops
         rows: list[Row] = []
         position = cursor.position
@@ -285,11 +285,11 @@ class Supply:
             is_cut = len(some) < wanted and _bytes_of(some) > READ_BYTES_MAX // 2
             if not is_cut or _bytes_of(rows) >= ROUND_BYTES:
                 return drops, rows
-            # On a link of long delay a round of what one read gives would be a small one.
+            # On a link with a long delay, the rows of one read would make a round too small.
             position = Position(some[-1].lane, some[-1].sequence)
 
     async def close(self) -> None:
-        """Read no more, and have the buffer drop again what it has to."""
+        """Stop reading, and let the buffer drop rows again."""
         self._buffer.release()
         next_read = self._backlog.next_read
         self._backlog.forget()
@@ -306,7 +306,7 @@ def _bytes_of(rows: Sequence[Row]) -> int:
 
 
 def _within(rows: list[Row], budget: float) -> list[Row]:
-    """As many as take no more than that, but one at least: however small the budget, there is progress."""
+    """The first rows that fit into a budget, at least one: however small the budget, there is progress."""
     if _bytes_of(rows) <= budget:
         return rows
     sizes = accumulate(len(row.payload) + ROW_BYTES for row in rows)

@@ -53,7 +53,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class JarsMissingError(Exception):
-    """The connector jars are not where the session looks for them; the message says what to do."""
+    """The connector jars are missing. The message says what to do."""
 
 
 def jars_folder() -> Path:

@@ -1,4 +1,4 @@
-"""`gateways`: what each gateway last said of itself that counts."""
+"""Rows of `gateways`: each gateway's newest heartbeat that counts."""
 
 from typing import NamedTuple
 
@@ -10,37 +10,37 @@ SCHEMA = f"""
     low_watermark_us bigint, pending array<{SPAN_TYPE}>, quarantined array<{SPAN_TYPE}>,
     depth_rows bigint, oldest_age_ms bigint, waiting int, until_us bigint, unread array<string>
 """
-"""Of `GatewayRow`s as a table."""
+"""Columns of a table of `GatewayRow`s."""
 
 
 class Span(NamedTuple):
-    """Event times of what still waits on the gateway; null: they may be any."""
+    """Event times of rows or inputs that still wait on the gateway. A time of None may be any."""
 
     lane: str | None
-    """Null of what is in the quarantine."""
+    """None for inputs in the quarantine."""
     rows: int
     from_us: int | None
     to_us: int | None
 
 
 class GatewayRow(NamedTuple):
-    """What one buffer file of a gateway last said that counts."""
+    """The newest heartbeat that counts of one buffer file of a gateway."""
 
     namespace: str
     gateway: str
     buffer: str
     heartbeat: Edge | None = None
-    """Its time, as it was sent; None while none counts."""
+    """The heartbeat's time as sent; None if no heartbeat counts yet."""
     promises: bool = False
-    """Whether it says what is complete: not while a clock is unknown, or a damaged file is being salvaged."""
+    """True if the heartbeat has a low watermark. It has none while a clock is unknown or a damaged file is salvaged."""
     low_watermark_us: int | None = None
     pending: tuple[Span, ...] = ()
     quarantined: tuple[Span, ...] = ()
     depth_rows: int | None = None
     oldest_age_ms: int | None = None
     waiting: int = 0
-    """Heartbeats after it that do not count yet."""
+    """Later heartbeats that do not count yet."""
     until_us: int | None = None
-    """Up to when a former buffer can have taken readings; None of the present one."""
+    """Time until which a former buffer may have taken readings; None for the present buffer."""
     unread: tuple[str, ...] = ()
-    """Kafka topics that it writes to, and that the job leaves out."""
+    """Kafka topics that the buffer writes to and the job does not read."""

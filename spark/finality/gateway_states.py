@@ -1,8 +1,8 @@
-"""How far each gateway says it has come: of its heartbeats the newest whose offsets are all in `log`. Without Spark.
+"""Keeps each gateway's newest heartbeat that counts, and later ones that wait. It needs no Spark.
 
-A heartbeat tells of a moment: up to where Kafka had acknowledged, and what still waited. It counts once all that it
-calls acknowledged has been read; until then it waits here. Two kinds of topics are not waited for: the gateway's
-quarantine, whose records are no readings, and topics that Kafka has no longer.
+A heartbeat says what Kafka had acknowledged at its moment, and what still waited. It counts once `log` has all records
+that it calls acknowledged. Until then it waits here. It does not wait for two kinds of topics: the gateway's
+quarantine, whose records are no readings, and topics that Kafka no longer has.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -21,33 +21,32 @@ from spark.log.edge_times import EARLIEST_US, FOREVER_US, LATEST_US
 from spark.log.sequence_runs import Edge
 
 WAITING_MAX = 100
-"""Heartbeats of one buffer that wait for their offsets; of more, those are kept that lie far apart. What is dropped
-may have something count a little later, never wrongly."""
+"""Heartbeats of one buffer that wait for their offsets. Of more, those that lie far apart are kept. If one is dropped,
+a window may become final a little later, but never wrongly."""
 BOOTS_MAX = 20
-"""Boots of a gateway of which it is remembered how their clock and the true time go together."""
+"""Boots of a gateway whose clocks are remembered."""
 QUARANTINE_TOPIC = "gateway-quarantine"
-"""A gateway's topic for what it could not take, where its heartbeats do not name another. Nothing in it is a reading,
-whoever names it."""
+"""Default topic of a gateway's quarantine. A heartbeat may name another, but no record in this topic is a reading."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Offsets = Mapping[str, Mapping[int, int]]
-"""By topic and partition, the next offset."""
+"""Next offset by topic and partition."""
 
 
 class GatewayEvent(NamedTuple):
-    """A record of `gateway-events`: columns of `log`."""
+    """A record of `gateway-events`, from columns of `log`."""
 
     type: str
     namespace: str
     gateway: str
     buffer: str
     order: tuple[int, str, int, int]
-    """Kafka's: its timestamp in microseconds, topic, partition, offset."""
+    """Kafka's timestamp in microseconds, topic, partition and offset."""
     edge: Edge
     value: bytes | None
 
 
 ROWS_MAX = 2**53
-"""More rows, inputs or seconds are a mistake. Sums of what a gateway tells then fit into the columns of tables."""
+"""Rows, inputs or seconds in an event. More is a mistake, and sums of more might not fit into the tables' columns."""
 Count = Annotated[int, Meta(ge=0, le=ROWS_MAX)]
 Time = Annotated[datetime, Meta(tz=True)]
 Lane = Annotated[str, Meta(max_length=64)]
@@ -81,11 +80,11 @@ class _Body(msgspec.Struct):
 
 class _SetAside(msgspec.Struct):
     buffer: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
-    """The damaged file's."""
+    """Id of the damaged buffer."""
 
 
 class EventError(ValueError):
-    """What a gateway says of itself cannot be read, or cannot be true. The message is the reject's reason."""
+    """A gateway's event cannot be read, or cannot be true. The message is the reject's reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,50 +102,50 @@ class Told:
     quarantine_topic: str = QUARANTINE_TOPIC
 
     def topics(self) -> set[str]:
-        """The topics that it has sent readings and events to."""
+        """The topics to which the gateway has sent readings and events."""
         return self.offsets.keys() - {QUARANTINE_TOPIC, self.quarantine_topic}
 
 
 @dataclass(slots=True)
 class BufferState:
-    """What one buffer file of a gateway last said. A card that was swapped may still hold what was not sent."""
+    """The heartbeats of one buffer file of a gateway. A swapped card may still hold readings that were not sent."""
 
     counted: Told | None = None
-    """The newest that counts."""
+    """Newest heartbeat that counts."""
     waiting: list[Told] = field(default_factory=list)
-    """Those after it, in Kafka's order."""
+    """Later heartbeats in Kafka's order."""
     until_us: int | None = None
-    """Another buffer has taken readings since this, the latest that it may be."""
+    """Latest time at which another buffer may have begun to take readings; None for the present buffer."""
     is_former: bool = False
     is_over: bool = False
-    """The gateway set it aside: what could be read of it is in its successor, whose heartbeats tell of it."""
+    """True if the gateway set the buffer aside. Its successor has all readable rows, and tells of them."""
     unread: tuple[str, ...] = ()
-    """Topics that its newest heartbeat names, and that the job leaves out."""
+    """Topics that the newest heartbeat names and the job does not read."""
 
     @property
     def newest(self) -> Told | None:
-        """Its last heartbeat, whether it counts or not."""
+        """The last heartbeat, whether it counts or not."""
         return self.waiting[-1] if self.waiting else self.counted
 
 
 @dataclass(slots=True)
 class GatewayState:
-    """One gateway."""
+    """The buffers and the boots of one gateway."""
 
     buffers: dict[str, BufferState] = field(default_factory=dict)
     present: str | None = None
     newest: tuple[int, str, int, int] | None = None
     boots: dict[str, Edge] = field(default_factory=dict)
-    """Of each boot the heartbeat with the surest time."""
+    """Time of each boot's heartbeat with the smallest bound."""
 
 
 class GatewayStates:
-    """All gateways."""
+    """The states of all gateways."""
 
     def __init__(self, gateways: dict[tuple[str, str], GatewayState] | None = None) -> None:
-        """`gateways` by namespace and name: they are changed in place."""
+        """Take states by namespace and name. They are changed in place."""
         self.gateways = {} if gateways is None else gateways
-        """By namespace and name."""
+        """States by namespace and name."""
 
     def take(
         self,
@@ -155,12 +154,12 @@ class GatewayStates:
         reads: Callable[[str], bool] | None = None,
         gone: Collection[str] = (),
     ) -> set[tuple[str, str]]:
-        """Take up what a batch brings, and look which heartbeats count by now.
+        """Take up a batch's events, and find the heartbeats that count now. Return the gateways whose states changed.
 
-        `held` is what `log` holds, this batch included. Of a topic of which nothing has come, everything is missing.
-        `reads` says of a topic whether the job reads it; without it, what is known of that stays. `gone` are topics
-        that Kafka has no longer. Events that came before change nothing. So do those with a fault, which are rejects:
-        `log` may hold some from before they were. Returns which gateways' states are others now.
+        `held` has the next offsets of `log`, with this batch; a topic that is not in it has no records there. `reads`
+        tells whether the job reads a topic; without it, `unread` stays as it was. `gone` are topics that Kafka no
+        longer has. Events that came before change nothing, and neither do events with a fault. The latter are rejects,
+        but an older `log` may hold some as good.
         """
         changed: set[tuple[str, str]] = set()
         for event in sorted(events, key=lambda event: event.order):
@@ -178,7 +177,7 @@ class GatewayStates:
         return changed
 
     def topics(self) -> frozenset[str]:
-        """Return the topics that heartbeats name, without quarantines."""
+        """Return the topics that heartbeats name, except quarantines."""
         buffers = [buffer for gateway in self.gateways.values() for buffer in gateway.buffers.values()]
         return frozenset().union(*(buffer.newest.topics() for buffer in buffers if buffer.newest is not None))
 
@@ -192,7 +191,7 @@ class GatewayStates:
             _wait(gateway.buffers[event.buffer], said)
 
     def rows(self) -> list[GatewayRow]:
-        """Return what is known of all gateways: a row for each buffer file."""
+        """Return a row for each buffer file of all gateways."""
         return [
             _row(*key, name, buffer)
             for key, gateway in sorted(self.gateways.items())
@@ -201,12 +200,12 @@ class GatewayStates:
         ]
 
     def boots(self) -> dict[tuple[str, str, str], Edge]:
-        """Return a heartbeat whose time was known of each boot: by namespace, gateway and boot."""
+        """Return the time of a heartbeat of each boot with a known time, by namespace, gateway and boot."""
         return {(*key, boot): edge for key, gateway in self.gateways.items() for boot, edge in gateway.boots.items()}
 
 
 def fault_of(event: GatewayEvent) -> str | None:
-    """Say what is wrong with an event; None where nothing is."""
+    """The fault of an event; None if there is none."""
     try:
         _read(event)
     except EventError as error:
@@ -215,11 +214,11 @@ def fault_of(event: GatewayEvent) -> str | None:
 
 
 def _read(event: GatewayEvent) -> "Told | _SetAside":
-    """What an event says. Raises EventError."""
+    """Read an event. Raises EventError."""
     value = event.value
     if value is None:
         raise EventError("it has no value, or it is far longer than what else gateways tell in its batch")
-    # The decoder's own bound is what is left of Python's stack, which is not the same each time.
+    # The decoder's own bound is the rest of Python's stack, which differs from call to call.
     if is_deep(value):
         raise EventError(f"more than {DEPTH_MAX} levels of JSON")
     try:
@@ -248,9 +247,9 @@ def _told(event: GatewayEvent, body: _Body) -> Told:
 
 
 def _expect_possible(event: GatewayEvent, told: Told) -> None:
-    """Make sure that a heartbeat promises nothing that lies ahead of it. Raises EventError.
+    """Check that a heartbeat promises nothing about times after it. Raises EventError.
 
-    One whose clock is not known, or stands in a year long past, promises nothing wrong.
+    A clock that is unknown, or shows a year long past, makes no false promise.
     """
     until_us = event.order[0] + KAFKA_SLACK_US
     ahead = f"more than {KAFKA_SLACK_US // 1_000_000} s after Kafka took it in"
@@ -261,7 +260,7 @@ def _expect_possible(event: GatewayEvent, told: Told) -> None:
 
 
 def _us(time: datetime | None) -> int | None:
-    """Raises EventError for a time that no table can show."""
+    """A time in microseconds since 1970. Raises EventError if it is outside the years 2 to 9999."""
     if time is None:
         return None
     since = time - EPOCH
@@ -285,7 +284,7 @@ def _sureness(edge: Edge) -> tuple[int, int]:
 
 
 def _note_buffer(gateway: GatewayState, event: GatewayEvent) -> None:
-    """Note which buffer takes readings now. One gateway's events are in one partition, so in order."""
+    """Note the buffer that takes readings now. A gateway's events are in order, because they are in one partition."""
     gateway.buffers.setdefault(event.buffer, BufferState(is_former=gateway.newest is not None))
     if gateway.newest is not None and event.order <= gateway.newest:
         return
@@ -306,7 +305,7 @@ def _wait(buffer: BufferState, told: Told) -> None:
         return
     buffer.waiting.append(told)
     if len(buffer.waiting) > WAITING_MAX:
-        # The one goes whose neighbours are nearest: the first to count are the old ones, the newest says most.
+        # Drop the one whose neighbours are nearest, but neither the oldest, which counts first, nor the newest.
         between = range(1, len(buffer.waiting) - 1)
         del buffer.waiting[min(between, key=lambda place: _distance(buffer.waiting, place))]
 
@@ -334,7 +333,7 @@ def _is_read(told: Told, held: Offsets, gone: Collection[str]) -> bool:
 
 
 def _leave_out(buffer: BufferState, reads: Callable[[str], bool] | None, gone: Collection[str]) -> bool:
-    """Note which topics are left out that a gateway writes to; return whether they are others than before."""
+    """Note the topics that a buffer writes to and the job does not read. Return True if they have changed."""
     if reads is None or buffer.newest is None:
         return False
     before = buffer.unread

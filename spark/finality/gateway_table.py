@@ -1,4 +1,4 @@
-"""`gateway_states`: what gateways said of themselves, in the driver's memory, and now and then in a table."""
+"""Keeps the gateways' states in the driver's memory, and saves them now and then to the table `gateway_states`."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
@@ -14,16 +14,16 @@ from spark.log.state_table import StateTable, read_states
 
 KEY = ("namespace", "gateway")
 Place = tuple[str, int, int]
-"""In Kafka: topic, partition, offset."""
+"""Topic, partition and offset of a record."""
 
 
 def gateways_path(tables: str) -> str:
-    """Return where the table lies."""
+    """Return the table's path."""
     return f"{tables}/gateway_states"
 
 
 class GatewayTable:
-    """All gateways, as the one writer has them."""
+    """The states of all gateways, for the one writer."""
 
     def __init__(self, spark: SparkSession, tables: str) -> None:
         self._table: StateTable[tuple[str, str], GatewayState] = StateTable(
@@ -47,7 +47,7 @@ class GatewayTable:
         reads: Callable[[str], bool] | None,
         gone: Collection[str],
     ) -> None:
-        """Take up what a batch brings. Doing it again changes nothing."""
+        """Take up a batch's events. To take them up again changes nothing."""
         for key in self.states.take(events, held, reads, gone):
             self._table.changed(key)
 
@@ -56,13 +56,13 @@ class GatewayTable:
 
 
 def faults_in(events: Iterable[GatewayEvent]) -> dict[Place, str]:
-    """Say which events are rejects, and why, by their places in Kafka."""
+    """Return the reasons of events that are rejects, by their places in Kafka."""
     found = ((event.order[1:], fault_of(event)) for event in events)
     return {place: f"{EVENT}{fault}" for place, fault in found if fault is not None}
 
 
 def with_faults(rows: DataFrame, faults: Mapping[Place, str]) -> DataFrame:
-    """Make these rows of a batch rejects."""
+    """Make rejects of the batch's rows at these places."""
     schema = "at_topic string, at_partition int, at_offset bigint, fault string"
     told = rows.sparkSession.createDataFrame([(*place, fault) for place, fault in faults.items()], schema)
     same = [F.col(name) == F.col(f"at_{name}") for name in ("topic", "partition", "offset")]
@@ -71,7 +71,7 @@ def with_faults(rows: DataFrame, faults: Mapping[Place, str]) -> DataFrame:
 
 
 def events_in(log: DataFrame, longest: int | None) -> list[GatewayEvent]:
-    """Collect what is needed here of a part of `log`; of longer values than `longest`, in bytes, the place alone."""
+    """Collect gateways' events from a part of `log`. Values longer than `longest` bytes are left out."""
     value = F.col("value") if longest is None else F.when(F.octet_length("value") <= longest, F.col("value"))
     told = log.where(F.col("ce_type").isin(*EVENT_TYPES) & F.col("reject_reason").isNull() & ~F.col("duplicate"))
     rows = told.select(
@@ -84,7 +84,7 @@ def events_in(log: DataFrame, longest: int | None) -> list[GatewayEvent]:
 
 
 def read_gateways(spark: SparkSession, tables: str) -> GatewayStates:
-    """Return the states as they were last saved."""
+    """Return the last saved states."""
     states = read_states(spark, gateways_path(tables), KEY)
     return GatewayStates({(row.namespace, row.gateway): _state_of(row) for row in states.collect()})
 

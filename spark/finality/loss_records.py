@@ -1,4 +1,4 @@
-"""What gateways told of readings that are gone for good (`docs/kafka-records.md`), as rows."""
+"""Derives rows from gateways' loss records (`docs/kafka-records.md`), and from rejects, which are losses too."""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -8,9 +8,9 @@ from spark.decode.loss_bodies import BODY_TYPE, LOSS_TYPE, NUMBERS, TEXTS, fault
 from spark.log.sequence_runs import RUN_COLUMNS
 
 NO_READINGS = ("event-refused", "gateway-events-dropped", "will-not-reported")
-"""Reasons of what is no reading. One that is not known is taken for a reading's: a newer gateway may have more."""
+"""Reasons of losses that are no readings. An unknown reason counts as a reading's: a newer gateway may have more."""
 REJECTED = "in the quarantine"
-"""The reason of readings that came and could not be taken."""
+"""Reason of readings that came and could not be taken."""
 
 LOSSES_SCHEMA = """
     namespace string, gateway string, device string, reason string, count bigint,
@@ -18,14 +18,14 @@ LOSSES_SCHEMA = """
     gateway_boot string, first_boottime_us bigint, last_boottime_us bigint,
     told_us bigint, told_error_us bigint, told_boot string, told_boottime_us bigint, ce_id string
 """
-"""`device` is null where the gateway could not say whose they were; `count` is 0 where nobody can count them;
-`gateway_boot` is the boot in which they were lost, `told_boot` that in which it was told."""
+"""Columns of losses. `device` is null if the gateway could not say whose readings were lost. `count` is 0 if nobody can
+count them. Readings were lost in the boot `gateway_boot`, and the loss record was sent in the boot `told_boot`."""
 
 
 def losses_in(log: DataFrame) -> DataFrame:
-    """Derive the losses of readings from `log`, or from any part of it: rows of `LOSSES_SCHEMA`.
+    """Derive the losses of readings from `log`, or from any part of it, as rows of `LOSSES_SCHEMA`.
 
-    Malformed ones are rejects, and left out where `log` holds some from before they were.
+    Loss records with a fault are left out. Today they are rejects, but an older `log` may hold some as good.
     """
     told = log.where((F.col("ce_type") == LOSS_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate"))
     body = F.try_variant_get(F.try_parse_json(F.col("value").cast("string")), "$", BODY_TYPE)
@@ -51,13 +51,13 @@ def _name(column: str) -> str:
 
 
 def rejects_as_losses(log: DataFrame) -> DataFrame:
-    """Readings that came with a number and could not be taken, as losses: they are no readings, and not unexplained.
+    """Derive losses from rejects with a number, as rows of `LOSSES_SCHEMA`, so that their gaps are explained.
 
-    Rows of `LOSSES_SCHEMA`, as the gateway would tell them, one for each run of numbers. `log` as it counts now: one
-    that could be read after all is none. A conflict's number is there.
+    There is a row for each range of numbers. `log` must have its amendments applied: a record that could be read after
+    all is no loss. Conflicts are left out, because the first reading of their number is there.
     """
     reason = F.col("reject_reason")
-    # Where headers cannot be read, whose number it was is not known either.
+    # If the headers cannot be read, nobody knows whose number it was.
     named = F.col("ce_id").isNotNull() & F.col("device_sequence").isNotNull() & F.col("device").isNotNull()
     rejects = log.where(reason.isNotNull() & ~reason.startswith("conflict") & named)
     numbers = rejects.groupBy(*RUN_COLUMNS, "gateway", "gateway_boot").agg(
@@ -94,5 +94,5 @@ def rejects_as_losses(log: DataFrame) -> DataFrame:
 
 
 def _is_beyond(number: Column, before: Column) -> Column:
-    """Whether a greater number does not follow right on another one, or there is no such two."""
+    """True if `number` does not follow right on `before`, or if one of them is missing."""
     return F.coalesce(F.try_subtract(number, F.lit(1)) > before, F.lit(True))

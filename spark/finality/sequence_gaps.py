@@ -1,4 +1,4 @@
-"""What is missing of a device's own numbers, since when, and whether a loss record explains it. Without Spark."""
+"""Finds the gaps in a device's numbers, with their times and the losses that explain them. It needs no Spark."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -13,11 +13,11 @@ COUNT_MAX = 2**63 - 1
 
 
 class TimedIsland(NamedTuple):
-    """Numbers of a boot that all stand in `log`, with the times of the first and the last, as they are known now."""
+    """Contiguous numbers of a boot in `log`, with the times of the first and the last, as they are known now."""
 
     stream: str
     device_counter: str
-    """Empty where stream and device imply it."""
+    """Counter; empty if stream and device imply it."""
     device_boot: str
     first: int
     last: int
@@ -26,7 +26,7 @@ class TimedIsland(NamedTuple):
 
 
 class TimedLoss(NamedTuple):
-    """What a gateway told as lost of the device."""
+    """A loss of the device's readings that a gateway told of."""
 
     reason: str
     size: int
@@ -38,17 +38,17 @@ class TimedLoss(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Numbers that are missing between two islands, with the times of the readings between which they were taken.
+    """Numbers that are missing between two islands, with the times of the readings before and after.
 
-    `from_us` to `to_us` is when they can have been taken at all.
+    They were taken between `from_us` and `to_us`.
     """
 
     run: int
-    """The counters of one boot and stream have one number."""
+    """Number of a boot and stream. All counters of one boot and stream share it."""
     stream: str | None
-    """Null where the device's streams share one counter."""
+    """Stream; None if the device's streams share one counter."""
     device_counter: str | None
-    """Null too where the stream implies it."""
+    """Counter; None if the device's streams share it, or if the stream implies it."""
     device_boot: str
     first: int
     last: int
@@ -62,7 +62,7 @@ class Gap(NamedTuple):
 
 
 class Proven(NamedTuple):
-    """A time of which all readings of a run are here, but for those whose loss is explained."""
+    """A span of time of which all readings of a run are here, except those whose loss is explained."""
 
     run: int
     from_us: int
@@ -70,7 +70,7 @@ class Proven(NamedTuple):
 
 
 class StreamProof(NamedTuple):
-    """What the numbers say of one stream."""
+    """The proofs and gaps of one stream, by its numbers."""
 
     stream: str
     proven: list[Proven]
@@ -78,7 +78,7 @@ class StreamProof(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What the numbers say of one device."""
+    """The proofs and gaps of one device, by its numbers."""
 
     gaps: list[Gap]
     streams: list[StreamProof]
@@ -94,13 +94,13 @@ class _Run:
     device_boot: str
     islands: list[TimedIsland]
     reasons: dict[int, set[str]] = field(default_factory=dict)
-    """By place, those of the holes that are explained. The hole of place n is behind island n."""
+    """Reasons of the explained holes, by place. The hole of place n is behind island n."""
 
     def holes(self) -> list[tuple[int, int]]:
         return [(before.last + 1, after.first - 1) for before, after in pairwise(self.islands)]
 
     def spans_us(self) -> list[tuple[int, int]]:
-        """Between which times each hole's readings were taken: numbers go up with time, so all other ends tell too."""
+        """The times between which each hole's readings were taken. Numbers rise with time, so all islands tell."""
         count = len(self.islands)
         earliest = [-FOREVER_US] * (count + 1)
         latest = [FOREVER_US] * (count + 1)
@@ -111,13 +111,13 @@ class _Run:
             island = self.islands[place]
             ends = island.first_at.latest_us(), island.last_at.latest_us()
             latest[place] = min(latest[place + 1], *ends)
-        # Where a sensor's numbers went back within a boot, times do too, and all between is in doubt.
+        # If a sensor's numbers went back within a boot, so do the times. Then all times between them are in doubt.
         spans = [(earliest[place + 1], latest[place + 1]) for place in range(count - 1)]
         return [(min(span), max(span)) for span in spans]
 
 
 def judged(islands: Iterable[TimedIsland], losses: Iterable[TimedLoss]) -> Judged:
-    """Judge one device's numbers. Of a table that is appended to, islands may overlap or touch."""
+    """Judge one device's numbers. Islands may overlap or touch, because their table is only appended to."""
     runs = _runs(islands)
     told = list(losses)
     for boot, of_boot in groupby(runs, key=lambda run: run.device_boot):
@@ -145,9 +145,9 @@ def _stream_of_boot(run: _Run) -> tuple[str, str | None]:
 
 
 def _runs(islands: Iterable[TimedIsland]) -> list[_Run]:
-    """Tell the device's counters apart: one for all streams of a boot, unless a number came in two of them.
+    """Find the device's counters. All streams of a boot share one, unless a number came in two of them.
 
-    Those of one boot and stream stand together.
+    Runs of one boot and stream stand together.
     """
     by_boot: dict[str, dict[tuple[str, str], list[TimedIsland]]] = defaultdict(lambda: defaultdict(list))
     for island in islands:
@@ -195,10 +195,10 @@ class _Cluster(NamedTuple):
 
 
 def _explain_by_numbers(runs: list[_Run], losses: Iterable[TimedLoss]) -> None:
-    """Explain holes of one boot whose numbers all lie in what was told as lost.
+    """Explain holes of one boot whose numbers all lie within losses.
 
-    A record says: so many of those between. Where more than that are missing there, it cannot be told which of them
-    are lost, and which may still come: nothing is explained then.
+    A loss record says how many numbers of a range are lost. If more are missing there, nobody knows which are lost and
+    which may still come. Then it explains none.
     """
     clusters: list[_Cluster] = []
     numbered = [(loss.first_sequence, loss.last_sequence or 0, loss) for loss in losses if _has_numbers(loss)]
@@ -229,9 +229,10 @@ def _explain_by_numbers(runs: list[_Run], losses: Iterable[TimedLoss]) -> None:
 
 
 def _explain_by_times(runs: list[_Run], losses: list[TimedLoss]) -> None:
-    """Explain what is left by losses without numbers of that time: enough for each hole, and for all that they touch.
+    """Explain the other holes by losses without numbers, if their counts suffice for each hole, and for all together.
 
-    Losses and holes whose times overlap, through others too, are looked at together: one loss explains no two holes.
+    Losses and holes are grouped if their times overlap, directly or through others. A group is judged as a whole,
+    because a loss cannot explain two holes.
     """
     if not losses:
         return
@@ -288,7 +289,7 @@ def _gaps(number: int, run: _Run) -> list[Gap]:
 
 
 def _proven_by_all(number: int, runs: list[_Run]) -> list[Proven]:
-    """Find the times that every counter of a stream proves: of another one something may still come."""
+    """Find the times that all counters of a stream prove. Of a counter that does not, readings may still come."""
     proven, *others = [_proven(number, run) for run in runs]
     for other in others:
         both: list[Proven] = []
@@ -306,7 +307,7 @@ def _proven_by_all(number: int, runs: list[_Run]) -> list[Proven]:
 
 
 def _proven(number: int, run: _Run) -> list[Proven]:
-    """From each island's first reading as far as islands go on that are joined by what is explained."""
+    """Find the span from each island's first reading to the last of the islands that explained holes join to it."""
     spans: list[Proven] = []
     reach_us = -FOREVER_US
     for place in reversed(range(len(run.islands))):
@@ -316,7 +317,7 @@ def _proven(number: int, run: _Run) -> list[Proven]:
         from_us = island.first_at.latest_us()
         if from_us < reach_us:
             spans.append(Proven(number, from_us, reach_us))
-    # What lies within another one says no more.
+    # Drop spans that lie within another.
     widest: list[Proven] = []
     for span in sorted(spans, key=lambda span: (span.from_us, -span.to_us)):
         if not widest or span.to_us > widest[-1].to_us:

@@ -1,7 +1,7 @@
-"""What tells of a device's windows whether they are final, as spans of time. Without Spark.
+"""Turns all evidence of a device into spans of time, by which its windows are judged final or not. It needs no Spark.
 
-All islands, losses and gateways of one device are made into a few lists for each of its streams; a window then is
-looked up in them, whatever its length.
+A device's islands, losses and gateways become a few lists for each of its streams. A window of any length is then
+looked up in these lists.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,12 +14,12 @@ from spark.log.edge_times import FOREVER_US, Clocks, Moment
 from spark.log.sequence_runs import Edge
 
 ON_ITS_WAY_US = 10_000_000
-"""A reading may come to its gateway so long after it was taken. A heartbeat knows only of what has come."""
+"""Microseconds that a reading may need to reach its gateway. A heartbeat knows only of readings that have come."""
 TOPICS_TOLD_MAX = 3
 
 
 class DeviceIsland(NamedTuple):
-    """An island of a device, as `sequence_runs.ISLANDS_SCHEMA` has it."""
+    """An island of a device, with columns of `sequence_runs.ISLANDS_SCHEMA`."""
 
     stream: str
     device_counter: str
@@ -31,11 +31,11 @@ class DeviceIsland(NamedTuple):
 
 
 class DeviceLoss(NamedTuple):
-    """A loss that may be the device's, as `loss_records.LOSSES_SCHEMA` has it."""
+    """A loss that may be the device's, with columns of `loss_records.LOSSES_SCHEMA`."""
 
     gateway: str
     is_its_own: bool
-    """False where the gateway could not say whose readings they were."""
+    """False if the gateway could not say whose readings were lost."""
     reason: str
     size: int
     device_boot: str | None
@@ -51,49 +51,50 @@ class DeviceLoss(NamedTuple):
 
 
 class Within(NamedTuple):
-    """Concerns windows that end after `from_us` and begin before `until_us`."""
+    """A span of time. It concerns windows that end after `from_us` and begin before `until_us`."""
 
     run: int | None
     from_us: int
     until_us: int
     why: str
-    """For people; of what was lost the reasons."""
+    """Words for a person. Of a loss, its reasons."""
 
 
 class StreamProof(NamedTuple):
-    """What is known of one stream."""
+    """The evidence of one stream."""
 
     stream: str
     last_us: int | None
-    """When its last reading was taken."""
+    """Time of the stream's last reading."""
     proven: list[Proven]
     missing: list[Within]
-    """Numbers that nothing explains."""
+    """Missing numbers that nothing explains."""
     lost: list[Within]
-    """Numbers whose loss is explained, each with its run; and without one what was lost by gateways."""
+    """Missing numbers that are explained, with their runs; and losses told by gateways, without a run."""
     waits: list[Within]
-    """Of which times gateways may still bring something."""
+    """Times of which gateways may still bring readings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """What is known of gateways."""
+    """The evidence of gateways."""
 
     clocks: Clocks = field(default_factory=Clocks)
     buffers: Mapping[tuple[str, str], list[GatewayRow]] = field(default_factory=dict)
-    """By namespace and gateway."""
+    """Rows by namespace and gateway."""
     retired_from_us: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Times of retirement by namespace and gateway."""
 
 
 def device_gaps(
     sites: Sites, namespace: str, islands: Iterable[DeviceIsland], losses: Iterable[DeviceLoss]
 ) -> list[Gap]:
-    """What is missing of a device's numbers."""
+    """The gaps in a device's numbers."""
     timed = [_timed_loss(sites.clocks, namespace, loss) for loss in losses if loss.is_its_own]
     return _judged(sites.clocks, namespace, islands, timed).gaps
 
 
-def stream_proofs(  # noqa: PLR0913, PLR0917 - all that is known of a device
+def stream_proofs(  # noqa: PLR0913, PLR0917 - all evidence of a device
     sites: Sites,
     namespace: str,
     islands: Iterable[DeviceIsland],
@@ -102,9 +103,9 @@ def stream_proofs(  # noqa: PLR0913, PLR0917 - all that is known of a device
     heard: Mapping[str, int],
     between_us: tuple[int, int] = (-FOREVER_US, FOREVER_US),
 ) -> list[StreamProof]:
-    """Return what is known of each stream of a device; of windows between two times only, where these are given.
+    """Return the evidence of each stream of a device, for windows between two times.
 
-    `gateways` are those that ever served it, `heard` says when each stream's last reading was taken.
+    `gateways` are all that ever served the device. `heard` has the time of each stream's last reading.
     """
     all_losses = list(losses)
     timed = [_timed_loss(sites.clocks, namespace, loss) for loss in all_losses]
@@ -140,10 +141,10 @@ def _judged(clocks: Clocks, namespace: str, islands: Iterable[DeviceIsland], los
 
 
 def _timed_loss(clocks: Clocks, namespace: str, loss: DeviceLoss) -> TimedLoss:
-    """Say between which times something was lost: it is told by the clock of a boot.
+    """Find the times between which readings were lost. A loss record has them by the clock of a boot.
 
-    What is known of that: the time of the record that told of it, where that was the same boot; the gateway's
-    heartbeats; corrections. Where nothing is, it was before it was told.
+    This clock is known from the loss record itself, if it is of the same boot, from the gateway's heartbeats, and from
+    corrections. If it is not known, the loss was before the loss record.
     """
     boot = (namespace, loss.gateway, loss.gateway_boot)
     told = Edge(
@@ -152,7 +153,7 @@ def _timed_loss(clocks: Clocks, namespace: str, loss: DeviceLoss) -> TimedLoss:
     first = clocks.in_boot(boot, loss.first_boottime_us, told)
     last = clocks.in_boot(boot, loss.last_boottime_us, told)
     to_us = min(last.latest_us(), Moment(loss.told_us, loss.told_error_us).latest_us())
-    # Told before it can have been, by a clock that was wrong: then only the one end is believed.
+    # If a wrong clock puts the loss after its record, only the record's time is believed.
     return TimedLoss(*loss[2:7], min(first.earliest_us(), to_us), to_us)
 
 
@@ -168,7 +169,7 @@ def _numbers(gap: Gap) -> str:
 
 
 def _waits(sites: Sites, namespace: str, gateway: str) -> list[Within]:
-    """Of which times a gateway may still bring something, and why."""
+    """Times of which a gateway may still bring readings, with the reasons."""
     retired_us = sites.retired_from_us.get((namespace, gateway), FOREVER_US)
     buffers = sites.buffers.get((namespace, gateway))
     if not buffers:
@@ -204,7 +205,7 @@ def _buffer_waits(clocks: Clocks, buffer: GatewayRow, retired_us: int) -> list[W
 
 def _held(span: Span, until_us: int, why: str) -> Within:
     from_us = -FOREVER_US if span.from_us is None else span.from_us
-    # What was stored last may be told of a little too early.
+    # The end of the span may be a little too early for the rows stored last.
     to_us = FOREVER_US if span.to_us is None else span.to_us + ON_ITS_WAY_US + 1
     return Within(None, from_us, min(until_us, to_us), f"{why} of about this time")
 

@@ -1,18 +1,18 @@
-"""Whether a window is final: `complete`, `complete_with_loss` or `provisional`, on what basis, and what it waits for.
+"""Decides on read whether a window is `complete`, `complete_with_loss` or `provisional`, on what basis and why.
 
-Computed on read, by the first of these that fits; [s, e) is the window, and what bounds of times leave open is taken
-the way that promises less:
+The first rule that fits counts. The window is [s, e). If the bounds of times leave a question open, the answer that
+promises less is taken.
 
-1. Basis `sequence`: the device's numbers go from a reading before s to one after e without a hole (`complete`), or
-   with holes that loss records explain (`complete_with_loss` where one of them may lie in the window).
-2. A hole that nothing explains may lie in it: `provisional`, basis `sequence`.
-3. Nothing was heard of the stream since: `provisional`, and the basis is null.
-4. Basis `watermark`: every gateway that ever served the device, and was not retired before s, has acknowledged past e
-   and holds nothing of that time: `complete`, or `complete_with_loss` where a loss may lie in the window; else
-   `provisional`.
+1. The device's numbers go from a reading before s to a reading after e, and every gap is explained by a loss record:
+   basis `sequence`. The window is `complete_with_loss` if a gap may lie in it, or else `complete`.
+2. A gap that nothing explains may lie in the window: `provisional`, basis `sequence`.
+3. No later reading of the stream came: `provisional`, and the basis is null.
+4. Every gateway that ever served the device, and was not retired before s, has acknowledged past e and holds nothing of
+   the window's time: basis `watermark`. The window is `complete_with_loss` if a loss may lie in it, or else `complete`.
+   If a gateway has not: `provisional`, basis `watermark`.
 
-What is final can still be revised by what makes times better known: a time correction, or a copy of a reading with a
-smaller bound. `window_changes` tells of that.
+A final window can still be revised if times become better known: by a time correction, or by a copy of a reading with a
+smaller bound. `window_changes` has such revisions.
 """
 
 from collections import defaultdict
@@ -57,33 +57,33 @@ PROOF_TYPE = (
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that tells whether windows are final: of devices tables, of gateways rows."""
+    """All evidence on windows being final: tables about devices, and rows about gateways."""
 
     islands: DataFrame
     """`sequence_runs.ISLANDS_SCHEMA`"""
     losses: DataFrame
     """`loss_records.LOSSES_SCHEMA`"""
     services: DataFrame
-    """Which gateways ever served a device: `SERVICES_SCHEMA`; further columns are passed over."""
+    """All gateways that ever served each device: `SERVICES_SCHEMA`. Further columns are ignored."""
     heard: DataFrame
-    """The event time of each stream's last reading that belongs to a window: `HEARD_SCHEMA`."""
+    """Event time of each stream's last reading in a window: `HEARD_SCHEMA`."""
     gateways: Sequence[GatewayRow] = ()
     boots: Mapping[GatewayBoot, Edge] = field(default_factory=dict)
-    """As `GatewayStates.boots` gives them."""
+    """Heartbeats from `GatewayStates.boots`."""
     retired_from_us: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """By namespace and gateway: nothing is expected of it for windows that begin from then on."""
+    """Times by namespace and gateway. A window that begins then or later does not wait for the gateway."""
     corrections: Iterable[Correction] = ()
-    """All that were told: rows of `time_corrections`."""
+    """All rows of `time_corrections`."""
 
 
 def derive_gaps(evidence: Evidence) -> DataFrame:
-    """Derive `gaps`: what is missing of devices' own numbers, with times as they are known now."""
+    """Derive `gaps`, the missing numbers of devices, with times as they are known now."""
     sites = _sites(evidence)
 
     def found(namespace: str, islands: list[Row] | None, losses: list[Row] | None) -> list[tuple[object, ...]]:
         return [_gap_row(gap) for gap in device_gaps(sites, namespace, _islands(islands), _losses(losses))]
 
-    # Without Arrow, which this project does without.
+    # Arrow is off, because the project does not depend on it.
     column = F.udf(found, f"array<{GAP_TYPE}>", useArrow=False)("namespace", "islands", "losses")
     each = _devices(evidence).select(*DEVICE, F.inline_outer(column)).where(F.col("device_boot").isNotNull())
     return each.select(
@@ -98,8 +98,8 @@ def derive_gaps(evidence: Evidence) -> DataFrame:
 def with_status(windows: DataFrame, evidence: Evidence, between_us: tuple[int, int] | None = None) -> DataFrame:
     """Add `status`, `basis` and `why` to windows of any length.
 
-    `windows` have the columns of `STREAM`, `window_start` and `window_end`. With `between_us` all of them lie between
-    these times, and a device's long history costs nothing.
+    `windows` have the columns of `STREAM`, `window_start` and `window_end`. If they all lie within `between_us`, give
+    it: then a device's long history costs nothing.
     """
     proof = F.struct("last_us", "proven", "missing", "lost", "waits").alias("proof")
     proofs = _proofs(evidence, between_us or (-FOREVER_US, FOREVER_US)).select(*STREAM, proof)
@@ -108,7 +108,7 @@ def with_status(windows: DataFrame, evidence: Evidence, between_us: tuple[int, i
 
 
 def _proofs(evidence: Evidence, between_us: tuple[int, int]) -> DataFrame:
-    """One row for each stream, as `StreamProof`."""
+    """Return a row with the fields of `StreamProof` for each stream."""
     sites = _sites(evidence)
 
     def found(
@@ -125,18 +125,18 @@ def _proofs(evidence: Evidence, between_us: tuple[int, int]) -> DataFrame:
         return stream_proofs(sites, namespace, *of_device, between_us)
 
     column = F.udf(found, f"array<{PROOF_TYPE}>", useArrow=False)("namespace", "islands", "losses", "gateways", "heard")
-    # Outer: of an inner one Spark infers a condition, and computes everything twice.
+    # An outer inline: for an inner one, Spark infers a condition, and computes everything twice.
     return _devices(evidence).select(*DEVICE, F.inline_outer(column))
 
 
 def _devices(evidence: Evidence) -> DataFrame:
-    """One row for each device, with all that is known of it: `islands`, `losses`, `gateways`, `heard`.
+    """Return a row for each device, with all its evidence: `islands`, `losses`, `gateways`, `heard`.
 
-    One grouping of everything: so many joins would each cost more than what they join.
+    Everything is grouped at once, because each of four joins would cost more than its rows.
     """
     losses = evidence.losses
     own = losses.where(F.col("device").isNotNull())
-    # Of which it is not known whose they are, may be any device's that the gateway served.
+    # If nobody knows whose readings were lost, they may be any device's that the gateway served.
     services = evidence.services.select(*DEVICE, "gateway")
     others = services.join(F.broadcast(losses.where(F.col("device").isNull()).drop("device")), ["namespace", "gateway"])
     island = F.struct(*DeviceIsland._fields).cast(ISLAND_TYPE)
@@ -205,7 +205,7 @@ def _said(status: str, basis: str, why: str = "NULL") -> str:
 
 
 def _of(found: str, said: str) -> str:
-    """Compute what was `found` once, and say something of it."""
+    """SQL that computes the array `found` once, and then `said`, which uses it by this name."""
     return f"transform(array({found}), found -> {said})[0]"
 
 

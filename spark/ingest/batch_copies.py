@@ -1,4 +1,4 @@
-"""What came again in one batch: the copies of its records, in it and before it, and what is said of each now."""
+"""Finds the copies of one batch's records, in it and in earlier batches, and judges them anew."""
 
 from dataclasses import dataclass
 
@@ -12,25 +12,26 @@ from spark.windows.windows_table import unwindowed
 
 @dataclass(frozen=True, slots=True)
 class ToldApart:
-    """What came out of telling a batch's copies apart."""
+    """Counts of judged copies."""
 
     amended: int
-    """Records of earlier batches of which something else counts now."""
+    """Records of earlier batches whose verdict changed."""
     duplicates: int
-    """Records of this batch; and so the others."""
+    """Duplicates in this batch."""
     conflicts: int
+    """Conflicts in this batch."""
     unwindowed: int
-    """Of both, those that would be in no window."""
+    """Readings among these duplicates and conflicts whose time belongs to no window."""
 
 
 NONE_FOUND = ToldApart(0, 0, 0, 0)
 
 
 class Copies:
-    """The records of a batch that came again, what they are copies of in earlier ones, and what is said of them."""
+    """The records of a batch that came again, with their copies in earlier batches and the verdicts."""
 
     def __init__(self, rows: DataFrame, earlier: DataFrame, suspects: Suspects, kept: Column, ordinal: int) -> None:
-        """`rows` are the batch's of `log`, `earlier` those before it as they count; `kept` as `judged` takes it."""
+        """Judge the batch's `rows` with `earlier` rows, amendments applied. `copies.judged` explains `kept`."""
         in_batches = F.lit(False)
         for first, last in suspects.batches:
             in_batches |= F.col("ordinal").between(first, last)
@@ -44,7 +45,7 @@ class Copies:
         return self._judged.where(F.col("ordinal") == self._ordinal)
 
     def of_earlier_batches(self) -> DataFrame | None:
-        """Those of which something else counts now; None where there are none."""
+        """The records of earlier batches whose verdict changed; None if there are none."""
         return self._judged.where(self._is_amended()).drop("was") if self.found.amended else None
 
     def _is_amended(self) -> Column:

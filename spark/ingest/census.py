@@ -1,4 +1,4 @@
-"""What a batch holds, in figures that the driver can keep: how much, up to where, which numbers of which lanes."""
+"""Counts a batch for the driver: records by kind, offsets of partitions, numbers of lanes and of devices."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -19,57 +19,57 @@ from spark.windows.windows_table import unwindowed
 
 LANE = ("buffer", "lane")
 UNDECLARED_NAMES_MAX = 100
-"""Of members of one stream that its declaration does not name. A program that makes names up would fill any list."""
+"""Undeclared members that are kept of one stream. A program that makes up names would fill any list."""
 
 Numbers = range | list[int]
 
 
 @dataclass(slots=True)
 class Census:
-    """One batch in figures."""
+    """The figures of one batch."""
 
     rows: int = 0
     rejected: int = 0
     deleted: int = 0
-    """Records of devices whose data was deleted; they are no rejects."""
+    """Records of devices whose data was deleted. They do not count as rejects."""
     corrections: int = 0
     """Time corrections among the records."""
     events: int = 0
-    """What gateways say of themselves, corrections among it."""
+    """Gateways' events, with time corrections."""
     event_bytes: int = 0
-    """Of the values of those that the driver reads, all together."""
+    """Bytes of the values of all events that the driver reads."""
     losses: int = 0
-    """Losses that gateways told of, among the events."""
+    """Loss records among the events."""
     topic_ids: dict[str, str] = field(default_factory=dict)
-    """Kafka's own, by topic."""
+    """Kafka's id of each topic."""
     next_offsets: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
-    """By topic and partition, the offset after the last that was read."""
+    """Offset after the last that was read, by topic and partition."""
     unwindowed: int = 0
-    """Good readings whose time, as it was sent, is implausible or unknown."""
+    """Good readings whose time, as sent, is implausible or unknown."""
     newest_us: dict[str, int] = field(default_factory=dict)
-    """By topic, Kafka's timestamp of the newest record."""
+    """Kafka's timestamp of the newest record, by topic."""
     undeclared: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """By stream, the first members of payloads that its declaration does not name; one above the maximum if there are
-    more."""
+    """First members of payloads that the declaration does not name, by stream. If there are more than the maximum, one
+    more than the maximum."""
     lanes: dict[tuple[str, str], Numbers] = field(default_factory=dict)
-    """By buffer and lane, the numbers of records, sorted, with repetitions."""
+    """Numbers of records by buffer and lane, sorted, with repetitions."""
     nobodys_copies: dict[tuple[str, str], list[int]] = field(default_factory=dict)
-    """Those of them of which only rejects came. Nothing is looked for by them: what a reject names may have copies by
-    its sensor's own number, which a reject does not tell, and would be taken for the only one."""
+    """Numbers of lanes that came with rejects only. They start no search for copies. A search would find a good record
+    of the number, but miss its copies by its sensor's own number, which a reject does not tell."""
     runs: list[BatchRun] = field(default_factory=list)
     """Devices' own numbers, as islands."""
     repeated: list[RunKey] = field(default_factory=list)
-    """Those of them of which a number came more than once."""
+    """Runs in which a number came more than once."""
     heard: list[tuple[str, str, str, str, int | None]] = field(default_factory=list)
-    """Namespace, device, stream and gateway of readings, and the event time of the last that belongs to a window."""
+    """Namespace, device, stream and gateway of readings, and the event time of the last reading in a window."""
 
 
 def take_census(rows: DataFrame, ordinal: int) -> Census:
-    """Count a batch. `rows` are its rows of `log`, of which nothing is said to be a duplicate yet, or all is."""
+    """Count a batch. `rows` are its rows of `log`, either before its copies were told apart or after."""
     census = Census()
     runs: list[Row] = []
-    # Copies and conflicts too: that they are some is what is to be found, and a start that finishes a batch must find
-    # the same as the batch did.
+    # Copies and conflicts are counted as good, because the census is there to find them. So a start that finishes a
+    # batch gets the same figures as the batch did.
     reason = F.when(~may_be_copy(), F.col("reject_reason"))
     numbered = rows.withColumns({"duplicate": F.lit(False), "reject_reason": reason})
     counted = _topics(rows).unionByName(_lanes(rows), True).unionByName(_heard(rows), True)
@@ -117,7 +117,7 @@ def _numbers(row: Row) -> Numbers:
 def _topics(rows: DataFrame) -> DataFrame:
     good = F.col("reject_reason").isNull()
     return rows.groupBy("topic", "partition").agg(
-        # What is read again from `log` itself says nothing of Kafka.
+        # Records that were read again from `log` say nothing about Kafka.
         (F.max(F.when(from_kafka(), F.col("offset"))) + 1).alias("next_offset"),
         F.max("topic_id").alias("topic_id"),
         F.count("*").alias("rows"),
@@ -139,7 +139,7 @@ def _topics(rows: DataFrame) -> DataFrame:
 
 @recorded
 def _heard(rows: DataFrame) -> DataFrame:
-    # Conflicts too: whether something is one shows only after this.
+    # Conflicts are counted too, because they are found only later.
     readings = rows.where((F.col("ce_type") == READING_TYPE) & may_be_copy())
     last = F.max(F.when(~unwindowed(), F.col("event_time")))
     served_by = F.col("gateway").alias("served_by")
@@ -148,11 +148,14 @@ def _heard(rows: DataFrame) -> DataFrame:
 
 @recorded
 def _lanes(rows: DataFrame) -> DataFrame:
-    """First and last number, and all of them where there are holes or repetitions: most lists need not travel."""
+    """Find each lane's first and last number, and all numbers if some are missing or come twice.
+
+    Most lanes then need no list.
+    """
     number = F.col("lane_sequence")
     first, last, size = F.element_at("sorted", 1), F.element_at("sorted", -1), F.size("sorted")
     dense = (last - first + 1 == size) & (F.size(F.array_distinct("sorted")) == size)
-    # Rejects too, though nothing is their copy: each would leave a hole in its lane for ever.
+    # Rejects are counted too, although they have no copies. Without them their lanes would have holes for ever.
     return (
         rows.where(F.col("ce_id").isNotNull())
         .groupBy(*LANE)

@@ -1,8 +1,7 @@
-"""Where Spark's checkpoint stands in Kafka, and whether that is where the tables end.
+"""Finds the offsets that Spark's checkpoint reads next, and checks that the tables end there.
 
-Spark notes what a batch is to read in `offsets/N` before the batch, and `commits/N` after it. A checkpoint that was put
-back from a copy, or cut short, or that another warehouse used, stands elsewhere than the tables: what lies between
-would never be read.
+Spark writes a batch's end to `offsets/N` before the batch, and `commits/N` after it. A checkpoint may be put back from
+a copy, cut short, or of another warehouse. It then does not fit the tables, and records in between would never be read.
 """
 
 import json
@@ -24,22 +23,22 @@ if TYPE_CHECKING:
 TopicOffsets = Mapping[str, Offsets]
 FILE_VERSION = "v1"
 NO_OFFSET = "-"
-"""What Spark writes for a source that has given nothing yet."""
+"""Line that Spark writes for a source without any offsets yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a checkpoint reads next."""
+    """The offsets that a checkpoint reads next."""
 
     begin: TopicOffsets
-    """By topic and partition, the offset that the next batch begins at."""
+    """Offsets at which the next batch begins."""
     end: TopicOffsets | None = None
-    """Where the next batch ends, if it was begun before: it may be in the tables already."""
+    """Offsets at which the next batch ends, if it was begun before. The tables may have this batch already."""
     takes_new: bool = True
-    """Whether partitions that it does not name are read from their beginning."""
+    """True if partitions that the checkpoint does not name are read from their beginning."""
 
     def is_where_tables_end(self, read: Mapping[str, TopicRead], now: Mapping[str, TopicNow]) -> bool:
-        """Tell whether reading on from here passes over nothing, and reads nothing again but a batch that is done."""
+        """Tell whether reading on skips no record, and repeats none except those of a batch that is done."""
         ends = self.begin if self.end is None else self.end
         return self._fits(self.begin, read, now) or self._fits(ends, read, now)
 
@@ -50,7 +49,7 @@ class Place:
             known = read[topic].next_offsets if topic in read else NOTHING_READ
             for partition, earliest in found.earliest.items():
                 stands = offsets.get(topic, NOTHING_READ).get(partition)
-                # Spark begins a partition that is new to it at 0, and refuses to where that is deleted.
+                # Spark begins a new partition at 0, and fails if offset 0 is deleted.
                 begins = (0 if self.takes_new else None) if stands is None else stands
                 if begins != known.get(partition, earliest):
                     return False
@@ -58,7 +57,7 @@ class Place:
 
 
 def place_of(spark: "SparkSession", checkpoint: str, start: "ReadingStart", now: Mapping[str, TopicNow]) -> Place:
-    """Return what the checkpoint in a folder reads next. `start` says where it began. Raises CheckpointError."""
+    """Return the offsets that a checkpoint reads next. `start` has those where it began. Raises CheckpointError."""
     offsets, commits = (
         {int(name) for name in files_in(spark, f"{checkpoint}/{part}") if name.isdigit()}
         for part in ("offsets", "commits")
@@ -79,7 +78,7 @@ def place_of(spark: "SparkSession", checkpoint: str, start: "ReadingStart", now:
 
 
 def batch_end(spark: "SparkSession", checkpoint: str, batch: int) -> dict[str, dict[int, int]]:
-    """Return up to where a batch reads, of all sources together. Raises CheckpointError where the file is not whole."""
+    """Return a batch's end offsets, of all sources together. Raises CheckpointError if the file is damaged or gone."""
     path = f"{checkpoint}/offsets/{batch}"
     damaged = CheckpointError(f"{path} is damaged or gone")
     try:

@@ -1,4 +1,4 @@
-"""`devices_heard`: of each stream of a device, which gateways ever brought it, and when its last reading was taken."""
+"""Keeps the table `devices_heard`: the gateways that ever brought each device's stream, and its last reading's time."""
 
 from pyspark.sql import Row, SparkSession
 
@@ -6,18 +6,18 @@ from spark.ingest.census import Census
 from spark.log.state_table import StateTable
 
 StreamKey = tuple[str, str, str]
-"""Namespace, device, stream."""
+"""Namespace, device and stream."""
 Heard = tuple[frozenset[str], int | None]
-"""Gateways; the event time of the last reading that belongs to a window, in microseconds since 1970, as it was sent."""
+"""Gateways, and the event time as sent of the last reading in a window, in microseconds since 1970."""
 
 
 def heard_path(tables: str) -> str:
-    """Return where the table lies."""
+    """Return the table's path."""
     return f"{tables}/devices_heard"
 
 
 class DevicesHeard:
-    """In the driver's memory, and now and then in a table."""
+    """The devices heard in the driver's memory, saved now and then to the table."""
 
     def __init__(self, spark: SparkSession, tables: str) -> None:
         self._table: StateTable[StreamKey, Heard] = StateTable(
@@ -34,7 +34,7 @@ class DevicesHeard:
         return self._table.saved
 
     def note(self, census: Census) -> None:
-        """Take up what a batch holds. Doing it again changes nothing."""
+        """Take up a batch's streams. To take them up again changes nothing."""
         for namespace, device, stream, gateway, last_us in census.heard:
             key = (namespace, device, stream)
             gateways, before_us = self._table.states.get(key, (frozenset[str](), None))

@@ -1,4 +1,4 @@
-"""What the job knows of all batches so far: in the driver's memory, and now and then in tables beside `log`."""
+"""Keeps the job's state of all batches so far in the driver's memory, and saves it now and then beside `log`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,14 +19,13 @@ from spark.log.log_table import Log
 from spark.source.topic_changes import TopicRead
 
 EVENTS_BYTES_MAX = 256 * 1_048_576
-"""All that gateways say of themselves in one batch comes into the driver's memory. Where it is more than this, events
-that are longer than a fair share of it are rejects."""
+"""Bytes of one batch's events in the driver's memory. If there are more, events above a fair share are rejects."""
 FAIR_BYTES_MIN = 4_096
-"""However many there are, heartbeats of the usual size are no rejects."""
+"""Least bytes of a fair share, so that heartbeats of the usual size are never rejects."""
 
 
 def events_of(rows: DataFrame, census: Census) -> list[GatewayEvent]:
-    """What gateways say of themselves in a batch, copies too: what came before changes nothing. `rows` are of `log`."""
+    """Return gateways' events of a batch. Copies are among them, and do no harm. `rows` are of `log`."""
     if not census.events:
         return []
     fair = max(EVENTS_BYTES_MAX // census.events, FAIR_BYTES_MIN)
@@ -35,19 +34,19 @@ def events_of(rows: DataFrame, census: Census) -> list[GatewayEvent]:
 
 @dataclass(slots=True)
 class KafkaTopics:
-    """What a run of `ingest` knows of Kafka's topics beside those that it reads."""
+    """The topics that a run of `ingest` does not read, or that are gone."""
 
     reads: Callable[[str], bool] | None = None
-    """Says of a topic whether it goes into `log` at all; None where this run does not read Kafka."""
+    """Tells whether a topic goes into `log`; None if this run does not read Kafka."""
     gone: frozenset[str] = frozenset()
-    """Topics that gateways have written to, and that Kafka has no longer."""
+    """Topics that gateways have written to and Kafka no longer has."""
 
 
 class JobState:
-    """Which numbers came, up to where topics were read, what gateways said, and who was heard of."""
+    """The numbers that came, the offsets of topics, the gateways' states, and the devices heard."""
 
     def __init__(self, spark: SparkSession, log: Log, tables: str, kafka: KafkaTopics) -> None:
-        """Read what was saved, and count again what was committed to `log` since, but for the last batch."""
+        """Read the saved state, and count later batches of `log` again, except the last one."""
         self._kafka = kafka
         self._seen = Seen(spark, tables)
         self._topics = TopicsRead(spark, tables)
@@ -57,7 +56,7 @@ class JobState:
         self.named = self._gateways.states.topics()
         """Topics that gateways' heartbeats name."""
         self.recovered = self.saved
-        # One by one, in their order: what is kept of batches goes by it.
+        # One by one, because the state depends on the order of batches.
         for ordinal in range(self.saved + 1, log.last):
             rows = committed_rows(spark, tables, ordinal)
             census = take_census(rows, ordinal)
@@ -65,16 +64,16 @@ class JobState:
 
     @property
     def saved(self) -> int:
-        """The ordinal of the last batch that all tables hold."""
+        """The ordinal of the last batch that all tables have."""
         return min(self._seen.saved, self._topics.saved, self._heard.saved, self._gateways.saved)
 
     @property
     def start(self) -> ReadingStart | None:
-        """From where the present checkpoint reads."""
+        """The start of the present checkpoint."""
         return self.starts[-1] if self.starts else None
 
     def note(self, census: Census, events: Iterable[GatewayEvent], ordinal: int) -> Suspects:
-        """Take up what a batch holds; return what of it came before, or twice in it. `events` as `events_of` yields."""
+        """Take up a batch, with `events` from `events_of`. Return what of it came before, or twice in it."""
         self.begin_at(ordinal)
         self._topics.note(census)
         self._heard.note(census)
@@ -84,11 +83,11 @@ class JobState:
         return self._seen.note(census, ordinal)
 
     def topics(self) -> Mapping[str, TopicRead]:
-        """What was read of each topic."""
+        """The id and the next offsets of each topic."""
         return self._topics.topics()
 
     def read_to(self, offsets: Mapping[str, Mapping[int, int]], topic_ids: Mapping[str, str]) -> None:
-        """Note up to where a batch goes by Spark's word: also in partitions that had no record for it."""
+        """Note a batch's end offsets from Spark, also of partitions without a record in it."""
         self._topics.read_to(offsets, topic_ids)
 
     def begin(self, start: ReadingStart) -> None:
@@ -97,20 +96,21 @@ class JobState:
         self._begin(start)
 
     def begin_at(self, ordinal: int) -> None:
-        """Note that reading begins anew before a batch, where an earlier run said so and came no further."""
+        """Begin the start that an earlier run noted for this batch, if that run came no further."""
         for start in self.starts:
             if start.ordinal == ordinal:
                 self._begin(start)
 
     def save(self, ordinal: int, so_far: Mapping[str, int]) -> None:
-        """Write what has changed; `ordinal` is of the last batch that was noted, `so_far` how far tables had come."""
-        # Side by side: they are small, and each waits for its commit more than it computes.
+        """Write the changes up to the batch `ordinal`. `so_far` has how far other tables are, by application."""
+        # Side by side: the tables are small, and each waits for its commit longer than it computes.
         with ThreadPoolExecutor(3) as beside:
             savings = [beside.submit(table.save, ordinal) for table in (self._topics, self._heard)]
             savings.append(beside.submit(self._seen.save, ordinal, so_far))
             for saving in savings:
                 saving.result()
-        # Last, as they are read first: who knows how far gateways have come must know all whom they serve.
+        # Gateways are saved last, because readers read them first. Whoever knows how far gateways are must know all
+        # devices that they serve.
         self._gateways.save(ordinal)
 
     def _begin(self, start: ReadingStart) -> None:

@@ -1,9 +1,9 @@
-"""`reading_starts`: from which offsets `log` was read on, each time that could not be told by Spark's checkpoint.
+"""Keeps the table `reading_starts`: the offsets at which each new checkpoint of Spark began.
 
-A checkpoint goes on where it stopped, but only with all topics that are in it, and as many sources. A new checkpoint
-begins where Kafka no longer has what is next, where topics are to be read as backlog or not at all from now on, where a
-new topic has lost its first records, and where the checkpoint does not stand where the tables end. This table says from
-which offsets: its last row is the start that counts, and what Kafka had lost by then stands in it.
+A checkpoint goes on where it stopped, but only with all topics that are in it, and as many sources. There are four
+reasons for a new one: Kafka no longer has the next records; topics become backlog, or are no longer read; a new topic
+has lost its first records; or the checkpoint does not fit the tables. The last row is the start that counts. It also
+has the records that Kafka had lost by then.
 """
 
 import json
@@ -22,32 +22,32 @@ SCHEMA = f"""
     number int, at_us bigint, ordinal bigint, sources int, starting string, topic_ids map<string, string>,
     losses array<{LOSS_TYPE}>
 """
-"""`ordinal`: of the first batch that was read from there on."""
+"""Columns of the table. `ordinal` is the first batch that was read from this start."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingStart:
-    """Where a checkpoint begins."""
+    """The beginning of a checkpoint."""
 
     number: int
     ordinal: int
     sources: int
-    """One, or two where a backlog is read by itself."""
+    """One, or two if the backlog is a source of its own."""
     starting: Mapping[str, Mapping[int, int]] | None
-    """The next offset by topic and partition; None: the earliest there are."""
+    """First offsets by topic and partition; None for the earliest."""
     topic_ids: Mapping[str, str]
     losses: tuple[Loss, ...] = ()
     at_us: int = 0
-    """When it began, in microseconds since 1970."""
+    """Time when it began, in microseconds since 1970."""
 
 
 def starts_path(tables: str) -> str:
-    """Return where the table lies."""
+    """Return the table's path."""
     return f"{tables}/reading_starts"
 
 
 def read_starts(spark: SparkSession, tables: str) -> list[ReadingStart]:
-    """All starts, in order."""
+    """Return all starts, in order."""
     path = starts_path(tables)
     if not DeltaTable.isDeltaTable(spark, path):
         return []
@@ -56,11 +56,11 @@ def read_starts(spark: SparkSession, tables: str) -> list[ReadingStart]:
 
 
 def first_start(sources: int) -> ReadingStart:
-    """Where a new warehouse begins."""
+    """Return the start of a new warehouse."""
     return ReadingStart(0, 0, sources, None, {}, at_us=time.time_ns() // 1_000)
 
 
-def start_after(  # noqa: PLR0913, PLR0917 - what a start is made of
+def start_after(  # noqa: PLR0913, PLR0917 - the parts of a start
     before: ReadingStart,
     ordinal: int,
     sources: int,
@@ -68,7 +68,7 @@ def start_after(  # noqa: PLR0913, PLR0917 - what a start is made of
     now: Mapping[str, TopicNow],
     taken: Collection[int] = (),
 ) -> ReadingStart:
-    """The start that follows another, from what there is in Kafka now. `taken` are numbers that have a folder."""
+    """Return the start after another, by the present state of Kafka. `taken` are numbers that have a folder already."""
     topic_ids = {topic: found.topic_id for topic, found in now.items()}
     now_us = time.time_ns() // 1_000
     number = max([before.number, *taken]) + 1
@@ -76,7 +76,7 @@ def start_after(  # noqa: PLR0913, PLR0917 - what a start is made of
 
 
 def append_start(spark: SparkSession, tables: str, start: ReadingStart) -> None:
-    """Have a start count from now on."""
+    """Append a start, which counts from now on."""
     row = (
         *(start.number, start.at_us, start.ordinal, start.sources),
         None if start.starting is None else starting_offsets(start.starting),

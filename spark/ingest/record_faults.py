@@ -1,9 +1,9 @@
 """Finds the records of a batch that make it fail, by trying parts of it beside the tables.
 
-Whatever a record holds, its readers say what is wrong with it. If one of them raises all the same, the batch fails
-whenever it comes again, and nothing behind it is ever read. So parts of the batch are tried in a warehouse of their
-own. A record that fails there alone, twice, while the others do not, is at fault. If Kafka, a disk or Spark itself
-fails, no record is: the job ends as ever, and the next run goes on.
+Normally a bad record becomes a reject with a reason. If it raises an error instead, its batch fails each time, and no
+later batch is ever read. So parts of the batch are tried in a warehouse of their own. A record is at fault if it fails
+there alone, twice, while the others do not. If Kafka, a disk or Spark itself fails, no record is at fault: the job ends
+as usual, and the next run goes on.
 """
 
 import re
@@ -25,26 +25,26 @@ RECORD_FAULTS = (
     *(ValueError, ArithmeticError, LookupError, TypeError, AttributeError, AssertionError, RecursionError),
     *(PySparkException, Py4JJavaError),
 )
-"""Kinds of errors that a record can cause. The job's own (of topics, checkpoints, folders) are none of them."""
+"""Types of errors that a record can cause. The job's own errors (topics, checkpoints, folders) are not among them."""
 NO_RECORDS_FAULT = re.compile(
     r"RegistryError|ModuleNotFoundError|ImportError|java\.io\.IOException|java\.net\.|OutOfMemoryError|No space left"
     r"|Connection re(?:fused|set)"
     r"|ExecutorLost|SparkContext (?:was|has been) (?:shut ?down|stopped)|cancell?ed|InterruptedException"
     r"|Python worker (?:exited|failed)|maxResultSize"
 )
-"""What an error says where Spark, its machines or what it asks have failed."""
+"""Pattern of errors of Spark, its hosts, or services that it asks."""
 _OF_PYTHON = re.compile(r"^Traceback .*\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE)
-"""What was raised in Python on an executor: the line behind a traceback."""
+"""Pattern of an error in Python on an executor: the line behind a traceback."""
 TRIALS_MAX = 200
-"""Parts that are tried of one batch: a record among 200,000 is found with some forty."""
+"""Parts of one batch that are tried. Some forty find one record among 200,000."""
 ASIDE_MAX = 20
-"""Records of one batch that are set aside. Where more fail, it is the program that is to be mended first."""
+"""Records of one batch that are set aside. If more fail, the program must be mended first."""
 REASON_CHARS_MAX = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Offsets of one partition, both ends included."""
+    """Offsets of one partition. Both ends are inclusive."""
 
     topic: str
     partition: int
@@ -64,10 +64,10 @@ class Culprit:
     partition: int
     offset: int
     reason: str
-    """Of its reject."""
+    """Reason of its reject."""
 
     def words(self) -> str:
-        """What a person is told."""
+        """The message for a person."""
         return (
             f"the record at offset {self.offset} of partition {self.partition} of {self.topic} made its batch "
             f"fail, and was set aside ({self.reason}). All others were taken. It stands in `quarantine`, with its "
@@ -76,23 +76,23 @@ class Culprit:
 
 
 Attempt = Callable[[Column], Exception | None]
-"""Tries the records that a condition names; returns what that raised."""
+"""Function that tries the records for which a condition is true, and returns the error that this raised."""
 
 
 def may_be_a_records(error: BaseException) -> bool:
-    """Whether an error can be a record's fault, as far as it tells."""
+    """Tell whether a record may have caused an error."""
     if not isinstance(error, RECORD_FAULTS) or explain_failure(error) or explain_storage(error):
         return False
     return NO_RECORDS_FAULT.search(told_by(error)) is None
 
 
 def find_culprits(records: DataFrame, attempt: Attempt) -> list[Culprit]:
-    """Find the records of a batch that failed which fail alone; none where the failure is not theirs.
+    """Find the records of a failed batch that fail alone; none if no record is at fault.
 
-    `records` have Kafka's coordinates. It is known that they fail together.
+    `records` have Kafka's coordinates. All of them together have failed before.
     """
-    # What nothing is taken of must succeed, else it is no record's fault. It is a condition that Spark cannot foresee:
-    # everything is read for it.
+    # A trial without any record must succeed, or no record is at fault. Spark cannot know that no record meets the
+    # condition, and so it still reads everything.
     if attempt(F.col("offset") < 0) is not None:
         return []
     found: list[Culprit] = []
@@ -101,7 +101,7 @@ def find_culprits(records: DataFrame, attempt: Attempt) -> list[Culprit]:
     while failing:
         part = failing.pop()
         if sum(span.size for span in part) == 1:
-            # Once more: what fails now and then must not set aside whatever it meets.
+            # Try it once more: a failure that comes now and then must not set aside good records.
             error = attempt(within(part))
             if error is None or not may_be_a_records(error):
                 return []
@@ -116,7 +116,7 @@ def find_culprits(records: DataFrame, attempt: Attempt) -> list[Culprit]:
 
 
 def within(spans: Sequence[Span]) -> Column:
-    """A condition on records: they lie in one of these spans."""
+    """True for records in one of these spans."""
     each = (
         (F.col("topic") == span.topic)
         & (F.col("partition") == span.partition)
@@ -127,12 +127,12 @@ def within(spans: Sequence[Span]) -> Column:
 
 
 def is_culprit(culprits: Sequence[Culprit]) -> Column:
-    """Tell which records these are."""
+    """True for these records."""
     return within([Span(each.topic, each.partition, each.offset, each.offset) for each in culprits])
 
 
 def reason_of(culprits: Sequence[Culprit]) -> Column:
-    """The reason of each, where a record is one of these."""
+    """The reason of a record that is a culprit; null for others."""
     reasons = F.lit(None).cast("string")
     for each in culprits:
         reasons = F.when(is_culprit([each]), each.reason).otherwise(reasons)
@@ -140,13 +140,13 @@ def reason_of(culprits: Sequence[Culprit]) -> Column:
 
 
 def as_rejects(typed: DataFrame, culprits: Sequence[Culprit]) -> DataFrame:
-    """Records as `typed_records` yields them, these marked as rejects: nobody looks into their values."""
-    # What was wrong with headers before stays said: a replay goes by it.
+    """Mark culprits among records of `typed_records` as rejects, so that their values are not decoded."""
+    # A fault of the headers stays: a replay depends on it.
     return typed.withColumn("header_fault", F.coalesce(F.col("header_fault"), reason_of(culprits)))
 
 
 def as_bytes(typed: DataFrame, culprits: Sequence[Culprit]) -> DataFrame:
-    """The same, these as places and bytes alone: where it is their columns that raise."""
+    """Mark culprits as rejects and null their typed columns, for records whose columns themselves raise."""
     kept = {"topic", "partition", "offset", "kafka_timestamp", "key", "value", "headers", "topic_id", "ingest", "batch"}
     aside = typed.where(is_culprit(culprits)).select(
         *(
@@ -163,7 +163,7 @@ def _spans_of(records: DataFrame) -> list[Span]:
 
 
 def _halves(part: Sequence[Span]) -> Iterator[list[Span]]:
-    """Split spans in two of one size."""
+    """Split spans into two halves of equal size."""
     left = sum(span.size for span in part) // 2
     first: list[Span] = []
     second: list[Span] = []

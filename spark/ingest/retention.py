@@ -1,9 +1,9 @@
-"""How long tables keep what is in them, if `streams.toml` says so, and `upkeep`: what was removed for it, and when.
+"""Removes rows that are older than `streams.toml` keeps them, and notes it in the table `upkeep`.
 
-`log` goes by when Kafka took a record in. What was taken in before a date was measured before it, at least but for
-`ahead_max_s`; so windows that begin on that date or later can still be computed anew from all of their readings.
-Earlier ones are closed: they stay as they are, as long as the table of windows keeps them. A reading of so long ago
-that comes only now is a reject, for a copy of it may have been in `log`.
+`log` goes by the time when Kafka took a record in. A record taken in more than `ahead_max_s` before a date was measured
+before that date. So windows that begin on that date or later can still be computed anew from all of their readings.
+Earlier windows are closed: they stay unchanged as long as their table keeps them. A reading from then that comes only
+now is a reject, because a copy of it may have been in `log`.
 """
 
 from collections.abc import Mapping
@@ -35,30 +35,30 @@ EXPIRED = "expired: measured longer before Kafka took it in than log keeps recor
 
 @dataclass(frozen=True, slots=True)
 class Horizons:
-    """Before which date the tables hold nothing, or nothing that changes; None: they hold everything."""
+    """Dates before which the tables have no rows, or none that change; None if they have all rows."""
 
     log: date | None = None
     windows: date | None = None
 
     @property
     def closed_before(self) -> datetime | None:
-        """Windows that begin before it no longer change."""
+        """Time before which a window must begin to be closed; None if no window is."""
         dates = [day for day in (self.log, self.windows) if day is not None]
         return datetime.combine(max(dates), datetime.min.time(), UTC) if dates else None
 
 
 def upkeep_path(warehouse: str) -> str:
-    """Return where the table lies: beside the versions, for it holds for all of them."""
+    """Return the table's path, beside the versions, because it applies to all of them."""
     return f"{warehouse.rstrip('/')}/upkeep"
 
 
 def open_upkeep(spark: SparkSession, warehouse: str) -> DataFrame:
-    """Return the table, which SQL then finds as the temporary view `upkeep`; without rows where there is none."""
+    """Return the table, and make it the temporary view `upkeep`. If there is no table, the view has no rows."""
     return open_or_empty(spark, upkeep_path(warehouse), "upkeep", SCHEMA)
 
 
 def last_upkeep(spark: SparkSession, warehouse: str) -> Mapping[str, date]:
-    """Return up to which date everything was removed, by what it was removed from."""
+    """Return the dates before which rows were removed, by the name of the table."""
     if not DeltaTable.isDeltaTable(spark, upkeep_path(warehouse)):
         return {}
     found = open_upkeep(spark, warehouse).groupBy("what").agg(F.max("before").alias("before")).collect()
@@ -66,8 +66,8 @@ def last_upkeep(spark: SparkSession, warehouse: str) -> Mapping[str, date]:
 
 
 def last_day(spark: SparkSession, warehouse: str) -> date | None:
-    """The day on which all was last removed that was old; None where nothing ever was."""
-    # It is noted last.
+    """The day on which the last upkeep ended; None if there was none."""
+    # Upkeep notes FILES last.
     (row,) = (
         open_upkeep(spark, warehouse).where(F.col("what") == FILES).agg(F.to_date(F.max("at")).alias("day")).collect()
     )
@@ -75,22 +75,22 @@ def last_day(spark: SparkSession, warehouse: str) -> date | None:
 
 
 def note_upkeep(spark: SparkSession, warehouse: str, befores: Mapping[str, date]) -> None:
-    """Record what is removed, in one commit."""
+    """Record the dates before which rows are removed, in one commit."""
     now = datetime.now(UTC)
     rows = spark.createDataFrame([(what, before, now) for what, before in befores.items()], _schema()).coalesce(1)
     rows.write.format("delta").mode("append").save(upkeep_path(warehouse))
 
 
 def read_horizons(spark: SparkSession, warehouse: str) -> Horizons:
-    """Return what was removed so far."""
+    """Return the dates before which rows were removed so far."""
     last = last_upkeep(spark, warehouse)
     return Horizons(last.get(LOG), last.get(WINDOWS))
 
 
 def expire(spark: SparkSession, warehouse: str, tables: str, streams: Streams, today: date) -> Mapping[str, date]:
-    """Remove what is older than it is kept, and return before which dates. Doing it again finishes what broke off.
+    """Remove rows that are too old, and return the dates before which. A second call finishes one that broke off.
 
-    `tables` is the folder of the version that is written; its job must be opened anew afterwards, or told.
+    `tables` is the folder of the version that is written. Its job must be opened anew afterwards, or told.
     """
     kept = streams.retention
     days = {LOG: kept.log_days, WINDOWS: kept.windows_days, CHANGES: kept.window_changes_days}
@@ -102,13 +102,13 @@ def expire(spark: SparkSession, warehouse: str, tables: str, streams: Streams, t
     }
     if not befores:
         return {}
-    # First: who opens the tables from now on computes nothing anew from what is being removed.
+    # Noted first, so that whoever opens the tables now computes no window anew from rows that are being removed.
     note_upkeep(spark, warehouse, befores)
     if LOG in befores:
         is_expired = _is_expired(befores[LOG], streams)
         rejects = rejects_as_losses(still_rejected(effective_log(spark, tables)).where(is_expired)).collect()
         expire_log(spark, tables, befores[LOG], streams)
-        # Afterwards: what dies in between leaves holes unexplained, and none explained by one reject twice.
+        # Appended afterwards: if the job dies in between, gaps are unexplained, but no reject explains a gap twice.
         append_expired(spark, tables, rejects)
     if WINDOWS in befores:
         delete_rows(spark, windows_path(tables), F.col(WINDOW_PARTITION) < F.lit(befores[WINDOWS]))
@@ -118,7 +118,7 @@ def expire(spark: SparkSession, warehouse: str, tables: str, streams: Streams, t
 
 
 def expire_log(spark: SparkSession, tables: str, before: date, streams: Streams) -> None:
-    """Remove from `log` what Kafka took in so long before a date that no reading of it may be of the date or later."""
+    """Remove records from `log` that Kafka took in so long before a date that their readings must be from before it."""
     for path in (log_path(tables), amendments_path(tables)):
         delete_rows(spark, path, _is_expired(before, streams))
 
@@ -129,15 +129,15 @@ def _is_expired(before: date, streams: Streams) -> Column:
 
 
 def without_expired(decoded: DataFrame, streams: Streams) -> DataFrame:
-    """Reject those of decoded records that were measured before what `log` held when Kafka took them in.
+    """Reject decoded records that were measured longer before Kafka took them in than `log` keeps records.
 
-    It goes by the record alone, so that a replay decides the same.
+    The decision depends on the record alone, so that a replay decides the same.
     """
     if streams.retention.log_days is None:
         return decoded
     kept_from = F.date_sub(F.to_date("kafka_timestamp"), streams.retention.log_days)
     measured = date_of(F.col("event_time"), F.col("time_error_us"), streams.times)
-    # What has no date it can be of is kept, and in no window.
+    # A reading with an implausible date is kept. It is in no window.
     is_old = (measured < kept_from) & (measured > F.lit(IMPLAUSIBLE_DATE).cast("date"))
     is_expired = F.coalesce((F.col("ce_type") == READING_TYPE) & F.col("reject_reason").isNull() & is_old, F.lit(False))
     metrics = F.when(~is_expired, F.col("metrics"))

@@ -1,4 +1,4 @@
-"""`seen`, `device_runs` and `settled_islands`: which numbers of each lane, and of each device's own, stand in `log`."""
+"""Keeps the tables `seen`, `device_runs` and `settled_islands`: the numbers of lanes and of devices that `log` has."""
 
 from collections.abc import Mapping
 from typing import cast
@@ -38,33 +38,33 @@ RUN_STATE_COLUMNS = f"""
     settled array<struct<first: bigint, last: bigint, missing: bigint, batch_first: bigint, batch_last: bigint>>
 """
 SETTLED = "sluice-settled"
-"""The application under which both tables say of which batch the last islands are that have left memory."""
+"""Application whose commit number in both tables is the batch at which islands were last settled."""
 ENDED_SETTLED_MAX = 4
-"""Spans of a boot that another has followed."""
+"""Spans of settled islands of a boot that another boot has followed."""
 
 
 def seen_path(tables: str) -> str:
-    """Return where the table of lanes lies."""
+    """Return the path of the table of lanes."""
     return f"{tables}/seen"
 
 
 def runs_path(tables: str) -> str:
-    """Return where the table of devices' own numbers lies."""
+    """Return the path of the table of devices' own numbers."""
     return f"{tables}/device_runs"
 
 
 def settled_path(tables: str) -> str:
-    """Return where the table of devices' islands lies that are no longer in memory."""
+    """Return the path of the table of islands that are no longer in memory."""
     return f"{tables}/settled_islands"
 
 
 def read_islands(spark: SparkSession, tables: str) -> DataFrame:
-    """Return the islands of all runs as they were last saved, as `sequence_runs.ISLANDS_SCHEMA`.
+    """Return the last saved islands of all runs, as `sequence_runs.ISLANDS_SCHEMA`.
 
-    Some may overlap: what came again of settled numbers is an island of its own, and a job that was killed as it saved
-    settles the same again.
+    Islands may overlap: settled numbers that come again make an island of their own, and a job that was killed as it
+    saved settles islands twice.
     """
-    # In this order: islands are in the other table before they leave this one.
+    # `device_runs` is read first, because islands are in `settled_islands` before they leave it.
     in_memory = read_states(spark, runs_path(tables), RUN_COLUMNS).select(*RUN_COLUMNS, F.inline("islands"))
     path = settled_path(tables)
     if not DeltaTable.isDeltaTable(spark, path):
@@ -74,7 +74,7 @@ def read_islands(spark: SparkSession, tables: str) -> DataFrame:
 
 
 class Seen:
-    """What tells that a record came before: in the driver's memory, and now and then in tables."""
+    """The numbers that came before, in the driver's memory, and saved now and then to the tables."""
 
     def __init__(self, spark: SparkSession, tables: str) -> None:
         self._spark = spark
@@ -95,9 +95,9 @@ class Seen:
             encode=lambda run: (list(run.islands), list(run.settled)),
         )
         self._newest: dict[tuple[str, ...], str] = {}
-        """Of each counter, the boot that began last."""
+        """The boot of each counter that began last."""
         self._ended: set[RunKey] = set()
-        """The boots before those, as long as their islands are in memory."""
+        """Runs of earlier boots, as long as their islands are in memory."""
         for key, _ in sorted(self._runs.states.items(), key=lambda run: run[1].batch_last()):
             self._begin(key)
         self._settled_schema = _islands_schema()
@@ -108,11 +108,11 @@ class Seen:
 
     @property
     def saved(self) -> int:
-        """The ordinal of the last batch that both tables hold."""
+        """The ordinal of the last batch that both tables have."""
         return min(self._lanes.saved, self._runs.saved)
 
     def note(self, census: Census, ordinal: int) -> Suspects:
-        """Take up what a batch holds; return what of it came before, or twice in it."""
+        """Take up a batch's numbers. Return those that came before, or twice in it."""
         lanes: list[tuple[str, str, int, int]] = []
         runs: list[tuple[str, str, str, str, str, int, int]] = []
         batches: set[tuple[int, int]] = set()
@@ -136,21 +136,21 @@ class Seen:
         return Suspects(lanes, runs, joined(batches), repeated)
 
     def save(self, ordinal: int, so_far: Mapping[str, int]) -> None:
-        """Write what has changed; `ordinal` is of the last batch that was noted, `so_far` how far tables had come."""
+        """Write the changes up to the batch `ordinal`. `so_far` has how far other tables are, by application."""
         self._lanes.save(ordinal)
         self._settle(ordinal)
         self._runs.save(ordinal, {SETTLED: self._settled, **so_far})
 
     def _begin(self, run: RunKey) -> None:
-        """Note that a sensor has begun to count anew: of the boot before, little more will come."""
+        """Note that a sensor has begun to count anew. Little more will come of its boot before."""
         before = self._newest.get(run[:-1])
         self._newest[run[:-1]] = run[-1]
         if before is not None:
             self._ended.add((*run[:-1], before))
 
     def _settle(self, ordinal: int) -> None:
-        """Move islands from memory into their table: of runs that have too many, and all of boots that have ended."""
-        # A backlog may bring the older of two boots last: it is the one that is silent that has ended.
+        """Move islands from memory to their table: some of runs with too many, and all of boots that have ended."""
+        # A backlog may bring the older of two boots last. So a boot has ended only if it is silent too.
         silent = {key for key in self._ended if self._runs.states[key].batch_last() <= self._runs.saved}
         settled = {
             key: settle(self._runs.states[key], 0, ENDED_SETTLED_MAX)
@@ -161,8 +161,7 @@ class Seen:
         rows = [row for key, (_, islands) in settled.items() for row in islands_as_rows(key, islands)]
         if rows:
             frame = self._spark.createDataFrame(rows, self._settled_schema).coalesce(1)
-            # Before they leave memory, whatever was settled in this batch before: that they stand there twice does no
-            # harm.
+            # Written before they leave memory, even if this batch settled islands before: there they may stand twice.
             staged = AppendTable(self._spark, self._settled_path, self._settled_schema).begin()
             staged.write(frame)
             staged.commit({SETTLED: ordinal})
@@ -201,5 +200,5 @@ def _run_of(row: Row) -> SeenRun:
         )
         for island in row.islands
     )
-    # A table that an earlier program made has no spans.
+    # A table of an earlier release has no spans.
     return SeenRun(tuple(islands), tuple(SettledSpan(*span) for span in row.settled or ()))

@@ -1,4 +1,4 @@
-"""`topics_read`: up to where each partition of Kafka's stands in `log`, and which topic that was."""
+"""Keeps the table `topics_read`: the offset up to which `log` has each partition, and the topic's id."""
 
 from collections.abc import Mapping
 
@@ -9,18 +9,18 @@ from spark.log.state_table import StateTable
 from spark.source.topic_changes import TopicRead
 
 Partition = tuple[str, str]
-"""Topic, and its partition as text."""
+"""Topic, and partition as text."""
 ReadTo = tuple[str, int]
-"""Topic id, and the next offset."""
+"""Topic id and next offset."""
 
 
 def topics_path(tables: str) -> str:
-    """Return where the table lies."""
+    """Return the table's path."""
     return f"{tables}/topics_read"
 
 
 class TopicsRead:
-    """In the driver's memory, and now and then in a table."""
+    """The offsets in the driver's memory, saved now and then to the table."""
 
     def __init__(self, spark: SparkSession, tables: str) -> None:
         self._table: StateTable[Partition, ReadTo] = StateTable(
@@ -37,39 +37,39 @@ class TopicsRead:
         return self._table.saved
 
     def note(self, census: Census) -> None:
-        """Take up what a batch holds. Doing it again changes nothing."""
+        """Take up a batch's offsets. To take them up again changes nothing."""
         self.read_to(census.next_offsets, census.topic_ids)
 
     def read_to(self, next_offsets: Mapping[str, Mapping[int, int]], topic_ids: Mapping[str, str]) -> None:
-        """Take up to where partitions were read."""
+        """Take up the next offsets of partitions that were read."""
         for topic, offsets in next_offsets.items():
             topic_id = topic_ids.get(topic, "")
             for partition, next_offset in offsets.items():
                 key = (topic, str(partition))
                 before_id, before = self._table.states.get(key, (topic_id, 0))
-                # Of a topic that was made anew the old one's offsets say nothing.
+                # If the topic was deleted and made again, the old topic's offsets say nothing about it.
                 read_to = (topic_id, max(before, next_offset) if before_id == topic_id else next_offset)
                 if self._table.states.get(key) != read_to:
                     self._table.states[key] = read_to
                     self._table.changed(key)
 
     def offsets(self) -> Mapping[str, Mapping[int, int]]:
-        """By topic and partition, the next offset."""
+        """The next offset by topic and partition."""
         found: dict[str, dict[int, int]] = {}
         for (topic, partition), (_, next_offset) in self._table.states.items():
             found.setdefault(topic, {})[int(partition)] = next_offset
         return found
 
     def topics(self) -> Mapping[str, TopicRead]:
-        """The same with the topics' ids, where these are known."""
+        """The next offsets and the ids of topics whose ids are known."""
         ids = {topic: topic_id for (topic, _), (topic_id, _) in self._table.states.items()}
         return {topic: TopicRead(ids[topic], offsets) for topic, offsets in self.offsets().items() if ids[topic]}
 
     def begin(self, starting: Mapping[str, Mapping[int, int]], topic_ids: Mapping[str, str]) -> None:
-        """What was read is given up for what is read from here on."""
+        """Replace all offsets by those of a new start."""
         for key in list(self._table.states):
             if key[0] not in starting or int(key[1]) not in starting[key[0]]:
-                # Rows of a state cannot be removed: it says of no topic that something was read of it.
+                # A state's row cannot be removed. With an empty topic id, it says that nothing was read.
                 self._table.states[key] = ("", 0)
                 self._table.changed(key)
         for topic, offsets in starting.items():

@@ -1,10 +1,10 @@
-"""A warehouse that was copied while `ingest` wrote it, or put back from such a copy.
+"""Repairs a warehouse that was copied while `ingest` wrote it, or put back from such a copy.
 
-A copy takes its time, and each table in it is of another moment. `log` is the truth. What it lacks is read from Kafka
-again. Where another table is not of its moment, a replay makes all tables anew from `log`.
+A copy takes time, so each table in it is of another moment. `log` is the truth. Records that it lacks are read from
+Kafka again. If another table is not of the moment of `log`, a replay makes all tables anew.
 
-In a copy on this machine, commits whose files are not there, or are there in part, are forgotten before that: their
-notes are removed from `_delta_log`, always the last ones, so that a table is as it was before them.
+Before that, a local copy forgets commits whose files are missing or not whole. It removes their notes from
+`_delta_log`, always the last ones, so that a table is as it was before them.
 """
 
 import json
@@ -35,17 +35,17 @@ from spark.windows.window_changes import COPY, CORRECTION, changes_path, of_vers
 from spark.windows.windows_table import windows_path
 
 COPY_MS_MAX = 86_400_000
-"""A copy is made within a day. What a table lacks that was committed earlier was lost otherwise, and nothing is
-forgotten for it."""
+"""Milliseconds that a copy may take: a day. If older commits are broken, the copying was not the cause, and none is
+forgotten."""
 STARTS = "sluice-after-starts"
-"""The application under which a commit of `log` says of which start of reading it is."""
+"""Application whose commit number in `log` is the start of reading that a batch was read from."""
 ANEW = "sluice-anew"
-"""The application under which `windows` says up to which batch it holds all that batches had computed anew."""
+"""Application whose commit number in `windows` is the last batch with windows computed anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Where a table says how far it has come with something."""
+    """A table and the application whose commit number says how far the table is."""
 
     path_in: Callable[[str], str]
     application: str = ORDINAL
@@ -57,38 +57,38 @@ NOW_AND_THEN = {
     "sluice-after-losses": Kept(losses_path),
     "sluice-after-anew": Kept(windows_path, ANEW),
 }
-"""What few batches bring. Under these applications `log` notes how far each had come before a batch. The saved state
-notes it after the state's last batch."""
+"""Tables that few batches write to. Under these applications, `log` notes how far each table was before a batch, and
+the saved state notes how far it was after the state's last batch."""
 RETOLD = {"sluice-after-copies-told": COPY, "sluice-after-corrections-told": CORRECTION}
-"""The same of `window_changes`, by cause."""
+"""Applications of such notes about `window_changes`, with the cause of the changes."""
 STATES = (seen_path, runs_path, topics_path, heard_path, gateways_path)
 CHECKSUM_CHUNK, CHECKSUM_HEAD, CHECKSUM_BYTES = 512, 8, 4
-"""How Hadoop's file of checksums is made: so many bytes for each chunk of a file, behind a head."""
+"""Bytes of a chunk of a file, and in Hadoop's checksum file bytes of the head and of each chunk's checksum."""
 NOTES = "_delta_log"
-"""The folder in a table where Delta notes its commits."""
+"""Folder in a table where Delta notes its commits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One commit of a Delta table, as `_delta_log` has it."""
+    """One commit of a Delta table, from `_delta_log`."""
 
     version: int
     at_ms: int
     numbers: Mapping[str, int]
-    """By application."""
+    """Commit numbers by application."""
     files: Sequence[tuple[str, int]]
-    """What it added: paths and sizes."""
+    """Paths and sizes of added files."""
     removed: Sequence[str]
-    """Paths of what it took out of the table: a vacuum may have deleted these files since."""
+    """Paths of removed files. A vacuum may have deleted them since."""
     noted: str
-    """What its writer noted beside it."""
+    """Note of the commit's writer."""
 
 
 # -- commits that are not whole ------------------------------------------------------------------
 
 
 def forget_broken(spark: SparkSession, warehouse: str) -> None:
-    """Have each table of a copy be as it was before the first commit that is not whole in it. Raises CopyError."""
+    """Put each table of a copy back to before its first broken commit. Raises CopyError."""
     for notes in sorted(Path(warehouse).glob(f"**/{NOTES}")):
         forget_broken_commits(notes.parent)
     forget_absent_versions(warehouse)
@@ -99,16 +99,16 @@ def forget_broken(spark: SparkSession, warehouse: str) -> None:
 
 
 def forget_broken_commits(table: Path) -> None:
-    """Have a table be as it was at the last commit of which all files are there, and all commits before it.
+    """Put a table back to the last commit that is whole, with all commits before it.
 
-    Nothing is forgotten where there is no such commit within COPY_MS_MAX: the copying is not what broke the table.
+    If there is no such commit within COPY_MS_MAX, nothing is forgotten: the copying did not break the table.
     """
     commits = _commits(table)
     broken: set[str] = set()
     whole: list[Commit] = []
     for place, commit in enumerate(commits):
         if commit.version != commits[0].version + place:
-            # A note was made while the notes were copied, and one after it was.
+            # A note is missing. It was written while the notes were copied, and a later one was copied.
             broken.add(NOTES)
         broken.difference_update(commit.removed)
         broken.update(name for name, size in commit.files if not _is_whole(table, name, size))
@@ -119,9 +119,9 @@ def forget_broken_commits(table: Path) -> None:
 
 
 def forget_absent_versions(warehouse: str) -> None:
-    """Have readers see the last version that the copy holds as it was published. Raises CopyError.
+    """Let readers see the last version whose tables go as far as when it was published. Raises CopyError.
 
-    Versions before it may be gone for good: upkeep removes old ones.
+    Older versions may be gone, because upkeep removes them.
     """
     versions = Path(versions_path(warehouse))
     commits = _commits(versions)
@@ -135,7 +135,7 @@ def forget_absent_versions(warehouse: str) -> None:
 
 
 def _is_there(warehouse: str, noted: str) -> bool:
-    """Whether a version's tables go as far as when it was published."""
+    """True if a version's tables go as far as when it was published."""
     published = Published.from_json(noted)
     tables = Path(folder_of(warehouse, published.number))
     return bool(_versions(Path(log_path(str(tables))) / NOTES)) and all(
@@ -146,7 +146,7 @@ def _is_there(warehouse: str, noted: str) -> bool:
 def _forget_unstarted(spark: SparkSession, tables: str) -> None:
     """Forget batches of `log` that were read from a start that the copy lacks, and starts that `log` lacks.
 
-    What a start told of records that Kafka had lost is known from Kafka alone: these batches are read again.
+    Only a start knows which records Kafka had lost. So batches after a lost start are read again from Kafka.
     """
     starts = read_starts(spark, tables)
     started = max((start.number for start in starts), default=-1)
@@ -167,13 +167,13 @@ def _is_whole(table: Path, name: str, size: int) -> bool:
     checksums = file.with_name(f".{file.name}.crc")
     chunks = -(-size // CHECKSUM_CHUNK)
     if checksums.exists() and checksums.stat().st_size != CHECKSUM_HEAD + CHECKSUM_BYTES * chunks:
-        # Copied while it was written: without it the file is read as it is.
+        # The checksums were copied while they were written. Without them, the file is read unchecked.
         checksums.unlink()
     return True
 
 
 def _forget_after(table: Path, version: int) -> None:
-    """Remove the notes of all commits after a version. Raises CopyError where none would be left."""
+    """Remove the notes of all commits after a version. Raises CopyError if none would be left."""
     notes = table / NOTES
     if not any(number <= version for number in _versions(notes)):
         raise CopyError(_of_another_time(table))
@@ -181,7 +181,7 @@ def _forget_after(table: Path, version: int) -> None:
         number = file.name.lstrip(".").partition(".")[0]
         if number.isdigit() and int(number) > version:
             file.unlink()
-    # Without it Delta looks for the last one that there is.
+    # Without these files, Delta looks for the last checkpoint itself.
     for name in ("_last_checkpoint", "._last_checkpoint.crc"):
         (notes / name).unlink(missing_ok=True)
 
@@ -194,13 +194,13 @@ def _of_another_time(table: Path) -> str:
 
 
 def _commits(table: Path) -> list[Commit]:
-    """All commits of a table that are noted one by one, in their order."""
+    """All commits of a table with a note of their own, in order."""
     notes = table / NOTES
     return [_commit(version, notes / f"{version:020}.json") for version in _versions(notes)]
 
 
 def _versions(notes: Path) -> list[int]:
-    """The versions whose notes are there, in their order."""
+    """The versions whose notes are there, in order."""
     return sorted(int(file.stem) for file in notes.glob("*.json") if file.stem.isdigit()) if notes.is_dir() else []
 
 
@@ -230,7 +230,7 @@ def _forget_caches(spark: SparkSession) -> None:
 
 
 def expect_one_moment(spark: SparkSession, warehouse: str, version: int) -> None:
-    """Make sure that a version's tables go as far as its `log` does. Raises MomentsError."""
+    """Check that a version's tables go as far as its `log`. Raises MomentsError."""
     other = next(_of_other_moments(spark, warehouse, version), None)
     if other is not None:
         raise MomentsError(
@@ -240,7 +240,7 @@ def expect_one_moment(spark: SparkSession, warehouse: str, version: int) -> None
 
 
 def is_all_told(spark: SparkSession, warehouse: str, version: int) -> bool:
-    """Tell whether `window_changes` tells of all that a version's windows hold: a job may have died in between."""
+    """Tell whether `window_changes` has all changes of a version's windows. If a job died, the last may be missing."""
     windows = commit_numbers(spark, windows_path(folder_of(warehouse, version))).get(ORDINAL, -1)
     is_of_one_moment = next(_of_other_moments(spark, warehouse, version), None) is None
     told = _told(commit_numbers(spark, changes_path(warehouse)), version)
@@ -248,12 +248,12 @@ def is_all_told(spark: SparkSession, warehouse: str, version: int) -> bool:
 
 
 def _of_other_moments(spark: SparkSession, warehouse: str, version: int) -> Iterator[str]:
-    """The tables that are ahead of `log`, or behind it further than a job leaves them that dies."""
+    """Yield tables that are ahead of `log`, or further behind it than a killed job leaves them."""
     tables = folder_of(warehouse, version)
     log = commit_numbers(spark, log_path(tables))
     last = log.get(ORDINAL, -1)
     states = {path_in(tables): _numbers(spark, path_in(tables)) for path_in in STATES}
-    # State is saved once all tables hold its last batch. The last batch of `log` may still have to be finished.
+    # State is saved only after all tables have its last batch. The last batch of `log` may be unfinished.
     finished = max(last - 1, *(numbers.get(ORDINAL, -1) for numbers in states.values()))
     yield from (path for path, numbers in states.items() if numbers.get(ORDINAL, -1) > last)
     tables_of_kept = {kept.path_in(tables) for kept in NOW_AND_THEN.values()}
@@ -262,7 +262,7 @@ def _of_other_moments(spark: SparkSession, warehouse: str, version: int) -> Iter
         yield windows_path(tables)
     changes = commit_numbers(spark, changes_path(warehouse))
     told = _told(changes, version)
-    # Of what a replay made it is told at once, after it: where it died in between, nothing is told yet.
+    # The changes of a replay are appended at once, after it. If it died before that, there are none yet.
     if told and not finished <= max(told) <= last:
         yield changes_path(warehouse)
     saved = states[runs_path(tables)]
@@ -273,14 +273,14 @@ def _of_other_moments(spark: SparkSession, warehouse: str, version: int) -> Iter
     for name, cause in RETOLD.items():
         if max(log.get(name, -1), saved.get(name, -1)) > changes.get(f"{of_version(version)}{cause}", -1):
             yield changes_path(warehouse)
-    # Islands are in the one table before they leave the other. An earlier program did not number them there.
+    # Islands are in `settled_islands` before they leave `device_runs`. An earlier release wrote no such numbers.
     settled = _numbers(spark, settled_path(tables)).get(SETTLED, -1)
     if 0 <= settled < states[runs_path(tables)].get(SETTLED, -1):
         yield settled_path(tables)
 
 
 def _told(changes: Mapping[str, int], version: int) -> list[int]:
-    """The batches of a version up to which `window_changes` tells, by cause."""
+    """The last batch of a version in `window_changes`, for each cause."""
     return [number for name, number in changes.items() if name.startswith(of_version(version))]
 
 

@@ -37,7 +37,7 @@ RunKey = tuple[str, str, str, str, str]
 Numbers = tuple[int, int]
 """First and last number, both inclusive."""
 ISLANDS_MAX = 16
-"""Islands of a run in memory. If a run has more, half of so many stay, and the others are settled."""
+"""Islands of a run in memory. If a run has more, half of ISLANDS_MAX stay, and the others are settled."""
 SETTLED_MAX = 16
 """Spans of settled islands of a run."""
 MISSING_MAX = 2**63 - 1

@@ -30,7 +30,7 @@ class TopicNow:
 
 @dataclass(frozen=True, slots=True)
 class TopicRead:
-    """How far a topic was read, from the job's records."""
+    """The offsets up to which a topic was read, from the job's records."""
 
     topic_id: str
     next_offsets: Offsets

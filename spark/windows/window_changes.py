@@ -2,8 +2,8 @@
 
 If a row's `cause` is `readings`, it says what a batch added to a window. If the cause is another, the window was
 computed anew, and the row has all of its figures; `n` 0 means that it is empty. Ordered by `at`, a window's rows are
-its history: the first row is its first appearance, and each later row is a revision. To learn of changes, a job
-reads the table as a stream.
+its history: the first row is its first appearance, and each later row is a revision. To learn of changes, a job reads
+the table as a stream.
 """
 
 import time

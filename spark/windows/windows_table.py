@@ -1,9 +1,9 @@
-"""`windows`: readings by device, metric and window of event time, a pure function of the readings.
+"""Aggregates readings by device, metric and window of event time: `windows` is a pure function of the readings.
 
-No Spark watermark: a reading that is days late corrects its window like any other. Each batch appends what it adds to
-its windows (a *part*), whatever stood there before, so that it costs what it brings and not what it meets; who reads
-folds the parts of a window together, and `ingest` folds those of a date for good when they have become many. All of
-it is whole numbers, decimals and sorted values: any order and any split gives the same bits.
+It uses no Spark watermark: a reading that is days late corrects its window like any other. Each batch appends a *part*
+to each of its windows without reading what stands there, so that its cost depends on the batch alone. Readers fold the
+parts of a window together. When a date has many parts, `ingest` folds them for good. All figures are whole numbers,
+decimals and sorted values, so that any order and any split give the same bits.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,9 +32,9 @@ DAY_US = DAY_S * 1_000_000
 KEY = ("namespace", "device", "stream", "metric", "window_start")
 SUM_TYPE = "decimal(38,6)"
 SQUARES_TYPE = "decimal(38,12)"
-"""Null where the sum of the squares does not fit: above a hundred times the greatest value's square."""
+"""Type of a sum of squares. It is null above a hundred times the square of the largest value that a table can hold."""
 ORDER_TYPE = "struct<time: timestamp, buffer: string, lane: string, lane_sequence: bigint>"
-"""By which `first` and `last` are told: event time, then what names the reading."""
+"""Order of readings for `first` and `last`: by event time, then by the reading's identity."""
 SCHEMA = f"""
     namespace string, device string, stream string, metric string, window_start timestamp,
     n bigint, min {VALUE_TYPE}, max {VALUE_TYPE}, sum {SUM_TYPE}, sum_of_squares {SQUARES_TYPE},
@@ -44,25 +44,25 @@ SCHEMA = f"""
 WINDOW_PARTITION = "window_date"
 SKIPPING_COLUMNS = "window_start,device,metric,stream,ordinal"
 WINDOW_PROPERTY = "sluice.windowSeconds"
-"""Property of the table: how long its windows are."""
+"""Property of the table with the seconds of its windows."""
 FIGURES = ("n", "min", "max", "sum", "sum_of_squares", "first", "first_at", "last", "last_at", "values", "late")
 LATE_S = 60
-"""A reading is late where it reached Kafka so much after the end of its window."""
+"""Seconds after the end of its window from which a reading that reaches Kafka is late."""
 PERCENTILES = Windows().percentiles
 
 SPANS_MAX = 32
-"""Spans of event time that windows are looked up by; of more, neighbours are joined."""
+"""Spans of event time in a search for windows. Of more, neighbours are joined."""
 DEVICES_MAX = 200
-"""Devices that are named one by one where windows are computed anew; of more, all devices' are."""
+"""Devices that are named one by one when windows are computed anew. If there are more, all devices' windows are."""
 
 
 class WindowLengthError(Exception):
-    """The table's windows are of another length than those asked for; the message says what to do."""
+    """The table's windows have another length than those wanted. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSpan:
-    """Event times from `start_us` up to, not including, `end_us`; microseconds since 1970."""
+    """Event times from `start_us` to before `end_us`, in microseconds since 1970."""
 
     start_us: int
     end_us: int
@@ -70,18 +70,18 @@ class TimeSpan:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """Windows that are computed anew together: those of some devices in some spans of time."""
+    """Windows of some devices in some spans of time, which are computed anew together."""
 
     spans: tuple[TimeSpan, ...]
     devices: tuple[str, ...] | None
-    """None: all of them."""
+    """None for all devices."""
 
     def holds_reading(self) -> str:
-        """The same for readings with `window_start`, which have no date of their window."""
+        """The condition of `holds` for readings, which have `window_start` but no `window_date`."""
         return self.holds().replace(f"{WINDOW_PARTITION} IN", "to_date(window_start) IN", 1)
 
     def holds(self) -> str:
-        """A condition on rows of the table, in literals: Delta passes over all other files."""
+        """A condition on rows of the table. It uses literals, so that Delta can skip other files."""
         spans = " OR ".join(
             f"(window_start >= {_literal(span.start_us)} AND window_start < {_literal(span.end_us)})"
             for span in self.spans
@@ -94,17 +94,17 @@ class Area:
 
 
 def windows_schema() -> StructType:
-    """Return the columns of the parts; needs a running session, whose parser reads them."""
+    """Return the columns of the parts. It needs a running session, whose parser reads them."""
     return cast("StructType", StructType.fromDDL(SCHEMA))
 
 
 def windows_path(tables: str) -> str:
-    """Return where the parts lie."""
+    """Return the path of the parts' table."""
     return f"{tables}/window_parts"
 
 
 def create_windows(spark: SparkSession, tables: str, window_s: int = WINDOW_S) -> None:
-    """Create the table where there is none. Raises WindowLengthError where there is one with other windows."""
+    """Create the table if there is none. Raises WindowLengthError if there is one with windows of another length."""
     if DeltaTable.isDeltaTable(spark, windows_path(tables)):
         stored = window_seconds(spark, tables)
         if stored != window_s:
@@ -126,44 +126,44 @@ def create_windows(spark: SparkSession, tables: str, window_s: int = WINDOW_S) -
 
 
 def window_seconds(spark: SparkSession, tables: str) -> int:
-    """How long the table's windows are."""
+    """Seconds of the table's windows."""
     return int(snapshot(spark, windows_path(tables)).metadata().configuration().apply(WINDOW_PROPERTY))
 
 
 def read_parts(spark: SparkSession, tables: str) -> DataFrame:
-    """Return the table: of each window one or more parts."""
+    """Return the table, with one or more parts of each window."""
     return spark.read.format("delta").load(windows_path(tables))
 
 
 @recorded
 def windowed(readings: DataFrame, window_s: int = WINDOW_S) -> DataFrame:
-    """Add `window_start` to readings. Those whose time is implausible or unknown belong to no window and are left out.
+    """Add `window_start` to readings. Readings with an implausible or unknown time are left out.
 
-    `window_s` must divide a day: a window lies within one date.
+    `window_s` must divide a day, so that a window lies within one date.
     """
     return readings.where(~unwindowed()).withColumn("window_start", start_of(F.col("event_time"), window_s))
 
 
 def still_open(windows: DataFrame, closed_before: datetime | None) -> DataFrame:
-    """Leave out windows of so long ago that they no longer change, for not all of their readings are in `log`."""
+    """Leave out windows so old that not all of their readings are still in `log`. They no longer change."""
     return windows if closed_before is None else windows.where(F.col("window_start") >= F.lit(closed_before))
 
 
 def start_of(event_time: Column, window_s: int) -> Column:
-    """When the window of an event time begins."""
+    """The start of an event time's window."""
     event_us = F.unix_micros(event_time)
     return F.timestamp_micros(event_us - F.pmod(event_us, F.lit(window_s * 1_000_000)))
 
 
 def unwindowed() -> Column:
-    """Tell which rows of `readings`, or of `retimed`, belong to no window: their time cannot be, or is unknown."""
+    """True for rows of `readings` or `retimed` in no window, because their time is implausible or unknown."""
     return F.col("event_date") == F.lit(IMPLAUSIBLE_DATE).cast("date")
 
 
 def parts(windowed_readings: DataFrame, ordinal: int, window_s: int = WINDOW_S) -> DataFrame:
-    """What some readings add to their windows: rows of the table.
+    """Compute the parts that some readings add to their windows, as rows of the table.
 
-    `first` and `last` go by event time; at the same time by buffer, lane and lane sequence.
+    `first` and `last` go by event time, and if times are equal by buffer, lane and lane sequence.
     """
     return _parts(windowed_readings, window_s).withColumn("ordinal", of_batch(ordinal, "metric"))
 
@@ -208,9 +208,9 @@ def _parts(windowed_readings: DataFrame, window_s: int) -> DataFrame:
 
 @recorded
 def folded(parts: DataFrame, size_s: int | None = None) -> DataFrame:
-    """One row for each window, of all its parts; of windows of `size_s` where that is given, a multiple of the parts'.
+    """Fold all parts of each window into one row with the table's columns.
 
-    The columns are the table's.
+    With `size_s`, a multiple of the parts' length, the windows have this length.
     """
     start = F.col("window_start") if size_s is None else start_of(F.col("window_start"), size_s)
     keys = [name for name in KEY if name != "window_start"]
@@ -244,7 +244,7 @@ def folded(parts: DataFrame, size_s: int | None = None) -> DataFrame:
 
 
 def shown(windows: DataFrame, size_s: int, percentiles: Sequence[Decimal] = PERCENTILES) -> DataFrame:
-    """Give folded windows the columns that analysts read: mean, deviation and percentiles beside the figures."""
+    """Give folded windows the columns that analysts read, with mean, deviation and percentiles."""
     n = F.col("n")
     mean = (F.col("sum") / n).cast("decimal(38,12)")
     end = F.col("window_start") + F.expr(f"interval {size_s} seconds")
@@ -261,11 +261,11 @@ def shown(windows: DataFrame, size_s: int, percentiles: Sequence[Decimal] = PERC
 
 
 def deviation() -> Column:
-    """The deviation of a sample: from each value's distance to the mean, in the order of `values`.
+    """The standard deviation of a sample, from each value's distance to the mean, in the order of `values`.
 
-    Of the sums, which hold it too, a double has too few digits where values lie close together and far from zero.
+    The sums would do too, but a double has too few digits if values lie close together and far from zero.
     """
-    # With twelve decimals: of a sum with six, Spark makes a mean with six.
+    # Cast to twelve decimals: the mean of a sum with six would have six.
     mean = F.col("sum").try_cast("decimal(38,12)") / F.col("n")
     squares = F.transform("values", lambda value: F.pow((value - mean).cast("double"), F.lit(2.0)))
     spread = F.aggregate(squares, F.lit(0.0), lambda total, square: total + square)
@@ -273,19 +273,19 @@ def deviation() -> Column:
 
 
 def nearest_rank(percentile: Decimal) -> Column:
-    """The least value that is not below so many per cent of a window's values, which are sorted."""
+    """A percentile by nearest rank: the least value that is not below `percentile` per cent of the window's values."""
     thousandths = round(percentile * 1_000)
     rank = F.expr(f"greatest(1, (n * {thousandths} + 99999) div 100000)").cast("int")
     return F.element_at("values", rank)
 
 
 def percentile_name(percentile: Decimal) -> str:
-    """`p50`, `p99_9`."""
+    """The column's name of a percentile, such as `p50` or `p99_9`."""
     return f"p{percentile.normalize():f}".replace(".", "_")
 
 
 def time_spans(starts_us: Iterable[int], window_s: int = WINDOW_S, spans_max: int = SPANS_MAX) -> list[TimeSpan]:
-    """Cover windows by at most `spans_max` spans, in order, leaving out the widest gaps between them."""
+    """Cover windows by at most `spans_max` spans, in order. The widest gaps are left out."""
     window_us = window_s * 1_000_000
     ordered = sorted(set(starts_us))
     if not ordered:
@@ -302,7 +302,7 @@ def time_spans(starts_us: Iterable[int], window_s: int = WINDOW_S, spans_max: in
 
 
 def area_of(touched: DataFrame, window_s: int) -> Area | None:
-    """Cover touched windows (rows with `device` and `window_start`); None where there are none."""
+    """Cover touched windows (rows with `device` and `window_start`); None if there are none."""
     row = touched.agg(
         F.collect_set(F.unix_micros("window_start")).alias("starts"), F.collect_set("device").alias("devices")
     ).first()
@@ -313,7 +313,7 @@ def area_of(touched: DataFrame, window_s: int) -> Area | None:
 
 
 def replace_area(tables: str, area: Area, fresh: DataFrame) -> None:
-    """Put what was computed anew of an area in the place of all its parts, in one commit."""
+    """Replace all parts of an area by freshly computed ones, in one commit."""
     (
         fresh.where(area.holds())
         .write.format("delta")
@@ -324,9 +324,9 @@ def replace_area(tables: str, area: Area, fresh: DataFrame) -> None:
 
 
 def fold_date(spark: SparkSession, tables: str, day: date, files: int = 1) -> None:
-    """Put one row for each window of a date in the place of its parts, in one commit of so many files.
+    """Replace the parts of each window of a date by one folded row, in one commit of `files` files.
 
-    Parts that are appended meanwhile stay beside it, as they are. None may be replaced meanwhile.
+    Parts that are appended meanwhile stay. No part may be replaced meanwhile.
     """
     path = windows_path(tables)
     staged = AppendTable(spark, path, windows_schema()).begin()
@@ -337,7 +337,7 @@ def fold_date(spark: SparkSession, tables: str, day: date, files: int = 1) -> No
 
 
 def near(spans: Sequence[TimeSpan]) -> Column:
-    """Where in `log` readings of these spans stand by what was sent, in literals: Delta passes over all other files."""
+    """True for readings in `log` whose times as sent lie in these spans. Literals let Delta skip other files."""
     record, pack = [], []
     for span in spans:
         start, end = F.timestamp_micros(F.lit(span.start_us)), F.timestamp_micros(F.lit(span.end_us))
@@ -349,7 +349,7 @@ def near(spans: Sequence[TimeSpan]) -> Column:
 
 
 def dates_of(spans: Iterable[TimeSpan]) -> list[date]:
-    """All dates that the spans touch, in order."""
+    """All dates in the spans, in order."""
     days = {day for span in spans for day in range(span.start_us // DAY_US, (span.end_us - 1) // DAY_US + 1)}
     return [date(1970, 1, 1) + timedelta(days=day) for day in sorted(days)]
 

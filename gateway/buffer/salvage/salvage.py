@@ -211,7 +211,7 @@ class SalvagedBatch:
 
     @property
     def missing(self) -> int | None:
-        """Rows missing of the whole file, at its end: see `Progress.missing`."""
+        """Rows missing from the whole file, at its end: see `Progress.missing`."""
         return self.progress.missing()
 
 

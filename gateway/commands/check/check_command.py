@@ -28,10 +28,10 @@ _JUDGEMENTS = {"pass": "ok  ", "warning": "warn", "fail": "FAIL", "skipped": "- 
 def check(config: Path, create_topics: bool, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
     """Check every link of the chain in order. Say what is wrong, and what to do.
 
-    It checks the settings, what they name on this box, the way to Kafka step by step, and Kafka's topics. It changes
-    nothing on this box. It tells of quarantined input and of refused log-ins.
+    It checks the settings, what they name on this box, the way to Kafka step by step, and Kafka's topics. It tells of
+    quarantined input and of refused log-ins. It changes nothing on this box, apart from a test reading.
 
-    If the gateway runs, a test reading goes in at the front door, is acknowledged, and is read back from Kafka. Its
+    If the gateway runs, the test reading goes in at the front door, is acknowledged, and is read back from Kafka. Its
     record is on kafka.events_topic, and no table takes it for a reading. If the gateway is a service and does not run,
     that fails; without a service it is a warning.
 
