@@ -746,7 +746,10 @@ def test_secrets_that_cannot_be_stored_are_not_shown_and_the_page_password_is(
     done = setup(config, "--answers", answers, "--no-check")
     assert done.exit_code == 1
     again = f"sluice devices add 42 43 --config {config}"
-    assert f"the settings are written, but 42 43 have no secrets: the disk is full. Correct that, then: {again}" in done.output
+    assert (
+        f"the settings are written, but 42 43 have no secrets: the disk is full. Correct that, then: {again}"
+        in done.output
+    )
     assert [line.split()[:2] for line in done.output.splitlines() if line.startswith("    ")] == [["status", "page"]]
 
 
