@@ -242,7 +242,7 @@ bool core_acknowledge(uint32_t next, uint32_t bitmap, uint32_t now_ms)
 		core_resend(now_ms);
 		return true;
 	}
-	/* A serial line keeps the order: a sample that was sent before one that arrived, and did not arrive, was lost. */
+	/* A serial line keeps the order: if a sample arrived, those that were sent before it and did not were lost. */
 	for (uint32_t at = core.oldest; at < core.unsent; at++) {
 		struct sample *sample = held(at);
 		if ((sample->state & UNDER_WAY) && (int8_t)(arrived - sample->order) > 0)

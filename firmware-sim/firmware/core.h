@@ -16,11 +16,11 @@
 enum {
 	WINDOW_SAMPLES = 8, /* under way at once: sent, and neither acknowledged nor known to be lost */
 	SPAN_SAMPLES = 32,  /* from the oldest unacknowledged one on: as far as an ACK's bitmap reaches */
-	/* Time to wait for an answer: FIRST until a round trip was measured, then two round trips and MIN; at most MAX. */
+	/* Time to wait for an answer: FIRST before a round trip was measured, then two of them and MIN; at most MAX. */
 	PATIENCE_MS_FIRST = 1000,
 	PATIENCE_MS_MIN = 150,
 	PATIENCE_MS_MAX = 8000,
-	/* After this many time-outs in a row, nobody is there: only the oldest sample tries the line, ever more rarely. */
+	/* After this many time-outs in a row, only the oldest sample tries the line, ever more rarely. */
 	EXPIRED_SILENT = 10,
 	PAYLOAD_BYTES_MAX = 24,
 };
@@ -59,8 +59,8 @@ uint32_t core_tick_ms(uint32_t sequence);
 /* Write a held sample as JSON, `{"celsius":21.53}`, and return its length, at most PAYLOAD_BYTES_MAX. */
 uint8_t core_payload(uint32_t sequence, uint8_t *payload);
 
-/* All samples below `next` are safe, and so is `next + 1 + i` for each bit i that is set. If `next` lies beyond all sent
- * samples, nothing is done and false is returned: the answer was meant for another run of the sensor. */
+/* All samples below `next` are safe, and so is `next + 1 + i` for each bit i that is set. If `next` lies beyond all
+ * sent samples, nothing is done and false is returned: the answer was meant for another run of the sensor. */
 bool core_acknowledge(uint32_t next, uint32_t bitmap, uint32_t now_ms);
 
 /* The other side is new, or has forgotten this sensor: all sent but unacknowledged samples go again. */

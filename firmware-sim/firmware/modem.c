@@ -8,8 +8,8 @@
 #include "text.h"
 
 enum {
-	/* `+++` ends transparent mode if nothing else is sent for 20 ms before and after it. The next command must come 1 s
-	 * later (ESP-AT's manual). A chip's clock may be 1 % off. */
+	/* `+++` ends transparent mode if nothing else is sent for 20 ms before and after it. The next command must come
+	 * 1 s later (ESP-AT's manual). A chip's clock may be 1 % off. */
 	GUARD_MS = 50,
 	ESCAPE_MS = 1100,
 	BUSY_MS = 1000,

@@ -24,7 +24,7 @@ uint16_t network_port(void);
 /* Write one of the texts above at `to`, without its zero byte, and return where the next byte goes. */
 uint8_t *network_put(uint8_t *to, uint16_t text);
 
-/* Write a text between quotation marks, as AT commands want it, with a backslash before characters that would end it. */
+/* Write a text in quotation marks, as AT commands want it, with a backslash before characters that would end it. */
 uint8_t *network_put_quoted(uint8_t *to, uint16_t text);
 
 #endif

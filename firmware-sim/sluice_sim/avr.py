@@ -61,25 +61,25 @@ __all__ = [
 ]
 
 PREFIXES: Final[dict[Build, str]] = {"serial": "s", "mqtt": "w"}
-"""How boards are called where nothing is said: two builds at one gateway are other devices."""
+"""Default prefixes of the boards' names. They differ, as two builds at one gateway are different devices."""
 LOCK: Final = ".sluice-sim.lock"
 _LOOK_INTERVAL_S: Final = 0.05
 _REACH_SECONDS_MAX: Final = 10.0
-"""So long a board may take until its gateway is there, before that is told."""
+"""Seconds until a board without a gateway is reported."""
 _ALONE: Final[dict[Build, tuple[str, str]]] = {
     "serial": ("no gateway has opened its port yet", "no gateway opened its port"),
     "mqtt": ("no listener has let it in yet", "no listener let it in"),
 }
-"""What is said of a board without a gateway: meanwhile, and at the end."""
+"""Words for a board without a gateway: meanwhile, and at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class AvrOptions:
-    """What several boards have in common."""
+    """Options that several boards share."""
 
     build: Build = "serial"
     network: Network = field(default_factory=Network)
-    """Where the boards of the MQTT build find their gateway."""
+    """The gateway of boards of the MQTT build, and the way to it."""
     noise: float = 0.0
     ppm: float = 0.0
     auto_reset: bool = False
@@ -93,9 +93,9 @@ _PLAIN: Final = AvrOptions()
 
 
 def build_firmware(build: Build = "serial") -> Path:
-    """Build one of the firmwares, and the runner, where they are out of date; give the firmware's ELF file.
+    """Build one of the firmwares and the runner if they are out of date; return the firmware's ELF file.
 
-    The runner is `RUNNER`, flash and RAM use stand in `sensor-BUILD.size` beside it. Raises SimulationError.
+    The runner is `RUNNER`. `sensor-BUILD.size` beside it has the use of flash and RAM. Raises SimulationError.
     """
     sources = PROJECT / "firmware-sim"
     if not (sources / "Makefile").exists():
@@ -105,7 +105,7 @@ def build_firmware(build: Build = "serial") -> Path:
         )
     BUILD.parent.mkdir(parents=True, exist_ok=True)
     try:
-        # Two builds at once would take each other's half-written files for done.
+        # Two builds at once would take each other's half-written files for complete ones.
         with BUILD.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             made = subprocess.run(
@@ -133,7 +133,7 @@ def start_boards(  # noqa: PLR0913 - one for each thing to choose
     prefix: str | None = None,
     options: AvrOptions = _PLAIN,
 ) -> list[Board]:
-    """Build, provision and switch on boards in `directory`, called by the build (`PREFIXES`) or `prefix`: s1, s2, ...
+    """Build, provision and switch on boards in `directory`. Names are `prefix` (or that of `PREFIXES`) and a number.
 
     Raises SimulationError, ValueError.
     """
@@ -160,7 +160,7 @@ def start_boards(  # noqa: PLR0913 - one for each thing to choose
 
 
 def summary(board: Board) -> dict[str, Any]:
-    """What a board's ledger says of all its boots: counts of samples, and the stack's use in bytes."""
+    """Sum up a board's ledger over all its boots: counts of samples, and the stack's use in bytes."""
     lines = board.ledger.read_text(encoding="utf-8").splitlines() if board.ledger.exists() else []
     boots = [json.loads(line) for line in lines]
     return {
@@ -184,12 +184,12 @@ def main_avr(  # noqa: PLR0913, PLR0917 - one for each thing to choose
     options: AvrOptions = _PLAIN,
     prefix: str | None = None,
 ) -> int:
-    """Run boards until SIGINT or SIGTERM, or for so many seconds (0: without end). Gives the exit code.
+    """Run boards until SIGINT or SIGTERM, or for `seconds` (0: without end). Returns the exit code.
 
     1 means that a board ended before its time, or that no gateway ever let one in or opened its port. Raises
-    SimulationError, also where another process runs boards in `directory`, and ValueError. For the main thread only.
+    SimulationError, also if another process runs boards in `directory`, and ValueError. For the main thread only.
     """
-    # What is printed goes into gateway.toml, which takes whole paths alone.
+    # The printed paths go into gateway.toml, which takes absolute paths only.
     directory = directory.resolve()
     boards: list[Board] = []
     began_us = time.time_ns() // 1000
@@ -212,7 +212,7 @@ def main_avr(  # noqa: PLR0913, PLR0917 - one for each thing to choose
 
 @contextmanager
 def _alone_in(directory: Path) -> Iterator[None]:
-    """Keep others from running boards there. Raises SimulationError. The lock goes with the process."""
+    """Keep others from running boards in a folder. Raises SimulationError. The lock ends with the process."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / LOCK).open("a+", encoding="utf-8") as lock:
         try:
@@ -260,9 +260,9 @@ def _stop_signals() -> Iterator[list[int]]:
 def _run(
     boards: Sequence[Board], seconds: float, options: AvrOptions, stop_asked: Sequence[int], began_us: int
 ) -> tuple[list[str], Counter[str]]:
-    """Let the boards run, and do to them what the schedule says.
+    """Let the boards run, and strike them with the scheduled faults.
 
-    Gives those that ended before their time, and how often each kind of fault was begun.
+    Returns the boards that ended before their time, and how often each kind of fault was begun.
     """
     done: Counter[str] = Counter()
     by_name = {board.device: board for board in boards}
@@ -286,7 +286,7 @@ def _run(
                 if not following.is_end:
                     done[following.command.split()[0]] += 1
             except RefusedError as error:
-                # Somebody gave the board another one meanwhile: it is unplugged already, for example.
+                # Somebody gave the board another fault meanwhile: it is unplugged already, for example.
                 print(error, file=sys.stderr)
             following = next(faults, None)
             continue

@@ -28,7 +28,7 @@ _COMMAND_CHARACTERS_MAX: Final = 255
 
 
 class SimulationError(Exception):
-    """The firmware could not be built, or a board not be started or told something; the message says what to do."""
+    """The firmware cannot be built, or a board cannot be started or commanded; the message says what to do."""
 
 
 class RefusedError(SimulationError):
@@ -37,23 +37,23 @@ class RefusedError(SimulationError):
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """How a board is built and what is wrong with it from the start."""
+    """A board's hardware, with its faults from the start."""
 
     modem: bool = False
     """An ESP-AT module at the chip's UART, as the MQTT build needs it, and no serial port."""
     noise: float = 0.0
     """Share of the bytes with one flipped bit, each way."""
     ppm: float = 0.0
-    """By how many parts in a million the oscillator is too fast."""
+    """Parts in a million by which the oscillator is too fast."""
     auto_reset: bool = False
     """Opening the port resets the chip."""
 
 
 _PLAIN_WIRING: Final = Wiring()
 LET_IN: Final = "let in"
-"""What the modem notes of a gateway that answers CONNECT with yes (modem.c)."""
+"""The modem's note of a gateway that accepts CONNECT (modem.c)."""
 _OPENED: Final = "opened"
-"""What the serial port notes when somebody opens it (port.c)."""
+"""The serial port's note when somebody opens it (port.c)."""
 _FILES: Final = (".eeprom", ".ledger", ".samples", ".control", ".faults")
 
 
@@ -63,23 +63,23 @@ class Board:
 
     device: str
     link: Path
-    """Symbolic link to the serial port, to be opened as a USB adapter's would be. Gone when the board is off, or
+    """Symbolic link to the serial port, to be opened like a USB adapter's. It is gone while the board is off or
     unplugged. A board with a modem has none."""
     eeprom: Path
     ledger: Path
-    """JSON lines, one for each boot: what the firmware took, sent, saw acknowledged and dropped, and its stack."""
+    """JSON lines, one for each boot: samples that were taken, sent, acknowledged and dropped, and the stack's use."""
     process: subprocess.Popen[bytes]
 
     @property
     def samples(self) -> Path:
-        """Every sample: `boot,sequence,centi_celsius,time_us,boottime_us`; its true time since 1970, of the boot."""
+        """CSV of all samples: `boot,sequence,centi_celsius,time_us,boottime_us`, with true times by two clocks."""
         return self.ledger.with_suffix(".samples")
 
     def taken_us(self) -> dict[tuple[str, int], int]:
-        """When each sample was taken in truth, by boot and sequence; half a second old while the board runs.
+        """True time of each sample, by boot and sequence; half a second old while the board runs.
 
-        Microseconds of this machine's CLOCK_BOOTTIME: what the board's oscillator makes of its cycles up to the first
-        conversion, exact to some microseconds. The firmware, and the gateway, have no part in it.
+        Times are microseconds of the host's CLOCK_BOOTTIME. They follow from the board's oscillator and its cycles up
+        to the first conversion, exact to some microseconds. The firmware and the gateway have no part in them.
         """
         if not self.samples.exists():
             return {}
@@ -89,7 +89,7 @@ class Board:
         return {(row["boot"], int(row["sequence"])): int(row["boottime_us"]) for row in rows}
 
     def port(self) -> Path | None:
-        """Give the link under which the adapter is plugged in now; none while it is unplugged."""
+        """Return the link under which the adapter is plugged in now; None while it is unplugged."""
         replugged = self.link.parent.glob(f"{self.link.name}@*")
         return next((link for link in (self.link, *replugged) if link.is_symlink()), None)
 
@@ -98,18 +98,18 @@ class Board:
         give_command(self.ledger.with_suffix(""), command)
 
     def faults(self) -> list[dict[str, Any]]:
-        """What was done to the board: `time_us` since 1970, and `fault`."""
+        """The board's faults so far: `time_us` since 1970, and `fault`."""
         return read_faults(self.ledger.with_suffix(".faults"))
 
     def why_not_let_in(self, since_us: int) -> str | None:
-        """Why no gateway has let the modem's board in since then (microseconds since 1970); None where one has."""
+        """Why no gateway has let the modem's board in since `since_us` (microseconds since 1970); None if one has."""
         words = self._link_since(since_us)
         if LET_IN in words:
             return None
         return words[-1] if words else "it has not dialled yet"
 
     def was_opened(self, since_us: int) -> bool:
-        """Whether somebody opened the serial port since then (microseconds since 1970)."""
+        """Whether somebody opened the serial port since `since_us` (microseconds since 1970)."""
         return _OPENED in self._link_since(since_us)
 
     def _link_since(self, since_us: int) -> list[str]:
@@ -120,9 +120,9 @@ class Board:
 def board_command(
     directory: Path, device: str, seed: int = 0, firmware: Path = FIRMWARE, wiring: Wiring = _PLAIN_WIRING
 ) -> tuple[str, ...]:
-    """The command that runs one board: in `directory` tty-NAME (its port) and NAME with a suffix for each file.
+    """The command that runs one board. In `directory`, its port is tty-NAME, and its files are NAME with a suffix.
 
-    The files are .eeprom, .ledger, .samples, .faults (what was done to the board) and .control (a pipe for commands).
+    The files are .eeprom, .ledger, .samples, .faults (done to the board so far) and .control (a pipe for commands).
     `seed` chooses the temperatures, and the bytes that noise hits. The process ends by itself when its parent is gone.
     """
     at_uart = ("--modem",) if wiring.modem else ("--link", str(directory / f"tty-{device}"))
@@ -150,13 +150,13 @@ def start_board(
     The firmware has to be built and the EEPROM provisioned; without an image the board starts with an erased one.
     """
     link, control = directory / f"tty-{device}", directory / f"{device}.control"
-    # A link that a killed runner left behind may by now lead to somebody else's terminal.
+    # A link that a killed runner left behind may lead to somebody else's terminal by now.
     for left_behind in (link, control, *directory.glob(f"{link.name}@*")):
         left_behind.unlink(missing_ok=True)
     process = subprocess.Popen(
         board_command(directory, device, seed, firmware, wiring),
         stdin=subprocess.DEVNULL,
-        # A terminal's Ctrl-C is for us to pass on: the boards go when the gateway has answered.
+        # A terminal's Ctrl-C must not reach the boards, which are stopped by `stop_boards`.
         start_new_session=True,
     )
     board = Board(device, link, directory / f"{device}.eeprom", directory / f"{device}.ledger", process)
@@ -174,13 +174,13 @@ def start_board(
 
 
 def inhibit_sampling(boards: Iterable[Board]) -> None:
-    """Set each board's jumper that stops sampling, so that what is outstanding can still be acknowledged."""
+    """Set each board's jumper that stops sampling, so that outstanding samples can still be acknowledged."""
     for board in boards:
         board.process.send_signal(signal.SIGUSR1)
 
 
 def stop_boards(boards: Sequence[Board]) -> None:
-    """Switch boards off, without telling their firmware: as pulling the plug. EEPROM and ledger are written."""
+    """Switch boards off without telling their firmware, as by pulling the plug. EEPROM and ledger are written."""
     for board in boards:
         board.process.terminate()
     for board in boards:
@@ -195,8 +195,8 @@ def stop_boards(boards: Sequence[Board]) -> None:
 def give_command(board: Path, command: str) -> None:
     """Give a running board a command and wait until it is carried out.
 
-    `board` is its folder and its name, `DIR/s1`. Raises SimulationError, in words, where there is no such board or no
-    such command, or where the board refused it (RefusedError).
+    `board` is its folder and its name, `DIR/s1`. Raises SimulationError if there is no such board or no such command,
+    and RefusedError if the board refused it.
     """
     words = " ".join(command.split())
     name = words.split(" ")[0]
@@ -231,7 +231,7 @@ def _control(board: Path) -> Path:
 
 
 def _no_board(board: Path) -> str:
-    """Say why no board runs under that name, and which ones there are."""
+    """Say why no board runs under this name, and which boards there are."""
     if board.is_dir():
         return _boards_in(board, f"{board} is a folder")
     port_of = board.parent / board.name.removeprefix("tty-").partition("@")[0]
@@ -265,7 +265,7 @@ def _write_to_pipe(board: Path, command: str) -> None:
 
 
 def read_faults(path: Path) -> list[dict[str, Any]]:
-    """Read from a board's .faults file what was done to it; empty where there is no file."""
+    """Read the faults of a board from its .faults file; empty if there is no file."""
     return [entry for entry in _read_log(path) if "fault" in entry]
 
 

@@ -14,7 +14,7 @@ from sluice_sim.provision import CLOCK_MS_MAX, PORT_MAX, SAMPLE_INTERVAL_MS_MAX,
 
 BOARDS_MAX = 200
 _ONLY_FOR: Final[dict[str, Build]] = {"broker": "mqtt", "user_secret": "mqtt", "auto_reset": "serial"}
-"""Options that do something for one build alone."""
+"""Options that work for one build alone."""
 
 
 def _parse_broker(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, int]:
@@ -32,7 +32,7 @@ def _parse_faults(_context: click.Context, _parameter: click.Parameter, text: st
 
 
 def _refuse_useless(build: Build) -> None:
-    """Raise click.UsageError where an option was given that does nothing. A variable of the environment may stand."""
+    """Raise click.UsageError if an option was given that does nothing. An environment variable may be set."""
     context = click.get_current_context()
     for name, only in _ONLY_FOR.items():
         if only != build and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
@@ -151,7 +151,7 @@ def avr(count: int, directory: Path, interval_ms: int, seconds: float, seed: int
 
 
 class _FaultCommand(click.Command):
-    """Lists the faults in the help text, from where the schedule and the check have them."""
+    """Lists the faults of `COMMANDS` in the help text."""
 
     def format_epilog(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Faults"):

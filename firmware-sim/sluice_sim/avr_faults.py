@@ -1,4 +1,4 @@
-"""What can be done to a simulated board: the commands its runner obeys, and a schedule of them from a seed. No I/O."""
+"""Faults of a simulated board: the commands that its runner obeys, and a schedule of them from a seed. No I/O."""
 
 import heapq
 import random
@@ -11,12 +11,12 @@ Build = Literal["serial", "mqtt"]
 
 FAULTS_PER_MINUTE: Final = 4.0
 FIRST_FAULT_S_MIN: Final = 2.0
-"""A board gets to say hello before the first fault."""
+"""Seconds without faults at first, so that a board can say HELLO."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of the runner as a person may give it: `arguments` as control.c has them."""
+    """One command of the runner that a person may give, with `arguments` as in control.c."""
 
     arguments: str
     meaning: str
@@ -53,12 +53,12 @@ class Fault:
     device: str
     command: str
     is_end: bool = False
-    """It ends what the board's fault before began."""
+    """Whether it ends the board's fault before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultRate:
-    """A schedule: its seed, which may be any text, and how often a board is hit."""
+    """A schedule: its seed, which may be any text, and the faults of a board in a minute."""
 
     seed: str
     per_minute: float = FAULTS_PER_MINUTE
@@ -84,11 +84,11 @@ def parse_fault_rate(text: str) -> FaultRate:
 def schedule(
     rate: FaultRate, devices: Sequence[str], build: Build, *, noise: float = 0.0, ppm: float = 0.0
 ) -> Iterator[Fault]:
-    """Give the faults of all boards in their order, without end: the same for the same arguments.
+    """Yield the faults of all boards in their order, without end. Equal arguments give equal faults.
 
-    A board's faults depend on seed and device alone, not on the other boards. What begins also ends (`unplug`, `plug`)
-    before the board's next one; `noise` and `ppm` are what then holds again. Faults that no check could notice are not
-    among them: an MQTT build has no checksum on its UART, so that noise would change values without a trace.
+    A board's faults depend on seed and device alone, not on the other boards. A fault that lasts (`unplug`) ends
+    (`plug`) before the board's next one begins. Then `noise` and `ppm` hold again. Faults that no check could notice
+    are left out: an MQTT build has no checksum on its UART, so noise would change values without a trace.
     """
     return heapq.merge(*(_faults_of(rate, device, build, noise, ppm) for device in devices))
 
@@ -107,7 +107,7 @@ def _faults_of(rate: FaultRate, device: str, build: Build, noise: float, ppm: fl
 
 
 _Kind = Callable[[random.Random], tuple[str, float, str]]
-"""Draws what begins, how many seconds it lasts, and what ends it ("" where nothing has to)."""
+"""Draws the command that begins a fault, its seconds, and the command that ends it ("" if none is needed)."""
 
 
 def _once(command: str) -> _Kind:
@@ -119,12 +119,12 @@ def _power(command: str, most_ms: int) -> _Kind:
 
 
 def _brown_out_in_write(draw: random.Random) -> tuple[str, float, str]:
-    # A boot changes a byte of the counter and mostly all four of the CRC.
+    # A boot changes one byte of the counter, and mostly all four of the CRC.
     return f"brown-out-in-write {draw.randint(1, 100)} {draw.randint(0, 3)}", 0.0, ""
 
 
 def _oscillator(draw: random.Random) -> tuple[str, float, str]:
-    # What an RC oscillator is wrong by.
+    # The error of an RC oscillator.
     return f"ppm {draw.randint(-10_000, 10_000)}", draw.uniform(5, 30), "ppm {ppm:g}"
 
 

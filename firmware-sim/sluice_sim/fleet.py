@@ -19,63 +19,62 @@ from sluice_sim.mqtt_sensor import MqttSensor
 
 LEDGER_INTERVAL_S: Final = 2.0
 LEDGER_SHARE: Final = 20.0
-"""A ledger that takes long is written less often: at most a twentieth of the time goes into it."""
+"""If the ledger takes long, it is written less often: at most a twentieth of the time goes into it."""
 REPORT_INTERVAL_S: Final = 1.0
 DRAIN_S_MAX: Final = 10.0
-"""How long the end waits for outstanding acknowledgements."""
+"""Seconds that the end waits for outstanding acknowledgements."""
 CONNECTS_PER_S: Final = 500.0
-"""How fast the fleet starts."""
+"""Connections a second while the fleet starts."""
 TICK_S: Final = 0.005
-"""How finely samples are spread."""
+"""Least seconds between two rounds of samples."""
 SPARE_FILES: Final = 64
 """Open files beside the sensors' connections."""
 
 
 class FleetError(Exception):
-    """The fleet cannot run on this machine as it was asked for; the message says what to change."""
+    """The fleet cannot run here as it was asked for; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """What a fleet is made of. The device names are m001, m002, ..., which are their client identifiers too."""
+    """Options of a fleet. Its device names are m001, m002, ..., which are the client identifiers too."""
 
     host: str
     port: int
     sensors: int
     interval_ms: float
     seconds: float = 0.0
-    """How long samples are taken; 0 means until told to stop."""
+    """Seconds in which samples are taken; 0 means until told to stop."""
     ledger: Path | None = None
     seed: int | None = None
-    """The same seed gives the same boots, values and faults; None gives boots that never were before."""
+    """A run with an equal seed has equal boots, values and faults. None gives boots that never were before."""
     secret: str | None = None
-    """Where given, each sensor's password; its name is the user name."""
+    """Each sensor's password, if given. The user name is the sensor's name."""
     rates: FaultRates = NONE
     time_scale: float = 1.0
-    """So many seconds of the faults' time pass in a second: their rates and durations are compressed, sampling is
-    not."""
+    """Seconds of the faults' time that pass in a second. Sampling is not compressed."""
     roam: Address | None = None
-    """The other gateway, where sensors roam."""
+    """The other gateway, to which sensors roam."""
     samples: Path | None = None
-    """CSV, written over: each sample, and when it truly was taken."""
+    """CSV file, which is overwritten: each sample, and the true time at which it was taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the fleet looks like at one moment. Counts are samples where they say nothing else."""
+    """The fleet at one moment. Counts are of samples unless they say something else."""
 
     seconds: float
     sensors: int
     connected: int
     taken: int
-    """With `acknowledged`, `handed_over`, `dropped`, `vanished` and `waiting` it adds up."""
+    """The sum of `acknowledged`, `handed_over`, `dropped`, `vanished` and `waiting`."""
     sent: int
     acknowledged: int
     handed_over: int
-    """Sent with QoS 0: not acknowledged, and not held any more."""
+    """Sent with QoS 0: not acknowledged, and no longer held."""
     dropped: int
     reported: int
-    """Dropped, and told to the gateway."""
+    """Dropped, and reported to the gateway."""
     vanished: int
     """Lost to reboots."""
     waiting: int
@@ -88,17 +87,17 @@ class Progress:
     """PUBLISH packets that repeated a sample under another packet identifier."""
     seed: int
     last_error: str | None
-    """Why a sensor was last without a connection."""
+    """Why a sensor has no connection; None if no reason is known."""
     faults: dict[str, int] = field(default_factory=dict)
-    """How often each kind has struck."""
+    """Counts of faults by kind."""
 
 
 async def run_fleet(options: FleetOptions, stopping: asyncio.Event, report: Callable[[Progress], None]) -> Progress:
-    """Run the fleet until `options.seconds` are over or `stopping` is set; give its last state.
+    """Run the fleet until `options.seconds` are over or `stopping` is set; return its last state.
 
-    Then no more samples are taken, and outstanding acknowledgements are waited for. The ledger is written
-    at the start, every two seconds and at the end, whatever ends it. Raises FleetError, and OSError where the ledger
-    cannot be written at the start or the end, or the samples cannot.
+    At the end, no more samples are taken, and the fleet waits for outstanding acknowledgements. The ledger is written
+    at the start, every two seconds and at the end, whatever ends the run. Raises FleetError. Raises OSError if the
+    ledger cannot be written at the start or the end, or if the samples cannot be written.
     """
     with samples_file(options.samples) as taken:
         return await _run(options, stopping, report, taken)
@@ -200,7 +199,7 @@ async def _keep_ledger(path: Path | None, links: Sequence[SensorLink]) -> None:
     while True:
         await asyncio.sleep(max(LEDGER_INTERVAL_S, LEDGER_SHARE * took_s))
         began_s = loop.time()
-        # The sensors go on; the write at the end says so if the trouble lasts.
+        # The sensors go on. If the trouble lasts, the write at the end raises.
         with contextlib.suppress(OSError):
             _write_ledger(path, links)
         took_s = loop.time() - began_s
@@ -228,12 +227,12 @@ class _Stand:
         self._last_sent = 0
 
     def summary(self, now: float) -> Progress:
-        """Sum up the whole run: the rates are averages."""
+        """Sum up the whole run. The rates are averages."""
         self._last, self._last_acknowledged, self._last_sent = self._started, 0, 0
         return self.progress(now)
 
     def progress(self, now: float) -> Progress:
-        """Sum up what there is now: the rates are those since the last time."""
+        """Sum up the present state. The rates are of the time since the last call."""
         sums: Counter[str] = Counter()
         for boot in _boots(self._links):
             sums["taken"] += boot.taken
@@ -270,7 +269,7 @@ class _Stand:
 def _allow_open_files(options: FleetOptions) -> None:
     """Raise the soft limit of open files, mostly 1024, as far as this fleet needs and the hard limit allows.
 
-    Raises FleetError where the hard limit does not even allow a connection for each sensor.
+    Raises FleetError if the hard limit does not even allow a connection for each sensor.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     least = options.sensors + SPARE_FILES

@@ -18,7 +18,7 @@ from sluice_sim.fleet_faults import NONE, USUAL, FaultError, FaultRates, option_
 from sluice_sim.fleet_link import Address
 
 PLAIN_REPORT_INTERVAL_S: Final = 10.0
-"""Where no terminal shows the line, it is printed so often."""
+"""Seconds between two lines of output without a terminal."""
 BAR_CHARACTERS: Final = 20
 
 
@@ -33,7 +33,7 @@ def _address(value: str | None) -> Address | None:
 
 
 def _named_numbers(values: tuple[str, ...]) -> dict[str, float]:
-    """Take NAME=NUMBER, as often as it is given. Raises click.BadParameter."""
+    """Take any number of NAME=NUMBER. Raises click.BadParameter."""
     numbers = {}
     for value in values:
         name, _, number = value.partition("=")
@@ -45,7 +45,7 @@ def _named_numbers(values: tuple[str, ...]) -> dict[str, float]:
 
 
 def _faults_help() -> str:
-    """List what may be given to --fault."""
+    """List the values of --fault."""
     lines = [
         f"{option_name(each.name):18}{each.metadata['usual']:g} ({each.metadata['unit']}): {each.metadata['meaning']}"
         for each in fields(FaultRates)
@@ -168,7 +168,7 @@ def fleet(  # noqa: PLR0913, PLR0917 - one for each option
 
 
 def _rates(given: dict[str, float], *, all_faults: bool, can_roam: bool) -> FaultRates:
-    """What goes wrong. Raises click.UsageError."""
+    """The rates of faults. Raises click.UsageError."""
     try:
         rates = with_rates(USUAL if all_faults else NONE, given)
     except FaultError as error:
@@ -216,13 +216,13 @@ def bar(share: float) -> str:
 
 
 def _shown_on_terminal(seconds: float) -> Callable[[Progress], None]:
-    """Show one line that is written over: a bar of the time, or of the connections where no end is set."""
+    """Show one line that is overwritten: a bar of the time, or of the connections if no end is set."""
 
     def show(progress: Progress) -> None:
         share = progress.seconds / seconds if seconds else progress.connected / progress.sensors
-        # Beyond the terminal's width it would wrap, and could not be written over.
+        # A line beyond the terminal's width would wrap, and could not be overwritten.
         line = f"{bar(share)} {_line(progress)}"[: shutil.get_terminal_size().columns - 1]
-        # Back to the line's start, and what is left of the former line is erased.
+        # Back to the line's start; the rest of the former line is erased.
         sys.stdout.write(f"\r{line}\x1b[K")
         sys.stdout.flush()
 
@@ -249,7 +249,7 @@ def _show_json(progress: Progress) -> None:
 def _sum_up(last: Progress, ledger: Path | None) -> None:
     if sys.stdout.isatty():
         click.echo()
-    # All have said goodbye by now: how many are connected says nothing any more.
+    # All sensors have disconnected by now, so the number of connections says nothing.
     click.echo(f"end: {last.seconds:.0f} s  {last.sensors} sensors  {_counts(last)}")
     if last.faults:
         faults = ", ".join(f"{count} {kind.replace('_', '-')}" for kind, count in sorted(last.faults.items()))

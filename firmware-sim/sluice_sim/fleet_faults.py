@@ -1,9 +1,9 @@
-"""What goes wrong with each sensor of a fleet, and when: pure functions of a seed.
+"""The faults of each sensor of a fleet, and their times: pure functions of a seed.
 
-Every decision is drawn from the seed, the device and what it is about, never from what was drawn before: two runs with
-one seed give each sensor the same traits and boots, strike it with the same faults at the same times after the start,
-and repeat and reorder the same samples. What is not the same in two runs is what depends on time: which sample is on
-its way when a fault strikes, how many are dropped while a sensor is away, pauses before it connects again, ticks.
+Every decision is drawn from the seed, the device and the decision's subject, never from earlier draws. In two runs with
+one seed, each sensor has the same traits and boots, suffers the same faults at the same times after the start, and
+repeats and reorders the same samples. Only what depends on time differs: which sample is on its way when a fault
+strikes, how many are dropped while a sensor is away, pauses before it connects again, ticks.
 """
 
 from bisect import bisect_right
@@ -18,15 +18,15 @@ from typing import Any, Final
 TICK_MODULUS: Final = 2**32
 """A sensor's tick counts milliseconds in 32 bits, as the firmware's does."""
 REORDER_BLOCK: Final = 8
-"""Sequences that may overtake each other lie in one aligned block of so many."""
+"""Size of the aligned blocks of sequences. Only sequences in one block may overtake each other."""
 REBOOT_S: Final = 5.0
 HALF_OPEN_S: Final = 120.0
 SLOW_READ_S: Final = 60.0
-"""How long these faults last on average, in the faults' own time."""
+"""Average seconds of these three faults, in the faults' own time."""
 
 
 class FaultError(ValueError):
-    """A rate that cannot be; the message names it and says what may be given."""
+    """An impossible rate; the message names it and says what is possible."""
 
 
 def _rate(usual: float, meaning: str, unit: str = "per hour", most: float = 3600.0) -> Any:
@@ -39,7 +39,7 @@ def _share(usual: float, meaning: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class FaultRates:
-    """How much goes wrong; as it stands, nothing. Rates are per sensor and hour, shares between 0 and 1."""
+    """Rates of faults; by default there are none. Rates are per sensor and hour, shares between 0 and 1."""
 
     drift_ppm: float = _rate(100.0, "the most by which a sensor's clock runs fast or slow", "ppm", 50_000.0)
     qos0: float = _share(0.1, "of sensors that publish with QoS 0")
@@ -57,18 +57,18 @@ class FaultRates:
 
 
 NONE: Final = FaultRates()
-"""Nothing goes wrong by itself."""
+"""No faults."""
 USUAL: Final = FaultRates(**{each.name: each.metadata["usual"] for each in fields(FaultRates)})
 """All faults at once."""
 
 
 def option_name(field_name: str) -> str:
-    """What a rate is called on the command line."""
+    """A rate's name on the command line."""
     return field_name.replace("_", "-")
 
 
 def with_rates(base: FaultRates, given: dict[str, float]) -> FaultRates:
-    """Give `base` with other rates, by the command line's names. Raises FaultError."""
+    """Replace rates of `base`, by their names on the command line. Raises FaultError."""
     known = {option_name(each.name): each for each in fields(FaultRates)}
     values = {each.name: getattr(base, each.name) for each in fields(FaultRates)}
     for name, value in given.items():
@@ -88,21 +88,21 @@ def with_rates(base: FaultRates, given: dict[str, float]) -> FaultRates:
 
 
 def draw(seed: int, *about: object) -> float:
-    """Draw a number from 0 (included) to 1 (excluded) for a subject: the same one each time."""
+    """Draw a number from 0 (included) to 1 (excluded). A subject always gets the same number."""
     text = "\n".join(map(str, (seed, *about)))
     return (int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 11) / 2**53
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What one sensor is like, as long as it lives."""
+    """One sensor's lasting properties."""
 
     qos: int = 1
     clean_session: bool = False
     reorders: bool = False
     keeps_ring: bool = False
     drift_ppm: float = 0.0
-    """How much its clock is fast, in parts per million."""
+    """Parts per million by which its clock is fast."""
     duplicates: float = 0.0
     """Share of its samples that it sends twice."""
     draw: Callable[..., float] = lambda *about: draw(0, *about)
@@ -110,7 +110,7 @@ class Traits:
 
 
 def traits_of(seed: int, device: str, rates: FaultRates) -> Traits:
-    """What one sensor of a fleet is like."""
+    """Draw the traits of one sensor of a fleet."""
 
     def draw_own(*about: object) -> float:
         return draw(seed, device, *about)
@@ -128,17 +128,17 @@ def traits_of(seed: int, device: str, rates: FaultRates) -> Traits:
 
 
 def boot_of(seed: int, device: str, number: int) -> str:
-    """Give the identity of a sensor's boot, the first being number 1, as the firmware forms it."""
+    """Return the identity of a sensor's boot in the firmware's form. The first boot is number 1."""
     return f"{number}-{int(draw(seed, device, 'boot', number) * 2**32):08x}"
 
 
 def tick_ms(elapsed_s: float, drift_ppm: float) -> int:
-    """Give what the clock of a sensor shows so long after it started: milliseconds modulo 2^32."""
+    """Return a sensor's clock `elapsed_s` after its start, in milliseconds modulo 2^32."""
     return int(elapsed_s * 1000.0 * (1.0 + drift_ppm / 1e6)) % TICK_MODULUS
 
 
 class FaultKind(Enum):
-    """What strikes a sensor; the value is what summaries call it."""
+    """A kind of fault. The value is its name in summaries."""
 
     REBOOT = "reboots"
     DROP_OUT = "drop_outs"
@@ -157,10 +157,10 @@ class Fault:
 
 
 def faults_of(seed: int, device: str, rates: FaultRates, *, can_roam: bool) -> Iterator[Fault]:
-    """Give one sensor's faults in order, without end where there are any: no two of them at a time.
+    """Yield one sensor's faults in order, without end if there are any. No two faults overlap.
 
-    Pauses between them are exponentially distributed, so that faults come at random and as often as the rates say
-    while none lasts; durations are 0.5 to 1.5 times their average.
+    Pauses between faults are exponentially distributed, so faults come at random, and as often as the rates say while
+    none lasts. Durations are 0.5 to 1.5 times their average.
     """
     durations_s = {
         FaultKind.REBOOT: REBOOT_S,

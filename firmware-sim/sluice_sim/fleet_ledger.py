@@ -1,6 +1,6 @@
-"""The fleet's ledger: what became of each sample of each boot of each sensor, and which value it had.
+"""The fleet's ledger: the fate of each sample of each boot of each sensor.
 
-Values are not kept. They are computed from the fleet's seed and the sample's identity, by `value_of`.
+Values are not kept: `value_of` computes them from the fleet's seed and the sample's identity.
 """
 
 import json
@@ -21,10 +21,10 @@ NOISE_CENTI: Final = 10
 
 
 def value_of(seed: int, device: str, boot: str, sequence: int) -> float:
-    """Give the temperature of a sample, in degrees Celsius with two decimals, as a payload of the fleet has it.
+    """Return a sample's temperature, in degrees Celsius with two decimals, as in a payload of the fleet.
 
-    A slow curve of the device's own, and noise of the sample's own. It is computed in whole numbers, so that it is the
-    same everywhere. `seed` stands in each line of the ledger.
+    It is a slow curve of the device plus noise of the sample. It is computed in whole numbers, so that it is equal
+    everywhere. Each line of the ledger has `seed`.
     """
     base, swing, half, phase = _curve(seed, device)
     position = (sequence + phase) % (2 * half)
@@ -37,7 +37,7 @@ def value_of(seed: int, device: str, boot: str, sequence: int) -> float:
 
 @lru_cache(maxsize=20_000)
 def _curve(seed: int, device: str) -> tuple[int, int, int, int]:
-    """Centre and swing in hundredths of a degree; half a period and where it begins, in samples."""
+    """Centre and swing in hundredths of a degree; half a period and the phase in samples."""
     half = 150 + int(300 * draw(seed, device, "period"))
     return (
         1600 + int(800 * draw(seed, device, "base")),
@@ -61,7 +61,7 @@ class SequenceRanges:
         return self.count > 0
 
     def add(self, sequence: int) -> None:
-        """Add one number; one that is there already changes nothing."""
+        """Add one number. A number that is there already changes nothing."""
         firsts, lasts = self._firsts, self._lasts
         at = bisect_right(firsts, sequence)
         if at and sequence <= lasts[at - 1]:
@@ -86,20 +86,20 @@ class SequenceRanges:
             self.add(sequence)
 
     def take_first(self) -> tuple[int, int]:
-        """Remove the first range and give it. Raises IndexError where there is none."""
+        """Remove and return the first range. Raises IndexError if there is none."""
         first, last = self._firsts.pop(0), self._lasts.pop(0)
         self.count -= last - first + 1
         return first, last
 
     def pairs(self) -> list[list[int]]:
-        """Give the ranges as [first, last], both included."""
+        """Return the ranges as [first, last], both included."""
         return [[first, last] for first, last in zip(self._firsts, self._lasts, strict=True)]
 
 
 class BootLedger:
-    """What one boot of a sensor knows of its samples. With QoS 1 and 2 each that was taken is in one place at last.
+    """The samples of one boot of a sensor.
 
-    Acknowledged, dropped, lost to a reboot, or still held.
+    With QoS 1 and 2, each sample is in one place at last: acknowledged, dropped, lost to a reboot, or still held.
     """
 
     __slots__ = (
@@ -124,26 +124,26 @@ class BootLedger:
         self.qos = qos
         self.seed = seed
         self.taken = 0
-        """Samples taken: their sequences are 0 to `taken` - 1."""
+        """Samples taken. Their sequences are 0 to `taken` - 1."""
         self.sent = 0
         """Samples sent at least once."""
         self.acknowledged = SequenceRanges()
-        """By PUBACK, or with QoS 2 by PUBREC, which says as much: the gateway has it."""
+        """Acknowledged by PUBACK, or with QoS 2 by PUBREC: the gateway has them."""
         self.handed_over = SequenceRanges()
-        """Sent with QoS 0, which nobody acknowledges: what became of them is not known."""
+        """Sent with QoS 0, which nobody acknowledges: their fate is unknown."""
         self.dropped = SequenceRanges()
-        """The ring was full, and they were its oldest."""
+        """Dropped as the oldest of a full ring."""
         self.vanished = SequenceRanges()
         """Held when the power went. Some may have been sent, and be at the gateway."""
         self.reported = SequenceRanges()
-        """Dropped, and told to the gateway by `lost` of a sample that is acknowledged (QoS 0: sent)."""
+        """Dropped, and reported to the gateway by `lost` of a sample that is acknowledged (QoS 0: sent)."""
         self.unreported = SequenceRanges()
         """Dropped, and not yet part of any payload."""
         self.report_outstanding = False
-        """Whether a `lost` is on its way: there is one at a time."""
+        """Whether a `lost` is on its way. There is one at a time."""
 
     def line(self) -> dict[str, object]:
-        """Give the boot as one line of the ledger says it."""
+        """Return the boot as one line of the ledger."""
         return {
             "device": self.device,
             "boot": self.boot,
@@ -160,7 +160,7 @@ class BootLedger:
 
 
 def write_ledger(path: Path, boots: Iterable[BootLedger]) -> None:
-    """Write one JSON line for each boot, to a file beside and renamed, so that a reader sees whole ones.
+    """Write one JSON line for each boot. The file is written beside and renamed, so that readers see it whole.
 
     Raises OSError.
     """
@@ -175,9 +175,9 @@ def write_ledger(path: Path, boots: Iterable[BootLedger]) -> None:
 
 @contextmanager
 def samples_file(path: Path | None) -> Iterator[Callable[[str, str, int, float], None]]:
-    """Yield what notes a sample as it is taken (device, boot, sequence, monotonic time) as a line of CSV.
+    """Yield a function that notes a sample (device, boot, sequence, monotonic time) as a line of CSV.
 
-    Without a path nothing is noted. Raises OSError where the file cannot be made.
+    Without a path it notes nothing. Raises OSError if the file cannot be made.
     """
     if path is None:
         yield lambda _device, _boot, _sequence, _now_s: None

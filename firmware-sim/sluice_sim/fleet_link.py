@@ -1,4 +1,4 @@
-"""A sensor's connection: connects, sends, notices that the gateway is gone, connects again; and what strikes it."""
+"""A sensor's connection and its faults: connects, sends, notices that the gateway is gone, and connects again."""
 
 import asyncio
 import contextlib
@@ -16,15 +16,15 @@ CONNECT_TIMEOUT_S: Final = 5.0
 BACKOFF_S_MIN: Final = 0.25
 BACKOFF_S_MAX: Final = 5.0
 SILENCE_S_MAX: Final = 20.0
-"""How long a sensor waits for a PUBACK or PINGRESP before it takes the connection for dead."""
+"""Seconds that a sensor waits for a PUBACK or PINGRESP before it takes the connection for dead."""
 ABANDONED_S: Final = 2.0 * KEEP_ALIVE_S
-"""How long a connection without its sensor is left open; the gateway ends it after 1.5 times the keep-alive."""
+"""Seconds that a connection without its sensor stays open. The gateway ends it after 1.5 times the keep-alive."""
 Address = tuple[str, int]
 """Host and port of a gateway."""
 
 
 class _Connection(asyncio.Protocol):
-    """One connection of a link, which it outlives where the sensor vanishes without closing it."""
+    """One connection of a link. If the sensor vanishes without closing it, the link leaves it open."""
 
     __slots__ = ("closed", "link", "transport")
 
@@ -75,23 +75,23 @@ class SensorLink:
         self.connections = 0
         self.last_error: str | None = None
         self.is_off = False
-        """Without power: no sample is taken."""
+        """Whether the sensor has no power and takes no samples."""
         self._gateways = gateways
         self._at = 0
-        """Where it connects: a position in `gateways`."""
+        """Position in `gateways` of the gateway to connect to."""
         self._seed = seed
         self._faults = faults
         self._struck = struck
         self._rng = rng
         self._taken = taken
-        """Told of each sample as it is taken: device, boot, sequence, monotonic time."""
+        """Called for each sample that is taken, with device, boot, sequence and monotonic time."""
         self._started_s = asyncio.get_running_loop().time()
         self._connection: _Connection | None = None
         self._abandoned: list[asyncio.Transport] = []
         self._timer: asyncio.TimerHandle | None = None
         self._fault_timer: asyncio.TimerHandle | None = None
         self._mend: Callable[[], None] | None = None
-        """Ends the fault that there is."""
+        """Ends the present fault."""
         self._may_connect = asyncio.Event()
         self._may_connect.set()
         self._heard = False
@@ -125,7 +125,7 @@ class SensorLink:
             except TimeoutError:
                 self.last_error = f"no answer from {host}:{port} within {CONNECT_TIMEOUT_S:.0f} s"
             except OSError as error:
-                # asyncio's own text repeats the address; a name that is not known has no errno of the system.
+                # asyncio's own text repeats the address. An unknown name has no errno of the system.
                 number = error.errno or 0
                 why = os.strerror(number) if number > 0 else error.strerror or error
                 self.last_error = f"{host}:{port}: {why}"
@@ -138,7 +138,7 @@ class SensorLink:
             backoff_s = min(2 * backoff_s, BACKOFF_S_MAX)
 
     async def disconnect(self) -> None:
-        """End the present connection as the standard wants it, with DISCONNECT."""
+        """End the present connection with DISCONNECT, as the standard wants it."""
         connection = self._connection
         if connection is None or connection.transport is None:
             return
@@ -157,7 +157,7 @@ class SensorLink:
             self._connection.transport.abort()
 
     def close(self) -> None:
-        """End every connection at once, those too that the sensor left without closing them."""
+        """End every connection at once, even those that the sensor left without closing them."""
         self._stop_watching()
         if self._fault_timer is not None:
             self._fault_timer.cancel()
@@ -168,7 +168,7 @@ class SensorLink:
     # --- the connection -------------------------------------------------------------------------------------
 
     def begin(self, connection: _Connection, transport: asyncio.Transport) -> None:
-        """Take up a connection that was made."""
+        """Begin a session on a new connection."""
         if connection is not self._connection or not self._may_connect.is_set():
             transport.abort()
             return
@@ -178,7 +178,7 @@ class SensorLink:
         self._watch_silence()
 
     def receive(self, data: bytes) -> None:
-        """Take what the gateway sent."""
+        """Take in bytes from the gateway."""
         self._heard = True
         was_accepted = self.sensor.accepted
         try:
@@ -192,7 +192,7 @@ class SensorLink:
         self.send(answer)
 
     def end(self, why: str | None = None) -> None:
-        """Note that the present connection is gone; without a reason it is the sensor that left."""
+        """Note that the present connection is gone. Without a reason, the sensor itself left."""
         if self.sensor.accepted:
             self.last_error = why
         self.sensor.disconnected()
@@ -214,7 +214,7 @@ class SensorLink:
             self._timer = None
 
     def _check_silence(self) -> None:
-        """Ask a silent gateway for a sign of life; leave one that owes an answer."""
+        """Ask a silent gateway for a sign of life. If it owes an answer, leave it."""
         owes = self._pinged or self.sensor.unfinished or not self.sensor.accepted
         if not self._heard and owes and self._reads:
             self._give_up(f"nothing from the gateway for {SILENCE_S_MAX:.0f} s")
@@ -233,9 +233,9 @@ class SensorLink:
     # --- faults ---------------------------------------------------------------------------------------------
 
     def expect_faults(self, began_s: float, scale: float) -> None:
-        """Let the next fault come when its time is there, and those after it.
+        """Let the next fault come at its time, and all later ones.
 
-        The faults' own time is 0 at `began_s` of the event loop's clock, and `scale` times as fast.
+        The faults' own time is 0 at `began_s` of the event loop's clock, and runs `scale` times as fast.
         """
         loop = asyncio.get_running_loop()
         fault = next(self._faults, None)
@@ -254,7 +254,7 @@ class SensorLink:
         self._fault_timer = loop.call_at(began_s + fault.begins_s / scale, strike)
 
     def settle(self) -> None:
-        """Let no more faults come, and end the one that there is, so that what is held can be sent."""
+        """Let no more faults come, and end the present one, so that held samples can be sent."""
         if self._fault_timer is not None:
             self._fault_timer.cancel()
         self._end_fault()
@@ -265,11 +265,11 @@ class SensorLink:
             mend()
 
     def _strike(self, kind: FaultKind) -> Callable[[], None]:
-        """Let a fault begin; give what ends it."""
+        """Let a fault begin; return the function that ends it."""
         if kind is FaultKind.ROAM:
             self._at = (self._at + 1) % len(self._gateways)
             self._leave()
-            # One that is being made leads to the gateway that the sensor leaves, and is not taken up.
+            # A connection that is being made leads to the former gateway, and must not be used.
             self._connection = None
             self.sensor.roam()
             return lambda: None
@@ -311,7 +311,7 @@ class SensorLink:
         return read_again
 
     def _abandon(self) -> None:
-        """Vanish: the connection stays open, and nobody reads from it or writes to it any more."""
+        """Vanish: the connection stays open, but nobody reads from it or writes to it any more."""
         self.end()
         connection, self._connection = self._connection, None
         if connection is None or connection.transport is None or connection.transport.is_closing():

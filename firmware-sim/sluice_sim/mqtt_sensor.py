@@ -1,7 +1,7 @@
 """One constrained MQTT 3.1.1 sensor, without I/O or clock: a small ring, a small window, an honest ledger.
 
-Written by hand, as firmware for a 2 KB microcontroller would be, and apart from the gateway's own MQTT code, so
-that the two check each other. It publishes with QoS 0, 1 or 2 and never subscribes.
+It is written by hand, as firmware for a 2 KB microcontroller would be. It shares no code with the gateway's own MQTT,
+so that the two check each other. It publishes with QoS 0, 1 or 2 and never subscribes.
 """
 
 from collections import deque
@@ -13,9 +13,9 @@ from sluice_sim.fleet_faults import REORDER_BLOCK, Traits
 from sluice_sim.fleet_ledger import BootLedger
 
 RING_SAMPLES: Final = 64
-"""Samples held that were not sent yet; the oldest is dropped for a new one."""
+"""Samples held that were not sent yet. The oldest is dropped for a new one."""
 WINDOW: Final = 4
-"""Samples sent and not acknowledged; they are held beside the ring, to be sent again."""
+"""Samples sent and not acknowledged. They are held beside the ring, to be sent again."""
 KEEP_ALIVE_S: Final = 60
 
 PINGREQ: Final = b"\xc0\x00"
@@ -33,11 +33,11 @@ _REFUSALS: Final = {
 
 
 class LinkError(Exception):
-    """The connection is of no use: the gateway refused it, or sent what this sensor does not understand."""
+    """The connection is of no use: the gateway refused it, or sent a packet that this sensor does not understand."""
 
 
 class _Sample:
-    """A sample that is held, of this boot or, where the ring outlives reboots, of an earlier one."""
+    """A sample that is held, of this boot or, if the ring outlives reboots, of an earlier one."""
 
     __slots__ = ("boot", "payload", "report", "sequence", "was_sent")
 
@@ -46,7 +46,7 @@ class _Sample:
         self.sequence = sequence
         self.payload = payload
         self.report: tuple[int, int] | None = None
-        """What its `lost` says."""
+        """The range in its `lost`."""
         self.was_sent = False
 
 
@@ -70,7 +70,7 @@ class _InFlight:
 
 
 class MqttSensor:
-    """A sensor: samples in, packets out, acknowledgements in. Reboots are part of its life."""
+    """A sensor: samples in, packets out, acknowledgements in. It lives through reboots."""
 
     def __init__(
         self, name: str, boot: str, secret: str | None = None, traits: Traits | None = None, seed: int = 0
@@ -83,15 +83,15 @@ class MqttSensor:
         self.accepted = False
         """Whether the present connection has its CONNACK."""
         self.can_write = True
-        """Whether what is sent goes out; what has QoS 0 waits in the ring until then."""
+        """Whether the connection takes packets. While it does not, samples wait in the ring."""
         self._seed = seed
         self._secret = secret
         self._topic = f"device/{name}/thermo".encode()
         self._ring: deque[_Sample] = deque()
         self._again: deque[_Sample] = deque()
-        """Sent under a packet identifier that is forgotten; they go before the ring, and are never dropped."""
+        """Samples sent under a forgotten packet identifier. They go before the ring, and are never dropped."""
         self._in_flight: dict[int, _InFlight] = {}
-        """In the order in which they were sent."""
+        """In the order of sending."""
         self._held = 0
         """Samples in flight that are not acknowledged."""
         self._packet_id = 0
@@ -113,7 +113,7 @@ class MqttSensor:
         return len(self._in_flight)
 
     def sample(self, celsius: float, tick_ms: int = 0) -> bytes:
-        """Take a sample; give what to send now, which is nothing without an accepted connection."""
+        """Take a sample; return the bytes to send now, which are none without an accepted connection."""
         if len(self._ring) == RING_SAMPLES:
             oldest = self._ring.popleft()
             oldest.boot.dropped.add(oldest.sequence)
@@ -125,11 +125,11 @@ class MqttSensor:
         return self.go_on()
 
     def go_on(self) -> bytes:
-        """Give what may be sent now."""
+        """Return the packets that may be sent now."""
         return self._fill_window() if self.accepted else b""
 
     def reboot(self, boot: str) -> None:
-        """Start again, under another boot: packet identifiers are forgotten, and samples unless the ring is kept."""
+        """Start again under another boot. Packet identifiers are forgotten, and samples too unless the ring is kept."""
         self.disconnected()
         self._forget_exchanges()
         if not self.traits.keeps_ring:
@@ -141,7 +141,7 @@ class MqttSensor:
         self.boots.append(BootLedger(self.name, boot, self.traits.qos, self._seed))
 
     def connect(self) -> bytes:
-        """CONNECT for a new connection (section 3.1); without clean session, unfinished packets go on."""
+        """CONNECT for a new connection (section 3.1). Without clean session, unfinished packets go on."""
         self.accepted = False
         self.can_write = True
         self._received.clear()
@@ -151,20 +151,21 @@ class MqttSensor:
         return _packet(0x10, _field(b"MQTT") + bytes((4, flags, 0, KEEP_ALIVE_S)) + payload)
 
     def disconnected(self) -> None:
-        """Note that the connection is gone; what was not acknowledged waits for the next one."""
+        """Note that the connection is gone. Unacknowledged samples wait for the next connection."""
         self.accepted = False
 
     def roam(self) -> None:
         """Go on at another gateway, which knows nothing of the exchanges so far.
 
-        What was received with QoS 2 is the other gateway's; what was not is sent again, as on any new connection.
+        Samples that the former gateway received with QoS 2 stay there. All others are sent again, as on any new
+        connection.
         """
         self.disconnected()
         for packet_id in [each.packet_id for each in self._in_flight.values() if each.is_received]:
             del self._in_flight[packet_id]
 
     def receive(self, data: bytes) -> bytes:
-        """Take what the gateway sent, in any split; give what to send now. Raises `LinkError`."""
+        """Take in the gateway's bytes, split anywhere; return the bytes to send now. Raises `LinkError`."""
         self._received += data
         answer = b""
         while len(self._received) >= 2:
@@ -185,7 +186,7 @@ class MqttSensor:
             if kind == 0x40 and self.traits.qos == 1:
                 return self._finish(packet_id)
             if kind == 0x50 and self.traits.qos == 2:
-                # One that is not known is released too: the gateway waits for it (section 4.3.3).
+                # An unknown packet is released too, as the gateway waits for it (section 4.3.3).
                 return _packet(_PUBREL, body) + self._note_received(packet_id)
             if kind == 0x70 and self.traits.qos == 2:
                 return self._complete(packet_id)
@@ -200,7 +201,7 @@ class MqttSensor:
         raise LinkError(f"the gateway sent a packet (0x{kind:02x}) that was not asked for")
 
     def _resend(self) -> bytes:
-        """What was sent on an earlier connection goes first, as it was, with DUP [MQTT-4.4.0-1].
+        """Packets of an earlier connection, which go first, unchanged, with DUP [MQTT-4.4.0-1].
 
         With clean session the standard knows no earlier connection: the samples are published anew.
         """
@@ -213,12 +214,12 @@ class MqttSensor:
         )
 
     def _finish(self, packet_id: int) -> bytes:
-        """Take a PUBACK; give what may be sent now."""
+        """Take a PUBACK; return the packets that may be sent now."""
         in_flight = self._in_flight.pop(packet_id, None)
         return b"" if in_flight is None else self._acknowledge(in_flight) + self._fill_window()
 
     def _complete(self, packet_id: int) -> bytes:
-        """Take a PUBCOMP; give what may be sent now. It says nothing of a message whose PUBREC has not come."""
+        """Take a PUBCOMP; return the packets that may be sent now. Without a PUBREC before, it says nothing."""
         in_flight = self._in_flight.get(packet_id)
         if in_flight is None or not in_flight.is_received:
             return b""
@@ -226,7 +227,7 @@ class MqttSensor:
         return self._fill_window()
 
     def _note_received(self, packet_id: int) -> bytes:
-        """Take a PUBREC; give what is sent again all the same."""
+        """Take a PUBREC; return a deliberate repetition of its sample, if any."""
         in_flight = self._in_flight.get(packet_id)
         if in_flight is None or in_flight.is_received:
             return b""
@@ -268,7 +269,7 @@ class MqttSensor:
         return self._publish(in_flight)
 
     def _next_sample(self) -> _Sample:
-        """Take the sample that goes next: the oldest, or for a sensor that reorders one of its block."""
+        """Take the next sample: the oldest, or, if the sensor reorders, one of the oldest one's block."""
         if self._again:
             return self._again.popleft()
         ring = self._ring
@@ -287,7 +288,7 @@ class MqttSensor:
         return ring.popleft()
 
     def _repeat_of(self, sample: _Sample) -> _Repeat:
-        """Whether a sample is sent twice: at once, or when it is acknowledged, as if that had been lost."""
+        """Whether a sample is sent twice: at once, or after its acknowledgement, as if this had been lost."""
         if not self.traits.duplicates:
             return _Repeat.NEVER
         drawn = self.traits.draw("repeat", sample.boot.boot, sample.sequence)
@@ -296,17 +297,17 @@ class MqttSensor:
         return _Repeat.LATE if drawn < self.traits.duplicates / 2 else _Repeat.AT_ONCE
 
     def _forget_exchanges(self) -> None:
-        """Forget packet identifiers; samples that the gateway may lack are published anew, before all others."""
+        """Forget packet identifiers. Samples that the gateway may lack are published anew, before all others."""
         self._again.extendleft(reversed(self._unacknowledged()))
         self._in_flight.clear()
         self._held = 0
 
     def _unacknowledged(self) -> list[_Sample]:
-        """The samples in flight that the gateway does not have for sure, in the order in which they were sent."""
+        """The samples in flight that the gateway may lack, in the order of sending."""
         return [each.sample for each in self._in_flight.values() if not each.is_duplicate and not each.is_received]
 
     def _next_packet_id(self) -> int:
-        """Give the next identifier whose exchange is not open [MQTT-2.3.1-2]."""
+        """Return the next identifier without an open exchange [MQTT-2.3.1-2]."""
         while True:
             self._packet_id = self._packet_id % 65535 + 1
             if self._packet_id not in self._in_flight:
@@ -319,7 +320,7 @@ class MqttSensor:
 
 
 def _begin(sample: _Sample) -> None:
-    """Note that a sample is sent for the first time, and let it report what was dropped since the last report."""
+    """Note that a sample is sent for the first time, and let it report dropped samples that are not reported yet."""
     boot = sample.boot
     sample.was_sent = True
     boot.sent += 1
@@ -330,7 +331,7 @@ def _begin(sample: _Sample) -> None:
 
 
 def _settle_report(sample: _Sample) -> None:
-    """Note that a sample has arrived, and with it what it reports."""
+    """Note that a sample has arrived, and its report with it."""
     if sample.report is not None:
         sample.boot.reported.add_range(*sample.report)
         sample.boot.report_outstanding = False
@@ -342,7 +343,7 @@ def _field(raw: bytes) -> bytes:
 
 
 def _packet(first: int, body: bytes) -> bytes:
-    """Section 2.2. Two bytes of remaining length are enough for all that this sensor sends."""
+    """A packet (section 2.2). Two bytes of remaining length are enough for this sensor's packets."""
     length = len(body)
     encoded = bytes((length,)) if length < 0x80 else bytes((length & 0x7F | 0x80, length >> 7))
     return bytes((first,)) + encoded + body

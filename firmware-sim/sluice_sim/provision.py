@@ -1,4 +1,4 @@
-"""EEPROM images of the 8-bit sensors: name, sampling interval, network, and what the clock starts at."""
+"""EEPROM images of the 8-bit sensors: name, sampling interval, network, and start of the clock."""
 
 import re
 import struct
@@ -10,7 +10,7 @@ from typing import Final
 EEPROM_BYTES: Final = 1024
 DEVICE_BYTES_MAX: Final = 32
 DEVICE_NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{DEVICE_BYTES_MAX - 1}}}")
-"""What the gateway takes for a name, as far as the EEPROM has room for it."""
+"""Names that the gateway accepts, and that fit into the EEPROM."""
 SAMPLE_INTERVAL_MS_MIN: Final = 10
 SAMPLE_INTERVAL_MS_MAX: Final = 86_400_000
 CLOCK_MS_MAX: Final = 2**32 - 1
@@ -33,13 +33,13 @@ _SECRET_BYTES_MAX: Final = 47
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Where the MQTT build finds its gateway, and how it gets there."""
+    """The gateway of the MQTT build, and the way to it."""
 
     host: str = "127.0.0.1"
     """Name or address, 1 to 63 bytes."""
     port: int = 1883
     ssid: str = "sluice"
-    """The access point's name, up to 32 bytes; empty where the modem joins by itself."""
+    """The access point's name, up to 32 bytes; empty if the modem joins by itself."""
     passphrase: str = ""
     """Up to 63 bytes; empty for an open network."""
     secret: str = ""
@@ -56,11 +56,11 @@ def provision(
 ) -> None:
     """Write the device's name and its sampling interval into an EEPROM image (1024 bytes, made if missing).
 
-    `network` is what the MQTT build needs. `clock_start_ms` is what the sensor's millisecond counter starts at after
-    every reset, for tests of its wrap at 2^32. What is not given stays in an existing image as it was, and so does the
-    boot counter. The image can go to a real board with `avrdude -U eeprom`.
-    Raises ValueError where the gateway would refuse the name (`DEVICE_NAME`), or the interval (10 ms to a day) or
-    another does not fit.
+    The MQTT build needs `network`. `clock_start_ms` is the start of the sensor's millisecond counter after every reset,
+    for tests of its wrap at 2^32. If either is not given, an existing image keeps it. It also keeps the boot counter.
+    The image can go to a real board with `avrdude -U eeprom`.
+    Raises ValueError if the gateway would refuse the name (`DEVICE_NAME`), or if the interval (10 ms to a day) or
+    another value does not fit.
     """
     if not DEVICE_NAME.fullmatch(device):
         raise ValueError(

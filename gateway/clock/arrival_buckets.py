@@ -21,7 +21,7 @@ BUCKET_US_LONG = 120_000_000
 BUCKET_ARRIVALS_FIRST = 4
 """Arrivals of the first bucket. Fewer could all have waited, and come with the same pauses as between their samples."""
 BUCKET_ARRIVALS = 16
-"""Arrivals of a later bucket: each doubles them up to this. With more arrivals it is surer that one was quick."""
+"""Arrivals of a later bucket: each takes twice as many as the one before, up to this. More make a quick one surer."""
 STRAYS_MAX = 3
 """Buckets in a row without an arrival as early as expected, after which the clock is forgotten."""
 BUCKET_US_MAX = 600_000_000

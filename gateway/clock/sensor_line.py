@@ -101,7 +101,7 @@ def lines_at(tick_us: float, observations: Iterable[Observation], limits: RateLi
 
     At least one observation must have a lower limit.
     """
-    # The nearest first: it leaves a small polygon, of which most of the others cut nothing off.
+    # The nearest first: it leaves a small polygon, and most of the others then cut nothing off.
     by_distance = sorted(observations, key=lambda seen: abs(seen.tick_us - tick_us))
     first = next(seen for seen in by_distance if seen.earliest_us > NO_LOWER_LIMIT)
     distance_us = first.tick_us - tick_us
