@@ -8,8 +8,7 @@ from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 LISTING_BYTES_MAX: Final = 16_000_000
-"""Bytes of an answer that lists a cluster's topics or their settings, or holds records. 100,000 partitions take 4
-MB."""
+"""Bytes of an answer that lists topics or their settings, or holds records. 100,000 partitions take 4 MB."""
 ANSWER_BYTES_MAX: Final = 1_000_000
 """Bytes of any other answer. At the worst, the client keeps 28 bytes in memory for each of them."""
 FIELDS_MAX: Final = 1_000_000

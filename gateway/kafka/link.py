@@ -1,10 +1,10 @@
-"""The connections of one session with Kafka: how aiokafka makes them, what became of them, what they carried.
+"""Makes the connections of one session with Kafka, and knows what became of them and what they carried.
 
-aiokafka 0.14 sets no keep-alive and no TCP_USER_TIMEOUT, waits for the whole request timeout to connect, tries every
-100 ms, takes the addresses of `kafka.bootstrap` one after the other, and holds one lock for all brokers meanwhile. So
-its function that makes connections is wrapped, once and for all, and inside `KafkaLink.entered` makes them as it is
-done here; anywhere else it does what it did. What is used of its private parts is in `_Connection`: hence the pinned
-version in pyproject.toml, and a test that fails where one of them changes.
+aiokafka 0.14 sets neither keep-alive nor TCP_USER_TIMEOUT. It waits for the whole request time-out to connect, and
+tries again every 100 ms. It takes the addresses of `kafka.bootstrap` one after the other, and one lock holds up all
+brokers meanwhile. So this module wraps aiokafka's function that makes connections. Within `KafkaLink.entered` the
+connections are made as described here; elsewhere, aiokafka makes them. `_Connection` uses private parts of aiokafka. So
+pyproject.toml pins its version, and a test fails if one of these parts changes.
 """
 
 import asyncio
@@ -55,32 +55,32 @@ if TYPE_CHECKING:
     import ssl
 
 STAGGER_S: Final = 0.25
-"""How long an address is waited for before the next one of the same name is tried beside it (RFC 8305, section 5)."""
+"""Seconds that an address is waited for before the next one of its name is tried beside it (RFC 8305, section 5)."""
 BOOTSTRAP_STAGGER_S: Final = 0.5
-"""The same for the next one of `kafka.bootstrap`: each costs a slow link a handshake that may not have been needed."""
+"""Seconds before the next of `kafka.bootstrap` is tried. Each costs a slow link a handshake, perhaps for nothing."""
 OPENING_S: Final = 2.0
-"""The same where one took the connection already, and TLS, versions, log-in or the first answer are waited for."""
+"""Seconds before the next is tried if one took the connection, and TLS, versions, log-in or the first answer is due."""
 ADDRESSES_MAX: Final = 16
 """Addresses of one name that are tried at a time."""
 PAUSE_S_MIN: Final = 0.1
-"""How long an address is left alone after its first failure; the pause doubles with each."""
+"""Seconds that an address is left alone after its first failure. The pause doubles with each failure."""
 PAUSE_S_MAX: Final = 2.0
-"""The longest such pause: it is part of the 15 s that coming back may take."""
+"""Longest such pause in seconds. It is part of the 15 s that coming back may take."""
 PAUSES_MAX: Final = 256
-"""Addresses that are remembered: a cluster may call its brokers something else every day."""
+"""Addresses that are remembered. A cluster may give its brokers other names every day."""
 TLS_CLOSE_S: Final = 1.0
-"""How long a broker gets to answer close_notify; asyncio's own 30 s would hold up the end of a session."""
+"""Seconds that a broker gets to answer close_notify. asyncio's own 30 s would hold up the end of a session."""
 CLOSING_TURNS: Final = 4
-"""Turns of the event loop that a transport of TLS, and the one below it, take to end."""
+"""Turns of the event loop that a TLS transport, and the transport below it, take to end."""
 CONNECTIONS_MAX: Final = 256
 """Connections of one session. A true cluster of 100 brokers takes 200; a false broker may name any number."""
 SCRAM_ITERATIONS_MIN: Final = 4096
-"""Fewer are refused (RFC 7677, section 4): a false broker that asks for few gets an answer by which the password can be
-guessed, and each guess costs as few. Kafka itself stores no password with fewer."""
+"""Fewer are refused (RFC 7677, section 4). A false broker that asks for few can guess the password from the answer, at
+little cost for each guess. Kafka itself stores no password with fewer."""
 SCRAM_ITERATIONS_MAX: Final = 1_000_000
-"""More are refused: they would hold this box's processor. 4096 are usual."""
+"""More are refused, as they would hold this box's processor. 4096 are usual."""
 _BOOTSTRAP: Final = ("bootstrap.invalid", 1)
-"""What aiokafka is told to begin with: it stands for all of `kafka.bootstrap`, and is no name of DNS (RFC 2606)."""
+"""The address that aiokafka begins with. It stands for all of `kafka.bootstrap`, and is no name of DNS (RFC 2606)."""
 
 log = structlog.get_logger()
 
@@ -88,18 +88,18 @@ _current: ContextVar["KafkaLink | None"] = ContextVar("kafka_link", default=None
 _STAGES: Final = get_args(Stage)
 _GIVEN_UP: Final = "given up, as the network is another one or the session ends"
 _log_in: Final = ThreadPoolExecutor(1, thread_name_prefix="log-in")
-"""Computes what SCRAM wants, which may take seconds on a small box: asyncio's own threads are everybody's."""
+"""Thread for SCRAM, which may take seconds on a small box. asyncio's own threads are for everybody."""
 
 
 class _IterationsError(Exception):
-    """A broker asks for so many iterations of SCRAM that no log-in is done with them."""
+    """A broker asks for a number of SCRAM iterations that this gateway refuses."""
 
     def __init__(self, iterations: int) -> None:
         super().__init__(iterations)
         self._iterations = iterations
 
     def fault(self, host: str, port: int) -> Fault:
-        """It in words."""
+        """The fault in words for an installer."""
         at = host_and_port(host[:HOST_SHOWN_MAX], port)
         if self._iterations < SCRAM_ITERATIONS_MIN:
             words = (
@@ -124,7 +124,7 @@ class _TooManyConnectionsError(Exception):
 
     @staticmethod
     def fault(host: str, port: int) -> Fault:
-        """It in words."""
+        """The fault in words for an installer."""
         return Fault(
             f"{host_and_port(host[:HOST_SHOWN_MAX], port)} is not connected: this gateway has {CONNECTIONS_MAX} "
             "connections to brokers, and makes no more",
@@ -135,9 +135,9 @@ class _TooManyConnectionsError(Exception):
 
 
 class _Experience:
-    """Which addresses answered and which failed: in what order they are tried. It leaves out none.
+    """Gives the order in which addresses are tried, by when they answered and failed. It leaves out none.
 
-    Of the whole process: it outlives the session that had it.
+    It belongs to the whole process, and outlives sessions.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class _Experience:
         _note(self._failed_s, addresses)
 
     def order(self, address: object) -> tuple[bool, float, float]:
-        """What sorts: who did not fail since it answered first; of equals who answered last, or failed longest ago."""
+        """Sort key: first addresses without a failure since their answer, then latest answer, then oldest failure."""
         answered_s, failed_s = self._answered_s.get(address, 0.0), self._failed_s.get(address, 0.0)
         return failed_s > answered_s, -answered_s, failed_s
 
@@ -177,32 +177,32 @@ class _Pause:
 
 
 class KafkaLink:
-    """The connections of one session with Kafka: how they are made, what became of them, what they carried.
+    """The connections of one session with Kafka: makes them, and knows their faults and what they carried.
 
-    Raises KafkaFileError where a certificate, key or password cannot be used. To be used on one event loop.
+    Raises KafkaFileError if a certificate, key or password cannot be used. It belongs to one event loop.
     """
 
     def __init__(self, kafka: KafkaSettings, dates: Dates = by_system_clock) -> None:
         self._kafka = kafka
         self._dates = dates
         self._judge = None if kafka.tls is None or dates() is None else dates
-        """What judges the dates of brokers' certificates in the place of the system's clock, where that cannot."""
+        """Judges the dates of brokers' certificates if the system's clock cannot; None if it can."""
         self._files = read_files(kafka, self._judge)
         self._pauses: dict[tuple[str, int], _Pause] = {}
         self._fault: Fault | None = None
         self._unusable: UnusableFiles | None = None
         self._sockets: dict[BrokerSocket, _Connection] = {}
-        """Those that are not closed, and of whom they are."""
+        """Sockets that are not closed, and the connection of each."""
         self._attempts: dict[_Connection, asyncio.Timeout] = {}
-        """What bounds each connection that is being made."""
+        """The time-out of each connection that is being made."""
         self._asked: set[asyncio.Timeout] = set()
-        """What ends each wish of the client's for a connection, for which several may be made."""
+        """The time-out of each connection that the client waits for. Several may be tried to make it."""
         self.tls: ssl.SSLObject | None = None
-        """Of the connection whose handshake was done last; None where none was, and without TLS."""
+        """TLS of the connection whose handshake was done last; None if none was, and without TLS."""
         self._was_cut = False
-        """Whether connections were ended because the network became another one."""
+        """Whether connections were ended because the network changed."""
         self.throttled_s = 0.0
-        """Seconds for which a broker said last that it takes nothing, for a quota of its own (`throttle_time_ms`)."""
+        """Seconds for which a broker last said that it takes nothing, by a quota of its own (`throttle_time_ms`)."""
         self.throttled_at_s = float("-inf")
         """When it said so (monotonic)."""
         self._closed_bytes = 0
@@ -212,7 +212,7 @@ class KafkaLink:
         return f"<KafkaLink {', '.join(self._kafka.bootstrap)}>"
 
     def options(self) -> dict[str, Any]:
-        """What AIOKafkaProducer and AIOKafkaAdminClient are to be told. It holds the password: never to be logged."""
+        """Options for AIOKafkaProducer and AIOKafkaAdminClient. They hold the password, and must never be logged."""
         tls, sasl = self._kafka.tls, self._kafka.sasl
         protocol = "SSL" if tls is not None else "PLAINTEXT"
         options: dict[str, Any] = {
@@ -230,7 +230,7 @@ class KafkaLink:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Connections that are made within, and by tasks that are begun within, are this link's."""
+        """Within the `with`, and in tasks begun there, aiokafka's connections are made by this link."""
         token = _current.set(self)
         try:
             yield
@@ -238,11 +238,11 @@ class KafkaLink:
             _current.reset(token)
 
     def files_changed(self) -> bool:
-        """Whether other certificates, another key or another password can be had than were read.
+        """Whether the files have another certificate, key or password than was read, and it can be used.
 
-        Not while what stands there cannot be used: a session that works goes on, for a file may be half written. The
-        authorities that this box trusts by itself are looked at with each link, and not watched. What cannot be used is
-        read once, and logged.
+        A session that works goes on while the new files cannot be used, as a file may be half written. Files that
+        cannot be used are read once, and logged. The authorities that this box trusts by itself are read with each
+        link, and not watched.
         """
         digests = digests_of(self._kafka)
         if digests == self._files.digests:
@@ -262,56 +262,55 @@ class KafkaLink:
         return True
 
     def clock_changed(self) -> bool:
-        """Whether the dates of brokers' certificates are to be judged by another clock now than they were."""
+        """Whether another clock must judge the dates of brokers' certificates now than before."""
         return self._kafka.tls is not None and (self._judge is None) != (self._dates() is None)
 
     @property
     def fault(self) -> str | None:
-        """Why the latest attempt to connect failed, in an installer's words; None since any broker answered.
+        """Why the latest attempt to connect failed, in words for an installer; None once any broker has answered.
 
-        An answer is one to a request of the session's own. One that was too large to be read stays the reason: who
-        gives such an answer may have given good ones before, and gives them again. `faults` has what is wrong with one
-        broker of several.
+        Only an answer to a request of the session's own counts. If an answer was too large to be read, that stays the
+        reason, as its broker may give good answers too. `faults` has what is wrong with one broker of several.
         """
         return None if self._fault is None else self._fault.words
 
     @property
     def is_barred(self) -> bool:
-        """Whether `fault` is no matter of the way: a broker was reached, and one of both sides refuses the other."""
+        """Whether the network is not to blame for `fault`: a broker was reached, and one side refuses the other."""
         return self._fault is not None and self._fault.is_reached
 
     @property
     def faults(self) -> dict[str, Fault]:
-        """By `host:port`, what is wrong with each broker's address that failed and did not succeed since."""
+        """By `host:port`: the fault of each broker's address that failed and has not succeeded since."""
         return {host_and_port(*address): pause.fault for address, pause in self._pauses.items()}
 
     @property
     def was_cut(self) -> bool:
-        """Whether the network became another one, and nothing is wrong that has been tried since."""
+        """Whether the network changed, and nothing has failed since."""
         return self._was_cut and self._fault is None
 
     def wire_bytes(self) -> int:
-        """Bytes sent and received on the wire since the beginning: headers, retransmissions and closed ones too."""
+        """Bytes on the wire since the beginning, both ways, with headers, retransmissions and closed connections."""
         return self._closed_bytes + sum(link.wire_bytes() for link in self._sockets)
 
     def carried_bytes(self) -> int:
-        """Bytes that came through, both ways, of all connections that were opened, closed ones too.
+        """Bytes that came through, both ways, on all connections that were opened, closed ones too.
 
-        They never fall, and grow only while there is a way to a broker: one that hangs in TLS, versions or log-in, and
-        is tried again and again, adds nothing.
+        They never fall, and grow only while there is a path to a broker. A broker that hangs in TLS, versions or log-in
+        adds nothing, however often it is tried.
         """
         carried = (link.carried_bytes() for link, connection in self._sockets.items() if connection.is_open)
         return self._closed_carried_bytes + sum(carried)
 
     def peers(self) -> frozenset[tuple[str, int]]:
-        """(IP address, port) of the brokers of the live connections that were answered."""
+        """(IP address, port) of each broker that has answered on a connection that lives."""
         return frozenset(peer for _, peer in self._ends())
 
     def abort_stale(self, is_own: Callable[[str], bool]) -> bool:
-        """Do as `abort` with the connections from addresses that are not this box's any more; whether any was.
+        """Abort the connections from addresses that this box no longer has. Returns whether there were any.
 
-        `is_own` says whether an IP address is this box's. Connections that are still being made count: no RST comes
-        for these either. The others go on; what failed before counts no more where any was stale, nor is it told.
+        `is_own` says whether an IP address is this box's. Connections that are still being made count, as no RST comes
+        for them either. The other connections go on. If any was stale, earlier failures are forgotten and not reported.
         """
         owns = {link: own for link in self._sockets if (own := link.own_address()) is not None}
         gone = {own for own in owns.values() if not is_own(own)}
@@ -326,10 +325,7 @@ class KafkaLink:
         return True
 
     def abort(self) -> None:
-        """Close every connection at once, waiting for nothing; what is being connected is given up, pauses are over.
-
-        For who knows that the network is another one: nothing of what failed before counts then.
-        """
+        """Close every connection at once, and wait for nothing. Attempts are given up, and pauses end."""
         self._pauses.clear()
         for asked in self._asked:
             _expire(asked)
@@ -337,9 +333,9 @@ class KafkaLink:
             self._end(connection)
 
     async def let_go(self) -> None:
-        """Have connections that were closed gone before the event loop is: TLS would wait for the broker's farewell.
+        """End closed connections before the event loop ends, as TLS would wait for the broker's close_notify.
 
-        What failed stays known.
+        Faults stay known.
         """
         for connection in dict.fromkeys(self._sockets.values()):
             connection.abort()
@@ -359,7 +355,7 @@ class KafkaLink:
     # -- making a connection ----------------------------------------------------------------------
 
     async def _connection(self, host: str, port: int, options: Mapping[str, Any]) -> "_Connection":
-        """A connection that is ready for requests. Raises KafkaConnectionError, with words."""
+        """Make a connection that is ready for requests. Raises KafkaConnectionError, in words for an installer."""
         try:
             async with asyncio.timeout(None) as asked:
                 self._asked.add(asked)
@@ -372,8 +368,8 @@ class KafkaLink:
             self._asked.discard(asked)
 
     async def _of_bootstrap(self, options: Mapping[str, Any]) -> "_Connection":
-        """One to whichever of `kafka.bootstrap` answers first; others are tried beside one that takes long."""
-        # At random as aiokafka has it, so that not all gateways ask the same broker.
+        """Connect to the broker of `kafka.bootstrap` that answers first. If one is slow, another is tried too."""
+        # aiokafka's function shuffles them, so that not all gateways ask the same broker.
         hosts = [(host, port) for host, port, _ in collect_hosts(list(self._kafka.bootstrap))]
         hosts.sort(key=_experience.order)
         failures: list[KafkaConnectionError] = []
@@ -393,10 +389,10 @@ class KafkaLink:
         return found
 
     async def _of_host(self, host: str, port: int, options: Mapping[str, Any]) -> "_Connection":
-        """One to whichever address of a name can be opened first; others are tried beside one that takes long."""
+        """Connect to the address of a name that can be opened first. If one is slow, another is tried too."""
         pause = self._pauses.get((host, port))
         if pause is not None and asyncio.get_running_loop().time() < pause.until_s:
-            # aiokafka asks every 100 ms: what it gets at once is what the last attempt found.
+            # aiokafka asks every 100 ms. During the pause, it gets the last attempt's words at once.
             raise KafkaConnectionError(pause.fault.words)
         try:
             async with asyncio.timeout(self._kafka.connect_timeout_s):
@@ -427,9 +423,9 @@ class KafkaLink:
     async def _first_of(
         self, ways: "Iterable[Coroutine[Any, Any, _Connection | None]]", stagger_s: float
     ) -> "_Connection | None":
-        """What the first way leads to that leads anywhere; the others are given up.
+        """The connection of the first attempt that succeeds; None if none does. The others are given up.
 
-        The next is begun at once where one led nowhere, and else beside those that are under way.
+        If an attempt fails, the next begins at once. Otherwise the next begins after a while, beside those under way.
         """
         waiting = deque(ways)
         under_way: set[asyncio.Task[_Connection | None]] = set()
@@ -454,7 +450,7 @@ class KafkaLink:
         found: "list[_Connection]",
         stagger_s: float,
     ) -> None:
-        """Begin what waits, until something is found or nothing is left."""
+        """Begin waiting attempts, until one has succeeded or none is left."""
         loop = asyncio.get_running_loop()
         begun_s = float("-inf")
         while not found and (waiting or under_way):
@@ -473,7 +469,7 @@ class KafkaLink:
                 begun_s = float("-inf")
 
     def _failed(self, connection: "_Connection", error: BaseException) -> Fault:
-        """Remember why a connection did not come about, and leave its address alone for a while."""
+        """Remember why a connection failed, and leave its address alone for a while."""
         address = connection.address
         try:
             fault = (
@@ -494,7 +490,7 @@ class KafkaLink:
         _experience.failed(address, connection.at)
         former = self._pauses.pop(address, None)
         length_s = PAUSE_S_MIN if former is None else min(former.length_s * 2, PAUSE_S_MAX)
-        # Half of it at random: gateways whose broker comes back must not knock at once.
+        # Half of the pause is random, so that gateways do not connect all at once when their broker comes back.
         until_s = asyncio.get_running_loop().time() + length_s * random.uniform(0.5, 1.0)  # noqa: S311
         self._pauses[address] = _Pause(fault, until_s, length_s)
         while len(self._pauses) > PAUSES_MAX:
@@ -503,17 +499,17 @@ class KafkaLink:
         return fault
 
     def _answered(self, connection: "_Connection", *, is_first: bool) -> None:
-        """The broker answered a request of the session's own."""
+        """Note that the broker has answered a request of the session's own."""
         if self._fault is not None and not self._fault.lasts:
             self._fault = None
         if is_first:
-            # A later answer does not say that the address takes connections still.
+            # A later answer does not say that the address still takes connections.
             self._pauses.pop(connection.address, None)
             _experience.answered(connection.address, connection.at)
 
     @asynccontextmanager
     async def _bounded(self, connection: "_Connection") -> AsyncIterator[None]:
-        """At most `kafka.connect_timeout_s`, or until it is aborted. Raises TimeoutError for both."""
+        """Allow `kafka.connect_timeout_s` at most, or until the connection is aborted. Raises TimeoutError for both."""
         try:
             async with asyncio.timeout(self._kafka.connect_timeout_s) as attempt:
                 self._attempts[connection] = attempt
@@ -522,7 +518,7 @@ class KafkaLink:
             self._attempts.pop(connection, None)
 
     async def _dial(self, address: Address, connection: "_Connection") -> BrokerSocket:
-        """A TCP connection to an address."""
+        """Make a TCP connection to an address."""
         if len(self._sockets) >= CONNECTIONS_MAX:
             raise _TooManyConnectionsError
         link = BrokerSocket(address, self._closing)
@@ -537,7 +533,7 @@ class KafkaLink:
     def _closing(self, link: BrokerSocket) -> None:
         connection = self._sockets.pop(link)
         if link.fileno() < 0:
-            # A loop that ended left it to the garbage collection, and its counters went first.
+            # The event loop has ended, and garbage collection closed the socket. Its counters are gone.
             return
         self._closed_bytes += link.wire_bytes()
         if connection.is_open:
@@ -545,7 +541,7 @@ class KafkaLink:
 
 
 class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no types
-    """aiokafka's connection, made otherwise: `connect` is its own, step by step, with this link's socket and bounds."""
+    """aiokafka's connection with another `connect`: the same steps, with the link's sockets and bounds."""
 
     def __init__(
         self, link: KafkaLink, host: str, port: int, options: Mapping[str, Any], at: Address | None = None
@@ -554,43 +550,43 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
         self._link = link
         self.address = host, port
         self.at = at
-        """One of those that its name leads to; None where it leads to none."""
+        """One of the addresses that the name leads to; None if it leads to none."""
         self.tls_name = host.removesuffix(".")
-        """What a certificate must be for: without the dot that keeps a resolver from its search list."""
+        """Name that the certificate must have: without the dot that keeps a resolver from its search list."""
         self.stage: Stage = "name"
-        """How far it came."""
+        """Step that the connection has reached."""
         self.shown: list[bytes] = []
-        """The certificate that the broker showed, in DER, until it is opened."""
+        """The certificate that the broker showed, in DER, until the connection is open."""
         self.mechanisms: tuple[str | None, ...] = ()
-        """What the broker offers for SASL, once it said so."""
+        """Mechanisms for SASL that the broker offers, once it said so."""
         self.is_aborted = False
         self._was_answered = False
-        """Whether a request of the session's own was."""
+        """Whether a request of the session's own was answered."""
         self._is_settled = False
-        """Whether it is known what became of its first request."""
+        """Whether it is known if the first request succeeded."""
         self._transport: asyncio.WriteTransport | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether its opening was done: TLS, versions and log-in."""
+        """Whether TLS, versions and log-in are done."""
         return self.stage == "request"
 
     @property
     def is_opening(self) -> bool:
-        """Whether somebody took the connection, and has answered no request of the session's own yet."""
+        """Whether somebody took the connection, but has answered no request of the session's own yet."""
         return self.stage not in {"name", "connect"} and not self._was_answered
 
     @property
     def is_answered(self) -> bool:
-        """Whether it lives, and the broker has answered a request of the session's own."""
+        """Whether the connection lives, and the broker has answered a request of the session's own."""
         return self._was_answered and bool(self.connected())
 
     async def connect(self) -> None:
-        """Connect, agree on versions, log in. Raises what comes of it, a peer's nonsense included."""
+        """Connect, agree on versions, log in. Raises any error that comes of it, also by a peer's nonsense."""
         try:
             async with self._link._bounded(self):  # noqa: SLF001 - one thing in two classes
                 await self._open()
-            # Apart: over TLS to a far broker these are as many round trips again.
+            # Bounded apart, as these steps take as many round trips again over TLS to a far broker.
             async with self._link._bounded(self):  # noqa: SLF001
                 self.stage = "versions"
                 await self._do_version_lookup()
@@ -604,7 +600,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
             raise
 
     async def _open(self) -> None:
-        """Connect, with TLS where it is set: as AIOKafkaConnection.connect does it."""
+        """Connect, with TLS if it is set, as AIOKafkaConnection.connect does."""
         if self.at is None:
             raise socket.gaierror(socket.EAI_NODATA, "the name has no address")
         loop = asyncio.get_running_loop()
@@ -618,7 +614,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
             self.stage = "tls"
             shown_certificates.set(self.shown)
             tls = {"ssl": self._ssl_context, "server_hostname": self.tls_name, "ssl_shutdown_timeout": TLS_CLOSE_S}
-        # Where this fails, the transport that it made closes the socket.
+        # If this fails, the transport that it made closes the socket.
         transport, _ = await loop.create_connection(lambda: protocol, sock=link, **tls)
         self._transport = transport
         self._link.tls = transport.get_extra_info("ssl_object")
@@ -629,7 +625,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
             self._idle_handle = loop.call_soon(self._idle_check, weakref.ref(self))
 
     def authenticator_scram(self) -> ScramAuthenticator:
-        """As aiokafka has it, bounded."""
+        """The authenticator of aiokafka, bounded."""
         return _Scram(
             loop=self._loop,
             sasl_plain_password=self._sasl_plain_password,
@@ -638,7 +634,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
         )
 
     async def answer_at_all(self) -> None:
-        """Have the broker answer a first request. Raises KafkaConnectionError, and closes it."""
+        """Have the broker answer a first request. Otherwise, closes the connection and raises KafkaConnectionError."""
         try:
             await self.send(MetadataRequest([]))
         except BaseException as error:
@@ -649,10 +645,10 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
             raise KafkaConnectionError(str(error) or type(error).__name__) from error
 
     def send(self, request: Any, expect_response: bool = True) -> Coroutine[Any, Any, Any]:  # noqa: FBT001, FBT002 - as aiokafka has it
-        """As aiokafka does it, and at once; what is to be known of the answer is kept."""
+        """Send as aiokafka does, but at once, and keep what must be known of the answer."""
         if isinstance(request, MetadataRequest) and request._allow_auto_topic_creation is None:  # noqa: SLF001
-            # aiokafka's own, for the gateway's say it. They would have a topic made that was deleted, as the broker
-            # makes them, and ask for all topics of the cluster where none is named.
+            # This is aiokafka's own request, as the gateway's requests set the parameter. It would have the broker
+            # create a topic that was deleted, and ask for all topics of the cluster if it names none.
             request = MetadataRequest(request._topics or [], allow_auto_topic_creation=False)  # noqa: SLF001
         sent: Coroutine[Any, Any, Any] = super().send(request, expect_response)
         if isinstance(request, SaslHandShakeRequest):
@@ -662,7 +658,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
         return sent if self._is_settled or not self.is_open else self._first_of_all(sent)
 
     async def _first_of_all(self, sent: Coroutine[Any, Any, Any]) -> Any:
-        """A broker that takes connections and answers nothing must not be taken for one that is well."""
+        """Note if the first request gets no answer: a broker that takes connections and answers nothing is not well."""
         try:
             return await sent
         except TimeoutError as error:
@@ -675,15 +671,15 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
             self._link._failed(self, error)  # noqa: SLF001
 
     async def _keep_mechanisms(self, sent: Coroutine[Any, Any, Any]) -> Any:
-        """What the broker offers for SASL: its refusal does not say."""
+        """Keep the mechanisms for SASL that the broker offers, as its refusal does not name them."""
         response = await sent
         self.mechanisms = tuple(response.enabled_mechanisms or ())
         return response
 
     async def _note_throttle(self, sent: Coroutine[Any, Any, Any]) -> Any:
-        """A broker answers at once, and then reads nothing for as long as its quota wants: aiokafka passes over it."""
+        """Note a broker's quota, which aiokafka ignores: the broker answers, and then reads nothing for a while."""
         response = await sent
-        # Version 0 does not have it.
+        # Version 0 does not have the field.
         throttle_ms = getattr(response, "throttle_time_ms", 0)
         if throttle_ms > 0:
             self._link.throttled_s, self._link.throttled_at_s = throttle_ms / 1000, time.monotonic()
@@ -691,13 +687,13 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
 
     @staticmethod
     async def _read(self_ref: "weakref.ref[_Connection]") -> None:
-        """As aiokafka does it, but that an answer is not read which is too large to be one."""
+        """Read answers as aiokafka does, but none that is too large to be a broker's."""
         connection = self_ref()
         if connection is None or connection._reader is None:  # noqa: SLF001 - its own class
             return
         reader = connection._reader  # noqa: SLF001
         while True:
-            # As in aiokafka, a connection that nobody holds any more is not held by its reader.
+            # As in aiokafka, the reader does not hold a connection that nobody else holds any more.
             del connection
             (announced,) = struct.unpack(">I", await reader.readexactly(4))
             connection = self_ref()
@@ -713,31 +709,31 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
             connection._handle_frame(answer)  # noqa: SLF001
 
     def _asked(self) -> Any:
-        """The request that the next answer is for; None where there is none, and of bytes that SASL has for its own."""
+        """The request that the next answer is for; None if there is none, or if SASL reads bytes of its own."""
         return self._requests[0][1] if self._requests else None
 
     def _handle_frame(self, resp: bytes) -> None:
         super()._handle_frame(resp)
         if self.is_open and self._reader is not None:
-            # Closed meanwhile, it was an answer to something else.
+            # If the connection was closed meanwhile, the answer does not count.
             self._link._answered(self, is_first=not self._was_answered)  # noqa: SLF001
             self._was_answered = self._is_settled = True
 
     def abort(self) -> None:
-        """End it at once, however far it came; what it was not answered is nobody's fault."""
+        """End the connection at once, at any step. If an answer is missing then, nobody is to blame."""
         self.is_aborted = self._is_settled = True
         if self._transport is not None:
             self._transport.abort()
-            # Python before 3.11.4 raises where TLS is aborted twice.
+            # Python before 3.11.4 raises if TLS is aborted twice.
             self._transport = None
-            # Who does not wait for its reader to find out (a loop that ends) has let go of it all the same.
+            # A loop that ends does not wait until the reader finds out. So the connection is closed here as well.
             self.close(CloseReason.CONNECTION_BROKEN)
 
     def close(self, reason: CloseReason | None = None, exc: BaseException | None = None) -> "asyncio.Future[None]":
-        """As aiokafka does it; a broker that closes instead of answering the first request has turned us away."""
+        """Close as aiokafka does. A broker that closes before it answers the first request has refused this gateway."""
         if reason == CloseReason.CONNECTION_BROKEN and exc is not None:
             if isinstance(exc, UnfitAnswerError):
-                # It is told whenever it comes.
+                # Such an answer is reported at any time, not only as the first.
                 self._is_settled = self.is_aborted
             self._turned_away(exc)
         closed: asyncio.Future[None] = super().close(reason, exc)
@@ -745,15 +741,15 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
 
 
 class _Scram(ScramAuthenticator):  # type: ignore[misc] # aiokafka has no types
-    """aiokafka's, in a thread of its own, and not for as long as the broker likes."""
+    """aiokafka's SCRAM in a thread of its own, with a bound on iterations."""
 
     def step(self, payload: bytes | None) -> "asyncio.Future[Any]":
-        """The next message."""
+        """Compute the next message."""
         stepped: asyncio.Future[Any] = self._loop.run_in_executor(_log_in, self._step, payload)
         return stepped
 
     def create_salted_password(self, salt: bytes, iterations: int) -> None:
-        """Raises _IterationsError."""
+        """Raises _IterationsError if the number of iterations is refused."""
         if not SCRAM_ITERATIONS_MIN <= iterations <= SCRAM_ITERATIONS_MAX:
             raise _IterationsError(iterations)
         super().create_salted_password(salt, iterations)
@@ -776,7 +772,7 @@ aiokafka.client.create_conn = _create_conn
 
 
 def _interleaved(addresses: Sequence[Address]) -> list[Address]:
-    """The same addresses with their families in turn, beginning with the first one's (RFC 8305, section 4)."""
+    """Order addresses so that their families take turns, beginning with the first one's (RFC 8305, section 4)."""
     families: dict[int, deque[Address]] = {}
     for address in addresses:
         families.setdefault(address[0], deque()).append(address)
@@ -790,7 +786,7 @@ def _interleaved(addresses: Sequence[Address]) -> list[Address]:
 
 
 def _most_telling(failures: "Sequence[tuple[_Connection, Exception]]") -> "tuple[_Connection, Exception]":
-    """Of the failures of a name's addresses, what a person can do most about: who came farthest, or said no."""
+    """The failure that tells a person most: of the addresses of a name, the one that came farthest, or said no."""
     farthest = max(_STAGES.index(connection.stage) for connection, _ in failures)
     told = [failure for failure in failures if _STAGES.index(failure[0].stage) == farthest]
     for kind in (ConnectionRefusedError, PermissionError, TimeoutError):
@@ -801,6 +797,6 @@ def _most_telling(failures: "Sequence[tuple[_Connection, Exception]]") -> "tuple
 
 
 def _expire(bound: asyncio.Timeout) -> None:
-    """Have it end at once what it bounds."""
+    """Let a time-out end at once."""
     if not bound.expired():
         bound.reschedule(0)

@@ -32,7 +32,7 @@ Stage = Literal["name", "connect", "tls", "versions", "login", "request"]
 """Steps of a connection: look-up of the name, TCP, TLS, ApiVersions, SASL, first request of the session's own."""
 
 NAMES_TOLD_MAX: Final = 8
-"""Names of a certificate that are told, and mechanisms of a broker."""
+"""Names of a certificate, or mechanisms of a broker, that are told."""
 HOST_SHOWN_MAX: Final = 255
 """Characters of a host that are shown. Names of DNS are shorter, but a broker may give anything as its own address."""
 _SHOWN_MAX: Final = 64

@@ -1,8 +1,8 @@
-"""A buffered row as a Kafka record: a CloudEvents 1.0 event in Kafka's binary content mode.
+"""Encodes a buffered row as a Kafka record: a CloudEvents 1.0 event in Kafka's binary content mode.
 
-The value is the sensor's payload, byte for byte; what the gateway knows is in the headers, in a fixed order. Records
-are encoded here, in message format 2 (Kafka's documentation, "Record"): what all records of a series share, which is
-most of each, is encoded once; a client library that is given headers cannot know that.
+The value is the sensor's payload, byte for byte. What the gateway knows stands in the headers, in a fixed order.
+Records are encoded here, in message format 2 (Kafka's documentation, "Record"). Most of a record is common to its
+series, and is encoded once. A client library that is given headers cannot know that.
 """
 
 from functools import lru_cache
@@ -25,14 +25,14 @@ from gateway.record_contract import (
 from gateway.settings import GatewaySettings
 
 ESTIMATED_ROUNDING_US = 127
-"""By how much the bound of an estimated time is rounded up at the most: few different ones are encoded again."""
+"""Most microseconds by which the bound of an estimated time is rounded up, so that few different bounds are encoded."""
 
 _RFC3339_BYTES = 27
 _SEQUENCE_DIGITS_MAX = 19
 
 
 def _zigzag_varint(number: int) -> bytes:
-    """A non-negative number as Kafka's records have it: zigzag, then seven bits a byte, least significant first."""
+    """A non-negative number in the form of Kafka's records: zigzag, then seven bits a byte, least significant first."""
     number <<= 1
     encoded = bytearray()
     while number > 0x7F:
@@ -50,7 +50,7 @@ def _varint(number: int) -> bytes:
 
 
 def _string(value: bytes) -> bytes:
-    """A string with its length before it, as keys, values, and headers' names and values stand in a record."""
+    """A string with its length before it. Keys, values, and headers' names and values have this form."""
     return _varint(len(value)) + value
 
 
@@ -66,20 +66,20 @@ def _header(name: str, value: str) -> bytes:
 
 @lru_cache(maxsize=16)
 def _quality(word: str) -> bytes:
-    """How a time was obtained, up to the time of receipt that follows it."""
+    """The header of how a time was obtained, and the beginning of the next header: the time of receipt follows."""
     return _header("ce_timequality", word) + _name("ce_receivedtime") + _varint(_RFC3339_BYTES)
 
 
 @lru_cache(maxsize=16)
 def _until_id(prefix: bytes) -> tuple[bytes, ...]:
-    """A lane's records up to their id, by the digits that the number in the lane has: it ends the id."""
+    """The beginning of a lane's records, up to the sequence that ends their id; by the sequence's number of digits."""
     specversion = _header("ce_specversion", "1.0") + _name("ce_id")
     return tuple(specversion + _varint(len(prefix) + digits) + prefix for digits in range(_SEQUENCE_DIGITS_MAX + 1))
 
 
 @lru_cache(maxsize=4096)
 def _estimated(error_us: int) -> bytes:
-    """An estimated time's bound, up to the time of receipt that follows it."""
+    """The headers of an estimated time's bound and quality, up to the time of receipt that follows."""
     error_us = min(error_us, TIME_ERROR_UNKNOWN_US)
     return _name("ce_timeerror") + _string(b"%d" % error_us) + _quality("estimated")
 
@@ -87,8 +87,8 @@ def _estimated(error_us: int) -> bytes:
 class RecordEncoder:
     """Encodes the rows of one series in one lane.
 
-    What all of them have in common is encoded once, and so is what those have in common that follow each other with one
-    time of receipt: readings that one packet brought.
+    The part that all of them share is encoded once. So is the part that successive rows share if one packet brought
+    them and they have one time of receipt.
     """
 
     __slots__ = (
@@ -150,29 +150,31 @@ class RecordEncoder:
         self._times_of: tuple[object, ...] = ()
         self._times: BootTimes | None = None
         self._from_source_to_lanesequence = b""
-        """Of the row before: what is in `_times_of`, by `_times`."""
+        """Of the last row: the headers from `ce_source` to `ce_lanesequence`, by `_times_of` and `_times`."""
         self._event_clock = self._received_clock = _NO_SPAN
-        """What the clock said around its times."""
+        """The clock around the last row's event and receipt."""
         self._estimated_clock = _NO_SPAN
-        """The same, for estimated times of a boot that was synced."""
+        """The clock around the last estimated time, of a boot that was synced."""
         self._event_s: int | None = None
         self._until_event_us = b""
-        """Of the row before: the second of its event by wall time, and all from `ce_source` to that."""
+        """Of the last estimated row: the second of its event by wall time, and all from `ce_source` to that second."""
         self._received_us: int | None = None
         self._received = b""
-        """Of the row before, by `_times`: its receipt."""
+        """Of the last row: its receipt, and that receipt as wall time by `_times`."""
         self._quality_of: tuple[object, ...] = ()
         self._from_timeerror_to_receivedtime = b""
         self._boottime_error = b""
-        """Both of the row before, of whose times that was known."""
+        """Of the last row: the facts behind its time's quality, and the two parts of the record that follow from
+        them."""
         self._device_boot: str | None = None
         self._from_content_type_to_devicesequence = b""
-        """Of the row before, whose `device_boot` was that."""
+        """Of the last row with a number: its boot, and the headers from `content-type` to `ce_devicesequence`."""
 
     def encode(self, row: Row, times: BootTimes, offset: int) -> bytes:
-        """The record of one row, its times derived from what is known now of the clock in its boot.
+        """The record of one row. Its times follow from what is known now of the clock in its boot.
 
-        `offset` is its place in its batch. Kafka's own timestamp is that of the batch: the broker's (LogAppendTime).
+        `offset` is its place in its batch. Kafka's own timestamp is that of the batch, which the broker sets
+        (LogAppendTime).
         """
         boot, device_sequence, payload = row.device_boot, row.device_sequence, row.payload
         times_of = (row.received_us, row.event_us, row.event_error_us, row.tick_ms, row.device_time_us)
@@ -241,11 +243,11 @@ class RecordEncoder:
         return True
 
     def _encode_estimated(self, row: Row, event_us: int, times: BootTimes) -> bytes:
-        """What `_encode_times` does, of times that follow from a sensor's clock: each has one of its own."""
+        """Encode times that follow from a sensor's clock, as `_encode_times` does others. Each row has its own time."""
         offset_us, error_us, _, _, _ = self._estimated_clock
         event_s, rest_us = divmod(event_us + offset_us, 1_000_000)
         if event_s != self._event_s:
-            # Clamped as all times are; the rest of a second is of no matter there.
+            # Clamped as all times are. The fraction of a second does not matter at the limits.
             self._until_event_us = self._from_source_to_time + rfc3339(event_s * 1_000_000)[:-7]
             self._event_s = event_s
         self._quality_of, self._boottime_error = (), b""
@@ -280,7 +282,7 @@ class RecordEncoder:
         if event_us is None:
             event_us = received_us
         else:
-            # It may lie hours before its receipt, when another offset and bound held.
+            # The event may lie hours before its receipt, when another offset and bound held.
             clock = self._event_clock
             offset_us, _, _, from_us, until_us = clock
             if not from_us <= event_us < until_us:
@@ -298,7 +300,7 @@ class RecordEncoder:
             else:
                 error_us, quality = row.event_error_us, DEVICE
             self._from_timeerror_to_receivedtime = _name("ce_timeerror") + _string(b"%d" % error_us) + _quality(quality)
-            # A sensor's own time is not for us to correct.
+            # The gateway does not correct a sensor's own time.
             is_final = clock.synced or device_time_us is not None
             self._boottime_error = b"" if is_final else _boottime_error(row, of_gateway=self._of_gateway)
         boottime = b"%d" % event_us
@@ -319,7 +321,7 @@ class RecordEncoder:
 def time_quality(row: Row, clock: WallClock, *, of_gateway: bool) -> tuple[int, str]:
     """The bound of the event time's error in microseconds, and how the time was obtained.
 
-    `clock` is what is known of wall time at the event.
+    `clock` has what is known of wall time at the event.
     """
     boottime_error_us = boottime_error(row, of_gateway=of_gateway)
     is_of_receipt = row.event_us is None and row.tick_ms is None
@@ -338,9 +340,9 @@ def time_quality(row: Row, clock: WallClock, *, of_gateway: bool) -> tuple[int, 
 def boottime_error(row: Row, *, of_gateway: bool) -> int:
     """The bound of the error of `ce_boottime`, in microseconds of the gateway's own clock."""
     if row.event_us is None and row.tick_ms is not None and not of_gateway:
-        # A sensor with a ring and a clock that was not learnt: the reading may be older than its receipt by any time.
+        # A sensor with a ring, whose clock was not learnt. Its reading may be older than its receipt by any time.
         return TIME_ERROR_UNKNOWN_US
-    # Of a time of receipt too, where it was taken in again in another boot than that of its receipt.
+    # A time of receipt has a bound too, if the reading was taken in again in another boot.
     return row.event_error_us
 
 
@@ -348,7 +350,7 @@ def _boottime_error(row: Row, *, of_gateway: bool) -> bytes:
     return _header(BOOT_TIME_ERROR_HEADER, str(boottime_error(row, of_gateway=of_gateway)))
 
 
-# Of no time at all.
+# A span that holds no time.
 _NO_SPAN = WallClock(0, None, from_us=FOREVER_US, until_us=-FOREVER_US)
 
 DOUBTS = {doubt.value: doubt.name.lower() for doubt in Doubt}

@@ -1,4 +1,4 @@
-"""Certificates, keys and passwords for Kafka, as their files have them; and the certificates that brokers show."""
+"""Reads certificates, keys and passwords for Kafka from their files, and keeps the certificates that brokers show."""
 
 import hashlib
 import ssl
@@ -19,7 +19,7 @@ _CERTIFICATE_MESSAGE: Final = 11
 """`certificate` of TLS's HandshakeType (RFC 8446, section 4)."""
 
 shown_certificates: ContextVar[list[bytes]] = ContextVar("shown_certificates")
-"""Of the connection that is being made: gets the certificates that its broker shows."""
+"""Gets the certificate that the broker shows on the connection that is being made."""
 
 
 class KafkaFileError(OSError):
@@ -28,7 +28,7 @@ class KafkaFileError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class KafkaFiles:
-    """What was read of files."""
+    """Contents of the files that the settings name."""
 
     context: ssl.SSLContext | None
     password: str | None = field(repr=False)
@@ -37,19 +37,20 @@ class KafkaFiles:
 
 @dataclass(frozen=True, slots=True)
 class UnusableFiles:
-    """Files that were found not to be usable: as long as they are these, nobody needs to look again."""
+    """Files that cannot be used. They are not read again until a digest or a mode changes."""
 
     digests: Mapping[Path, bytes]
     modes: Mapping[Path, int]
-    """A password is not read where others may, and that can be mended without another word in the file."""
+    """A password file that others may read is refused. A change of its mode mends that without a change of its
+    content."""
 
 
 def read_files(kafka: KafkaSettings, judge: Dates | None = None) -> KafkaFiles:
-    """What the settings name, read now. Raises KafkaFileError where something of it cannot be used.
+    """Read the files that the settings name. Raises KafkaFileError if one of them cannot be used.
 
-    Brokers' certificates are judged by the dates that `judge` gives; without it by the system's clock.
+    `judge` gives the time by which brokers' certificates are judged. Without it, the system's clock does.
     """
-    # First what is compared later: a file that changes while it is read has changed since.
+    # Digests come first, so that a file that changes while it is read counts as changed.
     digests = digests_of(kafka)
     tls = kafka.tls
     context = None if tls is None else _tls_context(tls, tuple(digests.items()), trusted_stamp(tls.ca), judge)
@@ -57,7 +58,7 @@ def read_files(kafka: KafkaSettings, judge: Dates | None = None) -> KafkaFiles:
 
 
 def digests_of(kafka: KafkaSettings) -> dict[Path, bytes]:
-    """SHA-256 of each file that the settings name; empty for one that cannot be read."""
+    """SHA-256 of each file that the settings name; empty for a file that cannot be read."""
     paths: list[Path | None] = []
     if kafka.tls is not None:
         paths += [kafka.tls.ca, kafka.tls.certificate, kafka.tls.key]
@@ -95,7 +96,7 @@ def _password(sasl: KafkaSaslSettings) -> str:
 def _tls_context(
     tls: KafkaTlsSettings, _digests: tuple[object, ...], _trusted: tuple[object, ...], judge: Dates | None
 ) -> ssl.SSLContext:
-    """The context for files as they are: each has all authorities in it, and sessions may begin every few seconds."""
+    """The context for the files' present contents. It is kept, as it holds all authorities and sessions begin often."""
     try:
         context = client_context(tls.ca, tls.certificate, tls.key)
     except ClientTlsError as error:
@@ -107,11 +108,11 @@ def _tls_context(
 
 
 def _watch_certificates(context: ssl.SSLContext) -> None:
-    """Keep the certificate that a server shows, in `shown_certificates`: OpenSSL gives none that it refused.
+    """Keep the certificate that a server shows in `shown_certificates`, as OpenSSL gives none that it refused.
 
-    asyncio has a connection's data come in the context of who made it. `_msg_callback` is there for debugging and sees
-    no data of the application. Where some Python has it no longer, the words for a certificate that is refused lack
-    its names and dates, and nothing else.
+    asyncio handles a connection's data in the context of the task that made it. `_msg_callback` is there for debugging
+    and sees no data of the application. If some Python lacks it, the words for a refused certificate lack its names and
+    dates, and nothing else.
     """
 
     def came(_: ssl.SSLObject, direction: str, version: int, _content: int, message: int, data: bytes) -> None:
@@ -124,7 +125,7 @@ def _watch_certificates(context: ssl.SSLContext) -> None:
 
 def _first_certificate(message: bytes, *, is_1_3: bool) -> bytes:
     """The first certificate, in DER, of a handshake message (RFC 5246, section 7.4.2; RFC 8446, section 4.4.2)."""
-    # Type and length; of TLS 1.3 a context with its length; the list's length.
+    # Before it stand type and length, in TLS 1.3 a context with its length, and the list's length.
     at = 4 + (1 + message[4] if is_1_3 and len(message) > 4 else 0) + 3
     length = int.from_bytes(message[at : at + 3])
     return bytes(message[at + 3 : at + 3 + length])

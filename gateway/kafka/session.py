@@ -44,7 +44,7 @@ class NetworkChangedError(ConnectionError):
 
 
 class TopicVerdicts:
-    """What is known of topics. Refused topics stay so across sessions; good topics are looked at again in each."""
+    """Verdicts on topics. Refused topics stay refused across sessions; good topics are looked at again in each."""
 
     def __init__(self, kafka: KafkaSettings, lines: FewLines | None = None) -> None:
         """`lines` bounds the log lines about topics."""
@@ -52,7 +52,7 @@ class TopicVerdicts:
         self._lines = FewLines() if lines is None else lines
         self._known: dict[str, TopicVerdict] = {}
         self._told: dict[str, TopicVerdict] = {}
-        """By topic: the last verdict that the log was to tell, except that a topic is made when wanted."""
+        """By topic: the last verdict, to tell what is news. Topics that are made when wanted are left out."""
         self._until_s: dict[str, float] = {}
         """By topic: when it is looked at again (monotonic)."""
         self._since_s: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Whether a Kafka topic may be written to, and what else is wrong with it: topics must neither delete nor refuse."""
+"""Judges whether a Kafka topic may be written to, and creates topics. They must neither delete nor refuse readings."""
 
 import asyncio
 import itertools
@@ -43,41 +43,41 @@ from gateway.kafka.batch import HEADER_BYTES
 from gateway.settings import KafkaSettings
 
 BATCH_BYTES_DEFAULT: Final = 1_000_000
-"""What a topic is believed to take in a batch where it does not say: just below the least default of any broker."""
+"""Bytes of a batch that a topic is believed to take if it does not say: just below the least default of any broker."""
 BATCH_BYTES_KAFKA: Final = 1_048_588
-"""`max.message.bytes` of a topic where nobody set anything (Kafka 2.5 and later)."""
+"""Default of a topic's `max.message.bytes` (Kafka 2.5 and later)."""
 CREATION_S_MAX: Final = 5.0
-"""How long a created topic may take to be known everywhere, before its readings wait and others go on."""
+"""Seconds that a created topic may take to be known everywhere. After that, it counts as one that waits."""
 ANSWER_S_MAX: Final = 10.0
-"""How long the cluster may take to say whether it creates a topic: all readings stand still meanwhile."""
+"""Seconds that the cluster may take to say whether it creates a topic. Other new topics wait meanwhile."""
 DISKS_MIN: Final = 2
-"""So many must have a reading before this box deletes it, where the cluster has so many brokers."""
+"""Disks that must have a reading before this box deletes it, if the cluster has so many brokers."""
 RETENTION_BYTES_MIN: Final = 10_000_000
-"""A partition that keeps less is not written to: ten batches, which a backlog sends in seconds."""
+"""A partition that keeps fewer bytes is not written to. They are ten batches, which a backlog sends in seconds."""
 REASSIGNED_TOLD_MAX: Final = 6
-"""Of more partitions than this a command is shown for the first only."""
+"""Partitions that a shown command names. Further partitions are only counted."""
 SAID_CHARACTERS_MAX: Final = 300
-"""As much is repeated of what a broker says: it may be anything, and is kept for each topic."""
+"""Characters of a broker's text that are repeated. It may be anything, and is kept for each topic."""
 UNKNOWN = "topic-unknown"
 NOT_CREATED: Final = "topic-not-created"
 NAME_COLLIDES: Final = "topic-name-collides"
 """Kafka has a topic whose name differs in '.' and '_' only."""
 SEPARATORS_MAX: Final = 4
-"""A name with more '.' and '_' is compared with no other before the broker refuses it: it has too many like it."""
+"""A name with more '.' and '_' is compared with no other before the broker refuses it, as too many are like it."""
 NOT_DESCRIBED: Final = "not-described"
-"""Never in the quarantine: such a topic waits."""
+"""Never a reason of the quarantine, as readings of such a topic wait."""
 BEING_MADE: Final = "being-made"
-"""Never in the quarantine either."""
+"""Never a reason of the quarantine either."""
 BEYOND_DEVICE: Final = "topic-limit-of-device"
 BEYOND_ALL: Final = "topic-limit"
-"""What a topic would be beyond: `kafka.topics_per_device_day_max`, `kafka.topics_created_max`."""
+"""Beginnings of the reasons for topics beyond `kafka.topics_per_device_day_max` and `kafka.topics_created_max`."""
 ADMIN_CONFIG: Final = "--command-config admin.properties"
-"""In the commands that are told, where the cluster asks who is there: Kafka's tools must log in then as well."""
+"""Option of the commands that are shown, if the cluster uses TLS or SASL: Kafka's tools must do so too."""
 ADMIN_WORDS: Final = (
     "an administrator of the cluster runs the commands told here, whose own security.protocol, sasl.* and ssl.* "
     "settings stand in the file that is called admin.properties in them"
 )
-"""To be said once beside commands that name it."""
+"""Said once beside commands that name the file."""
 AUTHORIZATION = (ClusterAuthorizationFailedError, TopicAuthorizationFailedError)
 LASTING = (
     *AUTHORIZATION,
@@ -87,8 +87,8 @@ LASTING = (
     PolicyViolationError,
     UnsupportedVersionError,
 )
-"""Answers about a topic that the next attempt would get again. Any other is about the cluster's state just now, and
-no reason to send anything to the quarantine."""
+"""Errors about a topic that the next attempt would get again. Any other error is about the cluster's state just now,
+and sends nothing to the quarantine."""
 
 TIMESTAMP_TYPE: Final = "message.timestamp.type"
 CLEANUP_POLICY: Final = "cleanup.policy"
@@ -99,8 +99,8 @@ MESSAGE_BYTES: Final = "max.message.bytes"
 SEGMENT_BYTES: Final = "segment.bytes"
 UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
 TOPIC_CONFIG: Final = {TIMESTAMP_TYPE: "LogAppendTime", CLEANUP_POLICY: "delete"}
-"""What every topic is created with. Brokers delete by a record's timestamp and refuse far-future ones: it must be
-theirs, for the clock of a gateway, and of its sensors, may be years off."""
+"""Settings of every topic that is created. Brokers delete by a record's timestamp, and refuse timestamps far in the
+future. So the timestamp must be the broker's: the clock of a gateway or a sensor may be years off."""
 
 _JUDGED_KEYS = (
     TIMESTAMP_TYPE,
@@ -113,40 +113,40 @@ _JUDGED_KEYS = (
     UNCLEAN_ELECTION,
 )
 _BROKER_RETENTION_MS = {"log.retention.ms": 1, "log.retention.minutes": 60_000, "log.retention.hours": 3_600_000}
-"""A broker's settings for topics that have none: the first that is set counts. In milliseconds."""
+"""A broker's settings for topics that have none, and their units in milliseconds. The first that is set counts."""
 
 _NOT_TOLD: Final = (UnknownTopicOrPartitionError.errno, None, ())
 
 Config = Mapping[str, str | None]
-"""A topic's settings as they take effect, the broker's where it has none of its own; an old broker has fewer."""
+"""A topic's settings in effect. If it has none of its own, the broker's count. An old broker has fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """What is wrong with a topic that is written to all the same."""
+    """A flaw of a topic that is written to all the same."""
 
     words: str
     fails: bool
-    """Whether `sluice check` fails for it; of the others it warns."""
+    """Whether `sluice check` fails because of it. Otherwise it warns."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicVerdict:
-    """Whether a topic can be trusted with readings; `reason` and `hint` are empty where it can."""
+    """The verdict on whether a topic can be trusted with readings. If it can, `reason` and `hint` are empty."""
 
     topic: str
     reason: str = ""
     hint: str = ""
-    """What that means, and what mends it."""
+    """The meaning of the reason, and what mends it."""
     batch_bytes_max: int = BATCH_BYTES_DEFAULT
-    """The largest batch that it takes, its header (`kafka.batch.HEADER_BYTES`) included."""
+    """Bytes of the largest batch that the topic takes, with its header (`kafka.batch.HEADER_BYTES`)."""
     flaws: tuple[Flaw, ...] = ()
     summary: str = ""
-    """How it keeps readings, for people."""
+    """The topic's way of keeping readings, in words for people."""
     waits: bool = False
-    """Nothing is wrong with it that would stay: its readings wait on disk, and it is looked at again."""
+    """Whether the trouble may pass by itself. The topic's readings wait on disk, and it is looked at again."""
     made: bool = False
-    """Whether it did not exist before it was asked for."""
+    """Whether the topic was created just now, for this verdict."""
 
     @property
     def usable(self) -> bool:
@@ -155,29 +155,29 @@ class TopicVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Where one partition stands. Brokers are node ids."""
+    """Leader and replicas of one partition. Brokers are node ids."""
 
     number: int
     leader: int
-    """-1 where it has none."""
+    """-1 if there is none."""
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What the cluster says of itself."""
+    """A cluster by its own account."""
 
     id: str
-    """Tells it from every other; empty where it has none."""
+    """Id that no other cluster has; empty if it has none."""
     addresses: Mapping[int, tuple[str, int]]
     """Host and port of each broker that is up, as advertised."""
     topics: Mapping[str, tuple[int, tuple[Partition, ...]]]
-    """Error code and partitions of those that were asked for."""
+    """Error code and partitions of each topic that was asked for."""
 
     @property
     def brokers(self) -> frozenset[int]:
-        """All that are heard of: a broker that is down is still named by the partitions that it has a replica of."""
+        """All brokers that are heard of. A broker that is down is still named by partitions with a replica on it."""
         replicas = {node for _, partitions in self.topics.values() for each in partitions for node in each.replicas}
         return frozenset(self.addresses) | replicas
 
@@ -186,12 +186,12 @@ class Cluster:
 
 
 async def read_cluster(admin: AIOKafkaAdminClient, topics: Iterable[str] | None = None) -> Cluster:
-    """Brokers, and topics with their partitions: all, or those named. Makes none, whatever auto-creation says.
+    """Read brokers, and all or the named topics with their partitions. Creates no topic, despite auto-creation.
 
-    Raises KafkaError where no broker can be asked.
+    Raises KafkaError if no broker can be asked.
     """
     asked = None if topics is None else list(topics)
-    # The admin client's own describe_topics allows the broker to create what is asked for.
+    # The admin client's own describe_topics lets the broker create the topics.
     response = await _ask(admin, lambda _: MetadataRequest(asked, allow_auto_topic_creation=False))
     answer = response.to_object()
     return Cluster(
@@ -209,9 +209,9 @@ def _partitions(topic: Mapping[str, Any]) -> Iterator[Partition]:
 async def inspect_topics(
     admin: AIOKafkaAdminClient, topics: Iterable[str], settings: KafkaSettings
 ) -> list[TopicVerdict]:
-    """Judge topics as the brokers describe them, in the order given; one that none describes just now waits.
+    """Judge topics as the brokers describe them, in the order given. A topic that none describes just now waits.
 
-    Raises KafkaError where no broker can be asked.
+    Raises KafkaError if no broker can be asked.
     """
     asked = list(topics)
     if not asked:
@@ -220,7 +220,7 @@ async def inspect_topics(
     response = await _ask(admin, lambda _: DescribeConfigsRequest(resources))
     described = {topic: (code, message, entries) for code, message, _, topic, entries in response.resources}
     cluster = await read_cluster(admin, asked)
-    # The commands that are told ask for no more replicas than can be had.
+    # The commands that are shown ask for no more replicas than there are brokers.
     fitting = structs.replace(settings, replicas=min(settings.replicas, max(1, len(cluster.brokers))))
     verdicts = []
     for topic in asked:
@@ -232,13 +232,13 @@ async def inspect_topics(
             verdict = judge(topic, config, partitions, cluster.brokers, settings)
         verdicts.append(verdict)
     missing = [verdict.topic for verdict in verdicts if verdict.reason == UNKNOWN]
-    # Where this gateway makes topics, the broker itself says what it thinks of a name.
+    # If this gateway makes topics, the broker itself refuses a name that collides.
     likes = {} if settings.create_topics else await _likes(admin, missing)
     return [_collides(each.topic, likes[each.topic]) if each.topic in likes else each for each in verdicts]
 
 
 async def _likes(admin: AIOKafkaAdminClient, topics: Iterable[str]) -> dict[str, str]:
-    """By topic: one that exists, and whose name differs in '.' and '_' only."""
+    """By topic: an existing topic whose name differs in '.' and '_' only."""
     alike = {topic: set(_names_alike(topic)) for topic in topics}
     asked = set().union(*alike.values())
     if not asked:
@@ -260,25 +260,25 @@ def _names_alike(topic: str) -> Iterator[str]:
 async def create_topics(
     admin: AIOKafkaAdminClient, topics: Iterable[str], settings: KafkaSettings
 ) -> list[TopicVerdict]:
-    """Create topics that neither delete nor refuse readings; the verdict on each. A topic that exists is only judged.
+    """Create topics that neither delete nor refuse readings, and return the verdicts. Existing topics are only judged.
 
     They get `kafka.replicas`, or as many as the cluster has brokers for. From two replicas on, two must have a reading
-    (`min.insync.replicas`): with one of two brokers away nothing is accepted then, and readings wait on this box, which
-    is made for it; with less, one disk would be enough.
+    (`min.insync.replicas`). If one of two brokers is away, nothing is accepted then, and readings wait on this box,
+    which is made for it. With less, one disk would be enough.
 
-    One that cannot be created just now waits. Raises KafkaError where no broker can be asked.
+    A topic that cannot be created just now waits. Raises KafkaError if no broker can be asked.
     """
     waiting = list(topics)
     if not waiting:
         return []
     config = {**TOPIC_CONFIG, **await _retention(admin, settings), **_message_size(settings)}
     verdicts = []
-    # Those that exist now, and whether they did not before.
+    # Topics that exist now, and whether they were created just now.
     made: dict[str, bool] = {}
     replicas = settings.replicas
     while waiting:
-        # The controller knows how many brokers there are, those that are down just now included: it is asked for all,
-        # then for one less, for what Metadata names are only those that are up, and a topic keeps what it began with.
+        # Metadata names only brokers that are up; the controller knows those that are down too. So it is asked for all
+        # replicas, and then for one less each time, as a topic keeps the number that it begins with.
         least = {MIN_IN_SYNC: str(min(DISKS_MIN, replicas))}
         answers = await _create(admin, waiting, replicas, {**config, **least}, settings)
         asked, waiting = waiting, []
@@ -298,14 +298,14 @@ async def create_topics(
 async def _create(
     admin: AIOKafkaAdminClient, topics: Sequence[str], replicas: int, config: Mapping[str, str], settings: KafkaSettings
 ) -> dict[str, tuple[int, str | None]]:
-    """Code and words of the answer for each topic. Raises KafkaError where no broker can be asked.
+    """Ask for topics. Returns code and text of the answer for each. Raises KafkaError if no broker can be asked.
 
-    The admin client itself asks the controller alone, for as long as that cannot be reached, and fails where Metadata
-    names none. Any broker hands this on to the controller; only those of a cluster with ZooKeeper do not, and say so.
+    The admin client itself asks the controller alone, as long as it takes, and fails if Metadata names none. Any broker
+    hands the request on to the controller. Only brokers of a cluster with ZooKeeper do not, and say so.
     """
     new: list[Any] = [(topic, settings.partitions, replicas, [], list(config.items())) for topic in topics]
     patience_s = min(ANSWER_S_MAX, settings.request_timeout_s)
-    # The cluster should have given up before this box does, and say so rather than nothing.
+    # The cluster should give up before this box does, and say so.
     timeout_ms = int(patience_s * 1000 / 2)
     client = admin._client  # noqa: SLF001 - see `_ask`
     controller = client.cluster.controller
@@ -314,7 +314,7 @@ async def _create(
         async with asyncio.timeout(patience_s):
             response = await _ask(admin, lambda _: CreateTopicsRequest(new, timeout_ms, validate_only=False), first)
     except (TimeoutError, RequestTimedOutError):
-        # Brokers that have lost their controllers take readings all the same.
+        # Brokers that have lost their controllers still take readings.
         return dict.fromkeys(topics, (RequestTimedOutError.errno, "no answer: are its controllers well?"))
     except IncompatibleBrokerVersion:
         return dict.fromkeys(
@@ -322,7 +322,7 @@ async def _create(
         )
     answers = {topic: (code, _cut(rest[0]) if rest else None) for topic, code, *rest in response.topic_errors}
     if any(code == NotControllerError.errno for code, _ in answers.values()):
-        # For the next look.
+        # So that the next attempt finds the controller.
         await client.force_metadata_update()
     return answers
 
@@ -330,7 +330,7 @@ async def _create(
 async def _inspect_created(
     admin: AIOKafkaAdminClient, made: Mapping[str, bool], settings: KafkaSettings
 ) -> list[TopicVerdict]:
-    """A broker may not know yet what the controller has just made."""
+    """Judge new topics, again and again for a while: brokers may not know yet what the controller has just made."""
     deadline = time.monotonic() + CREATION_S_MAX
     while True:
         verdicts = await inspect_topics(admin, made, settings)
@@ -347,9 +347,9 @@ async def _inspect_created(
 
 
 async def _retention(admin: AIOKafkaAdminClient, settings: KafkaSettings) -> dict[str, str]:
-    """`retention.ms` for a new topic where the broker's own would be too short; what it is, is the broker's business.
+    """`retention.ms` for a new topic if the broker's own would be too short. Otherwise the broker decides.
 
-    A broker that does not let this gateway see its settings is left to them: the verdict on the new topic tells.
+    If a broker hides its settings from this gateway, they stay in force, and the verdict on the new topic tells.
     """
     keys = list(_BROKER_RETENTION_MS)
     response = await _ask(admin, lambda node: DescribeConfigsRequest([(ConfigResourceType.BROKER, str(node), keys)]))
@@ -365,7 +365,7 @@ async def _retention(admin: AIOKafkaAdminClient, settings: KafkaSettings) -> dic
 
 
 def _message_size(settings: KafkaSettings) -> dict[str, str]:
-    """`max.message.bytes` for a new topic where records are wanted that Kafka takes nowhere by default."""
+    """`max.message.bytes` for a new topic if larger records are wanted than Kafka takes by default."""
     wanted = settings.record_bytes_max + HEADER_BYTES
     return {MESSAGE_BYTES: str(wanted)} if wanted > BATCH_BYTES_KAFKA else {}
 
@@ -375,13 +375,13 @@ def _cut(said: str | None) -> str | None:
 
 
 async def _ask(admin: AIOKafkaAdminClient, request: Callable[[int], Any], first: int | None = None) -> Any:
-    """The answer of any broker to a request, which may name the broker; `first` and the connected are asked first.
+    """Ask brokers until one answers: `first`, then connected brokers, then the others. Returns the answer.
 
-    A broker that goes away, or says nothing, while it is asked is not the last word: another may answer. Raises
-    KafkaError, that of the broker which was asked last, where none does.
+    `request` makes the request for a node id. If a broker goes away or says nothing, the next one is asked. If none
+    answers, raises the KafkaError of the last one.
 
-    The admin client itself asks one at random and fails where just that one cannot be reached. Its client and that
-    one's connections are private in aiokafka 0.14, which is why that version is pinned and a test covers this.
+    The admin client itself asks one broker at random, and fails if that broker cannot be reached. Its client and the
+    client's connections are private in aiokafka 0.14. So that version is pinned, and a test covers this.
     """
     client = admin._client  # noqa: SLF001
     nodes = [broker.nodeId for broker in client.cluster.brokers()]
@@ -396,7 +396,7 @@ async def _ask(admin: AIOKafkaAdminClient, request: Callable[[int], Any], first:
         except (KafkaConnectionError, RequestTimedOutError, NodeNotReadyError) as error:
             gone = error
         except asyncio.CancelledError:
-            # Answers come in the order of requests: the next one would wait for this one's.
+            # Answers come in the order of requests, so the next request would wait for this one's answer.
             if (connection := client._conns.get((node, ConnectionGroup.DEFAULT))) is not None:  # noqa: SLF001
                 connection.close()
             raise
@@ -409,7 +409,7 @@ async def _ask(admin: AIOKafkaAdminClient, request: Callable[[int], Any], first:
 def judge(
     topic: str, config: Config, partitions: Sequence[Partition], brokers: frozenset[int], settings: KafkaSettings
 ) -> TopicVerdict:
-    """Judge a topic by its settings and partitions (one at least); `brokers` are all of the cluster, up or not."""
+    """Judge a topic by its settings and partitions (at least one). `brokers` are all of the cluster, up or down."""
     refusals = [*_stamped_wrongly(topic, config, settings), *_deletes(topic, config, settings)]
     refusals += _refuses(topic, config, partitions, settings)
     if refusals:
@@ -437,7 +437,7 @@ def _stamped_wrongly(topic: str, config: Config, settings: KafkaSettings) -> Ite
 
 
 def _deletes(topic: str, config: Config, settings: KafkaSettings) -> Iterator[TopicVerdict]:
-    """Why readings would be gone before who reads them has seen them."""
+    """Verdicts on a topic that deletes readings before its readers have seen them."""
     policies = _policies(config)
     if "compact" in policies:
         yield TopicVerdict(
@@ -474,7 +474,7 @@ def _deletes(topic: str, config: Config, settings: KafkaSettings) -> Iterator[To
 def _refuses(
     topic: str, config: Config, partitions: Sequence[Partition], settings: KafkaSettings
 ) -> Iterator[TopicVerdict]:
-    """Why no broker would ever accept a reading here."""
+    """The verdict on a topic for which no broker would ever accept a reading."""
     least = _number(config, MIN_IN_SYNC)
     replicas = _fewest_replicas(partitions)
     if least is not None and least > replicas:
@@ -491,7 +491,7 @@ def _refuses(
 def _one_disk(
     topic: str, config: Config, partitions: Sequence[Partition], brokers: frozenset[int], settings: KafkaSettings
 ) -> Iterator[Flaw]:
-    """Whether one disk is enough for Kafka's acknowledgement, after which this box deletes a reading."""
+    """Flaws of replication. The worst is that one disk is enough for Kafka's acknowledgement: this box deletes then."""
     replicas = _fewest_replicas(partitions)
     least = _number(config, MIN_IN_SYNC) or 1
     if len(brokers) < DISKS_MIN:
@@ -524,7 +524,7 @@ def _one_disk(
 
 
 def _out_of_sync(config: Config, partitions: Sequence[Partition]) -> Iterator[Flaw]:
-    """What brokers that are away do to it just now."""
+    """Flaws that come of brokers which are away just now."""
     least = _number(config, MIN_IN_SYNC) or 1
     refused = [each for each in partitions if each.leader < 0 or len(each.in_sync) < least]
     lagging = [each for each in partitions if each not in refused and len(each.in_sync) < len(each.replicas)]
@@ -576,7 +576,7 @@ def _summary(config: Config, partitions: Sequence[Partition]) -> str:
 
 
 def _policies(config: Config) -> frozenset[str]:
-    """`delete`, `compact`, both, or none: then nothing is ever deleted (Kafka 4.2 and later)."""
+    """`delete`, `compact`, both, or none. With none, nothing is ever deleted (Kafka 4.2 and later)."""
     value = config.get(CLEANUP_POLICY)
     return frozenset({"delete"} if value is None else {part.strip() for part in value.split(",")})
 
@@ -590,7 +590,7 @@ def _batch_bytes_max(config: Config) -> int:
 
 
 def _batch_bounds(config: Config) -> dict[str, int]:
-    """A broker compares a whole batch with both: one that is larger than a segment has no place in the log."""
+    """Bounds of a batch by setting. A broker compares a batch with both, as it must fit into a segment of the log."""
     message, segment = _number(config, MESSAGE_BYTES), _number(config, SEGMENT_BYTES)
     bounds = {MESSAGE_BYTES: BATCH_BYTES_DEFAULT if message is None else message}
     return bounds if segment is None else {**bounds, SEGMENT_BYTES: segment}
@@ -601,7 +601,7 @@ def _least_ms(settings: KafkaSettings) -> int:
 
 
 def _number(config: Config, key: str) -> int | None:
-    """None where the broker does not say, and for what is no whole number."""
+    """A setting as a whole number; None if the broker does not say, or says anything else."""
     try:
         return int(config.get(key) or "")
     except ValueError:
@@ -614,12 +614,12 @@ def _number(config: Config, key: str) -> int | None:
 def _refusal(
     topic: str, code: int, partitions_code: int, message: str | None, settings: KafkaSettings
 ) -> TopicVerdict | None:
-    """What the codes of DescribeConfigs and Metadata mean; None where the topic is described."""
+    """The verdict by the codes of DescribeConfigs and Metadata; None if the topic is described."""
     errors = [for_code(each) for each in (partitions_code, code) if each]
     if not errors:
         return None
     forbidden = any(error in AUTHORIZATION for error in errors)
-    # Who may see the topics, but not their settings, is told by the partitions alone whether there is one.
+    # A gateway that may see topics, but not their settings, learns only from Metadata whether a topic exists.
     if errors[0] is UnknownTopicOrPartitionError or (UnknownTopicOrPartitionError in errors and not forbidden):
         return TopicVerdict(topic, UNKNOWN, _missing(topic, settings))
     if forbidden:
@@ -631,7 +631,7 @@ def _refusal(
 
 
 def _missing(topic: str, settings: KafkaSettings) -> str:
-    """How a topic that does not exist comes about."""
+    """Words on how to create a topic that does not exist."""
     config = {TIMESTAMP_TYPE: TOPIC_CONFIG[TIMESTAMP_TYPE], MIN_IN_SYNC: min(DISKS_MIN, settings.replicas)}
     return (
         f"it does not exist; create it: {_tool('kafka-topics.sh', settings)} --create --topic {topic} "
@@ -654,7 +654,7 @@ def _collides(topic: str, other: str) -> TopicVerdict:
 
 
 def beyond_verdict(topic: str, reason: str, settings: KafkaSettings) -> TopicVerdict:
-    """A topic that this gateway does not make, for it has made as many as it may."""
+    """The verdict on a topic that this gateway does not make, as it has made as many as it may."""
     if reason == BEYOND_DEVICE:
         setting = "kafka.topics_per_device_day_max"
         made = f"{_count(settings.topics_per_device_day_max, 'topic')} for this device today"
@@ -673,7 +673,7 @@ def _waits(topic: str, reason: str, words: str) -> TopicVerdict:
 
 
 def _forbidden(topic: str, settings: KafkaSettings, *, seen: bool) -> TopicVerdict:
-    """A topic whose settings this gateway may not see is not written to: nobody knows how long it keeps readings."""
+    """The verdict on a topic whose settings this gateway may not see. Nobody knows how long it keeps readings."""
     if seen:
         return TopicVerdict(
             topic,
@@ -691,7 +691,7 @@ def _forbidden(topic: str, settings: KafkaSettings, *, seen: bool) -> TopicVerdi
 
 
 def forbidden_hint(topic: str, settings: KafkaSettings) -> str:
-    """What to do about a topic that can be seen, and that no broker lets this gateway write to."""
+    """Hint for a topic that this gateway may see but not write to."""
     return (
         "the broker does not let this gateway write to it; allow it (ACL Write), and what is kept for it on this box "
         f"is sent by itself: {allow_command(topic, settings, 'Write')}"
@@ -699,7 +699,7 @@ def forbidden_hint(topic: str, settings: KafkaSettings) -> str:
 
 
 def _creation_refusal(topic: str, code: int, detail: str | None, settings: KafkaSettings) -> TopicVerdict:
-    """What it means that CreateTopics, asked for fewer and fewer replicas, ended with this code."""
+    """The verdict if CreateTopics, asked for fewer and fewer replicas, ended with this code."""
     error = for_code(code)
     told = detail or error.__name__
     if error is InvalidReplicationFactorError:
@@ -725,14 +725,14 @@ def _alter(topic: str, settings: KafkaSettings, changes: str) -> str:
 
 
 def allow_command(topic: str, settings: KafkaSettings, *operations: str) -> str:
-    # The name of a client with a certificate is what the broker makes of it.
+    # The broker decides what a client with a certificate is called.
     user = settings.sasl.user if settings.sasl is not None else "NAME"
     each = " ".join(f"--operation {operation}" for operation in operations)
     return f"{_tool('kafka-acls.sh', settings)} --add --allow-principal User:{user} {each} --topic {topic}"
 
 
 def _tool(name: str, settings: KafkaSettings) -> str:
-    """The beginning of a command of Kafka's own."""
+    """The beginning of a command of Kafka's tools."""
     secured = f" {ADMIN_CONFIG}" if settings.tls is not None or settings.sasl is not None else ""
     return f"{name} --bootstrap-server {settings.bootstrap[0]}{secured}"
 
@@ -740,7 +740,7 @@ def _tool(name: str, settings: KafkaSettings) -> str:
 def _reassign(
     topic: str, partitions: Sequence[Partition], brokers: frozenset[int], least: int, settings: KafkaSettings
 ) -> str:
-    """The command that gives a topic the replicas that it would be created with; one to spare, at least."""
+    """The command that gives a topic the replicas of a new one, or at least one to spare (if brokers suffice)."""
     count = min(max(settings.replicas, DISKS_MIN + 1, least + 1), len(brokers))
     told = [
         {"topic": topic, "partition": each.number, "replicas": _spread(each, brokers, count)}
@@ -755,7 +755,7 @@ def _reassign(
 
 
 def _spread(partition: Partition, brokers: frozenset[int], count: int) -> list[int]:
-    """The replicas that are there, and further brokers, beginning elsewhere for each partition."""
+    """The replicas that are there, then further brokers. Each partition begins with another one of these."""
     others = sorted(brokers.difference(partition.replicas))
     shift = partition.number % len(others) if others else 0
     return [*partition.replicas, *others[shift:], *others[:shift]][: max(count, len(partition.replicas))]

@@ -1,4 +1,4 @@
-"""What `sluice check` sees in the files of TLS without a connection: PEM, dates, whether a key fits its certificate."""
+"""Reads certificates and keys without a connection: PEM, dates, names, and whether a key fits its certificate."""
 
 import binascii
 import codecs
@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 FILE_BYTES_MAX: Final = 4_000_000
-"""More than all authorities of the world take."""
+"""Bytes that are read of a file: more than all authorities of the world take."""
 SOON: Final = timedelta(days=30)
-"""A certificate that expires within this is told of."""
+"""A certificate that expires within this time is reported."""
 
 _BEGIN = re.compile(r"^-----BEGIN ([A-Z0-9 ]+)-----", re.MULTILINE)
 _CERTIFICATE = re.compile(r"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----")
 _LABELS: Final = frozenset({"CERTIFICATE", "X509 CERTIFICATE", "TRUSTED CERTIFICATE"})
-"""What OpenSSL takes for a certificate (PEM_read(3))."""
+"""Labels that OpenSSL takes for a certificate (PEM_read(3))."""
 _KEY = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")
 _ENCRYPTED = re.compile(r"-----BEGIN ENCRYPTED PRIVATE KEY-----|^Proc-Type: 4,ENCRYPTED", re.MULTILINE)
 _UTC_TIME, _GENERALIZED_TIME, _EXPLICIT_0, _EXPLICIT_3 = 0x17, 0x18, 0xA0, 0xA3
 _DNS_NAME, _IP_ADDRESS = 0x82, 0x87
 """Tags of DER (X.690)."""
 _SUBJECT_ALT_NAME = bytes.fromhex("551d11")
-"""2.5.29.17."""
+"""The object identifier 2.5.29.17, as DER has it."""
 _DAMAGED: Final = (
     "is damaged, so that TLS does not take it (or its lines were indented, joined or taken apart on the way); copy the "
     "file anew from who made it, byte for byte"
@@ -39,17 +39,17 @@ class CertificateFileError(Exception):
 
 
 class Validity(NamedTuple):
-    """From when to when a certificate is valid."""
+    """The dates between which a certificate is valid."""
 
     begin: datetime
     end: datetime
 
 
 def read_certificates(path: Path) -> list[Validity]:
-    """The dates of each certificate in a PEM file that TLS takes, in the file's order. Raises CertificateFileError."""
+    """The dates of each certificate in a PEM file, in the file's order. Raises CertificateFileError."""
     text = _read(path)
     try:
-        # As the gateway loads it: whether the file will do is for OpenSSL to say, and not for a reader of our own.
+        # Loaded as the gateway loads it: OpenSSL decides whether the file will do, and not this module's reader.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cafile=path)
         found = [validity(der) for der in _certificates(text)]
     except (OSError, ValueError) as error:
@@ -73,7 +73,7 @@ def _certificates(text: str) -> list[bytes]:
         end = text.find("\n-----END ", begin.end())
         at = end if end >= 0 else len(text)
         if begin[1] in _LABELS:
-            # As OpenSSL's base64 does, which ends at the first dash.
+            # OpenSSL's base64 ends at the first dash, too.
             found.append(binascii.a2b_base64(text[begin.end() : at].partition("-")[0]))
     return found
 
@@ -81,7 +81,7 @@ def _certificates(text: str) -> list[bytes]:
 def read_names(path: Path) -> list[str]:
     """The names and addresses that the first certificate of a file is for (`host_names`).
 
-    Raises CertificateFileError; the file is one that `read_certificates` takes.
+    The file must be one that `read_certificates` takes. Raises CertificateFileError.
     """
     try:
         return host_names(next(iter(_certificates(_read(path))), b""))
@@ -90,7 +90,7 @@ def read_names(path: Path) -> list[str]:
 
 
 def check_pair(certificate: Path, key: Path) -> None:
-    """Whether a private key can be used, and is that of a certificate. Raises CertificateFileError, about the key."""
+    """Check that a private key can be used and belongs to a certificate. Raises CertificateFileError, about the key."""
     text = _read(key)
     if _ENCRYPTED.search(text):
         raise CertificateFileError(
@@ -112,7 +112,7 @@ def check_pair(certificate: Path, key: Path) -> None:
                 "made with, and the certificate of this box before those of its authorities"
             ) from error
         if reason is None or getattr(error, "library", None) == "PEM":
-            # The certificate was found good, but in a chain OpenSSL bears a little less than in a CA's file.
+            # The certificate was found good, but OpenSSL is a little stricter with a chain than with a CA's file.
             raise CertificateFileError(f"{key} (or {certificate}) {_DAMAGED}") from error
         raise CertificateFileError(
             f"{key} and {certificate} are not taken by TLS ({reason.lower().replace('_', ' ')}); have a new pair made"
@@ -120,7 +120,7 @@ def check_pair(certificate: Path, key: Path) -> None:
 
 
 def others_may_read(path: Path) -> bool:
-    """Whether anybody on this box may read a file: it, and each directory on the way to it. Raises OSError."""
+    """Whether anybody on this box may read a file, by its mode and by each directory on the path. Raises OSError."""
     real = Path(os.path.realpath(path))
     return bool(real.stat().st_mode & stat.S_IROTH) and all(
         folder.stat().st_mode & stat.S_IXOTH for folder in real.parents
@@ -128,7 +128,7 @@ def others_may_read(path: Path) -> bool:
 
 
 def date_trouble(dates: Validity, now: datetime) -> str | None:
-    """What is wrong with a certificate's dates: the words, or None."""
+    """Words for what is wrong with a certificate's dates, or None."""
     if now < dates.begin:
         return f"is not valid before {_day(dates.begin)}"
     if now >= dates.end:
@@ -159,7 +159,7 @@ def _read(path: Path) -> str:
 
 
 def validity(der: bytes) -> Validity:
-    """The dates of an X.509 certificate (RFC 5280, section 4.1). Raises ValueError where it is none."""
+    """The dates of an X.509 certificate (RFC 5280, section 4.1). Raises ValueError if it is no certificate."""
     try:
         _, at, _ = _element(der, 0)  # Certificate
         _, at, _ = _element(der, at)  # TBSCertificate
@@ -181,7 +181,7 @@ def validity(der: bytes) -> Validity:
 def host_names(der: bytes) -> list[str]:
     """The DNS names and IP addresses of an X.509 certificate's subjectAltName (RFC 5280, section 4.2.1.6).
 
-    Empty where it has none. Raises ValueError where it is no certificate.
+    Empty if it has none. Raises ValueError if it is no certificate.
     """
     try:
         _, at, _ = _element(der, 0)  # Certificate
@@ -195,7 +195,7 @@ def host_names(der: bytes) -> list[str]:
 
 
 def _extensions(der: bytes, start: int, stop: int) -> Iterator[bytes]:
-    """What the extensions called subjectAltName hold; mostly there is one."""
+    """The values of the extensions called subjectAltName. Mostly there is one."""
     found = next(_elements(der, start, stop), None)
     if found is None:
         raise ValueError("its extensions are empty")
@@ -207,7 +207,7 @@ def _extensions(der: bytes, start: int, stop: int) -> Iterator[bytes]:
 
 
 def _alternative_names(der: bytes) -> Iterator[str]:
-    """The names of hosts among GeneralNames; the other kinds are of people and directories."""
+    """The names of hosts among GeneralNames. The other kinds name people and directories."""
     _, at, end = _element(der, 0)
     for tag, start, stop in _elements(der, at, end):
         if tag == _DNS_NAME:
@@ -217,14 +217,14 @@ def _alternative_names(der: bytes) -> Iterator[str]:
 
 
 def _elements(der: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """What an element holds, one after another."""
+    """The elements that stand between `at` and `end`, one after another."""
     while at < end:
         yield (found := _element(der, at))
         at = found[2]
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:
-    """The element that begins at `at`: its tag, and where what it holds begins and ends."""
+    """The element that begins at `at`: its tag, and where its content begins and ends."""
     tag, length = der[at], der[at + 1]
     at += 2
     if length & 0x80:
@@ -237,7 +237,7 @@ def _element(der: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _time(tag: int, told: bytes) -> datetime:
-    """UTCTime has two digits of the year, of 1950 to 2049 (RFC 5280, section 4.1.2.5.1)."""
+    """The time of a certificate. UTCTime's year has two digits, from 1950 to 2049 (RFC 5280, section 4.1.2.5.1)."""
     text = told.decode("ascii")
     if tag == _UTC_TIME:
         text = ("19" if text[:2] >= "50" else "20") + text

@@ -1,4 +1,4 @@
-"""TLS of connections that the gateway makes itself: to a site's MQTT broker, and to Kafka."""
+"""Makes TLS contexts for connections that the gateway opens: to a site's MQTT broker, and to Kafka."""
 
 import re
 import ssl
@@ -17,18 +17,18 @@ class ClientTlsError(Exception):
 def client_context(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
     """A context that verifies the server's certificate and its host name, and speaks TLS 1.2 or 1.3.
 
-    Without `ca` the authorities count that this box trusts. Raises ClientTlsError.
+    Without `ca`, the authorities that this box trusts count. Raises ClientTlsError.
     """
     try:
         context = ssl.create_default_context(cafile=ca)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # Whoever names an authority means that one, be it a root or one below it (the default from Python 3.13 on).
+        # A named authority counts by itself, be it a root or one below it (the default from Python 3.13 on).
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         # Python 3.13 also refuses an authority without a key usage (RFC 5280), as `openssl req -x509` makes it. A site
-        # that works on Debian 12 must work on Debian 13. Who is trusted, and for which names, is the same.
+        # that works on Debian 12 must work on Debian 13. The flag changes neither who is trusted nor for which names.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if certificate is not None:
-            # An empty password: an encrypted key must not ask a daemon's terminal for one.
+            # An empty password, as an encrypted key must not ask a daemon's terminal for one.
             context.load_cert_chain(certificate, key, password="")
     except (OSError, ValueError) as error:
         raise ClientTlsError(_file_trouble(ca, certificate, key, error)) from error
@@ -36,7 +36,7 @@ def client_context(ca: Path | None, certificate: Path | None, key: Path | None) 
 
 
 def trusted_stamp(ca: Path | None) -> tuple[object, ...]:
-    """What changes with the authorities that this box trusts, as far as they count: not where `ca` is given."""
+    """A value that changes with the authorities that this box trusts. With `ca` they do not count, and it is empty."""
     if ca is not None:
         return ()
     paths = ssl.get_default_verify_paths()
@@ -52,7 +52,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 def _file_trouble(ca: Path | None, certificate: Path | None, key: Path | None, error: Exception) -> str:
-    """Which file cannot be used, and why."""
+    """Words for the file that cannot be used, and why."""
     place = "tls.ca"
     try:
         if ca is not None:
@@ -72,7 +72,7 @@ def _file_trouble(ca: Path | None, certificate: Path | None, key: Path | None, e
 
 
 def tls_reason(error: BaseException) -> str:
-    """What the TLS library calls it, without where in its source that stands."""
+    """The TLS library's words for an error, without the place in its source."""
     reason = getattr(error, "reason", None)
     told = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(reason).lower().replace("_", " ") if reason else _IN_SOURCE.sub("", told)

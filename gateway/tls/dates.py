@@ -1,18 +1,17 @@
-"""Dates of certificates where this box's clock cannot judge them: it is not known yet, or not as the system has it.
+"""Judges dates of certificates while this box's clock cannot: it is not synced yet, or was set by hand since.
 
-A Pi without a network believes that it is 2000, or the hour at which it was switched off. By such a clock OpenSSL would
-refuse each certificate that is good, or take one that ended long ago. So while the clock is not synced they are judged
-by what is certain: the true time is later than the floor (`clock.floor`). What ended before that is refused; whether
-others have begun, or have ended since, nobody can tell, and they are let pass. All else (who signed it, for whom it is,
-for what) is OpenSSL's to judge, as ever; and the dates too once the clock is known: then whoever was let in so is
-looked at again.
+A Pi without a network believes that it is 2000, or the hour at which it was switched off. By such a clock, OpenSSL
+would refuse good certificates, or take one that ended long ago. So while the clock is not synced, the floor judges
+(`clock.floor`): the true time is later. Certificates that ended before the floor are refused. Nobody can tell whether
+others have begun, or have ended since, so they pass. OpenSSL judges all else as ever: who signed a certificate, and for
+whom and what it is. Once the clock is known, OpenSSL judges dates too, and peers that passed before are judged again.
 
-How: OpenSSL is told not to look at dates (X509_V_FLAG_NO_CHECK_TIME), and those of the chain that it has verified are
-looked at here, before the handshake counts as done. A time of our own instead (X509_VERIFY_PARAM_set_time, by ctypes)
-would refuse what was signed after the floor, and needs the address of a structure within Python's objects; the flag
-goes by Python's documented `verify_flags`, the classes by its documented `sslobject_class`. The verified chain is
-public from Python 3.13 (Debian 13) on; 3.11 (Debian 12) has it in a private place, and where some Python has it nowhere
-nothing is let pass.
+OpenSSL is told not to look at dates (X509_V_FLAG_NO_CHECK_TIME). The dates of the chain that it has verified are judged
+here, before the handshake counts as done. OpenSSL could be given a time of our own instead (X509_VERIFY_PARAM_set_time,
+by ctypes). But that would refuse certificates made after the floor, and needs the address of a structure within
+Python's objects. The flag and the classes go by Python's documented `verify_flags` and `sslobject_class`. The verified
+chain is public from Python 3.13 (Debian 13) on. Python 3.11 (Debian 12) has it in a private place. If some Python has
+it nowhere, nothing passes.
 """
 
 import ssl
@@ -31,12 +30,12 @@ from gateway.tls.certificates import Validity, date_trouble, validity
 NO_CHECK_TIME: Final = 0x200000
 """X509_V_FLAG_NO_CHECK_TIME of OpenSSL (X509_VERIFY_PARAM_set_flags(3)); Python has no name for it."""
 ASTRAY_US: Final = 60_000_000
-"""A system clock farther than this from the one that was synced, beyond its bound, was set by hand: dates of
-certificates do not turn on less."""
+"""Microseconds beyond its bound by which a system clock may differ from the synced one. If it differs by more, it was
+set by hand. Less does not matter for dates of certificates."""
 _ENCODING_DER: Final = 2
 """`_ssl.ENCODING_DER`."""
 _LATEST_US: Final = 253_402_300_799_000_000
-"""The end of the year 9999, beyond which no certificate goes."""
+"""The end of the year 9999 in microseconds since 1970. No certificate goes beyond it."""
 _EXPIRED, _NOT_YET_VALID = 10, 9
 """X509_V_ERR_... of OpenSSL (X509_STORE_CTX_get_error(3))."""
 
@@ -44,37 +43,37 @@ _log = structlog.get_logger()
 
 
 class TrueTime(NamedTuple):
-    """Between which the true time lies, as far as that is known: microseconds since 1970, UTC."""
+    """Bounds of the true time, as far as it is known: microseconds since 1970, UTC."""
 
     earliest_us: int
     latest_us: int | None
 
 
 Dates = Callable[[], TrueTime | None]
-"""What dates are to be judged by at this moment; None where OpenSSL is to judge them by the system's clock."""
+"""Gives the time to judge dates by; None if OpenSSL is to judge them by the system's clock."""
 
 
 def by_system_clock() -> TrueTime | None:
-    """`Dates` of whoever has no other clock."""
+    """`Dates` for whoever has no other clock."""
     return None
 
 
 def true_time(known: tuple[int, int | None], floor_us: int, system_us: int) -> TrueTime | None:
-    """As `Dates` has it, when the system's clock says `system_us`.
+    """The time to judge dates by, as `Dates` gives it, if the system's clock says `system_us`.
 
-    `known` is what this box's clock says as far as it was synced, and the bound of its error: None where it was not.
+    `known` is the time by this box's clock, and the bound of its error. The bound is None if the clock was not synced.
     """
     known_us, error_us = known
     if error_us is None:
         return TrueTime(floor_us, None)
     if abs(system_us - known_us) <= error_us + ASTRAY_US:
         return None
-    # Synced once, and set to something else since: what was learnt then still holds.
+    # The clock was synced once, and set to something else since. The synced time still holds.
     return TrueTime(known_us - error_us, known_us + error_us)
 
 
 class CertificateDates:
-    """`Dates` of this gateway; says in the log when they begin to be judged otherwise, once it has been asked."""
+    """`Dates` of this gateway. It logs when dates begin to be judged by another clock than the system's."""
 
     def __init__(self, clock: Callable[[], BootClock], floor: ClockFloor) -> None:
         self._clock = clock
@@ -97,12 +96,12 @@ class CertificateDates:
 
 
 def day(moment: TrueTime) -> str:
-    """The day that has come for certain."""
+    """The day that has surely come."""
     return f"{_datetime(moment.earliest_us):%Y-%m-%d}"
 
 
 class CertificateDateError(ssl.SSLCertVerificationError):
-    """A chain holds for no moment that may be now; `verify_message` is for people."""
+    """A chain is valid at no moment that may be now. `verify_message` is for people."""
 
     def __init__(self, words: str, code: int = 0) -> None:
         super().__init__(1, f"certificate verify failed: {words}")
@@ -113,20 +112,20 @@ class CertificateDateError(ssl.SSLCertVerificationError):
 
 
 def judge_dates(context: ssl.SSLContext, dates: Dates) -> None:
-    """Have the dates of what peers of this context show judged by `dates`, whatever the system's clock says.
+    """Let `dates` judge the dates of certificates that peers of this context show, and not the system's clock.
 
     A handshake that does not pass raises CertificateDateError.
     """
 
     class JudgedObject(ssl.SSLObject):
-        """What asyncio speaks TLS by."""
+        """The TLS object that asyncio uses."""
 
         def do_handshake(self) -> None:
             super().do_handshake()
             check_dates(self, dates())
 
     class JudgedSocket(ssl.SSLSocket):
-        """The same on a socket."""
+        """The TLS object of a blocking socket."""
 
         def do_handshake(self, block: bool = False) -> None:  # noqa: FBT001, FBT002 - as SSLSocket has it
             super().do_handshake(block)
@@ -138,14 +137,14 @@ def judge_dates(context: ssl.SSLContext, dates: Dates) -> None:
 
 
 def check_dates(tls: ssl.SSLObject | ssl.SSLSocket, moment: TrueTime | None) -> None:
-    """Whether what the peer has shown may hold now; by the system's clock without `moment`.
+    """Check that the dates of the peer's certificates may hold at `moment`; without it, by the system's clock.
 
-    Raises CertificateDateError. A peer that was asked for no certificate, and showed none, has nothing to judge.
+    Raises CertificateDateError. A peer that was asked for no certificate, and showed none, passes.
     """
     shown = tls.getpeercert(binary_form=True)
     if shown is None:
         return
-    # A session that is gone on with brings no chain. It was verified when it began.
+    # A resumed TLS session brings no chain. The chain was verified when the session began.
     chain = _verified_chain(tls) or [shown]
     if moment is None:
         now_us = time.time_ns() // 1000
@@ -158,7 +157,7 @@ def check_dates(tls: ssl.SSLObject | ssl.SSLSocket, moment: TrueTime | None) -> 
 
 
 def _check_validities(validities: Sequence[Validity], moment: TrueTime) -> None:
-    """The peer's own certificate's first. Raises CertificateDateError."""
+    """Check the dates, those of the peer's own certificate first. Raises CertificateDateError."""
     earliest = _datetime(moment.earliest_us)
     latest = None if moment.latest_us is None else _datetime(moment.latest_us)
     for place, dates in enumerate(validities):
@@ -173,7 +172,7 @@ def _check_validities(validities: Sequence[Validity], moment: TrueTime) -> None:
 
 def _verified_chain(tls: ssl.SSLObject | ssl.SSLSocket) -> list[bytes]:
     """The chain that OpenSSL has verified, from the peer's certificate to the authority, in DER."""
-    # typeshed knows neither.
+    # typeshed knows neither way.
     of_python: Any = tls
     if hasattr(tls, "get_verified_chain"):
         return list(of_python.get_verified_chain())

@@ -1,4 +1,4 @@
-"""What the uplink knows from session to session: how it is, what was acknowledged, how wide the link is."""
+"""Keeps what the uplink knows across sessions: its state, acknowledged offsets, the rate of the link."""
 
 import asyncio
 import time
@@ -23,35 +23,36 @@ from gateway.uplink.new_topics import NewTopics
 from gateway.uplink.quota import DAY_S, UplinkBudget
 
 REQUEST_BYTES_MAX = 8 * BATCH_BYTES_MAX
-"""What a round may put on the wire, however wide the link."""
+"""Bytes that a round may put on the wire, however wide the link."""
 LIVE_S = 1.0
-"""While live readings share the link with a backlog, a round is no larger than what the link takes in so long."""
+"""Seconds that a round may take on the link while live readings share it with a backlog."""
 RATIO_FIRST = 3.0
-"""How far records are compressed, until it is known."""
+"""Compression of records that is assumed until it was measured."""
 PAUSE_S_MAX = 1.0
 UPLINK_MARKS = "uplink/"
 OFFSET_MARKS = UPLINK_MARKS + "offset/"
-"""Before topic, `/` and partition: the offset that was acknowledged last."""
+"""Prefix of the keys of offset marks, followed by topic, `/` and partition. A mark has the offset after the last record
+that was acknowledged."""
 CLUSTER_MARK = UPLINK_MARKS + "cluster"
-"""Whose offsets these are."""
+"""Key of the mark that names the cluster of these offsets."""
 BUDGET_MARK = UPLINK_MARKS + "budget"
 BUDGET_SAVE_S = 30.0
-"""What was used of a metered link is written down no more often than this."""
+"""Seconds between two writes of a metered link's use to disk, at least."""
 THROTTLED_S = 60.0
-"""That a broker held this gateway back is told for so long after it did so last."""
+"""Seconds for which it is still reported that a broker held this gateway back."""
 
 PROBE_ROWS = 50
-"""What a partition that was in trouble is sent first."""
+"""Rows of a batch for a partition in trouble, until the partition answers."""
 TROUBLE_S_MIN = 5.0
 TROUBLE_S_MAX = 300.0
-"""How long a partition that answered with an error is left alone; twice as long each time."""
+"""Shortest and longest pause in seconds for a partition in trouble. Each pause is twice as long as the one before."""
 OFFSETS_MAX = 20_000
-"""Partitions whose offsets are told and kept."""
+"""Partitions whose offsets are kept, and told in heartbeats."""
 
 Partition = tuple[str, int]
-"""Topic and number."""
+"""Topic and number of the partition."""
 NO_PARTITION = -1
-"""Of a topic that is not there yet: its readings wait."""
+"""Stands for the number while a topic waits: it does not exist yet, or cannot be judged just now."""
 
 log = structlog.get_logger()
 
@@ -62,76 +63,76 @@ class QuotaUsedUpError(Exception):
 
 @dataclass(slots=True)
 class UplinkState:
-    """What the forwarder says of itself."""
+    """The uplink's state, as the forwarder reports it."""
 
     up: bool = False
     error: str | None = None
-    """Why it is down, in words; None before the first attempt and while it is up."""
+    """Why the uplink is down, in words; None before the first attempt and while it is up."""
     barred: bool = False
-    """Whether it is down although the way is not to blame: Kafka is reached, and one of both sides refuses the other,
-    or a file for that cannot be used."""
+    """Whether the uplink is down although the network is not to blame: Kafka is reached, and one side refuses the
+    other; or a certificate, key or password cannot be used."""
     since: float = 0.0
-    """When it came up or went down: seconds since 1970 by this box's clock as it is now, be it right or not."""
+    """When the uplink came up or went down: seconds since 1970 by this box's clock as it is now, right or wrong."""
     waits_for_clock: bool = False
     """Whether readings are held back because a time for them may still be learnt (`gateway.hold_unsynced_s`)."""
     clock_until_us: int | None = None
-    """Until when at most (CLOCK_BOOTTIME); None where they are not."""
+    """When they are held back no longer (CLOCK_BOOTTIME); None if they are not held back."""
     was_reached: bool = False
-    """Whether Kafka was reached since the start: what waits for the clock does so from then on."""
+    """Whether Kafka was reached since the start. The wait for the clock counts from then on."""
     new_clocks: int = 0
-    """Sensors, or streams of one, whose readings wait for their clock (`gateway.hold_new_clock_s`)."""
+    """Sensors, or streams of a sensor, whose readings wait for the sensor's clock (`gateway.hold_new_clock_s`)."""
     dates_passed: float | None = None
-    """While this box's clock cannot judge certificates: the latest time that is known to have passed, by which they are
-    judged instead, in seconds since 1970. None where it can, and without TLS."""
+    """The latest time that is known to have passed, in seconds since 1970. Certificates are judged by it while this
+    box's clock cannot do so. None if the clock can, and without TLS."""
     quota_used_up: bool = False
     """Whether nothing is sent because `kafka.bytes_per_day_max` is used up."""
     quota_until: float | None = None
-    """Until when, in seconds since 1970; None where the date is not known."""
+    """When the quota begins anew, in seconds since 1970; None if it is not used up, or if the date is unknown."""
     throttled_s: float = 0.0
-    """Seconds for which a broker's quota held this gateway back last; 0 where none has within THROTTLED_S."""
+    """Seconds for which a broker's quota held this gateway back last; 0 if none did so within THROTTLED_S."""
     sent: int = 0
     """Readings and events that Kafka has taken since the start."""
     live_oldest_us: int | None = None
-    """When the oldest live reading was received that is being sent (CLOCK_BOOTTIME), or had to wait no longer for its
-    sensor's clock, if it may have; None where none is."""
+    """Receipt (CLOCK_BOOTTIME) of the oldest live reading that is being sent and did not wait for its sensor's clock.
+    If all may have waited, the oldest one's receipt plus the longest wait. None if no live reading is being sent."""
     parked: dict[str, str] = field(default_factory=dict)
-    """`topic/partition`, or a topic, and why it takes nothing at present; its readings wait while others go on."""
+    """By `topic/partition`, or topic: why it takes nothing at present. Its readings wait while others go on."""
     refused_topics: dict[str, str] = field(default_factory=dict)
-    """Topics that are not written to, and what is wrong with them; `REFUSED_TOLD_MAX` at most."""
+    """By topic that is not written to: what is wrong with it. There are `REFUSED_TOLD_MAX` at most."""
     beyond_topics: dict[str, int] = field(default_factory=dict)
-    """By device: readings of today that are in the quarantine, for this gateway makes no more topics for them."""
+    """By device: readings quarantined today because this gateway makes no more topics for them."""
     bytes_per_s: int = 0
-    """What the link was seen to carry."""
+    """Rate that the link was seen to carry."""
     wire_bytes: int = 0
-    """What it has carried since the start, both ways."""
+    """Bytes that the link has carried since the start, both ways."""
 
 
 @dataclass(slots=True)
 class _Suspect:
-    """A partition of which a batch was refused."""
+    """A partition that has refused a batch."""
 
     rows_max: int
     left: int
-    """Of the rows of that batch, those that were not taken since."""
+    """Rows of that batch that were not taken since."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Trouble:
-    """A partition that did not answer, or with an error."""
+    """A partition that did not answer, or answered with an error."""
 
     pause_s: float
     until_s: float
 
 
 class Memory:
-    """Belongs to the event loop."""
+    """Knowledge of the uplink that outlives a session. It belongs to the event loop."""
 
     def __init__(self, kafka: KafkaSettings, clock: Callable[[], BootClock]) -> None:
         self._kafka = kafka
         self._clock = clock
         self.state = UplinkState()
         self.lines = FewLines()
-        """What is logged of topics, whose number is the sensors' affair."""
+        """Log lines about topics. They are few, as sensors decide how many topics there are."""
         self.verdicts = TopicVerdicts(kafka, self.lines)
         self.new_topics = NewTopics(kafka, self.verdicts, self.lines, self._today)
         self.rate = LinkRate(kafka.request_timeout_s, REQUEST_BYTES_MAX)
@@ -139,16 +140,16 @@ class Memory:
         self.offsets: dict[tuple[str, int], int] = {}
         """By topic and partition: the offset after the last record that was acknowledged to this gateway."""
         self.too_small: dict[str, int] = {}
-        """Topics that could not take a record, and the largest batch that they took then."""
+        """By topic that could not take a record: bytes of the largest batch that it took then."""
         self.proven: set[str] = set()
-        """Topics that have taken something since they last refused."""
+        """Topics that have taken a record since they last refused one."""
         self._ratio = 1.0 if kafka.compression == "none" else RATIO_FIRST
         self._suspects: dict[Partition, _Suspect] = {}
         self._troubles: dict[Partition, _Trouble] = {}
         self._lone_refusals: Counter[str] = Counter()
         self._unanswered: dict[Partition, dict[tuple[int, int], int]] = {}
-        """By lane and series: up to which sequence a partition may have rows that it was sent and did not acknowledge.
-        Only rows of one series stand in their order there."""
+        """By lane and series: the highest sequence that a partition was sent and did not acknowledge. The partition may
+        have rows up to it. Only rows of one series keep their order in a partition."""
         self._unsaved: dict[str, Mark] = {}
         self._budget: UplinkBudget | None = None
         self._budget_due_s = 0.0
@@ -158,7 +159,7 @@ class Memory:
         self._throttled_at_s = float("-inf")
 
     def recall(self, marks: Mapping[str, bytes]) -> None:
-        """Go on from what the buffer has kept under `UPLINK_MARKS`."""
+        """Go on from the marks that the buffer has kept under `UPLINK_MARKS`."""
         self.cluster_id = marks.get(CLUSTER_MARK, b"").decode(errors="replace")
         self.offsets = _offsets(marks)
         self.new_topics.allowance.recall(marks)
@@ -170,7 +171,7 @@ class Memory:
     # -- the link -------------------------------------------------------------------------------
 
     def round_bytes(self, shared: bool) -> float:  # noqa: FBT001 - the contract of Supply.next
-        """What a round may take before it is compressed; `shared` where live readings wait beside a backlog."""
+        """Bytes that a round may take before compression. `shared` means that live readings come beside a backlog."""
         wire = self.rate.bytes_in(LIVE_S) if shared else self.rate.request_bytes_max
         if self._budget is not None:
             allowance = self._budget.allowance(*self._now())
@@ -178,22 +179,22 @@ class Memory:
         return wire * self._ratio
 
     def learn(self, batches: Iterable[EncodedBatch], passage: Passage | None) -> None:
-        """These were acknowledged, and came through like that, or, where it is None, given up."""
+        """Learn from acknowledged batches, and how they came through. If `passage` is None, they were given up."""
         sizes = [(batch.bytes, batch.wire_bytes) for batch in batches if batch.wire_bytes is not None]
         raw_bytes, wire_bytes = sum(raw for raw, _ in sizes), sum(wire for _, wire in sizes)
         if wire_bytes:
             ratio = max(1.0, raw_bytes / wire_bytes)
-            # Data that compress worse than thought make a round too large: that is believed at once.
+            # If data compress worse than assumed, rounds become too large. So that is believed at once.
             self._ratio = min(ratio, self._ratio + (ratio - self._ratio) / 4)
         if passage is None:
-            # A round that came out larger than meant is taken for one that was not: it must shrink.
+            # A round that came out larger than allowed counts as one of the allowed size, so that the next is smaller.
             self.rate.timed_out(min(wire_bytes or self.rate.request_bytes_max, self.rate.request_bytes_max))
         else:
             self.rate.acknowledged(wire_bytes, passage.sending_s, passage.answered_s)
         self.state.bytes_per_s = int(self.rate.bytes_per_s)
 
     async def wait_for_allowance(self, link: KafkaLink) -> None:
-        """Wait until something may be sent. Raises QuotaUsedUpError where that is not today."""
+        """Wait until something may be sent. Raises QuotaUsedUpError if nothing may be sent today."""
         self.count(link)
         while self._budget is not None:
             if self._budget.is_used_up(*self._now()):
@@ -205,7 +206,7 @@ class Memory:
 
     @property
     def is_metered(self) -> bool:
-        """Whether what the link carries has a bound."""
+        """Whether the bytes on the link are bounded by a setting."""
         return self._budget is not None
 
     def may_send(self) -> bool:
@@ -221,7 +222,7 @@ class Memory:
         self.state.quota_used_up, self.state.quota_until = False, None
 
     def count(self, link: KafkaLink) -> None:
-        """Count what a session's connections have carried since the last look."""
+        """Count the bytes that a session's connections have carried since the last call."""
         if link is not self._spent_of:
             self._spent_of, self._spent_bytes = link, 0
         total = link.wire_bytes()
@@ -232,7 +233,7 @@ class Memory:
             self._budget.spend(spent, *self._now())
 
     def _note_throttle(self, link: KafkaLink) -> None:
-        """Take over whether a broker holds this gateway back, and say once that it does."""
+        """Note that a broker holds this gateway back, and log it once."""
         if link.throttled_at_s > self._throttled_at_s:
             if not self.throttled_s:
                 log.warning(
@@ -259,7 +260,7 @@ class Memory:
     # -- partitions and topics ------------------------------------------------------------------
 
     def acknowledged(self, partition: Partition, offset: int, records: int) -> None:
-        """A partition has taken a batch, at that offset; -1 where the broker had it already and does not say where."""
+        """Note that a partition has taken a batch at `offset`; -1 if the broker had it already and names no offset."""
         topic, number = partition
         if offset >= 0 and (partition in self.offsets or len(self.offsets) < OFFSETS_MAX):
             self.offsets[partition] = offset + records
@@ -280,14 +281,14 @@ class Memory:
             self.lines.tell(log.info, "a partition takes records again", topic=topic, partition=number)
 
     def sent_without_answer(self, partition: Partition, rows: Iterable[Row]) -> None:
-        """A partition may have these, or not: the connection ended before it said so."""
+        """Note that a partition may have these rows: the connection ended before it answered."""
         series = self._unanswered.setdefault(partition, {})
         for row in rows:
             of = row.lane, row.series
             series[of] = max(row.sequence, series.get(of, row.sequence))
 
     def answered(self, partition: Partition, rows: Iterable[Row]) -> None:
-        """It has these, and with them what came before of the same series."""
+        """Note that a partition has these rows, and so all earlier rows of their series."""
         series = self._unanswered.get(partition)
         if series is not None:
             for row in rows:
@@ -298,34 +299,34 @@ class Memory:
                 del self._unanswered[partition]
 
     def may_have(self, topics: Collection[str], row: Row) -> bool:
-        """Whether one of these topics may have a row that nothing acknowledged."""
+        """Whether one of these topics may have a row without an acknowledgement."""
         return any(
             topic in topics and row.sequence <= series.get((row.lane, row.series), -1)
             for (topic, _), series in self._unanswered.items()
         )
 
     def rows_max(self, partition: Partition) -> int:
-        """How many rows a batch for a partition may have."""
+        """Number of rows that a batch for a partition may have."""
         rows_max = PROBE_ROWS if partition in self._troubles else self._kafka.batch_rows_max
         suspect = self._suspects.get(partition)
         return rows_max if suspect is None else min(rows_max, suspect.rows_max)
 
     def is_suspect(self, partition: Partition) -> bool:
-        """Whether a batch of a partition was refused, and not all of it has been taken since."""
+        """Whether a partition refused a batch, and has not taken all of its rows since."""
         return partition in self._suspects
 
     def suspect(self, partition: Partition, rows: int) -> None:
-        """A record of a batch of so many was refused: half of them go at a time, until all are taken or it is found."""
+        """Note a refused batch of `rows` rows. Half go at a time, until all are taken or the record is found."""
         self._suspects[partition] = _Suspect(max(1, rows // 2), rows)
         self.proven.discard(partition[0])
 
     def condemn(self, verdict: TopicVerdict) -> None:
-        """A broker takes nothing for a topic: leave it alone for a while."""
+        """Leave a topic alone for a while, as a broker takes nothing for it."""
         self.verdicts.condemn(verdict)
         self.proven.discard(verdict.topic)
 
     def count_lone_refusal(self, partition: Partition) -> int:
-        """A record was refused that stood alone; how many of its topic were, one after the other."""
+        """Count a record that was refused alone. Returns how many of its topic were refused one after the other."""
         topic = partition[0]
         self._suspects.pop(partition, None)
         self._lone_refusals[topic] += 1
@@ -333,26 +334,29 @@ class Memory:
         return self._lone_refusals[topic]
 
     def trouble(self, partition: Partition, *, pauses: bool) -> None:
-        """A partition did not answer, or with what is no refusal: it is tried with little, beside the others."""
+        """Note that a partition did not answer, or had an error that is no refusal. It gets small batches from now on.
+
+        If `pauses` is true, it is left alone for a while first.
+        """
         before = self._troubles.get(partition)
         pause_s = min(TROUBLE_S_MIN if before is None else 2 * before.pause_s, TROUBLE_S_MAX)
         self._troubles[partition] = _Trouble(pause_s, time.monotonic() + (pause_s if pauses else 0.0))
 
     def is_troubled(self, partition: Partition) -> bool:
-        """Whether it has not answered since it last should have."""
+        """Whether a partition has not answered since it was last in trouble."""
         return partition in self._troubles
 
     def rests_until_s(self, partition: Partition) -> float:
-        """When a partition may be tried (monotonic); 0 where it always may."""
+        """When a partition may be tried (monotonic); 0 if it may always be tried."""
         trouble = self._troubles.get(partition)
         return 0.0 if trouble is None else trouble.until_s
 
     def why_parked(self, partition: Partition) -> str:
-        """What was said of a partition that rests."""
+        """The reason that was given for a partition that rests."""
         return self.state.parked.get(_spelled(partition), "does not answer")
 
     def tell_parked(self, partition: Partition, why: str) -> None:
-        """Say once that a partition takes nothing."""
+        """Keep why a partition takes nothing, and log it once."""
         if _spelled(partition) not in self.state.parked:
             topic, number = partition
             self.lines.tell(
@@ -365,13 +369,13 @@ class Memory:
         self.state.parked[_spelled(partition)] = why
 
     def nothing_waits(self) -> None:
-        """No reading waits for a partition: what was said of one went elsewhere, or is too old by now."""
+        """Forget why partitions were parked, as no reading waits. It went to another topic, or became too old."""
         self.state.parked.clear()
 
     # -- what outlives a restart ----------------------------------------------------------------
 
     def enter(self, cluster_id: str) -> list[Mark]:
-        """Go on with a cluster; the marks to keep. Another one than before knows nothing of the offsets."""
+        """Go on with a cluster, and return the marks to keep. Offsets of another cluster are forgotten."""
         if cluster_id == self.cluster_id:
             return []
         forgotten = [Mark(OFFSET_MARKS + _spelled(partition), None) for partition in self.offsets]
@@ -384,12 +388,12 @@ class Memory:
         return [*forgotten, Mark(CLUSTER_MARK, cluster_id.encode())]
 
     def take_marks(self) -> list[Mark]:
-        """What has to be kept with the rows that are settled now."""
+        """The marks to keep with the rows that are settled now."""
         marks, self._unsaved = list(self._unsaved.values()), {}
         return marks
 
     def take_budget_mark(self, *, now: bool = False) -> list[Mark]:
-        """What was used of a metered link, where that has to be kept at this moment."""
+        """The mark of what was used of a metered link, if it is due or wanted `now`; else no mark."""
         if self._budget is None or (time.monotonic() < self._budget_due_s and not now):
             return []
         self._budget_due_s = time.monotonic() + BUDGET_SAVE_S

@@ -50,13 +50,13 @@ class ParkedPartitions(dict[Partition, Parked]):
                 yield from rows
 
     def ready(self, now_s: float) -> list[Partition]:
-        """The partitions that can leave the list. The cluster is asked for the leaders of partitions without one."""
+        """The partitions that can be unparked. The cluster is asked for the leaders of partitions without one."""
         leaderless = [each for each in self if each[1] != NO_PARTITION and not self._session.has_leader(*each)]
         self.leaders.ask(leaderless, now_s)
         return [partition for partition, parked in self.items() if self._is_ready(partition, parked, now_s)]
 
     def _is_ready(self, partition: Partition, parked: Parked, now_s: float) -> bool:
-        """Whether a partition can leave the list, to be tried again or because what was sent has ended."""
+        """Whether a partition can be unparked: it may be tried again, or its batches under way have ended."""
         if partition in self.leaders.gone:
             return True
         if partition[1] == NO_PARTITION:

@@ -214,7 +214,7 @@ class Rounds:
     # -- after a round ----------------------------------------------------------------------------
 
     def _settle(self, rows: Sequence[Row]) -> None:
-        """Let the buffer delete these rows, which are in order: Kafka has them."""
+        """Tell the buffer that Kafka has these rows, which are in order. It may delete them."""
         if rows:
             self._buffer.confirm(self._supply.buffer_id, spans_of(rows), self._memory.take_marks())
             self._memory.state.sent += len(rows)

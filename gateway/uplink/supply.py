@@ -30,7 +30,7 @@ SCANS_MAX = 4
 
 
 class _Cursor:
-    """How far rows have been taken, and rows that were read and not taken yet."""
+    """The place up to which rows have been taken, and rows that were read and not taken yet."""
 
     def __init__(self) -> None:
         self.position = START
