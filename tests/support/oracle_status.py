@@ -1,6 +1,6 @@
 """Whether windows are final, computed in plain Python from all that is in `log` at once. No Spark in here.
 
-Written from DESIGN section 10 and docs/kafka-records.md: sets of numbers and of losses, nothing kept from before.
+Written from docs/tables.md and docs/kafka-records.md: sets of numbers and of losses, nothing kept from before.
 """
 
 from collections import defaultdict

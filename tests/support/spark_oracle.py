@@ -1,6 +1,6 @@
 """What the tables must hold, computed in plain Python from all records at once. No Spark in here.
 
-Written from DESIGN sections 4 and 10, not from the jobs: where the two disagree, one of them is wrong.
+Written from docs/kafka-records.md and docs/tables.md, not from the jobs. If the two disagree, one is wrong.
 """
 
 import re

@@ -31,7 +31,7 @@ LISTENER = "GATEWAY"
 MQTT_PORT = 1883
 """The gateway's loopback is its own: no other test listens there."""
 RECOVERY_S_MAX = 15.0
-"""What the uplink promises (DESIGN section 6): so long after the path is back a new reading is in Kafka."""
+"""Seconds after the return of the path within which a new reading is in Kafka (docs/guarantees.md)."""
 CALM_ROWS = 50
 """Fewer rows than this wait when nothing but live readings is on its way."""
 SENSORS = 20
