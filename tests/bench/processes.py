@@ -108,8 +108,8 @@ def write_gateway(  # noqa: PLR0913 - what a bench may ask of a gateway, by name
 ) -> Path:
     """Write a gateway's configuration, and the devices' secrets as `load --secrets` reads them; give the former.
 
-    Everything that an installer should turn on is on: devices with secrets of their own, identity in JSON, zstd. All sensors come
-    from one address here, so that the usual bound of new connections is too low. `extra` is added to the end.
+    All that an installer should turn on is on: devices with secrets of their own, identity in JSON, zstd. All sensors
+    come from one address here, for which the usual bound of new connections is too low. `extra` is added to the end.
     """
     directory.mkdir(parents=True, exist_ok=True)
     names = [f"d{number:03d}" for number in range(devices)]
