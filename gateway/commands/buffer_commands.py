@@ -659,7 +659,7 @@ def retry(
 ) -> None:
     """Take quarantined input in again, once its cause is corrected: a route, a topic, a limit of Kafka's.
 
-    Input that is taken in goes behind everything that waits. Input that the gateway still refuses stays in the
+    Input that is taken in goes to Kafka as new readings do. Input that the gateway still refuses stays in the
     quarantine (exit code 1). Input that Kafka still refuses comes back.
     """
     settings = load_settings(config)
@@ -677,7 +677,7 @@ def retry(
     if as_json:
         say_json({"stored": stored, "refused": refused, "unknown": unknown})
     else:
-        back = ": to Kafka behind what waits; what Kafka still refuses comes back into the quarantine" if stored else ""
+        back = ": to Kafka with what waits; what Kafka still refuses comes back into the quarantine" if stored else ""
         say(hanging(f"{counted(stored, 'message')} taken in again{back}", 4))
         for why, count in sorted(refused.items()):
             stay = "stays" if count == 1 else "stay"

@@ -189,7 +189,7 @@ def _quarantine_bounds(db: Database, settings: BufferSettings) -> Verdict:
         words += f": more than {bytes_max:,} bytes (buffer.quarantine_bytes_max, or a tenth of buffer.bytes_max)"
     else:
         return Verdict("quarantine", ok=True, words=words)
-    words += ". The next input deletes the oldest; sluice buffer export --quarantine keeps a copy"
+    words += ". The next input deletes the oldest of whoever has most; sluice buffer export --quarantine keeps a copy"
     return Verdict("quarantine", ok=False, words=words)
 
 

@@ -342,7 +342,7 @@ def _refuse_written(listener: ListenerSettings, names: Sequence[str]) -> None:
             if name in getattr(listener, section):
                 raise click.ClickException(
                     f"{name} has its secret in gateway.toml, which this command does not change: take its line out "
-                    f"of [mqtt_listener.{section}], restart sluice, and add the device here (nothing was changed)"
+                    f"of [mqtt_listener.{section}] and restart sluice (nothing was changed)"
                 )
 
 

@@ -132,7 +132,7 @@ class Memory:
         self._clock = clock
         self.state = UplinkState()
         self.lines = FewLines()
-        """Log lines about topics. They are few, as sensors decide how many topics there are."""
+        """Log lines about topics. Only a few are written, because sensors decide how many topics there are."""
         self.verdicts = TopicVerdicts(kafka, self.lines)
         self.new_topics = NewTopics(kafka, self.verdicts, self.lines, self._today)
         self.rate = LinkRate(kafka.request_timeout_s, REQUEST_BYTES_MAX)

@@ -84,6 +84,6 @@ def delete_device_command(warehouse: str, namespace: str, yes: bool, unheard: bo
         delete = f"delete {rows} records of {whose} for good, and " if rows else ""
         confirm(f"{delete}refuse all that {'it' if rows else whose} measured before now?", abort=True)
     with writing_alone(warehouse):
-        done = delete_device(spark, warehouse, namespace, device, report=lambda table: say(f"deleted from {table}"))
+        done = delete_device(spark, warehouse, namespace, device, report=lambda table: say(f"deleting from {table}"))
     until = f"{done.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     say(f"{done.records} records of {whose} are deleted; what it measured before {until} is refused from now on")

@@ -213,7 +213,6 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 def _divided(line: str) -> tuple[str, str]:
     """The name and the value, still escaped, divided at the first `=`, `:` or space that no backslash precedes."""
-    """Name and value, still escaped: divided at the first `=`, `:` or space that no backslash stands before."""
     match = re.match(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)\Z", line, re.DOTALL)
     if match is None:
         return line, ""

@@ -35,7 +35,7 @@ def check_sensors(settings: Settings) -> Iterator[Finding]:
 
 def _quarantine(reasons: dict[str, int], settings: Settings) -> Finding:
     if not reasons:
-        return well(QUARANTINE, "empty: all input could be forwarded")
+        return well(QUARANTINE, "empty: no input is kept there")
     count = sum(reasons.values())
     most = max(reasons, key=lambda reason: (reasons[reason], reason))
     rule = f"; a name has {NAME_RULE}" if most in {BAD_NAME, LONG_NAME} else ""

@@ -77,7 +77,7 @@ def _namesakes(listener: ListenerSettings, credentials: Credentials) -> Iterator
         yield wrong(
             _FILE,
             f"{_named(crossed)}: a device in one place and an operator in the other (gateway.toml, the devices' file); "
-            "the operator counts. Revoke it (sluice devices revoke), or take it out of gateway.toml",
+            "the operator counts. Take the line out of gateway.toml, and restart sluice",
         )
     twice = (listener.users.keys() & credentials.devices.keys()) | (
         listener.operators.keys() & credentials.operators.keys()

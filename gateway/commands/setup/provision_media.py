@@ -53,7 +53,7 @@ def mounted(name: str, run: Run = run) -> Iterator[Path]:
     except (OSError, subprocess.SubprocessError):
         kind = ""
     if kind not in FILE_SYSTEMS:
-        raise MediumError(f"{device} has none of the file systems {', '.join(FILE_SYSTEMS)}: format it with one")
+        raise MediumError(f"no file system {', '.join(FILE_SYSTEMS)} is seen on {device}: use a stick that has one")
     folder = Path(tempfile.mkdtemp(prefix="sluice-provision-", dir="/run" if os.access("/run", os.W_OK) else None))
     try:
         # FAT has no owners of files. Without the mask everybody could read the secrets meanwhile.

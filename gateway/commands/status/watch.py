@@ -41,8 +41,8 @@ _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 """Enters the alternate screen, without a cursor and without wrapping lines, and clears it."""
 _LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _BEGIN, _END = "\x1b[?2026h\x1b[H", "\x1b[J\x1b[?2026l"
-"""Begin and end of a drawing, from the top left corner on. Terminals that know 2026 show the drawing at once. The end
-clears the screen below it."""
+"""Begin and end of a drawing, from the top left corner on. Terminals with mode 2026 (synchronized output) show the
+drawing at once. The end clears the screen below it."""
 _QUIT: Final = frozenset({b"q", b"Q", b"\x03", b"\x04"})
 _SIGNALS: Final = (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTSTP, signal.SIGCONT)
 

@@ -595,7 +595,7 @@ async def test_what_is_mended_is_taken_in_again_on_a_stopped_gateway(config: Pat
     mended = await beside(config, "quarantine", "retry", "1")
     assert mended.exit_code == 0
     assert words_of(mended.stdout) == (
-        "1 message taken in again: to Kafka behind what waits; what Kafka still refuses comes back into the quarantine"
+        "1 message taken in again: to Kafka with what waits; what Kafka still refuses comes back into the quarantine"
     )
     assert waiting(config, "7") == ["7"]
     assert [item["number"] for item in json.loads(sluice(config, "quarantine", "ls", "--json").output)] == [2]
