@@ -211,7 +211,7 @@ def is_of_disk(error: Exception) -> bool:
 def _version(connection: sqlite3.Connection) -> int:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version == 0 and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-        raise BufferFileError("the file is a database of some other program's: set buffer.path to a file of its own")
+        raise BufferFileError("the file is another program's database: set buffer.path to a file of its own")
     if version > len(MIGRATIONS):
         raise BufferFileError(
             f"the buffer was written by a newer Sluice (schema {version}, this one knows {len(MIGRATIONS)}): "

@@ -204,7 +204,7 @@ def _check_version(path: Path, connection: sqlite3.Connection) -> None:
     if version == 0:
         if connection.execute("SELECT 1 FROM sqlite_master").fetchone():
             raise BufferFileError(
-                f"the file at {path} is a database of some other program's: set buffer.path to a file of its own"
+                f"the file at {path} is another program's database: set buffer.path to a file of its own"
             )
         raise BufferFileError(f"the buffer at {path} is not made yet: sluice run makes it when it first starts")
     if version > len(MIGRATIONS):

@@ -282,7 +282,7 @@ def _value_mistakes(hint: object, value: object, place: Place) -> Iterator[tuple
     try:
         msgspec.convert(value, hint, dec_hook=_decode_path)
     except msgspec.ValidationError:
-        shown = "what stands here" if _may_be_secret(place) else show(value)
+        shown = "this value" if _may_be_secret(place) else show(value)
         yield place, f"{shown} will not do; write {_instead(hint, value, place)}"
         return
     texts = [value] if isinstance(value, str) else value if isinstance(value, list) else ()

@@ -276,7 +276,7 @@ def _clock(facts: Facts) -> Iterator[Alarm]:
     if not clock.synced:
         since = span((facts.boottime_us - clock.since_us) / 1e6)
         gateway, uplink = facts.settings.gateway, facts.uplink
-        go = "go with times that nothing vouches for, and are put right once it is"
+        go = "go with times that may be wrong, and are corrected once it is"
         if uplink.waits_for_clock:
             left = hold_words(gateway, uplink.clock_until_us, facts.boottime_us)
             then = f"Readings wait on this box for it, {left}."
@@ -322,7 +322,7 @@ def _uplink(facts: Facts) -> Iterator[Alarm]:
         yield Alarm(
             "warn",
             "Uplink",
-            f"Nothing is sent {until}: what may be sent in a day is used up (kafka.bytes_per_day_max).",
+            f"Nothing is sent {until}: the quota of the day is used up (kafka.bytes_per_day_max).",
             _safe(facts),
             "Raise it if the contract with the network allows.",
         )

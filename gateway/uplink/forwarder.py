@@ -333,8 +333,7 @@ class Forwarder:
             self._told_unsynced = True
             log.warning(
                 "the clock is still not synced, and readings wait for it no longer: they go to Kafka with times that "
-                "nothing vouches for, and are put right by a correction on gateway-events once it is; sluice check "
-                "says what to do",
+                "may be wrong, and are corrected on gateway-events once it is; sluice check says what to do",
                 waited_s=self._gateway.hold_unsynced_s,
                 setting="gateway.hold_unsynced_s",
             )

@@ -614,7 +614,7 @@ async def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE theirs (a)")
     before = path.read_bytes()
-    with pytest.raises(BufferFileError, match="some other program's"):
+    with pytest.raises(BufferFileError, match="another program's database"):
         async with opened(path):
             pass
     assert path.read_bytes() == before

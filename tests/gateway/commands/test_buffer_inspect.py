@@ -306,9 +306,7 @@ def test_a_file_that_is_no_buffer_is_told_as_what_it_is(tmp_path: Path) -> None:
     assert "is not made yet: sluice run makes it" in refused(tmp_path / "empty.db")
     with written_as_is(tmp_path / "foreign.db") as connection:
         connection.execute("CREATE TABLE mail (text)")
-    assert "is a database of some other program's: set buffer.path to a file of its own" in refused(
-        tmp_path / "foreign.db"
-    )
+    assert "is another program's database: set buffer.path to a file of its own" in refused(tmp_path / "foreign.db")
 
 
 @contextmanager

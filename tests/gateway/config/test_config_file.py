@@ -429,7 +429,7 @@ def test_devices_may_be_added_after_the_settings_are_written() -> None:
             "its secret would be a device's and an operator's",
         ),
         (with_listener("", '[mqtt_listener.operators]\nops = "letmein"\n'), 14, "not the SHA-256 of a secret"),
-        (with_listener("", '[mqtt_listener.operators]\nletmein = ["ops"]\n'), 14, "what stands here will not do"),
+        (with_listener("", '[mqtt_listener.operators]\nletmein = ["ops"]\n'), 14, "this value will not do"),
     ],
 )
 def test_mistakes_of_the_listener(text: str, line: int, words: str) -> None:

@@ -276,7 +276,7 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
         (
             {"uplink": dataclass_replace(DOWN, error=None, quota_used_up=True)},
             "warn",
-            "what may be sent in a day is used up (kafka.bytes_per_day_max).",
+            "the quota of the day is used up (kafka.bytes_per_day_max).",
             "Raise it",
         ),
     ],
@@ -307,8 +307,8 @@ def test_a_clock_that_holds_all_readings_back_stands_before_what_stops_one_senso
     ("uplink", "means"),
     [
         (DOWN, "Once Kafka is reached, readings wait for it, for 10 min at most (gateway.hold_unsynced_s)."),
-        (dataclass_replace(DOWN, was_reached=True), "Once Kafka is reached, readings go with times that nothing"),
-        (dataclass_replace(UP, was_reached=True), "Readings go with times that nothing vouches for"),
+        (dataclass_replace(DOWN, was_reached=True), "Once Kafka is reached, readings go with times that may be wrong"),
+        (dataclass_replace(UP, was_reached=True), "Readings go with times that may be wrong"),
     ],
 )
 def test_what_a_clock_that_is_not_synced_means_now(uplink: UplinkState, means: str) -> None:
