@@ -41,8 +41,9 @@ TOLD_CHARS_MAX = 40
 
 _LIMIT = Decimal(10) ** 12
 # These skip whole strings. A string without an end reaches to the end of the text.
-_STRING_OR_WORD = re.compile(rf'"[^"\\]*(?:\\.[^"\\]*)*"?|({NO_NUMBER_WORD})', re.DOTALL)
-_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
+_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"?'
+_STRING_OR_WORD = re.compile(rf"{_STRING}|({NO_NUMBER_WORD})", re.DOTALL)
+_BRACKET = re.compile(rf"{_STRING}|[\[{{]|[\]}}]".encode(), re.DOTALL)
 _EXACT = Context(prec=400, rounding=ROUND_HALF_UP)
 _STEPS = tuple(Decimal(1).scaleb(-decimals) for decimals in range(DECIMALS_MAX + 1))
 
