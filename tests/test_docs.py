@@ -5,7 +5,7 @@ import configparser
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -28,6 +28,7 @@ from gateway.kafka.topics import ADMIN_CONFIG
 from gateway.reading import SENSOR_DROPPED
 from gateway.record_contract import DEVICE, HEADER_NAMES, NAME_RULE, TIME_ERROR_UNKNOWN_US
 from gateway.serial_lines.text_link import TOO_LONG
+from gateway.settings import DEFAULT_CONFIG
 from spark.cli import main as cloud
 from tests.support import generated_pages
 
@@ -38,20 +39,8 @@ EVENTS = DOCS / "kafka-records.md"
 PAYLOADS = DOCS / "payloads.md"
 
 
-def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command that does something, with the words that call it."""
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            yield from commands(command, *path, name)
-        else:
-            yield (*path, name), command
-
-
-SLUICE = [(("sluice", *path), command) for path, command in commands(main)]
-ALL = [*SLUICE, *((("sluice-cloud", *path), command) for path, command in commands(cloud))]
+SLUICE = list(generated_pages.commands(main, "sluice"))
+ALL = [*SLUICE, *generated_pages.commands(cloud, "sluice-cloud")]
 by_name = pytest.mark.parametrize(("path", "command"), ALL, ids=[" ".join(path) for path, _ in ALL])
 of_gateway = pytest.mark.parametrize(("path", "command"), SLUICE, ids=[" ".join(path) for path, _ in SLUICE])
 
@@ -84,6 +73,11 @@ def test_pages_that_follow_from_the_code_are_as_it_says(page: str, made: Callabl
 def test_the_page_of_commands_has_each() -> None:
     titles = re.findall(r"(?m)^### `([a-z -]+[a-z])", (DOCS / "commands.md").read_text())
     assert titles == [" ".join(path) for path, _ in ALL]
+
+
+def test_the_operators_page_says_which_settings_commands_read() -> None:
+    words = f"Every command reads `{DEFAULT_CONFIG}`, or what `--config PATH` names."
+    assert (DOCS / "operate.md").read_text().count(words) == 1
 
 
 def test_no_page_tells_of_a_command_that_is_not_there() -> None:

@@ -94,7 +94,8 @@ def sections(struct: type[Struct] = Settings, header: str = "") -> Iterator[Sect
             name = f"{header.strip('[]')}.{field.name}".removeprefix(".")
             inner.append((section, f"[[{name}]]" if is_array else f"[{name}]"))
     if own:
-        yield Section(header, about[""], tuple(own))
+        # A docstring begins with the header, which is told by itself.
+        yield Section(header, about[""].removeprefix(f"`{header}`: "), tuple(own))
     for section, name in inner:
         yield from sections(section, name)
 
@@ -135,9 +136,8 @@ def _plain(text: str) -> str:
 
 def _lines(section: Section) -> Iterator[tuple[int, str]]:
     """Lines of a section, each with the number of first characters that are bold."""
-    about = section.about.partition(": ")[2] if section.about.startswith("`[") else section.about
     header = section.header or "above all sections"
-    yield len(header), hanging(f"{header}  {about}", 4)
+    yield len(header), hanging(f"{header}  {section.about}", 4)
     for setting in section.settings:
         without = "(needed)" if setting.needed else "(none)"
         value = without if setting.default is None else f"= {setting.default}"

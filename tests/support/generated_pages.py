@@ -9,6 +9,7 @@ import click
 
 from gateway.cli import main as sluice
 from gateway.commands.settings_command import Section, Setting, sections
+from gateway.settings import DEFAULT_CONFIG
 from spark.cli import main as sluice_cloud
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -23,13 +24,13 @@ The page for installers has [an example of a whole file](install.md#the-settings
 its line and the correction. After a change run `sudo sluice check` and `sudo systemctl restart sluice`.
 """
 
-_COMMANDS = """\
+_COMMANDS = f"""\
 # Commands
 
 Every command of `sluice` (on the gateway) and `sluice-cloud` (beside the tables), with its options.
 This page is made from the commands' own `--help` by `make docs`: edit their docstrings.
 
-`sluice` reads `/etc/sluice/gateway.toml`, or the file that `--config PATH` names. Every `sluice-cloud` command but
+`sluice` reads `{DEFAULT_CONFIG}`, or the file that `--config PATH` names. Every `sluice-cloud` command but
 `registry check` needs `--warehouse PATH`. Listings take `--json`.
 """
 
@@ -44,8 +45,8 @@ def settings_page() -> str:
 
 def _section(section: Section) -> str:
     title = f"`{section.header}`" if section.header else "Above all sections"
-    about = section.about.partition(": ")[2] if section.about.startswith("`[") else section.about
-    return "\n".join([f"## {title}", _filled(about[:1].upper() + about[1:]), "", *map(_setting, section.settings), ""])
+    about = _filled(section.about[:1].upper() + section.about[1:])
+    return "\n".join([f"## {title}", about, "", *map(_setting, section.settings), ""])
 
 
 def _setting(setting: Setting) -> str:
@@ -63,30 +64,27 @@ def commands_page() -> str:
     """Every command, with what its `--help` says, as Markdown."""
     parts = [_COMMANDS]
     for name, group in (("sluice", sluice), ("sluice-cloud", sluice_cloud)):
-        context = click.Context(group, info_name=name)
-        parts.append(f"## {name}\n\n{_filled(_help(group))}\n")
-        parts.extend(_commands(context))
+        parts.append(f"## {name}\n\n{_help(group)}\n")
+        parts.extend(_command(" ".join(path), command) for path, command in commands(group, name))
     return "\n".join(parts)
 
 
-def _commands(context: click.Context) -> Iterator[str]:
-    group = context.command
-    assert isinstance(group, click.Group)
+def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command that does something, with the words that call it."""
+    context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
-        if command is None or command.hidden:
-            continue
-        inner = click.Context(command, info_name=name, parent=context)
+        assert command is not None
         if isinstance(command, click.Group):
-            yield from _commands(inner)
+            yield from commands(command, *path, name)
         else:
-            yield _command(inner)
+            yield (*path, name), command
 
 
-def _command(context: click.Context) -> str:
-    command = context.command
+def _command(path: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=path)
     usage = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
-    lines = [f"### `{' '.join([context.command_path, *usage])}`", "", _help(command), ""]
+    lines = [f"### `{' '.join([path, *usage])}`", "", _help(command), ""]
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
         if isinstance(parameter, click.Option) and record is not None and not _COMMON & set(parameter.opts):
