@@ -263,8 +263,8 @@ def _fair_share(settings: BufferSettings) -> Finding:
     else:
         words = (
             f"while Kafka is away, readings of a device that sends {TYPICAL_BYTES} bytes each second are kept for "
-            f"{kept_days(settings, TYPICAL_BYTES):,.1f} days, whatever one other device sends (a larger "
-            "buffer.bytes_max keeps more); each further device that sends all it can leaves two thirds of that"
+            f"{kept_days(settings, TYPICAL_BYTES):,.1f} days, whatever one other device sends. "
+            "Each further device that sends all it can leaves two thirds of that. A larger buffer.bytes_max keeps more"
         )
     return well("buffer.fair_from", words)
 
