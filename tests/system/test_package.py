@@ -27,7 +27,7 @@ from gateway.commands.update_command import Box, Package, UpdateError, is_newer,
 from systemd import build_deb, deb_documents, deb_python, deb_signing
 from systemd.deb_python import ROOT, TARGETS, Target
 from tests.support.box import BoxUnavailableError, foreign_tree
-from tests.test_docs import commands
+from tests.support.generated_pages import commands
 
 DEB12 = TARGETS[0]
 CLOUD_AND_TESTS = {"pyspark", "delta-spark", "pytest", "mypy", "ruff", "rich", "hypothesis", "playwright", "pip"}
@@ -241,8 +241,8 @@ def test_every_package_inside_has_its_licence_there(tree: Path) -> None:
 
 
 def test_every_command_has_its_man_page_with_its_options_and_its_example(tree: Path) -> None:
-    for path, command in commands(main):
-        page = tree / "usr/share/man/man1" / f"{'-'.join(('sluice', *path))}.1.gz"
+    for path, command in commands(main, "sluice"):
+        page = tree / "usr/share/man/man1" / f"{'-'.join(path)}.1.gz"
         text = gzip.decompress(page.read_bytes()).decode()
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not parameter.hidden:
