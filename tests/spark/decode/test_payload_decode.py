@@ -183,7 +183,7 @@ def outcome_of(row: Row) -> Outcome:
     kind, _, detail = (row.reject_reason or "").partition(": ")
     words, _, value = detail.rpartition(": ")
     if kind == "out-of-range" and words not in {"", "value is outside decimal(18,6)"}:
-        assert re.fullmatch(r"-?[0-9.]+([eE][-+]?[0-9]+)?", value), row.reject_reason
+        assert re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", value), row.reject_reason
         return Outcome(metrics, row.undeclared, f"{kind}: {words}")
     return Outcome(metrics, row.undeclared, kind or None)
 
