@@ -52,11 +52,10 @@ def running_settings(state: Mapping[str, Any]) -> RunningSettings | None:
     return None
 
 
-def changed_words(running: RunningSettings, settings: Settings) -> str:
-    """Say that the settings have changed."""
+def as_whom(running: RunningSettings, settings: Settings) -> str:
+    """Name the gateway by which a running one goes on, if the settings now have another name; else empty."""
     was, now = (f"{each.namespace}/{each.gateway}" for each in (running, of(settings)))
-    as_whom = "" if was == now else f", as {was}"
-    return f"changed since the gateway was started, which goes on with those of before{as_whom}: {RESTART}"
+    return "" if was == now else f", as {was}"
 
 
 class SettingsFile:

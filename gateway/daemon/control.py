@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gateway.clock.report import ClockView
     from gateway.config.running_settings import RunningSettings
     from gateway.intake.front_door import FrontDoor
-    from gateway.uplink.memory import UplinkState
+    from gateway.uplink.state import UplinkState
 
 CLIENTS_MAX = 8
 """Clients answered at a time. As many more can wait in the socket's queue."""
@@ -124,6 +124,7 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
             "counted_last": last,
             "payload_faults": front_door.heard.last_faults(FAULTS_TOLD_MAX),
             "lost_told": lost,
+            "lost_told_us": front_door.events.lost_told_us,
             "up_s": (boottime_us() - began_us) / 1e6,
             **told,
         }

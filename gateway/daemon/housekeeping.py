@@ -18,7 +18,7 @@ from gateway.reading import BufferFileError
 from gateway.record_contract import NAME_RULE
 from gateway.uplink.forwarder import Forwarder
 from gateway.uplink.lane_policy import LanePolicy
-from gateway.uplink.memory import UplinkState
+from gateway.uplink.state import UplinkState
 
 INTERVAL_S = 1.0
 LOSSES_INTERVAL_S = 10.0

@@ -15,7 +15,7 @@ import structlog
 
 if TYPE_CHECKING:
     from gateway.buffer.state import BufferState
-    from gateway.uplink.memory import UplinkState
+    from gateway.uplink.state import UplinkState
 
 INTERVAL_S_MAX: Final = 10.0
 """Greatest age, in seconds, of the status that `systemctl status` shows."""

@@ -1,1 +1,1 @@
-"""The status page: HTTP server, views, alarms, metrics."""
+"""The status page: HTTP server, views, metrics."""

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.page.alarms import Facts
+from gateway.health.facts import Facts
 
 REASONS_MAX = 50
 """Values of one label. Reasons are names of this program's, and there are fewer."""
@@ -86,10 +86,9 @@ def _gateway(facts: Facts, versions: Mapping[str, str]) -> Iterator[Metric]:
         )
     if facts.disk_free_bytes is not None:
         yield GaugeMetricFamily("sluice_disk_free_bytes", "Free on the buffer's file system.", facts.disk_free_bytes)
-    budget = facts.budget
-    if budget is not None and budget.disk_bytes_per_day is not None:
+    if facts.disk_bytes_per_day is not None:
         yield GaugeMetricFamily(
-            "sluice_disk_written_bytes_per_day", "Written by the gateway.", budget.disk_bytes_per_day
+            "sluice_disk_written_bytes_per_day", "Written by the gateway.", facts.disk_bytes_per_day
         )
     yield GaugeMetricFamily("sluice_clock_synced", "Whether this box's clock is.", facts.clock.synced)
     if facts.clock.error_us is not None:

@@ -33,10 +33,11 @@ from gateway.devices.listing import (
     places_on_ports,
 )
 from gateway.devices.words import drift_words
+from gateway.health.conditions import Condition, Headline, conditions, headline
+from gateway.health.facts import Facts, Silent
 from gateway.host import disk_health, terminal_text
 from gateway.host.disk_health import Trouble
 from gateway.host.terminal_text import size
-from gateway.page.alarms import Alarm, Facts, Headline, Silent, alarms, headline, since_s
 from gateway.page.history import SAMPLE_US, UPLINK_STATES, LiveHistory, Sample, Trace, Value
 from gateway.reading import BufferFileError
 
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from gateway.intake.devices_heard import Heard
     from gateway.intake.front_door import FrontDoor
     from gateway.settings import Settings
-    from gateway.uplink.memory import UplinkState
+    from gateway.uplink.state import UplinkState
 
 LOOK_S: Final = 2.0
 WATCHED_S: Final = 20.0
@@ -156,7 +157,7 @@ class StatusView:
         self._lost_sum = 0
         self._rows: list[Row] = []
         self._judging = asyncio.Lock()
-        self._judged: tuple[bool, str, list[str]] = (True, "", [])
+        self._judged: dict[str, object] = {}
         self._judge_due_s = 0.0
         self._asked_s = -WATCHED_S
         self._wanted = asyncio.Event()
@@ -277,7 +278,7 @@ class StatusView:
         return self._settings.gateway.id
 
     def facts(self) -> Facts:
-        """Return all that alarms are made of, as far as it is known now."""
+        """Return all that conditions are made of, as far as it is known now."""
         settings, parts = self._settings, self._parts
         on_disk, state = self._on_disk, self._buffer.state
         now_us = boottime_us()
@@ -292,6 +293,7 @@ class StatusView:
                 disk_free=on_disk.disk_free_bytes,
                 disk_free_min=settings.buffer.free_bytes_min,
             )
+        budget = write_budget(day)
         lost_us = max(on_disk.lost_us, self._front_door.events.lost_told_us)
         return Facts(
             settings=settings,
@@ -307,7 +309,8 @@ class StatusView:
             found=on_disk.found,
             room_bytes=room,
             hours_until_full=None if room is None else hours_until_full(room, day),
-            budget=write_budget(day),
+            disk_bytes_per_day=budget.disk_bytes_per_day,
+            card_days=budget.card_days,
             disk_troubles=on_disk.troubles,
             disk_free_bytes=on_disk.disk_free_bytes,
             lost=self._lost_sum,
@@ -316,6 +319,7 @@ class StatusView:
             settings_changed=self._is_changed,
             refused=() if parts.log_ins_refused is None else tuple(parts.log_ins_refused()),
             counts={**self._buffer.counts, **self._front_door.counts},
+            counted_last=self._front_door.counted_last,
             serial=_told(parts.serial),
             brokers=_told(parts.mqtt_brokers),
             devices=len(self._rows),
@@ -341,14 +345,14 @@ class StatusView:
         """Return what the page polls: all figures of this moment, and the devices that it shows."""
         await self._asked()
         facts = self.facts()
-        found = alarms(facts)
+        found = conditions(facts)
         not_heard = sorted(self._may_log_in.difference(row.device.device for row in self._rows))
         now_us = facts.boottime_us
         matching = self._matching(query)
         shown = [self._shown(row, now_us) for row in matching[: min(limit, SHOWN_MAX)]]
         self.history.want([row.device for row in shown], now_us)
         top: Headline = headline(facts, found)
-        listed: list[Alarm] = found[:ALARMS_MAX]
+        listed: list[Condition] = found[:ALARMS_MAX]
         return {
             "gateway": self._settings.gateway.id,
             "namespace": self._settings.gateway.namespace,
@@ -426,7 +430,7 @@ class StatusView:
             device.finding,
         )
 
-    async def health(self) -> tuple[bool, str, list[str]]:
+    async def health(self) -> dict[str, object]:
         """Return whether the gateway does its work, why not, and what else is not well. Tells nothing secret.
 
         Anybody may ask, however often: the answer is found once a second.
@@ -437,29 +441,25 @@ class StatusView:
                 self._judge_due_s = time.monotonic() + HEALTH_S
             return self._judged
 
-    async def _judge(self) -> tuple[bool, str, list[str]]:
+    async def _judge(self) -> dict[str, object]:
         facts = self.facts()
-        warnings = []
-        if facts.full:
-            warnings.append("the buffer is full")
-        if facts.above_share_devices:
-            warnings.append("devices hold more than their share of the buffer")
-        if not facts.uplink.up:
-            warnings.append("Kafka is not reached")
-        if not facts.clock.synced:
-            warnings.append("the clock is not synced")
         if facts.failing:
-            return (
-                False,
-                "the buffer cannot be written: no reading is acknowledged until its disk works again",
-                warnings,
-            )
+            reason = "the buffer cannot be written: no reading is acknowledged until its disk works again"
+            return {"status": "failing", "reason": reason, "code": "disk-failing"}
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._buffer.answers()
         except TimeoutError:
-            return False, f"the buffer's thread has not answered for {ANSWER_S:.0f} s: its disk may hang", warnings
-        return True, "", warnings
+            reason = f"the buffer's thread has not answered for {ANSWER_S:.0f} s: its disk may hang"
+            return {"status": "failing", "reason": reason, "code": "disk-hangs"}
+        warnings = {
+            "buffer-full": "the buffer is full" if facts.full else "",
+            "above-share": "devices hold more than their share of the buffer" if facts.above_share_devices else "",
+            "kafka-unreached": "" if facts.uplink.up else "Kafka is not reached",
+            "clock-unsynced": "" if facts.clock.synced else "the clock is not synced",
+        }
+        warned = {code: words for code, words in warnings.items() if words}
+        return {"status": "ok"} | ({"warnings": [*warned.values()], "codes": [*warned]} if warned else {})
 
     async def metrics(self) -> bytes:
         """Return the figures in Prometheus's text format."""
@@ -569,7 +569,7 @@ def _uplink_state(uplink: "UplinkState") -> int:
 
 def _uplink_view(facts: Facts) -> dict[str, object]:
     uplink = facts.uplink
-    ago_s = since_s(facts)
+    ago_s = facts.since_s
     return {
         "state": UPLINK_STATES[_uplink_state(uplink)],
         "since_s": None if ago_s is None else max(0, round(ago_s)),
@@ -591,9 +591,7 @@ def _buffer_view(facts: Facts) -> dict[str, object]:
 
 
 def _disk_view(facts: Facts, disk: str) -> dict[str, object]:
-    budget = facts.budget
-    per_day = None if budget is None else budget.disk_bytes_per_day
-    card_days = None if budget is None else budget.card_days
+    per_day, card_days = facts.disk_bytes_per_day, facts.card_days
     return {
         "free": None if facts.disk_free_bytes is None else size(facts.disk_free_bytes),
         "per_day": None if per_day is None else size(per_day),

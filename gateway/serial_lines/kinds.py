@@ -148,3 +148,7 @@ MODBUS: Final[Kind[SerialModbusSettings]] = Kind(
 KINDS: Final[tuple[Kind[Any], ...]] = (TEXT, MODBUS)
 NAMES: Final = " and ".join(kind.words for kind in KINDS)
 """All kinds in a sentence."""
+CANNOT_ACKNOWLEDGE: Final = (
+    f"readings of {NAMES} cannot be acknowledged: readings that come while nothing can be stored are lost, and counted"
+)
+"""Words on what these sensors cannot be told."""

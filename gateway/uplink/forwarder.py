@@ -27,10 +27,11 @@ from gateway.reading import BufferFileError, Mark
 from gateway.settings import GatewaySettings, KafkaSettings
 from gateway.tls.dates import Dates, by_system_clock
 from gateway.uplink.heartbeat import Heartbeat
-from gateway.uplink.memory import UPLINK_MARKS, Memory, QuotaUsedUpError, UplinkState
+from gateway.uplink.memory import UPLINK_MARKS, Memory, QuotaUsedUpError
 from gateway.uplink.redrive import REDRIVE_S, Redrive
 from gateway.uplink.refused import REFUSALS
 from gateway.uplink.rounds import NewSession, Rounds
+from gateway.uplink.state import UplinkState
 
 BACKOFF_S_MIN = 0.25
 LOOK_S = 1.0

@@ -126,7 +126,7 @@ async def test_a_stolen_sensor_that_fills_the_buffer_costs_a_good_one_nothing(tm
         assert not state["buffer"]["full"]
         assert state["counts"]["share-refused"] > 0
         assert state["counts"].get("dropped", 0) == 0
-        assert "ABOVE THEIR SHARE: bad (" in status(config)
+        assert "More than their share of the buffer is held by bad (" in status(config)
     log = config.with_suffix(".log").read_text()
     assert 1 <= log.count("devices hold more than their share of the buffer") <= 3
     assert connections

@@ -114,7 +114,7 @@ async def test_a_reading_whose_sensor_fails_is_the_same_reading_when_it_is_sent_
     assert kinds == ["application/json", "application/octet-stream"] * 2
     lines = " ".join(told.stdout.split())
     assert "43: no `boot` and no `seq` (1 reading)" in lines, told
-    assert "payloads 5 readings since the start came without the JSON" in lines
+    assert "note: 5 readings since the start" in lines
     assert "42: `-Infinity` at byte 13 (4 readings)" in lines or "42: `nan` at byte 32 (4 readings)" in lines
 
 

@@ -12,7 +12,7 @@ from gateway.buffer.status import is_running
 from gateway.commands.check.end_to_end import check_end_to_end
 from gateway.commands.check.finding import Finding, skipped, wrong
 from gateway.commands.check.front_door import check_brokers, check_listener
-from gateway.commands.check.kafka import ABSENT, UNWRITTEN, check_kafka
+from gateway.commands.check.kafka import TOPIC_ABSENT, TOPIC_UNWRITTEN, check_kafka
 from gateway.commands.check.kafka_way import Way, check_way
 from gateway.commands.check.machine import check_machine
 from gateway.commands.check.sensors import check_sensors
@@ -61,7 +61,8 @@ def check_chain(settings: Settings, config: Path, *, create: bool) -> Iterator[F
     yield structs.replace(check_topics(settings), link="topics")
     if _is_stopped(settings, config):
         yield structs.replace(
-            wrong("gateway", f"it does not run, so it takes no reading; {SERVICE_START}"), link="end-to-end"
+            wrong("gateway-stopped", "gateway", f"it does not run, so it takes no reading; {SERVICE_START}"),
+            link="end-to-end",
         )
         return
     closed = [finding for finding in entrances if not finding.ok]
@@ -85,7 +86,7 @@ def _why_not_taken(topic: str, found: Sequence[Finding]) -> str:
     for finding in found:
         if not finding.ok and (
             finding.link == "kafka"
-            or (finding.subject == f"topic {topic}" and finding.words.startswith((ABSENT, UNWRITTEN)))
+            or (finding.subject == f"topic {topic}" and finding.code in {TOPIC_ABSENT, TOPIC_UNWRITTEN})
         ):
             return f"{finding.subject} fails, see above"
     return ""
@@ -99,11 +100,7 @@ def _cluster(settings: Settings, way: Way, *, create: bool) -> list[Finding]:
         return [*told, structs.replace(skipped("Kafka's topics", way.why_not), link="topics")]
     kafka = structs.replace(settings.kafka, bootstrap=way.answering)
     found = asyncio.run(check_kafka(structs.replace(settings, kafka=kafka), create=create))
-    return [structs.replace(each, link=_link_of(each)) for each in found]
-
-
-def _link_of(finding: Finding) -> str:
-    return "topics" if finding.subject.startswith(("topic ", "route ", "Kafka's topics")) else "kafka"
+    return [each if each.link else structs.replace(each, link="kafka") for each in found]
 
 
 def _of(link: str, findings: Iterable[Finding]) -> Iterator[Finding]:

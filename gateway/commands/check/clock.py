@@ -9,10 +9,12 @@ import msgspec
 from gateway.clock.floor import RELEASED_US
 from gateway.clock.gateway_clock import WallClock
 from gateway.clock.kernel_clock import boottime_us
-from gateway.clock.report import ClockView, hold_words
+from gateway.clock.report import ClockView
 from gateway.commands.check.finding import Finding, remark, well, wrong
 from gateway.commands.check.kafka import known_floor
 from gateway.daemon import control
+from gateway.health.conditions import clock_means, clock_set
+from gateway.health.facts import told_facts
 from gateway.host.processes import name_of, processes
 from gateway.host.terminal_text import counted, span, utc
 from gateway.settings import GatewaySettings, Settings
@@ -25,7 +27,6 @@ TIME_DAEMONS: Final = {
     "phc2sys": "phc2sys",
 }
 """Time daemons by their process names, which the kernel cuts to 15 characters."""
-_GO: Final = "go to Kafka with times that a later correction puts right"
 FAKE_HWCLOCK: Final = Path("/etc/fake-hwclock.data")
 """File in which a box without a hardware clock keeps the last saved time."""
 
@@ -43,9 +44,10 @@ def check_clock(settings: Settings, clock: WallClock) -> Iterator[Finding]:
     if gateway.clock == "system":
         yield _system(gateway, trouble)
     else:
-        yield _kernel(clock, wall_us, trouble, _while_unsynced(gateway, state))
+        yield _kernel(clock, wall_us, trouble, _while_unsynced(settings, state, at_us))
     if gateway.clock == "system" and FAKE_HWCLOCK.exists():
         yield remark(
+            "fake-hwclock",
             "gateway.clock",
             f'"system", but this box has fake-hwclock ({FAKE_HWCLOCK}): after a power cut its clock goes on from the '
             "last saved time. Until it is synced, readings get times that look right and are late; write "
@@ -69,6 +71,7 @@ def _passed(path: Path) -> tuple[int, str]:
 def _system(gateway: GatewaySettings, trouble: str | None) -> Finding:
     if trouble is not None:
         return wrong(
+            "clock-wrong",
             "clock",
             f'clock = "system" takes this box\'s clock as it is, and it is wrong: {trouble}. Set the clock, or see to '
             'time sync; if nobody keeps the clock, write clock = "kernel" under [gateway]: readings then wait for it',
@@ -85,27 +88,22 @@ def _system(gateway: GatewaySettings, trouble: str | None) -> Finding:
 def _kernel(clock: WallClock, wall_us: int, trouble: str | None, meanwhile: str) -> Finding:
     keepers = time_daemons()
     if clock.error_us is None:
-        return remark("clock", _unsynced(meanwhile, keepers, wall_us, trouble))
+        return remark("clock-unsynced", "clock", _unsynced(meanwhile, keepers, wall_us, trouble))
     by = f", kept by {keepers}" if keepers else ""
     if trouble is not None:
-        return wrong("clock", f"the kernel says that it is synced{by}, but it is wrong: {trouble}. See to its source")
+        return wrong(
+            "clock-wrong",
+            "clock",
+            f"the kernel says that it is synced{by}, but it is wrong: {trouble}. See to its source",
+        )
     return well("clock", f"the kernel says that it is synced, within ± {_ms(clock.error_us / 1e3)}{by}")
 
 
-def _while_unsynced(gateway: GatewaySettings, state: dict[str, Any]) -> str:
-    """Say what happens to readings while the kernel says that the clock is not synced."""
-    uplink = state.get("uplink") or {}
-    if (state.get("clock") or {}).get("synced"):
+def _while_unsynced(settings: Settings, state: dict[str, Any], at_us: int) -> str:
+    facts = told_facts(settings, {**state, "uplink": state.get("uplink") or {"up": False}}, at_us, 0.0)
+    if state.get("clock") and facts.clock.synced:
         return "The running sluice has known the time before, and goes on by that, with growing bounds"
-    if uplink.get("up") and uplink.get("waits_for_clock") is False:
-        # The daemon goes by the settings that it was started with.
-        return f"Readings wait for it no longer (gateway.hold_unsynced_s): they {_GO}"
-    if not gateway.hold_unsynced_s:
-        return f"Readings do not wait for it (gateway.hold_unsynced_s = 0): they {_GO}"
-    until_us = uplink.get("clock_until_us")
-    begun = "" if uplink.get("was_reached") else ", once Kafka is reached"
-    left = hold_words(gateway, until_us, boottime_us())
-    return f"Readings wait on this box for it{begun}, {left}; then they {_GO}"
+    return clock_means(facts).removesuffix(".")
 
 
 def _unsynced(meanwhile: str, keepers: str, wall_us: int, trouble: str | None) -> str:
@@ -137,17 +135,12 @@ def _as_the_daemon_sees_it(state: dict[str, Any], at_us: int) -> Iterator[Findin
         return
     since = f"for {span((at_us - view.since_us) / 1e6)}"
     if view.error_us is None:
-        yield remark(subject, f"not synced since this box was started; sluice has watched it {since}")
+        yield remark("clock-unsynced", subject, f"not synced since this box was started; sluice has watched it {since}")
         return
     known = f"known {since}, now within ± {_ms(view.error_us / 1e3)}"
     if view.steps and view.stepped_us is not None:
-        how_often, ago = counted(view.steps, "time"), span((at_us - view.stepped_us) / 1e6)
-        yield remark(
-            subject,
-            f"{known}; but it was set {how_often} since sluice was started, last {ago} ago "
-            f"by {view.stepped_by_us / 1e6:+,.1f} s, so one of the two times was wrong: find out who sets it (two time "
-            "daemons, a person, a host)",
-        )
+        last = clock_set(view, at_us)
+        yield remark(last.code, subject, f"{known}; set {counted(view.steps, 'time')} since the start. {last.told}")
     else:
         yield well(subject, known)
 

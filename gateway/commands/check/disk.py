@@ -22,13 +22,16 @@ def check_disk(buffer: Path, system: Path = SYSTEM, mounts: Path = MOUNTS) -> It
         space = os.statvfs(folder)
     except OSError:
         return
-    found = [wrong("disk", words) if fails else remark("disk", words) for fails, words in troubles(disk, folder)]
+    found = [
+        wrong("disk-trouble", "disk", words) if fails else remark("disk-trouble", "disk", words)
+        for fails, words in troubles(disk, folder)
+    ]
     if space.f_files and space.f_favail < INODES_MIN:
         words = (
             f"the disk of {buffer} has inodes for {counted(space.f_favail, 'file')} more, however much space is free; "
             f"{_INODES}"
         )
-        found.append(remark("disk", words) if space.f_favail else wrong("disk", words))
+        found.append(remark("inodes-few", "disk", words) if space.f_favail else wrong("inodes-few", "disk", words))
     yield from found
     if not found and disk.name:
         yield well("disk", f"{health_words(disk)}; {disk.kind} without errors")

@@ -12,12 +12,22 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from gateway.buffer.rows import OWN_TYPES
 from gateway.buffer.status import is_running
 from gateway.clock.kernel_clock import boottime_us
-from gateway.clock.report import hold_words
 from gateway.commands.check.finding import Finding, remark, skipped, well, wrong
-from gateway.commands.check.front_door import START, CertificateWantedError, DoorError, ask, doors, entered, opened
+from gateway.commands.check.front_door import (
+    START,
+    CertificateWantedError,
+    DoorError,
+    ask,
+    doors,
+    entered,
+    not_asked,
+    opened,
+)
 from gateway.commands.check.kafka import certificate_dates
 from gateway.commands.check.mqtt_probe import NoAnswerError
 from gateway.daemon import control
+from gateway.health.conditions import conditions
+from gateway.health.facts import told_facts
 from gateway.host.terminal_text import counted, milliseconds, span
 from gateway.intake.check_readings import CHECK_KIND, CheckOpened, CheckPlace
 from gateway.kafka.link import KafkaLink
@@ -44,20 +54,17 @@ class _NotInError(Exception):
 def check_end_to_end(settings: Settings, why_not: str) -> Iterator[Finding]:
     """Send a test reading on its whole way. `why_not` says why Kafka cannot be reached; empty if it can be."""
     if not is_running(settings.buffer.path):
-        yield remark("test reading", f"not sent, because the gateway does not run; {START}")
+        yield remark("gateway-stopped", "test reading", f"not sent, because the gateway does not run; {START}")
         return
     try:
         credential = opened(settings)
         begun_us = boottime_us()
         door, took_ms = _sent(settings, credential)
-    except control.RequestRefusedError as error:
-        yield remark("test reading", f"not sent: the running gateway takes none ({error}); restart it after an upgrade")
-        return
     except control.ControlError as error:
-        yield remark("test reading", f"not sent: {error}")
+        yield remark("gateway-unasked", "test reading", f"not sent: {not_asked(error)}")
         return
     except _NotInError as error:
-        yield wrong(ACKNOWLEDGED, str(error))
+        yield wrong("test-reading-unacknowledged", ACKNOWLEDGED, str(error))
         return
     yield well(
         ACKNOWLEDGED, f"a test reading went in {door} and was acknowledged after {milliseconds(took_ms)}: it is on disk"
@@ -73,7 +80,9 @@ def check_end_to_end(settings: Settings, why_not: str) -> Iterator[Finding]:
             else:
                 place = outcome
     except control.ControlError as error:
-        yield wrong(IN_KAFKA, f"not known: the gateway ran, and no longer answers ({error}); check again")
+        yield wrong(
+            "gateway-unasked", IN_KAFKA, f"not known: the gateway ran, and no longer answers ({error}); check again"
+        )
     if place is not None:
         yield asyncio.run(_read_back(settings, credential, place, begun_us))
 
@@ -117,12 +126,13 @@ def _why_not_stored(settings: Settings) -> str:
         state: Any = ask(settings, "state")
     except control.ControlError as error:
         return str(error)
-    buffer = state.get("buffer", {})
-    if buffer.get("failing"):
-        return f"The disk fails: {buffer['failing']}; nothing is acknowledged until it works again"
-    if buffer.get("full"):
-        return "The buffer is full: readings wait until Kafka has taken some, or buffer.bytes_max is raised"
-    return "The disk is very slow, or the log says more"
+    return _told(settings, state, "disk-failing", "buffer-full") or "The disk is very slow, or the log says more"
+
+
+def _told(settings: Settings, state: Any, *codes: str) -> str:
+    """The first condition with one of these codes, in words; empty if there is none."""
+    found = conditions(told_facts(settings, state, boottime_us(), time.time()))
+    return next((each.told for each in found if each.code in codes), "")
 
 
 # -- on to Kafka ----------------------------------------------------------------------------------
@@ -151,7 +161,9 @@ def _waited(settings: Settings, credential: CheckOpened, begun_us: int) -> Itera
         if downs >= _DOWN_LOOKS:
             break
     yield trouble or wrong(
-        IN_KAFKA, f"Kafka has not acknowledged it within {span(PATIENCE_S)}: it waits on disk; sluice status says more"
+        "test-reading-late",
+        IN_KAFKA,
+        f"Kafka has not acknowledged it within {span(PATIENCE_S)}: it waits on disk; sluice status says more",
     )
 
 
@@ -159,25 +171,28 @@ def _why_waits(settings: Settings, state: Any) -> tuple[Finding | None, bool]:  
     """Explain by the gateway's state why the uplink does not send. Also tell whether further waiting is in vain."""
     uplink, rows = state.get("uplink") or {}, state.get("buffer", {}).get("rows", 0)
     if uplink.get("quota_used_up"):
-        return remark(IN_KAFKA, "it waits on disk: the quota of the day is used up (kafka.bytes_per_day_max)"), True
+        return remark("quota-used-up", IN_KAFKA, f"it waits on disk. {_told(settings, state, 'quota-used-up')}"), True
     if not uplink.get("up"):
         why = uplink.get("error") or "its first attempt is under way"
         words = f"it waits on disk: the running gateway does not reach Kafka, although this check does: {why}"
         restart = "; if the settings were changed since it started, restart it"
-        return wrong(IN_KAFKA, words + restart), bool(uplink.get("error"))
+        return wrong("kafka-unreached", IN_KAFKA, words + restart), bool(uplink.get("error"))
     if uplink.get("waits_for_clock"):
-        left = hold_words(settings.gateway, uplink.get("clock_until_us"), boottime_us())
-        words = f"it waits on disk until this box's clock is synced, {left}; see the findings about the clock"
-        return remark(IN_KAFKA, words), True
+        words = (
+            f"it waits on disk until this box's clock is synced. {_told(settings, state, 'clock-unsynced')}".rstrip()
+        )
+        return remark("clock-unsynced", IN_KAFKA, words), True
     topic = settings.kafka.events_topic
     for name, why in uplink.get("parked", {}).items():
         if name.partition("/")[0] == topic:
-            return wrong(IN_KAFKA, f"it waits on disk: {name} {why}"), False
+            return wrong("partition-parked", IN_KAFKA, f"it waits on disk: {name} {why}"), False
     if topic in uplink.get("refused_topics", {}):
-        return wrong(IN_KAFKA, f"{topic} is not written to: {uplink['refused_topics'][topic]}"), True
+        return wrong("topic-unwritten", IN_KAFKA, f"{topic} is not written to: {uplink['refused_topics'][topic]}"), True
     if rows > 1:
         return remark(
-            IN_KAFKA, f"it waits on disk beside {counted(rows, 'row')}, which now go to Kafka: check again later"
+            "test-reading-late",
+            IN_KAFKA,
+            f"it waits on disk beside {counted(rows, 'row')}, which now go to Kafka: check again later",
         ), False
     return None, False
 
@@ -187,25 +202,31 @@ def _why_waits(settings: Settings, state: Any) -> tuple[Finding | None, bool]:  
 
 async def _read_back(settings: Settings, credential: CheckOpened, place: CheckPlace, begun_us: int) -> Finding:
     if place.offset is None:
-        return remark(READ_BACK, "not tried: the broker had it already, and does not say where")
+        return remark("test-reading-unread", READ_BACK, "not tried: the broker had it already, and does not say where")
     try:
         record = await _record(settings, place)
     except TopicAuthorizationFailedError:
         command = allow_command(place.topic, settings.kafka, "Read")
         who = f" ({ADMIN_WORDS})" if ADMIN_CONFIG in command else ""
         return remark(
+            "test-reading-unread",
             READ_BACK,
             f"this gateway's user may not read {place.topic}, and need not: Kafka's acknowledgement shows that the "
             f"replicas have the record. If this check is to read it back, allow it: {command}{who}",
         )
     except (KafkaError, OSError, TimeoutError, KafkaFileError) as error:
         return wrong(
+            "test-reading-unread",
             READ_BACK,
             f"Kafka does not give back the record that it acknowledged ({str(error) or type(error).__name__}); are the "
             "brokers well? Try again",
         )
     if (flaw := _flaw(settings, record, credential, place)) is not None:
-        return wrong(READ_BACK, f"the record at offset {place.offset:,} is not as it was sent: {flaw}; report this")
+        return wrong(
+            "test-reading-changed",
+            READ_BACK,
+            f"the record at offset {place.offset:,} is not as it was sent: {flaw}; report this",
+        )
     took_ms = (boottime_us() - begun_us) / 1000
     return well(
         READ_BACK, f"byte for byte, with its headers, {milliseconds(took_ms)} after it was sent (ce_id {place.ce_id})"

@@ -90,14 +90,14 @@ def check_listener(settings: Settings) -> Iterator[Finding]:
         try:
             credential = opened(settings)
         except control.ControlError as error:
-            yield remark(subject, _not_asked(error))
+            yield remark("gateway-unasked", subject, not_asked(error))
             return
         begun_s = time.monotonic()
         try:
             with entered(door, listener, credential):
                 took_ms = (time.monotonic() - begun_s) * 1000
         except DoorError as error:
-            yield wrong(subject, str(error))
+            yield wrong("listener-closed", subject, str(error))
         except CertificateWantedError:
             yield well(
                 subject,
@@ -111,9 +111,9 @@ def check_listener(settings: Settings) -> Iterator[Finding]:
             )
 
 
-def _not_asked(error: control.ControlError) -> str:
+def not_asked(error: control.ControlError) -> str:
     if isinstance(error, control.RequestRefusedError):
-        return f"the running gateway gives no credential for this ({error}); restart it after an upgrade"
+        return f"the running gateway takes no test reading ({error}); restart it after an upgrade"
     return str(error)
 
 
@@ -188,9 +188,10 @@ async def _broker(settings: Settings, broker: BrokerSettings) -> Finding:
                 f"{_CLIENT_ID}-{secrets.token_hex(4)}", broker.user, None if password is None else password.encode()
             )
     except BrokerError as error:
-        return wrong(subject, str(error))
+        return wrong("broker-unconnected", subject, str(error))
     except NoAnswerError as error:
         return wrong(
+            "broker-unconnected",
             subject,
             f"is reached, but {error}; check that port is the broker's port for MQTT, and that [mqtt_brokers.tls] is "
             "there only if that port has TLS",
@@ -199,12 +200,13 @@ async def _broker(settings: Settings, broker: BrokerSettings) -> Finding:
         resolver.shutdown(wait=False, cancel_futures=True)
     if code == 2:
         return remark(
+            "broker-refuses",
             subject,
             "answers, but refuses this check's client identifier; sluice status says whether it takes the gateway's "
             "own",
         )
     if code:
-        return wrong(subject, f"refuses the connection: {REFUSALS.get(code, f'return code {code}')}")
+        return wrong("broker-refuses", subject, f"refuses the connection: {REFUSALS.get(code, f'return code {code}')}")
     told = "" if broker.tls is None else " over TLS"
     return well(
         subject, f"lets this gateway in: CONNACK after {milliseconds((time.monotonic() - begun_s) * 1000)}{told}"

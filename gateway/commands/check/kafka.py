@@ -16,7 +16,7 @@ from gateway.buffer.schema import read_marks
 from gateway.buffer.status import is_running, open_to_read
 from gateway.clock.floor import CLOCK_MARKS, ClockFloor
 from gateway.clock.kernel_clock import boottime_us, read_wall_clock
-from gateway.commands.check.finding import Finding, remark, well
+from gateway.commands.check.finding import Finding, remark, well, wrong
 from gateway.kafka.link import KafkaLink
 from gateway.kafka.reach import host_and_port
 from gateway.kafka.secret_files import KafkaFileError
@@ -37,8 +37,12 @@ from gateway.tls.dates import Dates, true_time
 
 BROKERS_DIALLED_MAX = 12
 """Most brokers that are dialled. An unreachable broker costs up to `kafka.connect_timeout_s`."""
-ABSENT, UNWRITTEN = "does not exist", "is not written to"
-"""Beginnings of findings about a topic that gets no records."""
+TOPIC_ABSENT, TOPIC_UNWRITTEN = "topic-absent", "topic-unwritten"
+"""Codes of findings about a topic that gets no records."""
+WITHOUT_TLS = (
+    "everybody on the way to Kafka can read and change the readings; add [kafka.tls] and the brokers' port for TLS, "
+    "unless that way is yours alone"
+)
 _FILES = frozenset({"kafka.tls.ca", "kafka.tls.certificate", "kafka.tls.key", "kafka.sasl.password_file"})
 """Settings that name files, which `check_machine` checks."""
 _VARIABLE = re.compile(r"\{[a-z][a-z0-9_]*\}")
@@ -57,7 +61,7 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
     try:
         link = KafkaLink(kafka, dates)
     except KafkaFileError as error:
-        return [Finding(subject, ok=False, words=_unusable(str(error)))]
+        return [wrong("kafka-unusable", subject, _unusable(str(error)))]
     try:
         async with connected(link, settings) as admin:
             # Dial before anything is asked, so that a broker that cannot be reached is asked last.
@@ -66,10 +70,10 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
             about = [*unreached.values(), *others]
             if unreached and len(unreached) == tried:
                 words = "answers, but this box reaches none of its brokers: nothing can be sent, and no topic checked"
-                return [Finding(subject, ok=False, words=words), *about]
+                return [wrong("kafka-unreached", subject, words), *about]
             cluster, findings = await _look_at_topics(admin, link, settings, create=create)
     except (KafkaError, OSError, TimeoutError) as error:
-        return [Finding(subject, ok=False, words=_trouble(link, kafka, error))]
+        return [wrong("kafka-unreached", subject, _trouble(link, kafka, error))]
     about += [*_absent(cluster), *_with_admin_words(findings)]
     return [well(subject, f"answers; {_cluster_words(cluster)}"), *about]
 
@@ -144,7 +148,7 @@ async def _dial(admin: AIOKafkaAdminClient, link: KafkaLink, kafka: KafkaSetting
         fault = link.faults.get(address)
         what = "it does not answer" if fault is None else f"{fault.words}; {fault.hint}"
         words = f"{_cannot(is_reached=fault is not None and fault.is_reached)}{means}: {what}"
-        unreached[address] = Finding(f"Kafka's broker {broker.nodeId} at {address}", ok=False, words=words)
+        unreached[address] = wrong("kafka-broker-unreached", f"Kafka's broker {broker.nodeId} at {address}", words)
     return len(brokers), unreached
 
 
@@ -168,7 +172,7 @@ async def _is_silent(address: str, settings: Settings, dates: Dates) -> Finding 
             return None
     except (KafkaError, OSError, TimeoutError) as error:
         words = f"only its other addresses lead to Kafka; {address} {_trouble(link, kafka, error)}"
-        return remark("kafka.bootstrap", words)
+        return remark("bootstrap-unreached", "kafka.bootstrap", words)
 
 
 def _trouble(link: KafkaLink, kafka: KafkaSettings, error: Exception) -> str:
@@ -203,9 +207,10 @@ async def _look_at_topics(
     except (KafkaError, TimeoutError) as error:
         told = link.fault or str(error) or type(error).__name__
         words = f"cannot be {'made' if create else 'checked'} just now ({told}): are all brokers well? Try again"
-        return cluster, [Finding("Kafka's topics", ok=False, words=words)]
+        return cluster, [structs.replace(wrong("topics-unchecked", "Kafka's topics", words), link="topics")]
     findings = [found for each in verdicts for found in _findings(each, created.get(each.topic), kafka)]
-    return cluster, findings + _routes_without_topics(settings, topics) + _topics_of_devices(settings)
+    findings += _routes_without_topics(settings, topics) + _topics_of_devices(settings)
+    return cluster, [structs.replace(each, link="topics") for each in findings]
 
 
 def _cluster_words(cluster: Cluster) -> str:
@@ -225,7 +230,7 @@ def _absent(cluster: Cluster) -> list[Finding]:
         f"down: {', '.join(map(str, absent))}; there are replicas on them. Start them, or, if they are gone for good, "
         "move their replicas to other brokers (kafka-reassign-partitions.sh)"
     )
-    return [remark("Kafka's brokers", words)]
+    return [remark("kafka-brokers-down", "Kafka's brokers", words)]
 
 
 def _with_admin_words(findings: list[Finding]) -> list[Finding]:
@@ -249,7 +254,7 @@ def _routes_without_topics(settings: Settings, topics: set[str]) -> list[Finding
                 "no such topic exists, so readings for such a topic go to the quarantine; create the topics that your "
                 "sensors need, with message.timestamp.type=LogAppendTime, or set kafka.create_topics = true"
             )
-            findings.append(Finding(f"route to {route.kafka}", ok=False, words=words))
+            findings.append(wrong("route-without-topic", f"route to {route.kafka}", words))
     return findings
 
 
@@ -262,7 +267,11 @@ def _topics_of_devices(settings: Settings) -> list[Finding]:
         f"{settings.kafka.topics_created_max:,} in all: raise that setting if there are more devices, or take "
         "{device} out of the route: the key of each record has the device anyway"
     )
-    return [remark(f"route to {route.kafka}", words) for route in settings.routes if "{device}" in route.kafka]
+    return [
+        remark("topic-per-device", f"route to {route.kafka}", words)
+        for route in settings.routes
+        if "{device}" in route.kafka
+    ]
 
 
 def wanted_topics(settings: Settings, existing: set[str]) -> set[str]:
@@ -318,18 +327,13 @@ def _findings(verdict: TopicVerdict, created: TopicVerdict | None, kafka: KafkaS
     if verdict.reason == UNKNOWN and kafka.create_topics:
         return [well(subject, "does not exist yet; sluice run makes it, with LogAppendTime (kafka.create_topics)")]
     if verdict.reason == UNKNOWN:
-        words = f"{ABSENT}; `sluice check --create-topics` makes it, with LogAppendTime"
-        return [Finding(subject, ok=False, words=words)]
-    if verdict.waits:
-        return [Finding(subject, ok=False, words=f"{UNWRITTEN} just now: {verdict.reason}; {verdict.hint}")]
+        words = "does not exist; `sluice check --create-topics` makes it, with LogAppendTime"
+        return [wrong(TOPIC_ABSENT, subject, words)]
     if not verdict.usable:
-        words = f"{UNWRITTEN}, so its readings go to the quarantine: {verdict.reason}; {verdict.hint}"
-        return [Finding(subject, ok=False, words=words)]
+        how = " just now" if verdict.waits else ", so its readings go to the quarantine"
+        return [wrong(TOPIC_UNWRITTEN, subject, f"is not written to{how}: {verdict.reason}; {verdict.hint}")]
     # A topic that this gateway may not see could have existed before.
     is_new = created is not None and created.made
     findings = [well(subject, "created, with LogAppendTime")] if is_new else []
-    findings += [
-        Finding(subject, ok=False, words=flaw.words) if flaw.fails else remark(subject, flaw.words)
-        for flaw in verdict.flaws
-    ]
+    findings += [(wrong if flaw.fails else remark)("topic-flaw", subject, flaw.words) for flaw in verdict.flaws]
     return findings or [well(subject, verdict.summary)]

@@ -12,7 +12,7 @@ from aiokafka.errors import KafkaError
 from msgspec import structs
 
 from gateway.commands.check.finding import Finding, remark, skipped, well, wrong
-from gateway.commands.check.kafka import certificate_dates, connected
+from gateway.commands.check.kafka import WITHOUT_TLS, certificate_dates, connected
 from gateway.host.name_lookup import Address, names
 from gateway.host.terminal_text import milliseconds
 from gateway.kafka.link import ADDRESSES_MAX, KafkaLink
@@ -26,6 +26,7 @@ _LINKS = ("dns", "tcp", "tls", "sasl")
 _LINK_OF = {"name": "dns", "connect": "tcp", "tls": "tls", "login": "sasl"}
 """Link of each stage of a connection. A later stage is of the link `kafka`."""
 _SUBJECTS = {"dns": "name", "tcp": "connection to", "tls": "TLS with", "sasl": "log-in at"}
+_CODES = {"dns": "kafka-name", "tcp": "kafka-connection", "tls": "kafka-tls", "sasl": "kafka-log-in"}
 _NAMES = {"dns": "names", "tcp": "connections", "tls": "TLS", "sasl": "log-in"}
 
 
@@ -64,7 +65,7 @@ async def check_way(settings: Settings) -> Way:
         which = tried[0].address if len(tried) == 1 else "no address of kafka.bootstrap"
         way.why_not = f"{which} leads to {'no' if len(tried) == 1 else 'a'} broker that lets this gateway in, see above"
         findings += [
-            Finding(f"Kafka at {each.address}", ok=False, words=_told(each.fault), link="kafka")
+            structs.replace(wrong("kafka-unusable", f"Kafka at {each.address}", _told(each.fault)), link="kafka")
             for each in tried
             if each.fault is not None and each.fault.stage not in _LINK_OF
         ]
@@ -84,7 +85,11 @@ def _of_link(link: str, tried: Sequence[_Tried], kafka: KafkaSettings) -> list[F
         if finding is None:
             continue
         if not finding.ok and leads_on:
-            finding = remark(finding.subject, f"only other addresses of kafka.bootstrap lead to Kafka; {finding.words}")
+            finding = remark(
+                "bootstrap-unreached",
+                finding.subject,
+                f"only other addresses of kafka.bootstrap lead to Kafka; {finding.words}",
+            )
         findings.append(finding)
     if not findings:
         before = max((each for each in tried if each.fault is not None), key=lambda each: len(each.found))
@@ -104,11 +109,7 @@ def _without_tls(kafka: KafkaSettings) -> Finding:
         return well(
             "TLS", "none ([kafka.tls] is not set), and none is needed: the way to Kafka does not leave this box"
         )
-    return remark(
-        "TLS",
-        "none: everybody on the way to Kafka can read and change the readings; add [kafka.tls] and the brokers' port "
-        "for TLS, unless that way is yours alone",
-    )
+    return remark("kafka-without-tls", "TLS", f"none: {WITHOUT_TLS}")
 
 
 def _is_on_this_box(address: str) -> bool:
@@ -135,7 +136,7 @@ async def _look_up(tried: _Tried, port: int, kafka: KafkaSettings) -> list[Addre
             found = await names.addresses(tried.host, port)
     except (OSError, TimeoutError, UnicodeError) as error:
         tried.fault = reach_words(error, tried.host, port, kafka, stage="name")
-        tried.found["dns"] = wrong(subject, _told(tried.fault))
+        tried.found["dns"] = wrong(_CODES["dns"], subject, _told(tried.fault))
         return []
     told = list(dict.fromkeys(str(address[3][0]) for address in found))
     if told == [tried.host]:
@@ -160,14 +161,16 @@ async def _connect(tried: _Tried, port: int, found: Sequence[Address], kafka: Ka
             bad.append((address, outcome))
     if not good:
         tried.fault = reach_words(bad[0][1], tried.host, port, kafka, stage="connect")
-        tried.found["tcp"] = wrong(subject, f"cannot be made: {_told(tried.fault)}")
+        tried.found["tcp"] = wrong(_CODES["tcp"], subject, f"cannot be made: {_told(tried.fault)}")
         return False
     words = f"made: {', '.join(good)}"
     if bad:
         dead = ", ".join(str(address[3][0]) for address, _ in bad)
         fault = reach_words(bad[0][1], tried.host, port, kafka, stage="connect")
         tried.found["tcp"] = remark(
-            subject, f"{words}; but {tried.host} also leads to {dead}, which takes no connection: {_told(fault)}"
+            _CODES["tcp"],
+            subject,
+            f"{words}; but {tried.host} also leads to {dead}, which takes no connection: {_told(fault)}",
         )
     else:
         tried.found["tcp"] = well(subject, words)
@@ -229,7 +232,7 @@ def _note_fault(tried: _Tried, kafka: KafkaSettings, fault: Fault) -> None:
     if link in {None, "sasl"} and kafka.tls is not None:
         tried.found["tls"] = well(f"{_SUBJECTS['tls']} {tried.address}", "agreed on, and the certificate accepted")
     if link in {"tls", "sasl", "tcp"}:
-        tried.found[link] = wrong(f"{_SUBJECTS[link]} {tried.address}", _told(fault))
+        tried.found[link] = wrong(_CODES[link], f"{_SUBJECTS[link]} {tried.address}", _told(fault))
 
 
 def _tls_finding(subject: str, tls: ssl.SSLObject) -> Finding:
@@ -242,7 +245,7 @@ def _tls_finding(subject: str, tls: ssl.SSLObject) -> Finding:
         return well(subject, f"{version}{signed.rstrip(',')}")
     words = f"{version}; the certificate{signed} is valid until {end:%Y-%m-%d}"
     if end - datetime.now(UTC) <= SOON:
-        return remark(subject, f"{words}: renew it at the broker before then")
+        return remark("certificate-expires", subject, f"{words}: renew it at the broker before then")
     return well(subject, words)
 
 

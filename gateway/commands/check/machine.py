@@ -22,18 +22,19 @@ from gateway.clock.gateway_clock import WallClock
 from gateway.clock.kernel_clock import boottime_us, read_wall_clock
 from gateway.commands.check.clock import check_clock
 from gateway.commands.check.disk import check_disk
-from gateway.commands.check.finding import Finding, remark, well, wrong
-from gateway.commands.check.kafka import known_floor
+from gateway.commands.check.finding import Finding, remark, remark_on, well, wrong
+from gateway.commands.check.kafka import WITHOUT_TLS, known_floor
 from gateway.commands.check.page import check_page
 from gateway.commands.check.ports import check_port
 from gateway.commands.check.serial_lines import check_serial
 from gateway.commands.check.users import check_devices
 from gateway.config.config_file import route_table
-from gateway.config.running_settings import changed_words, digest, running_settings
+from gateway.config.running_settings import as_whom, digest, running_settings
 from gateway.daemon import control
+from gateway.health.conditions import dates_unknown, quota_used_up, settings_changed
 from gateway.host.processes import this_group, this_user
 from gateway.host.safe_files import PasswordFileError, read_password
-from gateway.host.terminal_text import size, utc
+from gateway.host.terminal_text import size
 from gateway.reading import BufferFileError
 from gateway.settings import (
     NO_SOURCE,
@@ -86,7 +87,7 @@ def _by_link(settings: Settings, config: Path) -> Iterator[tuple[str, Iterable[F
     yield "clock", check_clock(settings, clock)
     today = _today(clock, settings.buffer.path)
     if not clock.synced and _verifies(settings):
-        yield "clock", [_dates_unknown(today)]
+        yield "clock", [remark_on(dates_unknown(today.passed.timestamp()), "certificates")]
     if settings.serial is not None:
         yield "serial", check_serial(settings.serial, settings.buffer.path, route_table(settings))
     if settings.mqtt_listener is not None:
@@ -96,14 +97,6 @@ def _by_link(settings: Settings, config: Path) -> Iterator[tuple[str, Iterable[F
         yield "broker", _broker(f"mqtt_brokers[{index}]", broker, today)
     yield "tls", _kafka(settings.kafka, today)
     yield "kafka", _quota(settings.kafka, settings.buffer.path, clock)
-
-
-def _dates_unknown(today: "_Today") -> Finding:
-    return remark(
-        "certificates",
-        f"until this box's clock is synced, only certificates that ended before {today.passed:%Y-%m-%d} are refused, "
-        "and the dates of others are not checked",
-    )
 
 
 def _verifies(settings: Settings) -> bool:
@@ -123,15 +116,16 @@ def _config_file(settings: Settings, config: Path) -> Iterator[Finding]:
     is_readable = os.access(config, os.R_OK)
     if not is_readable:
         # Root has read the settings, and now checks as the user that the gateway runs as.
-        yield wrong("settings", _not_readable(config))
+        yield wrong("settings-unreadable", "settings", _not_readable(config))
     else:
         yield well("settings", f"{config} can be used; this is {settings.gateway.namespace}/{settings.gateway.id}")
         yield from _changed(settings)
     if not settings.has_source:
-        yield remark("sources", NO_SOURCE)
+        yield remark("no-source", "sources", NO_SOURCE)
     for index, broker in enumerate(settings.mqtt_brokers):
         if broker.password is not None and is_readable and others_may_read(config):
             yield remark(
+                "secret-readable",
                 f"mqtt_brokers[{index}].password",
                 f"everybody on this box may read it; write it into a file of its own (password_file), or take the "
                 f"right from others: chmod o-r {config}",
@@ -142,7 +136,7 @@ def _changed(settings: Settings) -> Iterator[Finding]:
     """Warn if the running gateway was started with other settings."""
     running = running_settings(control.state_of(settings.buffer.path))
     if running is not None and running.digest != digest(settings):
-        yield remark("settings", changed_words(running, settings))
+        yield remark_on(settings_changed(as_whom(running, settings)), "settings")
 
 
 def _buffer(settings: BufferSettings) -> Finding:
@@ -153,21 +147,25 @@ def _buffer(settings: BufferSettings) -> Finding:
         if not folder.is_dir():
             what = "is no directory" if folder.exists() else "does not exist"
             return wrong(
+                "buffer-unusable",
                 subject,
                 f"the directory {folder} {what}; make it, for the user that sluice runs as, or write another path",
             )
         mistake = _file_mistake(path) if os.access(folder, os.W_OK | os.X_OK) else _not_writable(folder)
         if mistake is not None:
-            return wrong(subject, mistake)
+            return wrong("buffer-unusable", subject, mistake)
         if path.exists() and path.stat().st_size and _header(path)[:16] != _SQLITE_MAGIC:
             return remark(
+                "buffer-damaged",
                 subject,
                 f"{path} is no SQLite file, or damaged; sluice run sets it aside, salvages what can be read, and goes "
                 "on with a new file. If it belongs to another program, write another path",
             )
         return _room(settings)
     except OSError as error:
-        return wrong(subject, f"{path} cannot be read: {error.strerror}; correct that, or write another path")
+        return wrong(
+            "buffer-unusable", subject, f"{path} cannot be read: {error.strerror}; correct that, or write another path"
+        )
 
 
 def _file_mistake(path: Path) -> str | None:
@@ -243,6 +241,7 @@ def _room(settings: BufferSettings) -> Finding:
     used = sum(file.stat().st_size for file in files if file.exists())
     if free < settings.free_bytes_min:
         return wrong(
+            "disk-too-small",
             "buffer.free_bytes_min",
             f"{size(settings.free_bytes_min)} must stay free on the disk of {path}, and only {size(free)} are: the "
             "buffer would be full from the start; make room on the disk, or lower the setting",
@@ -250,6 +249,7 @@ def _room(settings: BufferSettings) -> Finding:
     most = free + used - settings.free_bytes_min
     if most < settings.bytes_max:
         return wrong(
+            "disk-too-small",
             "buffer.bytes_max",
             f"{size(settings.bytes_max)}, but the disk of {path} has only {size(most)} for the buffer beyond "
             f"buffer.free_bytes_min ({size(settings.free_bytes_min)}); lower the setting, or make room",
@@ -309,17 +309,21 @@ def _pair(section: str, certificate: Path, key: Path, today: _Today) -> Iterator
     try:
         validities = read_certificates(certificate)
     except CertificateFileError as error:
-        yield wrong(f"{section}.certificate", str(error))
+        yield wrong("certificate-unusable", f"{section}.certificate", str(error))
         return
     yield _chain_dates(f"{section}.certificate", certificate, validities, today)
     subject = f"{section}.key"
     try:
         check_pair(certificate, key)
     except CertificateFileError as error:
-        yield wrong(subject, str(error))
+        yield wrong("certificate-unusable", subject, str(error))
         return
     if others_may_read(key):
-        yield remark(subject, f"everybody on this box may read {key}; take the right from others: chmod o-r {key}")
+        yield remark(
+            "secret-readable",
+            subject,
+            f"everybody on this box may read {key}; take the right from others: chmod o-r {key}",
+        )
     else:
         yield well(subject, f"{key} is the certificate's")
 
@@ -336,6 +340,7 @@ def _names(subject: str, certificate: Path) -> Iterator[Finding]:
         yield well(subject, f"clients may connect to {told}: the certificate has no other name (subjectAltName)")
     else:
         yield remark(
+            "certificate-without-names",
             subject,
             f"{certificate} names no host (subjectAltName), so clients that check the name refuse it; have a new one "
             "made with the names and addresses that clients connect to, as in subjectAltName=DNS:barn-1.example,"
@@ -353,6 +358,7 @@ def _chain_dates(subject: str, path: Path, chain: Sequence[Validity], today: _To
         trouble = date_trouble(dates, today.passed if dates.end <= today.passed else now)
         if trouble is not None:
             return remark(
+                "certificate-expired",
                 subject,
                 f"certificate {number} of {len(chain)} in {path} {trouble}, and this box's clock says {now:%Y-%m-%d}; "
                 "clients that need that certificate refuse this box: have it renewed, or take it out",
@@ -365,11 +371,12 @@ def _authority(subject: str, path: Path, today: _Today) -> Finding:
     try:
         validities = read_certificates(path)
     except CertificateFileError as error:
-        return wrong(subject, str(error))
+        return wrong("certificate-unusable", subject, str(error))
     now = today.by_clock
     valid = [dates for dates in validities if date_trouble(dates, now) is None]
     if 0 < len(valid) < len(validities):
         return remark(
+            "certificate-expired",
             subject,
             f"{len(validities) - len(valid)} of {len(validities)} certificates in {path} have expired or are not valid "
             f"yet, and this box's clock says {now:%Y-%m-%d}; certificates that they signed are refused: take them out, "
@@ -383,23 +390,31 @@ def _dates(subject: str, path: Path, dates: Validity, today: _Today) -> Finding:
     trouble = date_trouble(dates, now)
     if not today.is_known and end <= today.passed:
         return wrong(
+            "certificate-expired",
             subject,
             f"{path} has expired on {end:%Y-%m-%d}: {today.passed:%Y-%m-%d} has passed, whatever this box's clock "
             "says; have it renewed",
         )
     if not today.is_known and trouble is not None:
         return remark(
+            "certificate-expired",
             subject,
             f"{path} {trouble}, by this box's clock, which says {now:%Y-%m-%d} and is not synced; check again when it "
             "is",
         )
     if trouble is not None:
         return wrong(
-            subject, f"{path} {trouble}, and this box's clock says {now:%Y-%m-%d}; have it renewed, or set the clock"
+            "certificate-expired",
+            subject,
+            f"{path} {trouble}, and this box's clock says {now:%Y-%m-%d}; have it renewed, or set the clock",
         )
     left = end - max(now, today.passed)
     if left <= SOON:
-        return remark(subject, f"{path} expires on {end:%Y-%m-%d}, in {_days(left)}; have it renewed before that")
+        return remark(
+            "certificate-expires",
+            subject,
+            f"{path} expires on {end:%Y-%m-%d}, in {_days(left)}; have it renewed before that",
+        )
     return well(subject, f"{path} is valid until {end:%Y-%m-%d}")
 
 
@@ -418,12 +433,8 @@ def _kafka(kafka: KafkaSettings, today: _Today) -> Iterator[Finding]:
     if sasl is not None:
         yield structs.replace(_password("kafka.sasl.password_file", sasl.password_file), link="sasl")
         if tls is None:
-            yield remark(
-                "kafka.sasl",
-                f"{sasl.mechanism} hides the password, but without [kafka.tls] everybody on the way to Kafka can read "
-                "and change the readings; add [kafka.tls] and the brokers' port for TLS, unless that way is yours "
-                "alone",
-            )
+            words = f"{sasl.mechanism} hides the password, but {WITHOUT_TLS}"
+            yield remark("kafka-without-tls", "kafka.sasl", words)
 
 
 def _quota(kafka: KafkaSettings, buffer: Path, clock: WallClock) -> Iterator[Finding]:
@@ -433,6 +444,7 @@ def _quota(kafka: KafkaSettings, buffer: Path, clock: WallClock) -> Iterator[Fin
     beats = HEARTBEAT_BYTES * DAY_S / kafka.heartbeat_interval_s
     if most and beats > most * HEARTBEATS_SHARE_MAX:
         yield remark(
+            "heartbeats-too-many",
             "kafka.heartbeat_interval_s",
             f"a heartbeat every {kafka.heartbeat_interval_s:g} s takes some {size(beats)} a day, and {setting} allows "
             f"{size(most)}: little or nothing is left for readings; write "
@@ -446,23 +458,18 @@ def _quota(kafka: KafkaSettings, buffer: Path, clock: WallClock) -> Iterator[Fin
         now_us = boottime_us()
         now_s, wall_s = now_us / 1e6, clock.at(now_us) / 1e6 if clock.synced else None
         if budget.is_used_up(now_s, wall_s):
-            until_s = budget.used_up_until(now_s, wall_s)
-            until = "for a day at most" if until_s is None else f"until {utc(round(until_s * 1e6))} UTC"
-            yield remark(
-                "kafka.bytes_per_day_max",
-                f"{size(kafka.bytes_per_day_max)}, and that is used up: {until} readings wait on this box. If the link "
-                "may carry more, raise the setting and restart the gateway",
-            )
+            yield remark_on(quota_used_up(budget.used_up_until(now_s, wall_s)), "kafka.bytes_per_day_max")
 
 
 def _password(subject: str, path: Path) -> Finding:
     try:
         password = read_password(path)
     except PasswordFileError as error:
-        return wrong(subject, str(error).removeprefix("password_file").lstrip(": "))
+        return wrong("password-unusable", subject, str(error).removeprefix("password_file").lstrip(": "))
     if password != password.strip():
         where = "ends in" if password[-1:].isspace() else "begins with"
         return remark(
+            "password-with-space",
             subject,
             f"the password in {path} {where} a space, which counts as part of it; take the space out, unless you want "
             "it",

@@ -42,11 +42,12 @@ def _password(page: StatusPageSettings) -> Finding:
     except PagePasswordError as error:
         if isinstance(error.__cause__, PermissionError):
             return remark(
+                "page-password-unknown",
                 _PASSWORD,
                 f"this user may not read {page.password_file}, which systemd hands to sluice, so it is not known "
                 "whether there is a password; run this with sudo to see",
             )
-        return remark(_PASSWORD, f"nobody can log in at the status page: {error}")
+        return remark("page-password-unusable", _PASSWORD, f"nobody can log in at the status page: {error}")
     return well(_PASSWORD, "a password is set")
 
 
@@ -60,12 +61,17 @@ def _served(page: StatusPageSettings) -> Finding:
             status = str(told["status"])
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         return wrong(
+            "page-unserved",
             _PORT,
             f"the running sluice does not serve its status page at {host} port {page.port} ({error}); its log says why "
             "(journalctl -u sluice). If it was started before [status_page] was written, restart it",
         )
     if status != "ok":
-        return wrong("status page", f"it says that the gateway fails: {told.get('reason', status)}")
+        return wrong(
+            str(told.get("code", "gateway-failing")),
+            "status page",
+            f"it says that the gateway fails: {told.get('reason', status)}",
+        )
     where = [f"http://{host_and_port(host, page.port)}" for host in islice(own_hosts(page.host), HOSTS_MAX)]
     return well("status page", f"served: {' or '.join(where) or 'no network has given this box an address yet'}")
 

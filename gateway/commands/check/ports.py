@@ -62,13 +62,18 @@ def _sockets(host: str, port: int) -> Iterator[tuple[socket.socket, tuple[Any, .
 
 def _port_trouble(subject: str, setting: str, host: str, where: str, error: OSError) -> Finding:
     if error.errno == errno.EACCES:
-        return wrong(subject, f"{this_user()} may not listen on {where}; write a port from 1024 up")
+        return wrong("port-unusable", subject, f"{this_user()} may not listen on {where}; write a port from 1024 up")
     if error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT} or isinstance(error, socket.gaierror):
         return wrong(
+            "port-unusable",
             setting,
             f'this box has no address {host} now; write one that it has (ip address lists them), or "0.0.0.0" for all',
         )
-    return wrong(subject, f"nothing can listen on {where}: {error.strerror}; write another port, or another host")
+    return wrong(
+        "port-unusable",
+        subject,
+        f"nothing can listen on {where}: {error.strerror}; write another port, or another host",
+    )
 
 
 def _taken(subject: str, where: str, listening: Sequence[int], buffer: Path) -> Finding:
@@ -81,13 +86,14 @@ def _taken(subject: str, where: str, listening: Sequence[int], buffer: Path) -> 
         return well(subject, f"{where} is taken, most likely by the running sluice of this buffer")
     if others and name_of(others[0]) == OURS:
         return wrong(
+            "port-taken",
             subject,
             f"{where} is taken by a sluice that runs with another buffer.path (process {others[0]}), so a gateway with "
             "these settings cannot start: if buffer.path was changed here, sudo systemctl restart sluice; else stop "
             "that sluice, or write another port",
         )
     by = f"{name_of(others[0])} (process {others[0]})" if others else "another program (sudo ss -ltnp names it)"
-    return wrong(subject, f"{where} is taken by {by}; stop that program, or write another port")
+    return wrong("port-taken", subject, f"{where} is taken by {by}; stop that program, or write another port")
 
 
 def _processes_listening(address: str, port: int) -> list[int]:

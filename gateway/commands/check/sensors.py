@@ -8,7 +8,8 @@ from typing import Any
 from gateway.buffer.status import read_quarantine
 from gateway.commands.check.finding import Finding, remark, well
 from gateway.daemon import control
-from gateway.host.terminal_text import counted, span
+from gateway.health.conditions import log_in_refused, quarantined
+from gateway.host.terminal_text import counted
 from gateway.intake.routes import BAD_NAME, LONG_NAME, NO_ROUTE, taken_words
 from gateway.listener.refusals import LOG_IN_REASONS
 from gateway.reading import BufferFileError
@@ -34,19 +35,13 @@ def check_sensors(settings: Settings) -> Iterator[Finding]:
 
 
 def _quarantine(reasons: dict[str, int], settings: Settings) -> Finding:
-    if not reasons:
+    found = next(quarantined(reasons), None)
+    if found is None:
         return well(QUARANTINE, "empty: no input is kept there")
-    count = sum(reasons.values())
     most = max(reasons, key=lambda reason: (reasons[reason], reason))
-    rule = f"; a name has {NAME_RULE}" if most in {BAD_NAME, LONG_NAME} else ""
-    taken = f"; {taken_words(settings.routes)}" if most == NO_ROUTE else rule
-    of_it = most if len(reasons) == 1 else f"mostly {most} ({reasons[most]:,})"
-    return remark(
-        QUARANTINE,
-        f"{counted(count, 'message')} did not go to {'its' if count == 1 else 'their'} topic and "
-        f"{'is' if count == 1 else 'are'} kept on this box: {of_it}{taken}; sluice buffer quarantine ls says what "
-        "to do",
-    )
+    rule = f" A name has {NAME_RULE}." if most in {BAD_NAME, LONG_NAME} else ""
+    taken = f" For {NO_ROUTE}: {taken_words(settings.routes)}." if most == NO_ROUTE else rule
+    return remark(found.code, QUARANTINE, found.told + taken)
 
 
 def _log_ins(state: dict[str, Any], *, certified: bool) -> Finding:
@@ -57,13 +52,8 @@ def _log_ins(state: dict[str, Any], *, certified: bool) -> Finding:
         return well(LOG_INS, "none was refused, or the sensor has logged in since")
     counts = state.get("mqtt_listener", {})
     count = max(len(late), sum(counts.get(reason, 0) for reason in LOG_IN_REASONS))
-    last = late[0]
-    user = "no user name" if last["user"] is None else last["user"]
-    return remark(
-        LOG_INS,
-        f"{counted(count, 'log-in')} {'was' if count == 1 else 'were'} refused since the start, the last "
-        f"{span(last['ago_s'])} ago ({user}, from {last['address']}): {last['why']}",
-    )
+    last = log_in_refused(late[0])
+    return remark(last.code, LOG_INS, f"{counted(count, 'log-in')} refused since the start. The last: {last.told}")
 
 
 def _is_of_this_box(refused: dict[str, Any]) -> bool:

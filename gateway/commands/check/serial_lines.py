@@ -17,7 +17,7 @@ from gateway.commands.check.finding import Finding, remark, wrong
 from gateway.host.processes import has_open, running, this_user
 from gateway.intake.routes import BAD_NAME, NO_ROUTE, Refusal, RouteTable
 from gateway.record_contract import DEVICE_NAME, NAME_RULE
-from gateway.serial_lines.kinds import NAMES, devices, sections
+from gateway.serial_lines.kinds import CANNOT_ACKNOWLEDGE, devices, sections
 from gateway.serial_lines.ports import (
     ALL,
     FRAMES,
@@ -49,9 +49,6 @@ from gateway.settings import SerialSettings
 from gateway.toml_files.mistakes import spell
 
 PORTS_TOLD_MAX: Final = 12
-_CANNOT_ACKNOWLEDGE = (
-    f"readings of {NAMES} cannot be acknowledged: readings that come while nothing can be stored are lost, and counted"
-)
 _UNROUTED = {
     NO_ROUTE: "which no route takes",
     "ambiguous-route": "which several routes take, each to another place",
@@ -82,7 +79,9 @@ def check_serial(settings: SerialSettings, buffer: Path, routes: RouteTable | No
     lines = sections(settings)
     patterns = [*settings.ports, *(line.settings.port for line in lines)]
     if not patterns:
-        yield remark(FRAMES, f"is empty, so no sensor is read; write the ports; {_ports_here()}")
+        yield remark(
+            "serial-without-ports", FRAMES, f"is empty, so no sensor is read; write the ports; {_ports_here()}"
+        )
         return
     ports = {path for pattern in patterns for path in _real_ports(pattern)}
     lock = buffer.with_name(buffer.name + ".lock")
@@ -96,13 +95,13 @@ def check_serial(settings: SerialSettings, buffer: Path, routes: RouteTable | No
     for line in lines:
         yield from _one_port(spell((*line.place, "port")), line.settings.port, line.kind.header, named, box)
     if lines:
-        yield Finding("serial", ok=True, words=_CANNOT_ACKNOWLEDGE)
+        yield Finding("serial", ok=True, words=CANNOT_ACKNOWLEDGE)
     yield from _many_ports(settings.ports, named, box)
     yield from _rivals(patterns, ports, box)
     yield from _look_alikes(patterns, box)
     for line in lines:
         for place, words in line.kind.remarks(line.settings, line.place):
-            yield remark(spell(place), words)
+            yield remark("serial-settings", spell(place), words)
     if routes is not None:
         yield from _unrouted(settings, routes)
 
@@ -117,6 +116,7 @@ def _one_port(subject: str, pattern: str, section: str, named: dict[str, str], b
         yield _missing(subject, pattern)
     elif len(ports) > 1:
         yield wrong(
+            "serial-ambiguous",
             subject,
             f"{pattern} fits {len(ports)} ports now ({', '.join(sorted(ports.values()))}): write one of them; "
             f"{LOOK_ALIKES}",
@@ -124,7 +124,11 @@ def _one_port(subject: str, pattern: str, section: str, named: dict[str, str], b
     for path, name in ports.items():
         other = named.setdefault(path, subject)
         if other != subject:
-            yield wrong(subject, f"{name} is also the port of {other}, and only one can read it; write another port")
+            yield wrong(
+                "serial-port-twice",
+                subject,
+                f"{name} is also the port of {other}, and only one can read it; write another port",
+            )
         elif len(ports) == 1:
             yield _port(subject, name, path, section, box)
             yield from _may_swap(subject, name, path, box)
@@ -136,6 +140,7 @@ def _may_swap(subject: str, name: str, path: str, box: _Box) -> Iterator[Finding
         link = next((link for link in _links_to(path) if not _is_ambiguous(link, path, box)), None)
         instead = f"write {link}" if link else "write its name in /dev/serial/by-path"
         yield remark(
+            "serial-may-swap",
             subject,
             f"{name} may be another adapter after a restart, and its readings then get the wrong device: {instead}",
         )
@@ -170,6 +175,7 @@ def _many_ports(patterns: Collection[str], named: Mapping[str, str], box: _Box) 
             if path in named:
                 if is_path(pattern):
                     yield remark(
+                        "serial-port-twice",
                         named[path],
                         f"{name} is in {FRAMES} too, where it is ignored: take it out there, or, if its sensor speaks "
                         "our frames, remove this section",
@@ -179,14 +185,18 @@ def _many_ports(patterns: Collection[str], named: Mapping[str, str], box: _Box) 
                 yield _port(FRAMES, name, path, FRAMES, box)
             elif is_path(pattern) and is_path(first[path]):
                 same = "is there twice" if name == first[path] else f"is {first[path]} by another name"
-                yield remark(FRAMES, f"{name} {same}, and a port is opened once: remove one of the two")
+                yield remark(
+                    "serial-port-twice", FRAMES, f"{name} {same}, and a port is opened once: remove one of the two"
+                )
 
 
 def _missing(subject: str, pattern: str) -> Finding:
     """Report a path that is not there as wrong, and a pattern without ports as a warning: ports may still come."""
     if is_path(pattern):
-        return wrong(subject, f"{pattern} is not there; plug it in, or write another port; {_ports_here()}")
-    return remark(subject, awaited_words(pattern) + ("" if pattern == ALL else f"; {_ports_here()}"))
+        return wrong(
+            "serial-missing", subject, f"{pattern} is not there; plug it in, or write another port; {_ports_here()}"
+        )
+    return remark("serial-awaited", subject, awaited_words(pattern) + ("" if pattern == ALL else f"; {_ports_here()}"))
 
 
 def _port(subject: str, name: str, path: str, section: str, box: _Box) -> Finding:
@@ -196,15 +206,19 @@ def _port(subject: str, name: str, path: str, section: str, box: _Box) -> Findin
         what = f"cannot be examined ({error.strerror})"
         if isinstance(error, FileNotFoundError):
             what = "is a name whose adapter is not there (unplugged?)"
-        return wrong(subject, f"{name} {what}: plug it in, or {leave_out(section)}")
+        return wrong("serial-missing", subject, f"{name} {what}: plug it in, or {leave_out(section)}")
     if not stat.S_ISCHR(found.st_mode) or _is_something_else(found.st_rdev):
-        return wrong(subject, f"{name}: {no_port_words(section)}")
+        return wrong("serial-no-port", subject, f"{name}: {no_port_words(section)}")
     if is_console(path):
-        return wrong(subject, f"{name} is this box's console, on which the kernel writes: {login_words(path)}")
+        return wrong(
+            "serial-rivals", subject, f"{name} is this box's console, on which the kernel writes: {login_words(path)}"
+        )
     if path in box.held:
-        return wrong(subject, f"{name}: {who_words(box.held[path], path, leave_out(section))}")
+        return wrong("serial-rivals", subject, f"{name}: {who_words(box.held[path], path, leave_out(section))}")
     if not os.access(name, os.R_OK | os.W_OK):
-        return wrong(subject, f"{name} may not be opened by {this_user()}; {how_to_be_let_in(name)}")
+        return wrong(
+            "serial-not-allowed", subject, f"{name} may not be opened by {this_user()}; {how_to_be_let_in(name)}"
+        )
     return Finding(subject, ok=True, words=f"{name} may be opened by {this_user()}")
 
 
@@ -239,16 +253,18 @@ def _rivals(patterns: Collection[str], ports: Collection[str], box: _Box) -> Ite
     manager = running(MODEM_MANAGER)
     mine = [each for each in box.adapters if each.port in ports]
     if manager is not None and not mine:
-        yield remark("serial", f"ModemManager runs: {modem_manager_words('')}")
+        yield remark("serial-rivals", "serial", f"ModemManager runs: {modem_manager_words('')}")
     elif manager is not None:
         one_of_each = {
             (each.vendor, each.product): each.port for each in mine if not is_spared_by_modem_manager(each.port)
         }
         for port in one_of_each.values():
-            yield remark("serial", f"ModemManager runs, and may take {port}: {modem_manager_words(port)}")
+            yield remark(
+                "serial-rivals", "serial", f"ModemManager runs, and may take {port}: {modem_manager_words(port)}"
+            )
     brltty = brltty_words()
     if brltty is not None:
-        yield remark("serial", brltty)
+        yield remark("serial-rivals", "serial", brltty)
 
 
 def _means_usb(pattern: str) -> bool:
@@ -261,6 +277,7 @@ def _look_alikes(patterns: Collection[str], box: _Box) -> Iterator[Finding]:
     alike = _ports_that_look_alike(box)
     if alike and any(pattern.startswith(_LINKS[0]) for pattern in patterns):
         yield remark(
+            "serial-look-alikes",
             "serial",
             f"{', '.join(sorted(alike))} look alike, and {_LINKS[0]} shows only one of them, not always the same: "
             f"{LOOK_ALIKES}; sensors with our frames say their own names, so for them write "
@@ -288,6 +305,7 @@ def _unrouted(settings: SerialSettings, routes: RouteTable) -> Iterator[Finding]
         found = routes.resolve(topic, None)
         if isinstance(found, Refusal):
             yield wrong(
+                "serial-unrouted",
                 spell(place),
                 f"its readings get the topic {topic}, {_unrouted_words(found)}: they would all go to the quarantine; "
                 "add a route for that topic, or write another stream",
@@ -309,6 +327,7 @@ def _unrouted_frames(template: str, routes: RouteTable) -> Iterator[Finding]:
     # Prefer the refusal of a route that almost fits: it says more than that no route fits.
     topic = next((topic for topic, found in refused.items() if found.reason != NO_ROUTE), next(iter(refused)))
     yield wrong(
+        "serial-unrouted",
         "serial.topic",
         f"readings of {FRAMES} get topics such as {topic}, {_unrouted_words(refused[topic])}: they would all go to the "
         "quarantine; add a route for such topics, or write another serial.topic",

@@ -27,7 +27,7 @@ def check_devices(settings: Settings, listener: ListenerSettings) -> Iterator[Fi
         credentials = load(path)
     except CredentialsError as error:
         words = f"{error}. A running gateway goes on with what it read before; after a restart it lets none of them in"
-        yield from [found for found in _rights(path) if not found.ok] or [wrong(_FILE, words)]
+        yield from [found for found in _rights(path) if not found.ok] or [wrong("devices-file-unusable", _FILE, words)]
         return
     yield from _rights(path)
     yield from _namesakes(listener, credentials)
@@ -38,7 +38,7 @@ def check_devices(settings: Settings, listener: ListenerSettings) -> Iterator[Fi
         words = f"; {not_heard_words(unheard)}" if unheard else ""
         yield well(_LOG_INS, f"{counted(number, 'device')} may log in (sluice devices list){words}")
     elif not listener.anonymous and not certified:
-        yield remark(_LOG_INS, NOBODY)
+        yield remark("nobody-can-log-in", _LOG_INS, NOBODY)
 
 
 def _not_heard(settings: Settings) -> tuple[str, ...]:
@@ -57,6 +57,7 @@ def _rights(path: Path) -> Iterator[Finding]:
         return
     if found.st_uid != folder.st_uid and (os.geteuid() == 0 or not os.access(path, os.R_OK)):
         yield wrong(
+            "devices-file-unusable",
             _FILE,
             f"{path} and its directory belong to different users, so sluice cannot read it; "
             f"run: chown --reference={path.parent} {path}",
@@ -65,7 +66,11 @@ def _rights(path: Path) -> Iterator[Finding]:
     # If the folder is root's, the daemon reads the file by its group.
     others = stat.S_IRWXO if folder.st_uid == 0 and folder.st_gid != 0 else stat.S_IRWXG | stat.S_IRWXO
     if found.st_mode & others:
-        yield remark(_FILE, f"others may read {path}, which names all devices; forbid that: chmod 0600 {path}")
+        yield remark(
+            "devices-file-readable",
+            _FILE,
+            f"others may read {path}, which names all devices; forbid that: chmod 0600 {path}",
+        )
 
 
 def _namesakes(listener: ListenerSettings, credentials: Credentials) -> Iterator[Finding]:
@@ -75,6 +80,7 @@ def _namesakes(listener: ListenerSettings, credentials: Credentials) -> Iterator
     )
     if crossed:
         yield wrong(
+            "devices-name-twice",
             _FILE,
             f"{_named(crossed)}: a device in one place and an operator in the other (gateway.toml, the devices' file); "
             "the operator counts. Take the line out of gateway.toml, and restart sluice",
@@ -84,6 +90,7 @@ def _namesakes(listener: ListenerSettings, credentials: Credentials) -> Iterator
     )
     if twice:
         yield remark(
+            "devices-name-twice",
             _LOG_INS,
             f"{_named(twice)}: the secret in gateway.toml works beside the secret that sluice devices made; take its "
             "line out of gateway.toml and restart sluice, unless you want both",

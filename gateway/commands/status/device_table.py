@@ -39,6 +39,8 @@ class DeviceRow(Struct, frozen=True):
     """True if `sluice devices` has a finding about it."""
     no_log_in: bool = False
     """True for an MQTT sensor that could not log in now. Its silence, or missing readings, are then no trouble."""
+    note: str | None = None
+    """Words of `sluice devices` on it."""
 
     @property
     def in_trouble(self) -> bool:
@@ -70,6 +72,7 @@ def device_rows(listing: Listing, lost: Mapping[str, int], up_s: float | None = 
                 is_silent=not device.no_log_in and is_silent(device.heard_s, of, up_s),
                 finding=device.finding,
                 no_log_in=device.no_log_in,
+                note=device.note,
             )
         )
     return sorted(rows, key=lambda row: (not row.in_trouble, row.device))

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import click
 import msgspec
 
 from gateway.commands.options import as_typed, config_option, json_option, load_settings, named
-from gateway.commands.status.words import DEVICES_MAX, INDENT, Glance, status_lines
+from gateway.commands.status.words import DEVICES_MAX, INDENT, Glance, facts_of, status_lines
+from gateway.health.conditions import conditions
 from gateway.host.terminal import say, say_json
 from gateway.reading import BufferFileError
 from gateway.settings import Settings
@@ -29,7 +31,7 @@ WATCH_S = 2.0
     metavar="[SECONDS]",
     is_flag=False,
     flag_value=WATCH_S,
-    help=f"Show it again every {WATCH_S:g} seconds, or every SECONDS, until q is pressed.",
+    help=f"Show it again every {WATCH_S:g} seconds, or every SECONDS, until Ctrl-C.",
 )
 @json_option
 def status(config: Path, watch_s: float | None, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
@@ -41,7 +43,14 @@ def status(config: Path, watch_s: float | None, as_json: bool) -> None:  # noqa:
     """
     settings = load_settings(config)
     if watch_s is not None:
-        _watch(settings, config, watch_s, as_json=as_json)
+        if as_json or not sys.stdout.isatty():
+            raise click.UsageError(
+                "--watch needs a terminal as standard output; a program can call `sluice status --json` as often as it "
+                "likes"
+            )
+        from gateway.commands.status.watch import watch  # noqa: PLC0415
+
+        watch(lambda: glance(settings, config), screen, watch_s)
         return
     try:
         seen = glance(settings, config)
@@ -50,20 +59,24 @@ def status(config: Path, watch_s: float | None, as_json: bool) -> None:  # noqa:
     if as_json:
         say_json(told(seen))
         return
+    for line in screen(seen):
+        say(line)
+
+
+_ROWS_MIN = 5
+
+
+def screen(seen: Glance) -> Iterator[str]:
+    """Lines wrapped to the terminal. The table of devices fills the rest of the screen, but for the prompt."""
     from gateway.commands.status.device_table import device_lines  # noqa: PLC0415
     from gateway.host.terminal_text import hanging, terminal_height, terminal_width  # noqa: PLC0415
 
     lines = [hanging(as_typed(line), INDENT) for line in status_lines(seen)]
-    for line in lines:
-        say(line)
+    yield from lines
     if seen.devices:
-        # The table fills the rest of the screen, and leaves room for the prompt.
         left = terminal_height() - sum(line.count("\n") + 1 for line in lines) - 2
-        for line in device_lines(seen.devices, max(_ROWS_MIN, min(DEVICES_MAX, left)), terminal_width()):
-            say(as_typed(line))
-
-
-_ROWS_MIN = 5
+        rows = max(_ROWS_MIN, min(DEVICES_MAX, left))
+        yield from map(as_typed, device_lines(seen.devices, rows, terminal_width()))
 
 
 def told(seen: Glance) -> dict[str, Any]:
@@ -72,7 +85,7 @@ def told(seen: Glance) -> dict[str, Any]:
     disk = None if seen.disk is None else msgspec.to_builtins(seen.disk)
     found = msgspec.to_builtins(seen.found)
     told_by = {"daemon": seen.answer, "unheard": seen.unheard or None, "heard": devices, "not_heard": seen.not_heard}
-    return {**found, **told_by, "disk": disk}
+    return {**found, **told_by, "disk": disk, "conditions": conditions(facts_of(seen))}
 
 
 def glance(settings: Settings, config: Path) -> Glance:
@@ -114,14 +127,3 @@ def glance(settings: Settings, config: Path) -> Glance:
         to_start="" if found.running else how_to_start(config),
         disk=read_disk(path.parent),
     )
-
-
-def _watch(settings: Settings, config: Path, interval_s: float, *, as_json: bool) -> None:
-    from gateway.commands.status.watch import is_screen, watch  # noqa: PLC0415
-
-    if as_json or not is_screen(sys.stdin, sys.stdout):
-        raise click.UsageError(
-            "--watch needs a terminal as standard input and output; a program can call `sluice status --json` as often "
-            "as it likes"
-        )
-    watch(lambda: glance(settings, config), interval_s)

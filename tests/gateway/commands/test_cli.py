@@ -96,7 +96,7 @@ async def test_status_tells_losses_and_files_set_aside(tmp_path: Path) -> None:
     connection.close()
     shown = await status(config)
     assert "lost        1,200 not reported to Kafka yet: 1,200 buffer-full, unknown ring\n" in shown
-    assert f"set aside as corrupt: {aside}" in shown
+    assert f"found corrupt and set aside ({aside})" in shown
     told = json.loads(await status(config, "--json"))
     assert (told["losses"], told["set_aside"], told["daemon"]) == (
         {"buffer-full": 1200, "ring": 0},
@@ -134,8 +134,8 @@ async def test_commands_are_told_as_they_are_typed_where_the_settings_are_the_se
         own = await asyncio.to_thread(wide.invoke, main, ["status", "--config", str(config)])
         monkeypatch.setattr("gateway.commands.options.DEFAULT_CONFIG", config)
         services = await asyncio.to_thread(wide.invoke, main, ["status", "--config", str(config)])
-    assert "            sluice check says what to do\n" in own.output
-    assert "            sudo sluice check says what to do\n" in services.output
+    assert "[kafka]: sluice check goes through the way" in own.output
+    assert "[kafka]: sudo sluice check goes through the way" in services.output
     monkeypatch.setattr("gateway.commands.options.DEFAULT_CONFIG", listener)
     refused = wide.invoke(main, ["devices", "rotate", "42", "--config", str(listener)])
     words = "was made by sudo sluice devices add; sudo sluice devices list shows"
@@ -155,7 +155,7 @@ async def test_status_fits_the_terminal(tmp_path: Path) -> None:
         narrow = CliRunner(env={"COLUMNS": "60"})
         shown = await asyncio.to_thread(narrow.invoke, main, ["status", "--config", str(config)])
     assert max(map(len, shown.output.splitlines())) <= 60
-    assert "uplink      Kafka UNREACHABLE: too long a story" in shown.output
+    assert "Kafka has not been reached: too long a story" in " ".join(shown.output.split())
     assert " ".join(shown.output.split()).count("too long a story") == 20
 
 
@@ -166,13 +166,14 @@ async def test_status_asks_the_running_daemon_how_it_is(tmp_path: Path) -> None:
         shown = await status(config)
         told = json.loads(await status(config, "--json"))
     assert "gw1, running" in shown
-    assert "FULL: readings are held unacknowledged until Kafka has taken some (buffer.when_full)" in shown
-    assert r"uplink      Kafka UNREACHABLE: no route to \x1b[2Jhost; nothing waits on disk, no room for more" in shown
+    assert "FAIL: The buffer is full (" in shown
+    assert r"FAIL: Kafka has not been reached: no route to \x1b[2Jhost. Nothing waits yet; there is no room" in shown
+    assert [each["code"] for each in told["conditions"]] == ["buffer-full", "kafka-unreached", "no-source"]
     assert told["daemon"] == full
     failing = {"buffer": {"full": False, "failing": "disk I/O error"}, "uplink": {"up": True, "error": None}}
     async with daemon(tmp_path / "buffer.db", failing):
         shown = await status(config)
-    assert "FAILING: disk I/O error; nothing is acknowledged until it works again" in shown
+    assert "FAIL: The disk fails: disk I/O error. No reading is acknowledged until it works again" in shown
     assert "uplink      up\n" in shown
 
 
@@ -247,12 +248,8 @@ async def test_a_device_whose_lane_is_gone_is_told_with_a_doubt(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("waits", "synced", "words"),
     [
-        (
-            True,
-            False,
-            "READINGS WAIT on this box until its clock is synced, for 10 min at most (gateway.hold_unsynced_s)",
-        ),
-        (False, False, "READINGS GO with times that may be wrong: this box's clock is not synced"),
+        (True, False, "Readings wait on this box for it, for 10 min at most (gateway.hold_unsynced_s)."),
+        (False, False, "Readings go with times that may be wrong, and are corrected once it is."),
         (False, True, None),
         (False, None, None),
     ],
@@ -263,18 +260,18 @@ async def test_status_says_what_becomes_of_readings_until_the_clock_is_synced(
     config = write(tmp_path)
     state: dict[str, Any] = {"buffer": {}, "uplink": {"up": True, "error": None, "waits_for_clock": waits}}
     # One of another version says nothing of its clock.
-    state |= {} if synced is None else {"clock": {"synced": synced}}
+    state |= {} if synced is None else {"clock": {"synced": synced, "error_us": None, "since_us": 0}}
     async with daemon(tmp_path / "buffer.db", state):
         shown = await status(config)
     assert "uplink      up\n" in shown
-    assert shown.count("READINGS") == (words is not None)
-    assert words is None or f"            {words}" in shown
+    assert shown.count("Readings ") == (words is not None)
+    assert words is None or words in shown
 
 
 async def test_status_counts_readings_without_the_identity_that_their_route_promises(tmp_path: Path) -> None:
     config = write(tmp_path)
     async with daemon(tmp_path / "buffer.db", {"buffer": {}, "counts": {"readings": 5000, "identity-missing": 1200}}):
-        assert "identity    1,200 since the start came without the boot and seq" in await status(config)
+        assert "note: 1,200 readings since the start came without the boot and seq" in await status(config)
     async with daemon(tmp_path / "buffer.db", {"buffer": {}, "counts": {"readings": 5000}}):
         assert "identity" not in await status(config)
 
@@ -284,7 +281,7 @@ async def test_status_of_a_stopped_gateway_with_a_full_buffer_says_so(tmp_path: 
     async with opened(tmp_path / "buffer.db") as buffer:
         assert await store(buffer, [entry(bytes(500_000)), entry(bytes(500_000))])
     config.write_text(config.read_text().replace("[kafka]", "bytes_max = 1_000_000\n[kafka]"))
-    assert "FULL: readings are held" in await status(config)
+    assert "FAIL: The buffer is full" in await status(config)
 
 
 async def test_a_gateway_that_nothing_can_reach_says_so_at_its_start_and_in_status(tmp_path: Path) -> None:
@@ -300,7 +297,7 @@ async def test_a_gateway_that_nothing_can_reach_says_so_at_its_start_and_in_stat
     (line,) = [line for line in lines if line["event"] == NO_SOURCE]
     assert line["log_level"] == "warning"
     shown = CliRunner().invoke(main, ["status", "--config", str(config)], env={"COLUMNS": "1000"})
-    assert f"sources     {NO_SOURCE}\n" in shown.output
+    assert f"sources     FAIL: {NO_SOURCE[0].upper()}{NO_SOURCE[1:]}.\n" in shown.output
 
 
 def test_status_before_the_first_start_says_so(tmp_path: Path) -> None:
@@ -346,7 +343,9 @@ async def test_status_tells_how_the_sources_do(tmp_path: Path) -> None:
     }
     async with daemon(tmp_path / "buffer.db", told):
         shown = await status(config)
-    assert "broker      broker.example:1883: NOT CONNECTED: the log says why; it refuses a/#\n" in shown
+    assert "broker      broker.example:1883: not connected\n" in shown
+    assert "FAIL: The site's MQTT broker broker.example:1883 is not connected." in shown
+    assert "FAIL: The site's MQTT broker broker.example:1883 refuses a/#.\n" in shown
     assert "listener    refused or ended since the start: 2 bad-credentials\n" in shown
 
 
@@ -363,9 +362,9 @@ async def test_status_tells_of_serial_ports(tmp_path: Path) -> None:
     async with daemon(tmp_path / "buffer.db", told):
         shown = await status(config)
     assert "serial      /dev/ttyUSB0: sensor attic\n" in shown
-    assert "serial      /dev/ttyUSB1: no sensor has said its name yet\n" in shown
-    assert r"serial      /dev/ttyS0: CANNOT BE OPENED: Permission denied: put the user into \x1b[2Jthe group" in shown
-    assert "serial      /dev/ttyACM*: NOT THERE: plug it in, or correct serial.ports" in shown
+    assert "            /dev/ttyUSB1: no sensor has said its name yet\n" in shown
+    assert r"FAIL: /dev/ttyS0 cannot be opened: Permission denied: put the user into \x1b[2Jthe group." in shown
+    assert "warn: /dev/ttyACM* is not there. Plug it in, or mend the settings under [serial]" in shown
 
 
 async def test_status_of_an_outage_says_how_long_the_room_lasts(tmp_path: Path) -> None:
@@ -378,11 +377,11 @@ async def test_status_of_an_outage_says_how_long_the_room_lasts(tmp_path: Path) 
     async with daemon(tmp_path / "buffer.db", {"buffer": {}, "usage": usage, "uplink": uplink}):
         shown = await status(config)
     assert re.search(
-        rf"uplink      Kafka UNREACHABLE since \d\d:\d\d.*: {re.escape(error)}; 3 readings and events safe on disk, "
-        r"room for \d+ h( \d+ min)?\n"
-        r"            at the rate of the last 1 h that sluice ran; when full, readings are held unacknowledged",
+        rf"uplink      down since \d\d:\d\d.*\n +warn: Kafka has not been reached.*: {re.escape(error)}. 3 readings "
+        r"and events are safe on this box; its room lasts \d+ h( \d+ min)? more",
         shown,
     )
+    assert "at the rate of the last 1 h that sluice ran; when it is full, sensors are asked to keep" in shown
 
 
 async def test_status_counts_what_waits_in_the_lanes_behind(tmp_path: Path) -> None:

@@ -21,12 +21,12 @@ from gateway.buffer.status import read_status, this_moment
 from gateway.cli import main
 from gateway.commands.buffer_commands import RoomLeft
 from gateway.commands.status.device_table import device_rows
-from gateway.commands.status.watch import drawing
+from gateway.commands.status.status_command import screen
 from gateway.commands.status.words import Glance
 from gateway.config import config_file
 from gateway.devices.listing import read_devices
 from gateway.host import service
-from gateway.host.terminal_text import json_text
+from gateway.host.terminal_text import harmless, json_text
 from gateway.intake.routes import NO_ROUTE
 from gateway.toml_files.writer import value_text
 from tests.support.buffers import entry, opened, store
@@ -270,7 +270,7 @@ async def test_no_answer_of_a_daemon_is_obeyed(tmp_path: Path) -> None:
 
 
 def drawn(config: Path, state: dict[str, Any]) -> list[str]:
-    """The screen of `sluice status --watch`."""
+    """The screen of `sluice status`."""
     found = config_file.load(config)
     listing = read_devices(found)
     seen = Glance(
@@ -284,7 +284,7 @@ def drawn(config: Path, state: dict[str, Any]) -> list[str]:
         1e9,
         devices=device_rows(listing, {}, 100.0),
     )
-    return [line for trouble in ("", WORST) for line in drawing(seen, trouble, 0.0, 1.0, 200, 100)]
+    return [harmless(line) for line in screen(seen)]
 
 
 # -- what stands in files and is typed ------------------------------------------------------------------

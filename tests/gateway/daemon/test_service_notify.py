@@ -12,7 +12,7 @@ import pytest
 
 from gateway.buffer.state import BufferState
 from gateway.daemon import service_notify
-from gateway.uplink.memory import UplinkState
+from gateway.uplink.state import UplinkState
 from tests.support.buffers import opened
 from tests.support.gateways import daemon, free_port, write_config
 from tests.support.waiting import patience

@@ -45,7 +45,7 @@ from gateway.intake.kept_clocks import keep_clocks, recall_clocks
 from gateway.intake.routes import compile_routes
 from gateway.reading import Mark, Reading
 from gateway.settings import GatewaySettings, KafkaSettings, ListenerSettings, RouteSettings
-from gateway.uplink.memory import UplinkState
+from gateway.uplink.state import UplinkState
 from tests.support.buffers import CLOCK, entry, opened, store
 from tests.support.gateways import answering
 
@@ -366,10 +366,12 @@ async def test_dates_that_cannot_be_right_are_told_with_their_device(tmp_path: P
     assert found["shed"]["finding"]
     assert found["well"]["finding"]
     assert (
-        "1 since the start (the last: shed; sluice devices says more) came with a time too far behind" in status.stdout
+        "1 reading since the start (the last: shed; sluice devices says more) came with a time too far behind"
+        in status.stdout
     )
     assert (
-        "1 since the start (the last: well; sluice devices says more) came with a time too far ahead" in status.stdout
+        "1 reading since the start (the last: well; sluice devices says more) came with a time too far ahead"
+        in status.stdout
     )
     assert (mended["shed"]["note"], mended["well"]["finding"]) == (OWN_TIMES, True)
 
@@ -386,8 +388,8 @@ async def test_a_tick_that_cannot_be_read_is_told_with_its_device(tmp_path: Path
         mended = (await listed(tmp_path))["shed"]
     assert shown.exit_code == 1
     assert f"shed: {UNREADABLE_TICK}" in shown.stdout
-    (line,) = (line for line in status.stdout.splitlines() if line.startswith("time "))
-    assert "2 since the start (the last: shed; sluice devices says more) came with a tick that cannot be read" in line
+    words = "2 readings since the start (the last: shed; sluice devices says more) came with a tick that cannot be read"
+    assert words in status.stdout
     assert mended["note"] == LEARNING
 
 
@@ -413,7 +415,7 @@ async def test_devices_whose_payloads_are_not_as_declared_are_named_with_the_cau
         "well": NO_IDENTITY.format("`seq` is a text that is no number"),
     }
     assert all(device["finding"] for device in found.values())
-    lines = [line.strip() for line in status.stdout.splitlines()]
+    lines = [line.removeprefix("payloads").strip() for line in status.stdout.splitlines()]
     assert "shed: no `boot` and no `seq` (1 reading)" in lines
     assert "well: `seq` is a text that is no number (1 reading)" in lines
     assert "barn: `nan` at byte 32 (1 reading)" in lines

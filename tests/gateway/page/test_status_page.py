@@ -59,8 +59,10 @@ class StubView:
     def curves(self, query: str, limit: int) -> dict[str, object]:
         return {"query": query, "limit": limit}
 
-    async def health(self) -> tuple[bool, str, list[str]]:
-        return not self.trouble, self.trouble, ["Kafka is not reached"]
+    async def health(self) -> dict[str, object]:
+        if self.trouble:
+            return {"status": "failing", "reason": self.trouble}
+        return {"status": "ok", "warnings": ["Kafka is not reached"]}
 
     async def metrics(self) -> bytes:
         return b"sluice_readings_total 1.0\n"

@@ -35,7 +35,7 @@ from gateway.settings import (
     Settings,
     StatusPageSettings,
 )
-from gateway.uplink.memory import UplinkState
+from gateway.uplink.state import UplinkState
 
 
 class Box:
@@ -181,18 +181,22 @@ async def test_an_offline_and_a_full_gateway_is_healthy_and_a_failing_one_is_not
     monkeypatch.setattr(view, "HEALTH_S", 0)
     # What is set here is not measured anew.
     monkeypatch.setattr(box.buffer._commits, "_measure", lambda **_: None)
-    assert await box.view.health() == (True, "", [])
+    assert await box.view.health() == {"status": "ok"}
     box.uplink = UplinkState(error="secret.example refuses the password of barn-1")
     box.buffer.state.full = True
-    assert await box.view.health() == (True, "", ["the buffer is full", "Kafka is not reached"])
+    assert await box.view.health() == {
+        "status": "ok",
+        "warnings": ["the buffer is full", "Kafka is not reached"],
+        "codes": ["buffer-full", "kafka-unreached"],
+    }
     box.buffer.state.full, box.buffer.state.above_share_devices = False, 1
-    _, _, (warning, _) = await box.view.health()
-    assert warning == "devices hold more than their share of the buffer"
+    told = await box.view.health()
+    assert told["warnings"] == ["devices hold more than their share of the buffer", "Kafka is not reached"]
     box.buffer.state.failing = "disk I/O error at /secret/path"
-    is_well, reason, _ = await box.view.health()
-    assert not is_well
-    assert reason.startswith("the buffer cannot be written")
-    assert "secret" not in reason
+    told = await box.view.health()
+    assert (told["status"], told["code"]) == ("failing", "disk-failing")
+    assert str(told["reason"]).startswith("the buffer cannot be written")
+    assert "secret" not in str(told)
 
 
 async def test_a_sensor_with_a_wrong_secret_is_an_alarm(box: Box) -> None:
@@ -200,6 +204,7 @@ async def test_a_sensor_with_a_wrong_secret_is_an_alarm(box: Box) -> None:
     assert (await box.state())["alarms"] == []
     box.refused.append({"user": "attic", "address": "192.0.2.7", "why": "the password is wrong", "ago_s": 2.0})
     (alarm,) = (await box.state())["alarms"]
+    assert alarm["code"] == "log-in-refused"
     assert alarm["words"] == "The log-in of attic from 192.0.2.7 was refused 2 s ago: the password is wrong."
 
 
@@ -225,18 +230,18 @@ async def test_a_clock_that_is_taken_as_it_is_is_not_said_to_be_synced(box: Box)
 async def test_a_thread_that_hangs_is_no_health(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "ANSWER_S", 0.1)
     monkeypatch.setattr(box.buffer, "answers", asyncio.Event().wait)
-    is_well, reason, _ = await box.view.health()
-    assert not is_well
-    assert "has not answered" in reason
+    told = await box.view.health()
+    assert (told["status"], told["code"]) == ("failing", "disk-hangs")
+    assert "has not answered" in str(told["reason"])
 
 
 async def test_health_is_found_out_once_a_second(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     judged = 0
 
-    async def judge() -> tuple[bool, str, list[str]]:
+    async def judge() -> dict[str, object]:
         nonlocal judged
         judged += 1
-        return True, "", []
+        return {"status": "ok"}
 
     monkeypatch.setattr(box.view, "_judge", judge)
     await asyncio.gather(*(box.view.health() for _ in range(100)))

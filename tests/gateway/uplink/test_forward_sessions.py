@@ -22,7 +22,7 @@ from gateway.settings import GatewaySettings, KafkaSettings, Settings
 from gateway.tls.dates import Dates
 from gateway.uplink.forwarder import Forwarder, _is_as_good
 from gateway.uplink.lane_policy import LanePolicy
-from gateway.uplink.memory import UplinkState
+from gateway.uplink.state import UplinkState
 from tests.gateway.uplink.test_forward_rounds import FakeBroker, FakeVerdicts, kafka_settings, reading
 from tests.support.buffers import CLOCK, opened, store
 from tests.support.kafka_peers import API_VERSIONS

@@ -17,7 +17,7 @@ from gateway.daemon.housekeeping import LaneTurns
 from gateway.intake.front_door import FrontDoor
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
 from gateway.uplink.lane_policy import LanePolicy
-from gateway.uplink.memory import UplinkState
+from gateway.uplink.state import UplinkState
 from tests.support.buffers import opened, rows
 
 KAFKA = KafkaSettings(("kafka.example:9092",), lane_s_min=10.0, live_age_s_max=30.0, lanes_max=4)

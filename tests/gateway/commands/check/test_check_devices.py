@@ -58,7 +58,7 @@ async def test_beside_a_running_gateway_those_are_named_that_were_not_heard(tmp_
 
 def test_nobody_is_warned_of_and_fails_nothing_for_devices_may_come_later(tmp_path: Path) -> None:
     (finding,) = found(tmp_path)
-    assert finding == Remark("mqtt_listener.users", ok=True, words=NOBODY)
+    assert finding == Remark("mqtt_listener.users", ok=True, words=NOBODY, code="nobody-can-log-in")
     assert found(tmp_path, "anonymous = true\n") == []
 
 

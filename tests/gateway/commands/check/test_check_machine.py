@@ -322,8 +322,8 @@ async def test_settings_that_were_changed_since_the_gateway_was_started(tmp_path
         config.write_text(config.read_text().replace('id = "', 'id = "new-'))
         (words,) = await told()
     assert words == (
-        "changed since the gateway was started, which goes on with those of before, as "
-        f"{running.namespace}/{running.gateway}: sudo systemctl restart sluice"
+        "The settings were changed since the gateway was started. It goes on with those of before, as "
+        f"{running.namespace}/{running.gateway}. Run sudo systemctl restart sluice."
     )
 
 
@@ -430,8 +430,8 @@ def test_an_address_of_some_other_box(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hold", "words"),
     [
-        (600, "Readings wait on this box for it, once Kafka is reached, for 10 min at most"),
-        (0, "Readings do not wait for it (gateway.hold_unsynced_s = 0): they go to Kafka"),
+        (600, "Once Kafka is reached, readings wait for it, for 10 min at most"),
+        (0, "Once Kafka is reached, readings go with times that may be wrong"),
     ],
 )
 def test_a_clock_that_is_not_synced_is_told_with_what_waits_for_it(
@@ -503,7 +503,7 @@ def test_what_ended_before_the_latest_time_that_is_known_has_ended_whatever_an_u
 
     def told() -> tuple[str, str]:
         found = findings(config)
-        assert "only certificates that ended before" in found["certificates"].words
+        assert "Only certificates that ended before" in found["certificates"].words
         return judgement(found["mqtt_listener.tls.certificate"]), found["mqtt_listener.tls.client_ca"].words
 
     def known(moment: datetime) -> None:
@@ -722,11 +722,11 @@ async def test_a_quota_that_is_used_up_is_told_until_the_day_ends(
         assert await append(buffer, [], [Mark(BUDGET_MARK, spent.state())])
         found = findings(config)["kafka.bytes_per_day_max"]
         assert judgement(found) == "warn"
-        assert found.words.startswith("50.0 MB, and that is used up: until 2026-03-15 00:00:00 UTC readings wait on")
+        assert found.words.startswith("Nothing is sent until 00:00 UTC: the quota of the day is used up (kafka.bytes")
         set_clock(monkeypatch, noon + timedelta(hours=13))
         assert "kafka.bytes_per_day_max" not in findings(config)
         set_clock(monkeypatch, noon, synced=False)
-        assert "used up: for a day at most readings wait" in findings(config)["kafka.bytes_per_day_max"].words
+        assert "until this day of the network's ends" in findings(config)["kafka.bytes_per_day_max"].words
         # A quota that was raised.
         set_clock(monkeypatch, noon)
         assert "kafka.bytes_per_day_max" not in findings(write_config(tmp_path, "bytes_per_day_max = 60_000_000\n"))

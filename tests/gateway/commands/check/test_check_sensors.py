@@ -53,10 +53,10 @@ async def test_what_the_quarantine_of_a_stopped_gateway_holds_is_told_and_no_fil
     put_aside(tmp_path, "no-route", "payload", "no-route")
     before = sorted(tmp_path.iterdir())
     found = told(settings_in(tmp_path))["quarantine"]
-    assert found.result == "warning"
+    assert (found.result, found.code) == ("warning", "quarantine")
     assert found.words == (
-        "3 messages did not go to their topic and are kept on this box: mostly no-route (2); routes here take "
-        "device/{device}/{stream}; sluice buffer quarantine ls says what to do"
+        "3 messages could not be forwarded: 2 no-route, 1 payload. They are kept on this box. sluice buffer quarantine "
+        "ls says what to do about each reason. For no-route: routes here take device/{device}/{stream}."
     )
     assert sorted(tmp_path.iterdir()) == before
 
@@ -79,8 +79,8 @@ async def test_log_ins_that_were_refused_are_told_until_that_sensor_gets_in(tmp_
         anybody = (await asyncio.to_thread(told, settings))["log-ins"]
     assert refused.result == "warning"
     assert refused.words == (
-        "3 log-ins were refused since the start, the last 30 s ago (attic, from 192.0.2.7): the password is wrong; "
-        "rotate it"
+        "3 log-ins refused since the start. The last: The log-in of attic from 192.0.2.7 was refused 30 s ago: the "
+        "password is wrong. What that sensor measures does not come in. Rotate it."
     )
     assert own.result == "pass"
-    assert "(no user name, from 127.0.0.1)" in anybody.words
+    assert "A sensor's log-in from 127.0.0.1 was refused" in anybody.words

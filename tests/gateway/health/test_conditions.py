@@ -11,10 +11,11 @@ from gateway.buffer.shares import AboveShare
 from gateway.buffer.status import BufferStatus
 from gateway.buffer.wear import DAY_S, UsageHour, write_budget
 from gateway.clock.report import ClockView
+from gateway.health.conditions import Condition, conditions, headline
+from gateway.health.facts import Facts, Silent
 from gateway.host.disk_health import Trouble
-from gateway.page.alarms import Alarm, Facts, Silent, alarms, headline
 from gateway.settings import BufferSettings, GatewaySettings, KafkaSettings, ListenerSettings, Settings
-from gateway.uplink.memory import UplinkState
+from gateway.uplink.state import UplinkState
 
 WALL_S = 1_800_000_000.0
 UP = UplinkState(up=True, since=WALL_S - 600)
@@ -27,64 +28,49 @@ WELL = Facts(
         BufferSettings(Path("/nowhere"), bytes_max=1_000_000_000),
         ListenerSettings(anonymous=True),
     ),
-    up_s=3_600,
     boottime_us=10**10,
     wall_s=WALL_S,
+    up_s=3_600,
     rows=3,
     bytes_used=1_000_000,
-    full=False,
-    failing=None,
     uplink=UP,
-    clock=ClockView(synced=True, error_us=2_000, since_us=0),
     found=FOUND,
     room_bytes=500_000_000,
     hours_until_full=72.0,
-    budget=None,
-    disk_troubles=(),
     disk_free_bytes=10**9,
-    lost=0,
-    lost_s=None,
-    logins={},
-    settings_changed=False,
-    refused=(),
     counts={"readings": 100},
-    serial={},
-    brokers={},
     devices=3,
     heard=3,
-    silent=(),
-    missing=(),
-    findings=(),
 )
 
 REFUSED = {"user": "attic", "address": "192.0.2.7", "why": "the password is wrong; rotate it", "ago_s": 30.0}
 
 
-def only(facts: Facts) -> Alarm:
-    (alarm,) = alarms(facts)
+def only(facts: Facts) -> Condition:
+    (alarm,) = conditions(facts)
     return alarm
 
 
 def test_all_is_well_in_a_sentence() -> None:
-    assert alarms(WELL) == []
+    assert conditions(WELL) == []
     top = headline(WELL, [])
     assert (top.level, top.todo) == ("well", "")
     assert top.words == "All is well: 3 devices are heard, Kafka takes the readings, nothing piles up."
     many = replace(WELL, rows=1_000)
     assert headline(many, []).words.endswith("Kafka takes the readings, 1,000 readings and events are on their way.")
     nobody = replace(WELL, devices=0, heard=0, up_s=30)
-    assert "no device has been heard yet" in headline(nobody, alarms(nobody)).words
+    assert "no device has been heard yet" in headline(nobody, conditions(nobody)).words
 
 
 def test_all_is_well_only_where_nothing_is_to_be_looked_at() -> None:
     found = replace(FOUND, quarantined=2, quarantine_reasons={"no-route": 2})
     facts = replace(WELL, found=found, missing=(("shed", 20),))
-    top = headline(facts, alarms(facts))
+    top = headline(facts, conditions(facts))
     assert (top.level, top.words) == ("note", "Readings reach Kafka; 2 things to look at.")
-    assert any(alarm.words == "Readings are missing of shed (≥ 20)." for alarm in alarms(facts))
+    assert any(alarm.words == "Readings are missing of shed (≥ 20)." for alarm in conditions(facts))
     # An adapter that may come later is nothing to be looked at.
     waiting = replace(WELL, serial={"awaited": {"all": "no USB adapter is plugged in now; it may come later"}})
-    assert headline(waiting, alarms(waiting)).level == "well"
+    assert headline(waiting, conditions(waiting)).level == "well"
 
 
 def test_kafka_that_is_not_reached() -> None:
@@ -136,7 +122,7 @@ def test_kafka_that_refuses_this_gateway() -> None:
 
 def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
     fresh = replace(WELL, uplink=UplinkState(), up_s=5)
-    assert alarms(fresh) == []
+    assert conditions(fresh) == []
     assert headline(fresh, []).words.endswith("Kafka is being connected to, 3 readings and events wait for it.")
     assert headline(replace(fresh, rows=0), []).words.endswith("Kafka is being connected to, nothing waits.")
     assert "no answer yet" in only(replace(fresh, up_s=60)).words
@@ -170,7 +156,7 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
             {"refused": (REFUSED,)},
             "warn",
             "The log-in of attic from 192.0.2.7 was refused 30 s ago: the password is wrong.",
-            "rotate it.",
+            "Rotate it.",
         ),
         (
             {"refused": (REFUSED | {"user": None, "why": "no name"},)},
@@ -294,13 +280,13 @@ def test_a_clock_that_holds_all_readings_back_stands_before_what_stops_one_senso
     unsynced = ClockView(synced=False, error_us=None, since_us=0)
     held = dataclass_replace(UP, waits_for_clock=True, clock_until_us=10**10 + 7 * 60 * 10**6, was_reached=True)
     facts = replace(WELL, clock=unsynced, uplink=held, refused=(REFUSED,), silent=(Silent("7", 720.0, 1.0),))
-    first, *rest = alarms(facts)
+    first, *rest = conditions(facts)
     assert first.means == "Readings wait on this box for it, for 7 min more at most (gateway.hold_unsynced_s)."
     assert [alarm.subject for alarm in rest] == ["Log-ins", "Devices"]
     # While it stops nothing, the others are worse.
-    assert [alarm.subject for alarm in alarms(replace(facts, uplink=UP))] == ["Log-ins", "Devices", "Clock"]
-    assert alarms(replace(WELL, refused=(REFUSED | {"ago_s": 600.0},))) == []
-    assert "And of 2 more sensors the log-in" in alarms(replace(WELL, refused=(REFUSED,) * 5))[-1].words
+    assert [alarm.subject for alarm in conditions(replace(facts, uplink=UP))] == ["Log-ins", "Devices", "Clock"]
+    assert conditions(replace(WELL, refused=(REFUSED | {"ago_s": 600.0},))) == []
+    assert "And of 2 more sensors the log-in" in conditions(replace(WELL, refused=(REFUSED,) * 5))[-1].words
 
 
 @pytest.mark.parametrize(
@@ -313,13 +299,15 @@ def test_a_clock_that_holds_all_readings_back_stands_before_what_stops_one_senso
 )
 def test_what_a_clock_that_is_not_synced_means_now(uplink: UplinkState, means: str) -> None:
     facts = replace(WELL, clock=ClockView(synced=False, error_us=None, since_us=0), uplink=uplink)
-    (alarm,) = (alarm for alarm in alarms(facts) if alarm.subject == "Clock")
+    (alarm,) = (alarm for alarm in conditions(facts) if alarm.subject == "Clock")
     assert alarm.means.startswith(means)
 
 
 def test_a_card_that_wears_out_soon() -> None:
     budget = write_budget(UsageHour(DAY_S, 10**6, 10**8, 50 * 10**9))
-    assert only(replace(WELL, budget=budget)).words.startswith("A plain memory card lasts 80 d at the rate")
+    assert only(replace(WELL, card_days=budget.card_days)).words.startswith(
+        "A plain memory card lasts 80 d at the rate"
+    )
 
 
 def test_the_worst_comes_first_and_nothing_hostile_makes_it_long() -> None:
@@ -332,7 +320,7 @@ def test_the_worst_comes_first_and_nothing_hostile_makes_it_long() -> None:
         findings=tuple((f"d{number}" * 99, f"words {number}") for number in range(5_000)),
         silent=tuple(Silent("z" * 500, 100.0, 1.0) for _ in range(5_000)),
     )
-    found = alarms(everything)
+    found = conditions(everything)
     assert [alarm.level for alarm in found] == sorted(
         (alarm.level for alarm in found), key=["bad", "warn", "note"].index
     )

@@ -1,0 +1,1 @@
+"""The gateway's health: facts in, conditions out, each with a stable code."""

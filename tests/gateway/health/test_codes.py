@@ -1,0 +1,30 @@
+"""Every code of a condition or finding stands on the page of codes, and no other."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from gateway.commands.check import kafka, kafka_way
+from gateway.health import conditions
+
+ROOT = Path(__file__).parents[3]
+MODULES = [*(ROOT / "gateway/health").glob("*.py"), *(ROOT / "gateway/commands/check").glob("*.py")]
+ELSEWHERE = {"disk-hangs", "gateway-failing", "topic-flaw"}
+"""Codes that no call has as its first argument."""
+
+
+def written() -> Iterator[str]:
+    for module in MODULES:
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+                code = node.args[0]
+                if node.func.id in {"Condition", "remark", "wrong"} and isinstance(code, ast.Constant):
+                    yield str(code.value)
+
+
+def test_each_code_is_on_the_page_once() -> None:
+    on_page = re.findall(r"^\| `([a-z-]+)` \| ", (ROOT / "docs/conditions.md").read_text(), re.MULTILINE)
+    assert len(on_page) == len(set(on_page))
+    tables = {*conditions._COUNTED, *kafka_way._CODES.values(), kafka.TOPIC_ABSENT, kafka.TOPIC_UNWRITTEN}
+    assert {*on_page} == {*written()} | tables | ELSEWHERE
