@@ -14,10 +14,10 @@ from msgspec.structs import FieldInfo, fields
 
 from gateway import settings
 from gateway.commands.options import FINDING, json_option
-from gateway.config.config_file import struct_of, wanted
 from gateway.host.terminal import say, say_json
 from gateway.host.terminal_text import escaped, hanging
 from gateway.settings import Settings
+from gateway.toml_files.schema import struct_of, wanted
 from gateway.toml_files.writer import value_text
 
 

@@ -1,17 +1,16 @@
 """Reads `gateway.toml`, and reports every mistake with its line and the correction, before anything starts."""
 
-import difflib
 import ipaddress
 import os
 import re
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.structs import fields
 
 from gateway.config.payload_mistakes import payload_mistakes
@@ -28,10 +27,10 @@ from gateway.settings import (
     RouteSettings,
     Settings,
 )
-from gateway.toml_files.mistakes import ConfigError, Mistake, Place, line_of, lines_of, show, spell
-from gateway.toml_files.reader import read_toml
+from gateway.toml_files.mistakes import Place, lines_of, show, spell
+from gateway.toml_files.reader import read_text, read_toml
+from gateway.toml_files.schema import Schema, converted, struct_of, wanted
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:]+)\]|([^\s:@\[\]]+)):([0-9]{1,5})")
 _BRACKETED = re.compile(r"\[.*\]")
@@ -43,7 +42,11 @@ _NO_FILE = (
     "there is no such file; write one (sudo sluice setup asks what has to be in it, and writes it; the page for "
     "installers, docs/install.md, has an example), or say with --config where it is"
 )
-_NOT_YOURS = "this user may not read it; run this with sudo, or as the user that sluice runs as"
+_UNREAD: Mapping[type[Exception], str] = {
+    FileNotFoundError: _NO_FILE,
+    IsADirectoryError: "is a directory; name the file in it with --config",
+    PermissionError: "this user may not read it; run this with sudo, or as the user that sluice runs as",
+}
 _NO_DIGEST = (
     "a value here is not the SHA-256 of a secret, so that nobody could connect with it; write its 64 lower-case "
     "hex digits (printf %s SECRET | sha256sum), never the secret itself"
@@ -59,11 +62,6 @@ _ALSO_A_DEVICE = (
     "a name here is one of mqtt_listener.users too, so that its secret would be a device's and an operator's; "
     "write another name"
 )
-_NO_CONTROL = (
-    "no path, address, name or topic can hold; remove it, and where a backslash is meant, "
-    "write the text in single quotes"
-)
-_TOO_DEEP = "arrays or tables stand too deep inside one another to be read; no setting needs more than three levels"
 _INTERNAL = (
     f"begins with {INTERNAL_PREFIX}, as the topics do that Kafka keeps for itself; write a topic of your own, "
     "without that beginning"
@@ -134,6 +132,18 @@ _OWN_PORTS: Mapping[Place, int] = {
 """Ports on which this box listens. A message proposes these, or the next that are free."""
 _SECRETS = (("mqtt_listener", "users"), ("mqtt_listener", "operators"))
 """Sections of which nothing is shown, not even a name: if the two were mixed up, the name is the secret."""
+_EXAMPLES: Mapping[tuple[str, ...], str] = {
+    ("gateway",): '; write [gateway] with id = "the name of this box"',
+    ("kafka",): '; write [kafka] with bootstrap = ["kafka.example:9092"]',
+    ("gateway", "id"): '; write id = "the name of this box"',
+    ("kafka", "bootstrap"): '; write bootstrap = ["kafka.example:9092"]',
+    ("kafka", "sasl", "mechanism"): '; write mechanism = "SCRAM-SHA-512", or another that the brokers offer',
+    ("kafka", "sasl", "user"): '; write user = "the name that the brokers know this gateway by"',
+    ("kafka", "sasl", "password_file"): '; write password_file = "/etc/sluice/kafka.password", a file whose first '
+    "line is the password, and that its owner alone may read (chmod 0400)",
+    **SERIAL_EXAMPLES,
+}
+"""Words for a missing setting, by its sections and name."""
 _LISTENER_NAMES = frozenset(ListenerSettings.__struct_fields__)
 
 
@@ -147,47 +157,15 @@ def load(path: Path) -> Settings:
 
 def load_as_written(path: Path) -> Settings:
     """Read and check a configuration. Links in it are not followed, as they may lead elsewhere. Raises ConfigError."""
-    try:
-        # Editors on Windows put a byte order mark first, which TOML does not allow.
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise ConfigError(path, [Mistake(0, _NO_FILE)]) from error
-    except IsADirectoryError as error:
-        raise ConfigError(path, [Mistake(0, "is a directory; name the file in it with --config")]) from error
-    except PermissionError as error:
-        raise ConfigError(path, [Mistake(0, _NOT_YOURS)]) from error
-    except OSError as error:
-        raise ConfigError(path, [Mistake(0, f"cannot be read: {error.strerror}; is the disk sound?")]) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(path, [Mistake(0, "is not UTF-8 text, as TOML must be; save it as UTF-8")]) from error
-    return parse(text, path)
+    return parse(read_text(path, _UNREAD), path)
 
 
 def parse(text: str, path: Path) -> Settings:
     """Check the text of a configuration; `path` is for messages. Raises ConfigError."""
-    try:
-        document = read_toml(text, path)
-    except RecursionError as error:
-        raise ConfigError(path, [Mistake(0, _TOO_DEEP)]) from error
-    except ValueError as error:
-        # tomllib lets an error of int() through: for a number of more than 4300 digits.
-        raise ConfigError(
-            path, [Mistake(0, "holds a number that is too long to be read; write a shorter one")]
-        ) from error
-    lines = lines_of(text)
-    mistakes = [
-        Mistake(line_of(lines, place), f"{_spell(place)}: {message}" if place else message)
-        for place, message in _struct_mistakes(Settings, document, ())
-    ]
-    if mistakes:
-        raise ConfigError(path, mistakes)
-    settings = msgspec.convert(document, Settings, dec_hook=_decode_path)
-    mistakes = [
-        Mistake(line_of(lines, place), f"{_spell(place)}: {message}")
-        for place, message in (*_meaning_mistakes(settings), *_port_mistakes(settings, lines))
-    ]
-    if mistakes:
-        raise ConfigError(path, mistakes)
+    document, lines = read_toml(text, path), lines_of(text)
+    _SCHEMA.require_none(_SCHEMA.mistakes(document), lines, path)
+    settings = converted(document, Settings)
+    _SCHEMA.require_none((*_meaning_mistakes(settings), *_port_mistakes(settings, lines)), lines, path)
     # In one spelling each: the addresses that a broker tells are compared with them.
     bootstrap = tuple(dict.fromkeys(_spelled_out(address) for address in settings.kafka.bootstrap))
     return msgspec.structs.replace(settings, kafka=msgspec.structs.replace(settings.kafka, bootstrap=bootstrap))
@@ -204,38 +182,69 @@ def route_table(settings: Settings) -> RouteTable:
 # -- what types say -----------------------------------------------------------------------------
 
 
-def _struct_mistakes(struct: type[Struct], table: Mapping[str, object], place: Place) -> Iterator[tuple[Place, str]]:
-    hints = get_type_hints(struct, include_extras=True)
-    for key in table:
-        if key not in hints:
-            yield (*place, key), f"there is no such setting; {_elsewhere(place, key) or _close_to(key, hints)}"
-    for field in fields(struct):
-        if field.name in table:
-            yield from _value_mistakes(hints[field.name], table[field.name], (*place, field.name))
-        elif field.required:
-            noun = "the section" if struct_of(hints[field.name]) is not None else "the setting"
-            yield place, f"{noun} {_spell((*place, field.name))} is missing{_example(place, field.name)}"
+class _GatewayFile(Schema):
+    """`gateway.toml`: the words for names and values of other programs and sections."""
+
+    def elsewhere(self, place: Place, key: str) -> str:
+        if not place:
+            return _SECTIONS.get(key, "")
+        if place[0] == "serial":
+            return serial_elsewhere(place, key)
+        if place[0] != "mqtt_listener" and place[-1] == "tls" and _WITHOUT_VERIFYING.fullmatch(key):
+            return _UNVERIFIED
+        if place != ("kafka",):
+            return ""
+        return next((words for names, words in _OF_OTHER_CLIENTS if names.fullmatch(key)), "")
+
+    def namesakes(self, key: str) -> str:
+        headers = [header for name, header in _all_settings() if name == key]
+        if not 0 < len(headers) <= _NAMESAKES_MAX:
+            return ""
+        return f"`{key}` is a setting of {' and '.join(headers)}"
+
+    def misplaced(self, place: Place, value: object) -> str:
+        *section, name = place
+        is_digest = isinstance(value, str) and _SHA256.fullmatch(value) is not None
+        if place[:-1] not in _SECRETS or name not in _LISTENER_NAMES or is_digest:
+            return ""
+        # The line was added at the file's end, or below the header of the users.
+        return f"`{name}` is a setting of [{section[0]}]: write it above [{self.spell(place)}]"
+
+    def missing(self, place: Place, hint: object) -> tuple[Place, str]:
+        noun = "the setting" if struct_of(hint) is None else "the section"
+        example = _EXAMPLES.get(tuple(part for part in place if isinstance(part, str)), "")
+        return place[:-1], f"{noun} {self.spell(place)} is missing{example}"
+
+    def instead(self, hint: object, value: object, place: Place) -> str:
+        """Say what to write: if a value only lacks brackets, or has quotes too many, just that."""
+        kinds = get_args(hint)
+        is_list = get_origin(hint) is tuple
+        item = struct_of(kinds[0]) if is_list else struct_of(hint) if isinstance(place[-1], int) else None
+        if item is not None:
+            return _array_words(item, value, place)
+        if place[0] == "serial" and (words := serial_instead(place, value)):
+            return words
+        if isinstance(value, str) and not self.is_secret(place):
+            if is_list and kinds[0] is str and "@" not in value:
+                return f"it in brackets: {show([part.strip() for part in value.split(',')])}"
+            # The arguments of a choice among numbers are the numbers themselves.
+            if kinds and (kinds[0] in {int, float} or isinstance(kinds[0], int)) and not is_list:
+                return f"a number, without quotes: {wanted(hint)}"
+        return wanted(hint)
+
+    def is_secret(self, place: Place) -> bool:
+        """Whether names and their secrets belong at a place, or around it."""
+        if place[:2] == ("kafka", "sasl") and place[2:] in ((), ("password_file",)):
+            return True
+        if place[:1] == ("mqtt_brokers",) and place[2:] in ((), ("password",)):
+            return True
+        return any(all(part == other for part, other in zip(place, secret, strict=False)) for secret in _SECRETS)
+
+    def spell(self, place: Place) -> str:
+        return spell(place[:2] if place[:2] in _SECRETS else place)
 
 
-def _elsewhere(place: Place, key: str) -> str:
-    """Say how a setting of other programs, or of another section, is set here; empty if unknown."""
-    if not place:
-        return _SECTIONS.get(key, "")
-    if place[0] == "serial":
-        return serial_elsewhere(place, key)
-    if place[0] != "mqtt_listener" and place[-1] == "tls" and _WITHOUT_VERIFYING.fullmatch(key):
-        return _UNVERIFIED
-    if place != ("kafka",):
-        return ""
-    return next((words for names, words in _OF_OTHER_CLIENTS if names.fullmatch(key)), "")
-
-
-def _namesakes(key: str) -> str:
-    """Say which sections have a setting of this name; empty if none has, or too many."""
-    headers = [header for name, header in _all_settings() if name == key]
-    if not 0 < len(headers) <= _NAMESAKES_MAX:
-        return ""
-    return f"`{key}` is a setting of {' and '.join(headers)}"
+_SCHEMA = _GatewayFile(Settings)
 
 
 @cache
@@ -253,60 +262,6 @@ def _all_settings(struct: type[Struct] = Settings, section: str = "", header: st
     return found
 
 
-def _close_to(key: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    namesakes = _namesakes(key)
-    if close:
-        return "; ".join(filter(None, (f"write {close[0]!r} instead", namesakes)))
-    return "; ".join(filter(None, (namesakes, f"settings here are: {', '.join(known)}")))
-
-
-def _value_mistakes(hint: object, value: object, place: Place) -> Iterator[tuple[Place, str]]:
-    struct = struct_of(hint)
-    if struct is not None and isinstance(value, dict):
-        yield from _struct_mistakes(struct, value, place)
-        return
-    if get_origin(hint) is dict and isinstance(value, dict):
-        for key, element in value.items():
-            if place in _SECRETS and key in _LISTENER_NAMES and not _is_digest(element):
-                # The line was added at the file's end, or below the header of the users.
-                yield (*place, key), f"`{key}` is a setting of [{place[0]}]: write it above [{_spell(place)}]"
-                continue
-            yield from _value_mistakes(get_args(hint)[1], element, (*place, key))
-        return
-    item = struct_of(get_args(hint)[0]) if get_origin(hint) is tuple else None
-    if item is not None and isinstance(value, list) and all(isinstance(element, dict) for element in value):
-        for index, element in enumerate(value):
-            yield from _struct_mistakes(item, element, (*place, index))
-        return
-    try:
-        msgspec.convert(value, hint, dec_hook=_decode_path)
-    except msgspec.ValidationError:
-        shown = "this value" if _may_be_secret(place) else show(value)
-        yield place, f"{shown} will not do; write {_instead(hint, value, place)}"
-        return
-    texts = [value] if isinstance(value, str) else value if isinstance(value, list) else ()
-    for found in filter(None, (_CONTROL.search(text) for text in texts if isinstance(text, str))):
-        yield place, f"holds the character U+{ord(found[0]):04X}, which {_NO_CONTROL}"
-
-
-def _instead(hint: object, value: object, place: Place) -> str:
-    """Say what to write instead of a value: if it only lacks brackets, or has quotes too many, just that."""
-    kinds = get_args(hint)
-    item = struct_of(kinds[0]) if get_origin(hint) is tuple else None
-    if item is not None:
-        return _array_words(item, value, place)
-    if place[0] == "serial" and (words := serial_instead(place, value)):
-        return words
-    if isinstance(value, str) and not _may_be_secret(place):
-        if get_origin(hint) is tuple and kinds[0] is str and "@" not in value:
-            return f"it in brackets: {show([part.strip() for part in value.split(',')])}"
-        # The arguments of a choice among numbers are the numbers themselves.
-        if kinds and (kinds[0] in {int, float} or isinstance(kinds[0], int)) and get_origin(hint) is not tuple:
-            return f"a number, without quotes: {wanted(hint)}"
-    return wanted(hint)
-
-
 def _array_words(item: type[Struct], value: object, place: Place) -> str:
     """Say how to write a section that may come several times, and what it needs if none was begun."""
     name = ".".join(part for part in place if isinstance(part, str))
@@ -316,43 +271,6 @@ def _array_words(item: type[Struct], value: object, place: Place) -> str:
         needed = [field.name for field in fields(item) if field.required and field.name not in value]
         return f"[[{name}]] with its {' and '.join(needed)} above {below}"
     return f"[[{name}]], with two brackets"
-
-
-def _is_digest(value: object) -> bool:
-    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
-
-
-def _decode_path(kind: type, value: object) -> Path:
-    if kind is Path and isinstance(value, str) and value:
-        return Path(value)
-    raise ValueError("not a path")
-
-
-def struct_of(hint: object) -> type[Struct] | None:
-    candidates = [hint, *get_args(hint)] if get_origin(hint) is not tuple else [hint]
-    for candidate in candidates:
-        if isinstance(candidate, type) and issubclass(candidate, Struct):
-            return candidate
-    return None
-
-
-def wanted(hint: object) -> str:
-    """Say in words what a setting of this type takes."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    # If a text may be left out, its own type has the description.
-    for candidate in (hint, *(arguments if origin not in (tuple, dict) else ())):
-        for argument in getattr(candidate, "__metadata__", ()):
-            if isinstance(argument, Meta) and argument.description:
-                return argument.description
-    if origin is Literal:
-        return "one of " + ", ".join(show(argument) for argument in arguments)
-    if origin is tuple:
-        return 'a list of texts, such as ["...", "..."]'
-    if origin is dict:
-        return 'texts by name, such as "42" = "..."'
-    if struct_of(hint) is not None:
-        return "a section in [brackets]"
-    return "true or false" if hint is bool else "a text in double quotes"
 
 
 # -- what settings mean together ----------------------------------------------------------------
@@ -611,7 +529,7 @@ def _port_mistakes(settings: Settings, written: Container[Place]) -> Iterator[tu
         place, other = (later, earlier) if later in written else (earlier, later)
         aside = "" if other in written else ", as nothing else is written there"
         free = next(number for number in count(_OWN_PORTS[place]) if number not in ports.values())
-        yield place, f"{port} is {_spell(other)}{aside}; write another, such as {free}"
+        yield place, f"{port} is {spell(other)}{aside}; write another, such as {free}"
 
 
 def _listener_mistakes(listener: ListenerSettings) -> Iterator[tuple[Place, str]]:
@@ -695,34 +613,3 @@ def _can_be_looked_up(host: str) -> bool:
     except UnicodeError:
         return False
     return not any(character.isspace() for character in host)
-
-
-# -- lines and words ----------------------------------------------------------------------------
-
-
-def _spell(place: Place) -> str:
-    return spell(place[:2] if place[:2] in _SECRETS else place)
-
-
-def _may_be_secret(place: Place) -> bool:
-    """Whether names and their secrets belong at a place, or around it."""
-    if place[:2] == ("kafka", "sasl") and place[2:] in ((), ("password_file",)):
-        return True
-    if place[:1] == ("mqtt_brokers",) and place[2:] in ((), ("password",)):
-        return True
-    return any(all(part == other for part, other in zip(place, secret, strict=False)) for secret in _SECRETS)
-
-
-def _example(place: Place, name: str) -> str:
-    examples = {
-        ("gateway",): '; write [gateway] with id = "the name of this box"',
-        ("kafka",): '; write [kafka] with bootstrap = ["kafka.example:9092"]',
-        ("gateway", "id"): '; write id = "the name of this box"',
-        ("kafka", "bootstrap"): '; write bootstrap = ["kafka.example:9092"]',
-        ("kafka", "sasl", "mechanism"): '; write mechanism = "SCRAM-SHA-512", or another that the brokers offer',
-        ("kafka", "sasl", "user"): '; write user = "the name that the brokers know this gateway by"',
-        ("kafka", "sasl", "password_file"): '; write password_file = "/etc/sluice/kafka.password", a file whose first '
-        "line is the password, and that its owner alone may read (chmod 0400)",
-        **SERIAL_EXAMPLES,
-    }
-    return examples.get((*(part for part in place if isinstance(part, str)), name), "")

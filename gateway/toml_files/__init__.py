@@ -1,1 +1,1 @@
-"""TOML files: mistakes with their lines, writing, editing."""
+"""TOML files: schemas, mistakes with their lines, writing, editing."""

@@ -77,6 +77,7 @@ _IN_BRACES = ("Invalid initial character", "Unclosed", "Invalid value", "Expecte
 _QUOTED = re.compile(r"""\"(?:\\.|[^"\\])*\"|'[^']*'""")
 _ENDS_A_VALUE = frozenset(" \t\r\n\"'[]{},#")
 _NO_QUOTES = 'this is no number; put texts in double quotes, as in host = "127.0.0.1"'
+_NOT_SHOWN = "a text with an @ (not shown, for it may hold a password)"
 _SHOWN_MAX = 20
 """Elements of a list that a message repeats."""
 _DIGITS_SHOWN_MAX = 40
@@ -242,28 +243,19 @@ def spell(place: Place) -> str:
     return text
 
 
-def show_value(value: object) -> str:
-    """Show a value as `show` does, and also decimals, dates and longer lists, which files of the cloud have."""
-    if isinstance(value, list | tuple):
-        inner = ["a list" if isinstance(element, list) else show_value(element) for element in value[:_SHOWN_MAX]]
-        return f"[{', '.join(inner)}{', ...' if len(value) > len(inner) else ''}]"
-    if isinstance(value, Decimal):
-        return str(value) if len(str(value)) <= _DIGITS_SHOWN_MAX else "a number of this length"
-    return str(value) if isinstance(value, date | time) else show(value)
-
-
 def show(value: object) -> str:
     """Show a value on one line, short. A text with an @ is left out: it may hold the password of an address."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        if "@" in value:
-            return "a text with an @ (not shown, for it may hold a password)"
+        short = value if len(value) <= _TEXT_SHOWN_MAX else value[:_TEXT_SHOWN_MAX] + "..."
         # As JSON, so that no character of it acts on the terminal.
-        return msgspec.json.encode(value if len(value) <= _TEXT_SHOWN_MAX else value[:_TEXT_SHOWN_MAX] + "...").decode()
-    if isinstance(value, list):
-        inner = ["a list" if isinstance(element, list) else show(element) for element in value[:3]]
+        return _NOT_SHOWN if "@" in value else msgspec.json.encode(short).decode()
+    if isinstance(value, list | tuple):
+        inner = ["a list" if isinstance(element, list) else show(element) for element in value[:_SHOWN_MAX]]
         return f"[{', '.join(inner)}{', ...' if len(value) > len(inner) else ''}]"
     if isinstance(value, int) and value.bit_length() > 64:
         return "a number of this size"
+    if isinstance(value, Decimal | date | time):
+        return str(value) if len(str(value)) <= _DIGITS_SHOWN_MAX else "a number of this length"
     return "a section" if isinstance(value, dict) else repr(value)

@@ -3,30 +3,21 @@
 `docs/streams.md` describes the file. `codec_declarations` has the declarations as values.
 """
 
-import difflib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct, field
 
-from gateway.toml_files.mistakes import (
-    ConfigError,
-    Mistake,
-    Place,
-    line_of,
-    lines_of,
-    show,
-    show_value,
-    spell,
-)
-from gateway.toml_files.reader import read_toml
+from gateway.toml_files.mistakes import ConfigError, Place, lines_of, show, spell
+from gateway.toml_files.reader import read_text, read_toml
+from gateway.toml_files.schema import CONTROL, Schema, closest, converted
 from spark.decode.codec_binary import SIZES
 from spark.decode.codec_declarations import (
     DAY_S,
@@ -64,7 +55,6 @@ KEPT_DAYS_MIN = 7
 KEPT_DAYS_MAX = 36_500
 
 _TOPIC = re.compile(r"[A-Za-z0-9._*-]{1,249}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _LIMIT = Decimal(10) ** 12
 _FLAT = ("senml-json", "senml-cbor", "binary")
 """Codecs whose payloads have no objects. In their names a dot is a plain character."""
@@ -152,49 +142,38 @@ class _File(Struct, forbid_unknown_fields=True):
     avro: _Avro | None = None
 
 
-_REQUIRED: Mapping[type[Struct], str] = {_Stream: "codec", _Avro: "registry"}
-"""Settings that may not be left out. They have defaults above, so that if one is missing the rest is still checked."""
+class _StreamsFile(Schema):
+    """`streams.toml`: the words for sections that have a topic's or a metric's name, and for layouts."""
+
+    control = "nobody can see; remove it"
+    # They have defaults above, so that if one is missing the rest is still checked.
+    needed: ClassVar = {_Stream: "codec", _Avro: "registry"}
+
+    def instead(self, hint: object, value: object, place: Place) -> str:
+        if hint is _Field:
+            return '{ name = "...", type = "i16" }'
+        if place[-1] == "layout":
+            return f"a list, as {_LAYOUT}"
+        return f"a section, [{spell(place)}]" if hint in {_Stream, _Metric} else super().instead(hint, value, place)
+
+
+_SCHEMA = _StreamsFile(_File)
 
 
 def load_streams(path: str | Path) -> Streams:
     """Read and check a file. Raises ConfigError, whose message has every mistake with its line."""
     path = Path(path)
-    try:
-        if path.stat().st_size > BYTES_OF_FILE_MAX:
-            raise ConfigError(path, [Mistake(0, f"is longer than {BYTES_OF_FILE_MAX} bytes; is it the right file?")])
-        # Editors on Windows put a byte order mark first, which TOML does not allow.
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        words = "there is no such file; docs/streams.md has one to begin with"
-        raise ConfigError(path, [Mistake(0, words)]) from error
-    except OSError as error:
-        words = f"cannot be read: {error.strerror}; name a file that you may read"
-        raise ConfigError(path, [Mistake(0, words)]) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(path, [Mistake(0, "is not UTF-8 text, as TOML must be; save it as UTF-8")]) from error
-    return parse_streams(text, path)
+    no_file = "there is no such file; docs/streams.md has one to begin with"
+    return parse_streams(read_text(path, {FileNotFoundError: no_file}, BYTES_OF_FILE_MAX), path)
 
 
 def parse_streams(text: str, path: Path) -> Streams:
     """Check the text of a file; `path` is for messages. Raises ConfigError."""
-    try:
-        document = read_toml(text, path, Decimal)
-    except (ValueError, RecursionError, ArithmeticError) as error:
-        words = "holds a number that is too long, or lists too deep within one another, to be read; write less"
-        raise ConfigError(path, [Mistake(0, words)]) from error
-    found = list(_mistakes(_File, document, ()))
+    document = read_toml(text, path, Decimal)
+    found = list(_SCHEMA.mistakes(document))
     told = _Told(place for place, _ in found)
-    file = msgspec.convert(_right_part(document, (), told.places), _File, dec_hook=_number)
-    found += _meaning_mistakes(file, told)
-    if found:
-        lines = lines_of(text)
-        raise ConfigError(
-            path,
-            [
-                Mistake(line_of(lines, place), f"{spell(place)}: {message}" if place else message)
-                for place, message in found
-            ],
-        )
+    file = converted(_right_part(document, (), told.places), _File)
+    _SCHEMA.require_none((*found, *_meaning_mistakes(file, told)), lines_of(text), path)
     return Streams(
         streams=tuple(_stream(name, stream) for name, stream in sorted(file.streams.items())),
         unknown=file.unknown,
@@ -245,93 +224,7 @@ def _path(metric: str, source: str | tuple[str, ...], codec: Codec) -> tuple[str
     return (source,) if codec in _FLAT else tuple(source.split("."))
 
 
-# -- mistakes in one setting --------------------------------------------------------------------
-
-
-def _mistakes(struct: type[Struct], table: Mapping[str, object], place: Place) -> Iterator[tuple[Place, str]]:
-    settings = {each.encode_name: each for each in msgspec.structs.fields(struct)}
-    hints = get_type_hints(struct, include_extras=True)
-    for key in table:
-        if key not in settings:
-            close = _closest(key, settings)
-            instead = f"write {close!r} instead" if close else f"settings here are: {', '.join(settings)}"
-            yield (*place, key), f"there is no such setting; {instead}"
-    for name, each in settings.items():
-        if name in table:
-            yield from _value_mistakes(hints[each.name], table[name], (*place, name))
-        elif name == _REQUIRED.get(struct):
-            yield (*place, name), f"is missing; write {name} = {_wanted(hints[each.name])}"
-
-
-def _closest(key: str, settings: Iterable[str]) -> str | None:
-    close = difflib.get_close_matches(key, settings, n=1)
-    return close[0] if close else None
-
-
-def _value_mistakes(hint: Any, value: object, place: Place) -> Iterator[tuple[Place, str]]:
-    inner = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and issubclass(kind, Struct)]
-    if inner and get_origin(hint) is tuple:
-        yield from _list_mistakes(inner[0], value, place)
-    elif inner and isinstance(value, dict) and get_origin(hint) is dict:
-        for name, element in value.items():
-            yield from _section_mistakes(inner[0], element, (*place, name))
-    elif inner and isinstance(value, dict):
-        yield from _mistakes(inner[0], value, place)
-    elif not _converts(value, hint):
-        yield place, f"{show_value(value)} will not do; write {_wanted(hint)}"
-    else:
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and (control := _CONTROL.search(text)):
-                yield place, f"holds the character U+{ord(control[0]):04X}, which nobody can see; remove it"
-
-
-def _list_mistakes(struct: type[Struct], value: object, place: Place) -> Iterator[tuple[Place, str]]:
-    if isinstance(value, list):
-        for index, element in enumerate(value):
-            yield from _section_mistakes(struct, element, (*place, index))
-    else:
-        yield place, f"{show_value(value)} will not do; write a list, as {_LAYOUT}"
-
-
-def _section_mistakes(struct: type[Struct], value: object, place: Place) -> Iterator[tuple[Place, str]]:
-    if isinstance(value, dict):
-        yield from _mistakes(struct, value, place)
-    else:
-        wanted = '{ name = "...", type = "i16" }' if struct is _Field else f"a section, [{spell(place)}]"
-        yield place, f"{show_value(value)} will not do; write {wanted}"
-
-
-def _converts(value: object, hint: Any) -> bool:
-    # msgspec would take a text for a decimal.
-    texts = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
-    if texts and _is_of_decimals(hint):
-        return False
-    try:
-        msgspec.convert(value, hint, dec_hook=_number)
-    except msgspec.ValidationError:
-        return False
-    return True
-
-
-def _is_of_decimals(hint: Any) -> bool:
-    return hint is Decimal or any(_is_of_decimals(inner) for inner in get_args(hint))
-
-
-def _number(kind: type, value: object) -> object:
-    if kind is Decimal and isinstance(value, Decimal):
-        return value
-    raise ValueError(value)
-
-
-def _wanted(hint: Any) -> str:
-    for candidate in (hint, *get_args(hint)):
-        for argument in getattr(candidate, "__metadata__", ()):
-            if isinstance(argument, Meta) and argument.description:
-                return argument.description
-    choices = [choice for choice in get_args(hint) if isinstance(choice, str)]
-    if choices:
-        return "one of " + ", ".join(show(choice) for choice in choices)
-    return "a section in [brackets]"
+# -- mistakes between settings ------------------------------------------------------------------
 
 
 class _Told:
@@ -348,7 +241,7 @@ class _Told:
         """True if a setting of the section at a place is wrong, or may be meant by a name that is wrong."""
         settings = struct.__struct_encode_fields__
         told = self._names.get(place, ())
-        return place in self.places or name in {each if each in settings else _closest(each, settings) for each in told}
+        return place in self.places or name in {each if each in settings else closest(each, settings) for each in told}
 
 
 def _right_part(value: object, place: Place, wrong: frozenset[Place]) -> object:
@@ -365,9 +258,6 @@ def _right_part(value: object, place: Place, wrong: frozenset[Place]) -> object:
             {} if at in wrong else _right_part(element, at, wrong) for at, element in zip(inner, value, strict=True)
         ]
     return value
-
-
-# -- mistakes between settings ------------------------------------------------------------------
 
 
 def _meaning_mistakes(file: _File, told: _Told) -> Iterator[tuple[Place, str]]:
@@ -414,7 +304,7 @@ def _stream_mistakes(name: str, stream: _Stream, place: Place, told: _Told) -> I
 
 
 def _metric_mistakes(name: str, metric: _Metric, place: Place) -> Iterator[tuple[Place, str]]:
-    if not 0 < len(name) <= NAME_CHARS_MAX or _CONTROL.search(name):
+    if not 0 < len(name) <= NAME_CHARS_MAX or CONTROL.search(name):
         yield place, f"is no metric's name; write 1 to {NAME_CHARS_MAX} characters"
     bounds: dict[str, Decimal] = {}
     for setting, bound in (("min", metric.min), ("max", metric.max)):
@@ -422,15 +312,15 @@ def _metric_mistakes(name: str, metric: _Metric, place: Place) -> Iterator[tuple
             continue
         value = Decimal(bound)
         if not value.is_finite() or not -_LIMIT < value < _LIMIT:
-            words = f"{show_value(bound)} is not between -10^12 and 10^12, where all values are; write one that is"
+            words = f"{show(bound)} is not between -10^12 and 10^12, where all values are; write one that is"
             yield (*place, setting), words
             continue
         bounds[setting] = value
         if -int(plain(value).as_tuple().exponent) > DECIMALS_MAX:
-            words = f"{show_value(bound)} has more than {DECIMALS_MAX} decimals, which no value has; write fewer"
+            words = f"{show(bound)} has more than {DECIMALS_MAX} decimals, which no value has; write fewer"
             yield (*place, setting), words
     if bounds.keys() == {"min", "max"} and bounds["min"] > bounds["max"]:
-        words = f"{show_value(metric.min)} is above max ({show_value(metric.max)}), so that no value would be right"
+        words = f"{show(metric.min)} is above max ({show(metric.max)}), so that no value would be right"
         yield (*place, "min"), f"{words}; swap them"
 
 
@@ -449,7 +339,7 @@ def _source_mistakes(name: str, metric: _Metric, stream: _Stream, place: Place) 
     path = _path(name, metric.source, stream.codec)
     if metric.source and (not all(path) or len(path) > PATH_MAX):
         words = 'is no member\'s name; write it as "t", or "env.t" for the member t of the object env'
-        yield (*place, "from"), f"{show_value(metric.source)} {words}"
+        yield (*place, "from"), f"{show(metric.source)} {words}"
     if stream.codec in _FLAT and len(path) > 1:
         yield (*place, "from"), f"{stream.codec} has no objects in it; write one name"
     if stream.codec == "number" and metric.source:
@@ -516,7 +406,7 @@ def _percentile_mistakes(percentiles: tuple[int | Decimal, ...]) -> Iterator[tup
         yield place, f"has {len(percentiles)} percentiles; write {PERCENTILES_MAX} at most"
     for number in percentiles:
         if not Decimal(number).is_finite() or not 0 <= number <= 100:
-            yield place, f"{show_value(number)} is no percentile; write numbers from 0 to 100"
+            yield place, f"{show(number)} is no percentile; write numbers from 0 to 100"
 
 
 def _registry_mistakes(registry: str) -> Iterator[tuple[Place, str]]:

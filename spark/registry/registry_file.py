@@ -4,20 +4,20 @@ Each mistake is reported with its file, its line and the correction. A registry 
 """
 
 import csv
-import difflib
 import io
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gateway.record_contract import DEVICE_NAME, DEVICE_PATH, KAFKA_TOPIC, NAME_RULE
-from gateway.toml_files.mistakes import ConfigError, line_of, lines_of, show, show_value, spell, where
-from gateway.toml_files.reader import read_toml
+from gateway.toml_files.mistakes import ConfigError, line_of, lines_of, show, spell, where
+from gateway.toml_files.reader import read_text, read_toml
+from gateway.toml_files.schema import closest
 from spark.registry.registry import Calibration, Device, Gateway, Registry
 
 DIGITS_MAX = 6
@@ -28,26 +28,26 @@ MISTAKES_SHOWN_MAX = 50
 NAMES_COMPARED_MAX = 2_000
 """Most device names among which a similar name is looked for."""
 
-_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "devices": (("namespace", "device", "site"), ("labels", "valid_from", "valid_to")),
-    "calibrations": (("namespace", "device", "metric"), ("stream", "scale", "offset", "valid_from", "valid_to")),
-    "gateways": (("namespace", "gateway"), ("site", "retired_from", "topics")),
+_KINDS: Mapping[str, type[Device | Calibration | Gateway]] = {
+    "devices": Device,
+    "calibrations": Calibration,
+    "gateways": Gateway,
 }
-"""Required and optional settings of each kind of entry."""
+_SETTINGS = {kind: tuple(each.name for each in fields(made)) for kind, made in _KINDS.items()}
+_REQUIRED = {
+    kind: tuple(each.name for each in fields(made) if each.default is MISSING) for kind, made in _KINDS.items()
+}
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\d(?:(?P<clock>[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)(?P<zone>[Zz]|[+-]\d\d:\d\d)?)?", re.ASCII
 )
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)", re.ASCII)
 
+_SPAN = ("valid_from", "valid_to")
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 _NO_FILE = "there is no such file or folder; name a registry.toml, or a folder that holds devices.csv"
-_NO_CSV = (
-    f"the folder holds none of {', '.join(f'{kind}.csv' for kind in _KEYS)}; write one of them, or name a registry.toml"
-)
+_NO_CSV = f"the folder holds none of {', '.join(f'{kind}.csv' for kind in _KINDS)}; write one, or name a registry.toml"
 _NOT_UTF8 = "is not UTF-8 text; save it as UTF-8 (in a spreadsheet: CSV UTF-8)"
-_NAME = f"write {NAME_RULE}"
-_DEVICE = f"{_NAME}; or several such with '/' between them, where gateways put others before it (north/42)"
 _TOPIC = "is no stream's name; write the Kafka topic that its readings stand in, or leave it out for every stream"
 _WHEN = 'write a day, as in 2026-03-14 for its beginning, or a time with its zone, as in "2026-03-14T08:30:00Z"'
 _NO_ZONE = "says no time zone, so it could mean any of 24 hours; write Z behind it for UTC, or +02:00"
@@ -119,15 +119,15 @@ def load_registry_file(path: Path) -> Registry:
     """Read and check a `registry.toml`, or a folder of CSV files. Raises RegistryError."""
     found = _Found()
     if path.is_dir():
-        files = [(kind, path / f"{kind}.csv") for kind in _KEYS if (path / f"{kind}.csv").exists()]
+        files = [(kind, path / f"{kind}.csv") for kind in _KINDS if (path / f"{kind}.csv").exists()]
         if not files:
             raise RegistryError([Mistake(path, 0, _NO_CSV)])
         for kind, file in files:
             _read_csv(kind, file, found)
         return _checked(found)
     if path.suffix == ".csv":
-        if path.stem not in _KEYS:
-            words = f"must be called {', '.join(f'{kind}.csv' for kind in _KEYS)}, by what it holds; rename it"
+        if path.stem not in _KINDS:
+            words = f"must be called {', '.join(f'{kind}.csv' for kind in _KINDS)}, by what it holds; rename it"
             raise RegistryError([Mistake(path, 0, words)])
         _read_csv(path.stem, path, found)
         return _checked(found)
@@ -144,32 +144,27 @@ def parse_registry(text: str, path: Path) -> Registry:
 
 def _text(path: Path) -> str:
     try:
-        # Spreadsheets, and editors on Windows, put a byte order mark first.
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise RegistryError([Mistake(path, 0, _NO_FILE)]) from error
-    except UnicodeDecodeError as error:
-        raise RegistryError([Mistake(path, 0, _NOT_UTF8)]) from error
-    except OSError as error:
-        words = f"cannot be read: {error.strerror}; name a file that you may read"
-        raise RegistryError([Mistake(path, 0, words)]) from error
+        return read_text(path, {FileNotFoundError: _NO_FILE, UnicodeDecodeError: _NOT_UTF8})
+    except ConfigError as error:
+        raise _registry_error(error) from error
+
+
+def _registry_error(error: ConfigError) -> RegistryError:
+    return RegistryError(Mistake(error.path, each.line, each.message) for each in error.mistakes)
 
 
 def _read_toml(text: str, path: Path) -> _Found:
     try:
         document = read_toml(text, path, Decimal)
     except ConfigError as error:
-        raise RegistryError([Mistake(path, each.line, each.message) for each in error.mistakes]) from error
-    except (ValueError, RecursionError, ArithmeticError) as error:
-        words = "holds a number that is too long to be read, or lists that are nested too deep; shorten it"
-        raise RegistryError([Mistake(path, 0, words)]) from error
+        raise _registry_error(error) from error
     lines = lines_of(text)
     found = _Found()
     for kind, tables in document.items():
         line = line_of(lines, (kind,))
-        if kind not in _KEYS:
-            found.mistakes.append(Mistake(path, line, f"{kind}: there is no such section; {_instead(kind, _KEYS)}"))
-            found.partly_read.update(difflib.get_close_matches(kind, _KEYS, n=1))
+        if kind not in _KINDS:
+            found.mistakes.append(Mistake(path, line, f"{kind}: there is no such section; {_instead(kind, _KINDS)}"))
+            found.partly_read.add(closest(kind, _KINDS) or kind)
             continue
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             found.mistakes.append(Mistake(path, line, f"{kind}: begin each of them with a line [[{kind}]]"))
@@ -194,7 +189,7 @@ def _read_csv(kind: str, path: Path, found: _Found) -> None:
             return
         told, unknown = _column_mistakes(kind, columns)
         found.mistakes += [Mistake(path, header_line, message) for message in told]
-        known = {name for of in _KEYS[kind] for name in of} - unknown
+        known = set(_SETTINGS[kind]) - unknown
         for line, cells in rows:
             if not any(cell.strip() for cell in cells):
                 continue
@@ -227,12 +222,12 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _column_mistakes(kind: str, columns: list[str]) -> tuple[list[str], frozenset[str]]:
     """Mistakes in a file's columns, and the settings that these mistakes leave unknown."""
-    required, optional = _KEYS[kind]
+    required, settings = _REQUIRED[kind], _SETTINGS[kind]
     mistakes = []
     unknown = set()
     for name in dict.fromkeys(columns):
-        if name not in (*required, *optional):
-            mistakes.append(f"{show(name)} is no column of {kind}; {_instead(name, (*required, *optional))}")
+        if name not in settings:
+            mistakes.append(f"{show(name)} is no column of {kind}; {_instead(name, settings)}")
             unknown.update(_meant(name, kind, columns))
         elif columns.count(name) > 1:
             mistakes.append(f"the column {show(name)} stands twice; remove one")
@@ -245,192 +240,136 @@ def _column_mistakes(kind: str, columns: list[str]) -> tuple[list[str], frozense
     return mistakes, frozenset(unknown)
 
 
-def _meant(name: str, kind: str, written: Collection[str]) -> list[str]:
-    """The setting that an unknown name probably means, unless that setting is written too."""
-    close = difflib.get_close_matches(name, [each for of in _KEYS[kind] for each in of], n=1)
-    return [each for each in close if each not in written]
+def _meant(name: str, kind: str, written: Collection[str]) -> set[str]:
+    """The name, and the setting that it probably means, unless that setting is written too."""
+    return {name, closest(name, _SETTINGS[kind]) or name} - ({*written} - {name})
 
 
 # -- entries to a registry --------------------------------------------------------------------------------------------
 
 
 def _checked(found: _Found) -> Registry:
-    devices: list[Device] = []
-    calibrations: list[Calibration] = []
-    gateways: list[Gateway] = []
-    # Entries whose compared settings are right, whatever else is wrong with them.
-    spanned_devices: list[tuple[_Entry, Device]] = []
-    named_calibrations: list[tuple[_Entry, Calibration]] = []
-    spanned_calibrations: list[tuple[_Entry, Calibration]] = []
-    named_gateways: list[tuple[_Entry, Gateway]] = []
-    knows_devices = "devices" not in found.partly_read
+    made: dict[str, list[tuple[_Entry, Any, set[str]]]] = {kind: [] for kind in _KINDS}
     mistakes = found.mistakes
     for entry in found.entries:
-        reader = _Reader(entry, mistakes, set(entry.unknown))
-        reader.check_names()
-        match entry.kind:
-            case "devices":
-                device = reader.device()
-                devices.append(device)
-                knows_devices = knows_devices and reader.knows("namespace", "device")
-                if reader.knows("namespace", "device", "valid_from", "valid_to"):
-                    spanned_devices.append((entry, device))
-            case "calibrations":
-                calibration = reader.calibration()
-                calibrations.append(calibration)
-                if reader.knows("namespace", "device"):
-                    named_calibrations.append((entry, calibration))
-                if reader.knows("namespace", "device", "metric", "stream", "valid_from", "valid_to"):
-                    spanned_calibrations.append((entry, calibration))
-            case _:
-                gateway = reader.gateway()
-                gateways.append(gateway)
-                if reader.knows("namespace", "gateway"):
-                    named_gateways.append((entry, gateway))
-    mistakes += _double_sites(spanned_devices)
-    mistakes += _double_calibrations(spanned_calibrations)
-    mistakes += _double_gateways(named_gateways)
-    if devices and knows_devices:
-        mistakes += _strange_devices(named_calibrations, {(each.namespace, each.device) for each in devices})
+        values, unknown = _values(entry, mistakes)
+        made[entry.kind].append((entry, _KINDS[entry.kind](**values), unknown))
+
+    def known(kind: str, *names: str) -> list[tuple[_Entry, Any]]:
+        """Entries of which these settings are right, whatever else is wrong with them."""
+        return [(entry, one) for entry, one, unknown in made[kind] if unknown.isdisjoint(names)]
+
+    mistakes += _double_sites(known("devices", "namespace", "device", *_SPAN))
+    mistakes += _double_calibrations(known("calibrations", "namespace", "device", "metric", "stream", *_SPAN))
+    mistakes += _double_gateways(known("gateways", "namespace", "gateway"))
+    devices = known("devices", "namespace", "device")
+    if devices and len(devices) == len(made["devices"]) and "devices" not in found.partly_read:
+        names = {(device.namespace, device.device) for _, device in devices}
+        mistakes += _strange_devices(known("calibrations", "namespace", "device"), names)
     if mistakes:
         raise RegistryError(mistakes)
-    return Registry(tuple(devices), tuple(calibrations), tuple(gateways))
+    return Registry(*(tuple(one for _, one, _ in entries) for entries in made.values()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads the values of one entry. For a wrong value it notes the mistake, and returns a harmless value."""
+def _values(entry: _Entry, mistakes: list[Mistake]) -> tuple[dict[str, Any], set[str]]:
+    """Read an entry's values, and add its mistakes.
 
-    entry: _Entry
-    mistakes: list[Mistake]
-    unknown: set[str]
-    """Settings whose meant value is unknown, because the value or the name is wrong."""
-
-    def wrong(self, message: str, name: str | None = None) -> None:
-        self.mistakes.append(self.entry.mistake(message, name))
-        if name is not None:
-            self.unknown.add(name)
-
-    def knows(self, *names: str) -> bool:
-        return self.unknown.isdisjoint(names)
-
-    def check_names(self) -> None:
-        required, optional = _KEYS[self.entry.kind]
-        for name in self.entry.values:
-            if name not in (*required, *optional):
-                self.wrong(f"there is no such setting; {_instead(name, (*required, *optional))}", name)
-                self.unknown.update(_meant(name, self.entry.kind, self.entry.values))
-        for name in required:
-            if name not in self.entry.values and self.knows(name):
-                self.wrong(f"{name} is missing; every one of {self.entry.kind} needs {', '.join(required)}")
-                self.unknown.add(name)
-
-    def device(self) -> Device:
-        valid_from, valid_to = self.span()
-        return Device(
-            self.name("namespace"), self.name("device"), self.text("site"), self.labels(), valid_from, valid_to
-        )
-
-    def calibration(self) -> Calibration:
-        valid_from, valid_to = self.span()
-        if not self.entry.values.keys() & {"scale", "offset"} and self.knows("scale", "offset"):
-            self.wrong("has neither scale nor offset, so it would change nothing; write one of them, or both")
-        return Calibration(
-            self.name("namespace"),
-            self.name("device"),
-            self.text("metric"),
-            self.stream(),
-            self.number("scale", Decimal(1)),
-            self.number("offset", Decimal(0)),
-            valid_from,
-            valid_to,
-        )
-
-    def gateway(self) -> Gateway:
-        site = self.text("site") if "site" in self.entry.values else None
-        return Gateway(self.name("namespace"), self.name("gateway"), site, self.time("retired_from"), self.topics())
-
-    def text(self, name: str) -> str:
-        value = self.entry.values.get(name, "?")
-        if isinstance(value, str) and value.strip() and len(value) <= TEXT_CHARS_MAX and value.isprintable():
-            return value
-        self.wrong(f"{show_value(value)} is no text of 1 to {TEXT_CHARS_MAX} characters on one line; write one", name)
-        return "?"
-
-    def name(self, name: str) -> str:
-        value = self.entry.values.get(name, "x")
-        pattern, rule = (DEVICE_PATH, _DEVICE) if name == "device" else (DEVICE_NAME, _NAME)
-        if isinstance(value, str) and pattern.fullmatch(value):
-            return value
-        hint = " (a number is written in double quotes)" if isinstance(value, int) else ""
-        self.wrong(f"{show_value(value)} is no name; {rule}{hint}", name)
-        return "x"
-
-    def stream(self) -> str | None:
-        value = self.entry.values.get("stream")
-        if value is None or (isinstance(value, str) and KAFKA_TOPIC.fullmatch(value)):
-            return value
-        self.wrong(f"{show_value(value)} {_TOPIC}", "stream")
-        return None
-
-    def topics(self) -> tuple[str, ...]:
-        value = self.entry.values.get("topics")
-        if value is None:
-            return ()
-        is_csv = self.entry.path.suffix == ".csv"
-        names = [part.strip() for part in value.split(";")] if is_csv and isinstance(value, str) else value
-        if isinstance(names, list) and names and all(_is_topics(each) for each in names):
-            return tuple(sorted(set(names)))
-        self.wrong(f"{show_value(value)} cannot be used; {_TOPICS_CSV if is_csv else _TOPICS_TOML}", "topics")
-        return ()
-
-    def labels(self) -> tuple[tuple[str, str], ...]:
-        value = self.entry.values.get("labels", {})
-        hint = _LABELS_TOML
-        if isinstance(value, str) and self.entry.path.suffix == ".csv":
-            hint = _LABELS_CSV
-            pairs = [part.partition("=") for part in value.split(";") if part.strip()]
-            if all(name.strip() and equals for name, equals, _ in pairs):
-                names = [name.strip() for name, _, _ in pairs]
-                if len(set(names)) == len(names):
-                    return tuple(sorted((name.strip(), text.strip()) for name, _, text in pairs))
-                hint = "a label's name stands twice; remove one of the two"
-        elif isinstance(value, dict):
-            wrong = [name for name, text in value.items() if not isinstance(text, str)]
-            if not wrong:
-                return tuple(sorted(value.items()))
-            words = f"the label {show(wrong[0])} is {show_value(value[wrong[0]])}, which is no text"
-            self.wrong(f"{words}; {_LABELS_TOML}", "labels")
-            return ()
-        self.wrong(f"{show_value(value)} is no list of labels; {hint}", "labels")
-        return ()
-
-    def number(self, name: str, default: Decimal) -> Decimal:
-        value = self.entry.values.get(name)
-        if value is None:
-            return default
-        number = _number(value)
-        if number is not None:
-            return number
-        self.wrong(f"{show_value(value)} cannot be used; {_DIGITS}", name)
-        return default
-
-    def span(self) -> tuple[datetime | None, datetime | None]:
-        valid_from, valid_to = self.time("valid_from"), self.time("valid_to")
-        if valid_from is not None and valid_to is not None and valid_from >= valid_to:
-            words = f"{_shown(valid_to)} is not after valid_from ({_shown(valid_from)}), so the entry would never hold"
-            self.wrong(f"{words}; write when it ends, or leave valid_to out", "valid_to")
-        return valid_from, valid_to
-
-    def time(self, name: str) -> datetime | None:
-        value = self.entry.values.get(name)
-        if value is None:
-            return None
+    The set has the settings whose meant value is unknown, because the value or the name is wrong. If they are required,
+    they have a harmless value.
+    """
+    required, settings = _REQUIRED[entry.kind], _SETTINGS[entry.kind]
+    readers = _READERS | _CSV_READERS if entry.path.suffix == ".csv" else _READERS
+    values: dict[str, Any] = dict.fromkeys(required, "?")
+    unknown = set(entry.unknown)
+    for name, value in entry.values.items():
+        if name not in settings:
+            mistakes.append(entry.mistake(f"there is no such setting; {_instead(name, settings)}", name))
+            unknown.update(_meant(name, entry.kind, entry.values))
+            continue
         try:
-            return _time(value)
-        except _WrongTimeError as error:
-            self.wrong(f"{show_value(value)} {error}", name)
-            return None
+            values[name] = readers[name](value)
+        except _WrongValueError as error:
+            mistakes.append(entry.mistake(str(error), name))
+            unknown.add(name)
+    for name in required:
+        if name not in entry.values and name not in unknown:
+            needs = f"every one of {entry.kind} needs {', '.join(required)}"
+            mistakes.append(entry.mistake(f"{name} is missing; {needs}"))
+            unknown.add(name)
+    if entry.kind == "calibrations" and unknown.isdisjoint(("scale", "offset")) and not {"scale", "offset"} & {*values}:
+        words = "has neither scale nor offset, so it would change nothing; write one of them, or both"
+        mistakes.append(entry.mistake(words))
+    valid_from, valid_to = (values.get(name) for name in _SPAN)
+    if valid_from is not None and valid_to is not None and valid_from >= valid_to:
+        words = f"{_shown(valid_to)} is not after valid_from ({_shown(valid_from)}), so the entry would never hold"
+        mistakes.append(entry.mistake(f"{words}; write when it ends, or leave valid_to out", "valid_to"))
+        unknown.add("valid_to")
+    return values, unknown
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+class _WrongValueError(Exception):
+    """The value cannot be used. The message says why, and what to write."""
+
+
+def _text_value(value: object) -> str:
+    if isinstance(value, str) and value.strip() and len(value) <= TEXT_CHARS_MAX and value.isprintable():
+        return value
+    raise _WrongValueError(f"{show(value)} is no text of 1 to {TEXT_CHARS_MAX} characters on one line; write one")
+
+
+def _name(value: object) -> str:
+    return _matching(value, DEVICE_NAME, f"write {NAME_RULE}")
+
+
+def _device(value: object) -> str:
+    beside = "or several such with '/' between them, where gateways put others before it (north/42)"
+    return _matching(value, DEVICE_PATH, f"write {NAME_RULE}; {beside}")
+
+
+def _matching(value: object, pattern: re.Pattern[str], rule: str) -> str:
+    if isinstance(value, str) and pattern.fullmatch(value):
+        return value
+    hint = " (a number is written in double quotes)" if isinstance(value, int) else ""
+    raise _WrongValueError(f"{show(value)} is no name; {rule}{hint}")
+
+
+def _stream(value: object) -> str:
+    if isinstance(value, str) and KAFKA_TOPIC.fullmatch(value):
+        return value
+    raise _WrongValueError(f"{show(value)} {_TOPIC}")
+
+
+def _topics(value: object, wanted: str = _TOPICS_TOML) -> tuple[str, ...]:
+    if isinstance(value, list) and value and all(_is_topics(each) for each in value):
+        return tuple(sorted(set(value)))
+    raise _WrongValueError(f"{show(value)} cannot be used; {wanted}")
+
+
+def _csv_topics(value: object) -> tuple[str, ...]:
+    return _topics([part.strip() for part in str(value).split(";")], _TOPICS_CSV)
+
+
+def _labels(value: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, dict):
+        raise _WrongValueError(f"{show(value)} is no list of labels; {_LABELS_TOML}")
+    for name, text in value.items():
+        if not isinstance(text, str):
+            raise _WrongValueError(f"the label {show(name)} is {show(text)}, which is no text; {_LABELS_TOML}")
+    return tuple(sorted(value.items()))
+
+
+def _csv_labels(value: object) -> tuple[tuple[str, str], ...]:
+    pairs = [part.partition("=") for part in str(value).split(";") if part.strip()]
+    labels = {name.strip(): text.strip() for name, _, text in pairs}
+    if not all(name.strip() and equals for name, equals, _ in pairs):
+        raise _WrongValueError(f"{show(value)} is no list of labels; {_LABELS_CSV}")
+    if len(labels) < len(pairs):
+        words = "a label's name stands twice; remove one of the two"
+        raise _WrongValueError(f"{show(value)} is no list of labels; {words}")
+    return tuple(sorted(labels.items()))
 
 
 _NO_YEAR = "lies outside the years 2 to 9999; leave it out if there is no such limit"
@@ -441,52 +380,65 @@ def _is_topics(value: object) -> bool:
     return isinstance(value, str) and KAFKA_TOPIC.fullmatch(value.removesuffix("*")) is not None
 
 
-class _WrongTimeError(Exception):
-    """The value is no time. The message is the end of a sentence that begins with the value."""
-
-
-def _time(value: object) -> datetime:
-    """The time in UTC. A day means its beginning. Raises _WrongTimeError."""
+def _time(written: object) -> datetime:
+    """The time in UTC. A day means its beginning."""
+    value, shown = written, show(written)
     if isinstance(value, str):
         match = _TIME.fullmatch(value)
         if match is None:
-            raise _WrongTimeError(f"is no time; {_WHEN}")
+            raise _WrongValueError(f"{shown} is no time; {_WHEN}")
         try:
             value = datetime.fromisoformat(value.upper())
         except ValueError as error:
-            raise _WrongTimeError(f"is a day or an hour that does not exist; {_WHEN}") from error
+            raise _WrongValueError(f"{shown} is a day or an hour that does not exist; {_WHEN}") from error
         if match["clock"] is None:
             value = value.date()
     if not isinstance(value, date):
-        raise _WrongTimeError(f"is no time; {_WHEN}")
+        raise _WrongValueError(f"{shown} is no time; {_WHEN}")
     if not isinstance(value, datetime):
         value = datetime(value.year, value.month, value.day, tzinfo=UTC)
     if value.tzinfo is None:
-        raise _WrongTimeError(_NO_ZONE)
+        raise _WrongValueError(f"{shown} {_NO_ZONE}")
     try:
         time = value.astimezone(UTC)
     except OverflowError as error:
-        raise _WrongTimeError(_NO_YEAR) from error
+        raise _WrongValueError(f"{shown} {_NO_YEAR}") from error
     # PySpark cannot show all times of the year 1.
     if time.year < 2:
-        raise _WrongTimeError(_NO_YEAR)
+        raise _WrongValueError(f"{shown} {_NO_YEAR}")
     return time
 
 
-def _number(value: object) -> Decimal | None:
-    """The exact number, as it was written. None if it is no number, or has more digits than `DIGITS_MAX`."""
-    if isinstance(value, str):
-        if _NUMBER.fullmatch(value) is None:
-            return None
-        value = Decimal(value)
-    if isinstance(value, bool) or not isinstance(value, int | Decimal):
-        return None
-    number = Decimal(value)
-    if not number.is_finite() or not -(10**DIGITS_MAX) < number < 10**DIGITS_MAX:
-        return None
-    rounded = number.quantize(Decimal(1).scaleb(-DIGITS_MAX))
-    # Decimals know a negative zero; a table's do not.
-    return rounded + 0 if rounded == number else None
+def _number(value: object) -> Decimal:
+    """The exact number, as it was written."""
+    written = Decimal(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+    if isinstance(written, int | Decimal) and not isinstance(written, bool):
+        number = Decimal(written)
+        if number.is_finite() and -(10**DIGITS_MAX) < number < 10**DIGITS_MAX:
+            rounded = number.quantize(Decimal(1).scaleb(-DIGITS_MAX))
+            if rounded == number:
+                # Decimals know a negative zero; a table's do not.
+                return rounded + 0
+    raise _WrongValueError(f"{show(value)} cannot be used; {_DIGITS}")
+
+
+_READERS: dict[str, Callable[[object], Any]] = {
+    "namespace": _name,
+    "device": _device,
+    "gateway": _name,
+    "site": _text_value,
+    "metric": _text_value,
+    "stream": _stream,
+    "topics": _topics,
+    "labels": _labels,
+    "scale": _number,
+    "offset": _number,
+    "valid_from": _time,
+    "valid_to": _time,
+    "retired_from": _time,
+}
+"""Readers of each setting's value. They raise _WrongValueError."""
+_CSV_READERS: dict[str, Callable[[object], Any]] = {"topics": _csv_topics, "labels": _csv_labels}
 
 
 # -- entries that contradict one another ------------------------------------------------------------------------------
@@ -538,8 +490,8 @@ def _strange_devices(
             told += 1
             name = f"{calibration.namespace}/{calibration.device}"
             few = told <= MISTAKES_SHOWN_MAX and len(names) <= NAMES_COMPARED_MAX
-            close = difflib.get_close_matches(name, names, n=1) if few else []
-            instead = f"write {close[0]} if that is meant, or add the device" if close else "add the device"
+            close = closest(name, names) if few else None
+            instead = "add the device" if close is None else f"write {close} if that is meant, or add the device"
             yield entry.mistake(f"{name} is not among the devices, so that nothing would be calibrated; {instead}")
 
 
@@ -583,7 +535,6 @@ def _shown(time: datetime) -> str:
     return time.isoformat().replace("+00:00", "Z")
 
 
-def _instead(name: str, known: Iterable[str]) -> str:
-    names = tuple(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"write {close[0]} instead" if close else f"there are: {', '.join(names)}"
+def _instead(name: str, known: Collection[str]) -> str:
+    close = closest(name, known)
+    return f"there are: {', '.join(known)}" if close is None else f"write {close} instead"

@@ -1,21 +1,19 @@
 """Answers that `sluice setup` needs, from a person or a file. Every mistake is reported with its line."""
 
-import difflib
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import fields
 
 from gateway.settings import Name
-from gateway.toml_files.mistakes import ConfigError, Mistake, Place, line_of, lines_of, show, spell
-from gateway.toml_files.reader import read_toml
+from gateway.toml_files.mistakes import ConfigError, Mistake, Place, line_of, lines_of, spell
+from gateway.toml_files.reader import read_text, read_toml
+from gateway.toml_files.schema import Schema, converted, struct_of, wanted
 from gateway.toml_files.writer import toml_text
 
 ANSWERS_BYTES_MAX: Final = 100_000
@@ -27,7 +25,6 @@ SECRET_LENGTH_MIN: Final = 16
 """Characters of a device's secret that somebody else made. Its hash is quick, so it must not be guessable."""
 SECRETS_NAME: Final = "sluice-secrets.toml"
 """Name of the file with secrets, beside the file of answers."""
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 _T = TypeVar("_T", bound=Struct)
 Mechanism = Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"]
@@ -91,7 +88,7 @@ class SensorsAnswers(Struct, frozen=True, forbid_unknown_fields=True):
 
     serial: tuple[_OneLine, ...] = ("all",)
     mqtt: bool = True
-    devices: tuple[Name, ...] = ()
+    devices: Annotated[tuple[Name, ...], Meta(description='a list of names, such as ["42", "43"]')] = ()
     """Names of sensors that connect by MQTT. Each gets a secret of its own."""
     anonymous: str | None = None
     """None, or `ANONYMOUS_WORDS`."""
@@ -200,20 +197,13 @@ def load(path: Path) -> Given:
             told = f"is here and in {SECRETS_NAME} too; write all secrets into {SECRETS_NAME}"
             raise ConfigError(path, [given.mistake(("secrets",), told)])
         given = Given(msgspec.structs.replace(answers, secrets=secrets), path, lines)
-    mistakes = list(_meaning_mistakes(given))
-    if mistakes:
-        raise ConfigError(path, mistakes)
-    return given
+    return _checked(given)
 
 
 def parse(text: str, path: Path) -> Given:
     """Read answers from a text, without a file of secrets. `path` is for messages. Raises ConfigError."""
     answers, lines = _parsed(text, path, Answers)
-    given = Given(answers, path, lines)
-    mistakes = list(_meaning_mistakes(given))
-    if mistakes:
-        raise ConfigError(path, mistakes)
-    return given
+    return _checked(Given(answers, path, lines))
 
 
 def parse_secrets(text: str, path: Path) -> Secrets:
@@ -230,91 +220,15 @@ def without_secrets(text: str) -> str:
 
 
 def _read(path: Path) -> str:
-    try:
-        if not path.is_file():
-            what = "is no file" if path.exists() else "there is no such file"
-            words = f"{what}; sluice setup --example-answers > {path.name} makes an example"
-            raise ConfigError(path, [Mistake(0, words)])
-        with path.open("rb") as file:
-            data = file.read(ANSWERS_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(path, [Mistake(0, f"cannot be read: {error.strerror}")]) from error
-    if len(data) > ANSWERS_BYTES_MAX:
-        raise ConfigError(path, [Mistake(0, f"has more than {ANSWERS_BYTES_MAX} bytes: these are no answers")])
-    try:
-        # Editors on Windows put a byte order mark first, and end lines with CR LF.
-        return data.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError:
-        # Not "from error", because that error holds the text, which may be secret.
-        raise ConfigError(path, [Mistake(0, "is not UTF-8 text, as TOML must be; save it as UTF-8")]) from None
+    example = f"sluice setup --example-answers > {path.name} makes an example"
+    # A pipe might never be read to its end. Of errors here, `read_text` tells.
+    with suppress(OSError):
+        if path.exists() and not path.is_file():
+            raise ConfigError(path, [Mistake(0, f"is no file; {example}")])
+    return read_text(path, {FileNotFoundError: f"there is no such file; {example}"}, ANSWERS_BYTES_MAX)
 
 
 # -- what types say -------------------------------------------------------------------------------
-
-
-def _parsed(text: str, path: Path, kind: type[_T]) -> tuple[_T, dict[Place, int]]:
-    try:
-        document = read_toml(text, path)
-    except (RecursionError, ValueError):
-        words = "has something too deep or too long to be read, which no answer is"
-        raise ConfigError(path, [Mistake(0, words)]) from None
-    lines = lines_of(text)
-    found = list(_struct_mistakes(kind, document, (), is_secret=kind is Secrets))
-    if found:
-        mistakes = [
-            Mistake(line_of(lines, place), f"{spell(_shown_place(place, kind))}: {words}" if place else words)
-            for place, words in found
-        ]
-        raise ConfigError(path, mistakes)
-    return msgspec.convert(document, kind, dec_hook=_decode_path), lines
-
-
-def _struct_mistakes(
-    struct: type[Struct], table: Mapping[str, object], place: Place, *, is_secret: bool
-) -> Iterator[tuple[Place, str]]:
-    hints = get_type_hints(struct, include_extras=True)
-    for key in table:
-        if key not in hints:
-            yield (*place, key), f"there is no such answer; {_instead_of(key, place, hints)}"
-    for each in fields(struct):
-        here = (*place, each.name)
-        if each.name in table:
-            hidden = is_secret or each.name == "secrets"
-            yield from _value_mistakes(hints[each.name], table[each.name], here, is_secret=hidden)
-        elif each.required:
-            yield place, f"{each.name} is missing{_MISSING.get(here, '')}"
-
-
-def _value_mistakes(hint: object, value: object, place: Place, *, is_secret: bool) -> Iterator[tuple[Place, str]]:
-    if isinstance(hint, type) and issubclass(hint, Struct):
-        if isinstance(value, dict):
-            yield from _struct_mistakes(hint, value, place, is_secret=is_secret)
-        else:
-            yield place, f"is a section: write [{spell(place)}] on a line of its own, and its answers below"
-        return
-    if get_origin(hint) is dict and isinstance(value, dict):
-        for name, element in value.items():
-            for part, kind in ((name, get_args(hint)[0]), (element, get_args(hint)[1])):
-                if not _fits(part, kind):
-                    yield (*place, name), f"this value will not do; write {_wanted(kind)}"
-        return
-    if not _fits(value, hint):
-        shown = "this value" if is_secret else show(value)
-        yield place, f"{shown} will not do; write {_wanted(hint)}"
-
-
-def _fits(value: object, hint: object) -> bool:
-    try:
-        msgspec.convert(value, hint, dec_hook=_decode_path)
-    except msgspec.ValidationError:
-        return False
-    return True
-
-
-def _decode_path(kind: type, value: object) -> Path:
-    if kind is Path and isinstance(value, str) and value and _CONTROL.search(value) is None:
-        return Path(value)
-    raise ValueError("not a path")
 
 
 _MISSING: Final[dict[Place, str]] = {
@@ -331,19 +245,6 @@ _ELSEWHERE: Final = {
 """Names that people may write by mistake, and what to write instead."""
 
 
-def _instead_of(key: str, place: Place, known: Mapping[str, object]) -> str:
-    # A name below [devices], or a misspelt name, may itself be a secret: show only names of our own.
-    if key in _ELSEWHERE:
-        return _ELSEWHERE[key]
-    close = difflib.get_close_matches(key, known, n=1)
-    if close:
-        return f"write {close[0]!r} instead"
-    sections = [name for name, kind in _SECTIONS.items() if key in kind.__struct_fields__ and (name,) != place]
-    if sections:
-        return f"`{key}` belongs below [{sections[0]}]"
-    return f"answers here are: {', '.join(known)}"
-
-
 _SECTIONS: Final[dict[str, type[Struct]]] = {
     "gateway": GatewayAnswers,
     "kafka": KafkaAnswers,
@@ -353,67 +254,74 @@ _SECTIONS: Final[dict[str, type[Struct]]] = {
 }
 
 
-def _shown_place(place: Place, kind: type[Struct]) -> Place:
-    """Cut a place to the part that may be shown: a name below devices may be a secret on the wrong side of the =."""
-    start = 0 if kind is Secrets else 1
-    return place[: start + 1] if (kind is Secrets or place[:1] == ("secrets",)) and len(place) > start + 1 else place
+class _AnswersFile(Schema):
+    """The file of answers, or that of secrets. Of secrets nothing is shown, not even a name."""
+
+    noun = "answer"
+
+    def elsewhere(self, place: Place, key: str) -> str:
+        # A name below [devices], or a misspelt name, may itself be a secret: show only names of our own.
+        sections = [name for name, kind in _SECTIONS.items() if key in kind.__struct_fields__ and (name,) != place]
+        return _ELSEWHERE.get(key, "") or "".join(f"`{key}` belongs below [{name}]" for name in sections[:1])
+
+    def missing(self, place: Place, _hint: object) -> tuple[Place, str]:
+        return place[:-1], f"{place[-1]} is missing{_MISSING.get(place, '')}"
+
+    def instead(self, hint: object, _value: object, place: Place) -> str:
+        if struct_of(hint) is not None:
+            return f"[{spell(place)}] on a line of its own, and its answers below"
+        return wanted(hint)
+
+    def is_secret(self, place: Place) -> bool:
+        return self.root is Secrets or place[0] == "secrets"
+
+    def spell(self, place: Place) -> str:
+        # A name below devices may be a secret on the wrong side of the =.
+        return spell(place[: 1 if self.root is Secrets else 2] if self.is_secret(place) else place)
 
 
-def _wanted(hint: object) -> str:
-    """Describe what to write for an answer of this type."""
-    if isinstance(hint, UnionType) or get_origin(hint) is Union:
-        # An answer that may be left out is described without None.
-        given = [each for each in get_args(hint) if each is not type(None)]
-        hint = given[0] if len(given) == 1 else hint
-    for candidate in (hint, *(get_args(hint) if get_origin(hint) not in (tuple, dict) else ())):
-        for argument in getattr(candidate, "__metadata__", ()):
-            if isinstance(argument, Meta) and argument.description:
-                return argument.description
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(show(argument) for argument in get_args(hint))
-    if get_origin(hint) is tuple:
-        inner = get_args(hint)[0]
-        return 'a list of names, such as ["42", "43"]' if inner is Name else 'a list of texts, such as ["...", "..."]'
-    if get_origin(hint) is dict:
-        return 'texts by name, such as "42" = "..."'
-    return "true or false" if hint is bool else "a text in double quotes"
+def _parsed(text: str, path: Path, kind: type[_T]) -> tuple[_T, dict[Place, int]]:
+    schema, document, lines = _AnswersFile(kind), read_toml(text, path), lines_of(text)
+    schema.require_none(schema.mistakes(document), lines, path)
+    return converted(document, kind), lines
 
 
 # -- what answers mean together -------------------------------------------------------------------
 
 
-def _meaning_mistakes(given: Given) -> Iterator[Mistake]:
-    answers, secrets = given.answers, given.answers.secrets
-    sensors, kafka = answers.sensors, answers.kafka
+def _checked(given: Given) -> Given:
+    _AnswersFile(Answers).require_none(_meaning_mistakes(given.answers), given.lines, given.path)
+    return given
+
+
+def _meaning_mistakes(answers: Answers) -> Iterator[tuple[Place, str]]:
+    sensors, kafka, secrets = answers.sensors, answers.kafka, answers.secrets
     if EXAMPLE_BROKER in kafka.bootstrap:
-        yield given.mistake(("kafka", "bootstrap"), f"{EXAMPLE_BROKER} is only an example; write your own brokers")
+        yield ("kafka", "bootstrap"), f"{EXAMPLE_BROKER} is only an example; write your own brokers"
     anonymous = sensors.anonymous
     if anonymous is not None and anonymous != ANONYMOUS_WORDS:
         told = f'write exactly anonymous = "{ANONYMOUS_WORDS}", or take it out'
-        yield given.mistake(("sensors", "anonymous"), told)
+        yield ("sensors", "anonymous"), told
     named = {*sensors.devices, *secrets.devices, *secrets.devices_sha256}
     if anonymous is not None and named:
         told = "makes the secrets of devices useless; write either anonymous or devices"
-        yield given.mistake(("sensors", "anonymous"), told)
+        yield ("sensors", "anonymous"), told
     if not sensors.mqtt and (named or anonymous is not None):
-        yield given.mistake(("sensors", "mqtt"), "is false, but devices need it to connect; write mqtt = true")
+        yield ("sensors", "mqtt"), "is false, but devices need it to connect; write mqtt = true"
     if secrets.devices.keys() & secrets.devices_sha256.keys():
         told = "a name is here and in devices_sha256; give either its secret or the SHA-256 of its secret"
-        yield Mistake(0, f"{SECRETS_NAME}: devices: {told}")
+        yield (), f"{SECRETS_NAME}: devices: {told}"
     if secrets.kafka_password is not None and kafka.user is None:
         told = "is missing, but there is a kafka_password; write user, or take the password out"
-        yield given.mistake(("kafka", "user"), told)
+        yield ("kafka", "user"), told
     if kafka.ca is not None and not kafka.tls:
-        yield given.mistake(
+        yield (
             ("kafka", "ca"),
             "is useless with tls = false, where no certificate is checked; write tls = true, or take ca out",
         )
     if kafka.mechanism == "PLAIN" and not kafka.tls:
-        yield given.mistake(
-            ("kafka", "mechanism"),
-            "is PLAIN, which sends the password itself, and without tls "
-            "anybody on the way could read it; write tls = true, or another mechanism",
-        )
+        told = "is PLAIN, which sends the password itself, and without tls anybody on the way could read it"
+        yield ("kafka", "mechanism"), f"{told}; write tls = true, or another mechanism"
 
 
 def ca_text(given: Given) -> bytes | None:

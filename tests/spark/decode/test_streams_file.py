@@ -356,7 +356,8 @@ def test_what_needs_a_wrong_value_is_not_looked_at(text: str, settings: list[str
 
 def test_what_is_no_toml_is_told_with_its_line() -> None:
     assert "streams.toml:1: is not TOML" in mistakes("[streams.s\n")
-    assert mistakes("x = " + "[" * 5000).startswith("streams.toml: holds a number that is too long, or lists too deep")
+    assert mistakes("x = " + "[" * 5000).startswith("streams.toml: arrays or tables stand too deep inside one another")
+    assert mistakes("x = " + "9" * 5000).startswith("streams.toml: holds a number that is too long to be read")
 
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:

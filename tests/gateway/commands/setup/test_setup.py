@@ -337,7 +337,7 @@ KAFKA = '[kafka]\nbootstrap = ["a:1"]\ntls = true\n'
     ("text", "told"),
     [
         ("", "a.toml: kafka is missing; write [kafka] with bootstrap"),
-        ('kafka = "a:1"', "a.toml:1: kafka: is a section: write [kafka] on a line of its own"),
+        ('kafka = "a:1"', 'a.toml:1: kafka: "a:1" will not do; write [kafka] on a line of its own'),
         ('[kafka]\nbootstrap = ["a:1"]', "a.toml:1: kafka: tls is missing; write tls = true, or tls = false if"),
         (
             "[kafka]\nbootstrap = 3\ntls = true",
