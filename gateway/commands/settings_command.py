@@ -6,18 +6,17 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import get_args, get_origin, get_type_hints
 
 import click
 from msgspec import NODEFAULT, Struct
-from msgspec.structs import FieldInfo, fields
+from msgspec.structs import FieldInfo
 
 from gateway import settings
 from gateway.commands.options import FINDING, json_option
 from gateway.host.terminal import say, say_json
 from gateway.host.terminal_text import escaped, hanging
 from gateway.settings import Settings
-from gateway.toml_files.schema import struct_of, wanted
+from gateway.toml_files.schema import sections_of, wanted
 from gateway.toml_files.writer import value_text
 
 
@@ -79,35 +78,24 @@ def matching(all_sections: tuple[Section, ...], words: list[str]) -> Iterator[Se
             yield Section(section.header, section.about, kept)
 
 
-def sections(struct: type[Struct] = Settings, header: str = "") -> Iterator[Section]:
+def sections() -> Iterator[Section]:
     """Every section in the order of `settings.py`. A section's own sections follow it."""
-    hints, about = get_type_hints(struct, include_extras=True), _notes()[struct.__name__]
-    inner: list[tuple[type[Struct], str]] = []
-    own: list[Setting] = []
-    for field in fields(struct):
-        hint = hints[field.name]
-        is_array = get_origin(hint) is tuple
-        section = struct_of(get_args(hint)[0] if is_array else hint)
-        if section is None:
-            own.append(_setting(field, hint, header, about.get(field.name, "")))
-        else:
-            name = f"{header.strip('[]')}.{field.name}".removeprefix(".")
-            inner.append((section, f"[[{name}]]" if is_array else f"[{name}]"))
-    if own:
-        # A docstring begins with the header, which is told by itself.
-        yield Section(header, about[""].removeprefix(f"`{header}`: "), tuple(own))
-    for section, name in inner:
-        yield from sections(section, name)
+    for header, struct, own in sections_of(Settings):
+        about = _notes()[struct.__name__]
+        if own:
+            described = tuple(_setting(field, header, about.get(field.name, "")) for field in own)
+            # A docstring begins with the header, which is told by itself.
+            yield Section(header, about[""].removeprefix(f"`{header}`: "), described)
 
 
-def _setting(field: FieldInfo, hint: object, header: str, about: str) -> Setting:
+def _setting(field: FieldInfo, header: str, about: str) -> Setting:
     default = field.default_factory() if field.default_factory is not NODEFAULT else field.default
     if isinstance(default, Path):
         default = str(default)
     if isinstance(default, tuple):
         default = list(default)
     written = None if default is None or default is NODEFAULT else value_text(default)
-    return Setting(header, field.name, wanted(hint), written, field.required, about)
+    return Setting(header, field.name, wanted(field.type), written, field.required, about)
 
 
 @cache

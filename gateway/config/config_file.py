@@ -4,10 +4,9 @@ import ipaddress
 import os
 import re
 from collections.abc import Container, Iterator, Mapping
-from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import get_args, get_origin, get_type_hints
+from typing import get_args, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -29,7 +28,7 @@ from gateway.settings import (
 )
 from gateway.toml_files.mistakes import Place, lines_of, show, spell
 from gateway.toml_files.reader import read_text, read_toml
-from gateway.toml_files.schema import Schema, converted, struct_of, wanted
+from gateway.toml_files.schema import Schema, converted, sections_of, struct_of, wanted
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:]+)\]|([^\s:@\[\]]+)):([0-9]{1,5})")
@@ -197,7 +196,7 @@ class _GatewayFile(Schema):
         return next((words for names, words in _OF_OTHER_CLIENTS if names.fullmatch(key)), "")
 
     def namesakes(self, key: str) -> str:
-        headers = [header for name, header in _all_settings() if name == key]
+        headers = [header or _TOP for header, _, own in sections_of(Settings) if key in {each.name for each in own}]
         if not 0 < len(headers) <= _NAMESAKES_MAX:
             return ""
         return f"`{key}` is a setting of {' and '.join(headers)}"
@@ -245,21 +244,6 @@ class _GatewayFile(Schema):
 
 
 _SCHEMA = _GatewayFile(Settings)
-
-
-@cache
-def _all_settings(struct: type[Struct] = Settings, section: str = "", header: str = _TOP) -> list[tuple[str, str]]:
-    """List each setting that is no section itself, and the header that it stands below."""
-    found: list[tuple[str, str]] = []
-    for key, hint in get_type_hints(struct, include_extras=True).items():
-        is_array = get_origin(hint) is tuple
-        inner = struct_of(get_args(hint)[0] if is_array else hint)
-        name = f"{section}.{key}".removeprefix(".")
-        if inner is None:
-            found.append((key, header))
-        else:
-            found += _all_settings(inner, name, f"[[{name}]]" if is_array else f"[{name}]")
-    return found
 
 
 def _array_words(item: type[Struct], value: object, place: Place) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from types import UnionType
-from typing import ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import fields
+from msgspec.structs import FieldInfo, fields
 
 from gateway.toml_files.mistakes import ConfigError, Mistake, Place, line_of, show, spell
 
@@ -78,7 +78,6 @@ class Schema:
             raise ConfigError(path, told)
 
     def _table(self, struct: type[Struct], table: Mapping[str, object], place: Place) -> Iterator[tuple[Place, str]]:
-        hints = get_type_hints(struct, include_extras=True)
         settings = {each.encode_name: each for each in fields(struct)}
         for key in table:
             if key not in settings:
@@ -86,9 +85,9 @@ class Schema:
                 yield (*place, key), f"there is no such {self.noun}; {words}"
         for name, setting in settings.items():
             if name in table:
-                yield from self._value(hints[setting.name], table[name], (*place, name))
+                yield from self._value(setting.type, table[name], (*place, name))
             elif setting.required or name == self.needed.get(struct):
-                yield self.missing((*place, name), hints[setting.name])
+                yield self.missing((*place, name), setting.type)
 
     def _close_to(self, key: str, known: Iterable[str]) -> str:
         close = closest(key, known)
@@ -150,6 +149,22 @@ def _path(kind: type, value: object) -> Path:
     if kind is Path and isinstance(value, str) and value:
         return Path(value)
     raise ValueError("not a path")
+
+
+def sections_of(struct: type[Struct], header: str = "") -> Iterator[tuple[str, type[Struct], list[FieldInfo]]]:
+    """Yield the header of each section, its struct, and its settings that are no sections themselves."""
+    own, inner = [], []
+    for field in fields(struct):
+        is_array = get_origin(field.type) is tuple
+        section = struct_of(get_args(field.type)[0] if is_array else field.type)
+        if section is None:
+            own.append(field)
+        else:
+            name = f"{header.strip('[]')}.{field.name}".removeprefix(".")
+            inner.append((section, f"[[{name}]]" if is_array else f"[{name}]"))
+    yield header, struct, own
+    for section, below in inner:
+        yield from sections_of(section, below)
 
 
 def struct_of(hint: object) -> type[Struct] | None:
