@@ -90,38 +90,26 @@ def test_a_mistake_has_its_line_and_what_to_write(right: str, wrong: str, line: 
     [
         ('time = "tick"', "time", "nothing says which boot's tick it is; write identity"),
         ('time = "senml"', "time", 'write content_type = "application/senml+json" or "application/senml+cbor"'),
-        (
-            'time = "senml"\nidentity = "json"\ncontent_type = "application/senml+json"',
-            "time",
-            'carry no boot and seq; leave identity out, or write time = "timestamp"',
-        ),
+        ('time = "senml"\nidentity = "json"\ncontent_type = "application/senml+json"', "time",
+         'carry no boot and seq; leave identity out, or write time = "timestamp"'),
         ('identity = "cbor"', "identity", 'sent on as application/json: write content_type = "application/cbor"'),
         ('identity = "binary"', "identity", 'write content_type = "application/octet-stream"'),
         ('identity = "xml"', "identity", 'write one of "none", "json", "cbor", "binary"'),
         ('time = "mine"', "time", 'write one of "auto", "receipt", "tick", "senml", "timestamp"'),
         ("time_error_ms = -1", "time_error_ms", "write milliseconds, 0 to 86400000"),
-        (
-            'identity = "json"\ntime_error_ms = 50',
-            "time_error_ms",
-            'none is read here, for time is "auto"; remove it, or write time = "senml" or "timestamp"',
-        ),
+        ('identity = "json"\ntime_error_ms = 50', "time_error_ms",
+         'none is read here, for time is "auto"; remove it, or write time = "senml" or "timestamp"'),
         ('identity = "json"\ntime = "tick"\ntime_error_ms = 50', "time_error_ms", 'for time is "tick"; remove it'),
         ('time = "receipt"\ntime_error_ms = 50', "time_error_ms", 'for time is "receipt"; remove it'),
-        (
-            'oscillator = "crystal"',
-            "oscillator",
-            'no tick is read here, for identity is "none"; remove it, or write ide',
-        ),
+        ('oscillator = "crystal"', "oscillator",
+         'no tick is read here, for identity is "none"; remove it, or write ide'),
         ('oscillator = "crystal"', "oscillator", "For sensors with our frames it is a setting of [serial]"),
         ("least_delay_ms = 400", "least_delay_ms", 'write identity = "json", "cbor" or "binary"'),
-        (
-            'identity = "json"\ntime = "receipt"\noscillator = "crystal"',
-            "oscillator",
-            'no tick is read here, for time is "receipt"; remove it, or write time = "auto"',
-        ),
+        ('identity = "json"\ntime = "receipt"\noscillator = "crystal"', "oscillator",
+         'no tick is read here, for time is "receipt"; remove it, or write time = "auto"'),
         ('identity = "json"\ntime = "timestamp"\nleast_delay_ms = 0', "least_delay_ms", 'for time is "timestamp"'),
     ],
-)
+)  # fmt: skip
 def test_what_a_payload_cannot_say_is_told(settings: str, setting: str, words: str) -> None:
     text = GOOD.replace('identity = "json"', settings)
     line = next(number for number, each in enumerate(text.split("\n"), start=1) if each.startswith(setting + " ="))
@@ -148,31 +136,22 @@ def test_what_a_payload_can_say() -> None:
 @pytest.mark.parametrize(
     ("section", "setting", "words"),
     [
-        (
-            "[gateway]",
-            'oscillator = "crystal"',
-            "`oscillator` is a setting of [serial] and [[routes]]; settings here are: id",
-        ),
+        ("[gateway]", 'oscillator = "crystal"',
+         "`oscillator` is a setting of [serial] and [[routes]]; settings here are: id"),
         ("[gateway]", "least_delay_ms = 400", "`least_delay_ms` is a setting of [[routes]]; settings here are: id"),
         ("[buffer]", "time_ahead_s_max = 5", "`time_ahead_s_max` is a setting of [gateway]; settings here are: path"),
         ("[buffer]", "scale = 5", "`scale` is a setting of [[serial.modbus.units.registers]]; settings here"),
-        (
-            "[[routes]]",
-            'fallback_topic = "strays"',
-            "`fallback_topic` is a setting of the file's top, above the first section; ",
-        ),
+        ("[[routes]]", 'fallback_topic = "strays"',
+         "`fallback_topic` is a setting of the file's top, above the first section; "),
         ("[serial]", "time_error_ms = 50", "`time_error_ms` is a setting of [[routes]]; settings here are: ports"),
-        (
-            "[gateway]",
-            "time_error_ms = 50",
-            "write 'system_clock_error_ms' instead; `time_error_ms` is a setting of [[routes]]",
-        ),
+        ("[gateway]", "time_error_ms = 50",
+         "write 'system_clock_error_ms' instead; `time_error_ms` is a setting of [[routes]]"),
         ("[[routes]]", 'topics = ["a"]', "write 'topic' instead; `topics` is a setting of [[mqtt_brokers]]"),
         ("[gateway]", 'mechanism = "PLAIN"', "`mechanism` is a setting of [kafka.sasl]; settings here are: id"),
         # Of a name that many have, that would be no hint.
         ("[gateway]", "port = 5", "there is no such setting; settings here are: id"),
     ],
-)
+)  # fmt: skip
 def test_a_setting_in_the_wrong_section_is_told_where_it_belongs(section: str, setting: str, words: str) -> None:
     text = (GOOD + "[serial]\n").replace(section, f"{section}\n{setting}", 1)
     line = text.split("\n").index(setting) + 1
@@ -225,36 +204,22 @@ def with_top(line: str) -> str:
         (GOOD.replace("[kafka]", '[kafka]\nevents_topic = "e/v"'), 14, 'kafka.events_topic: "e/v" is no topic name'),
         (GOOD.replace("[kafka]", '[kafka]\nquarantine_topic = ".."'), 14, "write 1 to 249 letters"),
         (GOOD.replace("[kafka]", '[kafka]\nquarantine_topic = "gateway-events"'), 14, "is kafka.events_topic too"),
-        (
-            GOOD.replace("[kafka]", '[kafka]\nevents_topic = "meters"'),
-            23,
-            '"meters" is kafka.events_topic, the gateway',
-        ),
+        (GOOD.replace("[kafka]", '[kafka]\nevents_topic = "meters"'), 23,
+         '"meters" is kafka.events_topic, the gateway'),
         (GOOD.replace('"meters"', '"gateway-quarantine"'), 22, "is kafka.quarantine_topic, the gateway's own topic"),
         (GOOD.replace('"meters"', '"__{device}"'), 22, "begins with __"),
         (GOOD.replace("meter/{device}", "device/{device}/{stream}"), 21, "takes the same topics as"),
-        (
-            GOOD.replace('"meters"', '"meters"\nkey = "{site}/{device}"'),
-            23,
-            "uses {site}, which topic 'meter/{device}'",
-        ),
+        (GOOD.replace('"meters"', '"meters"\nkey = "{site}/{device}"'), 23,
+         "uses {site}, which topic 'meter/{device}'"),
         (GOOD.replace('"meters"', '"meters"\ndevice = "m1"'), 23, "remove that, or the setting device"),
-        (
-            GOOD.replace("meter/{device}", "meter/x").replace('"meters"', '"meters"\nnames = "escape"\ndevice = "m"'),
-            23,
-            "no name to escape",
-        ),
-        (
-            GOOD.replace('"meters"', '"meters"\nkey = "farm/{device}"').replace(
-                "anonymous = true", "anonymous = false"
-            ),
-            23,
-            "(not-the-writers-device)",
-        ),
+        (GOOD.replace("meter/{device}", "meter/x").replace('"meters"', '"meters"\nnames = "escape"\ndevice = "m"'), 23,
+         "no name to escape"),
+        (GOOD.replace('"meters"', '"meters"\nkey = "farm/{device}"').replace("anonymous = true", "anonymous = false"),
+         23, "(not-the-writers-device)"),
         (GOOD.replace("meter/{device}", "device/{device}/{kind}"), 21, "of routes[0]: where the two routes differ"),
         (GOOD.replace("port = 1884", 'host = ""'), 10, 'write "0.0.0.0" if that is meant'),
     ],
-)
+)  # fmt: skip
 def test_what_would_do_harm_is_refused(text: str, line: int, words: str) -> None:
     ((number, message),) = mistakes(text)
     assert (number, words in message) == (line, True), message
@@ -399,17 +364,11 @@ def test_devices_may_be_added_after_the_settings_are_written() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        (
-            GOOD.replace("1884", "0"),
-            10,
-            "port: is 0, so that nobody could connect; write a port, or add [mqtt_listener",
-        ),
+        (GOOD.replace("1884", "0"), 10,
+         "port: is 0, so that nobody could connect; write a port, or add [mqtt_listener"),
         (with_listener("", TLS + "port = 1884\n"), 16, "tls.port: 1884 is mqtt_listener.port; write another"),
-        (
-            with_listener("", TLS.replace("key =", "kee =")),
-            15,
-            "tls.kee: there is no such setting; write 'key' instead",
-        ),
+        (with_listener("", TLS.replace("key =", "kee =")), 15,
+         "tls.kee: there is no such setting; write 'key' instead"),
         (with_listener("", "[mqtt_listener.tls]\n"), 13, "the setting mqtt_listener.tls.certificate is missing"),
         (with_listener("tls = true"), 12, "tls: true will not do; write a section in [brackets]"),
         (with_listener('command_topics = ["command/#"]'), 12, "must hold {device} once, as a level of its own"),
@@ -421,17 +380,12 @@ def test_devices_may_be_added_after_the_settings_are_written() -> None:
         (with_listener('command_topics = "command/{device}"'), 12, "write it in brackets"),
         (with_listener("sessions_max = 0"), 12, "write sessions, 1 to 100000"),
         (with_listener("inflight_messages_max = 0"), 12, "write messages, 1 to 1000000"),
-        (
-            with_listener(
-                "", f'[mqtt_listener.users]\n"42" = "{DIGEST}"\n[mqtt_listener.operators]\n"42" = "{DIGEST}"\n'
-            ),
-            16,
-            "its secret would be a device's and an operator's",
-        ),
+        (with_listener("", f'[mqtt_listener.users]\n"42" = "{DIGEST}"\n[mqtt_listener.operators]\n"42" = "{DIGEST}"\n'
+         ), 16, "its secret would be a device's and an operator's"),
         (with_listener("", '[mqtt_listener.operators]\nops = "letmein"\n'), 14, "not the SHA-256 of a secret"),
         (with_listener("", '[mqtt_listener.operators]\nletmein = ["ops"]\n'), 14, "this value will not do"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_of_the_listener(text: str, line: int, words: str) -> None:
     found = mistakes(text)
     assert [number for number, message in found if words in message] in ([line], [line - 1]), found
@@ -567,42 +521,24 @@ def test_how_kafka_is_logged_in_to() -> None:
     [
         (with_kafka(SASL.format("PLAIN")), 16, "without [kafka.tls] anybody on the way could read it; add [kafka.tls]"),
         (with_kafka(SASL.format("GSSAPI")), 16, 'write one of "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"'),
-        (
-            with_kafka(SASL.format("SCRAM-SHA-256").replace('"gw1"', '""')),
-            17,
-            "kafka.sasl.user: is empty; write the name",
-        ),
-        (
-            with_kafka(SASL.format("SCRAM-SHA-256").replace("password_file", "password")),
-            18,
-            "kafka.sasl.password: there is no such setting; write 'password_file' instead",
-        ),
+        (with_kafka(SASL.format("SCRAM-SHA-256").replace('"gw1"', '""')), 17,
+         "kafka.sasl.user: is empty; write the name"),
+        (with_kafka(SASL.format("SCRAM-SHA-256").replace("password_file", "password")), 18,
+         "kafka.sasl.password: there is no such setting; write 'password_file' instead"),
         (with_kafka('[kafka.tls]\nkey = "k.pem"\n'), 15, "has one of certificate and key; write both, or neither"),
         (with_kafka('[kafka.tls]\ncertificate = "c.pem"\n'), 15, "has one of certificate and key"),
-        (
-            with_kafka("[kafka.tls]\nverify = false\n"),
-            16,
-            "kafka.tls.verify: there is no such setting; certificates are always verified, for without that anybody",
-        ),
-        (
-            with_kafka("[kafka.tls]\nverify = false\n"),
-            16,
-            "write its certificate into a file, and that file's path as ca",
-        ),
+        (with_kafka("[kafka.tls]\nverify = false\n"), 16,
+         "kafka.tls.verify: there is no such setting; certificates are always verified, for without that anybody"),
+        (with_kafka("[kafka.tls]\nverify = false\n"), 16,
+         "write its certificate into a file, and that file's path as ca"),
         (with_kafka("[kafka.tls]\ninsecure_skip_verify = true\n"), 16, "certificates are always verified"),
-        (
-            with_kafka(SASL.format("SCRAM-SHA-256").replace("password_file", "#")),
-            15,
-            'kafka.sasl.password_file is missing; write password_file = "/etc/sluice/kafka.password", a file whose',
-        ),
+        (with_kafka(SASL.format("SCRAM-SHA-256").replace("password_file", "#")), 15,
+         'kafka.sasl.password_file is missing; write password_file = "/etc/sluice/kafka.password", a file whose'),
         (with_kafka("", "bytes_per_s_max = 999\n"), 15, "write 1000 or more, or 0 for no bound"),
-        (
-            with_kafka("", "bytes_per_day_max = 1\n"),
-            15,
-            "1 bytes do not carry even what connecting and heartbeats take",
-        ),
+        (with_kafka("", "bytes_per_day_max = 1\n"), 15,
+         "1 bytes do not carry even what connecting and heartbeats take"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_of_kafkas_access(text: str, line: int, words: str) -> None:
     found = mistakes(text)
     assert [number for number, message in found if words in message] == [line], found
@@ -991,12 +927,8 @@ def test_routes_know_whose_the_topics_of_serial_lines_are() -> None:
         ('format = "nmea"', 'format = "json"', 16, 'is for format = "nmea", and this is "json"'),
         ('format = "nmea"', 'format = "nmea"\ndelimiter = ";"', 16, "delimiter: is for format = "),
         ('format = "csv"', 'format = "csv"\nunits = ["g", "g"]', 11, 'units: "g" stands here twice'),
-        (
-            'format = "csv"',
-            'format = "csv"\nunits = ["k g"]',
-            11,
-            '"k g" is no unit; write it as it stands behind the number',
-        ),
+        ('format = "csv"', 'format = "csv"\nunits = ["k g"]', 11,
+         '"k g" is no unit; write it as it stands behind the number'),
         ('format = "csv"', 'format = "csv"\nunits = ["5"]', 11, '"5" is no unit'),
         ('format = "csv"', 'format = "csv"\nunits = [""]', 11, '"" is no unit'),
         ('format = "csv"', 'format = "csv"\nunits = "g"', 11, "units"),
@@ -1004,18 +936,10 @@ def test_routes_know_whose_the_topics_of_serial_lines_are() -> None:
         ('format = "csv"', 'format = "csv"\ntexts = [""]', 11, 'no field of the lines is named ""'),
         ('format = "csv"', 'format = "csv"\ntexts = ["state", "state"]', 11, 'texts: "state" stands here twice'),
         ('format = "nmea"', 'format = "nmea"\ntexts = ["1"]', 16, 'no field of the lines is named "1"'),
-        (
-            'format = "csv"\ncolumns = ["grams", "", "state"]',
-            'format = "json"\ntexts = ["id"]',
-            11,
-            "texts: is for lines whose",
-        ),
-        (
-            'format = "csv"\ncolumns = ["grams", "", "state"]',
-            'format = "json"\nunits = ["g"]',
-            11,
-            "units: is for lines whose",
-        ),
+        ('format = "csv"\ncolumns = ["grams", "", "state"]', 'format = "json"\ntexts = ["id"]', 11,
+         "texts: is for lines whose"),
+        ('format = "csv"\ncolumns = ["grams", "", "state"]', 'format = "json"\nunits = ["g"]', 11,
+         "units: is for lines whose"),
         ("MWV =", "mwv =", 17, '"mwv" is no type of a sentence'),
         ('["angle", "", "speed"]', '["", ""]', 17, "write [] to number them all"),
         ('["angle", "", "speed"]', '["sentence"]', 17, "says which sentence it was; write another name"),
@@ -1036,47 +960,23 @@ def test_routes_know_whose_the_topics_of_serial_lines_are() -> None:
         ('type = "bit"', 'type = "bit"\nscale = 0.1', 34, "is for numbers, and this is a bit"),
         ('type = "bit"', 'type = "bit"\noffset = 1', 34, "is for numbers, and this is a bit"),
         ('type = "f32"', 'type = "f32"\nword_order = "AB"', 29, '"AB" will not do; write "ABCD" (as the standard'),
-        (
-            'type = "f32"',
-            'type = "f32"\nbyte_order = "CDAB"',
-            29,
-            "no such setting; write word_order under [[serial.modb",
-        ),
-        (
-            'parity = "none"',
-            'endianness = "big"',
-            20,
-            "no such setting; write word_order under [[serial.modbus.units.reg",
-        ),
+        ('type = "f32"', 'type = "f32"\nbyte_order = "CDAB"', 29,
+         "no such setting; write word_order under [[serial.modb"),
+        ('parity = "none"', 'endianness = "big"', 20,
+         "no such setting; write word_order under [[serial.modbus.units.reg"),
         ('type = "bit"', 'type = "bit"\nword_order = "BADC"', 34, "word_order: is for numbers, and this is a bit"),
         ('type = "bit"', 'type = "bit"\nnull_if = [0]', 34, "null_if: is for numbers, and this is a bit"),
-        (
-            'type = "f32"',
-            'type = "f32"\nnull_if = [0xFFFFFFFF]',
-            29,
-            'null_if: is for whole numbers, and this is "f32", whose NaN and infinities are null anyway; remove it',
-        ),
+        ('type = "f32"', 'type = "f32"\nnull_if = [0xFFFFFFFF]', 29,
+         'null_if: is for whole numbers, and this is "f32", whose NaN and infinities are null anyway; remove it'),
         ('type = "f32"', 'type = "u16"\nnull_if = 65535', 29, "65535 will not do; write a list of whole numbers"),
         ('type = "f32"', 'type = "u16"\nnull_if = ["0x8000"]', 29, "without quotes, such as [65535] or [0x8000]"),
-        (
-            'type = "f32"',
-            'type = "u16"\nnull_if = [0xFFFF, 65536]',
-            29,
-            '65536 (0x10000) is no number of "u16", which has 0 to 65535; write one of these, or correct type',
-        ),
-        (
-            'type = "f32"',
-            'type = "u16"\nnull_if = [-32768]',
-            29,
-            '-32768 is no number of "u16", which has 0 to 65535; write 32768, which are its bits, or type = "s16"',
-        ),
+        ('type = "f32"', 'type = "u16"\nnull_if = [0xFFFF, 65536]', 29,
+         '65536 (0x10000) is no number of "u16", which has 0 to 65535; write one of these, or correct type'),
+        ('type = "f32"', 'type = "u16"\nnull_if = [-32768]', 29,
+         '-32768 is no number of "u16", which has 0 to 65535; write 32768, which are its bits, or type = "s16"'),
         ('type = "f32"', 'type = "u32"\nnull_if = [-1]', 29, 'write 4294967295, which are its bits, or type = "s32"'),
-        (
-            'type = "f32"',
-            'type = "s16"\nnull_if = [0x80000000]',
-            29,
-            '2147483648 (0x80000000) is no number of "s16", which has -32768 to 32767, or by its bits 0 to 65535',
-        ),
+        ('type = "f32"', 'type = "s16"\nnull_if = [0x80000000]', 29,
+         '2147483648 (0x80000000) is no number of "s16", which has -32768 to 32767, or by its bits 0 to 65535'),
         ('type = "f32"', 'type = "s64"\nnull_if = [0x10000000000000000]', 29, "a number of this size is no number of"),
         ('type = "f32"', 'type = "f32"\noffset = nan', 29, "nan is no number that can be added"),
         ('name = "open"', 'name = "volts"', 30, '"volts" is another register of this unit too'),
@@ -1084,21 +984,13 @@ def test_routes_know_whose_the_topics_of_serial_lines_are() -> None:
         ('name = "open"\n', "", 29, 'registers[1].name is missing; write name = "volts"'),
         ("scale = 0.1", "scale = 0", 37, "0 will not do; write a number, above 0"),
         ('[{name = "celsius", address = 1, type = "s16", scale = 0.1}]', "[]", 37, "so that nothing would be read"),
-        (
-            "[[serial.modbus]]",
-            "[serial.modbus]",
-            18,
-            "serial.modbus: a section will not do; write [[serial.modbus]], with",
-        ),
+        ("[[serial.modbus]]", "[serial.modbus]", 18,
+         "serial.modbus: a section will not do; write [[serial.modbus]], with"),
         ("[[serial.text]]\nport = ", "[serial.text]\nport = ", 12, "each with two brackets, as in [[routes]]"),
-        (
-            '[[serial.modbus]]\nport = "/dev/ttyUSB3"\nparity = "none"\n',
-            "",
-            18,
-            "write [[serial.modbus]] with its port above [[serial.modbus.units]]",
-        ),
+        ('[[serial.modbus]]\nport = "/dev/ttyUSB3"\nparity = "none"\n', "", 18,
+         "write [[serial.modbus]] with its port above [[serial.modbus.units]]"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_of_a_serial_line_has_its_line_and_what_to_write(
     right: str, wrong: str, line: int, words: str
 ) -> None:

@@ -182,32 +182,20 @@ TWICE = PACKED + 'layout = [{ name = "t", type = "u8" }, { name = "t", type = "u
 
 MISTAKES = [
     ("", "streams.toml: no stream is declared, so that every reading would go to the quarantine"),
-    (
-        "[streams.s]",
-        'streams.toml:1: streams.s.codec: is missing; write codec = one of "json"',
-    ),
+    ("[streams.s]", 'streams.toml:1: streams.s.codec: is missing; write codec = one of "json"'),
     ('[streams.s]\ncodec = "xml"', 'streams.toml:2: streams.s.codec: "xml" will not do; write one of "json"'),
-    (
-        '[streams.s]\ncodex = "json"',
-        "streams.s.codex: there is no such setting; write 'codec' instead",
-    ),
+    ('[streams.s]\ncodex = "json"', "streams.s.codex: there is no such setting; write 'codec' instead"),
     ('[stream.s]\ncodec = "json"', "streams.toml:1: stream: there is no such setting; write 'streams' instead"),
     ('streams = "s"', 'streams.toml:1: streams: "s" will not do; write a section in [brackets]'),
     ("streams.s = 3", "streams.toml:1: streams.s: 3 will not do; write a section, [streams.s]"),
-    (
-        ONE + "[streams.s.metrics.t]\ndecimals = 7",
-        "streams.toml:4: streams.s.metrics.t.decimals: 7 will not do; write a whole",
-    ),
+    (ONE + "[streams.s.metrics.t]\ndecimals = 7",
+     "streams.toml:4: streams.s.metrics.t.decimals: 7 will not do; write a whole"),
     (ONE + "[streams.s.metrics.t]\nscale = 0.001", 'metrics.t.scale: 0.001 will not do; write one of "0.1", "0.01" to'),
     (ONE + '[streams.s.metrics.t]\nscale = "0.5"', 'metrics.t.scale: "0.5" will not do; write one of "0.1"'),
-    (
-        ONE + '[streams.s.metrics.t]\nscale = "0.001"\ndecimals = 2',
-        'metrics.t.scale: "0.001" makes 3 decimals of a whole number, and decimals is 2; write decimals = 3 or more',
-    ),
-    (
-        PACKED + 'layout = [{ name = "t", type = "u8" }]\nmetrics.t.scale = "0.1"',
-        "metrics.t.scale: stands in the field of the layout",
-    ),
+    (ONE + '[streams.s.metrics.t]\nscale = "0.001"\ndecimals = 2',
+     'metrics.t.scale: "0.001" makes 3 decimals of a whole number, and decimals is 2; write decimals = 3 or more'),
+    (PACKED + 'layout = [{ name = "t", type = "u8" }]\nmetrics.t.scale = "0.1"',
+     "metrics.t.scale: stands in the field of the layout"),
     (ONE + '[streams.s.metrics.t]\nmin = "3"', 'metrics.t.min: "3" will not do; write a number, such as 21.5'),
     (ONE + "[streams.s.metrics.t]\nmin = true", "metrics.t.min: true will not do; write a number"),
     (ONE + "[streams.s.metrics.t]\nmin = nan", "metrics.t.min: NaN is not between"),
@@ -215,15 +203,9 @@ MISTAKES = [
     (ONE + "[streams.s.metrics.t]\nmax = 1e12", "metrics.t.max: 1E+12 is not between -10^12 and 10^12"),
     (ONE + "[streams.s.metrics.t]\nmax = 1e9999999", "metrics.t.max: 1E+9999999 is not between"),
     (ONE + "[streams.s.metrics.t]\nmin = nan\nmax = 3", "metrics.t.min: NaN is not between"),
-    (
-        ONE + "[streams.s.metrics.t]\nmin = 5\nmax = 4",
-        "streams.toml:4: streams.s.metrics.t.min: 5 is above",
-    ),
+    (ONE + "[streams.s.metrics.t]\nmin = 5\nmax = 4", "streams.toml:4: streams.s.metrics.t.min: 5 is above"),
     (ONE + '[streams.s.metrics.t]\nfrom = "a..b"', 'metrics.t.from: "a..b" is no member\'s name'),
-    (
-        ONE + '[streams.s.metrics.t]\n[streams.s.metrics.u]\nfrom = "t"',
-        'metrics.u: is read from what "t" is',
-    ),
+    (ONE + '[streams.s.metrics.t]\n[streams.s.metrics.u]\nfrom = "t"', 'metrics.u: is read from what "t" is'),
     (ONE + '[streams.s.metrics."t\\u0007"]', "is no metric's name; write 1 to 100 characters"),
     (ONE + 'doc = "\\u001b[31m"', "streams.s.doc: holds the character U+001B"),
     ('[streams."a b"]\ncodec = "json"', 'streams."a b": is no topic\'s name'),
@@ -233,28 +215,15 @@ MISTAKES = [
     (PACKED + "layout = {}", "streams.s.layout: a section will not do; write a list, as layout = [{ name ="),
     (PACKED, "streams.s.layout: is missing; write layout = [{"),
     (PACKED + 'layout = ["i16"]', 'streams.s.layout[0]: "i16" will not do; write { name = "...", type = "i16" }'),
-    (
-        PACKED + 'layout = [{ name = "t", type = "int" }]',
-        'layout[0].type: "int" will not do; write one of u8',
-    ),
-    (
-        PACKED + 'layout = [{ name = "t", type = "u8", scale = 0.1 }]',
-        "layout[0].scale: 0.1 will not do",
-    ),
+    (PACKED + 'layout = [{ name = "t", type = "int" }]', 'layout[0].type: "int" will not do; write one of u8'),
+    (PACKED + 'layout = [{ name = "t", type = "u8", scale = 0.1 }]', "layout[0].scale: 0.1 will not do"),
     (PACKED + 'layout = [{ name = "t" }]', "layout[0]: lacks name or type"),
     (PACKED + 'layout = [{ name = "t", skip = 1 }]', "layout[0]: has skip beside name"),
-    (
-        PACKED + 'layout = [{ name = "t", type = "u8" }, { name = "t", type = "u8" }]',
-        'layout[1]: "t" is the name of two fields',
-    ),
-    (
-        PACKED + 'layout = [{ name = "t", type = "u8" }]\nmetrics.u = {}',
-        'no field of the layout is called "u"; there are',
-    ),
-    (
-        '[streams.s]\ncodec = "avro"',
-        'streams.s.codec: is "avro", and nothing says where its schemas',
-    ),
+    (PACKED + 'layout = [{ name = "t", type = "u8" }, { name = "t", type = "u8" }]',
+     'layout[1]: "t" is the name of two fields'),
+    (PACKED + 'layout = [{ name = "t", type = "u8" }]\nmetrics.u = {}',
+     'no field of the layout is called "u"; there are'),
+    ('[streams.s]\ncodec = "avro"', 'streams.s.codec: is "avro", and nothing says where its schemas'),
     (ONE + '[avro]\nregistry = "file:///etc/passwd"', 'avro.registry: "file:///etc/passwd" is no address'),
     (ONE + '[avro]\nregistry = "http://u:p@host"', "avro.registry: holds a user or a password"),
     (ONE + "[windows]\nsizes = []", "windows.sizes: has 0 sizes"),
@@ -264,12 +233,9 @@ MISTAKES = [
     (ONE + '[windows]\nsizes = [60, "3600"]', 'windows.sizes: [60, "3600"] will not do; write a list of whole'),
     (ONE + "[windows]\npercentiles = [nan]", "windows.percentiles: NaN is no percentile"),
     (ONE + "[windows]\npercentiles = [101]", "windows.percentiles: 101 is no percentile"),
-    (
-        ONE + '[times]\nplausible_from = "soon"',
-        'times.plausible_from: "soon" will not do; write a date',
-    ),
+    (ONE + '[times]\nplausible_from = "soon"', 'times.plausible_from: "soon" will not do; write a date'),
     (ONE + "[times]\nahead_max_s = -1", "times.ahead_max_s: -1 will not do; write whole seconds"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "words"), MISTAKES)
@@ -368,6 +334,9 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'unknown = "\xe4"')
     with pytest.raises(ConfigError, match=r"latin\.toml: is not UTF-8"):
         load_streams(tmp_path / "latin.toml")
+    (tmp_path / "long.toml").write_bytes(b"#" * 4_000_001)
+    with pytest.raises(ConfigError, match=r"long\.toml: is longer than 4000000 bytes; is it the right file\?"):
+        load_streams(tmp_path / "long.toml")
 
 
 ALL = """

@@ -339,30 +339,19 @@ KAFKA = '[kafka]\nbootstrap = ["a:1"]\ntls = true\n'
         ("", "a.toml: kafka is missing; write [kafka] with bootstrap"),
         ('kafka = "a:1"', 'a.toml:1: kafka: "a:1" will not do; write [kafka] on a line of its own'),
         ('[kafka]\nbootstrap = ["a:1"]', "a.toml:1: kafka: tls is missing; write tls = true, or tls = false if"),
-        (
-            "[kafka]\nbootstrap = 3\ntls = true",
-            'a.toml:2: kafka.bootstrap: 3 will not do; write a list of texts, such as ["...',
-        ),
+        ("[kafka]\nbootstrap = 3\ntls = true",
+         'a.toml:2: kafka.bootstrap: 3 will not do; write a list of texts, such as ["...'),
         (KAFKA + "mechanisn = 3", "a.toml:4: kafka.mechanisn: there is no such answer; write 'mechanism' instead"),
         (KAFKA + 'password = "secret-1"', "a.toml:4: kafka.password: there is no such answer; write kafka_password"),
         (KAFKA + "devices = []", "a.toml:4: kafka.devices: there is no such answer; `devices` belongs below [sensors]"),
-        (
-            KAFKA + "mechanism = 'GSSAPI'",
-            'a.toml:4: kafka.mechanism: "GSSAPI" will not do; write one of "SCRAM-SHA-512"',
-        ),
-        (
-            KAFKA + "[sensors]\nanonymous = 'yes'",
-            f'write exactly anonymous = "{ANONYMOUS_WORDS}"',
-        ),
-        (
-            KAFKA + f"[sensors]\ndevices = ['a']\nanonymous = '{ANONYMOUS_WORDS}'",
-            "makes the secrets of devices useless",
-        ),
+        (KAFKA + "mechanism = 'GSSAPI'",
+         'a.toml:4: kafka.mechanism: "GSSAPI" will not do; write one of "SCRAM-SHA-512"'),
+        (KAFKA + "[sensors]\nanonymous = 'yes'", f'write exactly anonymous = "{ANONYMOUS_WORDS}"'),
+        (KAFKA + f"[sensors]\ndevices = ['a']\nanonymous = '{ANONYMOUS_WORDS}'",
+         "makes the secrets of devices useless"),
         (KAFKA + "[sensors]\nmqtt = false\ndevices = ['a']", "a.toml:5: sensors.mqtt: is false, but devices need it"),
-        (
-            KAFKA + "[sensors]\ndevices = ['a b']",
-            'a.toml:5: sensors.devices: ["a b"] will not do; write a list of names',
-        ),
+        (KAFKA + "[sensors]\ndevices = ['a b']",
+         'a.toml:5: sensors.devices: ["a b"] will not do; write a list of names'),
         (KAFKA + "[secrets]\nkafka_password = 'x'", "a.toml:1: kafka.user: is missing, but there is a kafka_password"),
         (KAFKA + "[secrets]\npage_password = 'short'", "this value will not do; write a text of at least 8"),
         (KAFKA + "[secrets.devices]\n7 = 'short'", "secrets.devices: this value will not do; write a secret of"),
@@ -372,7 +361,7 @@ KAFKA = '[kafka]\nbootstrap = ["a:1"]\ntls = true\n'
         ("[kafka", "a.toml:1: is not TOML"),
         (KAFKA + "[sensors]\u00a0# here", "a.toml:4: column 10: here stands no-break space (U+00A0)"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_has_its_line_and_what_to_write_instead(text: str, told: str) -> None:
     assert any(told in line for line in mistakes(text)), mistakes(text)
 
