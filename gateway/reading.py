@@ -1,7 +1,8 @@
 """Readings and marks that an ingress hands over, and the `Intake` that stores them."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -19,33 +20,56 @@ READING_BYTES = 200
 """Bytes that a reading takes in memory beside the bytes that it came in."""
 
 
-class Reading(Struct, frozen=True, gc=False):
-    """One reading as it came in, before it is routed.
+class Doubt(IntEnum):
+    """Why a reading, or its identity, may be stored already. It is stored again, as a false match would lose data."""
 
-    Times are microseconds of this gateway boot's CLOCK_BOOTTIME: wall time is derived when forwarding.
+    REDELIVERED = 1
+    """Its sender sent it before, and nothing tells whether it is stored."""
+    CONFLICT = 2
+    """A stored reading has the same boot and sequence of the sensor, but another payload."""
+
+
+class Datum(Struct, gc=False, array_like=True, kw_only=True):
+    """One payload with its number and times. It stays one object from the ingress to Kafka.
+
+    The fields are the last columns of the table `reading`, in their order. Times are microseconds of CLOCK_BOOTTIME, of
+    the gateway boot that received it: wall time is derived when forwarding. Not frozen: the front door completes it by
+    what is in the payload, and readings that came in together get their times once all are known.
     """
+
+    received_us: int
+    event_us: int | None = None
+    """The measurement's time; None if nothing tells it, or nothing yet."""
+    event_error_us: int = 0
+    """Bound of the error of `event_us` against CLOCK_BOOTTIME, or of `device_time_us`."""
+    tick_ms: int | None = None
+    """The sensor's own clock at the measurement, as sent (32 bits, wraps). None also if the tick is in the payload and
+    `event_us` follows from it."""
+    device_boot: str | None = None
+    """The sensor's boot identity (`7-1a2b3c4d`: boot counter, incarnation); None if it sends none."""
+    device_sequence: int | None = None
+    payload: bytes
+    doubt: int = 0
+    """A `Doubt`, or 0."""
+    device_time_us: int | None = None
+    """The absolute time that the sensor sent, believed or not: microseconds since 1970, UTC."""
+
+    @classmethod
+    def of_columns(cls, values: Iterable[Any]) -> "Datum":
+        """Make a datum of values in the order of the fields. Their types are not checked."""
+        return cls(**dict(zip(cls.__struct_fields__, values, strict=True)))
+
+
+class Reading(Struct, frozen=True, gc=False):
+    """One reading as it came in, before it is routed."""
 
     topic: str
     """The topic that routes match: the MQTT topic, or one made from a serial sensor's device and stream."""
     subject: str
     """The origin for `ce_subject`: the MQTT topic (`topic` itself) or the serial port."""
-    payload: bytes
-    received_us: int
-    device_boot: str | None = None
-    """The sensor's boot identity (`7-1a2b3c4d`: boot counter, incarnation); None if it sends none."""
-    device_sequence: int | None = None
-    tick_ms: int | None = None
-    """The sensor's own clock at the measurement, as sent (32 bits, wraps)."""
-    event_us: int | None = None
-    """The measurement's time as fitted from the tick; None if there is no fit."""
-    event_error_us: int = 0
-    """Bound of the error of `event_us` against CLOCK_BOOTTIME, or of `device_time_us`."""
+    datum: Datum
     writer: str | None = None
     """The one device that this reading's sender may write as; None if anybody may write as any device."""
-    redelivered: bool = False
-    """Whether the sender says that it sent this before, and nothing tells if it is stored. It is kept and marked."""
-    device_time_us: int | None = None
-    """The absolute time that the sensor sent, believed or not: microseconds since 1970, UTC."""
 
     @property
     def is_serial(self) -> bool:

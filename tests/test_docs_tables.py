@@ -18,13 +18,12 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from gateway.buffer.rows import Lane, Row
+from gateway.buffer.rows import Lane
 from gateway.clock.gateway_clock import BootClock, BootTimes
 from gateway.intake.resolved_topics import ResolvedTopic, ResolvedTopics
 from gateway.intake.routes import compile_routes
 from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.record import RecordEncoder
-from gateway.reading import Reading
 from gateway.settings import GatewaySettings, RouteSettings
 from spark.batch_job import BatchJob
 from spark.cli import main
@@ -32,6 +31,7 @@ from spark.log.log_table import BatchId
 from spark.views.views import VIEWS, open_all
 from spark.views.windows_view import open_windows
 from spark.windows.windows_table import LATE_S, WINDOW_S
+from tests.support.buffers import reading_of, row_of
 from tests.support.sizes import size
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import EPOCH, NOON, kafka_frame, reading, reading_headers
@@ -91,10 +91,10 @@ def test_equal_names_of_two_sites_are_two_devices_and_their_sites_are_found(
     lane = Lane(1, "0123456789ab", "boot-1", "00ff00ff00ff00ff")
     batch = EncodedBatch("none")
     for offset, topic in enumerate(("north/42/t", "Büro 1/42/t", "north/42/t", "north/aa:bb/t")):
-        found = topics.resolve(Reading(topic, topic, b"", 0))
+        found = topics.resolve(reading_of(topic, b"", 0))
         assert isinstance(found, ResolvedTopic)
         # One boot and number in all sites; the third is the first, sent twice.
-        row = Row(1, offset, 1, 1_000_000, None, 0, None, "7-1a2b", 1, b'{"celsius": 21.5}', 0)
+        row = row_of(offset, device_boot="7-1a2b", device_sequence=1, payload=b'{"celsius": 21.5}')
         batch.add(RecordEncoder(gateway, lane, found.series).encode(row, BootTimes(BOOT_CLOCK), offset))
     records = [
         reading(made.value, list(made.headers), offset=offset, key=made.key)

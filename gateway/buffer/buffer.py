@@ -193,7 +193,7 @@ class Buffer:
         """See `SerialIntake.recall`. Raises BufferFileError."""
         entries = [entry.quarantined or entry for entry in self._queue.waiting()]
         # The boot of a serial sensor has a random part, so no two sensors share one.
-        of_run = [entry.device_sequence for entry in entries if entry.device_boot == boot]
+        of_run = [entry.datum.device_sequence for entry in entries if entry.datum.device_boot == boot]
         waiting = frozenset(sequence for sequence in of_run if sequence is not None)
         found = await self.run(lambda file: file.recall(device, boot))
         if waiting <= found.stored:

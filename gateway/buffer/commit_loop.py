@@ -439,8 +439,8 @@ class CommitLoop:
 def _lost_above_share(entries: Iterable[Entry], boot_id: str) -> list[Loss]:
     losses: dict[LossKey, Loss] = {}
     for entry in entries:
-        at_us, sequence = entry.received_us, entry.device_sequence
-        boot = entry.device_boot or ""
+        datum = entry.datum
+        at_us, sequence, boot = datum.received_us, datum.device_sequence, datum.device_boot or ""
         loss = Loss(entry.series.device, ABOVE_SHARE, boot_id, 1, at_us, at_us, boot, sequence, sequence)
         merge_losses(losses, (loss,))
     return list(losses.values())

@@ -84,7 +84,7 @@ class CommitQueue:
 
     def append(self, entries: Sequence[Entry], marks: Sequence[Mark], done: Done | None, origin: Origin) -> bool:
         """Queue entries to be stored; return False if too much waits."""
-        sizes = [len(entry.payload) for entry in entries]
+        sizes = [len(entry.datum.payload) for entry in entries]
         payload_bytes = sum(sizes)
         size = payload_bytes + ENTRY_BYTES * (len(entries) + len(marks))
         size += sum([len(mark.value) for mark in marks if mark.value is not None])
@@ -101,11 +101,11 @@ class CommitQueue:
 
     def append_own(self, entry: Entry, done: Done) -> bool:
         """Queue one of the gateway's own events; return False if too much waits."""
-        size = len(entry.payload) + ENTRY_BYTES
+        size = len(entry.datum.payload) + ENTRY_BYTES
         with self._wake:
             accepted = not self._is_closing and self._own_bytes + size <= OWN_BYTES_MAX
             if accepted:
-                self._own.append(Append((entry,), (), done, size, row_bytes(len(entry.payload))))
+                self._own.append(Append((entry,), (), done, size, row_bytes(len(entry.datum.payload))))
                 self._own_bytes += size
                 self._wake_for_append()
         return accepted

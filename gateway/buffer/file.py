@@ -148,7 +148,7 @@ class BufferFile:
             self.shares.come(entries, first)
             self.lanes.added(len(rows), event_from_us)
             self.inserted += rows
-            self.inserted_bytes += sum([len(row.payload) for row in rows])
+            self.inserted_bytes += sum([len(row.datum.payload) for row in rows])
 
     def read(self, after: Position, limit: int) -> list[Row]:
         """Rows that follow a position; see `read_rows`."""
@@ -254,37 +254,24 @@ class BufferFile:
         insert_rows(self.connection, [replace(row, series=numbers[row.series]) for row in routed])
         self.lanes.adopted(lane.number, len(routed))
         for row in routed:
-            self.shares.adopted(series[row.series].device, Position(row.lane, row.sequence), len(row.payload))
-        judged = [row for row in routed if row.device_boot is not None and row.device_sequence is not None]
-        for row in judged:
-            # Its sensor may send it again.
-            boot, sequence = str(row.device_boot), int(row.device_sequence or 0)
-            self._runs.admit(series[row.series], boot, sequence, row.payload, row.lane, row.received_us)
+            self.shares.adopted(series[row.series].device, Position(row.lane, row.sequence), len(row.datum.payload))
+        judged = False
+        for row in routed:
+            datum = row.datum
+            if datum.device_boot is not None and datum.device_sequence is not None:
+                # Its sensor may send it again.
+                boot, sequence, judged = datum.device_boot, datum.device_sequence, True
+                self._runs.admit(series[row.series], boot, sequence, datum.payload, row.lane, datum.received_us)
         if judged:
             # These rows stand before the place from which windows catch up.
             self._runs.save_now(self.lanes.last)
         for row in new:
             if row.series not in numbers:
-                self.quarantine.keep(_without_series(row, lane.boot_id))
+                # Nobody knows whose it is.
+                unknown = Quarantined(
+                    reason="salvaged-without-series", device="", subject="", boot_id=lane.boot_id, datum=row.datum
+                )
+                self.quarantine.keep(unknown)
 
     def _salvages(self) -> Iterable[Progress]:
         return kept_marks(self.marks(SALVAGE_PREFIX)).values()
-
-
-def _without_series(row: Row, boot_id: str) -> Quarantined:
-    """A salvaged reading, for the quarantine, as nobody knows whose it is."""
-    return Quarantined(
-        "salvaged-without-series",
-        row.payload,
-        "",
-        "",
-        row.received_us,
-        event_us=row.event_us,
-        event_error_us=row.event_error_us,
-        tick_ms=row.tick_ms,
-        device_boot=row.device_boot,
-        device_sequence=row.device_sequence,
-        boot_id=boot_id,
-        doubt=row.doubt,
-        device_time_us=row.device_time_us,
-    )

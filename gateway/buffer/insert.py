@@ -9,14 +9,14 @@ from operator import attrgetter
 from msgspec.structs import astuple
 
 from gateway.buffer.lanes import NOTHING_US
-from gateway.buffer.rows import Entry, Position, Quarantined, Row, earliest_event_us
+from gateway.buffer.rows import ROW_COLUMNS, Entry, Position, Quarantined, Row, earliest_event_us
 from gateway.buffer.series import SeriesTable
 
 ROWS_AT_ONCE = 64
 """Rows in one statement. Each statement makes Python's lock change hands, which is slow while the event loop is
 busy."""
 
-_ROW = f"({', '.join('?' * len(Row.__struct_fields__))})"
+_ROW = f"({', '.join('?' * len(ROW_COLUMNS))})"
 _INSERT = f"INSERT INTO reading VALUES {_ROW}"
 _INSERT_MANY = f"INSERT INTO reading VALUES {', '.join([_ROW] * ROWS_AT_ONCE)}"
 _PLACE = {"lane", "sequence"}
@@ -35,9 +35,7 @@ class Form:
     def of(cls, *columns: str) -> "Form":
         """Make a form. `columns` are in the table's order."""
         values = [
-            "?" if column in columns else _ELSE.get(column, "NULL")
-            for column in Row.__struct_fields__
-            if column not in _PLACE
+            "?" if column in columns else _ELSE.get(column, "NULL") for column in ROW_COLUMNS if column not in _PLACE
         ]
         rows = (f"(?1, ?2 + {number}, {', '.join(values)})" for number in range(ROWS_AT_ONCE))
         return cls(columns, f"INSERT INTO reading VALUES {', '.join(rows)}")
@@ -59,7 +57,7 @@ ANY = Form.of(
     "payload",
 )
 """Rows with any of these, such as a time and a tick from serial lines."""
-_values_of_any = attrgetter(*ANY.columns)
+_datum_of_any = attrgetter(*ANY.columns[1:])
 
 
 def insert_entries(
@@ -86,27 +84,12 @@ def insert_entries(
         series = numbers.get(entry.series)
         if series is None:
             series = series_table.number(entry.series)
-        event_us, received_us, tick_ms = entry.event_us, entry.received_us, entry.tick_ms
-        error_us, doubt, device_time_us = entry.event_error_us, entry.doubt, entry.device_time_us
-        boot, number, payload = entry.device_boot, entry.device_sequence, entry.payload
-        rows.append(
-            Row(
-                lane,
-                sequence,
-                series,
-                received_us,
-                event_us,
-                error_us,
-                tick_ms,
-                boot,
-                number,
-                payload,
-                doubt,
-                device_time_us,
-            )
-        )
+        datum = entry.datum
+        event_us, error_us, tick_ms = datum.event_us, datum.event_error_us, datum.tick_ms
+        received_us, boot, number, payload = datum.received_us, datum.device_boot, datum.device_sequence, datum.payload
+        rows.append(Row(lane, sequence, series, datum))
         sequence += 1
-        if doubt or device_time_us is not None or (error_us and event_us is None):
+        if datum.doubt or datum.device_time_us is not None or (error_us and event_us is None):
             forms.add(None)
             event_us = earliest_event_us(entry)
         elif event_us is not None:
@@ -143,7 +126,8 @@ def _insert_new(
     if len(known) == 1:
         _insert_by(connection, known[0], rows[:whole], values)
     else:
-        _insert_by(connection, ANY, rows[:whole], [value for row in rows[:whole] for value in _values_of_any(row)])
+        values = [value for row in rows[:whole] for value in (row.series, *_datum_of_any(row.datum))]
+        _insert_by(connection, ANY, rows[:whole], values)
     insert_rows(connection, rows[whole:])
 
 
@@ -152,8 +136,12 @@ def insert_rows(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
     whole = len(rows) - len(rows) % ROWS_AT_ONCE
     for start in range(0, whole, ROWS_AT_ONCE):
         some = rows[start : start + ROWS_AT_ONCE]
-        connection.execute(_INSERT_MANY, tuple(chain.from_iterable(map(astuple, some))))
-    connection.executemany(_INSERT, map(astuple, rows[whole:]))
+        connection.execute(_INSERT_MANY, tuple(chain.from_iterable(map(_values, some))))
+    connection.executemany(_INSERT, map(_values, rows[whole:]))
+
+
+def _values(row: Row) -> tuple[object, ...]:
+    return row.lane, row.sequence, row.series, *astuple(row.datum)
 
 
 def _insert_by(connection: sqlite3.Connection, form: Form, rows: Sequence[Row], values: Sequence[object]) -> None:

@@ -272,9 +272,9 @@ class Lanes:
             lanes[state.current.name] = PendingLane(
                 state.current.name,
                 event_from_us,
-                queued[-1].received_us,
+                queued[-1].datum.received_us,
                 self._boot_id,
-                queued[0].received_us if stored is None else stored.received_us,
+                queued[0].datum.received_us if stored is None else stored.received_us,
                 len(queued) + (0 if stored is None else stored.rows),
             )
         return list(lanes.values())

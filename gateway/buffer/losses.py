@@ -129,8 +129,8 @@ def told_below(connection: sqlite3.Connection, device: str, boot: str) -> int:
 def dropped_by_sensor(entry: Entry, boot_id: str) -> Loss:
     """The ring loss that an entry reports."""
     first, last = entry.lost or (0, -1)
-    at_us = entry.received_us
-    device, boot = entry.series.device, entry.device_boot or ""
+    at_us = entry.datum.received_us
+    device, boot = entry.series.device, entry.datum.device_boot or ""
     return Loss(device, SENSOR_DROPPED, boot_id, last - first + 1, at_us, at_us, boot, first, last)
 
 

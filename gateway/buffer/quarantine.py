@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 import msgspec
+from msgspec.structs import astuple, replace
 
 from gateway.buffer.losses import EVENTS_DROPPED, LOSS_TYPE, count_losses, told_loss
-from gateway.buffer.rows import OWN_TYPES, Loss, Quarantined, QuarantinedSpan
+from gateway.buffer.rows import OWN_TYPES, QUARANTINE_COLUMNS, Loss, Quarantined, QuarantinedSpan
 from gateway.settings import BufferSettings
 
 OVERFLOW = "quarantine-overflow"
@@ -25,10 +26,7 @@ TOPIC_FORBIDDEN = "broker-refused: TopicAuthorizationFailedError"
 BYTES_SQL = "length(payload) + 2 * length(CAST(subject AS BLOB))"
 """Bytes that input counts for the bound. A hostile topic may have 65,535 bytes, and is stored twice: as the subject
 and, behind the payload, as the topic. Only the subject is read, and counts twice."""
-_COLUMNS = (
-    "reason, payload, device, subject, received_us, topic, writer, series, event_us, event_error_us, tick_ms,"
-    " device_boot, device_sequence, boot_id, doubt, device_time_us"
-)
+_COLUMNS = ", ".join(QUARANTINE_COLUMNS)
 
 
 @dataclass(slots=True)
@@ -106,28 +104,11 @@ class Quarantine:
     def keep(self, input_: Quarantined) -> None:
         """Store input whole. If it exceeds the bounds, older input makes room (`quarantine-overflow`)."""
         self._connection.execute(
-            f"INSERT INTO quarantine ({_COLUMNS}) VALUES ({', '.join('?' * 16)})",
-            (
-                input_.reason,
-                input_.payload,
-                input_.device,
-                input_.subject,
-                input_.received_us,
-                input_.topic,
-                input_.writer,
-                input_.series,
-                input_.event_us,
-                input_.event_error_us,
-                input_.tick_ms,
-                input_.device_boot,
-                input_.device_sequence,
-                input_.boot_id or self._boot_id,
-                input_.doubt,
-                input_.device_time_us,
-            ),
+            f"INSERT INTO quarantine ({_COLUMNS}) VALUES ({', '.join('?' * len(QUARANTINE_COLUMNS))})",
+            (*astuple(replace(input_, boot_id=input_.boot_id or self._boot_id))[:-1], *astuple(input_.datum)),
         )
         self._spans = None
-        self._count(input_.device, 1, len(input_.payload) + 2 * len(input_.subject.encode()))
+        self._count(input_.device, 1, len(input_.datum.payload) + 2 * len(input_.subject.encode()))
         # At most a tenth of the buffer, so that quarantined input does not keep readings out.
         bytes_max = min(self._settings.quarantine_bytes_max, self._settings.bytes_max // 10)
         while self.rows > self._settings.quarantine_rows_max or (self.bytes > bytes_max and self.rows > 1):
@@ -172,7 +153,7 @@ class Quarantine:
                 (number,),
             ).fetchone()
             if values is not None:
-                found[number] = Quarantined(*values)
+                found[number] = Quarantined.of_columns(values)
         return found
 
     def lose(self, numbers: Sequence[int], reason: str) -> int:
@@ -190,8 +171,9 @@ class Quarantine:
         if type_ == LOSS_TYPE:
             # This loss record was not sent: count its losses again.
             with suppress(msgspec.DecodeError, UnicodeDecodeError):
-                return told_loss(input_.payload)
-        at_us = input_.received_us if input_.event_us is None else input_.event_us
+                return told_loss(input_.datum.payload)
+        datum = input_.datum
+        at_us = datum.received_us if datum.event_us is None else datum.event_us
         return Loss(
             input_.device,
             EVENTS_DROPPED if type_.startswith(OWN_TYPES) else reason,
@@ -199,9 +181,9 @@ class Quarantine:
             1,
             at_us,
             at_us,
-            input_.device_boot or "",
-            input_.device_sequence,
-            input_.device_sequence,
+            datum.device_boot or "",
+            datum.device_sequence,
+            datum.device_sequence,
         )
 
     def drop(self, numbers: Sequence[int]) -> int:

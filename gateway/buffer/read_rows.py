@@ -6,7 +6,6 @@ from itertools import chain, groupby
 from operator import attrgetter
 
 import msgspec
-from msgspec.structs import force_setattr
 
 from gateway.buffer.rows import Position, Row, Span, joined
 from gateway.buffer.schema import corruption
@@ -22,8 +21,9 @@ READ_ROWS = 1_000
 _SELECT_MANY = """
     SELECT
         json_group_array(json_array(
-            lane, sequence, series, received_us, event_us, event_error_us, tick_ms, device_boot, device_sequence, '',
-            doubt, device_time_us
+            lane, sequence, series, json_array(
+                received_us, event_us, event_error_us, tick_ms, device_boot, device_sequence, '', doubt, device_time_us
+            )
         )),
         json_group_array(CASE typeof(payload) WHEN 'blob' THEN length(payload) END),
         CAST(group_concat(payload, '') AS BLOB)
@@ -88,8 +88,7 @@ def _read_some(connection: sqlite3.Connection, after: Position, limit: int, last
     before: tuple[int, int] = after
     for row, size in zip(rows, sizes, strict=True):
         start, end = end, end + size
-        # Nobody has seen the row without its payload yet.
-        force_setattr(row, "payload", payloads[start:end])
+        row.datum.payload = payloads[start:end]
         place = (row.lane, row.sequence)
         if place <= before:
             raise corruption("rows stand out of their order")

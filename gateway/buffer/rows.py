@@ -2,15 +2,15 @@
 
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
+from gateway.reading import Datum
 from gateway.record_contract import counter_of
 
 OWN_TYPES = "sluice.gateway."
@@ -88,32 +88,40 @@ class Origin:
 PLAIN = Origin()
 
 
-class Quarantined(Struct, frozen=True, gc=False):
+class Quarantined(Struct, frozen=True, gc=False, kw_only=True):
     """Input that cannot be forwarded, with everything needed to take it in again.
 
-    Kept whole on this box, bounded by `buffer.quarantine_rows_max`. Times are of the gateway boot `boot_id`, or of this
-    boot if that is None.
+    Kept whole on this box, bounded by `buffer.quarantine_rows_max`.
     """
 
     reason: str
-    payload: bytes
     device: str
     subject: str
-    received_us: int
     topic: str | None = None
     """The topic that routes match, if none took it."""
     writer: str | None = None
     series: int | None = None
     """The number of its series in this file, if it had been routed."""
-    event_us: int | None = None
-    event_error_us: int = 0
-    tick_ms: int | None = None
-    device_boot: str | None = None
-    device_sequence: int | None = None
     boot_id: str | None = None
-    doubt: int = 0
-    """A `Doubt`, or 0."""
-    device_time_us: int | None = None
+    """The gateway boot of its times; None for this boot."""
+    datum: Datum
+
+    @classmethod
+    def of_columns(cls, values: Sequence[Any]) -> "Quarantined":
+        """Make input of values in the order of QUARANTINE_COLUMNS. Their types are not checked."""
+        *own, _ = cls.__struct_fields__
+        return cls(**dict(zip(own, values, strict=False)), datum=Datum.of_columns(values[len(own) :]))
+
+    @classmethod
+    def checked(cls, columns: Mapping[str, object]) -> "Quarantined":
+        """Make input of columns by name; an old file lacks some of them. Raises msgspec.ValidationError."""
+        zeros = {"event_error_us": 0, "doubt": 0}
+        of_datum = [columns.get(name, zeros.get(name)) for name in Datum.__struct_fields__]
+        return msgspec.convert({**columns, "datum": of_datum}, cls)
+
+
+QUARANTINE_COLUMNS = (*Quarantined.__struct_fields__[:-1], *Datum.__struct_fields__)
+"""Columns of the table `quarantine` but for its number, in the order of the fields."""
 
 
 TICK_VOID = -1
@@ -121,38 +129,15 @@ TICK_VOID = -1
 This boot's clocks tell nothing of such a tick, and no bound is claimed for the reading's time."""
 
 
-class Doubt(IntEnum):
-    """Why a reading, or its identity, may be stored already. It is stored again, as a false match would lose data."""
-
-    REDELIVERED = 1
-    """Its sender sent it before, and nothing tells whether it is stored."""
-    CONFLICT = 2
-    """A stored reading has the same boot and sequence of the sensor, but another payload."""
-
-
 class Entry(Struct, gc=False):
-    """One row to be stored. Times are microseconds of this gateway boot's CLOCK_BOOTTIME.
-
-    Not frozen: readings that came in together get their times once all are known.
-    """
+    """One row to be stored."""
 
     series: Series
-    payload: bytes
-    received_us: int
-    event_us: int | None = None
-    event_error_us: int = 0
-    device_boot: str | None = None
-    device_sequence: int | None = None
-    tick_ms: int | None = None
-    doubt: int = 0
-    """A `Doubt`, or 0."""
+    datum: Datum
     lost: tuple[int, int] | None = None
     """First and last sequence that the sensor says it dropped. If this entry is new, they make a loss record."""
     quarantined: Quarantined | None = None
-    """The quarantined input that this row reports, if it does. `payload` is then the report."""
-    device_time_us: int | None = None
-    """The absolute time that the sensor sent, believed or not: wall time, microseconds since 1970, UTC. Its bound is
-    `event_error_us`."""
+    """The quarantined input that this row reports, if it does. The payload is then the report."""
     earliest_us: int | None = None
     """If the sensor sent a time: the lower bound of any event time derived from it later. Not stored."""
 
@@ -164,10 +149,11 @@ clock of a sensor. Even a small tick may be so old, if the reading was kept sinc
 
 def earliest_event_us(entry: Entry) -> int:
     """The earliest time at which an entry may have been measured: CLOCK_BOOTTIME in microseconds."""
-    if entry.event_us is not None:
-        return entry.event_us
+    datum = entry.datum
+    if datum.event_us is not None:
+        return datum.event_us
     # Its sensor's clock may still be learnt.
-    earliest_us = entry.received_us - (0 if entry.tick_ms is None else TICK_AGE_US_MAX)
+    earliest_us = datum.received_us - (0 if datum.tick_ms is None else TICK_AGE_US_MAX)
     return earliest_us if entry.earliest_us is None else min(entry.earliest_us, earliest_us)
 
 
@@ -190,43 +176,34 @@ class Span(NamedTuple):
 
 
 class Row(Struct, frozen=True, gc=False, array_like=True):
-    """One stored row as the forwarder reads it; times as in `Entry`, of the lane's gateway boot.
-
-    The fields are the columns of `reading`, in their order.
-    """
+    """One stored row as the forwarder reads it."""
 
     lane: int
     sequence: int
     series: int
-    received_us: int
-    event_us: int | None
-    event_error_us: int
-    tick_ms: int | None
-    """None also if the tick is in the payload and `event_us` follows from it."""
-    device_boot: str | None
-    device_sequence: int | None
-    payload: bytes
-    doubt: int
-    """A `Doubt`, or 0."""
-    device_time_us: int | None = None
-    """See `Entry`."""
+    datum: Datum
+
+    @classmethod
+    def of_columns(cls, values: Sequence[Any]) -> "Row":
+        """Make a row of values in the order of ROW_COLUMNS. Their types are not checked."""
+        lane, sequence, series, *of_datum = values
+        return cls(lane, sequence, series, Datum.of_columns(of_datum))
+
+
+ROW_COLUMNS = (*Row.__struct_fields__[:-1], *Datum.__struct_fields__)
+"""Columns of the table `reading`, in its order."""
 
 
 def is_sound(row: Row) -> bool:
     """Whether every field has its type. A damaged file may hold anything."""
+    datum = row.datum
+    numbers = (row.lane, row.sequence, row.series, datum.received_us, datum.event_error_us, datum.doubt)
+    optional = (datum.event_us, datum.tick_ms, datum.device_sequence, datum.device_time_us)
     return (
-        type(row.lane) is int
-        and type(row.sequence) is int
-        and type(row.series) is int
-        and type(row.received_us) is int
-        and (row.event_us is None or type(row.event_us) is int)
-        and type(row.event_error_us) is int
-        and (row.tick_ms is None or type(row.tick_ms) is int)
-        and (row.device_boot is None or type(row.device_boot) is str)
-        and (row.device_sequence is None or type(row.device_sequence) is int)
-        and type(row.payload) is bytes
-        and type(row.doubt) is int
-        and (row.device_time_us is None or type(row.device_time_us) is int)
+        all(type(number) is int for number in numbers)
+        and all(number is None or type(number) is int for number in optional)
+        and (datum.device_boot is None or type(datum.device_boot) is str)
+        and type(datum.payload) is bytes
     )
 
 

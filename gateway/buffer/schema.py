@@ -46,7 +46,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )""",
     ),
     (
-        # Whether it may be stored already: see `buffer.rows.Doubt`.
+        # Whether it may be stored already: see `gateway.reading.Doubt`.
         "ALTER TABLE reading ADD COLUMN doubt INTEGER NOT NULL DEFAULT 0",
         # The file that a lane was opened in, if rows were salvaged from another file. NULL is this file.
         "ALTER TABLE lane ADD COLUMN buffer_id TEXT",

@@ -15,7 +15,8 @@ import structlog
 from msgspec.structs import replace
 
 from gateway.buffer.duplicate_window import DuplicateWindow, Verdict
-from gateway.buffer.rows import START, Doubt, Entry, Position, Quarantined, Series, Span
+from gateway.buffer.rows import START, Entry, Position, Quarantined, Series, Span
+from gateway.reading import Doubt
 from gateway.record_contract import counter_of
 
 RUNS_PER_COUNTER = 2
@@ -90,15 +91,16 @@ class DeviceRuns:
         kept: list[Entry] = []
         with_lost: list[Entry] = []
         for entry in entries:
-            boot, number = entry.device_boot, entry.device_sequence
+            datum = entry.datum
+            boot, number = datum.device_boot, datum.device_sequence
             if boot is not None and number is not None:
-                verdict = admit(entry.series, boot, number, entry.payload, lane, entry.received_us)
+                verdict = admit(entry.series, boot, number, datum.payload, lane, datum.received_us)
                 if verdict is not Verdict.NEW:
                     tally[verdict.value] += 1
                     if verdict is Verdict.DUPLICATE:
                         continue
                     if verdict is Verdict.CONFLICT:
-                        kept.append(replace(entry, doubt=Doubt.CONFLICT))
+                        kept.append(replace(entry, datum=replace(datum, doubt=Doubt.CONFLICT)))
                         continue
                 elif entry.lost is not None:
                     with_lost.append(entry)
@@ -127,12 +129,13 @@ class DeviceRuns:
 
     def remember_lost(self, input_: Quarantined) -> None:
         """Enter lost input into its window, unless it was judged: a later recall would report it as lost again."""
-        boot, sequence = input_.device_boot, input_.device_sequence
+        datum = input_.datum
+        boot, sequence = datum.device_boot, datum.device_sequence
         if input_.series is not None or boot is None or sequence is None:
             return
         run = (input_.device, input_.topic or "", boot)
         known = self._known(run)
-        known.window.admit(sequence, input_.payload)
+        known.window.admit(sequence, datum.payload)
         self._unsaved.pop(run, None)
         self._unsaved[run] = self._used_last = known
 

@@ -233,7 +233,7 @@ class Shares:
             return
         lane, before = first.lane, first.sequence - 1
         for number, entry in enumerate(entries):
-            size = row_bytes(len(entry.payload))
+            size = row_bytes(len(entry.datum.payload))
             self._add(entry.series.device, size, Position(lane, before + number)).added += size
 
     def adopted(self, device: str, place: Position, payload_bytes: int) -> None:
@@ -288,7 +288,7 @@ class Shares:
         for append in appends:
             sizes = Counter[str]()
             for entry in append.entries:
-                size = row_bytes(len(entry.payload))
+                size = row_bytes(len(entry.datum.payload))
                 sizes[entry.series.device] += size if entry.series in known else size + _series_bytes(entry.series)
             above: set[str] = set()
             for device, size in sizes.items():
@@ -379,7 +379,7 @@ def _parted(append: Append, above: Container[str]) -> tuple[Append, list[Entry]]
     """An append without the readings of some devices, and these readings."""
     kept = [entry for entry in append.entries if entry.series.device not in above]
     lost = [entry for entry in append.entries if entry.series.device in above]
-    return replace(append, entries=kept, disk_bytes=sum(row_bytes(len(entry.payload)) for entry in kept)), lost
+    return replace(append, entries=kept, disk_bytes=sum(row_bytes(len(entry.datum.payload)) for entry in kept)), lost
 
 
 class _Limit:

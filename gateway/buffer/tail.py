@@ -52,5 +52,5 @@ class Tail:
         """Drop the rows up to the end of a confirmed span."""
         if self._rows and self._rows[0].lane == span.lane:
             gone = self._rows[: max(0, span.last + 1 - self._rows[0].sequence)]
-            self._bytes -= sum([len(row.payload) for row in gone])
+            self._bytes -= sum([len(row.datum.payload) for row in gone])
             del self._rows[: len(gone)]

@@ -3,36 +3,17 @@
 Pure: wall times in microseconds since 1970, UTC.
 """
 
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from gateway.clock.floor import RELEASED_US
 from gateway.clock.gateway_clock import WallClock
+from gateway.reading import Datum
 from gateway.settings import GatewaySettings
 
 LATEST_US = 2**32 * 1_000_000
 """The year 2106, when the 32 bits of many sensors' clocks end."""
 
 Implausible = Literal["ahead", "behind"]
-
-
-class Dated(Protocol):
-    """A reading that its sensor may have dated. Times are microseconds; the receipt is CLOCK_BOOTTIME."""
-
-    @property
-    def device_time_us(self) -> int | None:
-        """The absolute time that the sensor sent."""
-
-    @property
-    def tick_ms(self) -> int | None:
-        """The sensor's own clock."""
-
-    @property
-    def event_error_us(self) -> int:
-        """The bound of the error of `device_time_us`."""
-
-    @property
-    def received_us(self) -> int:
-        """When the reading came in."""
 
 
 class TimeLimits(NamedTuple):
@@ -66,11 +47,11 @@ def implausible(
     return "behind" if device_time_us < earliest_us else None
 
 
-def told_us(row: Dated, clock: WallClock, limits: TimeLimits) -> int | None:
-    """The time that a row's sensor sent; None if it sent none, or an implausible one."""
-    if row.device_time_us is None:
+def told_us(datum: Datum, clock: WallClock, limits: TimeLimits) -> int | None:
+    """The time that a datum's sensor sent; None if it sent none, or an implausible one."""
+    if datum.device_time_us is None:
         return None
     # A tick beside the time says that the receipt is unknown: the reading was taken in again in a later boot.
-    clock = clock if row.tick_ms is None else WallClock(0, None)
-    wrong = implausible(row.device_time_us, row.event_error_us, row.received_us, clock, limits)
-    return row.device_time_us if wrong is None else None
+    clock = clock if datum.tick_ms is None else WallClock(0, None)
+    wrong = implausible(datum.device_time_us, datum.event_error_us, datum.received_us, clock, limits)
+    return datum.device_time_us if wrong is None else None

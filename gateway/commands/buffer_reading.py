@@ -14,7 +14,7 @@ from sqlite_utils import Database
 
 from gateway.buffer.boots import clock_of
 from gateway.buffer.losses import OWN_LOSSES
-from gateway.buffer.rows import OWN_TYPES, Row, Series
+from gateway.buffer.rows import OWN_TYPES, ROW_COLUMNS, Row, Series
 from gateway.buffer.status import Moment, moment, open_to_read
 from gateway.buffer.wear import UsageHour
 from gateway.clock.gateway_clock import BootClock, BootTimes
@@ -245,11 +245,12 @@ def readings(
         for row in _rows(db, lane, device, newest_first=newest_first):
             # `verify` reports a series that is missing. Here only the payload counts.
             of_row = series.get(row.series, _NO_SERIES)
-            event_us = row.received_us if row.event_us is None else row.event_us
-            error_us, quality = time_quality(row, times.around(event_us), of_gateway=of_row.is_of_gateway)
-            time, device_time_us = _wall(lane.clock, event_us), told_us(row, times.around(row.received_us), limits)
+            datum = row.datum
+            event_us = datum.received_us if datum.event_us is None else datum.event_us
+            error_us, quality = time_quality(datum, times.around(event_us), of_gateway=of_row.is_of_gateway)
+            time, device_time_us = _wall(lane.clock, event_us), told_us(datum, times.around(datum.received_us), limits)
             if device_time_us is not None:
-                time, error_us, quality = rfc3339(device_time_us).decode(), row.event_error_us, DEVICE
+                time, error_us, quality = rfc3339(device_time_us).decode(), datum.event_error_us, DEVICE
             yield Reading(
                 id=f"{lane.buffer}-{lane.name}-{row.sequence}",
                 buffer=lane.buffer,
@@ -264,22 +265,22 @@ def readings(
                 time=time,
                 time_error_us=None if error_us == TIME_ERROR_UNKNOWN_US else error_us,
                 time_quality=quality,
-                received_time=_wall(lane.clock, row.received_us),
+                received_time=_wall(lane.clock, datum.received_us),
                 gateway_boot=lane.boot,
                 boottime_us=event_us,
-                received_boottime_us=row.received_us,
-                tick_ms=row.tick_ms,
-                device_boot=row.device_boot,
-                device_sequence=row.device_sequence,
-                doubt=DOUBTS.get(row.doubt),
-                **_payload(row.payload),
+                received_boottime_us=datum.received_us,
+                tick_ms=datum.tick_ms,
+                device_boot=datum.device_boot,
+                device_sequence=datum.device_sequence,
+                doubt=DOUBTS.get(datum.doubt),
+                **_payload(datum.payload),
             )
 
 
 def _rows(db: Database, lane: LaneEnds, device: str | None, *, newest_first: bool) -> Iterator[Row]:
     only = "" if device is None else f" AND series IN (SELECT number FROM series WHERE {_DEVICE} = :device)"
     order = "DESC" if newest_first else "ASC"
-    statement = f"""SELECT {", ".join(Row.__struct_fields__)} FROM reading
+    statement = f"""SELECT {", ".join(ROW_COLUMNS)} FROM reading
         WHERE lane = :lane AND sequence BETWEEN :low AND :high{only}
         ORDER BY sequence {order} LIMIT {PAGE_ROWS}"""
     for first, last in _spans(db, lane, newest_first=newest_first):
@@ -301,8 +302,8 @@ def _page(db: Database, statement: str, parameters: dict[str, object]) -> tuple[
     size = 0
     with closing(db.execute(statement, parameters)) as cursor:
         for values in cursor:
-            rows.append(Row(*values))
-            size += len(rows[-1].payload)
+            rows.append(Row.of_columns(values))
+            size += len(rows[-1].datum.payload)
             if size > PAGE_BYTES:
                 return rows, False
     return rows, len(rows) < PAGE_ROWS

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.buffer.rows import Lane, Row
-from gateway.reading import Reading
+from gateway.reading import Datum, Reading
 
 UNDER_WAY_MAX = 8
 """Test readings under way; beyond it, the oldest is forgotten."""
@@ -102,7 +102,7 @@ class CheckReadings:
         if test is None or test.taken:
             return False
         payload = test.opened.payload.encode()
-        if reading.topic != test.opened.topic or reading.payload != payload:
+        if reading.topic != test.opened.topic or reading.datum.payload != payload:
             return False
         test.taken = True
         self.waiting[payload] = test
@@ -114,13 +114,14 @@ class CheckReadings:
         if test is None:
             return None
         opened = test.opened
-        return Reading(opened.topic, opened.topic, opened.payload.encode(), self._now_us(), writer=user)
+        datum = Datum(received_us=self._now_us(), payload=opened.payload.encode())
+        return Reading(opened.topic, opened.topic, datum, user)
 
     def acknowledged(self, partition: tuple[str, int], offset: int, rows: Sequence[Row], lanes: Sequence[Lane]) -> None:
         """Note that Kafka has these rows, of these lanes, from `offset` on; -1 if it does not say where."""
         topic, number = partition
         for place, (row, lane) in enumerate(zip(rows, lanes, strict=True)):
-            test = self.waiting.pop(row.payload, None)
+            test = self.waiting.pop(row.datum.payload, None)
             if test is not None:
                 ce_id = f"{lane.buffer_id}-{lane.name}-{row.sequence}"
                 at = None if offset < 0 else offset + place

@@ -221,33 +221,33 @@ class DevicesHeard:
         heard: Heard | None = None
         before: Series | None = None
         for entry in entries:
-            series, boot = entry.series, entry.device_boot
+            series, datum = entry.series, entry.datum
+            boot, received_us = datum.device_boot, datum.received_us
             if heard is None or series is not before or (heard.boot != boot and boot is not None):
                 if entry.quarantined is not None or series.is_of_gateway:
                     continue
                 heard, before = by_device.get(series.device), series
                 # A topic without an identity, beside others that have one, starts no new boot.
                 if heard is None or (heard.boot != boot and boot is not None):
-                    heard = self._begin(series.device, boot, entry.received_us, series)
+                    heard = self._begin(series.device, boot, received_us, series)
                 if heard.first_sequence is None:
-                    heard.first_sequence = entry.device_sequence
+                    heard.first_sequence = datum.device_sequence
                 if heard.subject != series.subject:
                     # A serial line has one sequence for all of its streams.
                     heard.is_mixed = bool(heard.subject) and series.stream == series.subject
                     heard.subject = series.subject[:SUBJECT_MAX]
                     heard.is_serial = series.stream != series.subject
-                if latest is not None and len(entry.payload) <= LATEST_BYTES_MAX and len(latest) < LATEST_MAX:
+                if latest is not None and len(datum.payload) <= LATEST_BYTES_MAX and len(latest) < LATEST_MAX:
                     latest[series.stream] = entry
-            received_us = entry.received_us
             pause_us = received_us - heard.received_us
             if pause_us > heard.longest_pause_us:  # noqa: PLR1730 - `max` would be a call
                 heard.longest_pause_us = pause_us
             heard.received_us = received_us
             heard.readings += 1
-            sequence = entry.device_sequence
+            sequence = datum.device_sequence
             if sequence is not None and sequence > heard.top_sequence:
                 heard.top_sequence = sequence
-            tick_ms = entry.tick_ms
+            tick_ms = datum.tick_ms
             if tick_ms is not None:
                 heard.tells = "tick"
                 # Compare streams, not series, as a payload that is no JSON has another series.
@@ -259,7 +259,7 @@ class DevicesHeard:
                 elif received_us >= heard.from_us + FOLLOWED_US:
                     heard.follow(series.stream, tick_ms, received_us)
             else:
-                is_told = entry.event_us is not None or entry.device_time_us is not None
+                is_told = datum.event_us is not None or datum.device_time_us is not None
                 heard.tells = "time" if is_told else "nothing"
 
     def told_no_tick(self, device: str, boot: str | None, received_us: int) -> None:

@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.losses import EVENT_REFUSED
-from gateway.buffer.rows import Doubt, Entry, Loss, Origin, Quarantined
+from gateway.buffer.rows import Entry, Loss, Origin, Quarantined
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.clock.sensor_dates import TimeLimits
 from gateway.intake.check_readings import CHECK_KIND, CHECK_TOPIC_PREFIX, CheckReadings
@@ -17,11 +17,11 @@ from gateway.intake.new_clocks import NewClocks
 from gateway.intake.own_events import OwnEvents
 from gateway.intake.payload_identity import TICK_UNREADABLE, why_none
 from gateway.intake.payload_json import fault, is_json
-from gateway.intake.quarantine_reports import QuarantineReports, refused
+from gateway.intake.quarantine_reports import QuarantineReports
 from gateway.intake.reading_times import Arrivals, IntakeTimes
 from gateway.intake.resolved_topics import ResolvedTopic, ResolvedTopics
 from gateway.intake.routes import Refusal, RouteTable
-from gateway.reading import Mark, Reading, Recalled
+from gateway.reading import Datum, Mark, Reading, Recalled
 from gateway.settings import GatewaySettings, KafkaSettings
 
 _WITH_SECRET = Origin(has_secret=True)
@@ -103,9 +103,9 @@ class FrontDoor:
         self.heard.note(entries)
         for together in arrivals:
             self.times.stamp(together)
-        if readings and readings[-1].received_us >= self.clocks.save_due_us:
+        if readings and readings[-1].datum.received_us >= self.clocks.save_due_us:
             # The clocks go with a commit that is made anyway, so that no card is worn for them.
-            of_clocks = self.clocks.marks(readings[-1].received_us)
+            of_clocks = self.clocks.marks(readings[-1].datum.received_us)
             marks, done = [*marks, *of_clocks], partial(self._taken_with_clocks, of_clocks, done)
         self._buffer.append(entries, done, marks, origin)
 
@@ -136,7 +136,8 @@ class FrontDoor:
         if self.cannot_store:
             self.lost(device, reason)
             return
-        entry = self.quarantine.set_aside(Quarantined(reason, payload, device, subject, received_us))
+        datum = Datum(received_us=received_us, payload=payload)
+        entry = self.quarantine.set_aside(Quarantined(reason=reason, device=device, subject=subject, datum=datum))
         self._buffer.append([entry], lambda stored: None if stored else self.lost(device, reason), (), self._guest)
 
     def event(self, kind: str, device: str | None, **details: object) -> None:
@@ -155,22 +156,23 @@ class FrontDoor:
             return topic
         # Each access to a field costs, and this is done for every reading.
         series, series_of_bytes, layout, identify, ticking, tell_time, time_error_us = topic
-        payload, received_us = reading.payload, reading.received_us
-        boot, sequence, tick_ms = reading.device_boot, reading.device_sequence, reading.tick_ms
-        event_us, error_us, lost = reading.event_us, reading.event_error_us, None
-        if identify is not None and sequence is None:
+        datum = reading.datum
+        payload, received_us, boot, line_tick_ms = datum.payload, datum.received_us, datum.device_boot, datum.tick_ms
+        lost = None
+        if identify is not None and datum.device_sequence is None:
             identity = identify(payload)
             if identity is None:
                 # Serial lines without our frames are not expected to have one.
                 if not reading.is_serial:
                     self._met_fault("identity-missing", series.device, partial(why_none, layout, payload), received_us)
             else:
-                boot, sequence = identity.boot, identity.seq
+                boot = datum.device_boot = identity.boot
+                datum.device_sequence = identity.seq
                 if identity.lost is not UNSET:
                     lost = identity.dropped()
                     self.counts["lost-unreadable"] += lost is None
                 tick = identity.tick
-                if tick is None or ticking is None or tick_ms is not None:
+                if tick is None or ticking is None or line_tick_ms is not None:
                     pass
                 elif tick == TICK_UNREADABLE:
                     self._count("tick-unreadable", series.device)
@@ -178,37 +180,26 @@ class FrontDoor:
                     # An unreadable tick is not a missing time.
                     tell_time = None
                 else:
-                    tick_ms = tick
+                    datum.tick_ms = tick
         if series_of_bytes is not None and not is_json(payload):
             series = series_of_bytes
             self._met_fault("payload-not-json", series.device, partial(fault, payload), received_us)
-        entry = Entry(
-            series,
-            payload,
-            received_us,
-            event_us,
-            error_us,
-            boot,
-            sequence,
-            tick_ms,
-            Doubt.REDELIVERED if reading.redelivered else 0,
-            lost,
-        )
+        entry, tick_ms = Entry(series, datum, lost), datum.tick_ms
         if tick_ms is None:
             return entry if tell_time is None else self.times.with_told_time(entry, reading, tell_time, time_error_us)
-        if ticking is not None and boot is not None and reading.tick_ms is None:
+        if ticking is not None and boot is not None and line_tick_ms is None:
             # The tick is from the payload.
             if arrivals is None:
                 found = self.times.estimate(ticking, boot, tick_ms, received_us)
                 if found is not None:
-                    entry.event_us, entry.event_error_us = found
+                    datum.event_us, datum.event_error_us = found
             else:
                 last = arrivals[-1] if arrivals else None
                 if last is None or last.of is not ticking or last.received_us != received_us or last.boot != boot:
-                    last = Arrivals(ticking, boot, received_us)
+                    last = Arrivals(ticking, boot, received_us, series)
                     arrivals.append(last)
-                last.entries.append(entry)
-        elif arrivals is not None and event_us is None and boot is not None:
+                last.data.append(datum)
+        elif arrivals is not None and datum.event_us is None and boot is not None:
             self.new_clocks.met(series, boot, received_us)
         return entry
 
@@ -216,7 +207,16 @@ class FrontDoor:
         entry = self.routed(reading, arrivals)
         if isinstance(entry, Refusal):
             device = reading.writer or (self._routes.serial_device(reading.topic) if reading.is_serial else "")
-            return self.quarantine.set_aside(refused(reading, device, entry.reason))
+            return self.quarantine.set_aside(
+                Quarantined(
+                    reason=entry.reason,
+                    device=device,
+                    subject=reading.subject,
+                    topic=reading.topic,
+                    writer=reading.writer,
+                    datum=reading.datum,
+                )
+            )
         return entry
 
     def _count(self, name: str, device: str) -> None:

@@ -10,6 +10,7 @@ from gateway.buffer.buffer import Buffer
 from gateway.buffer.losses import OWN_LOSSES, loss_body
 from gateway.buffer.rows import Entry, Lane, Loss, Series
 from gateway.intake.routes import kafka_key
+from gateway.reading import Datum
 from gateway.settings import GatewaySettings, KafkaSettings
 
 LOST_TOLD_MAX = 20_000
@@ -44,7 +45,7 @@ class OwnEvents:
 
     def event_entry(self, kind: str, body: dict[str, object]) -> Entry:
         """An event as a row."""
-        return Entry(self.series(kind), msgspec.json.encode(body), self._now_us())
+        return Entry(self.series(kind), Datum(received_us=self._now_us(), payload=msgspec.json.encode(body)))
 
     def lane_entry(self, kind: str, lane: Lane, rows: int, reason: str) -> Entry:
         """A `buffer.lanes.LaneReport`."""

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from gateway.buffer.rows import Doubt, Entry, Quarantined
+from gateway.buffer.rows import Entry, Quarantined
 from gateway.intake.own_events import own_series
-from gateway.reading import Reading, source
+from gateway.reading import Datum, source
 from gateway.settings import GatewaySettings, KafkaSettings
 
 REPORT_BYTES_MAX = 65_536
@@ -49,7 +49,7 @@ class QuarantineReports:
         """The report as a row."""
         self._counts[input_.reason] += 1
         subject = input_.subject[:REPORT_SUBJECT_MAX]
-        payload = input_.payload
+        payload = input_.datum.payload
         report = {
             "reason": input_.reason,
             "device": input_.device,
@@ -60,28 +60,6 @@ class QuarantineReports:
         }
         return Entry(
             own_series(self._gateway, self._topic, "quarantined", input_.device, subject),
-            msgspec.json.encode(report),
-            self._now_us(),
+            Datum(received_us=self._now_us(), payload=msgspec.json.encode(report)),
             quarantined=input_,
         )
-
-
-def refused(reading: Reading, device: str, reason: str) -> Quarantined:
-    """A reading that no route takes, as input for the quarantine."""
-    return Quarantined(
-        reason,
-        reading.payload,
-        device,
-        reading.subject,
-        reading.received_us,
-        reading.topic,
-        reading.writer,
-        None,
-        reading.event_us,
-        reading.event_error_us,
-        reading.tick_ms,
-        reading.device_boot,
-        reading.device_sequence,
-        doubt=Doubt.REDELIVERED if reading.redelivered else 0,
-        device_time_us=reading.device_time_us,
-    )

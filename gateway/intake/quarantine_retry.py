@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.rows import TICK_VOID, Doubt, Entry, Quarantined, Series
+from gateway.buffer.rows import TICK_VOID, Entry, Quarantined
 from gateway.intake.front_door import FrontDoor
 from gateway.intake.routes import Refusal
-from gateway.reading import Reading
+from gateway.reading import Datum, Reading
 
 
 class RetryOutcome(msgspec.Struct, frozen=True):
@@ -32,13 +32,13 @@ async def retry_quarantined(front_door: FrontDoor, buffer: Buffer, numbers: Sequ
     routed = {input_.series for input_ in found.values() if input_.series is not None}
     series = await buffer.run(lambda file: {number: file.series.find(number) for number in routed}, buffer_id)
     for number, input_ in found.items():
-        reading = await _in_this_boot(input_, buffer, front_door.now_us)
+        datum = await _in_this_boot(input_, buffer, front_door.now_us)
         if input_.series is not None:
-            judged[number] = front_door.times.with_earliest(_entry_of(reading, series[input_.series], input_.doubt))
+            judged[number] = front_door.times.with_earliest(Entry(series[input_.series], datum))
         elif input_.topic is None:
             refused[input_.reason] += 1
         else:
-            entry = front_door.routed(reading, None)
+            entry = front_door.routed(Reading(input_.topic, input_.subject, datum, input_.writer), None)
             if isinstance(entry, Refusal):
                 refused[entry.reason] += 1
             else:
@@ -47,47 +47,22 @@ async def retry_quarantined(front_door: FrontDoor, buffer: Buffer, numbers: Sequ
     return RetryOutcome(len(entries) + len(judged), dict(refused), len(set(numbers)) - len(found))
 
 
-async def _in_this_boot(input_: Quarantined, buffer: Buffer, now_us: Callable[[], int]) -> Reading:
-    """Quarantined input as a reading, with its times in this boot's CLOCK_BOOTTIME."""
-    shift_us, error_us, tick_ms, event_us = 0, input_.event_error_us, input_.tick_ms, input_.event_us
-    if input_.boot_id is not None and input_.boot_id != buffer.boot_id:
-        then = await buffer.boot_clock(input_.boot_id)
-        now = await buffer.boot_clock(buffer.boot_id)
-        at_us = input_.received_us if event_us is None else event_us
-        shift_us = then.offset_us(at_us) - now.offset_us(now_us())
-        then_error_us = then.error_us(at_us)
-        if then_error_us is None or not now.known:
-            # As with a sensor's clock that was not learnt, no bound is claimed for its time.
-            event_us, tick_ms = None, TICK_VOID
-        else:
-            error_us += then_error_us
-    return Reading(
-        input_.topic or "",
-        input_.subject,
-        input_.payload,
-        input_.received_us + shift_us,
-        input_.device_boot,
-        input_.device_sequence,
-        tick_ms,
-        None if event_us is None else event_us + shift_us,
-        error_us,
-        input_.writer,
-        redelivered=input_.doubt == Doubt.REDELIVERED,
-        device_time_us=input_.device_time_us,
-    )
-
-
-def _entry_of(reading: Reading, series: Series, doubt: int) -> Entry:
-    """The row of a reading that was routed and judged before."""
-    return Entry(
-        series,
-        reading.payload,
-        reading.received_us,
-        reading.event_us,
-        reading.event_error_us,
-        reading.device_boot,
-        reading.device_sequence,
-        reading.tick_ms,
-        doubt,
-        device_time_us=reading.device_time_us,
-    )
+async def _in_this_boot(input_: Quarantined, buffer: Buffer, now_us: Callable[[], int]) -> Datum:
+    """The datum of quarantined input, with its times in this boot's CLOCK_BOOTTIME."""
+    datum = input_.datum
+    if input_.boot_id is None or input_.boot_id == buffer.boot_id:
+        return datum
+    then = await buffer.boot_clock(input_.boot_id)
+    now = await buffer.boot_clock(buffer.boot_id)
+    at_us = datum.received_us if datum.event_us is None else datum.event_us
+    shift_us = then.offset_us(at_us) - now.offset_us(now_us())
+    datum.received_us += shift_us
+    then_error_us = then.error_us(at_us)
+    if then_error_us is None or not now.known:
+        # As with a sensor's clock that was not learnt, no bound is claimed for its time.
+        datum.event_us, datum.tick_ms = None, TICK_VOID
+    else:
+        datum.event_error_us += then_error_us
+        if datum.event_us is not None:
+            datum.event_us += shift_us
+    return datum

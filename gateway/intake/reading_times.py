@@ -6,9 +6,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 import structlog
-from msgspec.structs import replace
 
-from gateway.buffer.rows import Entry
+from gateway.buffer.rows import Entry, Series
 from gateway.clock.gateway_clock import BootClock
 from gateway.clock.rfc3339 import rfc3339
 from gateway.clock.sensor_clocks import DeviceClocks
@@ -16,7 +15,7 @@ from gateway.clock.sensor_dates import Implausible, TimeLimits, implausible
 from gateway.intake.devices_heard import DevicesHeard, ToldDate
 from gateway.intake.new_clocks import NewClocks
 from gateway.intake.payload_time import NothingToldError, Reader, Told
-from gateway.reading import Reading
+from gateway.reading import Datum, Reading
 from gateway.settings import Oscillator
 
 LOG_INTERVAL_US = 60_000_000
@@ -74,14 +73,15 @@ class Ticking(NamedTuple):
 class Arrivals:
     """Readings of one boot of a sensor that came in at once, and so get their times at once."""
 
-    __slots__ = ("boot", "entries", "of", "received_us")
+    __slots__ = ("boot", "data", "of", "received_us", "series")
 
-    def __init__(self, of: Ticking, boot: str, received_us: int) -> None:
+    def __init__(self, of: Ticking, boot: str, received_us: int, series: Series) -> None:
         self.of = of
         self.boot = boot
         self.received_us = received_us
-        self.entries: list[Entry] = []
-        """Their rows, without a time."""
+        self.series = series
+        self.data: list[Datum] = []
+        """Without a time."""
 
 
 class IntakeTimes:
@@ -113,20 +113,20 @@ class IntakeTimes:
 
         A reading that a broker or its sensor had kept teaches nothing wrong: it was taken before it came.
         """
-        of, entries, received_us = arrivals.of, arrivals.entries, arrivals.received_us
+        of, data, received_us = arrivals.of, arrivals.data, arrivals.received_us
         clock = self._clocks.of(of.device, arrivals.boot, of.oscillator, of.stream)
         clock.least_delay_us = of.least_delay_us
-        stamps = clock.stamps(received_us, map(_sample, entries))
+        stamps = clock.stamps(received_us, map(_sample, data))
         without = 0
-        for entry, stamp in zip(entries, stamps, strict=True):
+        for datum, stamp in zip(data, stamps, strict=True):
             if stamp is None:
                 without += 1
             else:
-                entry.event_us, entry.event_error_us = stamp
+                datum.event_us, datum.event_error_us = stamp
                 # The tick has done its work, and is in the payload too: each byte costs the card.
-                entry.tick_ms = None
+                datum.tick_ms = None
         if without:
-            self._new_clocks.met(entries[0].series, arrivals.boot, received_us, without)
+            self._new_clocks.met(arrivals.series, arrivals.boot, received_us, without)
 
     def estimate(self, of: Ticking, boot: str, tick_ms: int, received_us: int) -> tuple[int, int] | None:
         """Time, and its bound, of a reading that came in some time ago. Nothing is learnt from it."""
@@ -136,7 +136,7 @@ class IntakeTimes:
     def with_told_time(self, entry: Entry, reading: Reading, tell_time: Reader, error_us: int) -> Entry:
         """The row of a reading without a tick, with the time in its payload, to `error_us`."""
         try:
-            told = tell_time(reading.payload)
+            told = tell_time(reading.datum.payload)
         except NothingToldError:
             if not reading.is_serial:
                 self._count("time-missing", entry.series.device)
@@ -149,44 +149,47 @@ class IntakeTimes:
         A relative time is relative to the receipt, and not believed if it is too far from it. An absolute time is kept,
         whatever it is. It is judged when the record is made, by what is then known of the gateway's clock.
         """
+        datum = entry.datum
         if told.is_relative:
             if told.us > self._limits.ahead_us:
                 wrong: Implausible | None = "ahead"
             else:
                 wrong = "behind" if told.us < -self._limits.behind_us else None
             if wrong is not None:
-                self._met(entry, ToldDate(wrong, f"{told.us / 1e6:+f} s", told.us, entry.received_us))
+                self._met(entry, ToldDate(wrong, f"{told.us / 1e6:+f} s", told.us, datum.received_us))
                 return entry
-            event_us = entry.received_us + min(told.us, 0)
-            return replace(entry, event_us=event_us, event_error_us=entry.event_error_us + error_us)
-        timed = self.with_earliest(
-            replace(entry, device_time_us=told.us, event_error_us=entry.event_error_us + error_us)
-        )
-        clock = self._clock().around(entry.received_us)
-        wrong = implausible(told.us, timed.event_error_us, entry.received_us, clock, self._limits)
+            datum.event_us = datum.received_us + min(told.us, 0)
+            datum.event_error_us += error_us
+            return entry
+        datum.device_time_us = told.us
+        datum.event_error_us += error_us
+        clock = self._clock().around(datum.received_us)
+        wrong = implausible(told.us, datum.event_error_us, datum.received_us, clock, self._limits)
         if wrong is not None:
-            off_us = None if clock.error_us is None else told.us - clock.at(entry.received_us)
-            self._met(entry, ToldDate(wrong, rfc3339(told.us).decode(), off_us, entry.received_us))
-        return timed
+            off_us = None if clock.error_us is None else told.us - clock.at(datum.received_us)
+            self._met(entry, ToldDate(wrong, rfc3339(told.us).decode(), off_us, datum.received_us))
+        return self.with_earliest(entry)
 
     def with_earliest(self, entry: Entry) -> Entry:
         """The row with the earliest event time that its sensor's absolute time can give: see `Entry.earliest_us`."""
-        if entry.device_time_us is None:
+        datum = entry.datum
+        if datum.device_time_us is None:
             return entry
-        clock = self._clock().around(entry.received_us)
+        clock = self._clock().around(datum.received_us)
         # Whatever is learnt of the clock, no record has an earlier time.
-        earliest_us = entry.received_us - self._limits.behind_us - entry.event_error_us
+        earliest_us = datum.received_us - self._limits.behind_us - datum.event_error_us
         if clock.error_us is not None:
-            told_us = entry.device_time_us - clock.offset_us
+            told_us = datum.device_time_us - clock.offset_us
             # A tick beside the time means that nothing is known of the receipt.
-            earliest_us = (told_us if entry.tick_ms is not None else max(earliest_us, told_us)) - clock.error_us
-        return replace(entry, earliest_us=min(earliest_us, entry.received_us))
+            earliest_us = (told_us if datum.tick_ms is not None else max(earliest_us, told_us)) - clock.error_us
+        entry.earliest_us = min(earliest_us, datum.received_us)
+        return entry
 
     def _met(self, entry: Entry, date: ToldDate) -> None:
         """Note that a sensor sent a time that cannot be right."""
         device = entry.series.device
         self._count(f"device-time-{date.reason}", device)
-        self._heard.told_odd_date(device, entry.device_boot, date)
+        self._heard.told_odd_date(device, entry.datum.device_boot, date)
         clock = self._clock()
-        received = rfc3339(clock.at(entry.received_us)).decode() if clock.synced else None
+        received = rfc3339(clock.at(entry.datum.received_us)).decode() if clock.synced else None
         self._implausible.met(date.reason, device, date.told, received, self._now_us())

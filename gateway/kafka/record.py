@@ -7,10 +7,11 @@ series, and is encoded once. A client library that is given headers cannot know 
 
 from functools import lru_cache
 
-from gateway.buffer.rows import Doubt, Lane, Row, Series
+from gateway.buffer.rows import Lane, Row, Series
 from gateway.clock.gateway_clock import FOREVER_US, BootTimes, WallClock
 from gateway.clock.rfc3339 import rfc3339
 from gateway.clock.sensor_dates import TimeLimits, told_us
+from gateway.reading import Datum, Doubt
 from gateway.record_contract import (
     BOOT_TIME_ERROR_HEADER,
     COUNTER_HEADER,
@@ -176,17 +177,17 @@ class RecordEncoder:
         `offset` is its place in its batch. Kafka's own timestamp is that of the batch, which the broker sets
         (LogAppendTime).
         """
-        boot, device_sequence, payload = row.device_boot, row.device_sequence, row.payload
-        times_of = (row.received_us, row.event_us, row.event_error_us, row.tick_ms, row.device_time_us)
+        datum, event_us = row.datum, row.datum.event_us
+        boot, device_sequence, payload = datum.device_boot, datum.device_sequence, datum.payload
+        times_of = (datum.received_us, event_us, datum.event_error_us, datum.tick_ms, datum.device_time_us)
         if times_of != self._times_of or times is not self._times:
             if times is not self._times:
                 self._received_clock = self._event_clock = self._estimated_clock = _NO_SPAN
                 self._received_us = None
-            event_us = row.event_us
-            if event_us is not None and row.device_time_us is None and self._is_estimated(event_us, times):
-                self._from_source_to_lanesequence = self._encode_estimated(row, event_us, times)
+            if event_us is not None and datum.device_time_us is None and self._is_estimated(event_us, times):
+                self._from_source_to_lanesequence = self._encode_estimated(datum, event_us, times)
             else:
-                self._from_source_to_lanesequence = self._encode_times(row, times)
+                self._from_source_to_lanesequence = self._encode_times(datum, times)
             self._times_of, self._times = times_of, times
         sequence = b"%d" % row.sequence
         digits = len(sequence)
@@ -204,8 +205,8 @@ class RecordEncoder:
             if self._counter:
                 number += self._counter
                 headers += 1
-        if row.doubt in _DOUBTS:
-            number += _DOUBTS[row.doubt]
+        if datum.doubt in _DOUBTS:
+            number += _DOUBTS[datum.doubt]
             headers += 1
         if self._boottime_error:
             number += self._boottime_error
@@ -242,7 +243,7 @@ class RecordEncoder:
         self._estimated_clock = clock
         return True
 
-    def _encode_estimated(self, row: Row, event_us: int, times: BootTimes) -> bytes:
+    def _encode_estimated(self, datum: Datum, event_us: int, times: BootTimes) -> bytes:
         """Encode times that follow from a sensor's clock, as `_encode_times` does others. Each row has its own time."""
         offset_us, error_us, _, _, _ = self._estimated_clock
         event_s, rest_us = divmod(event_us + offset_us, 1_000_000)
@@ -256,8 +257,8 @@ class RecordEncoder:
             (
                 self._until_event_us,
                 b"%06dZ" % rest_us,
-                _estimated((error_us or 0) + row.event_error_us | ESTIMATED_ROUNDING_US),
-                self._encode_received(row.received_us, times),
+                _estimated((error_us or 0) + datum.event_error_us | ESTIMATED_ROUNDING_US),
+                self._encode_received(datum.received_us, times),
                 self._from_gatewayboot_to_boottime,
                 _VARINTS[len(boottime)],
                 boottime,
@@ -274,11 +275,11 @@ class RecordEncoder:
             self._received, self._received_us = rfc3339(received_us + offset_us), received_us
         return self._received
 
-    def _encode_times(self, row: Row, times: BootTimes) -> bytes:
-        received_us, event_us = row.received_us, row.event_us
+    def _encode_times(self, datum: Datum, times: BootTimes) -> bytes:
+        received_us, event_us = datum.received_us, datum.event_us
         received = event = self._encode_received(received_us, times)
         clock = self._received_clock
-        how: tuple[object, ...] = (clock, row.event_error_us, row.tick_ms is None, event_us is None)
+        how: tuple[object, ...] = (clock, datum.event_error_us, datum.tick_ms is None, event_us is None)
         if event_us is None:
             event_us = received_us
         else:
@@ -289,20 +290,20 @@ class RecordEncoder:
                 clock = self._event_clock = times.around(event_us)
                 offset_us = clock.offset_us
             event = rfc3339(event_us + offset_us)
-            how = clock, row.event_error_us, True, False
-        device_time_us = None if row.device_time_us is None else told_us(row, clock, self._limits)
+            how = clock, datum.event_error_us, True, False
+        device_time_us = None if datum.device_time_us is None else told_us(datum, clock, self._limits)
         if device_time_us is not None:
-            event, how = rfc3339(device_time_us), (DEVICE, row.event_error_us)
+            event, how = rfc3339(device_time_us), (DEVICE, datum.event_error_us)
         if how != self._quality_of:
             self._quality_of = how
             if device_time_us is None:
-                error_us, quality = time_quality(row, clock, of_gateway=self._of_gateway)
+                error_us, quality = time_quality(datum, clock, of_gateway=self._of_gateway)
             else:
-                error_us, quality = row.event_error_us, DEVICE
+                error_us, quality = datum.event_error_us, DEVICE
             self._from_timeerror_to_receivedtime = _name("ce_timeerror") + _string(b"%d" % error_us) + _quality(quality)
             # The gateway does not correct a sensor's own time.
             is_final = clock.synced or device_time_us is not None
-            self._boottime_error = b"" if is_final else _boottime_error(row, of_gateway=self._of_gateway)
+            self._boottime_error = b"" if is_final else _boottime_error(datum, of_gateway=self._of_gateway)
         boottime = b"%d" % event_us
         return b"".join(
             (
@@ -318,13 +319,13 @@ class RecordEncoder:
         )
 
 
-def time_quality(row: Row, clock: WallClock, *, of_gateway: bool) -> tuple[int, str]:
+def time_quality(datum: Datum, clock: WallClock, *, of_gateway: bool) -> tuple[int, str]:
     """The bound of the event time's error in microseconds, and how the time was obtained.
 
     `clock` has what is known of wall time at the event.
     """
-    boottime_error_us = boottime_error(row, of_gateway=of_gateway)
-    is_of_receipt = row.event_us is None and row.tick_ms is None
+    boottime_error_us = boottime_error(datum, of_gateway=of_gateway)
+    is_of_receipt = datum.event_us is None and datum.tick_ms is None
     if clock.error_us is None:
         return TIME_ERROR_UNKNOWN_US, "received" if is_of_receipt and not of_gateway else "bounded"
     error_us = min(clock.error_us + boottime_error_us, TIME_ERROR_UNKNOWN_US)
@@ -332,22 +333,22 @@ def time_quality(row: Row, clock: WallClock, *, of_gateway: bool) -> tuple[int, 
         return error_us, "bounded"
     if of_gateway:
         return error_us, "synced"
-    if row.event_us is not None:
+    if datum.event_us is not None:
         return error_us, "estimated"
     return error_us, "received" if is_of_receipt else "bounded"
 
 
-def boottime_error(row: Row, *, of_gateway: bool) -> int:
+def boottime_error(datum: Datum, *, of_gateway: bool) -> int:
     """The bound of the error of `ce_boottime`, in microseconds of the gateway's own clock."""
-    if row.event_us is None and row.tick_ms is not None and not of_gateway:
+    if datum.event_us is None and datum.tick_ms is not None and not of_gateway:
         # A sensor with a ring, whose clock was not learnt. Its reading may be older than its receipt by any time.
         return TIME_ERROR_UNKNOWN_US
     # A time of receipt has a bound too, if the reading was taken in again in another boot.
-    return row.event_error_us
+    return datum.event_error_us
 
 
-def _boottime_error(row: Row, *, of_gateway: bool) -> bytes:
-    return _header(BOOT_TIME_ERROR_HEADER, str(boottime_error(row, of_gateway=of_gateway)))
+def _boottime_error(datum: Datum, *, of_gateway: bool) -> bytes:
+    return _header(BOOT_TIME_ERROR_HEADER, str(boottime_error(datum, of_gateway=of_gateway)))
 
 
 # A span that holds no time.

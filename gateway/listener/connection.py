@@ -32,7 +32,7 @@ from gateway.mqtt.protocol import (
     connack,
     publish,
 )
-from gateway.reading import Reading
+from gateway.reading import Datum, Reading
 
 REFUSAL_HOLD_S: Final = 1.0
 """Seconds after a refusal by the intake in which CONNECT is answered with CONNACK 3."""
@@ -190,9 +190,7 @@ class Connection(Link):
             # The hot path: nearly all packets are a first try with QoS 1. `Client.handle` takes the others.
             if type(event) is Publish and plain and event.qos == 1 and not event.dup:
                 topic = event.topic
-                readings.append(
-                    Reading(topic, topic, event.payload, received_us, None, None, None, None, 0, writer, False)
-                )
+                readings.append(Reading(topic, topic, Datum(received_us=received_us, payload=event.payload), writer))
                 answers.append(event.packet_id)
                 continue
             if type(event) is Disconnect or type(event) is Violation:

@@ -8,7 +8,7 @@ from gateway.listener.session import Batch, digest
 from gateway.listener.sessions import Opening
 from gateway.listener.shared import Shared
 from gateway.mqtt.protocol import Connect, Publish
-from gateway.reading import Reading
+from gateway.reading import Datum, Doubt, Reading
 
 
 class DeviceClient(Client):
@@ -54,9 +54,8 @@ class DeviceClient(Client):
             comes_again = self.session.released.comes_again(event.packet_id, message)
             redelivered = comes_again or (event.dup and not self.present)
         topic = event.topic
-        batch.readings.append(
-            Reading(topic, topic, event.payload, received_us, writer=self.writer, redelivered=redelivered)
-        )
+        datum = Datum(received_us=received_us, payload=event.payload, doubt=Doubt.REDELIVERED if redelivered else 0)
+        batch.readings.append(Reading(topic, topic, datum, self.writer))
 
     def _is_stored(self, event: Publish) -> bool:
         """Whether a PUBLISH with QoS 1 and DUP is known to be stored already (`Unanswered`)."""

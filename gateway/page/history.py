@@ -125,8 +125,8 @@ class Trace:
             if now_us < self.streams.get(stream, -DECODE_US) + DECODE_US:
                 continue
             del self.pending[stream]
-            self.streams[stream], self.decoded_us = now_us, entry.received_us
-            self.values[stream] = values = values_of(entry.payload, entry.series.content_type)
+            self.streams[stream], self.decoded_us = now_us, entry.datum.received_us
+            self.values[stream] = values = values_of(entry.datum.payload, entry.series.content_type)
             self._plot(stream, dict(values), now_us)
 
     def _plot(self, stream: str, values: Mapping[str, Value], now_us: int) -> None:

@@ -10,7 +10,7 @@ from enum import Enum
 
 from gateway.clock.sensor_clock import DeviceClock
 from gateway.clock.sensor_clocks import DeviceClocks
-from gateway.reading import WINDOW_SEQUENCES, Reading, Recalled, name_of_boot
+from gateway.reading import WINDOW_SEQUENCES, Datum, Reading, Recalled, name_of_boot
 from gateway.record_contract import DEVICE_NAME, NAME_RULE
 from gateway.serial_lines.frames import (
     Ack,
@@ -352,15 +352,17 @@ class SerialLink:
         estimate = run.clock.estimate(data.tick_ms, now_us)
         event_us, event_error_us = (None, 0) if estimate is None else estimate
         return Reading(
-            topic=run.topic(data.stream),
-            subject=self._port,
-            payload=data.payload,
-            received_us=now_us,
-            device_boot=run.boot,
-            device_sequence=data.sequence,
-            tick_ms=data.tick_ms,
-            event_us=event_us,
-            event_error_us=event_error_us,
+            run.topic(data.stream),
+            self._port,
+            Datum(
+                received_us=now_us,
+                event_us=event_us,
+                event_error_us=event_error_us,
+                tick_ms=data.tick_ms,
+                device_boot=run.boot,
+                device_sequence=data.sequence,
+                payload=data.payload,
+            ),
         )
 
     def _receive_reply(self, reply: Reply, now_us: int) -> None:

@@ -23,7 +23,7 @@ from pymodbus.pdu import DecodePDU, ModbusPDU
 from pymodbus.pdu.bit_message import ReadCoilsRequest, ReadDiscreteInputsRequest
 from pymodbus.pdu.register_message import ReadHoldingRegistersRequest, ReadInputRegistersRequest
 
-from gateway.reading import Intake, Reading
+from gateway.reading import Datum, Intake, Reading
 from gateway.serial_lines.modbus_answers import ANSWER_BYTES, NO_ANSWER, Answer, find_answer, other_words
 from gateway.serial_lines.modbus_registers import Request, decode, fence, halves, payload, requests
 from gateway.serial_lines.ports import PortLostError, close_port, open_port, read_port, why_closed
@@ -522,7 +522,8 @@ class ModbusLine:
         self._arrived.set()
 
     def _take(self, unit: _Unit, values: dict[str, str], received_us: int) -> None:
-        reading = Reading(unit.topic, self.name, payload(unit.settings.registers, values), received_us)
+        datum = Datum(received_us=received_us, payload=payload(unit.settings.registers, values))
+        reading = Reading(unit.topic, self.name, datum)
         self._intake.take([reading], lambda stored: None if stored else self._intake.lost(unit.device, "cannot-wait"))
 
     def _answered(self, unit: _Unit, request: Request) -> None:

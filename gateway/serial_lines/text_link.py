@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.intake.payload_json import BYTE_ORDER_MARK
-from gateway.reading import Reading
+from gateway.reading import Datum, Reading
 from gateway.serial_lines.binary_frames import BinaryFrames, binary_frames
 from gateway.serial_lines.frames import FrameDecoder
 from gateway.serial_lines.text_formats import NOISE, LineError, holds_sentences, line_reader, proves_itself
@@ -156,7 +156,8 @@ class TextLink:
         for cut in self._cut(data):
             try:
                 for payload in self._payloads(cut):
-                    readings.append(Reading(self._topic, self._port, payload, now_us))  # noqa: PERF401 - it may raise
+                    datum = Datum(received_us=now_us, payload=payload)
+                    readings.append(Reading(self._topic, self._port, datum))
             except LineError as error:
                 # The line was joined in the middle, or was reported when it became too long.
                 if cut.untold:

@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 
 from gateway.mqtt.packet_reader import PUBACK, PUBCOMP, PUBREC, Packet, message, packet_id
-from gateway.reading import READING_BYTES, Reading
+from gateway.reading import READING_BYTES, Datum, Doubt, Reading
 from gateway.site_broker.client import BrokerClient
 from gateway.site_broker.deliveries import Judgement, digest
 from gateway.site_broker.session import BrokerSession
@@ -79,7 +79,8 @@ class Commits:
         self._counts["doubtful"] += redelivered
         # A topic that is no UTF-8 matches no route, and so goes to the quarantine.
         topic = topic_bytes.decode(errors="replace")
-        batch.readings.append(Reading(topic, topic, payload, received_us, redelivered=redelivered))
+        datum = Datum(received_us=received_us, payload=payload, doubt=Doubt.REDELIVERED if redelivered else 0)
+        batch.readings.append(Reading(topic, topic, datum))
 
     def release(self, packet: Packet, batch: Batch) -> None:
         """Take a PUBREL. Raises MalformedPacketError."""

@@ -72,7 +72,7 @@ class Judgement(Enum):
     NEW = "new"
     """Store it, then acknowledge it."""
     DOUBTFUL = "doubtful"
-    """Store it with `Reading.redelivered`, then acknowledge it."""
+    """Store it with `Doubt.REDELIVERED`, then acknowledge it."""
     STORED = "stored"
     """Acknowledge it again, after the commit of the marks that go with it."""
 

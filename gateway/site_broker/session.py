@@ -15,7 +15,7 @@ class BrokerSession:
     """One broker's session, which its connections share.
 
     `now_us` is CLOCK_BOOTTIME in microseconds. `counts` counts since the start: `readings`, `recognised` (delivered
-    again and not stored again), `doubtful` (stored with `redelivered`), `retained`, `too-large`, `connections`.
+    again and not stored again), `doubtful` (stored with `Doubt.REDELIVERED`), `retained`, `too-large`, `connections`.
     """
 
     def __init__(self, settings: BrokerSettings, gateway_id: str, intake: Intake, now_us: Callable[[], int]) -> None:

@@ -164,17 +164,19 @@ class Batcher:
         estimate: tuple[int, int] | None = None
         estimate_of = TICK_VOID, 0
         for row in run:
-            if row.event_us is None and row.tick_ms is not None and row.tick_ms != TICK_VOID:
-                if row.device_boot != clock_boot:
-                    clock, clock_boot = self._clock_of(route, row.device_boot), row.device_boot
+            datum = row.datum
+            if datum.event_us is None and datum.tick_ms is not None and datum.tick_ms != TICK_VOID:
+                if datum.device_boot != clock_boot:
+                    clock, clock_boot = self._clock_of(route, datum.device_boot), datum.device_boot
                     estimate_of = TICK_VOID, 0
                 if clock is not None:
                     # The row came in before its sensor's clock was known. It gets its time from the clock as known now.
-                    if estimate_of != (row.tick_ms, row.received_us):
-                        estimate_of = row.tick_ms, row.received_us
+                    if estimate_of != (datum.tick_ms, datum.received_us):
+                        estimate_of = datum.tick_ms, datum.received_us
                         estimate = clock.estimate_earlier(*estimate_of)
                     if estimate is not None:
-                        row = replace(row, event_us=estimate[0], event_error_us=estimate[1])  # noqa: PLW2901
+                        datum = replace(datum, event_us=estimate[0], event_error_us=estimate[1])
+                        row = replace(row, datum=datum)  # noqa: PLW2901
             record = encode(row, times, len(records))
             size = len(record)
             if size > record_bytes_max or size + HEADER_BYTES > topic_bytes_max:

@@ -16,6 +16,7 @@ from gateway.clock.rfc3339 import rfc3339
 from gateway.intake.front_door import FrontDoor
 from gateway.intake.routes import kafka_key
 from gateway.kafka.record import RecordEncoder
+from gateway.reading import Datum
 from gateway.settings import GatewaySettings, KafkaSettings
 
 
@@ -52,7 +53,7 @@ class Heartbeat:
         body = msgspec.json.encode(await self._body(now_us, clock, offsets))
         series = Series(self.topic, self.key, "", "heartbeat", "sluice.gateway.heartbeat", "application/json")
         lane = Lane(0, self._lane, self._buffer.boot_id, self._buffer.id)
-        row = Row(0, self._sequence, 0, now_us, None, 0, None, None, None, body, 0)
+        row = Row(0, self._sequence, 0, Datum(received_us=now_us, payload=body))
         self._sequence += 1
         return RecordEncoder(self._gateway, lane, series).encode(row, BootTimes(clock), 0)
 

@@ -14,13 +14,15 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
     kafka_errors,
 )
+from msgspec.structs import replace
 
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.quarantine import TOPIC_FORBIDDEN
-from gateway.buffer.rows import Doubt, Lane, Quarantined, Row, Series
+from gateway.buffer.rows import Lane, Quarantined, Row, Series
 from gateway.host.long_work import LongWork
 from gateway.intake.front_door import FrontDoor
 from gateway.kafka.topics import BEYOND_ALL, TopicVerdict, forbidden_hint
+from gateway.reading import Doubt
 from gateway.settings import KafkaSettings
 from gateway.uplink.batches import Batcher
 from gateway.uplink.memory import Memory, Partition
@@ -129,7 +131,7 @@ class RefusedRecords:
                 said[what, reason, series.topic] += 1
             if not is_report:
                 lane = await self._supply.lane(row.lane)
-                doubt = row.doubt
+                doubt = row.datum.doubt
                 if not doubt and self._memory.may_have(await self._batcher.topics(row.lane, row.series), row):
                     # If the row is taken in again, it gets another id. Without the doubt, nothing would mark the second
                     # copy.
@@ -146,18 +148,10 @@ def named(error: BaseException) -> str:
 
 def _quarantined(row: Row, series: Series, lane: Lane, reason: str, doubt: int) -> Quarantined:
     return Quarantined(
-        reason,
-        row.payload,
-        series.device,
-        series.subject,
-        row.received_us,
+        reason=reason,
+        device=series.device,
+        subject=series.subject,
         series=row.series,
-        event_us=row.event_us,
-        event_error_us=row.event_error_us,
-        tick_ms=row.tick_ms,
-        device_boot=row.device_boot,
-        device_sequence=row.device_sequence,
         boot_id=lane.boot_id,
-        doubt=doubt,
-        device_time_us=row.device_time_us,
+        datum=replace(row.datum, doubt=doubt),
     )

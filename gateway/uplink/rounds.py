@@ -124,9 +124,9 @@ class Rounds:
             self._memory.state.live_oldest_us = None
             return
         # A row without a time may have waited for its sensor's clock. The link is not to blame for that.
-        timed = next((row for row in live if row.event_us is not None or row.tick_ms is None), None)
+        timed = next((row for row in live if row.datum.event_us is not None or row.datum.tick_ms is None), None)
         self._memory.state.live_oldest_us = (
-            live[0].received_us + self._new_clocks.hold_us if timed is None else timed.received_us
+            live[0].datum.received_us + self._new_clocks.hold_us if timed is None else timed.datum.received_us
         )
 
     async def _wait_for_rows(self, *, waits_for_clock: bool) -> None:

@@ -302,12 +302,12 @@ def _replaced() -> BufferFileError:
 
 
 def _bytes_of(rows: Sequence[Row]) -> int:
-    return sum([len(row.payload) for row in rows]) + ROW_BYTES * len(rows)
+    return sum([len(row.datum.payload) for row in rows]) + ROW_BYTES * len(rows)
 
 
 def _within(rows: list[Row], budget: float) -> list[Row]:
     """The first rows that fit into a budget, at least one: however small the budget, there is progress."""
     if _bytes_of(rows) <= budget:
         return rows
-    sizes = accumulate(len(row.payload) + ROW_BYTES for row in rows)
+    sizes = accumulate(len(row.datum.payload) + ROW_BYTES for row in rows)
     return rows[: max(1, sum(1 for _ in takewhile(lambda size: size <= budget, sizes)))]

@@ -17,7 +17,7 @@ from gateway.clock.gateway_clock import BootClock
 from gateway.clock.kernel_clock import boottime_us
 from gateway.config import config_file
 from gateway.intake.front_door import FrontDoor
-from gateway.reading import Reading
+from gateway.reading import Datum, Reading
 from tests.bench.context import Bench, say
 from tests.bench.processes import SLUICE, NotMeasuredError
 
@@ -129,7 +129,9 @@ def readings(rows: int, stream: str, begin_us: int, seed: int = 1) -> Iterator[l
         sequence, device = divmod(number, DEVICES)
         payload = payloads.counted(device, sequence) if stream == COUNTED else payloads.of(device)
         topic = topics[device]
-        made.append(Reading(topic, topic, payload, begin_us + int((number + draw()) * step_us)))
+        made.append(
+            Reading(topic, topic, Datum(received_us=begin_us + int((number + draw()) * step_us), payload=payload))
+        )
         if len(made) == FILL_READINGS or number == rows - 1:
             yield made
             made = []

@@ -24,6 +24,7 @@ from gateway.clock.gateway_clock import BootClock, BootTimes
 from gateway.clock.rfc3339 import rfc3339
 from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.record import RecordEncoder
+from gateway.reading import Datum
 from gateway.settings import GatewaySettings
 from tests.bench.spark_ledger import Ledger
 from tests.bench.spark_scenario import DAY_S, Due, Scenario, schedule
@@ -147,14 +148,14 @@ class Feed:
                 1,
                 lane.next_sequence,
                 0,
-                received_us,
-                event_us,
-                TICK_ERROR_US,
-                None,
-                boot,
-                sequence,
-                self._payload % digits,
-                0,
+                Datum(
+                    received_us=received_us,
+                    event_us=event_us,
+                    event_error_us=TICK_ERROR_US,
+                    device_boot=boot,
+                    device_sequence=sequence,
+                    payload=self._payload % digits,
+                ),
             )
             lane.next_sequence += 1
             event_us += self._boot_us
@@ -174,7 +175,7 @@ class Feed:
         lane = self._lane(due.gateway, None)
         at_us = round(due.at_s * 1e6) + BOOTED_BEFORE_US
         body = json.dumps(self._heartbeat_body(due)).encode()
-        row = Row(1, lane.next_sequence, 0, at_us, None, 0, None, None, None, body, 0)
+        row = Row(1, lane.next_sequence, 0, Datum(received_us=at_us, payload=body))
         lane.next_sequence += 1
         yield from self._add(due, lane.series[0], 0, row, at_us + self._boot_us)
 

@@ -16,20 +16,20 @@ def test_a_backlog_is_of_40_byte_readings_of_100_devices_once_a_second(stream: s
     commits = list(readings(2 * FILL_READINGS + 1, stream, begin_us=7))
     assert [len(commit) for commit in commits] == [FILL_READINGS, FILL_READINGS, 1]
     made = list(chain.from_iterable(commits))
-    assert {len(reading.payload) for reading in made} == {40}
-    assert all(json.loads(reading.payload) for reading in made)
+    assert {len(reading.datum.payload) for reading in made} == {40}
+    assert all(json.loads(reading.datum.payload) for reading in made)
     assert {reading.topic for reading in made} == {f"device/d{device:03d}/{stream}" for device in range(DEVICES)}
-    times = [reading.received_us for reading in made]
+    times = [reading.datum.received_us for reading in made]
     assert times == sorted(times)
     assert len(set(times)) == len(times), "no two readings share a time: that would compress as no sensors do"
-    one = [reading.received_us for reading in made if reading.topic == made[0].topic]
+    one = [reading.datum.received_us for reading in made if reading.topic == made[0].topic]
     assert one[-1] - one[0] == pytest.approx((len(one) - 1) * INTERVAL_US, abs=INTERVAL_US / DEVICES)
 
 
 def test_values_are_noise_and_the_same_in_every_run() -> None:
-    payloads = [reading.payload for commit in readings(1_000, STREAM, 0) for reading in commit]
+    payloads = [reading.datum.payload for commit in readings(1_000, STREAM, 0) for reading in commit]
     assert len(set(payloads)) == len(payloads)
-    assert payloads == [reading.payload for commit in readings(1_000, STREAM, 0) for reading in commit]
+    assert payloads == [reading.datum.payload for commit in readings(1_000, STREAM, 0) for reading in commit]
 
 
 def record(partition: int, received: str, appended_s: float) -> ConsumerRecord:

@@ -70,8 +70,8 @@ class Timed:
     @property
     def judged(self) -> Judged:
         """For readings that have a time of their own."""
-        assert self.reading.event_us is not None
-        return Judged(self.true_us, self.reading.event_us, self.reading.event_error_us)
+        assert self.reading.datum.event_us is not None
+        return Judged(self.true_us, self.reading.datum.event_us, self.reading.datum.event_error_us)
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Outcome:
         """What `pytest -s` shows."""
         lines = [f"{'board':>10} {'ppm':>6} {'readings':>8} {'outside':>7}  error ms p50, max   bound ms p50, max"]
         for name, stored in self.timed.items():
-            timed = [each for each in stored if each.reading.event_us is not None]
+            timed = [each for each in stored if each.reading.datum.event_us is not None]
             if not timed:
                 lines.append(f"{name:>10} none of {len(stored)} readings has a time of its own")
                 continue
@@ -227,9 +227,9 @@ class Minute:
         """All that was stored, by board, with the truth."""
         true_us = {name: board.taken_us() for name, board in self.boards.items()}
         for name, row in self.rows:
-            assert row.device_boot is not None
-            assert row.device_sequence is not None
-            yield name, Timed(row, true_us[name][row.device_boot, row.device_sequence])
+            assert row.datum.device_boot is not None
+            assert row.datum.device_sequence is not None
+            yield name, Timed(row, true_us[name][row.datum.device_boot, row.datum.device_sequence])
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +249,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     for name, timed in minute.timed():
         made.timed[name].append(timed)
     for name in STEADY:
-        clock = minute.clocks.find(name, made.timed[name][-1].reading.device_boot or "")
+        clock = minute.clocks.find(name, made.timed[name][-1].reading.datum.device_boot or "")
         assert clock is not None
         assert clock.fit.drift_ppm is not None
         made.drift_ppm[name] = clock.fit.drift_ppm
@@ -260,7 +260,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 def is_congested(timed: Sequence[Timed]) -> bool:
     """Whether not even the quickest of readings that came one after the other was as quick as is assumed."""
-    delays_us = [each.reading.received_us - each.true_us for each in timed]
+    delays_us = [each.reading.datum.received_us - each.true_us for each in timed]
     starts = range(0, len(delays_us), ARRIVALS_LOOKED_AT)
     return any(min(delays_us[at : at + ARRIVALS_LOOKED_AT]) >= LEAST_DELAY_US for at in starts)
 
@@ -271,7 +271,7 @@ def test_no_board_had_a_clock_that_stood_still(outcome: Outcome) -> None:
     assert not [fault for faults in outcome.faults.values() for fault in faults if "stood still" in fault]
     for timed in outcome.timed.values():
         assert len(timed) >= READINGS_MIN
-        assert all(each.true_us <= each.reading.received_us for each in timed), "or the judge itself is wrong"
+        assert all(each.true_us <= each.reading.datum.received_us for each in timed), "or the judge itself is wrong"
 
 
 def test_every_reading_of_a_serial_line_was_taken_within_the_bound_of_its_time(outcome: Outcome) -> None:
@@ -279,14 +279,14 @@ def test_every_reading_of_a_serial_line_was_taken_within_the_bound_of_its_time(o
     for name in [*STEADY, *FATES]:
         timed = outcome.timed[name]
         # A PROBE goes before the first ACK, and no DATA comes before that: each has a time of its own.
-        assert all(each.reading.event_us is not None for each in timed)
+        assert all(each.reading.datum.event_us is not None for each in timed)
         outside = [each for each in timed if not each.judged.is_within]
-        assert not outside, f"{name}: {[(each.reading.device_sequence, each.judged) for each in outside[:5]]}"
+        assert not outside, f"{name}: {[(each.reading.datum.device_sequence, each.judged) for each in outside[:5]]}"
 
 
 def test_so_was_every_reading_that_came_by_mqtt_as_long_as_some_were_quick(outcome: Outcome) -> None:
     for name in BY_MQTT:
-        timed = [each for each in outcome.timed[name] if each.reading.event_us is not None]
+        timed = [each for each in outcome.timed[name] if each.reading.datum.event_us is not None]
         assert len(timed) >= ARRIVALS_LOOKED_AT, "it takes some ten seconds to learn"
         outside = [each for each in timed if not each.judged.is_within]
         assert not outside or is_congested(outcome.timed[name]), f"{name}: {[each.judged for each in outside[:5]]}"
@@ -299,7 +299,7 @@ def test_times_are_better_than_those_of_receipt_and_bounds_are_of_use(outcome: O
         bound_us = share(sorted(each.judged.error_us for each in timed), 0.5)
         assert bound_us < 1_000_000, name
         if name.startswith("often"):
-            late_us = share(sorted(each.reading.received_us - each.true_us for each in timed), 0.5)
+            late_us = share(sorted(each.reading.datum.received_us - each.true_us for each in timed), 0.5)
             assert share(sorted(each.judged.off_us for each in timed), 0.5) < late_us, name
 
 
@@ -313,21 +313,21 @@ def test_the_rate_that_was_found_contains_the_true_one(outcome: Outcome) -> None
 
 def test_a_tick_that_wraps_leaves_no_trace(outcome: Outcome) -> None:
     timed = outcome.timed["wraps"]
-    ticks = [each.reading.tick_ms for each in timed if each.reading.tick_ms is not None]
+    ticks = [each.reading.datum.tick_ms for each in timed if each.reading.datum.tick_ms is not None]
     assert ticks[0] > WRAP_MS - WRAPS_AFTER_MS - 1 > ticks[-1]
     assert all(later.judged.event_us > earlier.judged.event_us for earlier, later in pairwise(timed))
 
 
 def test_each_run_of_a_board_that_is_reset_has_its_clock(outcome: Outcome) -> None:
     timed = outcome.timed["reset"]
-    runs = {each.reading.device_boot for each in timed}
+    runs = {each.reading.datum.device_boot for each in timed}
     assert len(runs) == 3
     for run in runs:
-        of_run = [each for each in timed if each.reading.device_boot == run]
-        assert min(each.reading.device_sequence or 0 for each in of_run) == 0, "from the first sample on"
+        of_run = [each for each in timed if each.reading.datum.device_boot == run]
+        assert min(each.reading.datum.device_sequence or 0 for each in of_run) == 0, "from the first sample on"
 
 
 def test_what_a_ring_held_while_the_cable_was_out_has_its_own_time(outcome: Outcome) -> None:
-    waited = [each for each in outcome.timed["unplugged"] if each.reading.received_us - each.true_us > 1_000_000]
+    waited = [each for each in outcome.timed["unplugged"] if each.reading.datum.received_us - each.true_us > 1_000_000]
     assert len(waited) >= 10
     assert max(each.judged.off_us for each in waited) < 500_000, "not that of its receipt"

@@ -511,7 +511,7 @@ async def mqtt_board(folder: Path, port: int, interval_ms: int = 100) -> AsyncIt
 
 
 def stored(intake: RecordingIntake) -> list[dict[str, Any]]:
-    return [json.loads(reading.payload) for reading in intake.stored]
+    return [json.loads(reading.datum.payload) for reading in intake.stored]
 
 
 def account(board: Board) -> list[dict[str, Any]]:

@@ -199,7 +199,7 @@ def of_the_ledger(ledger: Path, key: str) -> Numbers:
 def of_the_intake(readings: list[Reading]) -> Numbers:
     numbers: Numbers = defaultdict(set)
     for reading in readings:
-        payload = json.loads(reading.payload)
+        payload = json.loads(reading.datum.payload)
         numbers[reading.topic.split("/")[1], payload["boot"]].add(payload["seq"])
     return dict(numbers)
 
@@ -295,9 +295,9 @@ async def test_a_fleet_ends_after_its_seconds_and_its_sensors_take_turns() -> No
         last = await run_fleet(options, asyncio.Event(), ignore)
     assert last.taken == 56
     assert last.acknowledged == 56
-    ticks = [json.loads(reading.payload)["tick"] for reading in intake.stored if "m001" in reading.topic]
+    ticks = [json.loads(reading.datum.payload)["tick"] for reading in intake.stored if "m001" in reading.topic]
     assert ticks == sorted(set(ticks))
-    first = next(reading for reading in intake.stored if json.loads(reading.payload)["seq"] == 1)
+    first = next(reading for reading in intake.stored if json.loads(reading.datum.payload)["seq"] == 1)
     assert first.topic == "device/m001/thermo"
 
 
@@ -309,7 +309,7 @@ async def test_the_same_seed_repeats_a_run_and_no_seed_never_does() -> None:
         async with listening(intake) as listener:
             options = FleetOptions("127.0.0.1", listener.port, 3, 50, seconds=0.2, seed=seed)
             await run_fleet(options, asyncio.Event(), ignore)
-        return {reading.payload.split(b',"tick"')[0] for reading in intake.stored}
+        return {reading.datum.payload.split(b',"tick"')[0] for reading in intake.stored}
 
     assert await payloads(7) == await payloads(7)
     assert not await payloads(None) & await payloads(None)

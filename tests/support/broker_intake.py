@@ -60,7 +60,7 @@ class MemoryIntake:
         self.events.append(kind)
 
     def payloads(self) -> list[str]:
-        return [reading.payload.decode() for reading in self.stored]
+        return [reading.datum.payload.decode() for reading in self.stored]
 
 
 @contextlib.asynccontextmanager

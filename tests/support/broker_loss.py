@@ -23,7 +23,7 @@ class _Counting:
 
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
         del marks
-        self.readings.update(reading.payload for reading in readings)
+        self.readings.update(reading.datum.payload for reading in readings)
         asyncio.get_running_loop().call_soon(done, True)
 
     async def marks(self, prefix: str) -> dict[str, bytes]:

@@ -4,11 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.rows import START, Entry, Lane, Loss, Position, Quarantined, Row, Series, spans_of
 from gateway.clock.gateway_clock import BootClock
-from gateway.reading import Mark
+from gateway.reading import Datum, Mark, Reading
 from gateway.settings import BufferSettings
 
 CLOCK = BootClock.constant(1_700_000_000_000_000, 1_000)
@@ -23,13 +26,37 @@ def entry(
     received_us: int = 1,
 ) -> Entry:
     series = Series("device-thermo", device, device, f"device/{device}/thermo", "sluice.reading", "application/json")
-    return Entry(
-        series,
-        payload,
-        received_us,
-        device_boot=None if sequence is None else boot,
-        device_sequence=sequence,
-    )
+    numbered = {} if sequence is None else {"device_boot": boot, "device_sequence": sequence}
+    return entry_of(series, payload, received_us, **numbered)
+
+
+def reading_of(topic: str, payload: bytes, received_us: int = 1, port: str = "", **fields: Any) -> Reading:
+    return changed(Reading(topic, port or topic, Datum(received_us=received_us, payload=payload)), **fields)
+
+
+def entry_of(series: Series, payload: bytes, received_us: int = 1, **fields: Any) -> Entry:
+    return changed(Entry(series, Datum(received_us=received_us, payload=payload)), **fields)
+
+
+def row_of(sequence: int = 0, lane: int = 1, series: int = 1, **fields: Any) -> Row:
+    """A row that says 21.5, received after a second."""
+    return changed(Row(lane, sequence, series, Datum(received_us=1_000_000, payload=b"21.5")), **fields)
+
+
+def input_of(
+    reason: str, payload: bytes, device: str, subject: str, received_us: int = 1, **fields: Any
+) -> Quarantined:
+    datum = Datum(received_us=received_us, payload=payload)
+    return changed(Quarantined(reason=reason, device=device, subject=subject, datum=datum), **fields)
+
+
+Whole = TypeVar("Whole", Reading, Entry, Row, Quarantined)
+
+
+def changed(whole: Whole, **fields: Any) -> Whole:
+    """A copy with other fields, of its datum too."""
+    of_datum = {name: fields.pop(name) for name in Datum.__struct_fields__ if name in fields}
+    return replace(whole, datum=replace(whole.datum, **of_datum), **fields)
 
 
 @asynccontextmanager

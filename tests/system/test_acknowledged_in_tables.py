@@ -33,7 +33,7 @@ from gateway.intake.payload_identity import BINARY, BINARY_VERSION
 from gateway.intake.routes import Destination, compile_routes
 from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.record import RecordEncoder
-from gateway.reading import Reading, name_of_boot
+from gateway.reading import Datum, Reading, name_of_boot
 from gateway.settings import GatewaySettings, KafkaSettings, PayloadIdentity, RouteSettings
 from tests.support import spark_oracle
 from tests.support.buffers import CLOCK, confirm, lane_of, opened, rows, series_of
@@ -193,17 +193,18 @@ async def _sent(world: World, site: Site) -> tuple[list[Taken], list[KafkaRecord
         boot = first_boot + message.boot, 0x1A2B3C4D
         to = routes.resolve(message.topic, None, is_serial=message.port is not None)
         identity = to.identity if isinstance(to, Destination) else "none"
-        numbered = (name_of_boot(*boot), message.number) if message.has_frames else (None, None)
+        datum = Datum(received_us=1, payload=payload_of(message, boot, identity))
+        if message.has_frames:
+            datum.device_boot, datum.device_sequence = name_of_boot(*boot), message.number
         subject = message.topic if message.port is None else f"{PORT}{message.port}"
-        reading = Reading(message.topic, subject, payload_of(message, boot, identity), 1, *numbered)
         outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        door.take([reading], outcome.set_result)
+        door.take([Reading(message.topic, subject, datum)], outcome.set_result)
         assert await outcome
         if isinstance(to, Destination):
             is_named = message.has_frames or identity != "none"
             counter = counter_name(None if message.port is not None else message.topic, to.device, to.kafka_topic)
             name = Name(to.device, counter, name_of_boot(*boot), message.number) if is_named else None
-            acknowledged.append(Taken(to.device, to.kafka_topic, name, reading.payload))
+            acknowledged.append(Taken(to.device, to.kafka_topic, name, datum.payload))
     stored = await rows(world.buffer)
     records = [await _record(world, gateway, row) for row in stored]
     await confirm(world.buffer, stored)

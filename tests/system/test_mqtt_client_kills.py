@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gateway.buffer.rows import Doubt
+from gateway.reading import Doubt
 from tests.support.gateways import daemon, free_port, write_config
 from tests.support.mqtt_programs import DIGEST, PROGRAMS, Job, Running, available, build, running
 from tests.support.sizes import SEED

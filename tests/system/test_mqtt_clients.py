@@ -167,7 +167,7 @@ async def test_paho_publishes_with_every_qos(over: str, certificates: Certificat
         await paho.stop()
         await until(lambda: not listener.shared.connections)
     # Each QoS in its order; paho lets QoS 0 overtake what waits for its window of 20.
-    numbers = [int(reading.payload) for reading in intake.stored]
+    numbers = [int(reading.datum.payload) for reading in intake.stored]
     for qos in range(3):
         assert [number for number in numbers if number % 3 == qos] == list(range(qos, 300, 3))
     assert {reading.writer for reading in intake.stored} == {"m001"}
@@ -187,7 +187,7 @@ async def test_paho_sends_again_on_its_next_connection_what_was_not_stored() -> 
         intake.outcome = True
         await until(message.is_published)
         await paho.stop()
-    assert [reading.payload for reading in intake.stored] == [b"21.5"]
+    assert [reading.datum.payload for reading in intake.stored] == [b"21.5"]
 
 
 async def test_paho_finishes_its_qos_2_across_a_restart_of_the_gateway_in_the_middle() -> None:
@@ -212,7 +212,7 @@ async def test_paho_finishes_its_qos_2_across_a_restart_of_the_gateway_in_the_mi
             await paho.stop()
     finally:
         await paho.stop()
-    assert [reading.payload for reading in intake.stored] == [b"21.5"]
+    assert [reading.datum.payload for reading in intake.stored] == [b"21.5"]
 
 
 async def test_paho_against_the_daemon_that_is_killed_under_it(tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ async def test_mosquitto_pub_publishes(
         port, ca = (tls.port, ("--cafile", str(certificates.ca))) if over == "tls" else (listener.port, ())
         assert await run("mosquitto_pub", port, *READING, "-q", qos, "-V", "311", *session, *ca) == (0, "", "")
         await until(lambda: intake.stored)
-    assert [reading.payload for reading in intake.stored] == [b"21.5"]
+    assert [reading.datum.payload for reading in intake.stored] == [b"21.5"]
 
 
 @mosquitto
@@ -415,7 +415,7 @@ async def test_a_bridge_of_mosquitto_is_called_that_and_comes_in(tmp_path: Path)
                 await run("mosquitto_pub", broker.port, *READING, "-q", "1")
                 await until(lambda: intake.stored)
             assert listener.counts["mosquitto-bridge-level"] == 1
-    assert [reading.payload for reading in intake.stored] == [b"21.5"]
+    assert [reading.datum.payload for reading in intake.stored] == [b"21.5"]
     (line,) = [line for line in lines if line.get("reason") == "mosquitto-bridge-level"]
     assert "try_private false" in line["why"]
 

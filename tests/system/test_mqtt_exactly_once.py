@@ -182,14 +182,14 @@ class OneClient(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_answered_that_is_not_stored(self) -> None:
-        stored = {(reading.payload.decode(), reading.received_us) for reading in self.intake.stored}
+        stored = {(reading.datum.payload.decode(), reading.datum.received_us) for reading in self.intake.stored}
         for message in self.answered:
             assert stored & {(message.payload, arrival) for arrival in message.arrivals}, message
         copies = Counter(
-            reading.payload
+            reading.datum.payload
             for reading in self.intake.stored
-            if reading.payload.startswith(b"exactly")
-            and not (reading.redelivered and reading.payload.decode() in self.forgot)
+            if reading.datum.payload.startswith(b"exactly")
+            and not (reading.datum.doubt and reading.datum.payload.decode() in self.forgot)
         )
         assert set(copies.values()) <= {1}
 
@@ -483,7 +483,7 @@ class HealedOneClient(OneClient):
             assert self.intake.kept == {}
         left = [key for key in self.intake.kept if "/session/" not in key and not key.endswith("/released")]
         assert left == []
-        stored = {reading.payload.decode() for reading in self.intake.stored}
+        stored = {reading.datum.payload.decode() for reading in self.intake.stored}
         assert stored >= {message.payload for message in self.everything if message.qos == 2}
 
 

@@ -20,10 +20,11 @@ from gateway.buffer import schema
 from gateway.buffer.file import BufferFile
 from gateway.buffer.lanes import LANE_PREFIX
 from gateway.buffer.losses import EVENTS_DROPPED, LOSS_TYPE, loss_body
-from gateway.buffer.rows import Entry, Lane, Loss, Quarantined, Series, Span
+from gateway.buffer.rows import Entry, Lane, Loss, Series, Span
 from gateway.clock.gateway_clock import BootClock
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
+from tests.support.buffers import entry_of, input_of
 from tests.support.power_cut_vfs import (
     CuttableDisk,
     CuttableVfs,
@@ -196,13 +197,13 @@ class Card:
         def report(kind: str, lane: Lane, count: int, _: str) -> Entry:
             if kind == "lane-closed" and count < self._given_in(file.id, lane.name):
                 raise PromiseBrokenError(f"lane {lane.name} is closed with {count} rows, and has given more")
-            return Entry(Series("events", "gw", "", kind, f"sluice.gateway.{kind}", "text/plain"), self._payload(), 1)
+            return entry_of(Series("events", "gw", "", kind, f"sluice.gateway.{kind}", "text/plain"), self._payload())
 
         with file.transaction():
             file.begin_lane("", report)
             for row in file.inserted:
                 after.rows.append(
-                    Stored(row.lane, row.sequence, "", _text(row.payload, file.series.find(row.series).type))
+                    Stored(row.lane, row.sequence, "", _text(row.datum.payload, file.series.find(row.series).type))
                 )
             self._possible.append(after)
         self._acknowledge(file, disk, after)
@@ -255,21 +256,24 @@ class Card:
         self.acknowledged += len(file.inserted)
         for row in file.inserted:
             self._give(
-                file.id, file.lanes.current.name, row.sequence, _text(row.payload, file.series.find(row.series).type)
+                file.id,
+                file.lanes.current.name,
+                row.sequence,
+                _text(row.datum.payload, file.series.find(row.series).type),
             )
 
     def _insert(self, model: Model, entries: list[Entry], file: BufferFile) -> dict[tuple[str, str, int], bytes]:
         on_disk: dict[tuple[str, str, int], bytes] = {}
         sequence = file.lanes.next_sequence
         for entry in entries:
-            if entry.device_boot is not None and entry.device_sequence is not None:
-                identity = (entry.series.device, entry.device_boot, entry.device_sequence)
-                if {**self._on_disk, **on_disk}.get(identity) == entry.payload:
+            if entry.datum.device_boot is not None and entry.datum.device_sequence is not None:
+                identity = (entry.series.device, entry.datum.device_boot, entry.datum.device_sequence)
+                if {**self._on_disk, **on_disk}.get(identity) == entry.datum.payload:
                     continue
-                on_disk[identity] = entry.payload
+                on_disk[identity] = entry.datum.payload
             if entry.quarantined is not None:
-                model.quarantine.append(entry.quarantined.payload)
-            text = _text(entry.payload, entry.series.type)
+                model.quarantine.append(entry.quarantined.datum.payload)
+            text = _text(entry.datum.payload, entry.series.type)
             model.rows.append(Stored(file.lanes.current.number, sequence, entry.series.device, text))
             sequence += 1
         return on_disk
@@ -305,10 +309,10 @@ class Card:
             file.report_losses(_report, 1_000)
             # The records' order is the file's: what they say in all is ours to check.
             for row in file.inserted:
-                body = msgspec.json.decode(row.payload)
+                body = msgspec.json.decode(row.datum.payload)
                 loss = (body["device"] or "", body["reason"], body["count"])
                 after.rows.append(
-                    Stored(file.lanes.current.number, row.sequence, "", _text(row.payload, LOSS_TYPE), loss=loss)
+                    Stored(file.lanes.current.number, row.sequence, "", _text(row.datum.payload, LOSS_TYPE), loss=loss)
                 )
                 after.losses[loss[:2]] -= loss[2]
             if +after.losses or -after.losses or file.lanes.next_sequence - first != len(file.inserted):
@@ -344,9 +348,9 @@ class Card:
         # Each later than the one before: which runs of a device are its latest is told by that.
         received_us = self._numbers
         if self.chance.random() < 0.3:
-            return Entry(series, payload, received_us)
+            return entry_of(series, payload, received_us)
         self._sequences[device] += 1
-        entry = Entry(
+        entry = entry_of(
             series,
             payload,
             received_us,
@@ -364,7 +368,7 @@ class Card:
     def _unroutable(self) -> Entry:
         payload = self._payload()
         report = Series("gateway-quarantine", "gw1", "", "kitchen", "sluice.gateway.quarantined", "application/json")
-        return Entry(report, payload, 1, quarantined=Quarantined("no-route", payload, "", "kitchen", 1))
+        return entry_of(report, payload, quarantined=input_of("no-route", payload, "", "kitchen"))
 
     def _marks(self) -> list[Mark]:
         return [
@@ -421,11 +425,11 @@ class Card:
         """Of what was not acknowledged: what the file holds now, and will recognise."""
         texts = {row.text for row in found.rows}
         return {
-            (entry.series.device, entry.device_boot, entry.device_sequence): entry.payload
+            (entry.series.device, entry.datum.device_boot, entry.datum.device_sequence): entry.datum.payload
             for entry in self._attempted
-            if entry.device_boot is not None
-            and entry.device_sequence is not None
-            and _text(entry.payload, entry.series.type) in texts
+            if entry.datum.device_boot is not None
+            and entry.datum.device_sequence is not None
+            and _text(entry.datum.payload, entry.series.type) in texts
         }
 
     def _give(self, buffer_id: str, lane: str, sequence: int, text: str) -> None:
@@ -468,7 +472,7 @@ def _text(payload: bytes, type_: str) -> str:
 
 
 def _report(loss: Loss) -> Entry:
-    return Entry(EVENTS, msgspec.json.encode(loss_body(loss)), 1)
+    return entry_of(EVENTS, msgspec.json.encode(loss_body(loss)))
 
 
 def _observe(file: BufferFile) -> Model:
@@ -577,7 +581,7 @@ def cut_the_start_after_a_failed_sync(root: Path, vfs: CuttableVfs, operation: i
     series = Series("device-thermo", "42", "42", "device/42/thermo", "sluice.reading", "text/plain")
     with closing(start(disk)) as file:
         with file.transaction():
-            file.insert([Entry(series, b"%d" % number * 100, 1) for number in range(100)])
+            file.insert([entry_of(series, b"%d" % number * 100) for number in range(100)])
         before = _observe(file)
         disk.sync_fails = lambda: True
         with suppress(sqlite3.OperationalError), file.transaction():

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from gateway.buffer import sqlite_pages
-from gateway.buffer.rows import Quarantined, Row, Span
+from gateway.buffer.rows import ROW_COLUMNS, Quarantined, Row, Span
 from gateway.buffer.schema import MIGRATIONS
 from gateway.buffer.sqlite_pages import (
     FILE_HEADER_BYTES,
@@ -704,7 +704,7 @@ class OverflowCheck:
 
     def is_damaged(self, row: Row) -> bool:
         """Whether a row is known to be damaged. If the row cannot be found here, SQLite is believed."""
-        if len(row.payload) + len(row.device_boot or "") < LOCAL_BYTES_MIN:
+        if len(row.datum.payload) + len(row.datum.device_boot or "") < LOCAL_BYTES_MIN:
             return False
         key, number, path = (row.lane, row.sequence), self._root, self._path
         self._path = {}
@@ -741,10 +741,8 @@ def _rank(key: Key) -> int:
 def found_rows(scan: Scan, after: Key, wanted: Callable[[Key], bool]) -> Iterator[Row]:
     """Rows of `reading`, in order."""
     for _, values in scan.entries(after, wanted):
-        # Rows stored before the last columns were added lack these.
-        padded = (*values, *_LATER_COLUMNS[len(values) - _READING_COLUMNS[0] :])
         try:
-            row = msgspec.convert(padded, Row)
+            row = msgspec.convert((*values[:3], values[3:]), Row)
         except msgspec.ValidationError:
             scan.is_faulty = True
         else:
@@ -756,16 +754,15 @@ def found_quarantined(scan: Scan, after: int, wanted: Callable[[Key], bool]) -> 
     for (_, number), values in scan.entries((0, after), wanted):
         columns = dict(zip(_QUARANTINE_COLUMNS, values[1:], strict=False))
         try:
-            input_ = msgspec.convert(columns, Quarantined)
+            input_ = Quarantined.checked(columns)
         except msgspec.ValidationError:
             scan.is_faulty = True
         else:
             yield number, input_
 
 
-_LATER_COLUMNS = (0, None)
-"""Values of `doubt` and `device_time_us` in rows that were stored before these columns were added."""
-_READING_COLUMNS = range(len(Row.__struct_fields__) - len(_LATER_COLUMNS), len(Row.__struct_fields__) + 1)
+_READING_COLUMNS = range(len(ROW_COLUMNS) - 2, len(ROW_COLUMNS) + 1)
+"""Rows stored before the last two columns were added lack these."""
 _QUARANTINE_COLUMNS = (
     "boot_id",
     "received_us",

@@ -21,7 +21,18 @@ import msgspec
 import structlog
 
 from gateway.buffer.boots import adopt_boots, is_ordered, order_by_lanes
-from gateway.buffer.rows import Lane, Loss, Quarantined, Row, Series, Span, is_sound, spans_of
+from gateway.buffer.rows import (
+    QUARANTINE_COLUMNS,
+    ROW_COLUMNS,
+    Lane,
+    Loss,
+    Quarantined,
+    Row,
+    Series,
+    Span,
+    is_sound,
+    spans_of,
+)
 from gateway.buffer.salvage.aside import final_name
 from gateway.buffer.salvage.page_scan import (
     SHAPES,
@@ -61,7 +72,6 @@ GAPS_MAX = 1_000
 """Gaps that are remembered, to which the b-trees do not lead. Beyond it, the nearest gaps are joined."""
 WORK_S = 0.01
 """Seconds that a scan works before it lets the daemon work for as long."""
-_QUARANTINE_FIELDS = Quarantined.__struct_fields__
 _QUARANTINE = "SELECT number, {} FROM quarantine WHERE number >= ? ORDER BY number LIMIT ?"
 _ROWS = "SELECT {} FROM reading WHERE lane = ? AND sequence >= ? ORDER BY sequence LIMIT ?"
 _OF_OLDER_FILES = {"doubt": "0", "event_error_us": "0"}
@@ -451,7 +461,7 @@ class Salvage(threading.Thread):
                 self._hand_over_scanned(rows, series, certain=scan.certain)
                 rows, size = [], 0
             rows.append(row)
-            size += len(row.payload)
+            size += len(row.datum.payload)
         if rows:
             self._hand_over_scanned(rows, series, certain=scan.certain)
         # If every row that the file had was found, nothing is missing, whatever the b-trees hid.
@@ -476,7 +486,7 @@ class Salvage(threading.Thread):
         size = 0
         for number, input_ in found_quarantined(scan, self._progress.quarantine_scanned, Wanted(gaps)):
             chunk.append((number, input_))
-            size += len(input_.payload)
+            size += len(input_.datum.payload)
             if len(chunk) >= QUARANTINE_CHUNK_ROWS or size >= CHUNK_BYTES:
                 self._hand_over_quarantined(chunk, series)
                 chunk, size = [], 0
@@ -874,14 +884,14 @@ def _read_quarantine_chunk(connection: sqlite3.Connection, start: int) -> tuple[
     chunk: list[tuple[int, Quarantined]] = []
     size = 0
     try:
-        statement = _QUARANTINE.format(_columns(connection, "quarantine", _QUARANTINE_FIELDS))
+        statement = _QUARANTINE.format(_columns(connection, "quarantine", QUARANTINE_COLUMNS))
         for number, *values in connection.execute(statement, (start, QUARANTINE_CHUNK_ROWS)):
             # A number of another type or out of order, or a field of another type, means that this is another page.
             if type(number) is not int or number < (chunk[-1][0] + 1 if chunk else start):
                 return chunk, True
-            input_ = msgspec.convert(dict(zip(_QUARANTINE_FIELDS, values, strict=True)), Quarantined)
+            input_ = Quarantined.checked(dict(zip(QUARANTINE_COLUMNS, values, strict=True)))
             chunk.append((number, input_))
-            size += len(input_.payload)
+            size += len(input_.datum.payload)
             if size >= CHUNK_BYTES:
                 break
     except (*_UNREADABLE, msgspec.ValidationError):
@@ -940,9 +950,9 @@ def _read_chunk(connection: sqlite3.Connection, lane: int, start: int) -> tuple[
     size = 0
     try:
         # One row more than is returned. The next row shows that the last one is in its place.
-        statement = _ROWS.format(_columns(connection, "reading", Row.__struct_fields__))
+        statement = _ROWS.format(_columns(connection, "reading", ROW_COLUMNS))
         for values in connection.execute(statement, (lane, start, CHUNK_ROWS + 1)):
-            row = Row(*values)
+            row = Row.of_columns(values)
             # A damaged page may also read as nonsense.
             if not is_sound(row) or row.lane != lane:
                 return rows, True
@@ -952,7 +962,7 @@ def _read_chunk(connection: sqlite3.Connection, lane: int, start: int) -> tuple[
             if len(rows) >= CHUNK_ROWS or size >= CHUNK_BYTES:
                 return rows, False
             rows.append(row)
-            size += len(row.payload)
+            size += len(row.datum.payload)
     except _UNREADABLE:
         return rows, True
     return rows, False

@@ -24,19 +24,22 @@ from gateway.buffer.lanes import LANE_PREFIX
 from gateway.buffer.losses import LOSS_TYPE, loss_body
 from gateway.buffer.read_rows import READ_BYTES_MAX
 from gateway.buffer.room import Room
-from gateway.buffer.rows import START, Doubt, Entry, Lane, Loss, Position, Quarantined, Series, Span, spans_of
+from gateway.buffer.rows import START, Entry, Lane, Loss, Position, Series, Span, spans_of
 from gateway.buffer.status import read_status
 from gateway.clock.kernel_clock import boottime_us
-from gateway.reading import BufferFileError, Mark
+from gateway.reading import BufferFileError, Doubt, Mark
 from gateway.settings import BufferSettings
 from tests.support.buffers import (
     BOOT,
     CLOCK,
     append,
+    changed,
     confirm,
     entry,
+    entry_of,
     failure,
     fill,
+    input_of,
     is_full,
     is_held,
     lane_of,
@@ -73,7 +76,7 @@ async def test_rows_stay_until_confirmed_and_go_afterwards(tmp_path: Path) -> No
         kept = await rows(buffer)
         await confirm(buffer, kept[:3])
         await store(buffer, [entry(b"5")])
-        assert [row.payload for row in await rows(buffer)] == [b"3", b"4", b"5"]
+        assert [row.datum.payload for row in await rows(buffer)] == [b"3", b"4", b"5"]
         assert buffer.state.rows == 3
 
 
@@ -129,7 +132,7 @@ async def test_a_retransmission_is_acknowledged_again_and_stored_once_across_res
         assert await store(buffer, [entry(b"b", sequence=1)])
     async with opened(path) as buffer:
         assert await store(buffer, [entry(b"b", sequence=1), entry(b"c", sequence=2)])
-        assert [row.payload for row in await rows(buffer)] == [b"a", b"b", b"c"]
+        assert [row.datum.payload for row in await rows(buffer)] == [b"a", b"b", b"c"]
         assert buffer.counts["duplicate"] == 1
 
 
@@ -145,7 +148,7 @@ async def test_a_rebooted_sensor_starts_at_zero_again_and_loses_nothing(tmp_path
 async def test_the_same_identity_with_another_payload_is_stored_flagged_and_counted(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
         await store(buffer, [entry(b"a", sequence=0), entry(b"b", sequence=0), entry(b"c", sequence=1)])
-        assert [(row.payload, row.doubt) for row in await rows(buffer)] == [
+        assert [(row.datum.payload, row.datum.doubt) for row in await rows(buffer)] == [
             (b"a", 0),
             (b"b", Doubt.CONFLICT),
             (b"c", 0),
@@ -166,7 +169,7 @@ async def test_a_full_buffer_holds_what_comes_and_goes_on_when_there_is_room(tmp
         buffer.confirm(buffer.id, spans_of(kept))
         assert await asyncio.wait_for(held, 10)
         assert await asyncio.wait_for(behind, 10)
-        assert [len(row.payload) for row in await rows(buffer)] == [50_000, len(b"behind")]
+        assert [len(row.datum.payload) for row in await rows(buffer)] == [50_000, len(b"behind")]
         assert not buffer.cannot_store
 
 
@@ -234,7 +237,7 @@ async def test_drop_oldest_makes_room_and_accounts_for_what_went(tmp_path: Path)
         kept = await rows(buffer)
         assert not buffer.cannot_store
         assert buffer.state.bytes_used <= 1_000_000
-        assert [int(row.payload) for row in kept] == list(range(3_000 - len(kept), 3_000))
+        assert [int(row.datum.payload) for row in kept] == list(range(3_000 - len(kept), 3_000))
         losses: list[Loss] = []
         await buffer.report_losses(lambda loss: losses.append(loss) or entry(b"report"))  # type: ignore[func-returns-value]
     assert sum(loss.count for loss in losses) == 3_000 - len(kept) == buffer.counts["dropped"]
@@ -249,7 +252,7 @@ async def test_a_dropped_loss_record_is_counted_again(tmp_path: Path) -> None:
     gateway = Series("gateway-events", "gw1", "", "loss", LOSS_TYPE, "application/json")
 
     def report(loss: Loss) -> Entry:
-        return Entry(gateway, json.dumps(loss_body(loss)).encode(), 5)
+        return entry_of(gateway, json.dumps(loss_body(loss)).encode(), 5)
 
     async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest", fair_from=1.0) as buffer:
         buffer.count_loss(Loss("42", "refused-qos0", BOOT, 7, 100, 200))
@@ -271,7 +274,7 @@ async def test_readings_that_waited_too_long_are_dropped_and_counted(tmp_path: P
             while buffer.counts["dropped"] < 3:
                 buffer._commits._age_due_s = 0.0
                 await store(buffer, [entry(b"ride", received_us=now_us)])
-        assert {row.payload for row in await rows(buffer)} == {b"young", b"ride"}
+        assert {row.datum.payload for row in await rows(buffer)} == {b"young", b"ride"}
 
 
 async def test_the_disk_of_others_counts(tmp_path: Path) -> None:
@@ -317,7 +320,7 @@ async def test_a_reading_that_no_disk_can_store_costs_nobody_else_anything(tmp_p
         bad = append(buffer, [entry(b"", received_us=2**70)])
         after = append(buffer, [entry(b"after")])
         assert (await good, await bad, await after) == (True, False, True)
-        assert [row.payload for row in await rows(buffer)] == [b"before", b"after"]
+        assert [row.datum.payload for row in await rows(buffer)] == [b"before", b"after"]
         assert failure(buffer) is None
 
 
@@ -327,7 +330,7 @@ async def test_quarantined_input_is_kept_whole_and_bounded(tmp_path: Path) -> No
         for number in range(5):
             await store(
                 buffer,
-                [replace(entry(b"report"), quarantined=Quarantined("no-route", b"raw %d" % number, "", "kitchen", 1))],
+                [replace(entry(b"report"), quarantined=input_of("no-route", b"raw %d" % number, "", "kitchen"))],
             )
         assert buffer.counts["quarantine-overflow"] == 2
         assert len(await rows(buffer)) == 5
@@ -352,7 +355,7 @@ async def test_a_commit_that_fails_is_not_acknowledged_and_leaves_no_trace(tmp_p
         assert failure(buffer) is None
         (first,) = await rows(buffer)  # the other is more than one read gives
         (second,) = await rows(buffer, Position(first.lane, first.sequence))
-        assert (first.sequence, second.sequence, len(second.payload)) == (0, 1, 20_000_000)
+        assert (first.sequence, second.sequence, len(second.datum.payload)) == (0, 1, 20_000_000)
 
 
 async def test_a_file_that_is_no_database_is_set_aside_and_never_deleted(tmp_path: Path) -> None:
@@ -380,7 +383,7 @@ async def test_a_file_that_turns_out_corrupt_is_replaced_while_running(tmp_path:
             stored = stored or await store(buffer, [entry(b"after", sequence=0)])
         assert stored
         assert buffer.id != first_id
-        assert [row.payload for row in await rows(buffer)] == [b"after"]
+        assert [row.datum.payload for row in await rows(buffer)] == [b"after"]
     assert list(tmp_path.glob("buffer.db.corrupt-*"))
 
 
@@ -414,7 +417,7 @@ async def test_damage_that_the_start_finds_is_set_aside_too(tmp_path: Path) -> N
     damage(path)
     async with opened(path) as buffer:
         assert await store(buffer, [entry(b"after")])
-        assert b"after" in {row.payload for row in await rows(buffer)}
+        assert b"after" in {row.datum.payload for row in await rows(buffer)}
     assert list(tmp_path.glob("buffer.db.corrupt-*"))
 
 
@@ -437,9 +440,7 @@ async def mend(buffer: Buffer) -> None:
 async def test_a_rolled_back_quarantine_leaves_nothing_behind(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
         await store(buffer, [entry(b"poison", "42")])
-        report = replace(
-            entry(b"report", "gw1"), quarantined=Quarantined("record-too-large", b"poison", "", "kitchen", 1)
-        )
+        report = replace(entry(b"report", "gw1"), quarantined=input_of("record-too-large", b"poison", "", "kitchen"))
         # Fails at its very end: a trigger refuses what the transaction writes last.
         connection = buffer.attachment.file.connection
         await buffer.run(
@@ -454,7 +455,7 @@ async def test_a_rolled_back_quarantine_leaves_nothing_behind(tmp_path: Path) ->
         await buffer.quarantine(buffer.id, [report], [])
         kept = await rows(buffer)
         devices = [(await series_of(buffer, row.series)).device for row in kept]
-        assert list(zip([row.payload for row in kept], devices, strict=True)) == [
+        assert list(zip([row.datum.payload for row in kept], devices, strict=True)) == [
             (b"poison", "42"),
             (b"other", "43"),
             (b"report", "gw1"),
@@ -515,7 +516,7 @@ async def test_quarantined_bytes_never_keep_readings_out(tmp_path: Path) -> None
     path = tmp_path / "buffer.db"
     async with opened(path, bytes_max=2_000_000) as buffer:
         for number in range(40):
-            unroutable = replace(entry(b"report"), quarantined=Quarantined("no-route", bytes(60_000), "", "kitchen", 1))
+            unroutable = replace(entry(b"report"), quarantined=input_of("no-route", bytes(60_000), "", "kitchen"))
             assert await store(buffer, [unroutable]), number
         kept = await rows(buffer)
         buffer.confirm(buffer.id, spans_of(kept))
@@ -574,7 +575,7 @@ async def test_a_row_whose_key_is_damaged_does_not_end_forwarding(tmp_path: Path
         with pytest.raises(BufferFileError):
             await rows(buffer)
         await until(lambda: buffer.id != former and bool(buffer.attachment.salvaged))
-        assert [row.payload for row in await rows(buffer)][:4] == [b"0", b"1", b"2", b"3"]
+        assert [row.datum.payload for row in await rows(buffer)][:4] == [b"0", b"1", b"2", b"3"]
         # Nobody is told of the million million readings that would have stood between.
         assert (buffer.attachment.salvaged[0].progress.taken, buffer.attachment.salvaged[0].missing) == (5, 0)
 
@@ -585,8 +586,8 @@ async def test_large_payloads_are_read_some_at_a_time(tmp_path: Path) -> None:
         assert await store(buffer, [entry(payload) for payload in payloads])
         found, position = [], START
         while some := await rows(buffer, position):
-            assert len(some) == 1 or sum(len(row.payload) for row in some) <= READ_BYTES_MAX
-            found += [row.payload for row in some]
+            assert len(some) == 1 or sum(len(row.datum.payload) for row in some) <= READ_BYTES_MAX
+            found += [row.datum.payload for row in some]
             position = Position(some[-1].lane, some[-1].sequence)
         assert found == payloads
 
@@ -632,7 +633,7 @@ async def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
 async def test_pending_lanes_tell_the_earliest_event_time_until_drained(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     async with opened(path) as buffer:
-        late = replace(entry(received_us=900), event_us=100)
+        late = changed(entry(received_us=900), event_us=100)
         await store(buffer, [entry(received_us=500), late])
     async with opened(path) as buffer:
         await store(buffer, [entry(received_us=1_000)])
@@ -661,14 +662,14 @@ async def test_a_lane_begins_and_the_one_before_it_is_closed_with_its_count(tmp_
         second = buffer.lane
         await store(buffer, [entry(b"c")])
         live = await rows(buffer, Position(second.number, -1))
-        assert [row.payload for row in live] == [
+        assert [row.datum.payload for row in live] == [
             b"lane-closed %s 3 uplink-down" % first.name.encode(),
             b"lane-opened %s 0 uplink-down" % second.name.encode(),
             b"c",
         ]
         assert [row.sequence for row in live] == [0, 1, 2]
         _, behind = await buffer.read_backlog(START, 100, second.number)
-        assert [row.payload for row in behind] == [b"lane-opened %s 0 start" % first.name.encode(), b"a", b"b"]
+        assert [row.datum.payload for row in behind] == [b"lane-opened %s 0 start" % first.name.encode(), b"a", b"b"]
         assert buffer.state.backlog_lanes == 1
         await confirm(buffer, behind)
         await until(lambda: buffer.state.backlog_lanes == 0)
@@ -688,7 +689,7 @@ async def test_a_killed_gateways_lane_is_closed_by_the_next_start_with_its_count
         # The second start finds that it was told.
         async with opened(path) as buffer:
             await buffer.transact(lambda file: file.report_lanes("start", _lane_report))
-            told = [row.payload for row in await rows(buffer)]
+            told = [row.datum.payload for row in await rows(buffer)]
     assert told.count(b"lane-closed %s 3 start" % first.name.encode()) == 1
 
 
@@ -760,13 +761,13 @@ async def test_rows_between_those_that_wait_may_be_confirmed(tmp_path: Path) -> 
         await store(buffer, [entry(b"%d" % number, received_us=100 + number) for number in range(6)])
         kept = await rows(buffer)
         await confirm(buffer, [kept[1], kept[2], kept[5]])
-        assert [row.payload for row in await rows(buffer)] == [b"0", b"3", b"4"]
+        assert [row.datum.payload for row in await rows(buffer)] == [b"0", b"3", b"4"]
         await until(lambda: buffer.state.rows == 3)
         (lane,) = (await buffer.outstanding()).lanes
         assert lane.event_from_us == 100
     async with opened(path) as buffer:
         assert buffer.state.rows == 3
-        assert [row.payload for row in await rows(buffer)] == [b"0", b"3", b"4"]
+        assert [row.datum.payload for row in await rows(buffer)] == [b"0", b"3", b"4"]
 
 
 async def test_what_waits_for_its_commit_is_pending_too(tmp_path: Path) -> None:
@@ -909,7 +910,7 @@ class BufferMachine(RuleBasedStateMachine):
                 if not kept:
                     await asyncio.sleep(0.01)
                     continue
-                assert [row.payload for row in kept] == self.model[: len(kept)]
+                assert [row.datum.payload for row in kept] == self.model[: len(kept)]
                 taken = kept[: max(1, int(len(kept) * share))]
                 self.buffer.confirm(self.buffer.id, spans_of(taken))
                 del self.model[: len(taken)]
@@ -931,7 +932,7 @@ class BufferMachine(RuleBasedStateMachine):
 
         self.loop.run_until_complete(send())
         self.power_cut()
-        kept = [row.payload for row in self.loop.run_until_complete(rows(self.buffer))]
+        kept = [row.datum.payload for row in self.loop.run_until_complete(rows(self.buffer))]
         if kept != self.model:
             self.model += payloads
 
@@ -954,7 +955,7 @@ class BufferMachine(RuleBasedStateMachine):
     @invariant()
     def holds_what_the_model_holds(self) -> None:
         kept = self.loop.run_until_complete(rows(self.buffer))
-        assert [row.payload for row in kept] == self.model
+        assert [row.datum.payload for row in kept] == self.model
         assert self.buffer.state.rows == len(self.model)
         kept_marks = self.loop.run_until_complete(marks_of(self.buffer, ""))
         assert {key: value for key, value in kept_marks.items() if not key.startswith(LANE_PREFIX)} == self.marks

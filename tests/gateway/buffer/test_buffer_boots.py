@@ -338,7 +338,7 @@ async def test_that_a_row_goes_out_without_a_clock_is_on_disk_before_it_goes(tmp
         await until(lambda: buffer.owes_correction)
         (made,) = await buffer.report_corrections(report)
         assert made.boot_id == "a"
-        assert (await rows(buffer))[-1].payload == report(made).payload
+        assert (await rows(buffer))[-1].datum.payload == report(made).datum.payload
 
 
 async def test_a_crowded_buffer_waits_with_corrections(tmp_path: Path) -> None:

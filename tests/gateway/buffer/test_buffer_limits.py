@@ -16,10 +16,22 @@ from gateway.buffer.buffer import Buffer
 from gateway.buffer.deletion import Deletion
 from gateway.buffer.dropping import Dropping
 from gateway.buffer.room import Room
-from gateway.buffer.rows import Loss, Position, Quarantined, Row, Span, joined, spans_of, without
+from gateway.buffer.rows import Loss, Position, Row, Span, joined, spans_of, without
 from gateway.clock.kernel_clock import boottime_us
 from gateway.reading import BufferFileError
-from tests.support.buffers import append, confirm, entry, is_held, losses, marks_of, opened, rows, store
+from tests.support.buffers import (
+    append,
+    confirm,
+    entry,
+    input_of,
+    is_held,
+    losses,
+    marks_of,
+    opened,
+    row_of,
+    rows,
+    store,
+)
 from tests.support.waiting import patience, until
 
 if TYPE_CHECKING:
@@ -219,9 +231,7 @@ _spans = st.lists(st.builds(lambda lane, first, more: Span(lane, first, first + 
 @given(_spans)
 def test_a_row_that_is_in_any_of_the_spans_is_left_out(spans: list[Span]) -> None:
     """Spans may overlap: what was sent twice is confirmed twice."""
-    all_rows = [
-        Row(lane, sequence, 0, 0, None, 0, None, None, None, b"", 0) for lane in range(13) for sequence in range(25)
-    ]
+    all_rows = [row_of(sequence, lane) for lane in range(13) for sequence in range(25)]
     left = [
         row
         for row in all_rows
@@ -289,17 +299,17 @@ async def test_a_dead_thread_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
 
 async def test_quarantined_input_is_taken_in_again_once_whoever_asks(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
-        input_ = Quarantined("no-route", b"raw", "", "kitchen", 1)
+        input_ = input_of("no-route", b"raw", "", "kitchen")
         await buffer.quarantine(buffer.id, [replace(entry(b"report"), quarantined=input_)], [])
         again = {1: entry(b"raw")}
         await asyncio.gather(*(buffer.transact(lambda file: file.requeue(again, {})) for _ in range(2)))
-        assert [row.payload for row in await rows(buffer)] == [b"report", b"raw"]
+        assert [row.datum.payload for row in await rows(buffer)] == [b"report", b"raw"]
 
 
 async def test_quarantine_overflow_is_counted_by_device_in_its_transaction(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db", quarantine_rows_max=1) as buffer:
         for device in ("a", "b"):
-            input_ = Quarantined("no-route", b"raw", device, "kitchen", 7)
+            input_ = input_of("no-route", b"raw", device, "kitchen", 7)
             await buffer.quarantine(buffer.id, [replace(entry(b"report"), quarantined=input_)], [])
         (loss,) = await losses(buffer)
         assert (loss.device, loss.reason, loss.count, loss.first_us) == ("a", "quarantine-overflow", 1, 7)
@@ -316,7 +326,7 @@ async def test_a_lane_whose_age_nobody_knows_does_not_keep_the_others(tmp_path: 
     file.close()
     async with opened(path, age_max_s=3600) as buffer:
         await until(lambda: buffer.counts["dropped"] == 1)
-        assert [row.payload for row in await rows(buffer)] == [b"boot-0"]
+        assert [row.datum.payload for row in await rows(buffer)] == [b"boot-0"]
 
 
 async def test_loss_records_do_not_fill_a_full_buffer(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.losses import LOSS_TYPE, loss_body
-from gateway.buffer.rows import Loss, Quarantined, Series
+from gateway.buffer.rows import Loss, Series
 from gateway.buffer.status import read_status
-from tests.support.buffers import entry, losses, opened, quarantined_of, rows, store
+from tests.support.buffers import entry, input_of, losses, opened, quarantined_of, rows, store
 
 
 async def test_what_is_dropped_from_the_quarantine_is_counted_in_that_transaction(tmp_path: Path) -> None:
@@ -23,14 +23,14 @@ async def test_what_is_dropped_from_the_quarantine_is_counted_in_that_transactio
             await store(buffer, [replace(entry(payload), series=series)])
         report, started = (row.series for row in await rows(buffer))
         for input_ in (
-            Quarantined("no-route", b"raw", "", "kitchen", 7),
+            input_of("no-route", b"raw", "", "kitchen", 7),
             *(
-                Quarantined("no-route", b"raw", "42", "shed", 8, event_us=3 + n, device_boot="b", device_sequence=n)
+                input_of("no-route", b"raw", "42", "shed", 8, event_us=3 + n, device_boot="b", device_sequence=n)
                 for n in range(2)
             ),
-            Quarantined("topic-unknown", msgspec.json.encode(loss_body(told)), "", "loss", 9, series=report),
-            Quarantined("topic-unknown", b"{}", "", "boot", 9, series=started),
-            Quarantined("topic-unknown", b"no loss record", "", "loss", 10, series=report),
+            input_of("topic-unknown", msgspec.json.encode(loss_body(told)), "", "loss", 9, series=report),
+            input_of("topic-unknown", b"{}", "", "boot", 9, series=started),
+            input_of("topic-unknown", b"no loss record", "", "loss", 10, series=report),
         ):
             await buffer.quarantine(buffer.id, [replace(entry(b"report"), quarantined=input_)], [])
         assert await buffer.transact(lambda file: file.lose_quarantined([1, 2, 3, 4, 5, 6, 99])) == 6
@@ -52,7 +52,7 @@ async def test_what_is_dropped_from_the_quarantine_is_counted_in_that_transactio
 
 async def test_what_is_taken_out_of_the_quarantine_to_be_sent_is_not_lost(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
-        input_ = Quarantined("no-route", b"raw", "", "kitchen", 1)
+        input_ = input_of("no-route", b"raw", "", "kitchen")
         await buffer.quarantine(buffer.id, [replace(entry(b"report"), quarantined=input_)], [])
         await buffer.transact(lambda file: file.requeue({1: entry(b"raw")}, {}))
         assert await losses(buffer) == []
@@ -61,7 +61,7 @@ async def test_what_is_taken_out_of_the_quarantine_to_be_sent_is_not_lost(tmp_pa
 async def test_what_makes_room_there_is_counted_with_its_sequence(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db", quarantine_rows_max=1) as buffer:
         for sequence in range(3):
-            input_ = Quarantined(
+            input_ = input_of(
                 "topic-unknown", b"raw", "42", "shed", 7, event_us=5, device_boot="b", device_sequence=sequence
             )
             await buffer.quarantine(buffer.id, [replace(entry(b"report"), quarantined=input_)], [])
@@ -75,12 +75,12 @@ async def test_a_device_that_fills_it_pushes_out_its_own_alone(tmp_path: Path) -
     bounds: dict[str, Any] = {"quarantine_rows_max": 20, "quarantine_bytes_max": 100_000}
 
     async def set_aside(buffer: Buffer, device: str, payload: bytes) -> None:
-        input_ = Quarantined("no-route", payload, device, "shed", 1)
+        input_ = input_of("no-route", payload, device, "shed")
         await buffer.quarantine(buffer.id, [replace(entry(b"report"), quarantined=input_)], [])
 
     async def kept(buffer: Buffer) -> list[str]:
         found = (await quarantined_of(buffer, range(1, 200))).values()
-        return [input_.payload[:8].decode() for input_ in found]
+        return [input_.datum.payload[:8].decode() for input_ in found]
 
     async with opened(path, bytes_max=10_000_000, **bounds) as buffer:
         await set_aside(buffer, "bad", b"bad 0")
@@ -109,11 +109,11 @@ async def test_a_long_topic_counts_for_the_quarantines_bound(tmp_path: Path) -> 
     async with opened(path, bytes_max=10_000_000) as buffer:
         for number in range(40):
             topic = f"{number}".ljust(60_000, "x")
-            input_ = Quarantined("no-route", b"raw", "", topic, 1, topic)
+            input_ = input_of("no-route", b"raw", "", topic, topic=topic)
             assert await store(buffer, [replace(entry(b"report"), quarantined=input_)])
         assert buffer.state.bytes_used < 1_300_000
         assert buffer.counts["quarantine-overflow"] == 32
     async with opened(path, bytes_max=10_000_000) as buffer:
-        input_ = Quarantined("no-route", b"raw", "", "x" * 60_000, 1, "x" * 60_000)
+        input_ = input_of("no-route", b"raw", "", "x" * 60_000, topic="x" * 60_000)
         assert await store(buffer, [replace(entry(b"report"), quarantined=input_)])
         assert buffer.counts["quarantine-overflow"] == 1

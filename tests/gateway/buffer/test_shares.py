@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gateway.buffer import dropping, shares
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.room import row_bytes
-from gateway.buffer.rows import START, Entry, Origin, Position, Quarantined, Row, Series
+from gateway.buffer.rows import START, Entry, Origin, Position, Row, Series
 from gateway.buffer.shares import kept_bytes, kept_days
 from gateway.settings import BufferSettings
-from tests.support.buffers import BOOT, CLOCK, confirm, entry, losses, opened, rows, store
+from tests.support.buffers import BOOT, CLOCK, confirm, entry, entry_of, input_of, losses, opened, rows, store
 from tests.support.waiting import until
 
 BROKER = Origin(leaves_room=True, is_broker=True)
@@ -167,7 +167,7 @@ async def test_a_broker_brings_the_others_readings_although_one_of_its_devices_h
     async with opened(tmp_path / "buffer.db", bytes_max=4_000_000) as buffer:
         for _ in range(40):
             assert await send(buffer, [entry(bytes(60_000), "bad"), entry(b"1", "good")], BROKER)
-        kept = [row.payload for row in await all_rows(buffer)]
+        kept = [row.datum.payload for row in await all_rows(buffer)]
         assert kept.count(b"1") == 40
         (loss,) = await losses(buffer)
         assert (loss.device, loss.reason, loss.count) == ("bad", "above-share", 80 - len(kept))
@@ -208,7 +208,7 @@ async def test_many_topics_count_as_what_they_take(tmp_path: Path) -> None:
         for number in range(200):
             topics = [f"device/bad/{number}-{n}".ljust(200, "x") for n in range(10)]
             series = [Series(topic, "bad", "bad", topic, "sluice.reading", "text/plain", topic) for topic in topics]
-            if not await send(buffer, [Entry(each, b"1", 1) for each in series]):
+            if not await send(buffer, [entry_of(each, b"1") for each in series]):
                 break
         assert buffer.counts["share-refused"]
         assert buffer.state.bytes_used < 2_100_000
@@ -239,7 +239,7 @@ async def test_drop_oldest_drops_the_oldest_of_those_that_hold_too_much(tmp_path
             assert await send(buffer, [entry(b"%d" % number, "good")])
         for number in range(100):
             assert await send(buffer, [entry(b"%d" % number + bytes(60_000), "bad")])
-        kept = [row.payload for row in await all_rows(buffer)]
+        kept = [row.datum.payload for row in await all_rows(buffer)]
         assert kept[:300] == [b"%d" % number for number in range(300)]
         bad = [int(payload.strip(b"\0")) for payload in kept[300:]]
         assert bad == list(range(100 - len(bad), 100)), "its newest are kept"
@@ -269,7 +269,7 @@ async def test_its_oldest_are_found_behind_many_of_others_after_a_restart_too(
                 assert await send(buffer, [entry(b"%d" % sent + bytes(60_000), "bad")])
                 sent += 1
     async with opened(path) as buffer:
-        kept = [row.payload for row in await all_rows(buffer)]
+        kept = [row.datum.payload for row in await all_rows(buffer)]
         assert kept[:2_000] == [b"%d" % number for number in range(2_000)]
         bad = [int(payload.strip(b"\0")) for payload in kept[2_000:]]
         assert bad == list(range(sent - len(bad), sent))
@@ -348,8 +348,8 @@ class NeighbourMachine(RuleBasedStateMachine):
     def attack_with_what_no_route_takes(self, count: int) -> None:
         async def send_all() -> None:
             for number in range(count):
-                input_ = Quarantined("no-route", bytes(20_000), "bad", "kitchen", number)
-                report = Entry(entry(b"", "bad").series, bytes(27_000), 1, quarantined=input_)
+                input_ = input_of("no-route", bytes(20_000), "bad", "kitchen", number)
+                report = entry_of(entry(b"", "bad").series, bytes(27_000), quarantined=input_)
                 await send(self.buffer, [report])
 
         self.loop.run_until_complete(send_all())
@@ -360,7 +360,7 @@ class NeighbourMachine(RuleBasedStateMachine):
             for number in range(count):
                 subject = f"device/bad/{self.sent}-{number}".ljust(240, "x")
                 series = Series(subject.replace("/", "-"), "bad", "bad", subject, "sluice.reading", "text/plain")
-                await send(self.buffer, [Entry(series, b"1", 1)])
+                await send(self.buffer, [entry_of(series, b"1")])
 
         self.loop.run_until_complete(send_all())
 
@@ -386,7 +386,7 @@ class NeighbourMachine(RuleBasedStateMachine):
             taken = found[first : first + round(share * 100)]
             if taken:
                 await confirm(self.buffer, taken)
-                gone = {row.payload for row in taken}
+                gone = {row.datum.payload for row in taken}
                 self.good = [payload for payload in self.good if payload not in gone]
 
         self.loop.run_until_complete(take())
@@ -414,7 +414,11 @@ class NeighbourMachine(RuleBasedStateMachine):
     def the_good_one_is_kept(self) -> None:
         if hasattr(self, "loop"):
             found = self.loop.run_until_complete(all_rows(self.buffer))
-            of_good = [row.payload for row in found if row.payload.strip(b"\0").isdigit() and len(row.payload) > 9]
+            of_good = [
+                row.datum.payload
+                for row in found
+                if row.datum.payload.strip(b"\0").isdigit() and len(row.datum.payload) > 9
+            ]
             assert of_good == self.good
             assert not self.buffer.state.full
 

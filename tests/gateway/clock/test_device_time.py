@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gateway.buffer.rows import Row
 from gateway.clock.floor import RELEASED_US
 from gateway.clock.gateway_clock import WallClock
 from gateway.clock.sensor_dates import DEFAULT_LIMITS, LATEST_US, TimeLimits, implausible, told_us
 from gateway.intake.reading_times import EVENT_DEVICES_MAX, EVENT_INTERVAL_US, LOG_INTERVAL_US, ImplausibleTimes
+from tests.support.buffers import changed, row_of
 
 NOON_US = 1_800_000_000_000_000
 CLOCK = WallClock(NOON_US, 2_000)
@@ -55,8 +55,8 @@ def test_how_far_a_sensors_time_may_be_from_its_readings_receipt(
 def test_what_is_believed_is_near_the_receipt_whatever_is_sent(
     sent_us: int, error_us: int, received_us: int, clock: WallClock
 ) -> None:
-    row = Row(1, 0, 1, received_us, None, error_us, None, None, None, b"", 0, sent_us)
-    believed = told_us(row, clock, DEFAULT_LIMITS)
+    row = row_of(received_us=received_us, event_error_us=error_us, payload=b"", device_time_us=sent_us)
+    believed = told_us(row.datum, clock, DEFAULT_LIMITS)
     if believed is None:
         return
     assert believed == sent_us
@@ -70,9 +70,9 @@ def test_what_is_believed_is_near_the_receipt_whatever_is_sent(
 
 def test_a_receipt_of_which_nothing_is_known_judges_nothing() -> None:
     """A tick beside a sensor's time: taken in again in another boot than that of its receipt, whose clock is lost."""
-    row = Row(1, 0, 1, -(10**15), None, 1_000, 0, None, None, b"", 0, NOON_US)
-    assert told_us(row, CLOCK, LIMITS) == NOON_US
-    assert told_us(Row(1, 0, 1, -(10**15), None, 1_000, None, None, None, b"", 0, NOON_US), CLOCK, LIMITS) is None
+    row = row_of(received_us=-(10**15), event_error_us=1_000, tick_ms=0, payload=b"", device_time_us=NOON_US)
+    assert told_us(row.datum, CLOCK, LIMITS) == NOON_US
+    assert told_us(changed(row, tick_ms=None).datum, CLOCK, LIMITS) is None
 
 
 def reports(met: Sequence[tuple[str, int]]) -> tuple[list[str], list[int]]:

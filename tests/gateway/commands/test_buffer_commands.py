@@ -30,6 +30,7 @@ from gateway.intake.front_door import FrontDoor
 from gateway.kafka import topics
 from gateway.reading import Reading
 from gateway.record_contract import NAME_RULE
+from tests.support.buffers import reading_of
 from tests.support.gateways import SLUICE
 
 CONFIG = """\
@@ -107,7 +108,7 @@ async def daemon(config: Path) -> AsyncIterator[tuple[FrontDoor, Buffer]]:
 
 
 def reading(topic: str, payload: bytes = b'{"t": 21.5}') -> Reading:
-    return Reading(topic, topic, payload, boottime_us())
+    return reading_of(topic, payload, boottime_us())
 
 
 async def take(door: FrontDoor, readings: Sequence[Reading]) -> None:
@@ -403,9 +404,7 @@ async def test_however_long_its_input_is_the_quarantine_is_listed_in_short(tmp_p
     config = write_config(tmp_path)
     long, payload = f"shed/{'x' * 60_000}", bytes(60_000)
     async with front_door(config) as (door, _):
-        await take(
-            door, [Reading(long, long, payload, boottime_us()), reading(f"device/{'y' * 60_000}/thermo", payload)]
-        )
+        await take(door, [reading_of(long, payload, boottime_us()), reading(f"device/{'y' * 60_000}/thermo", payload)])
         door.unreadable("z" * 60_000, "/dev/ttyUSB0", b"t=1" * 20_000, boottime_us(), f"no-pairs: {'w' * 60_000}")
     listing = ["buffer", "quarantine", "ls", "--config", str(config)]
     told = CliRunner(env={"COLUMNS": columns}).invoke(main, listing).output
@@ -423,7 +422,7 @@ async def test_the_newest_are_listed_below_an_example_of_each_reason(tmp_path: P
         for number in range(count):
             door.unreadable("wrongsep", "/dev/ttyUSB0", b"co2: %d temp: 21.5" % number, boottime_us(), "no-pairs")
         door.unreadable("noise", "/dev/ttyUSB1", b"\x1b[2J" * 100, boottime_us(), "not-text")
-        await take(door, [Reading("shed/scale/text", "/dev/ttyUSB2", b"{}", boottime_us())])
+        await take(door, [reading_of("shed/scale/text", b"{}", boottime_us(), port="/dev/ttyUSB2")])
     told, table, *_ = sluice(config, "quarantine", "ls").output.split("\n\n")
     assert f'{count} no-pairs, e.g. "co2: {count - 1} temp: 21.5" from wrongsep: no name' in words_of(told)
     assert is_harmless(told)

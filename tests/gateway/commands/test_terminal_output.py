@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gateway.buffer import schema
-from gateway.buffer.rows import Entry, Quarantined, Series
+from gateway.buffer.rows import Series
 from gateway.buffer.status import read_status, this_moment
 from gateway.cli import main
 from gateway.commands.buffer_commands import RoomLeft
@@ -29,7 +29,7 @@ from gateway.host import service
 from gateway.host.terminal_text import harmless, json_text
 from gateway.intake.routes import NO_ROUTE
 from gateway.toml_files.writer import value_text
-from tests.support.buffers import entry, opened, store
+from tests.support.buffers import entry, entry_of, input_of, opened, store
 from tests.support.gateways import answering
 from tests.support.terminals import WORST, assert_harmless, names
 
@@ -70,9 +70,9 @@ async def fill(path: Path, hostile: list[str]) -> None:
     entries = []
     for name in hostile:
         series = Series(f"device-{name}", name, name, f"device/{name}", "sluice.reading", name, f"device/{name}")
-        entries.append(Entry(series, name.encode(), 1, device_boot=name, device_sequence=1))
+        entries.append(entry_of(series, name.encode(), device_boot=name, device_sequence=1))
         for reason in (name, NO_ROUTE):
-            set_aside = Quarantined(reason, name.encode(), name, name, 1, topic=name, writer=name, device_boot=name)
+            set_aside = input_of(reason, name.encode(), name, name, device_boot=name, topic=name, writer=name)
             entries.append(replace(entry(b"report", REPORTS), quarantined=set_aside))
     async with opened(path) as buffer:
         assert await store(buffer, entries)
@@ -249,7 +249,7 @@ async def test_no_answer_of_a_daemon_is_obeyed(tmp_path: Path) -> None:
         "devices-changed": answer("changed", {"file": f"/{WORST}", "trouble": WORST, "ended": 0}),
     }
     async with opened(path) as buffer, answering(path, answers):
-        set_aside = Quarantined(NO_ROUTE, b"x", "42", "kitchen", 1)
+        set_aside = input_of(NO_ROUTE, b"x", "42", "kitchen")
         assert await store(buffer, [entry(), replace(entry(b"report"), quarantined=set_aside)])
         for command in (
             "status",

@@ -100,7 +100,8 @@ async def test_once_the_clock_is_learnt_what_went_before_is_corrected(
             # With the next commit it is on disk.
             assert await store(buffer, [entry()])
             await housekeeping._correct_times()
-            return [json.loads(row.payload) for row in (await rows(buffer))[seen:] if row.payload.startswith(b"{")]
+            told = [row.datum.payload for row in (await rows(buffer))[seen:]]
+            return [json.loads(payload) for payload in told if payload.startswith(b"{")]
 
         await buffer.owe_correction(buffer.boot_id)
         assert await look() == []

@@ -46,7 +46,7 @@ from gateway.intake.routes import compile_routes
 from gateway.reading import Mark, Reading
 from gateway.settings import GatewaySettings, KafkaSettings, ListenerSettings, RouteSettings
 from gateway.uplink.state import UplinkState
-from tests.support.buffers import CLOCK, entry, opened, store
+from tests.support.buffers import CLOCK, entry, entry_of, opened, reading_of, store
 from tests.support.gateways import answering
 
 CONFIG = """\
@@ -114,12 +114,14 @@ def reading(
     device: str, sequence: int, received_us: int, tick_ms: int | None = None, port: str | None = None
 ) -> Reading:
     topic = f"device/{device}/thermo"
-    return Reading(topic, port or topic, b"21.5", received_us, "7-1", sequence, tick_ms)
+    return reading_of(
+        topic, b"21.5", received_us, port=port or topic, tick_ms=tick_ms, device_boot="7-1", device_sequence=sequence
+    )
 
 
 def told(received_us: int, topic: str = "device/shed/thermo", **members: object) -> Reading:
     """What an MQTT sensor publishes."""
-    return Reading(topic, topic, json.dumps(members).encode(), received_us)
+    return reading_of(topic, json.dumps(members).encode(), received_us)
 
 
 def probe(clocks: DeviceClocks, device: str, now_us: int, ppm: float = 5_000.0) -> None:
@@ -399,7 +401,7 @@ async def test_devices_whose_payloads_are_not_as_declared_are_named_with_the_cau
 
         async def publish(device: str, payload: bytes, at_us: int) -> None:
             topic = f"device/{device}/thermo"
-            await take(door, Reading(topic, topic, payload, at_us))
+            await take(door, reading_of(topic, payload, at_us))
 
         await publish("barn", b'{"boot":"b1","seq":2,"celsius":nan}', now_us)
         await publish("shed", b'{"celsius":21.5}', now_us)
@@ -504,7 +506,7 @@ def test_pages_follow_each_other_without_a_gap(heard: set[str], ticking: set[str
 
 
 def of_device(name: str) -> Entry:
-    return Entry(Series("t", name, name, "s", "sluice.reading", "text/plain", "s"), b"", 1)
+    return entry_of(Series("t", name, name, "s", "sluice.reading", "text/plain", "s"), b"")
 
 
 async def test_what_the_marks_hold_that_is_no_clock_costs_nobody_else_anything(tmp_path: Path) -> None:

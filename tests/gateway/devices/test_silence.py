@@ -5,9 +5,10 @@ from typing import cast
 
 import pytest
 
-from gateway.buffer.rows import Entry, Series
+from gateway.buffer.rows import Series
 from gateway.devices.listing import FORGOTTEN_S, UNHEARD_S, Habit, is_silent
 from gateway.intake.devices_heard import DevicesHeard, Heard
+from tests.support.buffers import entry_of
 
 THERMO, DOOR = (
     Series(f"device-{name}", "7", "7", f"device/7/{name}", "sluice.reading", "", f"device/7/{name}")
@@ -55,7 +56,7 @@ def test_the_longest_pause_outlives_a_boot_and_is_of_all_streams() -> None:
     heard = DevicesHeard()
 
     def note(boot: str, second: int, series: Series = THERMO) -> Heard:
-        heard.note([Entry(series, b"", round(second * 1e6), device_boot=boot)])
+        heard.note([entry_of(series, b"", round(second * 1e6), device_boot=boot)])
         of = heard.get("7")
         assert of is not None
         return of

@@ -11,7 +11,7 @@ from gateway.intake.front_door import FrontDoor
 from gateway.intake.routes import compile_routes
 from gateway.reading import Reading
 from gateway.settings import DEFAULT_ROUTE, GatewaySettings, KafkaSettings
-from tests.support.buffers import opened, series_of
+from tests.support.buffers import opened, reading_of, row_of, series_of
 from tests.support.waiting import until
 
 LANE = Lane(1, "lane", "boot", "buffer")
@@ -27,11 +27,11 @@ class Now:
 
 def reading(of: CheckOpened, *, topic: str = "", payload: bytes = b"", writer: str | None = "") -> Reading:
     topic = topic or of.topic
-    return Reading(topic, topic, payload or of.payload.encode(), 1_000_000, writer=of.user if writer == "" else writer)
+    return reading_of(topic, payload or of.payload.encode(), 1_000_000, writer=of.user if writer == "" else writer)
 
 
 def row(payload: bytes, sequence: int = 7) -> Row:
-    return Row(1, sequence, 1, 1_000_000, None, 0, None, None, None, payload, 0)
+    return row_of(sequence, payload=payload)
 
 
 def test_a_credential_is_good_for_one_connection() -> None:

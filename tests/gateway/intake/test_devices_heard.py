@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.buffer.rows import Entry, Quarantined, Series
+from gateway.buffer.rows import Entry, Series
 from gateway.intake.devices_heard import FAULTY_MAX, STRETCH_US, SUBJECT_MAX, DevicesHeard, Heard
 from gateway.intake.payload_identity import TICK_MODULUS
-from tests.support.buffers import entry
+from tests.support.buffers import changed, entry, input_of
 
 
 def heard_of(*entries: Entry) -> DevicesHeard:
@@ -47,10 +47,10 @@ def test_what_a_reading_tells_of_its_time() -> None:
         heard_of(each).get("42")
         for each in (
             plain,
-            replace(plain, tick_ms=0),
-            replace(plain, tick_ms=7, event_us=3),
-            replace(plain, event_us=3),
-            replace(plain, device_time_us=3),
+            changed(plain, tick_ms=0),
+            changed(plain, tick_ms=7, event_us=3),
+            changed(plain, event_us=3),
+            changed(plain, device_time_us=3),
         )
     ]
     assert [each.tells for each in told if each is not None] == ["nothing", "tick", "tick", "time", "time"]
@@ -59,7 +59,7 @@ def test_what_a_reading_tells_of_its_time() -> None:
 def ticked(*samples: tuple[int, int]) -> Heard:
     """What is known after samples of one boot, each received at so many microseconds, with that tick."""
     first = entry(sequence=1)
-    heard = heard_of(*(replace(first, received_us=at_us, tick_ms=tick % TICK_MODULUS) for at_us, tick in samples))
+    heard = heard_of(*(changed(first, received_us=at_us, tick_ms=tick % TICK_MODULUS) for at_us, tick in samples))
     found = heard.get("42")
     assert found is not None
     return found
@@ -120,8 +120,8 @@ def test_the_ticks_of_two_topics_are_not_mixed() -> None:
     for second in range(300):
         at_us = second * 1_000_000
         entries += [
-            replace(first, received_us=at_us, tick_ms=second * 1_000),
-            replace(first, series=other, received_us=at_us, tick_ms=2**31 + second * 1_000),
+            changed(first, received_us=at_us, tick_ms=second * 1_000),
+            changed(first, series=other, received_us=at_us, tick_ms=2**31 + second * 1_000),
         ]
     heard = heard_of(*entries).get("42")
     assert heard is not None
@@ -134,10 +134,10 @@ def test_a_first_reading_with_nan_does_not_hide_the_tick_of_those_that_follow() 
     series = replace(first.series, stream="device/42/thermo")
     as_bytes = replace(series, content_type="application/octet-stream")
     followed = [
-        replace(first, series=replace(series), received_us=second * 1_000_000, tick_ms=second * 1_000)
+        changed(first, series=replace(series), received_us=second * 1_000_000, tick_ms=second * 1_000)
         for second in range(1, 200)
     ]
-    heard = heard_of(replace(first, series=as_bytes, tick_ms=0), *followed).get("42")
+    heard = heard_of(changed(first, series=as_bytes, tick_ms=0), *followed).get("42")
     assert heard is not None
     assert heard.paces == (1.0, 1.0)
 
@@ -146,8 +146,8 @@ def test_a_topic_that_falls_silent_gives_way_to_another() -> None:
     first = entry(sequence=1)
     other = replace(first.series, subject="device/42/hygro", stream="device/42/hygro")
     late_us = range(3_600_000_000, 3_800_000_000, 10_000_000)
-    later = [replace(first, series=other, received_us=at_us, tick_ms=at_us // 1_000) for at_us in late_us]
-    heard = heard_of(replace(first, received_us=0, tick_ms=5), *later).get("42")
+    later = [changed(first, series=other, received_us=at_us, tick_ms=at_us // 1_000) for at_us in late_us]
+    heard = heard_of(changed(first, received_us=0, tick_ms=5), *later).get("42")
     assert heard is not None
     assert heard.paces == (1.0, 1.0)
 
@@ -160,7 +160,7 @@ def test_a_topic_without_an_identity_is_of_no_other_boot() -> None:
 
 
 def test_what_is_no_reading_is_of_no_device() -> None:
-    report = replace(entry(device=""), quarantined=Quarantined("no-route", b"", "42", "shed/7", 1))
+    report = replace(entry(device=""), quarantined=input_of("no-route", b"", "42", "shed/7"))
     assert list(heard_of(report)) == []
 
 

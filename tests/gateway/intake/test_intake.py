@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.commit_queue import DELETE_DELAY_S
-from gateway.buffer.rows import Doubt, Origin, Quarantined, Series, spans_of
+from gateway.buffer.rows import Origin, Quarantined, Series, spans_of
 from gateway.buffer.sensor_runs import DeviceRuns, Run
 from gateway.clock.gateway_clock import BootClock, BootTimes
 from gateway.clock.rfc3339 import rfc3339
@@ -29,10 +29,10 @@ from gateway.intake.quarantine_retry import RetryOutcome, retry_quarantined
 from gateway.intake.routes import compile_routes
 from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.record import ESTIMATED_ROUNDING_US, RecordEncoder
-from gateway.reading import BufferFileError, Reading, Recalled
+from gateway.reading import BufferFileError, Doubt, Reading, Recalled
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.settings import GatewaySettings, KafkaSettings, PayloadIdentity, RouteSettings, TimeSource
-from tests.support.buffers import CLOCK, fill, opened, quarantined_of, rows, series_of
+from tests.support.buffers import CLOCK, changed, fill, input_of, opened, quarantined_of, reading_of, rows, series_of
 
 JSON_ROUTE = RouteSettings("device/{device}/{stream}", "device-{stream}", identity="json")
 KAFKA = KafkaSettings(bootstrap=("127.0.0.1:1",))
@@ -58,14 +58,14 @@ async def take(door: FrontDoor, *readings: Reading) -> bool:
 def reading(
     payload: bytes, topic: str = "device/42/thermo", writer: str | None = None, *, redelivered: bool = False
 ) -> Reading:
-    return Reading(topic, topic, payload, 1, writer=writer, redelivered=redelivered)
+    return reading_of(topic, payload, doubt=Doubt.REDELIVERED if redelivered else 0, writer=writer)
 
 
 async def test_a_reading_gets_its_series_and_its_sensors_identity(tmp_path: Path) -> None:
     async with front_door(tmp_path) as (door, buffer):
         assert await take(door, reading(b'{"celsius": 21.5, "boot": "3-0000beef", "seq": 17}'))
         (row,) = await rows(buffer)
-        assert (row.device_boot, row.device_sequence) == ("3-0000beef", 17)
+        assert (row.datum.device_boot, row.datum.device_sequence) == ("3-0000beef", 17)
         assert await series_of(buffer, row.series) == Series(
             "device-thermo", "42", "42", "device/42/thermo", "sluice.reading", "application/json", "device/42/thermo"
         )
@@ -77,7 +77,7 @@ async def test_each_stream_of_a_serial_sensor_keeps_its_variables(tmp_path: Path
     streams = ("thermo", "light", "thermo")
     async with opened(tmp_path / "buffer.db") as buffer:
         door = door_of(buffer, route, serial_topic="device/{device}/{stream}")
-        assert await take(door, *(Reading(f"device/42/{stream}", "/dev/ttyUSB0", b"1", 1) for stream in streams))
+        assert await take(door, *(reading_of(f"device/42/{stream}", b"1", port="/dev/ttyUSB0") for stream in streams))
         stored = [await series_of(buffer, row.series) for row in await rows(buffer)]
     assert [dict(series.variables)["stream"] for series in stored] == list(streams)
     assert len({series.key for series in stored}) == 1
@@ -128,7 +128,7 @@ async def test_a_payload_that_is_no_json_is_stored_once_and_not_called_json(tmp_
         assert await take(door, reading(payload))
         stored = await rows(buffer)
         kinds = [(await series_of(buffer, row.series)).content_type for row in stored]
-        assert [(row.payload, row.device_boot, row.device_sequence) for row in stored] == [
+        assert [(row.datum.payload, row.datum.device_boot, row.datum.device_sequence) for row in stored] == [
             (sent[0], "b1", 1),
             (payload, "b1", 2),
             (sent[3], "b1", 3),
@@ -206,7 +206,7 @@ async def test_a_payload_without_an_identity_is_stored_as_it_is(tmp_path: Path, 
     async with front_door(tmp_path) as (door, buffer):
         assert await take(door, reading(payload))
         (row,) = await rows(buffer)
-        assert (row.payload, row.device_sequence) == (payload, None)
+        assert (row.datum.payload, row.datum.device_sequence) == (payload, None)
         assert door.counts["identity-missing"] == 1
         assert door.counted_last["identity-missing"] == "42"
 
@@ -214,17 +214,17 @@ async def test_a_payload_without_an_identity_is_stored_as_it_is(tmp_path: Path, 
 async def test_of_serial_lines_that_send_no_identity_none_is_missed(tmp_path: Path) -> None:
     topic, port = "device/42/text", "/dev/ttyUSB0"
     async with front_door(tmp_path) as (door, buffer):
-        of_text = [Reading(topic, port, payload, 1) for payload in (b'{"grams":412}', b'{"boot":"b","seq":3}')]
+        of_text = [reading_of(topic, payload, port=port) for payload in (b'{"grams":412}', b'{"boot":"b","seq":3}')]
         assert await take(door, *of_text, *of_text)
         assert door.counts["identity-missing"] == 0
-        assert [row.device_sequence for row in await rows(buffer)] == [None, 3, None], "one that is there is used"
+        assert [row.datum.device_sequence for row in await rows(buffer)] == [None, 3, None], "one that is there is used"
 
 
 async def test_whose_it_is_that_no_route_takes(tmp_path: Path) -> None:
     port = "/dev/serial/by-path/a"
     async with opened(tmp_path / "buffer.db") as buffer:
         door = door_of(buffer, serial_topic="farm/{stream}/{device}/x")
-        scale = Reading("farm/text/scale.1/x", port, b"{}", 1)
+        scale = reading_of("farm/text/scale.1/x", b"{}", port=port)
         assert await take(door, scale)
         assert (door.quarantine.by_reason, door.quarantine.last) == (
             {"no-route": 1},
@@ -253,10 +253,10 @@ async def test_what_no_route_takes_is_acknowledged_and_quarantined_with_its_byte
     async with front_door(tmp_path) as (door, buffer):
         assert await take(door, reading(b"\x00raw", topic="kitchen"), reading(b"x", writer="43"))
         unroutable, foreign = await rows(buffer)
-        report = json.loads(unroutable.payload)
+        report = json.loads(unroutable.datum.payload)
         assert report["reason"] == "no-route"
         assert report["payload_base64"] == "AHJhdw=="
-        assert json.loads(foreign.payload)["reason"] == "not-the-writers-device"
+        assert json.loads(foreign.datum.payload)["reason"] == "not-the-writers-device"
         assert (await series_of(buffer, foreign.series)).topic == "gateway-quarantine"
 
 
@@ -268,7 +268,7 @@ async def test_losses_are_summed_up_by_device_and_reason(tmp_path: Path) -> None
         assert await door.events.report_losses() == 2
         assert await door.events.report_losses() == 0  # nothing is told twice
         kept = await rows(buffer)
-        records = [json.loads(row.payload) for row in kept]
+        records = [json.loads(row.datum.payload) for row in kept]
         assert [(record["device"], record["reason"], record["count"]) for record in records] == [
             ("42", "refused-qos0", 3),
             ("s1", "sensor-ring-overflow", 5),
@@ -285,7 +285,7 @@ async def test_losses_that_the_buffer_refuses_are_counted_on(tmp_path: Path) -> 
         await buffer.run(lambda file: file.connection.execute("PRAGMA query_only = 0").fetchone())
         assert await door.events.report_losses() == 1
         (kept,) = await rows(buffer)
-        assert json.loads(kept.payload)["count"] == 3
+        assert json.loads(kept.datum.payload)["count"] == 3
 
 
 async def test_a_report_that_does_not_come_to_the_disk_makes_no_loss_larger(
@@ -316,7 +316,7 @@ async def test_losses_outlive_a_restart_until_they_are_reported(tmp_path: Path) 
     async with front_door(tmp_path) as (door, buffer):
         assert await door.events.report_losses() == 1
         (kept,) = await rows(buffer)
-        body = json.loads(kept.payload)
+        body = json.loads(kept.datum.payload)
         assert (body["count"], body["device_boot"], body["first_sequence"], body["last_sequence"]) == (
             3,
             "7-00000001",
@@ -340,7 +340,7 @@ async def test_quarantined_input_is_taken_in_again_once_a_route_takes_it(tmp_pat
         mended = door_of(buffer, JSON_ROUTE, OTHER_ROUTE)
         assert await retry_quarantined(mended, buffer, [1, 2, 99]) == RetryOutcome(1, {"no-route": 1}, 1)
         again = (await rows(buffer))[-1]
-        assert (again.payload, again.doubt) == (b"1", Doubt.REDELIVERED)
+        assert (again.datum.payload, again.datum.doubt) == (b"1", Doubt.REDELIVERED)
         assert await retry_quarantined(mended, buffer, [1]) == RetryOutcome(0, {}, 1)
         assert await buffer.transact(lambda file: file.lose_quarantined([1, 2])) == 1
 
@@ -349,12 +349,12 @@ async def test_for_what_is_taken_in_again_nobody_waits(tmp_path: Path) -> None:
     """Its clock will not come to be known any more. With two clocks unknown, its receipt may lie years ahead."""
     path, unknown = tmp_path / "buffer.db", BootClock("unknown", 0.0)
     async with opened(path, "boot-0", lambda: unknown) as buffer:
-        kept = Reading("kitchen/7", "kitchen/7", b'{"boot":1,"seq":7,"tick":5}', 10**12)
+        kept = reading_of("kitchen/7", b'{"boot":1,"seq":7,"tick":5}', 10**12)
         assert await take(door_of(buffer), kept)
     async with opened(path, clock=lambda: unknown) as buffer:
         mended = door_of(buffer, replace(OTHER_ROUTE, identity="json"))
         assert await retry_quarantined(mended, buffer, [1]) == RetryOutcome(1, {}, 0)
-        assert (await rows(buffer))[-1].tick_ms is not None
+        assert (await rows(buffer))[-1].datum.tick_ms is not None
         assert not mended.new_clocks.waiting
 
 
@@ -362,21 +362,26 @@ async def test_what_kafka_refused_is_taken_in_again_as_it_was_although_its_seque
     async with front_door(tmp_path) as (door, buffer):
         assert await take(door, reading(b'{"boot": 1, "seq": 7}'))
         (row,) = await rows(buffer)
+        datum = changed(row, received_us=3, doubt=Doubt.CONFLICT).datum
         refused = Quarantined(
-            "record-too-large", row.payload, "42", "device/42/thermo", 3, series=row.series, device_boot="1",
-            device_sequence=7, boot_id=buffer.boot_id, doubt=Doubt.CONFLICT,
-        )  # fmt: skip
+            reason="record-too-large",
+            device="42",
+            subject="device/42/thermo",
+            series=row.series,
+            boot_id=buffer.boot_id,
+            datum=datum,
+        )
         await buffer.quarantine(buffer.id, [door.quarantine.entry(refused)], [])
         assert await retry_quarantined(door, buffer, [1]) == RetryOutcome(1, {}, 0)
         again = (await rows(buffer))[-1]
-        assert replace(again, sequence=row.sequence, received_us=row.received_us, doubt=0) == row
-        assert again.doubt == Doubt.CONFLICT
-        assert again.received_us == 3
+        assert changed(again, sequence=row.sequence, received_us=row.datum.received_us, doubt=0) == row
+        assert again.datum.doubt == Doubt.CONFLICT
+        assert again.datum.received_us == 3
 
 
 async def test_times_of_another_boot_are_carried_over_with_their_bound(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
-    quarantined = Quarantined("no-route", b"x", "", "kitchen/7", 1_000, topic="kitchen/7", event_us=900)
+    quarantined = input_of("no-route", b"x", "", "kitchen/7", 1_000, event_us=900, topic="kitchen/7")
     async with opened(path, boot="boot-0") as buffer:
         await buffer.quarantine(buffer.id, [door_of(buffer).quarantine.entry(quarantined)], [])
     with sqlite3.connect(path) as file:
@@ -386,14 +391,14 @@ async def test_times_of_another_boot_are_carried_over_with_their_bound(tmp_path:
     async with opened(path) as buffer:
         assert await retry_quarantined(door_of(buffer, OTHER_ROUTE), buffer, [1]) == RetryOutcome(1, {}, 0)
         row = (await rows(buffer))[-1]
-        assert (row.received_us, row.event_us, row.event_error_us) == (-999_000, -999_100, 250)
+        assert (row.datum.received_us, row.datum.event_us, row.datum.event_error_us) == (-999_000, -999_100, 250)
 
 
 async def losses(door: FrontDoor, buffer: Buffer) -> list[tuple[object, ...]]:
     """Device, count, its boot, first and last sequence of each loss that is reported now."""
     before = {row.sequence for row in await rows(buffer)}
     await door.events.report_losses()
-    records = [json.loads(row.payload) for row in await rows(buffer) if row.sequence not in before]
+    records = [json.loads(row.datum.payload) for row in await rows(buffer) if row.sequence not in before]
     assert {record["reason"] for record in records} <= {"sensor-ring-overflow"}
     return [
         (record["device"], record["count"], record["device_boot"], record["first_sequence"], record["last_sequence"])
@@ -409,7 +414,7 @@ async def test_what_a_sensor_says_it_dropped_is_a_loss_once(tmp_path: Path) -> N
         assert await losses(door, buffer) == [("42", 46, "7-1a2b3c4d", 12, 57)]
         assert await losses(door, buffer) == []
         stored, _ = await rows(buffer)
-        assert stored.payload == sample.payload
+        assert stored.datum.payload == sample.datum.payload
     async with front_door(tmp_path) as (door, buffer):
         assert await take(door, sample)
         assert await losses(door, buffer) == [], "the gateway's restart changes nothing"
@@ -430,8 +435,8 @@ async def test_a_report_of_drops_that_makes_no_sense_costs_its_reading_nothing(t
         (row,) = await rows(buffer)
         assert await losses(door, buffer) == []
         # What is too deep to be read at all has no identity either, as any such payload.
-        assert (row.device_sequence, door.counts["lost-unreadable"]) in {(58, 1), (None, 0)}
-        assert row.device_sequence == 58 or len(lost) > 1_000
+        assert (row.datum.device_sequence, door.counts["lost-unreadable"]) in {(58, 1), (None, 0)}
+        assert row.datum.device_sequence == 58 or len(lost) > 1_000
 
 
 async def test_drops_beyond_what_counters_hold_are_refused(tmp_path: Path) -> None:
@@ -465,7 +470,7 @@ async def test_the_sequences_of_a_run_are_known_across_restarts_and_streams(tmp_
 
 async def test_what_was_told_as_lost_and_what_is_quarantined_is_known_after_a_restart(tmp_path: Path) -> None:
     def sample(sequence: int, topic: str) -> Reading:
-        return Reading(topic, "/dev/ttyUSB0", b"21.5", 1, device_boot="7-1a2b3c4d", device_sequence=sequence)
+        return reading_of(topic, b"21.5", port="/dev/ttyUSB0", device_boot="7-1a2b3c4d", device_sequence=sequence)
 
     async with front_door(tmp_path) as (door, _):
         assert await take(door, sample(0, "device/attic/thermo"), sample(1, "no/route/for/this"))
@@ -479,7 +484,7 @@ async def test_what_was_told_as_lost_and_what_is_quarantined_is_known_after_a_re
 async def test_a_serial_sensor_that_only_the_fallback_takes_is_known_by_its_name(tmp_path: Path) -> None:
     """What it dropped is told of under that name, and what is stored of it must be found under the same."""
     topic, boot = "line/attic/thermo", "7-1a2b3c4d"
-    samples = [Reading(topic, "/dev/ttyUSB0", b"1", 1, device_boot=boot, device_sequence=n) for n in range(5, 9)]
+    samples = [reading_of(topic, b"1", port="/dev/ttyUSB0", device_boot=boot, device_sequence=n) for n in range(5, 9)]
     async with opened(tmp_path / "buffer.db") as buffer:
         gateway = msgspec.convert({"id": "gw1", "namespace": "north"}, GatewaySettings)
         routes = compile_routes([JSON_ROUTE], "strays", frozenset(), "line/{device}/{stream}")
@@ -497,7 +502,7 @@ async def test_what_is_lost_from_the_quarantine_is_not_missing_from_a_run(tmp_pa
     """It is counted there: a port that is opened anew must not count it as dropped by the sensor's ring."""
 
     def sample(sequence: int, topic: str = "device/attic/thermo") -> Reading:
-        return Reading(topic, "/dev/ttyUSB0", b"21.5", 1, device_boot="7-1a2b3c4d", device_sequence=sequence)
+        return reading_of(topic, b"21.5", port="/dev/ttyUSB0", device_boot="7-1a2b3c4d", device_sequence=sequence)
 
     async with opened(tmp_path / "buffer.db", quarantine_rows_max=2) as buffer:
         door = door_of(buffer, JSON_ROUTE, serial_topic="{stream}/{device}/x")
@@ -513,7 +518,9 @@ async def test_what_waits_for_room_is_recalled_once_it_is_stored(tmp_path: Path)
     """A port that is opened anew while the buffer is full: what the former line took is no loss."""
 
     def sample(sequence: int) -> Reading:
-        return Reading("device/attic/thermo", "/dev/ttyUSB0", b"1", 1, device_boot="7-1a", device_sequence=sequence)
+        return reading_of(
+            "device/attic/thermo", b"1", port="/dev/ttyUSB0", device_boot="7-1a", device_sequence=sequence
+        )
 
     async with front_door(tmp_path, bytes_max=400_000) as (door, buffer):
         _, held = await fill(buffer)
@@ -571,7 +578,7 @@ async def test_clocks_are_kept_in_commits_that_store_readings_and_no_oftener_tha
         learnt(door, "43", 2_000_000)
         assert await take(door, reading(b"{}"))
         assert await door.marks(SENSOR_CLOCK_MARKS) == kept, "it is not ten seconds later"
-        assert await take(door, replace(reading(b"{}"), received_us=1 + SAVE_INTERVAL_US))
+        assert await take(door, changed(reading(b"{}"), received_us=1 + SAVE_INTERVAL_US))
         assert list(await door.marks(SENSOR_CLOCK_MARKS)) == [f"{SENSOR_CLOCK_MARKS}42/", f"{SENSOR_CLOCK_MARKS}43/"]
         assert len(await rows(buffer)) == 3
 
@@ -584,10 +591,10 @@ async def test_clocks_that_a_refused_commit_was_to_keep_are_kept_with_the_next(t
         # The queue takes one that it is not full before, however large that is.
         large = asyncio.create_task(take(door, reading(bytes(200_000))))
         await asyncio.sleep(0)
-        assert not await take(door, replace(reading(b"{}"), received_us=1 + SAVE_INTERVAL_US))
+        assert not await take(door, changed(reading(b"{}"), received_us=1 + SAVE_INTERVAL_US))
         assert await large
         assert await door.marks(SENSOR_CLOCK_MARKS) == {}
-        assert await take(door, replace(reading(b"{}"), received_us=1 + 2 * SAVE_INTERVAL_US))
+        assert await take(door, changed(reading(b"{}"), received_us=1 + 2 * SAVE_INTERVAL_US))
         assert list(await door.marks(SENSOR_CLOCK_MARKS)) == [f"{SENSOR_CLOCK_MARKS}42/"]
 
 
@@ -623,9 +630,9 @@ NOW_US = CLOCK.offset_us(0)
 async def record(door: FrontDoor, buffer: Buffer, payload: bytes, received_us: int) -> dict[str, str]:
     """The headers of what becomes of a reading, by way of the file."""
     topic = "device/42/thermo"
-    assert await take(door, Reading(topic, topic, payload, received_us))
+    assert await take(door, reading_of(topic, payload, received_us))
     row = (await rows(buffer))[-1]
-    assert row.payload == payload
+    assert row.datum.payload == payload
     series = await series_of(buffer, row.series)
     batch = EncodedBatch("none")
     batch.add(RecordEncoder(GATEWAY, buffer.lane, series).encode(row, BootTimes(buffer.clock()), 0))
@@ -652,22 +659,22 @@ async def test_readings_with_a_tick_get_the_time_that_follows_from_it(tmp_path: 
             kept_us = 10_000_000 if sequence % 10 == 0 else 5_000
             samples.append((taken_us, taken_us + kept_us, payload(sequence, 1_000 + sequence * 1_000)))
         for _, received_us, sent in sorted(samples, key=lambda sample: sample[1]):
-            assert await take(door, Reading("device/42/thermo", "device/42/thermo", sent, received_us))
-        stored = sorted(await rows(buffer), key=lambda row: row.device_sequence or 0)
+            assert await take(door, reading_of("device/42/thermo", sent, received_us))
+        stored = sorted(await rows(buffer), key=lambda row: row.datum.device_sequence or 0)
     # A tick that has told its reading's time is not kept beside it.
-    assert [(row.device_boot, row.tick_ms) for row in stored] == [
-        ("7-1a2b3c4d", 1_000 + sequence * 1_000 if row.event_us is None else None)
+    assert [(row.datum.device_boot, row.datum.tick_ms) for row in stored] == [
+        ("7-1a2b3c4d", 1_000 + sequence * 1_000 if row.datum.event_us is None else None)
         for sequence, row in zip(range(300), stored, strict=True)
     ]
     placed = [
-        (row, taken_us) for row, (taken_us, _, _) in zip(stored, samples, strict=True) if row.event_us is not None
+        (row, taken_us) for row, (taken_us, _, _) in zip(stored, samples, strict=True) if row.datum.event_us is not None
     ]
     assert len(placed) > 200
     for row, taken_us in placed:
-        assert row.event_us is not None
-        assert row.event_us <= row.received_us
-        assert abs(row.event_us - taken_us) <= row.event_error_us
-    assert placed[-1][0].event_error_us < 200_000
+        assert row.datum.event_us is not None
+        assert row.datum.event_us <= row.datum.received_us
+        assert abs(row.datum.event_us - taken_us) <= row.datum.event_error_us
+    assert placed[-1][0].datum.event_error_us < 200_000
 
 
 async def test_a_tick_whose_clock_is_not_known_claims_no_bound(tmp_path: Path) -> None:
@@ -694,7 +701,7 @@ async def test_by_receipt_no_tick_counts(tmp_path: Path) -> None:
         door = door_of(buffer, route(time="receipt"))
         headers = await record(door, buffer, b'{"boot":"7","seq":1,"tick":5000}', 1_000_000)
         assert (headers["ce_timequality"], headers["ce_timeerror"]) == ("received", str(CLOCK.error_us(0)))
-        assert (await rows(buffer))[0].tick_ms is None
+        assert (await rows(buffer))[0].datum.tick_ms is None
 
 
 SENML = {"content_type": "application/senml+json", "time_error_ms": 250.0}
@@ -763,7 +770,7 @@ async def test_a_time_that_cannot_be_right_costs_a_reading_nothing(
         assert headers["ce_time"] == headers["ce_receivedtime"] == rfc3339(NOW_US + 20_000_000).decode()
         assert headers["ce_timequality"] == "received"
         assert door.counts[counted] == 1
-        events = [json.loads(row.payload) for row in await rows(buffer)][:-1]
+        events = [json.loads(row.datum.payload) for row in await rows(buffer)][:-1]
         assert [(event["device"], event["reason"]) for event in events] == (
             [] if counted == "time-missing" else [("42", counted.removeprefix("device-time-"))]
         )
@@ -776,19 +783,18 @@ async def test_a_sensors_time_outlives_the_quarantine_and_a_restart(tmp_path: Pa
         door = door_of(buffer, route("none", "timestamp"))
         assert await take(door, reading(b'{"timestamp":%d}' % (said_us // 1_000)))
         (row,) = await rows(buffer)
-        assert row.device_time_us == said_us
+        assert row.datum.device_time_us == said_us
         refused = Quarantined(
-            "record-too-large", row.payload, "42", "device/42/thermo", row.received_us, series=row.series,
-            event_error_us=row.event_error_us, device_time_us=row.device_time_us,
-        )  # fmt: skip
+            reason="record-too-large", device="42", subject="device/42/thermo", series=row.series, datum=row.datum
+        )
         await buffer.quarantine(buffer.id, [door.quarantine.entry(refused)], [])
     async with opened(path) as buffer:
         door = door_of(buffer, route("none", "timestamp"))
         assert await retry_quarantined(door, buffer, [1]) == RetryOutcome(1, {}, 0)
         first, *_, again = await rows(buffer)
-        assert (first.device_time_us, again.device_time_us) == (said_us, said_us)
-        assert again.event_error_us >= first.event_error_us
-        assert told_us(again, CLOCK.around(0), DEFAULT_LIMITS) == said_us
+        assert (first.datum.device_time_us, again.datum.device_time_us) == (said_us, said_us)
+        assert again.datum.event_error_us >= first.datum.event_error_us
+        assert told_us(again.datum, CLOCK.around(0), DEFAULT_LIMITS) == said_us
 
 
 async def test_who_has_no_secret_leaves_room_to_those_that_have_one(
@@ -801,7 +807,7 @@ async def test_who_has_no_secret_leaves_room_to_those_that_have_one(
         for has_secrets in (True, False):
             routes = compile_routes([JSON_ROUTE], None, frozenset())
             door = FrontDoor(buffer, routes, GatewaySettings("gw1"), KAFKA, lambda: 5, has_secrets=has_secrets)
-            plain = Reading("device/42/thermo", "device/42/thermo", b"1", 1)
+            plain = reading_of("device/42/thermo", b"1")
             door.take([replace(plain, writer="42")], lambda _: None)
             door.take([plain], lambda _: None)
             door.take([replace(plain, subject="/dev/ttyUSB0")], lambda _: None)

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.buffer.rows import Doubt, Lane, Row, Series
+from gateway.buffer.rows import Lane, Row, Series
 from gateway.clock.gateway_clock import BootClock, BootTimes, Look
 from gateway.clock.rfc3339 import rfc3339
 from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.record import ESTIMATED_ROUNDING_US, RecordEncoder
+from gateway.reading import Doubt
 from gateway.record_contract import (
     HEADER_NAMES,
     HEADERS,
@@ -23,6 +24,7 @@ from gateway.record_contract import (
     implied_counter,
 )
 from gateway.settings import GatewaySettings
+from tests.support.buffers import changed, row_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 WALL = int(datetime(2026, 3, 4, 5, 6, 7, 89, tzinfo=UTC).timestamp() * 1_000_000)
@@ -38,7 +40,7 @@ def headers(row: Row, clock: BootClock = CLOCK, series: Series = SERIES) -> list
     batch = EncodedBatch("none")
     batch.add(RecordEncoder(GATEWAY, LANE, series).encode(row, BootTimes(clock), 0))
     (record,) = decoded(batch)
-    assert (record.key, record.value) == (series.key.encode(), row.payload)
+    assert (record.key, record.value) == (series.key.encode(), row.datum.payload)
     return [(name, value) for name, value in record.headers if value is not None]
 
 
@@ -50,7 +52,7 @@ def decoded(batch: EncodedBatch) -> list[Any]:
 
 
 def test_a_reading_with_everything() -> None:
-    row = Row(1, 17, 1, 1_000_000, 900_000, 1_500, 123_456, "7-1a2b3c4d", 99, b"{}", 1)
+    row = Row.of_columns((1, 17, 1, 1_000_000, 900_000, 1_500, 123_456, "7-1a2b3c4d", 99, b"{}", 1, None))
     assert headers(row) == [
         ("ce_specversion", b"1.0"),
         ("ce_id", b"00ff00ff00ff00ff-0123456789ab-17"),
@@ -88,21 +90,21 @@ def test_a_record_names_its_counter_where_the_kafka_topic_does_not_imply_it(
     topic: str, subject: str, kafka_topic: str, named: str | None
 ) -> None:
     series = Series(kafka_topic, "42", "42", subject, "sluice.reading", "application/json", topic)
-    row = Row(1, 17, 1, 1_000_000, 900_000, 1_500, 123_456, "7-1a2b3c4d", 99, b"{}", 1)
+    row = Row.of_columns((1, 17, 1, 1_000_000, 900_000, 1_500, 123_456, "7-1a2b3c4d", 99, b"{}", 1, None))
     found = dict(headers(row, series=series))
     assert found.get("ce_devicecounter") == (None if named is None else named.encode())
     assert tuple(found) == tuple(name for name in HEADER_NAMES if name in found)
-    unnumbered = replace(row, device_boot=None, device_sequence=None)
+    unnumbered = changed(row, device_boot=None, device_sequence=None)
     assert "ce_devicecounter" not in dict(headers(unnumbered, series=series))
 
 
 def test_the_variables_of_a_route_have_headers_behind_those_of_every_record() -> None:
     series = replace(SERIES, variables=(("site", "Büro 1"), ("device", "aa:bb")))
-    row = Row(1, 17, 1, 1_000_000, 900_000, 1_500, 123_456, "7-1a2b3c4d", 99, b"{}", 1)
+    row = Row.of_columns((1, 17, 1, 1_000_000, 900_000, 1_500, 123_456, "7-1a2b3c4d", 99, b"{}", 1, None))
     plain, found = headers(row), headers(row, series=series)
     own = [("route_site", "Büro 1".encode()), ("route_device", b"aa:bb")]
     assert found == [*plain[: len(HEADERS)], *own, *plain[len(HEADERS) :]]
-    unnumbered = replace(row, device_boot=None, device_sequence=None, doubt=0)
+    unnumbered = changed(row, device_boot=None, device_sequence=None, doubt=0)
     assert headers(unnumbered, series=series) == [*headers(unnumbered), *own]
     assert not any(name.startswith(VARIABLE_PREFIX) for name in HEADER_NAMES)
 
@@ -117,7 +119,7 @@ def test_two_topics_of_a_device_have_one_counter_nowhere() -> None:
 
 
 def test_a_sensor_without_a_tick_gets_the_time_of_receipt_and_says_so() -> None:
-    row = Row(1, 0, 1, 1_000_000, None, 0, None, None, None, b"21.5", 0)
+    row = row_of()
     found = dict(headers(row))
     assert found["ce_time"] == found["ce_receivedtime"]
     assert (found["ce_timequality"], found["ce_timeerror"]) == (b"received", b"250")
@@ -126,9 +128,9 @@ def test_a_sensor_without_a_tick_gets_the_time_of_receipt_and_says_so() -> None:
 
 UNKNOWN = BootClock.constant(0, None)
 BOUNDED = BootClock.constant(WALL, 1_000, "bounded")
-ESTIMATED = Row(1, 0, 1, 1_000_000, 900_000, 5, 1, "7-1a2b3c4d", 3, b"21.5", Doubt.CONFLICT)
-RECEIVED = Row(1, 0, 1, 1_000_000, None, 0, None, None, None, b"21.5", 0)
-TICKING = Row(1, 0, 1, 1_000_000, None, 0, 123, None, None, b"21.5", 0)
+ESTIMATED = Row.of_columns((1, 0, 1, 1_000_000, 900_000, 5, 1, "7-1a2b3c4d", 3, b"21.5", Doubt.CONFLICT, None))
+RECEIVED = row_of()
+TICKING = row_of(tick_ms=123)
 NO_BOUND = str(TIME_ERROR_UNKNOWN_US)
 
 
@@ -180,7 +182,7 @@ def test_each_time_of_a_row_is_told_by_the_clock_as_it_was_then(times: list[tupl
     for received_us, before_us in times:
         event_us = None if before_us is None else received_us + before_us
         batch = EncodedBatch("none")
-        batch.add(encoder.encode(Row(1, 0, 1, received_us, event_us, 0, None, None, None, b"", 0), of_boot, 0))
+        batch.add(encoder.encode(row_of(received_us=received_us, event_us=event_us, payload=b""), of_boot, 0))
         found = {name: value.decode() for name, value in decoded(batch)[0].headers}
         at_us = received_us if event_us is None else event_us
         # The bound is rounded up, so that records that follow each other have the same.
@@ -211,7 +213,7 @@ def test_what_was_kept_of_rows_before_changes_no_record(times: list[tuple[Any, .
     encoder = RecordEncoder(GATEWAY, LANE, SERIES)
     known: dict[int, BootTimes] = {}
     for received_us, event_us, error_us, tick_ms, device_time_us, clock in times:
-        row = Row(1, 17, 1, received_us, event_us, error_us, tick_ms, None, None, b"", 0, device_time_us)
+        row = Row.of_columns((1, 17, 1, received_us, event_us, error_us, tick_ms, None, None, b"", 0, device_time_us))
         of_boot = known.setdefault(id(clock), BootTimes(clock))
         encoded = encoder.encode(row, of_boot, 0)
         assert encoded == RecordEncoder(GATEWAY, LANE, SERIES).encode(row, BootTimes(clock), 0)
@@ -223,18 +225,18 @@ def test_what_was_kept_of_rows_before_changes_no_record(times: list[tuple[Any, .
 
 
 def test_a_tick_that_could_not_be_placed_claims_no_bound() -> None:
-    row = Row(1, 0, 1, 1_000_000, None, 0, 123, "1-00000001", 0, b"21.5", 0)
+    row = row_of(tick_ms=123, device_boot="1-00000001", device_sequence=0)
     found = dict(headers(row))
     assert (found["ce_timequality"], int(found["ce_timeerror"])) == (b"bounded", TIME_ERROR_UNKNOWN_US)
 
 
 def test_the_gateways_own_words_have_the_gateways_own_time() -> None:
-    row = Row(1, 0, 1, 1_000_000, None, 0, None, None, None, b"{}", 0)
+    row = row_of(payload=b"{}")
     assert dict(headers(row, series=EVENT))["ce_timequality"] == b"synced"
 
 
 def test_a_time_that_the_sensor_sent_is_the_events_and_the_receipt_is_told_beside_it() -> None:
-    row = Row(1, 0, 1, 1_000_000, None, 2_000_000, None, None, None, b"21.5", 0, WALL - 5_000_000)
+    row = row_of(event_error_us=2_000_000, device_time_us=WALL - 5_000_000)
     found = dict(headers(row))
     assert (found["ce_time"], found["ce_timequality"]) == (b"2026-03-04T05:06:02.000089Z", b"device")
     assert (found["ce_timeerror"], found["ce_boottime"]) == (b"2000000", b"1000000")
@@ -243,7 +245,7 @@ def test_a_time_that_the_sensor_sent_is_the_events_and_the_receipt_is_told_besid
 
 def test_a_time_that_cannot_be_right_is_as_if_none_was_sent() -> None:
     for sent_us in (0, WALL - 31 * 86_400_000_000, WALL + 70_000_000, 2**63 - 1, -(2**63)):
-        row = Row(1, 0, 1, 1_000_000, None, 1_000, None, None, None, b"21.5", 0, sent_us)
+        row = row_of(event_error_us=1_000, device_time_us=sent_us)
         found = dict(headers(row))
         assert found["ce_time"] == found["ce_receivedtime"]
         assert (found["ce_timequality"], found["ce_timeerror"]) == (b"received", b"1250")
@@ -251,7 +253,7 @@ def test_a_time_that_cannot_be_right_is_as_if_none_was_sent() -> None:
 
 def test_a_sensors_own_time_needs_no_clock_of_the_gateways() -> None:
     sent_us = WALL + 365 * 86_400_000_000
-    row = Row(1, 0, 1, 1_000_000, None, 1_000, None, None, None, b"21.5", 0, sent_us)
+    row = row_of(event_error_us=1_000, device_time_us=sent_us)
     found = dict(headers(row, BootClock.constant(0, None)))
     assert (found["ce_time"], found["ce_timequality"]) == (rfc3339(sent_us), b"device")
     assert found["ce_timeerror"] == b"1000"
@@ -261,7 +263,7 @@ def test_rows_that_differ_in_their_sensors_time_alone_have_times_of_their_own() 
     encoder, batch = RecordEncoder(GATEWAY, LANE, SERIES), EncodedBatch("none")
     sent, times = [None, WALL, WALL + 1, None], BootTimes(CLOCK)
     for sequence, sent_us in enumerate(sent):
-        row = Row(1, sequence, 1, 1_000_000, None, 0, None, None, None, b"21.5", 0, sent_us)
+        row = row_of(sequence, device_time_us=sent_us)
         batch.add(encoder.encode(row, times, sequence))
     found = [dict(record.headers) for record in decoded(batch)]
     assert [each["ce_timequality"] for each in found] == [b"received", b"device", b"device", b"received"]
@@ -298,7 +300,7 @@ def test_what_is_encoded_here_is_what_a_consumer_reads(
     encoder, times = RecordEncoder(GATEWAY, LANE, SERIES), BootTimes(CLOCK)
     batch = EncodedBatch(compression)
     rows = [
-        Row(1, sequence, 1, 1_000_000, event_us, 7, None, boot, sequence, payload, doubt)
+        Row.of_columns((1, sequence, 1, 1_000_000, event_us, 7, None, boot, sequence, payload, doubt, None))
         for payload, event_us, boot, sequence, doubt in readings
     ]
     for row in rows:
@@ -309,16 +311,16 @@ def test_what_is_encoded_here_is_what_a_consumer_reads(
     assert batch._build() is batch._build()  # a resend is the same, byte for byte
     records = decoded(batch)
     assert [(record.offset, record.key, record.value) for record in records] == [
-        (offset, b"42", row.payload) for offset, row in enumerate(rows)
+        (offset, b"42", row.datum.payload) for offset, row in enumerate(rows)
     ]
     for record, row in zip(records, rows, strict=True):
         found = dict(record.headers)
         assert found["ce_lanesequence"] == b"%d" % row.sequence
-        assert found.get("ce_deviceboot") == (None if row.device_boot is None else row.device_boot.encode())
-        assert found.get("ce_doubt") == {0: None, 1: b"redelivered", 2: b"conflict"}[row.doubt]
+        assert found.get("ce_deviceboot") == (None if row.datum.device_boot is None else row.datum.device_boot.encode())
+        assert found.get("ce_doubt") == {0: None, 1: b"redelivered", 2: b"conflict"}[row.datum.doubt]
         assert [name for name in HEADER_NAMES if name in found] == [name for name, _ in record.headers]
 
 
 def test_a_large_payload_is_encoded_too() -> None:
-    row = Row(1, 0, 1, 1_000_000, None, 0, None, None, None, bytes(900_000), 0)
+    row = row_of(payload=bytes(900_000))
     assert dict(headers(row))["ce_lanesequence"] == b"0"

@@ -35,7 +35,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from demo.kafka_broker import Broker, kafka_broker
-from gateway.buffer.rows import Lane, Row, Series
+from gateway.buffer.rows import Lane, Series
 from gateway.clock.gateway_clock import BootClock, BootTimes
 from gateway.kafka.batch import HEADER_BYTES, EncodedBatch
 from gateway.kafka.record import RecordEncoder
@@ -54,6 +54,7 @@ from gateway.kafka.topics import (
     read_cluster,
 )
 from gateway.settings import GatewaySettings, KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
+from tests.support.buffers import row_of
 from tests.support.kafka_admin import administered, allow, create_topic
 from tests.support.kafka_cluster import Listener, kafka_cluster
 from tests.support.waiting import patience
@@ -795,7 +796,7 @@ def batch_of(size: int) -> EncodedBatch:
     payload = size // 2
     while True:
         batch = EncodedBatch("none")
-        row = Row(1, 0, 1, 1_000_000, None, 0, None, None, None, bytes(payload), 0)
+        row = row_of(payload=bytes(payload))
         batch.add(encoder.encode(row, BootTimes(BootClock.constant(0, 0)), 0))
         if batch.bytes == size:
             return batch

@@ -6,8 +6,8 @@ import contextlib
 import pytest
 
 from gateway.listener.listener import ListenError, MqttListener
-from gateway.reading import Reading
 from gateway.settings import ListenerSettings
+from tests.support.buffers import reading_of
 from tests.support.gateways import free_port
 from tests.support.mqtt_peers import (
     ACCEPTED,
@@ -32,7 +32,7 @@ async def test_a_puback_comes_only_after_the_commit() -> None:
         assert await peer.silent()
         intake.decide(True)
         assert await peer.read(4) == puback(7)
-    assert intake.stored == [Reading("device/m001/thermo", "device/m001/thermo", b"21.5", 123_456)]
+    assert intake.stored == [reading_of("device/m001/thermo", b"21.5", 123_456)]
 
 
 async def test_what_one_read_brought_is_one_batch_acknowledged_in_order() -> None:
@@ -42,7 +42,7 @@ async def test_what_one_read_brought_is_one_batch_acknowledged_in_order() -> Non
         peer.writer.write(publish("a", 9) + publish("b") + publish("c", 3) + publish("d", 5))
         await until(lambda: intake.batches)
         ((readings, _),) = intake.batches
-        assert [reading.payload for reading in readings] == [b"a", b"b", b"c", b"d"]
+        assert [reading.datum.payload for reading in readings] == [b"a", b"b", b"c", b"d"]
         intake.decide(True)
         assert await peer.read(12) == puback(9, 3, 5)
 
@@ -140,4 +140,4 @@ async def test_a_clean_stop_acknowledges_what_is_being_stored() -> None:
             # Comes while the listener ends: not taken, and no obstacle to the answer of the first.
             asyncio.get_running_loop().call_later(0.1, peer.writer.write, publish("b", 2))
         assert await peer.read_to_end() == puback(1)
-    assert [reading.payload for reading in intake.stored] == [b"a"]
+    assert [reading.datum.payload for reading in intake.stored] == [b"a"]

@@ -63,7 +63,7 @@ async def test_while_the_buffer_holds_readings_wait_and_pings_are_answered() -> 
         intake.cannot_store = False
         intake.decide_all()
         assert await peer.read(28) == puback(*range(1, 8))
-    assert [reading.payload for reading in intake.stored] == [b"a"] * 7
+    assert [reading.datum.payload for reading in intake.stored] == [b"a"] * 7
 
 
 @pytest.mark.parametrize(

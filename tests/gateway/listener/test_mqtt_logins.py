@@ -305,7 +305,7 @@ async def test_what_a_revoked_device_had_under_way_is_stored_and_its_will_says_n
             assert listener.counts["credentials-ended"] == 1
             async with connected(listener, first) as peer:
                 await peer.read_to_end()
-    assert [reading.payload for reading in intake.stored] == [b"a"]
+    assert [reading.datum.payload for reading in intake.stored] == [b"a"]
     assert "device-died" not in {kind for kind, _, _ in intake.events}
     (line,) = [line for line in lines if line.get("reason") == "credentials-ended"]
     assert line["user"] == "m003"

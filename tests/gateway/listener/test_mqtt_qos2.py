@@ -42,7 +42,7 @@ async def test_pubrec_after_the_commit_of_the_reading_and_pubcomp_after_the_one_
         assert await peer.silent()
         intake.decide(True)
         assert await peer.read(4) == pubcomp(7)
-    assert [reading.payload for reading in intake.stored] == [b"21.5"]
+    assert [reading.datum.payload for reading in intake.stored] == [b"21.5"]
     assert not [key for key in intake.kept if key.endswith("/7")]
 
 
@@ -58,7 +58,7 @@ async def test_all_kinds_in_one_read_are_one_commit_answered_in_order() -> None:
         intake.decide_all()
         assert await peer.read(16) == pubrec(3) + puback(2) + pubcomp(9) + pubrec(3)
         assert intake.commits == commits + 1
-    assert [reading.payload for reading in intake.stored] == [b"a", b"b", b"c"]
+    assert [reading.datum.payload for reading in intake.stored] == [b"a", b"b", b"c"]
 
 
 async def test_a_message_that_comes_again_while_its_first_copy_waits_is_answered_after_that_commit() -> None:
@@ -73,7 +73,7 @@ async def test_a_message_that_comes_again_while_its_first_copy_waits_is_answered
             intake.decide(True)
             intake.decide(True)
             assert await second.read(4) == pubrec(1)
-    assert [reading.payload for reading in intake.stored] == [b"a"]
+    assert [reading.datum.payload for reading in intake.stored] == [b"a"]
 
 
 async def test_a_message_that_comes_again_is_not_answered_if_its_first_copy_could_not_be_stored() -> None:
@@ -100,8 +100,8 @@ async def test_an_unfinished_exchange_survives_kill_9_with_its_session() -> None
     async with listening(intake) as listener, connected(listener, keeping()) as peer:
         peer.writer.write(publish2("a", 1, dup=True) + pubrel(2) + pubrel(1) + publish2("c", 2))
         assert await peer.read(20) == PRESENT + pubrec(1) + pubcomp(2) + pubcomp(1) + pubrec(2)
-    assert [reading.payload for reading in intake.stored] == [b"a", b"b", b"c"]
-    assert not any(reading.redelivered for reading in intake.stored)
+    assert [reading.datum.payload for reading in intake.stored] == [b"a", b"b", b"c"]
+    assert not any(reading.datum.doubt for reading in intake.stored)
 
 
 async def test_clean_session_forgets_the_exchanges_and_says_so_of_what_comes_again() -> None:
@@ -114,7 +114,7 @@ async def test_clean_session_forgets_the_exchanges_and_says_so_of_what_comes_aga
             assert intake.kept == {}
             peer.writer.write(publish2("a", 1, dup=True))
             assert await peer.read(4) == pubrec(1)
-    assert [(reading.payload, reading.redelivered) for reading in intake.stored] == [(b"a", False), (b"a", True)]
+    assert [(reading.datum.payload, reading.datum.doubt) for reading in intake.stored] == [(b"a", False), (b"a", True)]
 
 
 async def test_the_same_identifier_with_another_message_is_another_message() -> None:
@@ -123,7 +123,7 @@ async def test_the_same_identifier_with_another_message_is_another_message() -> 
     async with listening(intake) as listener, connected(listener, keeping()) as peer:
         peer.writer.write(publish2("21.5", 1) + publish2("21.6", 1))
         assert await peer.read(12) == ACCEPTED + pubrec(1, 1)
-    assert [reading.payload for reading in intake.stored] == [b"21.5", b"21.6"]
+    assert [reading.datum.payload for reading in intake.stored] == [b"21.5", b"21.6"]
 
 
 # --- the shapes in which a PUBLISH comes again ----------------------------------------------------------------
@@ -222,7 +222,7 @@ async def test_a_publish_with_the_identifier_of_an_earlier_one(shape: Shape, way
                     await later_try(peer, shape)
     assert len(intake.stored) == shape.copies, shape.demand
     marked = shape.marked and way != "same connection"
-    assert [reading.redelivered for reading in intake.stored[1:]] == [marked] * (shape.copies - 1), shape.demand
+    assert [reading.datum.doubt for reading in intake.stored[1:]] == [marked] * (shape.copies - 1), shape.demand
     assert not [key for key in intake.kept if key.endswith("/7")], "the exchange is forgotten"
 
 
@@ -244,7 +244,7 @@ async def test_pubrel_and_the_next_publish_of_its_identifier_in_one_write_are_an
         intake.decide_all()
         assert await peer.read(20) == pubcomp(1) + pubrec(1) + pubcomp(1) + pubrec(1, 1)
         assert [key for key in intake.kept if key.endswith("/1")], "the exchange of the last one is open"
-    assert [(reading.payload.decode(), reading.redelivered) for reading in intake.stored] == [
+    assert [(reading.datum.payload.decode(), reading.datum.doubt) for reading in intake.stored] == [
         ("a", False),
         (payload, False),
         ("c", False),
@@ -272,7 +272,7 @@ async def test_where_the_commit_of_a_pubrel_fails_its_exchange_is_open_again() -
         intake.outcome, listener.shared.refusing_until = True, 0.0
         async with connected(listener, keeping() + publish2("a", 1) + pubrel(1) + publish2("b", 1)) as peer:
             assert await peer.read(16) == PRESENT + pubrec(1) + pubcomp(1) + pubrec(1)
-    assert [reading.payload for reading in intake.stored] == [b"a", b"b"]
+    assert [reading.datum.payload for reading in intake.stored] == [b"a", b"b"]
 
 
 # --- bounds that close a connection ---------------------------------------------------------------------------
@@ -296,7 +296,7 @@ async def test_too_many_unfinished_ends_the_connection_behind_the_answers_of_wha
                 else:
                     del left[word[3]]
         assert listener.counts["too-many-unfinished"] > 1
-    assert [reading.payload for reading in intake.stored] == [b"%d" % number for number in range(1, 8)]
+    assert [reading.datum.payload for reading in intake.stored] == [b"%d" % number for number in range(1, 8)]
     died = [details["cause"] for kind, _, details in intake.events if kind == "device-died"]
     assert "too-many-unfinished" not in died, "the device is alive"
 

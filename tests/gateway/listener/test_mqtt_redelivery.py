@@ -5,7 +5,7 @@ import pytest
 from gateway.listener.listener import MqttListener
 from gateway.listener.redelivery import PacketIdRun, Unanswered
 from gateway.listener.session import Batch
-from gateway.reading import Reading
+from tests.support.buffers import reading_of
 from tests.support.mqtt_peers import (
     ACCEPTED,
     Peer,
@@ -70,7 +70,7 @@ async def test_whatever_is_in_doubt_is_stored(later: bytes, why: str) -> None:
         async with connected(listener, connect() + later) as peer:
             await peer.read(8)
     assert len(intake.stored) == stored + 1, why
-    assert intake.stored[-1].redelivered == (later[0] & 0x08 != 0)
+    assert intake.stored[-1].datum.doubt == (later[0] & 0x08 != 0)
 
 
 async def test_qos_0_does_not_count_as_an_identifier() -> None:
@@ -112,7 +112,10 @@ async def test_an_identifier_that_a_restarted_sensor_would_use_is_not_trusted() 
             await cut_before_the_answer(listener, intake, peer, publish("21.5", 1))
         async with connected(listener, connect() + again("21.5", 1)) as peer:
             assert await peer.read(8) == ACCEPTED + puback(1)
-    assert [(reading.payload, reading.redelivered) for reading in intake.stored] == [(b"21.5", False), (b"21.5", True)]
+    assert [(reading.datum.payload, reading.datum.doubt) for reading in intake.stored] == [
+        (b"21.5", False),
+        (b"21.5", True),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +138,7 @@ def test_an_identifier_counts_only_if_it_was_reached_by_counting(batches: list[l
     for identifiers in batches:
         batch = Batch()
         batch.answers = identifiers
-        batch.readings = [Reading("t", "t", b"x", 0)] * len(identifiers)
+        batch.readings = [reading_of("t", b"x", 0)] * len(identifiers)
         batch.counting_from = run.advance(identifiers[0], identifiers[-1], len(identifiers))
     unanswered = Unanswered()
     unanswered.remember(batch)

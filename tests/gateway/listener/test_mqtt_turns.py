@@ -310,7 +310,7 @@ async def test_what_stands_in_line_at_a_clean_end_is_taken() -> None:
                 await peer.read_to_end()
         await until(lambda: not listener.shared.connections)
         assert listener.counts["disconnected"] == 3
-        assert [reading.payload for reading in intake.stored] == [b"%d" % number for number in range(700)] * 3
+        assert [reading.datum.payload for reading in intake.stored] == [b"%d" % number for number in range(700)] * 3
 
 
 @pytest.mark.usefixtures("_everybody_in_line")

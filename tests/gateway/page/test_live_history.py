@@ -23,7 +23,7 @@ from gateway.page.history import (
     Sample,
     values_of,
 )
-from tests.support.buffers import entry
+from tests.support.buffers import changed, entry
 
 QUIET = Sample(0, 0, 2, 0)
 LOOK_US = 2_000_000
@@ -39,7 +39,7 @@ class Box:
         self.history = LiveHistory(devices_max, self.now_us)
 
     def take(self, *entries: Entry) -> None:
-        self.heard.note([replace(each, received_us=self.now_us) for each in entries])
+        self.heard.note([changed(each, received_us=self.now_us) for each in entries])
 
     def look(self, sample: Sample = QUIET, after_us: int = LOOK_US) -> None:
         self.now_us += after_us
@@ -49,7 +49,7 @@ class Box:
 def reading(device: str = "42", payload: str = "21.5", stream: str = "thermo", sequence: int | None = None) -> Entry:
     topic = f"device/{device}/{stream}"
     plain = entry(device=device, sequence=sequence) if sequence is not None else entry(device=device)
-    return replace(
+    return changed(
         plain, payload=payload.encode(), series=replace(plain.series, subject=topic, stream=topic, device=device)
     )
 
@@ -200,6 +200,6 @@ def test_a_sensors_new_boot_begins_anew() -> None:
         box.look(after_us=POINT_US)
     trace = box.history.traces["42"]
     assert trace.per_s(4, box.now_us) is not None
-    box.take(replace(reading(sequence=900), device_boot="2-0"))
+    box.take(changed(reading(sequence=900), device_boot="2-0"))
     box.look(after_us=POINT_US)
     assert trace.per_s(1, box.now_us) is None

@@ -26,7 +26,6 @@ from gateway.intake.front_door import FrontDoor
 from gateway.listener.credentials import add
 from gateway.page import view
 from gateway.page.view import StatusView, look_at_the_file
-from gateway.reading import Reading
 from gateway.settings import (
     BufferSettings,
     GatewaySettings,
@@ -36,6 +35,7 @@ from gateway.settings import (
     StatusPageSettings,
 )
 from gateway.uplink.state import UplinkState
+from tests.support.buffers import reading_of
 
 
 class Box:
@@ -74,7 +74,7 @@ class Box:
     async def take(self, device: str, payload: str = '{"celsius": 21.5}', ago_s: float = 0) -> None:
         topic = f"device/{device}/thermo"
         stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        reading = Reading(topic, topic, payload.encode(), boottime_us() - int(ago_s * 1e6))
+        reading = reading_of(topic, payload.encode(), boottime_us() - int(ago_s * 1e6))
         self.front_door.take([reading], stored.set_result)
         assert await stored
 

@@ -233,7 +233,7 @@ async def test_a_reading_is_acknowledged_after_its_commit_and_not_before(bench: 
     await sensor.send(sensor.data(0))
     (reading,), done = await bench.intake.next()
     assert (reading.topic, reading.subject) == ("device/attic/thermo", str(sensor.port))
-    assert (reading.device_boot, reading.device_sequence, reading.payload) == ("7-1a2b3c4d", 0, b"0")
+    assert (reading.datum.device_boot, reading.datum.device_sequence, reading.datum.payload) == ("7-1a2b3c4d", 0, b"0")
     # A later HELLO is answered at once, and that ACK still does not cover the reading.
     await sensor.send(Hello(7, INCARNATION, 2, 0, 1, "attic", "1.0", ("thermo",)))
     assert await sensor.expect(Ack) == Ack(7 ^ INCARNATION, 0, 0)
@@ -302,7 +302,7 @@ async def test_unplugged_in_the_middle_of_a_frame_and_plugged_in_again(bench: Be
         await sensor.hello()
         await sensor.send(sensor.data(0), sensor.data(1))
         readings, done = await bench.intake.next()
-        assert [reading.device_sequence for reading in readings] == [0, 1]
+        assert [reading.datum.device_sequence for reading in readings] == [0, 1]
         done(True)
         assert await sensor.expect(Ack) == Ack(7 ^ INCARNATION, 2, 0)
     assert len([line for line in logs if line["event"].startswith("serial port closed")]) == 1
@@ -338,9 +338,9 @@ async def test_a_probe_gives_readings_their_time(bench: Bench) -> None:
     assert await sensor.expect(Probe) == Probe(0xC0FFEE)
     await sensor.send(Reply(0xC0FFEE, 0, 500), sensor.data(0))
     (reading,), _ = await bench.intake.next()
-    assert reading.event_us is not None
-    assert reading.event_us <= reading.received_us
-    assert reading.event_error_us > 0
+    assert reading.datum.event_us is not None
+    assert reading.datum.event_us <= reading.datum.received_us
+    assert reading.datum.event_error_us > 0
     # The next one comes by the clock, without anything being received.
     assert await sensor.expect(Probe) == Probe(0xC0FFEE)
 
@@ -365,8 +365,8 @@ async def test_only_on_a_port_that_may_be_a_wire_is_what_bytes_take_on_it_left_o
             await sensor.send(Reply(0xC0FFEE, tick_us // 1000 % 2**32, tick_us % 1000))
         await sensor.send(replace(sensor.data(0), tick_ms=tick_us // 1000 % 2**32))
         (reading,), _ = await bench.intake.next()
-    assert reading.event_us is not None
-    assert (reading.event_error_us >= 75_000) is is_cdc
+    assert reading.datum.event_us is not None
+    assert (reading.datum.event_error_us >= 75_000) is is_cdc
 
 
 async def test_random_bits_are_drawn_for_probes_alone(tmp_path: Path) -> None:
@@ -678,8 +678,8 @@ async def test_a_port_of_text_is_read_as_text_and_by_nobody_else(tmp_path: Path)
             await attic.hello()
             await weight.write(b"ams=99\ngrams=125\n")
             (reading,), done = await bench.intake.next()
-            assert (reading.topic, reading.payload) == ("device/scale/text", b'{"grams":125}')
-            assert (reading.subject, reading.event_us) == (str(weight.port), None)
+            assert (reading.topic, reading.datum.payload) == ("device/scale/text", b'{"grams":125}')
+            assert (reading.subject, reading.datum.event_us) == (str(weight.port), None)
             done(True)
             assert devices(ingress) == {str(weight.port): "scale", str(attic.port): "attic"}
             state = port_state(ingress, weight)
@@ -754,7 +754,7 @@ async def test_a_name_that_leads_to_another_port_now_is_followed(tmp_path: Path)
             await first.write(b"grams=1\ngrams=1\n")
             await second.write(b"grams=2\ngrams=2\n")
             readings, _ = await bench.intake.next()
-            assert {reading.payload for reading in readings} == {b'{"grams":2}'}
+            assert {reading.datum.payload for reading in readings} == {b'{"grams":2}'}
 
 
 async def test_a_name_of_several_ports_opens_none_of_them(tmp_path: Path) -> None:
@@ -1240,7 +1240,7 @@ class CommittingIntake(RecordingIntake):
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
         assert not marks
         for reading in readings:
-            self.stored.setdefault((reading.topic, reading.device_boot, reading.device_sequence), reading)
+            self.stored.setdefault((reading.topic, reading.datum.device_boot, reading.datum.device_sequence), reading)
         asyncio.get_running_loop().call_soon(done, True)
 
 
@@ -1267,11 +1267,11 @@ async def test_real_firmware_and_the_gateway_agree_on_what_was_acknowledged(tmp_
         assert sequences == set(range(ledger["taken"]))
     assert intake.losses == []
     assert {kind for kind, _, _ in intake.events} == {"device-appeared"}
-    timed = [reading for reading in intake.stored.values() if reading.event_us is not None]
+    timed = [reading for reading in intake.stored.values() if reading.datum.event_us is not None]
     assert len(timed) > len(intake.stored) / 2
     for reading in timed:
-        assert reading.event_us is not None
-        assert reading.event_us <= reading.received_us
+        assert reading.datum.event_us is not None
+        assert reading.datum.event_us <= reading.datum.received_us
 
 
 def boottime_us() -> int:

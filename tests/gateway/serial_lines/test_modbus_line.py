@@ -78,7 +78,9 @@ class RecordingIntake:
 
     def of(self, device: str) -> list[dict[str, Any]]:
         """What a device's readings say, in order."""
-        return [msgspec.json.decode(each.payload) for each in self.readings if each.topic == f"device/{device}/modbus"]
+        return [
+            msgspec.json.decode(each.datum.payload) for each in self.readings if each.topic == f"device/{device}/modbus"
+        ]
 
     async def next_of(self, device: str, count: int = 1) -> list[dict[str, Any]]:
         """So many of its readings that come from now on."""
@@ -291,9 +293,9 @@ async def test_an_energy_meter_and_a_thermometer_on_one_line(bench: Bench) -> No
             state = line.units()
     assert bench.intake.of("meter")[0] == {"volts": 230.2, "amps": 0.35}
     (first, *_) = (each for each in bench.intake.readings if each.topic == "device/climate/modbus")
-    assert first.payload == b'{"celsius":-5.7,"humidity":48.1}'
+    assert first.datum.payload == b'{"celsius":-5.7,"humidity":48.1}'
     assert first.subject == str(bench.wire.port)
-    assert 0 <= now_us() - first.received_us < DEADLINE_S * 1e6
+    assert 0 <= now_us() - first.datum.received_us < DEADLINE_S * 1e6
     assert bench.intake.events == [("device-appeared", "meter"), ("device-appeared", "climate")]
     assert bench.intake.details[1] == {
         "source": "modbus",

@@ -101,9 +101,9 @@ def test_a_reading_is_acknowledged_after_its_commit_and_not_before() -> None:
     assert first.topic == "device/attic/thermo"
     assert second.topic == "device/attic/door"
     assert first.subject == "/dev/ttyUSB0"
-    assert first.payload == b'{"t":0}'
-    assert (first.device_boot, first.device_sequence, first.tick_ms) == ("7-1a2b3c4d", 0, 1000)
-    assert (first.received_us, first.event_us) == (START_US + 5, None)
+    assert first.datum.payload == b'{"t":0}'
+    assert (first.datum.device_boot, first.datum.device_sequence, first.datum.tick_ms) == ("7-1a2b3c4d", 0, 1000)
+    assert (first.datum.received_us, first.datum.event_us) == (START_US + 5, None)
     assert answers(link) == []
 
     assert link.stored(received) == []
@@ -115,7 +115,7 @@ def test_noise_around_a_frame_and_a_zero_that_was_lost_cost_no_reading() -> None
     link = known_link()
     stream = b"ets Jan 8" + encode_frame(data(0))[:-1] + encode_frame(data(1))[:-1] + b"\xff" + encode_frame(data(2))
     received = only(link.receive(stream, START_US))
-    assert [reading.payload for reading in received.readings] == [b'{"t":0}', b'{"t":1}', b'{"t":2}']
+    assert [reading.datum.payload for reading in received.readings] == [b'{"t":0}', b'{"t":1}', b'{"t":2}']
     assert link.faults == {"noise": 1}
 
 
@@ -187,8 +187,8 @@ def test_data_before_a_hello_in_the_same_bytes_belongs_to_the_run_before() -> No
     assert isinstance(first, Received)
     assert isinstance(identified, Identified)
     assert isinstance(second, Received)
-    assert first.readings[0].device_boot == "7-1a2b3c4d"
-    assert second.readings[0].device_boot == "8-1a2b3c4d"
+    assert first.readings[0].datum.device_boot == "7-1a2b3c4d"
+    assert second.readings[0].datum.device_boot == "8-1a2b3c4d"
     link.stored(first)
     link.stored(second)
     assert Ack(8 ^ HELLO.incarnation, 1, 0) in answers(link)
@@ -420,9 +420,9 @@ def test_a_reply_gives_readings_their_time() -> None:
     # The sensor's tick 900.000 lies between 1.000 s and 1.008 s: 104 ms later it says 1004.
     assert send(link, Reply(NONCE, 900, 0), now_us=START_US + 8_000) == []
     (reading,) = only(send(link, data(4), now_us=START_US + 150_000)).readings
-    assert reading.event_us is not None
-    assert abs(reading.event_us - (START_US + 4_000 + 104_500)) <= 20
-    assert 4_000 + 500 <= reading.event_error_us <= 4_000 + 500 + 1_200
+    assert reading.datum.event_us is not None
+    assert abs(reading.datum.event_us - (START_US + 4_000 + 104_500)) <= 20
+    assert 4_000 + 500 <= reading.datum.event_error_us <= 4_000 + 500 + 1_200
 
 
 def after_slow_trips(link: SerialLink, trips: int) -> Reading:
@@ -441,20 +441,20 @@ def test_round_trips_that_take_what_bytes_take_on_a_wire_show_that_it_is_one() -
     link = known_link()
     send(link, Reply(NONCE, 900, 0), now_us=START_US + 8_000)
     reading = after_slow_trips(link, WIRE_TRIPS)
-    assert reading.event_us is not None
+    assert reading.datum.event_us is not None
     bits = 10 / 38_400 * 1e6 * WIRE_SHARE
     out_us, back_us = bits * len(encode_frame(Probe(NONCE))), bits * len(encode_frame(Reply(NONCE, 900, 0)))
     assert 2_500 < out_us < back_us < 5_000
     half_us = (8_000 - out_us - back_us) / 2
-    assert half_us + 500 <= reading.event_error_us <= half_us + 500 + 1_200
+    assert half_us + 500 <= reading.datum.event_error_us <= half_us + 500 + 1_200
 
 
 def test_a_port_that_is_no_wire_takes_no_time_for_its_bytes() -> None:
     link = known_link()
     send(link, Reply(NONCE, 900, 0), now_us=START_US + 2_000)
     (reading,) = only(send(link, data(4), now_us=START_US + 150_000)).readings
-    assert reading.event_us is not None
-    assert abs(reading.event_us - (START_US + 1_000 + 104_500)) <= 20
+    assert reading.datum.event_us is not None
+    assert abs(reading.datum.event_us - (START_US + 1_000 + 104_500)) <= 20
 
 
 def test_where_nothing_is_known_of_a_wire_slow_round_trips_show_none() -> None:
@@ -463,23 +463,23 @@ def test_where_nothing_is_known_of_a_wire_slow_round_trips_show_none() -> None:
     link.claim_no_wire()
     send(link, Reply(NONCE, 900, 0), now_us=START_US + 8_000)
     reading = after_slow_trips(link, 2 * WIRE_TRIPS)
-    assert reading.event_us is not None
-    assert reading.event_error_us >= 4_000 + 500
+    assert reading.datum.event_us is not None
+    assert reading.datum.event_error_us >= 4_000 + 500
 
 
 def test_a_fitted_time_is_never_after_the_receipt() -> None:
     link = known_link()
     send(link, Reply(NONCE, 900, 0), now_us=START_US + 100_000)
     (reading,) = only(send(link, data(0), now_us=START_US + 102_000)).readings
-    assert reading.event_us is not None
-    assert reading.event_us + reading.event_error_us <= START_US + 102_000 + 2
+    assert reading.datum.event_us is not None
+    assert reading.datum.event_us + reading.datum.event_error_us <= START_US + 102_000 + 2
 
 
 def test_a_reply_to_no_probe_of_ours_is_ignored() -> None:
     link = known_link()
     send(link, Reply(NONCE + 1, 900, 0), Reply(NONCE, 900, 0), Reply(NONCE, 500, 0))
     assert link.faults == {"unexpected-reply": 2}
-    assert only(send(link, data(0), now_us=START_US + 600_000)).readings[0].event_us is not None
+    assert only(send(link, data(0), now_us=START_US + 600_000)).readings[0].datum.event_us is not None
 
 
 def test_a_reply_of_the_run_before_says_nothing_of_the_new_ones_clock() -> None:
@@ -504,8 +504,8 @@ def test_a_sensor_whose_tick_alone_began_anew_is_asked_about_and_gets_no_time_un
         only(send(link, replace(data(sequence), tick_ms=tick_ms), now_us=START_US + 20_000)).readings[0]
         for sequence, tick_ms in ((0, 900_005), (1, 50))
     )
-    assert first.event_us is not None
-    assert second.event_us is None
+    assert first.datum.event_us is not None
+    assert second.datum.event_us is None
     assert answers(link, START_US + 20_000) == [Probe(NONCE), HelloRequest()]
 
 

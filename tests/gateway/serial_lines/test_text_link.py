@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.reading import Datum
 from gateway.serial_lines.frames import Hello, encode_frame
 from gateway.serial_lines.text_formats import nmea_checksum
 from gateway.serial_lines.text_link import (
@@ -46,7 +47,7 @@ def joined(line_format: str = "key=value", **rest: object) -> TextLink:
 
 def payloads(events: Iterable[TextEvent]) -> list[str]:
     return [
-        reading.payload.decode() for event in events if isinstance(event, TextReadings) for reading in event.readings
+        each.datum.payload.decode() for event in events if isinstance(event, TextReadings) for each in event.readings
     ]
 
 
@@ -73,9 +74,8 @@ def test_a_reading_has_its_topic_its_port_and_the_time_of_the_bytes_that_ended_i
     (event,) = sensor.receive(b"40\r\nt=", 2_000)
     assert isinstance(event, TextReadings)
     (reading,) = event.readings
-    assert (reading.topic, reading.subject, reading.received_us) == ("device/attic/text", "/dev/ttyUSB0", 2_000)
-    assert reading.payload == b'{"t":21.50,"h":40}'
-    assert (reading.device_boot, reading.device_sequence, reading.tick_ms, reading.event_us) == (None, None, None, None)
+    assert (reading.topic, reading.subject) == ("device/attic/text", "/dev/ttyUSB0")
+    assert reading.datum == Datum(received_us=2_000, payload=b'{"t":21.50,"h":40}')
 
 
 def test_lines_end_in_any_way_and_blank_ones_are_nothing() -> None:

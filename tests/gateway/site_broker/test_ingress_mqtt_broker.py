@@ -19,6 +19,7 @@ from gateway.settings import BrokerTlsSettings
 from gateway.site_broker import broker_ingress, commits, reach
 from gateway.site_broker.client import BrokerClient
 from tests.support.broker_intake import MemoryIntake, broker_telling, delivery, numbered, published, reading_from
+from tests.support.buffers import reading_of
 from tests.support.gateways import free_port
 from tests.support.mosquitto import Mosquitto, mosquitto, self_signed
 from tests.support.stream_server import speaking
@@ -45,7 +46,7 @@ async def test_what_the_broker_delivers_is_taken_in_order(tmp_path: Path, qos: i
             await published(broker.port, numbered(0, 500), qos=qos)
             await until(lambda: len(intake.stored) == 500)
         assert intake.payloads() == numbered(0, 500)
-        assert intake.stored[0] == Reading("device/42/thermo", "device/42/thermo", b"reading 0", 123_456)
+        assert intake.stored[0] == reading_of("device/42/thermo", b"reading 0", 123_456)
         async with reading_from(intake, broker.port, qos=2) as ingress:
             await ingress.session.subscriptions.answered.wait()
             await asyncio.sleep(0.2)
@@ -94,7 +95,7 @@ async def test_a_refused_reading_comes_again_on_a_new_connection(tmp_path: Path)
             await until(lambda: intake.stored)
             assert ingress.session.counts["connections"] == 2
     assert intake.payloads() == ["21.5"]
-    assert not intake.stored[0].redelivered, "it is known that it was not stored"
+    assert not intake.stored[0].datum.doubt, "it is known that it was not stored"
 
 
 async def test_a_full_buffer_stops_the_reading(tmp_path: Path) -> None:
@@ -250,7 +251,10 @@ async def test_what_came_before_a_malformed_packet_is_stored_once(said: list[Any
     async with broker_telling(short_suback, delivered_again) as port, reading_from(intake, port) as ingress:
         await until(lambda: ingress.session.counts["recognised"])
         await until(lambda: len(intake.stored) == 2)
-    assert [(reading.payload, reading.redelivered) for reading in intake.stored] == [(b"one", False), (b"two", True)]
+    assert [(reading.datum.payload, reading.datum.doubt) for reading in intake.stored] == [
+        (b"one", False),
+        (b"two", True),
+    ]
     assert any("not MQTT 3.1.1" in entry["event"] for entry in said)
 
 
@@ -299,7 +303,7 @@ async def test_an_intake_that_raises_costs_one_connection(said: list[Any]) -> No
     async with broker_telling(deliver_two, delivered_again) as port, reading_from(intake, port) as ingress:
         await until(lambda: len(intake.stored) == 2)
         assert ingress.session.counts["connections"] == 3
-    assert not any(reading.redelivered for reading in intake.stored), "it is known that they were not stored"
+    assert not any(reading.datum.doubt for reading in intake.stored), "it is known that they were not stored"
     assert any("could not be taken in" in entry["event"] for entry in said)
 
 

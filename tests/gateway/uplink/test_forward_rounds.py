@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.rows import Entry, Quarantined, Row, Series
+from gateway.buffer.rows import Entry, Row, Series
 from gateway.clock.gateway_clock import BootClock, BootTimes, Look
 from gateway.config.config_file import route_table
 from gateway.host import long_work
@@ -49,7 +49,7 @@ from gateway.uplink.memory import Memory
 from gateway.uplink.redrive import Redrive
 from gateway.uplink.refused import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS
 from gateway.uplink.rounds import NewSession, Rounds
-from tests.support.buffers import BOOT, CLOCK, confirm, opened, quarantined_of, rows, store
+from tests.support.buffers import BOOT, CLOCK, changed, confirm, entry_of, input_of, opened, quarantined_of, rows, store
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ async def uplink(buffer: Buffer, **changes: object) -> AsyncIterator[Uplink]:
 
 def reading(device: str, payload: bytes, topic: str = "device-thermo") -> Entry:
     series = Series(topic, device, device, f"device/{device}", "sluice.reading", "text/plain")
-    return Entry(series, payload, 1)
+    return entry_of(series, payload)
 
 
 async def drained(buffer: Buffer) -> None:
@@ -256,7 +256,7 @@ async def drained(buffer: Buffer) -> None:
 
 
 def lane_report(kind: str, *_: object) -> Entry:
-    return Entry(Series("events", "gw1", "", kind, f"sluice.gateway.{kind}", "text/plain"), kind.encode(), 1)
+    return entry_of(Series("events", "gw1", "", kind, f"sluice.gateway.{kind}", "text/plain"), kind.encode())
 
 
 async def test_a_backlog_and_live_readings_share_each_round(tmp_path: Path) -> None:
@@ -468,7 +468,7 @@ async def test_what_goes_aside_is_there_once_and_in_order_however_often_sessions
                     await asyncio.sleep(0)
                 await asyncio.sleep(ends.random() * 0.03)
         kept = (await quarantined_of(buffer, range(1, 1_000))).values()
-        aside = [(each.device, int(each.payload)) for each in kept if each.reason == "topic-compacted"]
+        aside = [(each.device, int(each.datum.payload)) for each in kept if each.reason == "topic-compacted"]
         assert sorted(number for _, number in aside) == list(range(300))
         for device in "ab":
             order = [number for whose, number in aside if whose == device]
@@ -543,9 +543,9 @@ async def test_a_reading_that_came_before_its_sensors_clock_was_known_goes_by_wh
     tmp_path: Path,
 ) -> None:
     series = Series("device-thermo", "a", "a", "/dev/ttyUSB0", "sluice.reading", "text/plain", "device/a/thermo")
-    ticked = Entry(series, b"1", 9_000_000, device_boot="7-1a2b3c4d", device_sequence=0, tick_ms=5_000)
+    ticked = entry_of(series, b"1", 9_000_000, tick_ms=5_000, device_boot="7-1a2b3c4d", device_sequence=0)
     async with opened(tmp_path / "buffer.db") as buffer:
-        assert await store(buffer, [ticked, msgspec.structs.replace(ticked, payload=b"2", device_boot="8-1a2b3c4d")])
+        assert await store(buffer, [ticked, changed(ticked, payload=b"2", device_boot="8-1a2b3c4d")])
         async with uplink(buffer) as line:
             line.front_door.clocks.of("a", "7-1a2b3c4d").probed(9_999_000, 10_001_000, 8_000, 0)
             await drained(buffer)
@@ -569,7 +569,16 @@ async def test_who_waits_for_its_sensors_clock_holds_up_nobody_else_and_keeps_it
         if found is None:
             line.front_door.new_clocks.met(series, "7", received_us)
         event_us, error_us = found or (None, 0)
-        return Entry(series, b"%d" % number, received_us, event_us, error_us, "7", number, tick_ms)
+        return entry_of(
+            series,
+            b"%d" % number,
+            received_us,
+            event_us=event_us,
+            event_error_us=error_us,
+            tick_ms=tick_ms,
+            device_boot="7",
+            device_sequence=number,
+        )
 
     async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer, batch_rows_max=2) as line:
         entries = [arrives(line, number) for number in range(5)]
@@ -579,7 +588,7 @@ async def test_who_waits_for_its_sensors_clock_holds_up_nobody_else_and_keeps_it
         assert [record.value for record in line.broker.of("device-thermo")] == [b"other"]
         assert line.memory.state.new_clocks == 1
         entries = [arrives(line, number) for number in range(5, 15)]
-        assert entries[-1].event_us is not None
+        assert entries[-1].datum.event_us is not None
         assert await store(buffer, entries)
         await drained(buffer)
         await until(lambda: not line.memory.state.new_clocks)
@@ -600,8 +609,8 @@ async def test_what_a_sensor_sends_without_a_tick_does_not_overtake_what_waits_f
         line.front_door.new_clocks.met(made, "7", line.now_us)
         elsewhere = msgspec.structs.replace(made, topic="device-door", subject=door, stream=door)
         beside = msgspec.structs.replace(made, subject=door, stream=door)
-        ticked = Entry(made, b"first", 1, None, 0, "7", 0, 5_000)
-        assert await store(buffer, [ticked, Entry(beside, b"second", 1), Entry(elsewhere, b"free", 1)])
+        ticked = entry_of(made, b"first", tick_ms=5_000, device_boot="7", device_sequence=0)
+        assert await store(buffer, [ticked, entry_of(beside, b"second"), entry_of(elsewhere, b"free")])
         await until(lambda: buffer.state.rows == 2)
         await asyncio.sleep(0.2)
         assert [record.value for record in line.broker.of("device-door")] == [b"free"]
@@ -619,15 +628,21 @@ async def test_what_waited_for_its_sensors_clock_does_not_make_the_uplink_slow(t
         line.broker.answer_s = 0.3
         line.now_us = received_us = 100 * second_us
         line.front_door.new_clocks.met(series, "7", received_us)
-        assert await store(buffer, [Entry(series, b"first", received_us, None, 0, "7", 0, 5_000)])
+        assert await store(
+            buffer, [entry_of(series, b"first", received_us, tick_ms=5_000, device_boot="7", device_sequence=0)]
+        )
         await asyncio.sleep(0.1)
         line.now_us += 61 * second_us
         await until(lambda: line.memory.state.live_oldest_us is not None)
         assert line.memory.state.live_oldest_us == received_us + 60 * second_us
         await drained(buffer)
         fresh_us = line.now_us - second_us
-        timed = Entry(series, b"timed", fresh_us, fresh_us, 0, "7", 2, 66_000)
-        assert await store(buffer, [Entry(series, b"not yet", fresh_us, None, 0, "7", 1, 66_000), timed])
+        timed = entry_of(
+            series, b"timed", fresh_us, event_us=fresh_us, tick_ms=66_000, device_boot="7", device_sequence=2
+        )
+        assert await store(
+            buffer, [entry_of(series, b"not yet", fresh_us, tick_ms=66_000, device_boot="7", device_sequence=1), timed]
+        )
         await until(lambda: line.memory.state.live_oldest_us is not None)
         assert line.memory.state.live_oldest_us == fresh_us
 
@@ -636,15 +651,23 @@ async def test_a_tick_of_a_boot_that_nothing_is_known_of_is_not_judged_by_this_o
     """The wall clock said 2026 then and says 2000 now: what is between both boots is anybody's guess."""
     path = tmp_path / "buffer.db"
     series = Series("device-thermo", "a", "a", "/dev/ttyUSB0", "sluice.reading", "text/plain", "device/a/thermo")
-    report = Entry(series, b"report", 3_000_000_000)
+    report = entry_of(series, b"report", 3_000_000_000)
     async with opened(path, "boot-0", lambda: BootClock.constant(1_790_000_000_000_000, None)) as buffer:
         assert await store(buffer, [report])
         (row,) = await rows(buffer)
         for number, tick_ms in enumerate((1_000_000, None)):
-            input_ = Quarantined(
-                "record-too-large", b"%d" % number, "a", "/dev/ttyUSB0", 3_000_000_000, series=row.series,
-                event_us=2_999_000_000, tick_ms=tick_ms, device_boot="7-1a2b3c4d", device_sequence=number,
-            )  # fmt: skip
+            input_ = input_of(
+                "record-too-large",
+                b"%d" % number,
+                "a",
+                "/dev/ttyUSB0",
+                3_000_000_000,
+                event_us=2_999_000_000,
+                tick_ms=tick_ms,
+                device_boot="7-1a2b3c4d",
+                device_sequence=number,
+                series=row.series,
+            )
             assert await store(buffer, [msgspec.structs.replace(report, quarantined=input_)])
         await confirm(buffer, await rows(buffer))
     async with (
@@ -775,7 +798,7 @@ class Story:
         found = [(record.key, record.value) for record in first.values()]
         assert sorted(found) == sorted(set(self.accepted) - poison), "each once, by its id; none missing"
         quarantined = await quarantined_of(self.buffer, range(1, 500))
-        assert {(input_.device, input_.payload) for input_ in quarantined.values()} == poison
+        assert {(input_.device, input_.datum.payload) for input_ in quarantined.values()} == poison
         order: dict[tuple[str, str], list[int]] = defaultdict(list)
         for record in first.values():
             order[record.key, record.lane].append(record.sequence)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.buffer.rows import Doubt, Row
 from gateway.kafka.topics import TopicVerdict
+from gateway.reading import Doubt
 from gateway.uplink import batches, delivery, leaders
 from gateway.uplink.batches import Batcher
 from gateway.uplink.memory import NO_PARTITION, TROUBLE_S_MIN, Memory
@@ -26,7 +26,7 @@ from tests.gateway.uplink.test_forward_rounds import (
     reading,
     uplink,
 )
-from tests.support.buffers import CLOCK, opened, quarantined_of, store
+from tests.support.buffers import CLOCK, opened, quarantined_of, row_of, store
 from tests.support.waiting import until
 
 
@@ -109,7 +109,7 @@ def test_an_answer_to_one_device_is_none_to_another() -> None:
     """A batch has a device's rows together: the highest sequence may be answered before lower ones of others."""
     memory = Memory(kafka_settings(), lambda: CLOCK)
     first, last, other = (
-        Row(1, sequence, series, 0, None, 0, None, None, None, b"", 0) for sequence, series in ((0, 1), (9, 1), (5, 2))
+        row_of(sequence, series=series, received_us=0, payload=b"") for sequence, series in ((0, 1), (9, 1), (5, 2))
     )
     memory.sent_without_answer(("device-thermo", 0), [first, last, other])
     memory.answered(("device-thermo", 0), [first, last])
@@ -251,7 +251,7 @@ async def test_a_reading_whose_answer_was_lost_is_doubtful_when_it_comes_again_b
         assert await store(buffer, [reading("a", b"never sent")])
         await drained(buffer)
         kept = await quarantined_of(buffer, range(1, 50))
-        doubts = {each.payload: each.doubt for each in kept.values()}
+        doubts = {each.datum.payload: each.datum.doubt for each in kept.values()}
         assert doubts == {b"0": Doubt.REDELIVERED, b"1": Doubt.REDELIVERED, b"never sent": 0}
         line.broker.forbidden.clear()
         redrive = Redrive(buffer, line.front_door, line.memory)

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from gateway.buffer.attachment import Attachment
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.rows import Quarantined
 from gateway.buffer.salvage import salvage
 from gateway.buffer.schema import corruption
 from gateway.clock.gateway_clock import BootClock, Look
@@ -16,7 +15,7 @@ from gateway.clock.rfc3339 import rfc3339
 from gateway.clock.sensor_clock import DeviceClock
 from gateway.uplink.heartbeat import Heartbeat
 from tests.gateway.uplink.test_forward_rounds import GATEWAY, Uplink, kafka_settings
-from tests.support.buffers import CLOCK, confirm, entry, opened, rows, store
+from tests.support.buffers import CLOCK, changed, confirm, entry, input_of, opened, rows, store
 from tests.support.waiting import until
 
 NOW_US = 5_000_000
@@ -35,7 +34,7 @@ def wall(boottime_us: int) -> str:
 async def test_what_is_taken_in_again_meanwhile_is_told_of_once_at_least(tmp_path: Path) -> None:
     """A reading moves from the quarantine to the rows that wait: it is in the one or the other."""
     async with opened(tmp_path / "buffer.db") as buffer:
-        input_ = Quarantined("no-route", b"x", "42", "device/42/thermo", 7)
+        input_ = input_of("no-route", b"x", "42", "device/42/thermo", 7)
         assert await store(buffer, [replace(entry(b"report"), quarantined=input_)])
         await confirm(buffer, await rows(buffer))
         beat = asyncio.create_task(heartbeat(buffer)._body(NOW_US, CLOCK, {}))
@@ -112,7 +111,7 @@ async def test_a_clock_that_becomes_better_known_brings_nothing_before_the_water
 async def test_a_reading_that_its_sensor_has_kept_for_long_is_not_before_the_watermark(tmp_path: Path) -> None:
     received_us = 4_000_000_000
     # Taken a second after its sensor started, and kept for an hour.
-    kept = replace(entry(received_us=received_us, sequence=1), tick_ms=1_000)
+    kept = changed(entry(received_us=received_us, sequence=1), tick_ms=1_000)
     clock = DeviceClock("crystal")
     clock.probed(received_us, received_us + 3_000, 3_601_000, 0)
     async with opened(tmp_path / "buffer.db") as buffer:

@@ -138,7 +138,7 @@ async def test_a_session_and_a_look_at_the_same_time_begin_one_lane(tmp_path: Pa
         assert buffer.lane == first
         both = [lanes.session_begins(), lanes.compare(UplinkState(up=True))]
         await asyncio.gather(*(reversed(both) if behind else both))
-        told = [json.loads(row.payload) for row in await rows(buffer)]
+        told = [json.loads(row.datum.payload) for row in await rows(buffer)]
         assert [(body["lane"], body["reason"]) for body in told] == [
             (first.name, "uplink-up"),
             (buffer.lane.name, "uplink-up"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.quarantine import TOPIC_FORBIDDEN
-from gateway.buffer.rows import Entry, Quarantined, Series
+from gateway.buffer.rows import Quarantined, Series
 from gateway.config.config_file import route_table
 from gateway.host.logs import FewLines
 from gateway.intake.front_door import FrontDoor
@@ -22,7 +22,7 @@ from gateway.settings import GatewaySettings, KafkaSettings, Settings
 from gateway.uplink import redrive
 from gateway.uplink.memory import Memory
 from gateway.uplink.redrive import TOO_LARGE_FOR_TOPIC, TOPIC_REFUSING, Redrive
-from tests.support.buffers import BOOT, CLOCK, opened, rows, store
+from tests.support.buffers import BOOT, CLOCK, entry_of, input_of, opened, rows, store
 
 GATEWAY, KAFKA = GatewaySettings("gw1"), KafkaSettings(("127.0.0.1:1",))
 ADMIN: Any = None
@@ -92,7 +92,7 @@ class Shelf:
 
     def find(self, numbers: Sequence[int]) -> dict[int, Quarantined]:
         return {
-            number: Quarantined(self.rows[number][1], b"", f"device of {number}", "", 0)
+            number: input_of(self.rows[number][1], b"", f"device of {number}", "", 0)
             for number in numbers
             if number in self.rows
         }
@@ -300,10 +300,12 @@ async def quarantining(path: Path, reasons: Sequence[tuple[str, str]]) -> AsyncI
     async with opened(path) as buffer:
         door = FrontDoor(buffer, route_table(Settings(GATEWAY, KAFKA)), GATEWAY, KAFKA, lambda: 1)
         series = [Series(topic, "42", "42", "device/42/x", "sluice.reading", "text/plain") for topic, _ in reasons]
-        assert await store(buffer, [Entry(each, b"%d" % n, 1) for n, each in enumerate(series)])
+        assert await store(buffer, [entry_of(each, b"%d" % n) for n, each in enumerate(series)])
         stored = await rows(buffer)
         aside = [
-            Quarantined(reason, row.payload, "42", "device/42/x", row.received_us, series=row.series, boot_id=BOOT)
+            input_of(
+                reason, row.datum.payload, "42", "device/42/x", row.datum.received_us, series=row.series, boot_id=BOOT
+            )
             for row, (_, reason) in zip(stored, reasons, strict=True)
         ]
         await buffer.quarantine(buffer.id, [door.quarantine.entry(each) for each in aside], stored)
@@ -318,7 +320,7 @@ async def test_readings_of_a_mended_topic_are_in_the_buffer_again(tmp_path: Path
         verdicts.mended, memory.verdicts = {"mended"}, verdicts
         before = len(await rows(buffer))
         await Redrive(buffer, door, memory).take_in_again(ADMIN)
-        assert [row.payload for row in (await rows(buffer))[before:]] == [b"1"]
+        assert [row.datum.payload for row in (await rows(buffer))[before:]] == [b"1"]
         assert [number for number, _, _ in await buffer.run(lambda file: file.quarantine.of_topics(0, 10))] == [1, 3]
 
 

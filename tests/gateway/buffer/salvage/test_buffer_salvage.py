@@ -16,7 +16,7 @@ from gateway.buffer.attachment import Attachment
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.file import BufferFile
 from gateway.buffer.losses import has_losses
-from gateway.buffer.rows import START, Entry, Loss, Position, Quarantined, Row, Span, spans_of
+from gateway.buffer.rows import START, Loss, Position, Row, Span, spans_of
 from gateway.buffer.salvage import page_scan, salvage
 from gateway.buffer.schema import corruption
 from gateway.buffer.sqlite_pages import INTERIOR_INDEX, PageError, btree_page
@@ -26,7 +26,9 @@ from tests.support.buffers import (
     append,
     confirm,
     entry,
+    entry_of,
     failure,
+    input_of,
     lane_of,
     losses,
     marks_of,
@@ -120,7 +122,7 @@ async def identities(buffer: Buffer) -> dict[tuple[str, str, int], bytes]:
             lane = await lane_of(buffer, row.lane)
             identity = (lane.buffer_id, lane.name, row.sequence)
             assert identity not in found
-            found[identity] = row.payload
+            found[identity] = row.datum.payload
         after = after._replace(lane=rows[-1].lane, sequence=rows[-1].sequence)
     return found
 
@@ -181,7 +183,7 @@ async def test_the_variables_of_a_route_come_through_where_one_copy_is_damaged(p
             await identities(buffer)
         assert await store(buffer, [entry(b"after", "43", 0)])
         await salvaged(buffer)
-        (row,) = [row for row in await rows(buffer) if row.payload == b"of a route"]
+        (row,) = [row for row in await rows(buffer) if row.datum.payload == b"of a route"]
         found = await series_of(buffer, row.series)
         assert (found.content_type, found.variables) == (series.content_type, series.variables)
 
@@ -495,10 +497,10 @@ async def test_a_new_file_that_is_damaged_itself_is_never_deleted_with_what_it_h
 
 async def test_the_quarantine_of_a_damaged_file_is_taken_over(path: Path) -> None:
     inputs = [
-        Quarantined("refused", b"%03000d" % number, "42", "s", 5, series=1, boot_id="boot-0") for number in range(20)
+        input_of("refused", b"%03000d" % number, "42", "s", 5, series=1, boot_id="boot-0") for number in range(20)
     ]
     async with opened(path) as buffer:
-        reports = [Entry(entry().series, b"report", 1, quarantined=input_) for input_ in inputs]
+        reports = [entry_of(entry().series, b"report", quarantined=input_) for input_ in inputs]
         assert await append(buffer, reports)
         await fold(buffer)
     damage(path, 0.01)
@@ -506,7 +508,7 @@ async def test_the_quarantine_of_a_damaged_file_is_taken_over(path: Path) -> Non
     async with opened(path, "boot-2") as buffer:
         await salvaged(buffer)
         found = list((await quarantined_of(buffer, range(100))).values())
-        assert {input_.payload for input_ in found} < {input_.payload for input_ in inputs}
+        assert {input_.datum.payload for input_ in found} < {input_.datum.payload for input_ in inputs}
         assert {input_.boot_id for input_ in found} == {"boot-0"}
         assert not (await buffer.boot_clock("boot-0")).synced
         series = found[0].series
@@ -538,7 +540,7 @@ async def test_a_card_that_damages_every_file_gets_a_new_one_ever_more_rarely(
             assert len(list(tmp_path.glob("buffer.db.corrupt-*[0-9d]"))) == 2
         assert await asyncio.wait_for(held, 20)
         async with asyncio.timeout(20):
-            while {row.payload for row in await rows(buffer)} != {b"first", b"held"}:
+            while {row.datum.payload for row in await rows(buffer)} != {b"first", b"held"}:
                 await asyncio.sleep(0.05)
         waits = []
         for _ in range(7):
@@ -645,8 +647,8 @@ async def test_a_reading_whose_series_is_lost_keeps_its_boot_and_its_sequence(tm
         await fail(buffer)
         await salvaged(buffer)
         (kept,) = (await quarantined_of(buffer, range(10))).values()
-        assert (kept.boot_id, kept.received_us, kept.device_sequence) == ("boot-1", 123, 7)
-        assert (kept.reason, kept.payload) == ("salvaged-without-series", b"orphan")
+        assert (kept.boot_id, kept.datum.received_us, kept.datum.device_sequence) == ("boot-1", 123, 7)
+        assert (kept.reason, kept.datum.payload) == ("salvaged-without-series", b"orphan")
 
 
 async def test_a_mark_whose_name_is_damaged_keeps_no_start_from_the_file(path: Path) -> None:

@@ -16,16 +16,16 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from msgspec.structs import asdict
 
 from gateway.buffer import schema, sqlite_pages
-from gateway.buffer.rows import Entry, Lane, Quarantined, Row, Span
+from gateway.buffer.rows import QUARANTINE_COLUMNS, ROW_COLUMNS, Lane, Quarantined, Row, Span
 from gateway.buffer.salvage import page_scan, salvage
 from gateway.buffer.salvage.page_scan import DamagedPages
 from gateway.buffer.salvage.salvage import Progress, Salvage, SalvagedBatch
 from gateway.buffer.sqlite_pages import Cell, PageError, payload, record
 from tests.gateway.buffer.salvage.test_buffer_salvage import fold
-from tests.support.buffers import append, confirm, entry, opened, rows, store
+from tests.support.buffers import append, changed, confirm, entry, entry_of, input_of, opened, rows, store
 
 PAGE_BYTES = 4096
 ASIDE = "buffer.db.corrupt-20260101T000000.000000"
@@ -84,15 +84,15 @@ async def make(path: Path) -> Made:
             for start in range(0, rows_each, 150):
                 batch = [entry(payload_of(number, n), str(n % 7), n) for n in range(start, start + 150)]
                 assert await store(buffer, batch)
-            inputs = [Quarantined("refused", b"%d%02d" % (number, n) * 300, "4", "s", 5, boot_id="b") for n in range(9)]
-            assert await append(buffer, [Entry(entry().series, b"report", 1, quarantined=input_) for input_ in inputs])
+            inputs = [input_of("refused", b"%d%02d" % (number, n) * 300, "4", "s", 5, boot_id="b") for n in range(9)]
+            assert await append(buffer, [entry_of(entry().series, b"report", quarantined=input_) for input_ in inputs])
             everything |= {(buffer.id, buffer.lane.name, n): payload_of(number, n) for n in range(rows_each)}
             everything |= {(buffer.id, buffer.lane.name, rows_each + n): b"report" for n in range(9)}
             await confirm(buffer, (await rows(buffer))[: (200, 140, 70)[number]])
             if number < 2:
                 await fold(buffer)
                 older = path.read_bytes()
-            waiting = {(buffer.id, lanes[row.lane].name, row.sequence): row.payload for row in await rows(buffer)}
+            waiting = {(buffer.id, lanes[row.lane].name, row.sequence): row.datum.payload for row in await rows(buffer)}
             content, log = path.read_bytes(), path.with_name("buffer.db-wal").read_bytes()
     deleted = {identity: everything[identity] for identity in everything.keys() - waiting.keys()}
     made = Made(content, log, waiting, deleted)
@@ -174,8 +174,8 @@ def salvage_all(path: Path, batches_max: int, expected: int | None, dense: list[
             identity = lane.buffer_id, lane.name, row.sequence
             if identity in taken.rows:
                 twice.append(identity)
-            taken.rows[identity] = row.payload
-        taken.quarantined.extend(input_.payload for input_ in batch.quarantined)
+            taken.rows[identity] = row.datum.payload
+        taken.quarantined.extend(input_.datum.payload for input_ in batch.quarantined)
         kept = msgspec.json.encode(batch.progress)
         return True
 
@@ -542,11 +542,11 @@ def test_chunks_are_bounded_in_bytes(made: Made, monkeypatch: pytest.MonkeyPatch
         with closing(connection):
             chunks = [found for lane in (2, 3) for found in salvage.salvaged_rows(connection, lane, -1)]
             inputs, failed = salvage._read_quarantine_chunk(connection, 1)
-    sizes = [sum(len(row.payload) for row in chunk if not isinstance(row, int)) for chunk in chunks]
+    sizes = [sum(len(row.datum.payload) for row in chunk if not isinstance(row, int)) for chunk in chunks]
     assert sum(map(len, chunks)) == len(made.rows)
     assert max(sizes) <= 5_000 + max(map(len, made.rows.values()))
     assert not failed
-    assert 5_000 <= sum(len(input_.payload) for _, input_ in inputs) < 6_000
+    assert 5_000 <= sum(len(input_.datum.payload) for _, input_ in inputs) < 6_000
 
 
 def test_a_page_number_that_no_file_has_costs_no_memory(made: Made) -> None:
@@ -614,18 +614,18 @@ def test_of_more_gaps_than_are_remembered_nobody_knows_how_much_is_missing(
 
 
 ROWS_OF_SCHEMAS = [
-    Row(1, sequence, 1, 1_000, 900, 50, 4_711, "7-1a2b3c4d", sequence, b"%d" % sequence * 100, 1, 1_700_000_000_000_000)
-    for sequence in range(200)
+    Row.of_columns((1, n, 1, 1_000, 900, 50, 4_711, "7-1a2b3c4d", n, b"%d" % n * 100, 1, 1_700_000_000_000_000))
+    for n in range(200)
 ]
-INPUT = Quarantined(
-    "refused", b"raw", "42", "s", 5, "t", "42", 1, 4, 3, 2, "7-1a2b3c4d", 1, "boot", 1, 1_700_000_000_000_000
+INPUT = Quarantined.of_columns(
+    ("refused", "42", "s", "t", "42", 1, "boot", 5, 4, 3, 2, "7-1a2b3c4d", 1, b"raw", 1, 1_700_000_000_000_000)
 )
 OF_SCHEMAS: dict[int, tuple[list[Row], Quarantined]] = {
     1: (
-        [replace(row, doubt=0, device_time_us=None) for row in ROWS_OF_SCHEMAS],
-        Quarantined("refused", b"raw", "42", "s", 5, boot_id="boot"),
+        [changed(row, doubt=0, device_time_us=None) for row in ROWS_OF_SCHEMAS],
+        input_of("refused", b"raw", "42", "s", 5, boot_id="boot"),
     ),
-    2: ([replace(row, device_time_us=None) for row in ROWS_OF_SCHEMAS], replace(INPUT, device_time_us=None)),
+    2: ([changed(row, device_time_us=None) for row in ROWS_OF_SCHEMAS], changed(INPUT, device_time_us=None)),
     3: (ROWS_OF_SCHEMAS, INPUT),
 }
 """What each keeps of them."""
@@ -643,16 +643,16 @@ def test_a_file_of_each_schema_gives_all_that_it_has(tmp_path: Path, version: in
         file.execute("INSERT INTO lane (number, name, boot_id) VALUES (1, '0123456789ab', 'boot')")
         fields = "topic, key, device, subject, type, content_type"
         file.execute(f"INSERT INTO series ({fields}) VALUES ('t', 'k', 'd', 's', 'y', 'c')")
-        items: tuple[tuple[str, Sequence[Row | Quarantined]], ...] = (
-            ("reading", ROWS_OF_SCHEMAS),
-            ("quarantine", [INPUT]),
+        items: tuple[tuple[str, tuple[str, ...], Sequence[Row | Quarantined]], ...] = (
+            ("reading", ROW_COLUMNS, ROWS_OF_SCHEMAS),
+            ("quarantine", QUARANTINE_COLUMNS, [INPUT]),
         )
-        for table, of_table in items:
+        for table, known, of_table in items:
             columns = {name for _, name, *_ in file.execute(f"PRAGMA table_info({table})")}
-            names = [name for name in of_table[0].__struct_fields__ if name in columns]
+            names = [name for name in known if name in columns]
             file.executemany(
                 f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",
-                [[getattr(item, name) for name in names] for item in of_table],
+                [[{**asdict(item), **asdict(item.datum)}[name] for name in names] for item in of_table],
             )
         file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     if is_headless:

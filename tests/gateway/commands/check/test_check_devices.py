@@ -14,8 +14,8 @@ from gateway.commands.check.users import check_devices
 from gateway.config.config_file import load
 from gateway.listener.credentials import add
 from gateway.listener.logins import NOBODY
-from gateway.reading import Reading
 from tests.gateway.devices.test_device_listing import devices, gateway, take
+from tests.support.buffers import reading_of
 
 CONFIG = """\
 [gateway]
@@ -48,7 +48,7 @@ def test_devices_of_both_places_are_counted(tmp_path: Path) -> None:
 async def test_beside_a_running_gateway_those_are_named_that_were_not_heard(tmp_path: Path) -> None:
     add(tmp_path / "devices.json", ["42", "43"], NOW)
     async with gateway(tmp_path) as door:
-        await take(door, Reading("device/42/thermo", "device/42/thermo", b"{}", boottime_us()))
+        await take(door, reading_of("device/42/thermo", b"{}", boottime_us()))
         (finding,) = await asyncio.to_thread(found, tmp_path)
         told = json.loads((await devices(tmp_path, "--json")).stdout)
     assert finding.words == "2 devices may log in (sluice devices list); not heard yet: 43"

@@ -11,13 +11,13 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from gateway.buffer import lock
-from gateway.buffer.rows import Entry, Quarantined, Series
+from gateway.buffer.rows import Series
 from gateway.buffer.salvage import aside as buffer_aside
 from gateway.cli import main
 from gateway.commands.setup import reset_command
 from gateway.host import service
 from gateway.host.safe_files import wipe
-from tests.support.buffers import entry, opened, store
+from tests.support.buffers import entry, entry_of, input_of, opened, store
 from tests.support.setup_dialogue import CTRL_C, PROMPT, at_a_terminal
 
 ANSWERS = """\
@@ -102,7 +102,7 @@ async def test_readings_are_told_apart_from_what_the_gateway_says_of_itself(
 ) -> None:
     buffer = config.with_name("buffer.db")
     own = Series("gateway-events", "barn-1", "", "check", "sluice.gateway.check", "application/json")
-    rows = [*[entry(sequence=number) for number in range(readings)], *[Entry(own, b"{}", 1)] * events]
+    rows = [*[entry(sequence=number) for number in range(readings)], *[entry_of(own, b"{}")] * events]
     async with opened(buffer) as filled:
         assert not rows or await store(filled, rows)
     told = told.replace("PATH", str(buffer)).replace("CONFIG", str(config))
@@ -111,7 +111,7 @@ async def test_readings_are_told_apart_from_what_the_gateway_says_of_itself(
 
 async def test_how_to_keep_what_stands_in_the_quarantine_is_told_by_a_command_that_keeps_it(config: Path) -> None:
     async with opened(config.with_name("buffer.db")) as filled:
-        set_aside = Quarantined("no-route", b"not a reading", "", "kitchen", 1)
+        set_aside = input_of("no-route", b"not a reading", "", "kitchen")
         assert await store(filled, [replace(entry(b"report", "gw1"), quarantined=set_aside)])
     shown = reset(config, "--yes-wipe", "another").output
     told = re.search(r"^1 input in the quarantine; a copy: sluice (.*) > FILE$", shown, re.MULTILINE)

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from gateway.cli import main
 from gateway.clock.kernel_clock import boottime_us
-from gateway.reading import Reading
 from tests.gateway.devices.test_device_listing import gateway, take, told, write
+from tests.support.buffers import reading_of
 from tests.support.waiting import until
 
 
@@ -47,7 +47,7 @@ async def test_what_was_lost_is_told_after_it_was_reported(tmp_path: Path) -> No
     async with gateway(tmp_path) as door:
         door.lost("barn", "refused-qos0", 5)
         # A loss is counted in the next commit, and reported by what keeps house.
-        await take(door, Reading("device/barn/thermo", "device/barn/thermo", b"{}", boottime_us()))
+        await take(door, reading_of("device/barn/thermo", b"{}", boottime_us()))
         await until(lambda: True)
         before = json.loads(await status(tmp_path, "--json"))
         await door.events.report_losses()

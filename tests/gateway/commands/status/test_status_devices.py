@@ -4,11 +4,12 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.buffer.rows import Entry, Series
+from gateway.buffer.rows import Series
 from gateway.commands.status.device_table import DeviceRow, device_lines, device_rows, heading, rate
 from gateway.daemon.device_states import DeviceState, HeardState
 from gateway.devices.listing import Clock, Device, Listing
 from gateway.intake.devices_heard import DevicesHeard
+from tests.support.buffers import entry_of
 
 CLOCK = Clock("", "7-1", "rc", "crystal", (40.0, 60.0), 2_000, 3.0)
 
@@ -145,7 +146,7 @@ def test_no_more_lines_than_there_is_room_for(rows: list[DeviceRow], rows_max: i
 
 def noted(heard: DevicesHeard, sequences: list[int | None], topic: str = "device/42/thermo", boot: str = "7-1") -> None:
     series = Series("t", "42", "42", topic, "sluice.reading", "application/json", topic)
-    heard.note([Entry(series, b"", 1, None, 0, boot, sequence) for sequence in sequences])
+    heard.note([entry_of(series, b"", device_boot=boot, device_sequence=sequence) for sequence in sequences])
 
 
 def missing(heard: DevicesHeard) -> int | None:
