@@ -55,26 +55,31 @@ def _string(value: bytes) -> bytes:
     return _varint(len(value)) + value
 
 
-@lru_cache(maxsize=64)
 def _name(text: str) -> bytes:
     """A header's name; its value follows."""
     return _string(text.encode())
 
 
-def _header(name: str, value: str) -> bytes:
-    return _name(name) + _string(value.encode())
+def _header(name: bytes, value: str) -> bytes:
+    return name + _string(value.encode())
+
+
+_SPEC_VERSION, _ID, _SOURCE, _TYPE, _SUBJECT, _TIME, _TIME_ERROR, _TIME_QUALITY, *_REST = map(_name, HEADERS)
+_RECEIVED_TIME, _GATEWAY_BOOT, _BOOT_TIME, _LANE, _LANE_SEQUENCE, _CONTENT_TYPE = _REST
+_DEVICE_BOOT, _DEVICE_SEQUENCE = map(_name, DEVICE_HEADERS)
+_COUNTER, _DOUBT, _BOOT_TIME_ERROR = map(_name, (COUNTER_HEADER, DOUBT_HEADER, BOOT_TIME_ERROR_HEADER))
 
 
 @lru_cache(maxsize=16)
 def _quality(word: str) -> bytes:
     """The header of how a time was obtained, and the beginning of the next header: the time of receipt follows."""
-    return _header("ce_timequality", word) + _name("ce_receivedtime") + _varint(_RFC3339_BYTES)
+    return _header(_TIME_QUALITY, word) + _RECEIVED_TIME + _varint(_RFC3339_BYTES)
 
 
 @lru_cache(maxsize=16)
 def _until_id(prefix: bytes) -> tuple[bytes, ...]:
     """The beginning of a lane's records, up to the sequence that ends their id; by the sequence's number of digits."""
-    specversion = _header("ce_specversion", "1.0") + _name("ce_id")
+    specversion = _header(_SPEC_VERSION, "1.0") + _ID
     return tuple(specversion + _varint(len(prefix) + digits) + prefix for digits in range(_SEQUENCE_DIGITS_MAX + 1))
 
 
@@ -82,7 +87,7 @@ def _until_id(prefix: bytes) -> tuple[bytes, ...]:
 def _estimated(error_us: int) -> bytes:
     """The headers of an estimated time's bound and quality, up to the time of receipt that follows."""
     error_us = min(error_us, TIME_ERROR_UNKNOWN_US)
-    return _name("ce_timeerror") + _string(b"%d" % error_us) + _quality("estimated")
+    return _TIME_ERROR + _string(b"%d" % error_us) + _quality("estimated")
 
 
 class RecordEncoder:
@@ -133,21 +138,21 @@ class RecordEncoder:
         self._encoded_key = _string(self.key)
         self._until_id = _until_id(f"{lane.buffer_id}-{lane.name}-".encode())
         self._from_source_to_time = (
-            _header("ce_source", f"/{gateway.namespace}/{gateway.id}")
-            + _header("ce_type", series.type)
-            + _header("ce_subject", series.subject)
-            + _name("ce_time")
+            _header(_SOURCE, f"/{gateway.namespace}/{gateway.id}")
+            + _header(_TYPE, series.type)
+            + _header(_SUBJECT, series.subject)
+            + _TIME
             + _varint(_RFC3339_BYTES)
         )
-        self._from_gatewayboot_to_boottime = _header("ce_gatewayboot", lane.boot_id) + _name("ce_boottime")
-        self._from_lane_to_lanesequence = _header("ce_lane", lane.name) + _name("ce_lanesequence")
-        self._content_type_and_variables = _header("content-type", series.content_type) + b"".join(
-            _header(f"{VARIABLE_PREFIX}{name}", value) for name, value in series.variables
+        self._from_gatewayboot_to_boottime = _header(_GATEWAY_BOOT, lane.boot_id) + _BOOT_TIME
+        self._from_lane_to_lanesequence = _header(_LANE, lane.name) + _LANE_SEQUENCE
+        self._content_type_and_variables = _header(_CONTENT_TYPE, series.content_type) + b"".join(
+            _header(_name(f"{VARIABLE_PREFIX}{name}"), value) for name, value in series.variables
         )
         self._headers = len(HEADERS) + len(series.variables)
         self._headers_numbered = self._headers + len(DEVICE_HEADERS)
         implied = implied_counter(series.device, series.topic)
-        self._counter = b"" if series.counter == implied else _header(COUNTER_HEADER, series.counter)
+        self._counter = b"" if series.counter == implied else _header(_COUNTER, series.counter)
         self._times_of: tuple[object, ...] = ()
         self._times: BootTimes | None = None
         self._from_source_to_lanesequence = b""
@@ -196,7 +201,7 @@ class RecordEncoder:
         else:
             if boot != self._device_boot:
                 self._from_content_type_to_devicesequence = (
-                    self._content_type_and_variables + _header("ce_deviceboot", boot) + _name("ce_devicesequence")
+                    self._content_type_and_variables + _header(_DEVICE_BOOT, boot) + _DEVICE_SEQUENCE
                 )
                 self._device_boot = boot
             device = self._from_content_type_to_devicesequence
@@ -300,7 +305,7 @@ class RecordEncoder:
                 error_us, quality = time_quality(datum, clock, of_gateway=self._of_gateway)
             else:
                 error_us, quality = datum.event_error_us, DEVICE
-            self._from_timeerror_to_receivedtime = _name("ce_timeerror") + _string(b"%d" % error_us) + _quality(quality)
+            self._from_timeerror_to_receivedtime = _TIME_ERROR + _string(b"%d" % error_us) + _quality(quality)
             # The gateway does not correct a sensor's own time.
             is_final = clock.synced or device_time_us is not None
             self._boottime_error = b"" if is_final else _boottime_error(datum, of_gateway=self._of_gateway)
@@ -348,11 +353,11 @@ def boottime_error(datum: Datum, *, of_gateway: bool) -> int:
 
 
 def _boottime_error(datum: Datum, *, of_gateway: bool) -> bytes:
-    return _header(BOOT_TIME_ERROR_HEADER, str(boottime_error(datum, of_gateway=of_gateway)))
+    return _header(_BOOT_TIME_ERROR, str(boottime_error(datum, of_gateway=of_gateway)))
 
 
 # A span that holds no time.
 _NO_SPAN = WallClock(0, None, from_us=FOREVER_US, until_us=-FOREVER_US)
 
 DOUBTS = {doubt.value: doubt.name.lower() for doubt in Doubt}
-_DOUBTS = {number: _header(DOUBT_HEADER, word) for number, word in DOUBTS.items()}
+_DOUBTS = {number: _header(_DOUBT, word) for number, word in DOUBTS.items()}

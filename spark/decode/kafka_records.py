@@ -143,11 +143,9 @@ def _texts(shaped: DataFrame, carried: list[str]) -> DataFrame:
         *carried,
         F.col("shape").isNotNull().alias("headers_fit"),
         *(F.get("texts", F.lit(place)).alias(_column(name)) for place, name in enumerate(HEADERS)),
-        _optional("ce_deviceboot").alias("ce_deviceboot"),
-        _optional("ce_devicesequence").alias("ce_devicesequence"),
+        *(_optional(name).alias(name) for name in (*DEVICE_HEADERS, BOOT_TIME_ERROR_HEADER)),
         _optional(COUNTER_HEADER).alias("device_counter"),
         _optional(DOUBT_HEADER).alias("doubt"),
-        _optional(BOOT_TIME_ERROR_HEADER).alias("ce_boottimeerror"),
     )
 
 
