@@ -103,8 +103,10 @@ def with_status(windows: DataFrame, evidence: Evidence, between_us: tuple[int, i
     """
     proof = F.struct("last_us", "proven", "missing", "lost", "waits").alias("proof")
     proofs = _proofs(evidence, between_us or (-FOREVER_US, FOREVER_US)).select(*STREAM, proof)
-    joined = windows.join(proofs, list(STREAM), "left")
-    return joined.withColumn("verdict", F.expr(VERDICT)).select(*windows.columns, "verdict.*")
+    asked = F.struct(F.unix_micros("window_start").alias("from_us"), F.unix_micros("window_end").alias("to_us"))
+    joined = windows.join(proofs, list(STREAM), "left").withColumn("asked", asked)
+    found = joined.withColumn("found", F.expr(FINDING))
+    return found.select(*windows.columns, F.expr(VERDICT).alias("verdict")).select(*windows.columns, "verdict.*")
 
 
 def _proofs(evidence: Evidence, between_us: tuple[int, int]) -> DataFrame:
@@ -187,41 +189,38 @@ def _gap_row(gap: Gap) -> tuple[object, ...]:
     return (*gap[1:7], *gap.after, *gap.before, gap.explained, gap.reasons)
 
 
-def _overlap(span: str) -> str:
-    return f"{span}.from_us < unix_micros(window_end) AND {span}.until_us > unix_micros(window_start)"
-
-
-_COVERS = "span.from_us <= unix_micros(window_start) AND span.to_us >= unix_micros(window_end)"
-_MISSING = f"filter(proof.missing, gap -> {_overlap('gap')})"
-_WAITS = f"filter(proof.waits, wait -> {_overlap('wait')})"
-_LOST = f"filter(proof.lost, loss -> {_overlap('loss')})"
-_IN_PROVEN_RUN = f"exists(proof.proven, span -> span.run = loss.run AND {_COVERS})"
-_LOST_OF_RUN = f"filter(proof.lost, loss -> {_overlap('loss')} AND {_IN_PROVEN_RUN})"
-_FIRST_AND_MORE = "concat(found[0].why, if(size(found) > 1, concat(', and ', size(found) - 1, ' more spans are'), ''))"
-
-
-def _said(status: str, basis: str, why: str = "NULL") -> str:
-    return f"named_struct('status', {status}, 'basis', {basis}, 'why', CAST({why} AS string))"
-
-
-def _of(found: str, said: str) -> str:
-    """SQL that computes the array `found` once, and then `said`, which uses it by this name."""
-    return f"transform(array({found}), found -> {said})[0]"
-
-
-_REASONS = "concat('readings of about this time were lost: ', array_join(array_sort(array_distinct(found.why)), ', '))"
-_IS_LOST = "if(size(found) = 0, 'complete', 'complete_with_loss')"
-_WHY_LOST = f"if(size(found) = 0, NULL, {_REASONS})"
-VERDICT = f"""
+FINDING = """
 CASE
-    WHEN exists(proof.proven, span -> {_COVERS})
-    THEN {_of(_LOST_OF_RUN, _said(_IS_LOST, "'sequence'", _WHY_LOST))}
-    WHEN exists(proof.missing, gap -> {_overlap("gap")})
-    THEN {_of(_MISSING, _said("'provisional'", "'sequence'", _FIRST_AND_MORE))}
-    WHEN coalesce(proof.last_us < unix_micros(window_end), TRUE)
-    THEN {_said("'provisional'", "CAST(NULL AS string)", "'no later reading of it'")}
-    WHEN exists(proof.waits, wait -> {_overlap("wait")})
-    THEN {_of(_WAITS, _said("'provisional'", "'watermark'", "array_join(array_distinct(found.why), '; ')"))}
-    ELSE {_of(_LOST, _said(_IS_LOST, "'watermark'", _WHY_LOST))}
+    WHEN exists(proof.proven, span -> span.from_us <= asked.from_us AND span.to_us >= asked.to_us)
+    THEN named_struct('is_final', TRUE, 'basis', 'sequence', 'spans', filter(
+        proof.lost, loss -> loss.from_us < asked.to_us AND loss.until_us > asked.from_us AND exists(
+            proof.proven,
+            span -> span.run = loss.run AND span.from_us <= asked.from_us AND span.to_us >= asked.to_us)))
+    WHEN exists(proof.missing, gap -> gap.from_us < asked.to_us AND gap.until_us > asked.from_us)
+    THEN named_struct('is_final', FALSE, 'basis', 'sequence', 'spans', filter(
+        proof.missing, gap -> gap.from_us < asked.to_us AND gap.until_us > asked.from_us))
+    WHEN coalesce(proof.last_us < asked.to_us, TRUE)
+    THEN named_struct('is_final', FALSE, 'basis', NULL, 'spans', NULL)
+    WHEN exists(proof.waits, wait -> wait.from_us < asked.to_us AND wait.until_us > asked.from_us)
+    THEN named_struct('is_final', FALSE, 'basis', 'watermark', 'spans', filter(
+        proof.waits, wait -> wait.from_us < asked.to_us AND wait.until_us > asked.from_us))
+    ELSE named_struct('is_final', TRUE, 'basis', 'watermark', 'spans', filter(
+        proof.lost, loss -> loss.from_us < asked.to_us AND loss.until_us > asked.from_us))
 END
+"""
+"""The first rule that fits, with the spans of time that speak against the window."""
+VERDICT = """
+named_struct(
+    'status', if(NOT found.is_final, 'provisional', if(size(found.spans) = 0, 'complete', 'complete_with_loss')),
+    'basis', found.basis,
+    'why', CASE
+        WHEN found.basis IS NULL THEN 'no later reading of it'
+        WHEN found.is_final AND size(found.spans) = 0 THEN NULL
+        WHEN found.is_final
+        THEN 'readings of about this time were lost: ' || array_join(array_sort(array_distinct(found.spans.why)), ', ')
+        WHEN found.basis = 'watermark' THEN array_join(array_distinct(found.spans.why), '; ')
+        WHEN size(found.spans) = 1 THEN found.spans[0].why
+        ELSE concat(found.spans[0].why, ', and ', size(found.spans) - 1, ' more spans are')
+    END
+)
 """
