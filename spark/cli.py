@@ -11,7 +11,8 @@ from spark.commands.registry_commands import devices, registry
 from spark.commands.replay_command import replay_command
 from spark.commands.table_commands import gaps, gateways, quarantine, readings, sql, windows
 from spark.commands.upkeep_commands import delete_device_command, maintain_command
-from spark.engine.warehouse_folder import CopyError, MomentsError
+from spark.engine.told_error import ToldError
+from spark.engine.warehouse_folder import MomentsError
 
 
 class _Commands(SpeakingGroup):
@@ -21,7 +22,7 @@ class _Commands(SpeakingGroup):
         with self.told():
             try:
                 return super().invoke(ctx)
-            except CopyError as error:
+            except ToldError as error:
                 raise click.ClickException(str(error)) from error
             except MomentsError as error:
                 raise click.ClickException(

@@ -13,14 +13,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark.batch_job import BatchCounts, BatchJob
 from spark.decode.codec_declarations import Streams
+from spark.engine.told_error import ToldError
 from spark.engine.warehouse_folder import MomentsError, folders_in, only_replay
-from spark.ingest.checkpoint_place import Place, TopicOffsets, batch_end, place_of
+from spark.ingest.checkpoint_place import Place, batch_end, place_of
 from spark.ingest.reading_starts import ReadingStart, append_start, first_start, start_after
 from spark.log.log_table import BatchId, CheckpointError
 from spark.source.kafka_failures import is_passing
 from spark.source.kafka_source import KafkaSource, kafka_stream, lag, progress_offsets
 from spark.source.open_transactions import TOLD_AFTER_S, OpenTransaction, OpenTransactions, expect_readable
-from spark.source.topic_changes import Loss, TopicNow, Trouble, going_on, trouble_words, troubles
+from spark.source.topic_changes import Loss, TopicNow, TopicOffsets, Trouble, going_on, trouble_words, troubles
 from spark.source.topic_choice import TopicChoice
 from spark.source.topic_watch import TopicWatch, TopicWatchError
 from spark.upkeep.replay_job import replay
@@ -98,11 +99,11 @@ class Listener:
     any thread, the others on the caller's."""
 
 
-class QueryIdError(Exception):
+class QueryIdError(ToldError):
     """Spark does not say to which query a batch belongs; the message says what to do."""
 
 
-class TopicTroubleError(Exception):
+class TopicTroubleError(ToldError):
     """Kafka no longer has the next records; the message says what happened, and how to go on."""
 
     def __init__(self, found: list[Trouble]) -> None:

@@ -2,10 +2,9 @@
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,21 +22,13 @@ from spark.commands.table_text import (
     to_the_second,
 )
 from spark.decode.streams_file import load_streams
-from spark.engine.warehouse_folder import (
-    WarehouseInUseError,
-    absolute,
-    may_be_warehouse,
-    no_tables,
-    only_writer,
-)
+from spark.engine.warehouse_folder import absolute, may_be_warehouse, no_tables
 from spark.source.kafka_reach import unreachable
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from spark.decode.codec_declarations import Streams
-
-Opened = TypeVar("Opened")
 
 # Commands import Spark inside their functions: the import takes a second, and `--help` does not need it.
 
@@ -109,34 +100,11 @@ def expect_kafka(bootstrap: str) -> None:
 
 def kafka_settings(given: tuple[str, ...], config: Path | None) -> dict[str, str]:
     """Return the settings of --kafka-option and --kafka-config by their Kafka names."""
-    from spark.source.kafka_options import KafkaOptionError, kafka_options  # noqa: PLC0415
+    from spark.source.kafka_options import kafka_options  # noqa: PLC0415
 
-    try:
-        options = kafka_options(given, config)
-    except KafkaOptionError as error:
-        raise click.ClickException(str(error)) from error
+    options = kafka_options(given, config)
     known().kafka_options = options
     return options
-
-
-def opened(spark: "SparkSession", warehouse: str, opener: "Callable[[SparkSession, str], Opened]") -> Opened:
-    """Return what `opener` opens in a warehouse. Fail with a message if the folder is no warehouse."""
-    from spark.log.warehouse_version import NoWarehouseError  # noqa: PLC0415
-
-    try:
-        return opener(spark, warehouse)
-    except NoWarehouseError as error:
-        raise click.ClickException(str(error)) from error
-
-
-@contextmanager
-def writing_alone(warehouse: str) -> Iterator[None]:
-    """Keep others from writing a warehouse. Fail with a message if somebody writes it already."""
-    try:
-        with only_writer(warehouse):
-            yield
-    except WarehouseInUseError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def print_rows(

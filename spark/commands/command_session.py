@@ -17,7 +17,7 @@ import click
 
 from gateway.host.terminal import say
 from spark.commands.failure_words import TOLD, keep_java_log, known, told_failure
-from spark.engine.session import JarsMissingError, open_session
+from spark.engine.session import open_session
 from spark.engine.warehouse_folder import holds_little
 
 if TYPE_CHECKING:
@@ -205,8 +205,6 @@ def _opened(application: str, scratch: Path | None, *, is_brief: bool) -> "Spark
 
     try:
         return open_session(application, is_brief=is_brief, scratch=scratch)
-    except JarsMissingError as error:
-        raise click.ClickException(str(error)) from error
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise

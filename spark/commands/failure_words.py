@@ -12,6 +12,7 @@ import click
 
 from gateway.host.terminal_text import harmless
 from spark.engine.session import ERRORS
+from spark.engine.told_error import ToldError
 from spark.source.kafka_failures import explain_failure, innermost
 from spark.source.kafka_options import without
 from spark.source.memory_failures import explain_memory
@@ -23,7 +24,7 @@ TRACE_PREFIX = "sluice-cloud-trace-"
 TRACE_SUFFIX = ".log"
 TRACES_MAX = 5
 """Trace files kept for one user. Without a bound, a service that fails all day would fill the disk."""
-TOLD = (click.ClickException, click.exceptions.Exit, click.Abort)
+TOLD = (ToldError, click.ClickException, click.exceptions.Exit, click.Abort)
 """Exceptions that need no message: ours have one, and the others are click's ways to end a command."""
 _KEY = "spark.commands.failure_words"
 

@@ -2,8 +2,6 @@
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,9 +22,11 @@ from spark.commands.cli_options import (
     streams_option,
 )
 from spark.commands.command_session import ending, session
-from spark.engine.warehouse_folder import WarehouseInUseError, absolute, only_writer
+from spark.engine.warehouse_folder import absolute, only_writer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from spark.decode.codec_declarations import Streams
     from spark.ingest_job import BatchReport, Begun
     from spark.source.kafka_source import KafkaSource
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from spark.source.topic_changes import Loss
 
 
+COUNTS = ("rows", "duplicates", "rejected", "late", "revised", "unwindowed", "deleted", "corrections")
 NAMES_TOLD_MAX = 20
 """Topics or transactions that one message names."""
 
@@ -122,6 +123,7 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     from spark.ingest_job import IngestSettings, Listener, run_ingest  # noqa: PLC0415
     from spark.source.kafka_options import check_options  # noqa: PLC0415
     from spark.source.kafka_source import KafkaSource  # noqa: PLC0415
+    from spark.windows.windows_table import WindowLengthError  # noqa: PLC0415
 
     source = KafkaSource(
         bootstrap,
@@ -168,26 +170,10 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     def warn(words: str) -> None:
         say(f"warning: {words}", err=True)
 
-    with _failures_in_words(), only_writer(warehouse):
-        check_options(spark, bootstrap, options)
-        run_ingest(spark, settings, stop, Listener(ready, report, leave_out, hold_back, warn))
-
-
-@contextmanager
-def _failures_in_words() -> Iterator[None]:
-    from spark.ingest_job import QueryIdError, TopicTroubleError  # noqa: PLC0415
-    from spark.log.log_table import CheckpointError  # noqa: PLC0415
-    from spark.source.kafka_options import KafkaOptionError  # noqa: PLC0415
-    from spark.source.open_transactions import OpenTransactionError  # noqa: PLC0415
-    from spark.source.topic_watch import TopicWatchError  # noqa: PLC0415
-    from spark.windows.windows_table import WindowLengthError  # noqa: PLC0415
-
     try:
-        yield
-    except (KafkaOptionError, TopicTroubleError, TopicWatchError) as error:
-        raise click.ClickException(str(error)) from error
-    except (WarehouseInUseError, QueryIdError, CheckpointError, OpenTransactionError) as error:
-        raise click.ClickException(str(error)) from error
+        with only_writer(warehouse):
+            check_options(spark, bootstrap, options)
+            run_ingest(spark, settings, stop, Listener(ready, report, leave_out, hold_back, warn))
     except WindowLengthError as error:
         raise click.BadParameter(str(error), param_hint="--streams") from error
 
@@ -199,14 +185,7 @@ def batch_members(batch: "BatchReport") -> dict[str, object]:
     counts = batch.counts
     return {
         "batch": batch.batch,
-        "rows": counts.rows,
-        "duplicates": counts.duplicates,
-        "rejected": counts.rejected,
-        "late": counts.late,
-        "revised": counts.revised,
-        "unwindowed": counts.unwindowed,
-        "deleted": counts.deleted,
-        "corrections": counts.corrections,
+        **{name: getattr(counts, name) for name in COUNTS},
         "undeclared": {
             stream: sorted(names)[:UNDECLARED_NAMES_MAX] for stream, names in sorted(counts.undeclared.items())
         },

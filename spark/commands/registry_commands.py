@@ -5,10 +5,10 @@ from pathlib import Path
 import click
 
 from gateway.host.terminal import say
-from spark.commands.cli_options import json_option, limit_option, opened, print_rows, warehouse_option
+from spark.commands.cli_options import json_option, limit_option, print_rows, warehouse_option
 from spark.commands.command_session import session
 from spark.registry.registry import Registry
-from spark.registry.registry_file import RegistryError, load_registry_file
+from spark.registry.registry_file import load_registry_file
 
 _path = click.argument("path", type=click.Path(path_type=Path))
 
@@ -22,7 +22,7 @@ def registry() -> None:
 @_path
 def check(path: Path) -> None:
     """Check a registry. Nothing is changed."""
-    found = _loaded(path)
+    found = load_registry_file(path)
     say(f"{_counted(found)}: version {found.version}")
 
 
@@ -31,12 +31,12 @@ def check(path: Path) -> None:
 @warehouse_option
 def load(path: Path, warehouse: str) -> None:
     """Replace the registry of a warehouse. It counts at once, for old readings too. `ingest` may run meanwhile."""
-    found = _loaded(path)
+    found = load_registry_file(path)
     spark = session("sluice-registry")
     from spark.log.warehouse_version import note_registry, open_version  # noqa: PLC0415
     from spark.registry.registry_table import load_registry  # noqa: PLC0415
 
-    opened(spark, warehouse, open_version)
+    open_version(spark, warehouse)
     version = load_registry(spark, warehouse, found)
     note_registry(spark, warehouse, version)
     say(f"{_counted(found)}: version {version} counts from now on")
@@ -59,20 +59,13 @@ def list_devices(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FB
     from spark.log.warehouse_version import open_version  # noqa: PLC0415
     from spark.registry.registry_table import open_devices  # noqa: PLC0415
 
-    opened(spark, warehouse, open_version)
+    open_version(spark, warehouse)
     found = open_devices(spark, warehouse).withColumns(
         {"valid_from_time": F.col("valid_from"), "valid_to_time": F.col("valid_to")}
     )
     columns = ("namespace", "device", "site", "valid_from_time", "valid_to_time", "labels", "registry_version")
     rows = found.orderBy("namespace", "device", "valid_from")
     print_rows(rows, columns, limit=limit, as_json=as_json, spare=("registry_version", "labels", "namespace"))
-
-
-def _loaded(path: Path) -> Registry:
-    try:
-        return load_registry_file(path)
-    except RegistryError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _counted(found: Registry) -> str:

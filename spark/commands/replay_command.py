@@ -14,22 +14,23 @@ from spark.commands.cli_options import (
     kafka_config_option,
     kafka_option,
     kafka_settings,
-    opened,
     streams_option,
     warehouse_option,
 )
 from spark.commands.command_session import session
-from spark.engine.warehouse_folder import WarehouseInUseError, only_replay, only_writer
+from spark.engine.warehouse_folder import only_replay, only_writer
+from spark.source.topic_changes import offsets_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark.decode.codec_declarations import Streams
     from spark.log.warehouse_version import Version
-    from spark.upkeep.replay_job import FromKafka, Offsets, ReplayProgress
+    from spark.source.topic_changes import TopicOffsets
+    from spark.upkeep.replay_job import FromKafka, ReplayProgress
 
 
-def starting(_context: click.Context, _parameter: click.Parameter, since: str | None) -> "int | Offsets | None":
+def starting(_context: click.Context, _parameter: click.Parameter, since: str | None) -> "int | TopicOffsets | None":
     """Read --since: a time, returned in milliseconds since 1970, or offsets."""
     if since is None:
         return None
@@ -57,7 +58,7 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one argument for each option
     warehouse: str,
     streams: "Streams | None",
     bootstrap: str | None,
-    since: "int | Offsets | None",
+    since: "int | TopicOffsets | None",
     kafka_config: Path | None,
     kafka_options: tuple[str, ...],
 ) -> None:
@@ -75,10 +76,7 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one argument for each option
         expect_kafka(bootstrap)
     spark = session("sluice-replay")
     from spark.log.warehouse_version import open_version  # noqa: PLC0415
-    from spark.source.kafka_options import KafkaOptionError  # noqa: PLC0415
-    from spark.source.topic_watch import TopicWatchError  # noqa: PLC0415
     from spark.upkeep.replay_job import replay  # noqa: PLC0415
-    from spark.windows.windows_table import WindowLengthError  # noqa: PLC0415
 
     told = ""
 
@@ -89,21 +87,15 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one argument for each option
             say(line)
         told = line
 
-    def made(spark: "SparkSession", warehouse: str) -> None:
-        before = open_version(spark, warehouse)
-        kafka = None
-        if bootstrap is not None and since is not None:
-            kafka = _from_kafka(spark, warehouse, bootstrap, options, since)
-        with only_replay(warehouse):
-            version = replay(spark, warehouse, streams, kafka, only_writer, report)
-        say(f"readers see v{version.number} now, made by declarations {version.streams.version}")
-        for line in _rejects_lines(spark, warehouse, before, version):
-            say(line)
-
-    try:
-        opened(spark, warehouse, made)
-    except (TopicWatchError, KafkaOptionError, WindowLengthError, WarehouseInUseError) as error:
-        raise click.ClickException(str(error)) from error
+    before = open_version(spark, warehouse)
+    kafka = None
+    if bootstrap is not None and since is not None:
+        kafka = _from_kafka(spark, warehouse, bootstrap, options, since)
+    with only_replay(warehouse):
+        version = replay(spark, warehouse, streams, kafka, only_writer, report)
+    say(f"readers see v{version.number} now, made by declarations {version.streams.version}")
+    for line in _rejects_lines(spark, warehouse, before, version):
+        say(line)
 
 
 def _progress_line(progress: "ReplayProgress") -> str:
@@ -131,7 +123,7 @@ def _rejects_lines(spark: "SparkSession", warehouse: str, before: "Version", aft
 
 
 def _from_kafka(
-    spark: "SparkSession", warehouse: str, bootstrap: str, options: dict[str, str], since: "int | Offsets"
+    spark: "SparkSession", warehouse: str, bootstrap: str, options: dict[str, str], since: "int | TopicOffsets"
 ) -> "FromKafka":
     """Find the offsets where reading begins, and check that Kafka's topics are those that `log` was read from."""
     from spark.log.warehouse_version import open_version  # noqa: PLC0415
@@ -167,11 +159,7 @@ def _from_kafka(
 
 def _offsets(since: str) -> dict[str, dict[int, int]]:
     try:
-        told = json.loads(since)
-        found = {
-            topic: {int(partition): int(offset) for partition, offset in offsets.items()}
-            for topic, offsets in told.items()
-        }
+        found = offsets_of(json.loads(since))
     except (ValueError, AttributeError, TypeError) as error:
         words = 'is not written as {"device-thermo": {"0": 1200}}: topic, partition, offset'
         raise click.BadParameter(f"{since!r} {words}", param_hint="--since") from error

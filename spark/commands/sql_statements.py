@@ -11,11 +11,13 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from spark.engine.told_error import ToldError
+
 READING_COMMANDS = ("Show", "Describe", "Explain")
 """Beginnings of the names of Spark's and Delta's commands that read, such as `DescribeDeltaHistory`."""
 
 
-class NotReadingError(Exception):
+class NotReadingError(ToldError):
     """The statement would change something; the message says so."""
 
 

@@ -9,16 +9,15 @@ from spark.commands.cli_options import (
     device_option,
     json_option,
     limit_option,
-    opened,
     print_rows,
     streams_option,
     warehouse_option,
-    writing_alone,
 )
 from spark.commands.command_session import session
+from spark.engine.warehouse_folder import only_writer
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from spark.decode.codec_declarations import Streams
 
@@ -38,7 +37,7 @@ def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> N
         *("device_boot", "device_sequence", "device_counter", "doubt", "ce_id"),
         *("sent_event_time", "sent_time_error_us", "sent_time_quality", "correction_version"),
     )
-    latest = _latest(opened(spark, warehouse, open_readings), device, "event_time")
+    latest = _latest(open_readings(spark, warehouse), device, "event_time")
     spare = ("namespace", "time_quality", "time_error_us")
     print_rows(latest, columns + more if as_json else columns, limit=limit, as_json=as_json, spare=spare)
 
@@ -64,17 +63,14 @@ def windows(warehouse: str, device: str | None, size_s: int | None, limit: int, 
     spark = session("sluice-windows", warehouse)
     from spark.views.windows_view import WindowSizeError, open_windows  # noqa: PLC0415
 
-    def sized(spark: "SparkSession", warehouse: str) -> "DataFrame":
-        try:
-            return open_windows(spark, warehouse, size_s)
-        except WindowSizeError as error:
-            raise click.BadParameter(str(error), param_hint="--size") from error
-
+    try:
+        found = open_windows(spark, warehouse, size_s)
+    except WindowSizeError as error:
+        raise click.BadParameter(str(error), param_hint="--size") from error
     columns = (
         *("window_start", "window_end", "namespace", "device", "stream", "metric", "n", "min", "max", "mean"),
         *("sum", "first", "last", "status", "basis", "late", "why"),
     )
-    found = opened(spark, warehouse, sized)
     # Among them are the percentiles that are declared.
     others = tuple(name for name in found.columns if name not in columns)
     spare = ("window_end", "sum", "first", "last", "namespace", "late", "stream", "min", "max", "basis")
@@ -96,9 +92,8 @@ def gaps(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:
         *("after_time", "before_time", "namespace", "device", "stream", "device_boot", "first", "last", "count"),
         *("explained", "reasons", "device_counter"),
     )
-    found = opened(spark, warehouse, open_gaps)
-    chosen = found if device is None else found.where(found["device"] == device)
-    latest = chosen.orderBy(found["before_time"].desc(), "namespace", "device", "device_boot", "first")
+    found = open_gaps(spark, warehouse)
+    latest = _latest(found, device, "before_time", ("namespace", "device", "device_boot", "first"))
     spare = ("device_counter", "namespace", "after_time", "stream", "device_boot")
     print_rows(latest, columns, limit=limit, as_json=as_json, spare=spare)
 
@@ -112,7 +107,7 @@ def gateways(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
     spark = session("sluice-gateways", warehouse)
     from spark.views.gateways_view import open_gateways  # noqa: PLC0415
 
-    found = opened(spark, warehouse, open_gateways)
+    found = open_gateways(spark, warehouse)
     # There is hardly ever an unread topic. If there is one, it must be seen.
     unread = () if not as_json and found.where("size(unread_topics) > 0").isEmpty() else ("unread_topics",)
     columns = (
@@ -137,15 +132,13 @@ def sql(warehouse: str, query: str, limit: int, as_json: bool) -> None:  # noqa:
     spark = session("sluice-sql", warehouse)
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
-    from spark.commands.sql_statements import NotReadingError, mistake_words, read_by, tables_named  # noqa: PLC0415
+    from spark.commands.sql_statements import mistake_words, read_by, tables_named  # noqa: PLC0415
     from spark.views.views import VIEWS, open_all  # noqa: PLC0415
 
-    opened(spark, warehouse, lambda spark, warehouse: open_all(spark, warehouse, tables_named(query, VIEWS)))
+    open_all(spark, warehouse, tables_named(query, VIEWS))
     try:
         found = read_by(spark, query)
         print_rows(found, found.columns, limit=limit, as_json=as_json)
-    except NotReadingError as error:
-        raise click.ClickException(str(error)) from error
     except PySparkException as error:
         raise click.ClickException(mistake_words(error, VIEWS)) from error
 
@@ -165,9 +158,8 @@ def list_quarantine(warehouse: str, device: str | None, limit: int, as_json: boo
     spark = session("sluice-quarantine", warehouse)
     from spark.log.quarantine_view import COLUMNS, open_quarantine  # noqa: PLC0415
 
-    found = opened(spark, warehouse, open_quarantine)
-    chosen = found if device is None else found.where(found["device"] == device)
-    latest = chosen.orderBy(found["kafka_timestamp"].desc(), "topic", "partition", "offset")
+    found = open_quarantine(spark, warehouse)
+    latest = _latest(found, device, "kafka_timestamp", ("topic", "partition", "offset"))
     columns = ("kafka_timestamp", "topic", "partition", "offset", "device", "retried", "reason")
     in_full = tuple(name for name in COLUMNS if name != "headers")
     chosen_columns = in_full if as_json else columns
@@ -188,9 +180,9 @@ def retry_command(warehouse: str, streams: "Streams | None") -> None:
     from spark.upkeep.quarantine_retry import retry  # noqa: PLC0415
     from spark.windows.windows_table import WindowLengthError  # noqa: PLC0415
 
-    opened(spark, warehouse, open_version)
+    open_version(spark, warehouse)
     try:
-        with writing_alone(warehouse):
+        with only_writer(warehouse):
             job = BatchJob(spark, warehouse, streams)
             counts = retry(job)
     except WindowLengthError as error:
@@ -199,6 +191,11 @@ def retry_command(warehouse: str, streams: "Streams | None") -> None:
     say(f"{counts.rejects} rejects read again by declarations {declared}: {counts.read} can be read now")
 
 
-def _latest(table: "DataFrame", device: str | None, time: str) -> "DataFrame":
+def _latest(
+    table: "DataFrame",
+    device: str | None,
+    time: str,
+    order: tuple[str, ...] = ("namespace", "device", "stream", "metric"),
+) -> "DataFrame":
     chosen = table if device is None else table.where(table["device"] == device)
-    return chosen.orderBy(table[time].desc(), "namespace", "device", "stream", "metric")
+    return chosen.orderBy(table[time].desc(), *order)

@@ -1,17 +1,14 @@
 """`sluice-cloud maintain` and `sluice-cloud devices delete`: remove data from the tables."""
 
 from datetime import UTC
-from typing import TYPE_CHECKING
 
 import click
 
 from gateway.host.terminal import confirm, say
 from gateway.host.terminal_text import escaped
-from spark.commands.cli_options import opened, warehouse_option, writing_alone
+from spark.commands.cli_options import warehouse_option
 from spark.commands.command_session import session
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from spark.engine.warehouse_folder import only_writer
 
 
 @click.command("maintain", short_help="Remove expired data, and files that nothing needs.")
@@ -32,14 +29,10 @@ def maintain_command(warehouse: str, keep_days: float, old_versions: bool) -> No
     spark = session("sluice-maintain")
     from spark.batch_job import BatchJob  # noqa: PLC0415
     from spark.log.warehouse_version import open_version  # noqa: PLC0415
-    from spark.upkeep.table_upkeep import (  # noqa: PLC0415
-        maintain,
-        newest_day,
-        remove_old_versions,
-    )
+    from spark.upkeep.table_upkeep import maintain, newest_day, remove_old_versions  # noqa: PLC0415
 
-    opened(spark, warehouse, open_version)
-    with writing_alone(warehouse):
+    open_version(spark, warehouse)
+    with only_writer(warehouse):
         # First: if a replay died before it told `window_changes`, opening the job compares the versions and tells it.
         job = BatchJob(spark, warehouse)
         if old_versions:
@@ -64,16 +57,9 @@ def delete_device_command(warehouse: str, namespace: str, yes: bool, unheard: bo
     remove them at once, run `sluice-cloud maintain --keep-days 0`.
     """
     spark = session("sluice-devices")
-    from spark.upkeep.device_deletion import (  # noqa: PLC0415
-        delete_device,
-        is_known,
-        rows_of_device,
-    )
+    from spark.upkeep.device_deletion import delete_device, is_known, rows_of_device  # noqa: PLC0415
 
-    def counted(spark: "SparkSession", warehouse: str) -> int:
-        return rows_of_device(spark, warehouse, namespace, device)
-
-    rows = opened(spark, warehouse, counted)
+    rows = rows_of_device(spark, warehouse, namespace, device)
     whose = f"{escaped(device)} in namespace {escaped(namespace)}"
     if not rows and not unheard and not is_known(spark, warehouse, namespace, device):
         raise click.ClickException(
@@ -83,7 +69,7 @@ def delete_device_command(warehouse: str, namespace: str, yes: bool, unheard: bo
     if not yes:
         delete = f"delete {rows} records of {whose} for good, and " if rows else ""
         confirm(f"{delete}refuse all that {'it' if rows else whose} measured before now?", abort=True)
-    with writing_alone(warehouse):
+    with only_writer(warehouse):
         done = delete_device(spark, warehouse, namespace, device, report=lambda table: say(f"deleting from {table}"))
     until = f"{done.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     say(f"{done.records} records of {whose} are deleted; what it measured before {until} is refused from now on")

@@ -11,6 +11,8 @@ from subprocess import Popen
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
+from spark.engine.told_error import ToldError
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -52,7 +54,7 @@ PR_SET_PDEATHSIG = 1
 """prctl(2): sets the signal that a process gets when its parent ends."""
 
 
-class JarsMissingError(Exception):
+class JarsMissingError(ToldError):
     """The connector jars are missing. The message says what to do."""
 
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spark.engine.told_error import ToldError
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -24,7 +26,7 @@ INGEST_LOCK, REPLAY_LOCK = "_ingest.lock", "_replay.lock"
 _LOCAL = re.compile(r"file:(?://)?(/.*)")
 
 
-class CopyError(Exception):
+class CopyError(ToldError):
     """A copy of a warehouse cannot be written to. The message says what to do."""
 
 
@@ -32,7 +34,7 @@ class MomentsError(Exception):
     """The tables of a copy were copied at different moments. The message says which, and a replay mends them."""
 
 
-class WarehouseInUseError(Exception):
+class WarehouseInUseError(ToldError):
     """Another `ingest` or replay writes this warehouse. The message says what to do."""
 
 

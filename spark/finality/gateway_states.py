@@ -5,7 +5,7 @@ that it calls acknowledged. Until then it waits here. It does not wait for two k
 quarantine, whose records are no readings, and topics that Kafka no longer has.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, NamedTuple
@@ -19,6 +19,7 @@ from spark.decode.kafka_records import KAFKA_SLACK_US, SET_ASIDE_TYPE
 from spark.finality.gateway_rows import GatewayRow, Span
 from spark.log.edge_times import EARLIEST_US, FOREVER_US, LATEST_US
 from spark.log.sequence_runs import Edge
+from spark.source.topic_changes import TopicOffsets
 
 WAITING_MAX = 100
 """Heartbeats of one buffer that wait for their offsets. Of more, those that lie far apart are kept. If one is dropped,
@@ -28,8 +29,6 @@ BOOTS_MAX = 20
 QUARANTINE_TOPIC = "gateway-quarantine"
 """Default topic of a gateway's quarantine. A heartbeat may name another, but no record in this topic is a reading."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-Offsets = Mapping[str, Mapping[int, int]]
-"""Next offset by topic and partition."""
 
 
 class GatewayEvent(NamedTuple):
@@ -150,7 +149,7 @@ class GatewayStates:
     def take(
         self,
         events: Iterable[GatewayEvent],
-        held: Offsets,
+        held: TopicOffsets,
         reads: Callable[[str], bool] | None = None,
         gone: Collection[str] = (),
     ) -> set[tuple[str, str]]:
@@ -314,7 +313,7 @@ def _distance(waiting: list[Told], place: int) -> int:
     return waiting[place + 1].order[0] - waiting[place - 1].order[0]
 
 
-def _count(buffer: BufferState, held: Offsets, gone: Collection[str]) -> bool:
+def _count(buffer: BufferState, held: TopicOffsets, gone: Collection[str]) -> bool:
     for place in reversed(range(len(buffer.waiting))):
         if _is_read(buffer.waiting[place], held, gone):
             buffer.counted = buffer.waiting[place]
@@ -323,7 +322,7 @@ def _count(buffer: BufferState, held: Offsets, gone: Collection[str]) -> bool:
     return False
 
 
-def _is_read(told: Told, held: Offsets, gone: Collection[str]) -> bool:
+def _is_read(told: Told, held: TopicOffsets, gone: Collection[str]) -> bool:
     return all(
         offset <= held.get(topic, {}).get(partition, 0)
         for topic in told.topics()

@@ -13,14 +13,13 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
 from spark.engine.warehouse_folder import files_in, text_of
 from spark.log.log_table import CheckpointError
-from spark.source.topic_changes import NOTHING_READ, Offsets, TopicNow, TopicRead
+from spark.source.topic_changes import NOTHING_READ, TopicNow, TopicOffsets, TopicRead, offsets_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark.ingest.reading_starts import ReadingStart
 
-TopicOffsets = Mapping[str, Offsets]
 FILE_VERSION = "v1"
 NO_OFFSET = "-"
 """Line that Spark writes for a source without any offsets yet."""
@@ -83,12 +82,9 @@ def batch_end(spark: "SparkSession", checkpoint: str, batch: int) -> dict[str, d
     damaged = CheckpointError(f"{path} is damaged or gone")
     try:
         version, _metadata, *sources = text_of(spark, path).splitlines()
-        told = [json.loads(source) for source in sources if source != NO_OFFSET]
-        end = {
-            topic: {int(partition): int(offset) for partition, offset in offsets.items()}
-            for source in told
-            for topic, offsets in source.items()
-        }
+        end: dict[str, dict[int, int]] = {}
+        for source in sources:
+            end |= {} if source == NO_OFFSET else offsets_of(json.loads(source))
     except (Py4JJavaError, ValueError, AttributeError, TypeError) as error:
         raise damaged from error
     if version != FILE_VERSION:

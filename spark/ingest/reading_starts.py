@@ -15,7 +15,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql.types import Row
 
-from spark.source.topic_changes import GoingOn, Loss, TopicNow, starting_offsets
+from spark.source.topic_changes import GoingOn, Loss, TopicNow, TopicOffsets, offsets_of, starting_offsets
 
 LOSS_TYPE = "struct<topic: string, topic_id: string, partition: int, first: bigint, end: bigint>"
 SCHEMA = f"""
@@ -33,7 +33,7 @@ class ReadingStart:
     ordinal: int
     sources: int
     """One, or two if the backlog is a source of its own."""
-    starting: Mapping[str, Mapping[int, int]] | None
+    starting: TopicOffsets | None
     """First offsets by topic and partition; None for the earliest."""
     topic_ids: Mapping[str, str]
     losses: tuple[Loss, ...] = ()
@@ -88,9 +88,6 @@ def append_start(spark: SparkSession, tables: str, start: ReadingStart) -> None:
 
 
 def _start_of(row: Row) -> ReadingStart:
-    starting = None
-    if row.starting is not None:
-        told: dict[str, dict[str, int]] = json.loads(row.starting)
-        starting = {topic: {int(number): offset for number, offset in each.items()} for topic, each in told.items()}
+    starting = None if row.starting is None else offsets_of(json.loads(row.starting))
     losses = tuple(Loss(*loss) for loss in row.losses)
     return ReadingStart(row.number, row.ordinal, row.sources, starting, row.topic_ids, losses, row.at_us)

@@ -18,6 +18,7 @@ from spark.decode.codec_decimals import METRICS_TYPE, constant, of_batch
 from spark.decode.codec_declarations import USUAL_TIMES, Streams, Times
 from spark.engine.built_once import recorded
 from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, add_missing_columns, with_missing_columns
+from spark.engine.told_error import ToldError
 from spark.log.warehouse_version import Version, seen_tables
 
 SCHEMA = f"""
@@ -60,7 +61,7 @@ class BatchId:
     number: int
 
 
-class CheckpointError(Exception):
+class CheckpointError(ToldError):
     """Spark's checkpoint does not fit the tables. The message says how this shows."""
 
 

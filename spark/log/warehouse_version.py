@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.decode.codec_declarations import NO_STREAMS, NO_VERSION, Streams
 from spark.engine.delta_staging import snapshot
+from spark.engine.told_error import ToldError
 from spark.engine.warehouse_folder import VERSIONS, folders_in, locked, no_tables
 
 SCHEMA = """
@@ -29,7 +30,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Changed = TypeVar("Changed", bound="Version | None")
 
 
-class NoWarehouseError(Exception):
+class NoWarehouseError(ToldError):
     """There are no tables of Sluice in the folder. The message says what to do."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from gateway.record_contract import DEVICE_NAME, DEVICE_PATH, KAFKA_TOPIC, NAME_
 from gateway.toml_files.mistakes import ConfigError, line_of, lines_of, show, spell, where
 from gateway.toml_files.reader import read_text, read_toml
 from gateway.toml_files.schema import closest
+from spark.engine.told_error import ToldError
 from spark.registry.registry import Calibration, Device, Gateway, Registry
 
 DIGITS_MAX = 6
@@ -70,7 +72,7 @@ class Mistake:
     message: str
 
 
-class RegistryError(Exception):
+class RegistryError(ToldError):
     """The registry cannot be used; the message has its mistakes, in the order of files and lines."""
 
     def __init__(self, mistakes: Iterable[Mistake]) -> None:
@@ -445,29 +447,21 @@ _CSV_READERS: dict[str, Callable[[object], Any]] = {"topics": _csv_topics, "labe
 
 
 def _double_sites(devices: Iterable[tuple[_Entry, Device]]) -> Iterator[Mistake]:
-    by_device: dict[tuple[str, str], list[tuple[_Entry, Device]]] = defaultdict(list)
-    for each in devices:
-        by_device[each[1].namespace, each[1].device].append(each)
-    for (namespace, name), of_device in by_device.items():
-        for (earlier, before), (entry, device) in _overlapping(of_device):
-            yield entry.mistake(
-                f"{namespace}/{name} is at {show(device.site)} {_spelled(device)} here, and at {show(before.site)} "
-                f"{_spelled(before)} on {earlier.seen_from(entry)}; a device is at one site at a time: end the one "
-                "where the other begins (valid_to = its valid_from)"
-            )
+    for (earlier, before), (entry, device) in _overlapping(devices, attrgetter("namespace", "device")):
+        yield entry.mistake(
+            f"{device.namespace}/{device.device} is at {show(device.site)} {_spelled(device)} here, and at "
+            f"{show(before.site)} {_spelled(before)} on {earlier.seen_from(entry)}; a device is at one site at a time: "
+            "end the one where the other begins (valid_to = its valid_from)"
+        )
 
 
 def _double_calibrations(calibrations: Iterable[tuple[_Entry, Calibration]]) -> Iterator[Mistake]:
-    by_metric: dict[tuple[str, str, str], list[tuple[_Entry, Calibration]]] = defaultdict(list)
-    for each in calibrations:
-        by_metric[each[1].namespace, each[1].device, each[1].metric].append(each)
-    for (namespace, name, metric), of_metric in by_metric.items():
-        for (earlier, before), (entry, calibration) in _overlapping(of_metric):
-            yield entry.mistake(
-                f"{namespace}/{name}'s {show(metric)} of {_streams(calibration)} is calibrated {_spelled(calibration)} "
-                f"here, and of {_streams(before)} {_spelled(before)} on {earlier.seen_from(entry)}; a reading has one "
-                "calibration: end the one where the other begins (valid_to = its valid_from)"
-            )
+    for (earlier, before), (entry, of) in _overlapping(calibrations, attrgetter("namespace", "device", "metric")):
+        yield entry.mistake(
+            f"{of.namespace}/{of.device}'s {show(of.metric)} of {_streams(of)} is calibrated {_spelled(of)} here, and "
+            f"of {_streams(before)} {_spelled(before)} on {earlier.seen_from(entry)}; a reading has one calibration: "
+            "end the one where the other begins (valid_to = its valid_from)"
+        )
 
 
 def _double_gateways(gateways: Iterable[tuple[_Entry, Gateway]]) -> Iterator[Mistake]:
@@ -499,21 +493,22 @@ _Spanned = TypeVar("_Spanned", Device, Calibration)
 
 
 def _overlapping(
-    entries: Iterable[tuple[_Entry, _Spanned]],
+    entries: Iterable[tuple[_Entry, _Spanned]], key: Callable[[_Spanned], tuple[str, ...]]
 ) -> Iterator[tuple[tuple[_Entry, _Spanned], tuple[_Entry, _Spanned]]]:
-    """Pairs of an entry and a later one that begins within its span. If both begin at once, in file order.
+    """Pairs of an entry and a later one of its `key` that begins within its span. If both begin at once, in file order.
 
     Calibrations of two different streams do not overlap. A calibration of every stream overlaps with all.
     """
-    open_ones: list[tuple[_Entry, _Spanned]] = []
+    open_ones: dict[tuple[str, ...], list[tuple[_Entry, _Spanned]]] = defaultdict(list)
     for each in sorted(entries, key=lambda each: each[1].valid_from or _EARLIEST):
         begins = each[1].valid_from or _EARLIEST
-        open_ones = [other for other in open_ones if other[1].valid_to is None or other[1].valid_to > begins]
-        for other in open_ones:
+        of_key = open_ones[key(each[1])]
+        of_key[:] = [other for other in of_key if other[1].valid_to is None or other[1].valid_to > begins]
+        for other in of_key:
             if _same_streams(other[1], each[1]):
                 yield other, each
                 break
-        open_ones.append(each)
+        of_key.append(each)
 
 
 def _same_streams(one: Device | Calibration, other: Device | Calibration) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spark.engine.told_error import ToldError
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -42,7 +44,7 @@ CLASS_NAMES = re.compile(r"(?:callback\.handler|login|engine\.factory)\.class$|^
 """Settings that name a class. The class may have settings of its own, which Kafka does not know."""
 
 
-class KafkaOptionError(Exception):
+class KafkaOptionError(ToldError):
     """A setting cannot be used. The message says which, why and what to do, and holds no secret."""
 
 

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
 from spark.source.kafka_options import hide_secrets, source_options
-from spark.source.topic_changes import Offsets, starting_offsets
+from spark.source.topic_changes import TopicOffsets, offsets_of, starting_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -30,9 +30,6 @@ READ_COMMITTED = "read_committed"
 TOPIC_LIST_AGE_MS = 5_000
 """Age of the list of topics at the most. With the default, a new topic could stay unread for five minutes."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-TopicOffsets = Mapping[str, Offsets]
-"""Offsets by topic and partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,5 +187,4 @@ def _divided(spark: "SparkSession", starting: TopicOffsets, backlog_topics: str)
 
 def _told(offsets: str | None) -> dict[str, dict[int, int]]:
     """Offsets from a progress, which has them as JSON or as "null"."""
-    told: dict[str, dict[str, int]] = json.loads(offsets or "null") or {}
-    return {topic: {int(partition): offset for partition, offset in each.items()} for topic, each in told.items()}
+    return offsets_of(json.loads(offsets or "null") or {})

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from spark.engine.told_error import ToldError
 from spark.source.topic_changes import TopicNow, TopicRead
 
 TOLD_AFTER_S = 60.0
@@ -25,7 +26,7 @@ class OpenTransaction:
     """Time when we first saw it. It may have been open before."""
 
 
-class OpenTransactionError(Exception):
+class OpenTransactionError(ToldError):
     """An earlier run read further than is possible now. The message says why, and what to do."""
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 Offsets = Mapping[int, int]
 """Offsets by partition."""
+TopicOffsets = Mapping[str, Offsets]
+"""Offsets by topic and partition."""
 NOTHING_READ: Offsets = {}
 
 
@@ -181,7 +183,7 @@ class Loss:
 class GoingOn:
     """The offsets to read on from, and the records that are lost."""
 
-    starting: Mapping[str, Offsets]
+    starting: TopicOffsets
     """Offsets of every partition of every topic. Spark takes no fewer, and no others."""
     losses: tuple[Loss, ...]
 
@@ -196,7 +198,12 @@ def going_on(read: Mapping[str, TopicRead], now: Mapping[str, TopicNow]) -> Goin
     return GoingOn(starting, tuple(losses))
 
 
-def starting_offsets(starting: Mapping[str, Offsets]) -> str:
+def offsets_of(told: Mapping[str, Mapping[str, int]]) -> dict[str, dict[int, int]]:
+    """Return offsets from JSON, which has partitions as text."""
+    return {topic: {int(partition): int(offset) for partition, offset in each.items()} for topic, each in told.items()}
+
+
+def starting_offsets(starting: TopicOffsets) -> str:
     """Return offsets as the JSON that Spark's options `startingOffsets` and `endingOffsets` take."""
     return json.dumps(
         {

@@ -43,11 +43,8 @@ class TopicChoice:
         self._access: dict[str, bool] = {}
         """True for each named topic that the user may read, False for others. Topics that Kafka lacks are not in it."""
         self._told: Mapping[str, str] = {}
-        self._fits: Callable[[str], bool] = lambda _: False
-
-    def reads(self, topic: str) -> bool:
-        """Tell whether a topic of this name is read. Kafka need not have it."""
-        return self._fits(topic)
+        self.reads: Callable[[str], bool] = lambda _: False
+        """Tells whether a topic of this name is read. Kafka need not have it."""
 
     def untold(self) -> Mapping[str, str] | None:
         """Return the topics left out, with the reasons; None if they are those of the last call."""
@@ -60,12 +57,12 @@ class TopicChoice:
 
     def begin(self, named: frozenset[str]) -> dict[str, TopicNow]:
         """Take up the topics that gateways name now. Return all topics to read. Raises TopicWatchError."""
-        self._fits = _fits(self._spark, self.source.every_pattern)
+        self.reads = _fits(self._spark, self.source.every_pattern)
         now = self.compare(named)
         if self.fresh:
             self.source = replace(self.source, named=tuple(sorted({*(self.source.named or ()), *self.fresh})))
             self._watch.pattern = self.source.every_pattern
-            self._fits = _fits(self._spark, self.source.every_pattern)
+            self.reads = _fits(self._spark, self.source.every_pattern)
             now = self.compare(named)
         return now
 
@@ -97,7 +94,7 @@ class TopicChoice:
         forbidden = {topic for topic in others - unasked if not self._access[topic]}
         if self.source.named is None:
             why = dict.fromkeys(others, NOT_OF_PATTERN)
-            why |= {topic: TOO_MANY if topic in unasked else FORBIDDEN for topic in others if self._fits(topic)}
+            why |= {topic: TOO_MANY if topic in unasked else FORBIDDEN for topic in others if self.reads(topic)}
             return dict(sorted(why.items())), frozenset()
         own = {topic for topic in others if topic.startswith(INTERNAL_PREFIX)}
         wanted = sorted(others - own - forbidden - unasked)

@@ -8,10 +8,11 @@ reads a batch and after.
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
+from spark.engine.told_error import ToldError
 from spark.source.kafka_failures import explain_failure, innermost
 from spark.source.kafka_options import client_properties, without
 from spark.source.kafka_source import ISOLATION, READ_COMMITTED
@@ -28,14 +29,11 @@ LOOKS_MAX = 3
 """Attempts to ask. If a topic is deleted between two questions, the second fails, and both are asked again."""
 
 
-class TopicWatchError(Exception):
+Told = TypeVar("Told")
+
+
+class TopicWatchError(ToldError):
     """Kafka did not answer. The message says why, and holds no secret."""
-
-
-def topics_now(spark: "SparkSession", bootstrap: str, options: Mapping[str, str], pattern: str) -> dict[str, TopicNow]:
-    """Ask once for the topics whose whole names match a Java pattern. Raises TopicWatchError."""
-    with TopicWatch(spark, bootstrap, options, pattern) as watch:
-        return watch.ask()
 
 
 class TopicWatch:
@@ -77,38 +75,36 @@ class TopicWatch:
 
     def ask(self) -> dict[str, TopicNow]:
         """Ask for the present state of the topics. Raises TopicWatchError."""
-        for _ in range(LOOKS_MAX):
-            topics = self.topic_ids()
-            try:
-                earliest = self._offsets(topics, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest())
-                latest = self._offsets(topics, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.latest())
-                # Asked last, so that records committed meanwhile do not look held back.
-                stable = self._stable(topics)
-            except _UnknownTopicError:
-                continue
-            return {
-                topic: TopicNow(topic_id, earliest.get(topic, {}), latest.get(topic, {}), stable.get(topic, {}))
-                for topic, topic_id in topics.items()
-            }
-        raise TopicWatchError("Kafka's topics are deleted while it is asked what they are: try again when that is done")
+        return self._looked(self._topics)
 
     def topic_ids(self) -> dict[str, str]:
         """Ask for the topics' ids alone, which is quicker than `ask`. Raises TopicWatchError."""
+        return self._looked(self._topic_ids)
+
+    def _looked(self, look: Callable[[], Told]) -> Told:
         for _ in range(LOOKS_MAX):
             with suppress(_UnknownTopicError):
-                return self._topic_ids()
+                return look()
         raise TopicWatchError("Kafka's topics are deleted while it is asked what they are: try again when that is done")
+
+    def _topics(self) -> dict[str, TopicNow]:
+        topics = self.topic_ids()
+        spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec
+        earliest, latest = self._offsets(topics, spec.earliest()), self._offsets(topics, spec.latest())
+        # Asked last, so that records committed meanwhile do not look held back.
+        stable = self._stable(topics)
+        return {
+            topic: TopicNow(topic_id, earliest.get(topic, {}), latest.get(topic, {}), stable.get(topic, {}))
+            for topic, topic_id in topics.items()
+        }
 
     def access(self, topics: Iterable[str]) -> dict[str, bool]:
         """Ask whether the user may read these topics. Topics that Kafka lacks are left out. Raises TopicWatchError."""
-        names = self._jvm.java.util.ArrayList()
-        for name in sorted(topics):
-            names.add(name)
         admin = self._jvm.org.apache.kafka.clients.admin
         options = admin.DescribeTopicsOptions().includeAuthorizedOperations(True)
         read = self._jvm.org.apache.kafka.common.acl.AclOperation.READ
         found = {}
-        for name, future in dict(self._admin.describeTopics(names, options).topicNameValues()).items():
+        for name, future in dict(self._admin.describeTopics(sorted(topics), options).topicNameValues()).items():
             try:
                 allowed = self._answer(future).authorizedOperations()
                 # None if nobody forbids anything.
@@ -134,9 +130,7 @@ class TopicWatch:
         }
 
     def _topic_ids(self) -> dict[str, str]:
-        names = self._jvm.java.util.ArrayList()
-        for name in self._matching_names():
-            names.add(name)
+        names = self._matching_names()
         described = self._answer(self._admin.describeTopics(names).allTopicNames())
         found = {}
         for name in names:

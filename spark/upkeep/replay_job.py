@@ -30,10 +30,11 @@ from spark.log.deletions import read_deletions
 from spark.log.log_table import ORDINAL, BatchId, BatchIds, from_kafka, log_path, read_log, with_topic_ids
 from spark.log.warehouse_version import Version, change_version, folder_of, open_version, tables_of
 from spark.source.kafka_source import KafkaSource, kafka_range
+from spark.source.topic_changes import TopicOffsets
 from spark.upkeep.device_deletion import delete_from_version
 from spark.upkeep.quarantine_retry import records_again
 from spark.windows.window_changes import append_replayed, changes_path, changes_schema
-from spark.windows.windows_table import WindowLengthError, folded, read_parts, windows_path, windows_schema
+from spark.windows.windows_table import WindowLengthError, folded, read_parts, windows_path
 
 if TYPE_CHECKING:
     from spark.decode.codec_declarations import Streams
@@ -42,7 +43,6 @@ ROWS_MAX = 500_000
 """Records that one batch of a replay takes, unless a single batch of the old `log` has more."""
 WAIT_S = 1.0
 """Seconds between two attempts to be the only writer."""
-Offsets = Mapping[str, Mapping[int, int]]
 Portion = tuple[dict[str, dict[int, int]], dict[str, dict[int, int]]]
 """First offsets, and the offsets after the last, by topic and partition."""
 
@@ -52,7 +52,7 @@ class FromKafka:
     """The records that are read from Kafka again, instead of from `log`."""
 
     source: KafkaSource
-    starting: Offsets
+    starting: TopicOffsets
     """First offsets, by topic and partition. Earlier records come from `log`."""
     topic_ids: Mapping[str, str]
 
@@ -224,10 +224,9 @@ class _Replay:
         is_closed = F.col("window_start") < F.lit(closed_before)
         delete_rows(self._spark, windows_path(self._job.tables), is_closed)
         parts = folded(read_parts(self._spark, self._old).where(is_closed), self._after.streams.windows.sizes[0])
-        columns = [field.name for field in windows_schema()]
         # The parts belong to no batch of this version.
         parts = parts.withColumn("ordinal", F.lit(-1).cast("bigint"))
-        parts.select(*columns).write.format("delta").mode("append").save(windows_path(self._job.tables))
+        parts.write.format("delta").mode("append").save(windows_path(self._job.tables))
 
     def _expect(self, records: int) -> None:
         """Report the number of records before the first are taken, which may take a while."""
@@ -294,7 +293,7 @@ def _read_to(log: DataFrame) -> dict[str, dict[int, int]]:
     return read
 
 
-def _before(starting: Offsets) -> Column:
+def _before(starting: TopicOffsets) -> Column:
     """Rows of `log` that are not read from Kafka again."""
     asked = F.lit(False)
     for topic, offsets in starting.items():
@@ -304,11 +303,11 @@ def _before(starting: Offsets) -> Column:
     return ~asked
 
 
-def _records_between(starting: Mapping[str, Mapping[int, int]], ending: Mapping[str, Mapping[int, int]]) -> int:
+def _records_between(starting: TopicOffsets, ending: TopicOffsets) -> int:
     return sum(end - starting[topic][partition] for topic, ends in ending.items() for partition, end in ends.items())
 
 
-def _portions(starting: Offsets, ending: Offsets) -> Iterator[Portion]:
+def _portions(starting: TopicOffsets, ending: TopicOffsets) -> Iterator[Portion]:
     """Cut a span of offsets into portions of some `ROWS_MAX` records, each from all partitions."""
     left = {
         (topic, partition): (min(offset, ending[topic][partition]), ending[topic][partition])

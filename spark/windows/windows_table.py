@@ -24,6 +24,7 @@ from spark.decode.codec_decimals import VALUE_TYPE, of_batch
 from spark.decode.codec_declarations import Windows
 from spark.engine.built_once import recorded
 from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, snapshot
+from spark.engine.told_error import ToldError
 from spark.log.log_table import IMPLAUSIBLE_DATE
 
 WINDOW_S = 60
@@ -56,7 +57,7 @@ DEVICES_MAX = 200
 """Devices that are named one by one when windows are computed anew. If there are more, all devices' windows are."""
 
 
-class WindowLengthError(Exception):
+class WindowLengthError(ToldError):
     """The table's windows have another length than those wanted. The message says what to do."""
 
 

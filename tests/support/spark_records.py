@@ -9,6 +9,8 @@ from datetime import UTC, datetime, timedelta
 from pyspark.sql import DataFrame, SparkSession
 
 from spark.decode.kafka_records import SOURCE_SCHEMA
+from spark.source.topic_changes import TopicNow
+from spark.source.topic_watch import TopicWatch
 from tests.support.spark_oracle import Headers, KafkaRecord
 
 NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)
@@ -295,3 +297,9 @@ def drawn_batches(rng: random.Random, records: Sequence[KafkaRecord]) -> list[li
         rng.shuffle(batch)
         batches.append(batch)
     return batches
+
+
+def topics_now(spark: SparkSession, bootstrap: str, options: Mapping[str, str], pattern: str) -> dict[str, TopicNow]:
+    """Ask once for the topics whose whole names match a Java pattern. Raises TopicWatchError."""
+    with TopicWatch(spark, bootstrap, options, pattern) as watch:
+        return watch.ask()

@@ -34,11 +34,12 @@ from spark.source.kafka_source import KafkaSource, kafka_range, kafka_stream, la
 from spark.source.storage_failures import explain_storage
 from spark.source.topic_changes import TopicRead, going_on
 from spark.source.topic_choice import FORBIDDEN, TopicChoice
-from spark.source.topic_watch import TopicWatch, TopicWatchError, topics_now
+from spark.source.topic_watch import TopicWatch, TopicWatchError
 from tests.support import kafka_admin
 from tests.support.certificates import Authority, make_authority
 from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
 from tests.support.kafka_records import allow_reading, delete_before, produce
+from tests.support.spark_records import topics_now
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 

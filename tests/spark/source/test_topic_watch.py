@@ -27,9 +27,10 @@ from spark.source.topic_changes import (
     troubles,
 )
 from spark.source.topic_choice import FORBIDDEN, KAFKAS_OWN, NOT_OF_PATTERN, TOO_MANY, TopicChoice
-from spark.source.topic_watch import TopicWatch, TopicWatchError, topics_now
+from spark.source.topic_watch import TopicWatch, TopicWatchError
 from tests.support import kafka_admin
 from tests.support.kafka_records import delete_before, produce
+from tests.support.spark_records import topics_now
 
 READ = {"device-thermo": TopicRead("AAA", {0: 100, 1: 40})}
 

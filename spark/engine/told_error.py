@@ -1,0 +1,5 @@
+"""The base of errors that a command prints as they are."""
+
+
+class ToldError(Exception):
+    """An error whose message says to a person what is wrong, and what to do."""
