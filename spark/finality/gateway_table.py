@@ -11,6 +11,7 @@ from spark.decode.payload_decode import EVENT
 from spark.finality.gateway_states import GatewayEvent, GatewayState, GatewayStates, fault_of
 from spark.log.sequence_runs import Edge, edge
 from spark.log.state_table import StateTable, read_states
+from spark.source.topic_changes import TopicOffsets
 
 KEY = ("namespace", "gateway")
 Place = tuple[str, int, int]
@@ -22,11 +23,11 @@ def gateways_path(tables: str) -> str:
     return f"{tables}/gateway_states"
 
 
-class GatewayTable:
+class GatewayTable(StateTable[tuple[str, str], GatewayState]):
     """The states of all gateways, for the one writer."""
 
     def __init__(self, spark: SparkSession, tables: str) -> None:
-        self._table: StateTable[tuple[str, str], GatewayState] = StateTable(
+        super().__init__(
             spark,
             gateways_path(tables),
             key=KEY,
@@ -34,25 +35,17 @@ class GatewayTable:
             decode=_state_of,
             encode=lambda state: (bytearray(msgspec.json.encode(state)),),
         )
-        self.states = GatewayStates(self._table.states)
-
-    @property
-    def saved(self) -> int:
-        return self._table.saved
+        self.gateways = GatewayStates(self.states)
 
     def note(
         self,
         events: Iterable[GatewayEvent],
-        held: Mapping[str, Mapping[int, int]],
+        held: TopicOffsets,
         reads: Callable[[str], bool] | None,
         gone: Collection[str],
     ) -> None:
         """Take up a batch's events. To take them up again changes nothing."""
-        for key in self.states.take(events, held, reads, gone):
-            self._table.changed(key)
-
-    def save(self, ordinal: int) -> None:
-        self._table.save(ordinal)
+        self.changed_keys |= self.gateways.take(events, held, reads, gone)
 
 
 def faults_in(events: Iterable[GatewayEvent]) -> dict[Place, str]:

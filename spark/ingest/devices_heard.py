@@ -1,6 +1,6 @@
 """Keeps the table `devices_heard`: the gateways that ever brought each device's stream, and its last reading's time."""
 
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 
 from spark.ingest.census import Census
 from spark.log.state_table import StateTable
@@ -16,37 +16,23 @@ def heard_path(tables: str) -> str:
     return f"{tables}/devices_heard"
 
 
-class DevicesHeard:
+class DevicesHeard(StateTable[StreamKey, Heard]):
     """The devices heard in the driver's memory, saved now and then to the table."""
 
     def __init__(self, spark: SparkSession, tables: str) -> None:
-        self._table: StateTable[StreamKey, Heard] = StateTable(
+        super().__init__(
             spark,
             heard_path(tables),
             key=("namespace", "device", "stream"),
             columns="gateways array<string>, last_us bigint",
-            decode=_heard_of,
+            decode=lambda row: (frozenset(row.gateways), row.last_us),
             encode=lambda heard: (sorted(heard[0]), heard[1]),
         )
-
-    @property
-    def saved(self) -> int:
-        return self._table.saved
 
     def note(self, census: Census) -> None:
         """Take up a batch's streams. To take them up again changes nothing."""
         for namespace, device, stream, gateway, last_us in census.heard:
             key = (namespace, device, stream)
-            gateways, before_us = self._table.states.get(key, (frozenset[str](), None))
+            gateways, before_us = self.states.get(key, (frozenset[str](), None))
             later = max((us for us in (before_us, last_us) if us is not None), default=None)
-            heard = (gateways | {gateway}, later)
-            if heard != self._table.states.get(key):
-                self._table.states[key] = heard
-                self._table.changed(key)
-
-    def save(self, ordinal: int) -> None:
-        self._table.save(ordinal)
-
-
-def _heard_of(row: Row) -> Heard:
-    return frozenset(row.gateways), row.last_us
+            self.put(key, (gateways | {gateway}, later))

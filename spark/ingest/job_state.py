@@ -16,7 +16,7 @@ from spark.ingest.topics_read import TopicsRead
 from spark.log.amendments import committed_rows
 from spark.log.copies import Suspects
 from spark.log.log_table import Log
-from spark.source.topic_changes import TopicRead
+from spark.source.topic_changes import TopicOffsets, TopicRead
 
 EVENTS_BYTES_MAX = 256 * 1_048_576
 """Bytes of one batch's events in the driver's memory. If there are more, events above a fair share are rejects."""
@@ -53,7 +53,7 @@ class JobState:
         self._heard = DevicesHeard(spark, tables)
         self._gateways = GatewayTable(spark, tables)
         self.starts = read_starts(spark, tables)
-        self.named = self._gateways.states.topics()
+        self.named = self._gateways.gateways.topics()
         """Topics that gateways' heartbeats name."""
         self.recovered = self.saved
         # One by one, because the state depends on the order of batches.
@@ -79,14 +79,14 @@ class JobState:
         self._heard.note(census)
         self._gateways.note(events, self._topics.offsets(), self._kafka.reads, self._kafka.gone)
         if census.events:
-            self.named = self._gateways.states.topics()
+            self.named = self._gateways.gateways.topics()
         return self._seen.note(census, ordinal)
 
     def topics(self) -> Mapping[str, TopicRead]:
         """The id and the next offsets of each topic."""
         return self._topics.topics()
 
-    def read_to(self, offsets: Mapping[str, Mapping[int, int]], topic_ids: Mapping[str, str]) -> None:
+    def read_to(self, offsets: TopicOffsets, topic_ids: Mapping[str, str]) -> None:
         """Note a batch's end offsets from Spark, also of partitions without a record in it."""
         self._topics.read_to(offsets, topic_ids)
 

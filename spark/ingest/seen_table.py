@@ -118,7 +118,7 @@ class Seen:
         batches: set[tuple[int, int]] = set()
         for lane, numbers in census.lanes.items():
             state = self._lanes.states.setdefault(lane, SeenLane())
-            self._lanes.changed(lane)
+            self._lanes.changed_keys.add(lane)
             for first, last in without(state.add(numbers, ordinal), census.nobodys_copies.get(lane, ())):
                 lanes.append((*lane, first, last))
                 batches.update(state.batches(first, last))
@@ -126,8 +126,7 @@ class Seen:
             if run.key not in self._runs.states:
                 self._begin(run.key)
             added = add(self._runs.states.get(run.key, SeenRun()), run.islands)
-            self._runs.states[run.key] = added.run
-            self._runs.changed(run.key)
+            self._runs.put(run.key, added.run)
             runs += [(*run.key, first, last) for first, last in added.again]
             batches |= added.batches
         repeated = [
@@ -168,8 +167,7 @@ class Seen:
             self._settled = ordinal
         for key, (run, islands) in settled.items():
             if islands:
-                self._runs.states[key] = run
-                self._runs.changed(key)
+                self._runs.put(key, run)
         self._ended -= silent
 
 
@@ -190,14 +188,7 @@ def _lane_row(seen: SeenLane) -> tuple[object, ...]:
 
 def _run_of(row: Row) -> SeenRun:
     islands = (
-        Island(
-            island.first,
-            island.last,
-            edge_of(island.first_edge),
-            edge_of(island.last_edge),
-            island.batch_first,
-            island.batch_last,
-        )
+        Island(*island)._replace(first_edge=edge_of(island.first_edge), last_edge=edge_of(island.last_edge))
         for island in row.islands
     )
     # A table of an earlier release has no spans.

@@ -57,9 +57,11 @@ class StateTable(Generic[Key, State]):
         """The ordinal of the last batch that the table holds."""
         return self._table.last(ORDINAL)
 
-    def changed(self, key: Key) -> None:
-        """Note that a key's state has changed."""
-        self.changed_keys.add(key)
+    def put(self, key: Key, state: State) -> None:
+        """Set a key's state. The same state again is no change."""
+        if self.states.get(key) != state:
+            self.states[key] = state
+            self.changed_keys.add(key)
 
     def number(self, application: str) -> int:
         """The number last saved for an application; -1 if there is none."""

@@ -31,8 +31,7 @@ def test_each_save_is_one_commit_and_the_table_is_written_anew_now_and_then(
     begun = snapshot(spark, str(tmp_path / "states")).version()
     rows = []
     for ordinal in range(3):
-        table.states["meter",] = ordinal
-        table.changed(("meter",))
+        table.put(("meter",), ordinal)
         table.save(ordinal, {"heartbeats": ordinal})
         rows.append(spark.read.format("delta").load(str(tmp_path / "states")).count())
         assert snapshot(spark, str(tmp_path / "states")).version() == begun + ordinal + 1
