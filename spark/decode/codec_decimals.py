@@ -31,6 +31,11 @@ def constant(value: object, of_type: str) -> Column:
     return F.from_json(F.lit(json.dumps(value)), of_type)
 
 
+def sql_text(text: str) -> str:
+    """A text as a literal of SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
 def of_batch(number: int, column: str) -> Column:
     """A number that differs in each batch. `column` is any column of the rows.
 

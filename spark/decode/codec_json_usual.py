@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.decode.codec_decimals import METRICS_TYPE, PADDING, VALUE_TYPE, known_members
+from spark.decode.codec_decimals import METRICS_TYPE, PADDING, VALUE_TYPE, known_members, sql_text
 from spark.decode.codec_declarations import IDENTITY_MEMBERS, Metric, Stream, Streams
 from spark.decode.codec_numbers import UNDECLARED_CHARS_MAX, UNDECLARED_MAX
 
@@ -89,7 +89,7 @@ def _quick_values(stream: Stream, width: int) -> str:
     schema = ", ".join(f"`{_ticked(name)}` {of_type}" for name, of_type in metrics + rest + identity)
     types = [VALUE_TYPE] * width + ["STRING"] * len(IDENTITY_MEMBERS)
     columns = ", ".join(f"{name}: {of_type}" for name, of_type in zip(_places(width), types, strict=True))
-    return f"CAST(FROM_JSON(usual, {_quoted(schema)}) AS STRUCT<{columns}>)"
+    return f"CAST(FROM_JSON(usual, {sql_text(schema)}) AS STRUCT<{columns}>)"
 
 
 def _quick_value(number: int, metric: Metric) -> str:
@@ -100,7 +100,7 @@ def _quick_value(number: int, metric: Metric) -> str:
 
 def _quick_metrics(stream: Stream) -> str:
     structs = [
-        f"NAMED_STRUCT('name', {_quoted(metric.name)}, 'value', {_quick_value(number, metric)}, "
+        f"NAMED_STRUCT('name', {sql_text(metric.name)}, 'value', {_quick_value(number, metric)}, "
         "'ago_us', CAST(NULL AS BIGINT))"
         for number, metric in enumerate(stream.metrics)
     ]
@@ -111,8 +111,8 @@ def _quick_metrics(stream: Stream) -> str:
 
 def _quick_bad(stream: Stream) -> str:
     wrong = [
-        f"WHEN {' OR '.join(bounds)} THEN CONCAT({_quoted(metric.out_of_range + ': ')}, "
-        f"REGEXP_REPLACE(CAST({_quick_value(number, metric)} AS STRING), {_quoted(PADDING)}, ''))"
+        f"WHEN {' OR '.join(bounds)} THEN CONCAT({sql_text(metric.out_of_range + ': ')}, "
+        f"REGEXP_REPLACE(CAST({_quick_value(number, metric)} AS STRING), {sql_text(PADDING)}, ''))"
         for number, metric in enumerate(stream.metrics)
         if (
             bounds := [
@@ -127,7 +127,7 @@ def _quick_bad(stream: Stream) -> str:
 
 def _quick_undeclared(stream: Stream) -> str:
     (known,) = known_members([stream])
-    names = f"SORT_ARRAY(REGEXP_EXTRACT_ALL(usual, {_quoted(_number_but(known or ()))}, 1))"
+    names = f"SORT_ARRAY(REGEXP_EXTRACT_ALL(usual, {sql_text(_number_but(known or ()))}, 1))"
     cut = f"TRANSFORM(SLICE({names}, 1, {UNDECLARED_MAX}), name -> SUBSTRING(name, 1, {UNDECLARED_CHARS_MAX}))"
     # NULLIF would compute the names twice.
     return f"GET(FILTER(ARRAY({cut}), found -> SIZE(found) > 0), 0)"
@@ -135,7 +135,7 @@ def _quick_undeclared(stream: Stream) -> str:
 
 def _numbers_in(text: str, but: Iterable[str]) -> str:
     """All numbers of a usual text, with six decimals, sorted by name."""
-    pattern = _quoted(_number_but(but))
+    pattern = sql_text(_number_but(but))
     values = f"CAST(REGEXP_EXTRACT_ALL({text}, {pattern}, 2) AS ARRAY<{VALUE_TYPE}>)"
     zipped = f"ARRAYS_ZIP(REGEXP_EXTRACT_ALL({text}, {pattern}, 1), {values}, CAST(ARRAY() AS ARRAY<BIGINT>))"
     return f"SORT_ARRAY(CAST({zipped} AS {METRICS_TYPE}))"
@@ -145,11 +145,6 @@ def _number_but(names: Iterable[str]) -> str:
     """The pattern of a member of a usual text that is a number and has none of these names."""
     others = "|".join(re.escape(name) for name in names)
     return rf'"(?!(?:{others})")({_NAME})"{_S}:{_S}(-?[0-9][0-9.]*+)'
-
-
-def _quoted(text: str) -> str:
-    """A text as a literal of SQL."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _ticked(name: str) -> str:

@@ -12,9 +12,8 @@ from typing import Literal
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.windows.windows_table import unwindowed
+from spark.windows.windows_table import METRIC, unwindowed
 
-METRIC = ("namespace", "device", "stream", "metric")
 OTHER = tuple(f"other_{name}" for name in METRIC)
 """Columns of `pairs` that name the other reading. The columns in `METRIC` name the reading itself."""
 Direction = Literal["nearest", "backward", "forward"]

@@ -16,13 +16,20 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark.decode.codec_decimals import VALUE_TYPE
 from spark.registry.calibration import CALIBRATED_TYPE, by_span, site_columns, with_calibrations, with_sites
 from spark.registry.registry_spans import borders, last_border, next_border, span_at
-from spark.windows.windows_table import SUM_TYPE, deviation, time_spans, unwindowed
+from spark.windows.windows_table import (
+    DAY_S,
+    DAY_US,
+    METRIC,
+    SQUARES_TYPE,
+    deviation,
+    nearest_rank,
+    ranks_of_values,
+    sums_of_values,
+    time_spans,
+    unwindowed,
+)
 
-METRIC = ("namespace", "device", "stream", "metric")
 KEY = (*METRIC, "window_start", "window_end")
-DAY_S = 86_400
-DAY_US = DAY_S * 1_000_000
-SQUARES_TYPE = "decimal(38,12)"
 FACTORED_SUM_TYPE = "decimal(25,6)"
 """Type of a sum that a scale can multiply exactly. Its 19 digits before the point hold ten million of the greatest
 values."""
@@ -106,21 +113,11 @@ def _cut_parts(cut: DataFrame, readings: DataFrame) -> DataFrame:
     placed = measured.join(spans, list(METRIC)).where(in_window)
     begins = F.greatest(F.unix_micros("window_start"), last_border(F.col("_borders"), F.col("_us")))
     ends = F.least(F.unix_micros("window_end"), next_border(F.col("_borders"), F.col("_us")))
-    square = (F.col("value") * F.col("value")).cast("decimal(36,12)")
-    ordered = F.struct("_order", "value")
     own = (
         placed.groupBy(*KEY, F.timestamp_micros(begins).alias("span_from"), F.timestamp_micros(ends).alias("span_to"))
-        .agg(
-            F.count("value").alias("n"),
-            F.min("value").alias("min"),
-            F.max("value").alias("max"),
-            F.sum("value").cast(SUM_TYPE).alias("sum"),
-            F.try_sum(square).cast(SQUARES_TYPE).alias("sum_of_squares"),
-            F.min(ordered)["value"].alias("first"),
-            F.max(ordered)["value"].alias("last"),
-            F.sort_array(F.collect_list("value")).alias("values"),
-        )
-        .withColumn("deviation", deviation())
+        .agg(*sums_of_values(), *ranks_of_values(F.col("_order")))
+        .withColumns({"first": F.col("earliest.first"), "last": F.col("latest.last"), "deviation": deviation()})
+        .drop("earliest", "latest")
     )
     figures = [name for name in own.columns if name not in KEY]
     joined = cut.join(own.withColumnsRenamed({name: f"_own_{name}" for name in figures}), list(KEY))
@@ -181,7 +178,7 @@ def _figures(windows: DataFrame) -> dict[str, Column]:
 
 def _derived_figures(windows: DataFrame) -> dict[str, Column]:
     """Expressions for the columns that follow from calibrated columns."""
-    ranked = {name: _nearest_rank(thousandths) for name, thousandths in _percentiles(windows).items()}
+    ranked = {name: nearest_rank(percentile) for name, percentile in _percentiles(windows).items()}
     mean = (F.col("sum") / F.col("n")).cast(CALIBRATED_TYPE)
     return {**ranked, "mean": mean} if "mean" in windows.columns else ranked
 
@@ -230,13 +227,7 @@ def _added(*columns: Column) -> Column:
     return reduce(F.try_add, (column.cast(WIDE) for column in columns))
 
 
-def _percentiles(windows: DataFrame) -> dict[str, int]:
-    """Columns such as `p50` and `p99_9`, with their percentiles in thousandths of a per cent."""
+def _percentiles(windows: DataFrame) -> dict[str, Decimal]:
+    """Columns such as `p50` and `p99_9`, with their percentiles."""
     found = {name: _PERCENTILE.fullmatch(name) for name in windows.columns}
-    return {name: int(Decimal(f"{each[1]}.{each[2] or 0}") * 1_000) for name, each in found.items() if each}
-
-
-def _nearest_rank(thousandths: int) -> Column:
-    """The nearest-rank percentile of the calibrated values, as `windows` computes it."""
-    rank = F.expr(f"greatest(1, (n * {thousandths} + 99999) div 100000)").cast("int")
-    return F.try_element_at("values", rank)
+    return {name: Decimal(f"{each[1]}.{each[2] or 0}") for name, each in found.items() if each}

@@ -7,11 +7,9 @@ shows in the comparison. `history_touched` tells a job that stores such results 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.windows.windows_table import unwindowed
+from spark.windows.windows_table import DAY_US, METRIC, start_of, sums_of_values, unwindowed
 
-METRIC = ("namespace", "device", "stream", "metric")
-DAY_US = 86_400 * 1_000_000
-HOUR_US = 3_600 * 1_000_000
+HOUR_S = 3_600
 DAYS_MAX = 3_660
 PROVISIONAL = "provisional"
 HISTORY = ("history_days", "history_n", "history_min", "history_max", "history_sum", "history_mean")
@@ -75,18 +73,13 @@ def with_same_hour(readings: DataFrame, days: int) -> DataFrame:
 
     Readings whose time is unknown or implausible get nulls, and count for no other reading.
     """
-    hour = F.when(~unwindowed(), F.timestamp_micros(_floor(F.unix_micros("event_time"), HOUR_US)))
+    hour = F.when(~unwindowed(), start_of(F.col("event_time"), HOUR_S))
     timed = readings.withColumn("_hour", hour)
     hours = (
         timed.where(F.col("_hour").isNotNull())
         .groupBy(*METRIC, F.col("_hour").alias("window_start"))
-        .agg(
-            F.count("value").alias("n"),
-            F.min("value").alias("min"),
-            F.max("value").alias("max"),
-            F.sum("value").alias("sum"),
-        )
-        .withColumn("window_end", F.timestamp_micros(F.unix_micros("window_start") + HOUR_US))
+        .agg(*sums_of_values())
+        .withColumn("window_end", F.timestamp_micros(F.unix_micros("window_start") + HOUR_S * 1_000_000))
     )
     compared = with_history(hours, days).select(*METRIC, F.col("window_start").alias("_hour"), *HISTORY)
     return timed.join(compared, [*METRIC, "_hour"], "left").select(*readings.columns, *HISTORY)
@@ -114,10 +107,6 @@ def history_touched(changed_windows: DataFrame, days: int) -> DataFrame:
 def _check_days(days: int) -> None:
     if not 1 <= days <= DAYS_MAX:
         raise ValueError(f"{days} days cannot be looked back: give 1 to {DAYS_MAX} days")
-
-
-def _floor(time_us: Column, step_us: int) -> Column:
-    return time_us - F.pmod(time_us, F.lit(step_us))
 
 
 def _day(time_us: Column) -> Column:

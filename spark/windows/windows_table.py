@@ -20,7 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.decode.codec_decimals import VALUE_TYPE, of_batch
+from spark.decode.codec_decimals import VALUE_TYPE, of_batch, sql_text
 from spark.decode.codec_declarations import Windows
 from spark.engine.built_once import recorded
 from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, snapshot
@@ -30,7 +30,8 @@ from spark.log.log_table import IMPLAUSIBLE_DATE
 WINDOW_S = 60
 DAY_S = 86_400
 DAY_US = DAY_S * 1_000_000
-KEY = ("namespace", "device", "stream", "metric", "window_start")
+METRIC = ("namespace", "device", "stream", "metric")
+KEY = (*METRIC, "window_start")
 SUM_TYPE = "decimal(38,6)"
 SQUARES_TYPE = "decimal(38,12)"
 """Type of a sum of squares. It is null above a hundred times the square of the largest value that a table can hold."""
@@ -90,7 +91,7 @@ class Area:
         dates = ", ".join(f"DATE'{day.isoformat()}'" for day in dates_of(self.spans))
         condition = f"{WINDOW_PARTITION} IN ({dates}) AND ({spans})"
         if self.devices is not None:
-            condition += f" AND device IN ({', '.join(_quoted(name) for name in self.devices)})"
+            condition += f" AND device IN ({', '.join(sql_text(name) for name in self.devices)})"
         return condition
 
 
@@ -171,39 +172,40 @@ def parts(windowed_readings: DataFrame, ordinal: int, window_s: int = WINDOW_S) 
 
 @recorded
 def _parts(windowed_readings: DataFrame, window_s: int) -> DataFrame:
-    order = F.struct(F.col("event_time").alias("time"), "buffer", "lane", "lane_sequence")
     window_end = F.col("window_start") + F.expr(f"interval {window_s + LATE_S} seconds")
-    square = F.col("value").cast("decimal(18,6)") * F.col("value").cast("decimal(18,6)")
+    late = F.count_if(F.col("kafka_timestamp") > window_end).alias("late")
+    order = F.struct(F.col("event_time").alias("time"), "buffer", "lane", "lane_sequence")
+    figures = windowed_readings.groupBy(*KEY).agg(*sums_of_values(), *ranks_of_values(order), late)
+    return _with_ends(figures).select(
+        *(
+            F.col(field.name).cast(field.dataType).alias(field.name)
+            for field in windows_schema()
+            if field.name != "ordinal"
+        )
+    )
+
+
+def sums_of_values() -> tuple[Column, ...]:
+    """`n`, `min`, `max` and `sum` of the values of readings."""
     return (
-        windowed_readings.groupBy(*KEY)
-        .agg(
-            F.count("value").alias("n"),
-            F.min("value").alias("min"),
-            F.max("value").alias("max"),
-            F.sum("value").cast(SUM_TYPE).alias("sum"),
-            F.try_sum(square.cast("decimal(36,12)")).cast(SQUARES_TYPE).alias("sum_of_squares"),
-            F.min(F.struct(order.alias("at"), "value")).alias("earliest"),
-            F.max(F.struct(order.alias("at"), "value")).alias("latest"),
-            F.sort_array(F.collect_list("value")).alias("values"),
-            F.count_if(F.col("kafka_timestamp") > window_end).alias("late"),
-        )
-        .select(
-            *KEY,
-            *("n", "min", "max", "sum", "sum_of_squares"),
-            F.col("earliest.value").alias("first"),
-            F.col("earliest.at").alias("first_at"),
-            F.col("latest.value").alias("last"),
-            F.col("latest.at").alias("last_at"),
-            *("values", "late"),
-            F.to_date("window_start").alias("window_date"),
-        )
-        .select(
-            *(
-                F.col(field.name).cast(field.dataType).alias(field.name)
-                for field in windows_schema()
-                if field.name != "ordinal"
-            )
-        )
+        F.count("value").alias("n"),
+        F.min("value").alias("min"),
+        F.max("value").alias("max"),
+        F.sum("value").cast(SUM_TYPE).alias("sum"),
+    )
+
+
+def ranks_of_values(order: Column) -> tuple[Column, ...]:
+    """The other figures of the values of readings, which `order` puts in order.
+
+    `earliest` and `latest` are structs: the order, and the first or the last value.
+    """
+    value = F.col("value").cast(VALUE_TYPE)
+    return (
+        F.try_sum((value * value).cast("decimal(36,12)")).cast(SQUARES_TYPE).alias("sum_of_squares"),
+        F.min(F.struct(order.alias("first_at"), F.col("value").alias("first"))).alias("earliest"),
+        F.max(F.struct(order.alias("last_at"), F.col("value").alias("last"))).alias("latest"),
+        F.sort_array(F.collect_list("value")).alias("values"),
     )
 
 
@@ -215,33 +217,25 @@ def folded(parts: DataFrame, size_s: int | None = None) -> DataFrame:
     """
     start = F.col("window_start") if size_s is None else start_of(F.col("window_start"), size_s)
     keys = [name for name in KEY if name != "window_start"]
-    return (
-        parts.groupBy(*keys, start.alias("window_start"))
-        .agg(
-            F.sum("n").alias("n"),
-            F.min("min").alias("min"),
-            F.max("max").alias("max"),
-            F.sum("sum").cast(SUM_TYPE).alias("sum"),
-            F.when(F.count_if(F.col("sum_of_squares").isNull()) == 0, F.try_sum("sum_of_squares"))
-            .cast(SQUARES_TYPE)
-            .alias("sum_of_squares"),
-            F.min(F.struct("first_at", "first")).alias("earliest"),
-            F.max(F.struct("last_at", "last")).alias("latest"),
-            F.sort_array(F.flatten(F.collect_list("values"))).alias("values"),
-            F.sum("late").alias("late"),
-            F.max("ordinal").alias("ordinal"),
-        )
-        .select(
-            *KEY,
-            *("n", "min", "max", "sum", "sum_of_squares"),
-            F.col("earliest.first").alias("first"),
-            F.col("earliest.first_at").alias("first_at"),
-            F.col("latest.last").alias("last"),
-            F.col("latest.last_at").alias("last_at"),
-            *("values", "late", "ordinal"),
-            F.to_date("window_start").alias("window_date"),
-        )
+    figures = parts.groupBy(*keys, start.alias("window_start")).agg(
+        F.sum("n").alias("n"),
+        F.min("min").alias("min"),
+        F.max("max").alias("max"),
+        F.sum("sum").cast(SUM_TYPE).alias("sum"),
+        F.when(F.count_if(F.col("sum_of_squares").isNull()) == 0, F.try_sum("sum_of_squares"))
+        .cast(SQUARES_TYPE)
+        .alias("sum_of_squares"),
+        F.min(F.struct("first_at", "first")).alias("earliest"),
+        F.max(F.struct("last_at", "last")).alias("latest"),
+        F.sort_array(F.flatten(F.collect_list("values"))).alias("values"),
+        F.sum("late").alias("late"),
+        F.max("ordinal").alias("ordinal"),
     )
+    return _with_ends(figures).select(*windows_schema().names)
+
+
+def _with_ends(figures: DataFrame) -> DataFrame:
+    return figures.select("*", "earliest.*", "latest.*", F.to_date("window_start").alias(WINDOW_PARTITION))
 
 
 def shown(windows: DataFrame, size_s: int, percentiles: Sequence[Decimal] = PERCENTILES) -> DataFrame:
@@ -277,7 +271,7 @@ def nearest_rank(percentile: Decimal) -> Column:
     """A percentile by nearest rank: the least value that is not below `percentile` per cent of the window's values."""
     thousandths = round(percentile * 1_000)
     rank = F.expr(f"greatest(1, (n * {thousandths} + 99999) div 100000)").cast("int")
-    return F.element_at("values", rank)
+    return F.try_element_at("values", rank)
 
 
 def percentile_name(percentile: Decimal) -> str:
@@ -357,7 +351,3 @@ def dates_of(spans: Iterable[TimeSpan]) -> list[date]:
 
 def _literal(us: int) -> str:
     return f"timestamp_micros({us})"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
