@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaConsumer
 from demo.chronicle import Chronicle
 from demo.demo_settings import DemoSettings
 from demo.kafka_ends import KafkaEnds
+from gateway.page.view import natural_order
 
 LATE_US = 10_000_000
 """Microseconds from its event time to Kafka after which a reading counts as late."""
@@ -223,14 +224,14 @@ def audit(ledgers: Iterable[Ledger], records: Iterable[KafkaReading], readings: 
                 len(missing.get(device, ())),
                 len(doubled[device]),
             )
-            for device in sorted({*sent, *in_kafka, *in_table}, key=_natural)
+            for device in sorted({*sent, *in_kafka, *in_table}, key=natural_order)
         ),
         late_readings=len(late),
         copies=count - len(seen),
         strangers=sum(1 for identity in known if identity[:2] not in boots),
         examples=tuple(_examples(missing, in_kafka, doubled)),
         ledgered=len(last),
-        silent=tuple(sorted((device for device in last if not acknowledged[device]), key=_natural)),
+        silent=tuple(sorted((device for device in last if not acknowledged[device]), key=natural_order)),
         waiting=sum(ledger.waiting for ledger in last.values()),
     )
 
@@ -271,17 +272,6 @@ def _examples(
         yield f"{device}, boot {boot}, sequence {sequence}: acknowledged, {where}"
     for device, boot, sequence in sorted(set().union(*doubled.values()))[:EXAMPLES_MAX]:
         yield f"{device}, boot {boot}, sequence {sequence}: more than once in `readings`"
-
-
-def _natural(device: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sort key that puts `t-9` before `t-10`."""
-    parts: list[str] = []
-    for character in device:
-        if parts and parts[-1][-1].isdecimal() == character.isdecimal():
-            parts[-1] += character
-        else:
-            parts.append(character)
-    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts)
 
 
 def audit_lines(shown: Sequence[SensorAudit], total: SensorAudit) -> list[str]:

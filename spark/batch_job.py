@@ -28,7 +28,8 @@ from spark.engine.interpreted_queries import interpreted_if, is_small
 from spark.engine.warehouse_folder import folder_exists, note_place, remove_folder, was_copied
 from spark.finality.gateway_states import GatewayEvent
 from spark.finality.gateway_table import faults_in, with_faults
-from spark.finality.loss_table import append_losses, create_losses, losses_path, losses_schema
+from spark.finality.loss_records import losses_schema
+from spark.finality.loss_table import append_losses, create_losses, losses_path
 from spark.ingest.batch_copies import NONE_FOUND, Copies, ToldApart
 from spark.ingest.census import Census, take_census
 from spark.ingest.job_state import JobState, KafkaTopics, events_of

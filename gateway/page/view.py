@@ -257,7 +257,7 @@ class StatusView:
         for number, device in enumerate(listed):
             if device.device:
                 row = Row(device, self._silent(device))
-                rows.append((not row.is_trouble, _natural(device.device), row))
+                rows.append((not row.is_trouble, natural_order(device.device), row))
             if number % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(0)
         rows.sort(key=itemgetter(0, 1))
@@ -602,7 +602,7 @@ def _disk_view(facts: Facts, disk: str) -> dict[str, object]:
     }
 
 
-def _natural(name: str) -> list[tuple[bool, int, str]]:
+def natural_order(name: str) -> list[tuple[bool, int, str]]:
     """Return a sort key that puts `2` before `10`."""
     parts = filter(None, re.split(r"([0-9]{1,18})", name))
     return [(False, int(part), "") if part.isascii() and part.isdigit() else (True, 0, part) for part in parts]

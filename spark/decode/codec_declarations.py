@@ -158,15 +158,12 @@ class Streams:
     version: str = NO_VERSION
     """Digest of the declarations, not of the file's text."""
 
-    def stream_of(self, topic: str) -> Stream | None:
-        """The declaration of a topic: the one of its very name, or else the pattern with most characters beside `*`.
-
-        Of patterns with equally many, the first in the alphabet counts.
-        """
-        return next((stream for stream in self.in_order() if re.match(stream.regex, topic)), None)
-
     def in_order(self) -> list[Stream]:
-        """The declarations in the order in which they are tried. The first that fits counts."""
+        """The declarations in the order in which they are tried. The first that fits counts.
+
+        Names come first, then patterns, by the number of characters beside `*`. Of equally long ones, the first in the
+        alphabet comes first.
+        """
         return sorted(self.streams, key=lambda stream: (stream.is_pattern, -len(stream.name.replace("*", ""))))
 
     def to_json(self) -> str:

@@ -22,6 +22,10 @@ SOURCE_SCHEMA = """
 """
 """Columns of a record from Spark's Kafka source."""
 SOURCE_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+PASSED_ON = (
+    *("topic", "partition", "offset", "kafka_timestamp", "key", "value", "is_too_large", "headers", "has_others"),
+)
+"""Columns that the steps of `typed_records` pass on to one another."""
 READING_TYPE = "sluice.reading"
 GATEWAY_TYPES = "sluice.gateway."
 DOUBTS = ("redelivered", "conflict")
@@ -98,9 +102,7 @@ def _shaped(records: DataFrame, carried: list[str]) -> DataFrame:
     together = F.call_function("array_join", F.col("texts"), F.lit(" "), F.lit(b"\xff").cast("string"))
     is_too_large = F.coalesce(F.octet_length("value") > VALUE_BYTES_MAX, F.lit(False))
     usual = records.select(
-        "topic",
-        "partition",
-        "offset",
+        *("topic", "partition", "offset"),
         F.col("timestamp").alias("kafka_timestamp"),
         _utf8(F.col("key")).alias("key"),
         F.when(is_too_large, F.substring("value", 1, KEPT_BYTES)).otherwise(F.col("value")).alias("value"),
@@ -121,7 +123,7 @@ def _shaped(records: DataFrame, carried: list[str]) -> DataFrame:
 def _place_in_shapes(names: Column) -> Column:
     """The index in SHAPES of a record's names; -1 if they have no shape."""
     # Arrays are compared, not joined names: a name may hold any separator.
-    return F.array_position(F.array(*(F.array(*map(F.lit, shape)) for shape in SHAPES)), names) - 1
+    return F.array_position(F.array(*map(_names, SHAPES)), names) - 1
 
 
 def _is_ours(header: Column) -> Column:
@@ -131,15 +133,7 @@ def _is_ours(header: Column) -> Column:
 def _texts(shaped: DataFrame, carried: list[str]) -> DataFrame:
     """The headers as columns of text, by their positions, if the record has a shape."""
     return shaped.withColumn("texts", F.when(F.col("shape").isNotNull(), F.col("texts"))).select(
-        "topic",
-        "partition",
-        "offset",
-        "kafka_timestamp",
-        "key",
-        "value",
-        "is_too_large",
-        "headers",
-        "has_others",
+        *PASSED_ON,
         *carried,
         F.col("shape").isNotNull().alias("headers_fit"),
         *(F.get("texts", F.lit(place)).alias(_column(name)) for place, name in enumerate(HEADERS)),
@@ -174,20 +168,11 @@ def _typed(texts: DataFrame, carried: list[str]) -> DataFrame:
         F.when(is_source, gateway).alias("gateway"),
     )
     return parted.select(
-        "topic",
-        "partition",
-        "offset",
-        "kafka_timestamp",
-        "key",
-        "value",
-        "is_too_large",
-        "headers",
-        "has_others",
+        *PASSED_ON,
         "headers_fit",
         *carried,
         (F.col("ce_specversion") == "1.0").alias("version_fits"),
-        "namespace",
-        "gateway",
+        *("namespace", "gateway"),
         device.alias("device"),
         F.col("topic").alias("stream"),
         "buffer",
@@ -207,8 +192,7 @@ def _typed(texts: DataFrame, carried: list[str]) -> DataFrame:
         F.col("ce_deviceboot").alias("device_boot"),
         F.col("ce_devicesequence").isNotNull().alias("has_device_sequence"),
         _integer("ce_devicesequence").alias("device_sequence"),
-        "device_counter",
-        "doubt",
+        *("device_counter", "doubt"),
         F.col("ce_boottimeerror").isNotNull().alias("has_boot_time_error"),
         _integer("ce_boottimeerror").alias("boot_time_error_us"),
     )
@@ -272,7 +256,7 @@ def _misfit() -> Column:
     """Say which of the contract's headers is missing, comes twice, is out of place or is no text."""
     ours = F.filter("headers", _is_ours)
     names = ours["key"]
-    is_numbered = F.arrays_overlap(names, F.array(*map(F.lit, (*DEVICE_HEADERS, COUNTER_HEADER))))
+    is_numbered = F.arrays_overlap(names, _names((*DEVICE_HEADERS, COUNTER_HEADER)))
     needed = F.when(is_numbered, _names(HEADERS + DEVICE_HEADERS)).otherwise(_names(HEADERS))
     missing = F.get(F.array_except(needed, names), F.lit(0))
     doubled = F.get(

@@ -1,7 +1,10 @@
 """Derives rows from gateways' loss records (`docs/kafka-records.md`), and from rejects, which are losses too."""
 
+from typing import cast
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from pyspark.sql.types import StructType
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.decode.loss_bodies import BODY_TYPE, LOSS_TYPE, NUMBERS, TEXTS, fault, member_of
@@ -22,6 +25,11 @@ LOSSES_SCHEMA = """
 count them. Readings were lost in the boot `gateway_boot`, and the loss record was sent in the boot `told_boot`."""
 
 
+def losses_schema() -> StructType:
+    """Return the table's columns. It needs a running session."""
+    return cast("StructType", StructType.fromDDL(LOSSES_SCHEMA))
+
+
 def losses_in(log: DataFrame) -> DataFrame:
     """Derive the losses of readings from `log`, or from any part of it, as rows of `LOSSES_SCHEMA`.
 
@@ -31,9 +39,7 @@ def losses_in(log: DataFrame) -> DataFrame:
     body = F.try_variant_get(F.try_parse_json(F.col("value").cast("string")), "$", BODY_TYPE)
     members = {name: member_of(F.col("body"), name) for name in (*TEXTS, *NUMBERS)}
     parsed = told.withColumn("body", body).select(
-        "namespace",
-        "gateway",
-        "ce_id",
+        *("namespace", "gateway", "ce_id"),
         F.unix_micros("event_time").alias("told_us"),
         F.col("time_error_us").alias("told_error_us"),
         F.col("gateway_boot").alias("told_boot"),
@@ -43,11 +49,7 @@ def losses_in(log: DataFrame) -> DataFrame:
     )
     named = parsed.withColumnRenamed("boot", "gateway_boot").where(F.col("fault").isNull())
     of_readings = named.where(~F.col("reason").isin(*NO_READINGS))
-    return of_readings.select(*(_name(column) for column in LOSSES_SCHEMA.split(",")))
-
-
-def _name(column: str) -> str:
-    return column.split(maxsplit=1)[0]
+    return of_readings.select(*losses_schema().names)
 
 
 def rejects_as_losses(log: DataFrame) -> DataFrame:
@@ -74,17 +76,10 @@ def rejects_as_losses(log: DataFrame) -> DataFrame:
         "/", F.lit("rejected"), *RUN_COLUMNS, "gateway", "gateway_boot", "first_sequence", "last_sequence"
     )
     return each.select(
-        "namespace",
-        "gateway",
-        "device",
+        *("namespace", "gateway", "device"),
         F.lit(REJECTED).alias("reason"),
         (F.col("last_sequence") - F.col("first_sequence") + 1).alias("count"),
-        "device_boot",
-        "first_sequence",
-        "last_sequence",
-        "gateway_boot",
-        "first_boottime_us",
-        "last_boottime_us",
+        *("device_boot", "first_sequence", "last_sequence", "gateway_boot", "first_boottime_us", "last_boottime_us"),
         F.col("told.us").alias("told_us"),
         F.coalesce("told.time_error_us", F.lit(TIME_ERROR_UNKNOWN_US)).alias("told_error_us"),
         F.col("gateway_boot").alias("told_boot"),

@@ -4,26 +4,19 @@ It has the losses that gateways told of, and rejects that `log` no longer keeps.
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
-from pyspark.sql.types import StructType
 
 from spark.engine.delta_staging import AppendTable, pinned
-from spark.finality.loss_records import LOSSES_SCHEMA, losses_in
+from spark.finality.loss_records import losses_in, losses_schema
 from spark.log.log_table import ORDINAL
 
 
 def losses_path(tables: str) -> str:
     """Return the table's path."""
     return f"{tables}/losses"
-
-
-def losses_schema() -> StructType:
-    """Return the table's columns. It needs a running session."""
-    return cast("StructType", StructType.fromDDL(LOSSES_SCHEMA))
 
 
 def create_losses(spark: SparkSession, tables: str) -> None:

@@ -18,6 +18,8 @@ from spark.log.sequence_runs import BatchRun, RunKey, batch_runs, run_key, with_
 from spark.windows.windows_table import unwindowed
 
 LANE = ("buffer", "lane")
+SUMS = ("rows", "rejected", "deleted", "corrections", "events", "event_bytes", "losses", "unwindowed")
+"""Figures of a `Census` that are sums over its partitions."""
 UNDECLARED_NAMES_MAX = 100
 """Undeclared members that are kept of one stream. A program that makes up names would fill any list."""
 
@@ -87,14 +89,8 @@ def take_census(rows: DataFrame, ordinal: int) -> Census:
 
 def _take(census: Census, row: Row) -> None:
     if row.rows is not None:
-        census.rows += row.rows
-        census.rejected += row.rejected
-        census.deleted += row.deleted
-        census.corrections += row.corrections
-        census.events += row.events
-        census.event_bytes += row.event_bytes
-        census.losses += row.losses
-        census.unwindowed += row.unwindowed
+        for name in SUMS:
+            setattr(census, name, getattr(census, name) + row[name])
         if row.next_offset is not None:
             census.next_offsets[row.topic][row.partition] = row.next_offset
             if row.topic_id is not None:

@@ -14,7 +14,6 @@ from typing import cast
 from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
-from pyspark.sql.types import StructType
 
 from spark.decode.codec_declarations import Streams
 from spark.decode.kafka_records import READING_TYPE
@@ -77,7 +76,7 @@ def last_day(spark: SparkSession, warehouse: str) -> date | None:
 def note_upkeep(spark: SparkSession, warehouse: str, befores: Mapping[str, date]) -> None:
     """Record the dates before which rows are removed, in one commit."""
     now = datetime.now(UTC)
-    rows = spark.createDataFrame([(what, before, now) for what, before in befores.items()], _schema()).coalesce(1)
+    rows = spark.createDataFrame([(what, before, now) for what, before in befores.items()], SCHEMA).coalesce(1)
     rows.write.format("delta").mode("append").save(upkeep_path(warehouse))
 
 
@@ -143,7 +142,3 @@ def without_expired(decoded: DataFrame, streams: Streams) -> DataFrame:
     metrics = F.when(~is_expired, F.col("metrics"))
     reason = F.when(is_expired, F.lit(EXPIRED)).otherwise(F.col("reject_reason"))
     return decoded.withColumns({"metrics": metrics, "reject_reason": reason})
-
-
-def _schema() -> StructType:
-    return cast("StructType", StructType.fromDDL(SCHEMA))

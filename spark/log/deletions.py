@@ -7,12 +7,10 @@ stays.
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import cast
 
 from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
-from pyspark.sql.types import StructType
 
 from spark.decode.codec_decimals import constant
 from spark.decode.kafka_records import GATEWAY_TYPES
@@ -54,7 +52,7 @@ def read_deletions(spark: SparkSession, warehouse: str) -> Deletions:
 
 def append_deletion(spark: SparkSession, warehouse: str, namespace: str, device: str, at: datetime) -> None:
     """Record that a device's data is deleted. It takes effect in the job that opens the warehouse next."""
-    rows = spark.createDataFrame([(namespace, device, at)], _schema()).coalesce(1)
+    rows = spark.createDataFrame([(namespace, device, at)], SCHEMA).coalesce(1)
     rows.write.format("delta").mode("append").save(deletions_path(warehouse))
 
 
@@ -98,7 +96,3 @@ def is_of_device() -> Column:
 def was_deleted() -> Column:
     """True for rows of `log` that are only the place of a deleted record."""
     return F.coalesce(F.col("reject_reason") == DELETED, F.lit(False))
-
-
-def _schema() -> StructType:
-    return cast("StructType", StructType.fromDDL(SCHEMA))

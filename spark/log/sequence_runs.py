@@ -230,17 +230,6 @@ def merge(islands: tuple[Island, ...], new: Sequence[Island]) -> Merged:
     return Merged(tuple(merged), overlaps)
 
 
-def missing_between(islands: Iterable[Island]) -> list[Numbers]:
-    """The numbers between islands, which are in order."""
-    missing: list[Numbers] = []
-    before: Island | None = None
-    for island in islands:
-        if before is not None:
-            missing.append((before.last + 1, island.first - 1))
-        before = island
-    return missing
-
-
 def _last(island: Island) -> int:
     return island.last
 
@@ -264,11 +253,6 @@ def _surest(edges: list[Edge]) -> Edge:
 def _sureness(edge: Edge) -> tuple[object, ...]:
     # After the bound, any order will do that does not depend on which came first. None cannot be compared.
     return edge.time_error_us, *edge[:1], *edge[2:6], -1 if edge.boot_time_error_us is None else edge.boot_time_error_us
-
-
-def collected_runs(rows: DataFrame, batch: int) -> list[BatchRun]:
-    """Collect a batch's runs. `rows` are its rows of `log`, `batch` is its ordinal."""
-    return with_inner_edges(rows, batch_runs(rows).collect(), batch)
 
 
 def with_inner_edges(rows: DataFrame, runs: Sequence[Row], batch: int) -> list[BatchRun]:
@@ -357,12 +341,6 @@ def islands_of(run: Row, edges: dict[int, Edge], batch: int) -> list[Island]:
 def islands_as_rows(key: RunKey, islands: Iterable[Island]) -> list[tuple[object, ...]]:
     """Return islands of a run as rows of `ISLANDS_SCHEMA`."""
     return [(*key, *island) for island in islands]
-
-
-def island_of_row(row: Row) -> tuple[RunKey, Island]:
-    """Return the run's key and the island of a row of `ISLANDS_SCHEMA`."""
-    ends = edge_of(row.first_edge), edge_of(row.last_edge)
-    return run_key(row), Island(row.first, row.last, *ends, row.batch_first, row.batch_last)
 
 
 def edge_of(row: Row) -> Edge:

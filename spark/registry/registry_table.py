@@ -5,11 +5,11 @@ writes these tables: a registry may be loaded while `ingest` runs.
 """
 
 from collections.abc import Iterable
-from typing import cast
+from dataclasses import asdict
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
-from pyspark.sql.types import StructType
 
 from spark.engine.delta_staging import open_or_empty
 from spark.engine.warehouse_folder import absolute, locked
@@ -65,36 +65,23 @@ def load_registry(spark: SparkSession, warehouse: str, registry: Registry) -> st
 
 def devices_frame(spark: SparkSession, registry: Registry) -> DataFrame:
     """The registry's devices as rows of `devices`."""
-    rows = [
-        (each.namespace, each.device, each.site, dict(each.labels), each.valid_from, each.valid_to, registry.version)
-        for each in registry.devices
-    ]
-    return _frame(spark, rows, DEVICES_SCHEMA)
+    rows = ({**asdict(each), "labels": dict(each.labels)} for each in registry.devices)
+    return _frame(spark, registry, rows, DEVICES_SCHEMA)
 
 
 def calibrations_frame(spark: SparkSession, registry: Registry) -> DataFrame:
     """The registry's calibrations as rows of `calibrations`."""
-    rows = [
-        (
-            *(each.namespace, each.device, each.stream, each.metric, each.scale, each.offset),
-            *(each.valid_from, each.valid_to, registry.version),
-        )
-        for each in registry.calibrations
-    ]
-    return _frame(spark, rows, CALIBRATIONS_SCHEMA)
+    return _frame(spark, registry, map(asdict, registry.calibrations), CALIBRATIONS_SCHEMA)
 
 
 def gateways_frame(spark: SparkSession, registry: Registry) -> DataFrame:
     """The registry's gateways as rows of `gateway_registry`."""
-    rows = [
-        (each.namespace, each.gateway, each.site, each.retired_from, registry.version, list(each.topics))
-        for each in registry.gateways
-    ]
-    return _frame(spark, rows, GATEWAYS_SCHEMA)
+    return _frame(spark, registry, map(asdict, registry.gateways), GATEWAYS_SCHEMA)
 
 
-def _frame(spark: SparkSession, rows: Iterable[tuple[object, ...]], schema: str) -> DataFrame:
-    return spark.createDataFrame(list(rows), cast("StructType", StructType.fromDDL(schema)))
+def _frame(spark: SparkSession, registry: Registry, rows: Iterable[dict[str, Any]], schema: str) -> DataFrame:
+    version = {"registry_version": registry.version}
+    return spark.createDataFrame([row | version for row in rows], schema)
 
 
 def open_devices(spark: SparkSession, warehouse: str) -> DataFrame:

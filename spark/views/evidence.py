@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.finality.gateway_table import read_gateways
-from spark.finality.loss_records import LOSSES_SCHEMA, rejects_as_losses
+from spark.finality.loss_records import losses_schema, rejects_as_losses
 from spark.finality.loss_table import read_losses
 from spark.finality.window_status import Evidence, derive_gaps
 from spark.ingest.devices_heard import heard_path
@@ -59,19 +59,12 @@ def lost_in_kafka(services: DataFrame, starts: Sequence[ReadingStart]) -> DataFr
     told = spark.createDataFrame([(start.at_us,) for start in starts], "told_us bigint")
     gateways = services.select("namespace", "gateway").distinct().crossJoin(F.broadcast(told))
     known = {
-        "reason": F.lit(LOST_IN_KAFKA),
-        "count": F.lit(0),
-        "first_boottime_us": F.lit(0),
-        "last_boottime_us": F.lit(0),
-        "told_error_us": F.lit(0),
-        "told_boot": F.lit(""),
-        "told_boottime_us": F.lit(0),
+        "reason": LOST_IN_KAFKA,
+        **dict.fromkeys(("count", "first_boottime_us", "last_boottime_us", "told_error_us", "told_boottime_us"), 0),
+        "told_boot": "",
         # No real boot has this name, so nothing is known of its clock.
-        "gateway_boot": F.lit("-"),
+        "gateway_boot": "-",
     }
-    names = [column.split() for column in LOSSES_SCHEMA.replace("\n", " ").split(",")]
-    others = {name: F.lit(None) for name, _ in names}
-    rows = gateways.withColumns(
-        {name: value for name, value in (others | known).items() if name not in gateways.columns}
-    )
-    return rows.select(*(F.col(name).cast(kind).alias(name) for name, kind in names))
+    others = [each for each in losses_schema() if each.name not in gateways.columns]
+    rows = gateways.withColumns({each.name: F.lit(known.get(each.name)).cast(each.dataType) for each in others})
+    return rows.select(*losses_schema().names)

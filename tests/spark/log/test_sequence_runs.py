@@ -2,7 +2,9 @@
 
 import statistics
 import time
+from collections.abc import Iterable
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -17,12 +19,13 @@ from spark.log.sequence_runs import (
     Island,
     SeenRun,
     add,
-    collected_runs,
-    island_of_row,
+    batch_runs,
+    edge_of,
     islands_as_rows,
     merge,
-    missing_between,
+    run_key,
     settle,
+    with_inner_edges,
 )
 from tests.support.spark_records import EPOCH
 
@@ -45,6 +48,14 @@ def ranges(numbers: set[int]) -> list[tuple[int, int]]:
 
 def islands_in(numbers: set[int], batch: int = 0, error_us: int = 5) -> list[Island]:
     return [island(first, last, batch, error_us) for first, last in ranges(numbers)]
+
+
+def missing_between(islands: Iterable[Island]) -> list[tuple[int, int]]:
+    return [(before.last + 1, after.first - 1) for before, after in pairwise(islands)]
+
+
+def collected(rows: DataFrame, batch: int) -> list[BatchRun]:
+    return with_inner_edges(rows, batch_runs(rows).collect(), batch)
 
 
 def test_a_run_that_comes_in_order_is_one_island() -> None:
@@ -204,7 +215,7 @@ def test_a_batch_gives_its_runs_with_the_times_of_all_ends(spark: SparkSession) 
     dense = [("a", number, 5) for number in (3, 1, 2)]
     # A copy with a surer time, and a number as great as any.
     holey = [("b", 1, 5), ("b", 4, 7), ("b", 4, 5), ("b", 6, 5), ("b", 5, 5), ("b", 2**30, 5)]
-    runs = {run.key[1]: run for run in collected_runs(log_rows(spark, dense + holey), 3)}
+    runs = {run.key[1]: run for run in collected(log_rows(spark, dense + holey), 3)}
     assert runs["a"] == BatchRun(("plant", "a", *KEY[2:]), [island(1, 3, 3)])
     assert runs["b"].islands == [island(1, 1, 3), island(4, 6, 3), island(2**30, 2**30, 3)]
 
@@ -214,7 +225,9 @@ def test_a_batch_gives_its_runs_with_the_times_of_all_ends(spark: SparkSession) 
 def test_islands_go_into_a_table_and_come_back(spark: SparkSession) -> None:
     islands = [island(1, 3), island(5, 2**30)]
     table = spark.createDataFrame(islands_as_rows(KEY, islands), ISLANDS_SCHEMA)
-    assert [island_of_row(row) for row in table.orderBy("first").collect()] == [(KEY, one) for one in islands]
+    rows = table.orderBy("first").collect()
+    assert [run_key(row) for row in rows] == [KEY, KEY]
+    assert [(*row[5:7], edge_of(row.first_edge), edge_of(row.last_edge), *row[9:]) for row in rows] == islands
 
 
 @pytest.mark.spark
@@ -223,5 +236,5 @@ def test_islands_go_into_a_table_and_come_back(spark: SparkSession) -> None:
 def test_numbers_at_the_ends_of_their_range_are_like_others(spark: SparkSession, ends: tuple[int, int]) -> None:
     rows = log_rows(spark, [("a", 1, 5)]).drop("device_sequence")
     both = rows.selectExpr("*", f"explode(array({ends[0]}bd, {ends[1]}bd)) AS number")
-    (run,) = collected_runs(both.selectExpr("*", "cast(number AS bigint) AS device_sequence"), 0)
+    (run,) = collected(both.selectExpr("*", "cast(number AS bigint) AS device_sequence"), 0)
     assert [(one.first, one.last) for one in run.islands] == [(end, end) for end in ends]
