@@ -82,10 +82,6 @@ class Folder:
     def boards(self) -> Path:
         return self.root / "avr"
 
-    def serial_port(self, device: str) -> Path:
-        """Symbolic link to a board's serial port."""
-        return self.boards / f"tty-{device}"
-
     @property
     def serial_ports(self) -> str:
         """Glob of all serial ports; board names end in a digit.

@@ -74,9 +74,12 @@ def make_private(path: Path) -> None:
         os.close(made)
 
 
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk. Raises OSError."""
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync_folder(folder: Path, start: int | None = None) -> None:
+    """Wait until the names in a folder are on the disk. Raises OSError.
+
+    `start` is a descriptor of the folder that a relative path begins at.
+    """
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=start)
     try:
         os.fsync(opened)
     finally:
@@ -180,7 +183,7 @@ def wipe(path: Path) -> None:
         if stat.S_ISREG(found.st_mode) and found.st_size <= WIPED_BYTES_MAX:
             _overwrite(file, found.st_size)
         os.unlink(path.name, dir_fd=folder)
-        _sync(folder)
+        sync_folder(Path(), folder)
 
 
 @contextmanager
@@ -262,11 +265,3 @@ def _overwrite(file: int, size: int) -> None:
         os.fsync(out)
     finally:
         os.close(out)
-
-
-def _sync(folder: int) -> None:
-    handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

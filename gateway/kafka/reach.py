@@ -26,7 +26,7 @@ from gateway.kafka.answers import FIELDS_MAX, TooManyFieldsError, UnfitAnswerErr
 from gateway.settings import KafkaSettings
 from gateway.tls.certificates import date_trouble, host_names, validity
 from gateway.tls.client import tls_reason
-from gateway.tls.dates import CertificateDateError
+from gateway.tls.dates import EXPIRED, NOT_YET_VALID, CertificateDateError
 
 Stage = Literal["name", "connect", "tls", "versions", "login", "request"]
 """Steps of a connection: look-up of the name, TCP, TLS, ApiVersions, SASL, first request of the session's own."""
@@ -39,7 +39,7 @@ _SHOWN_MAX: Final = 64
 """Characters of a mechanism's name that are repeated."""
 
 _SELF_SIGNED_OR_UNKNOWN: Final = frozenset({2, 18, 19, 20, 21})
-_NOT_YET_VALID, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64
+_OTHER_NAME, _OTHER_ADDRESS = 62, 64
 """X509_V_ERR_... of OpenSSL (X509_STORE_CTX_get_error(3))."""
 _NO_TLS_REASONS: Final = frozenset(
     {
@@ -297,7 +297,7 @@ def _certificate_refused(error: ssl.SSLCertVerificationError, at: _Place, shown:
             "write a name that it is for into kafka.bootstrap, or have it made anew with this one (subjectAltName)",
             "have its certificate made anew with this name (subjectAltName)",
         )
-    if code in {_EXPIRED, _NOT_YET_VALID}:
+    if code in {EXPIRED, NOT_YET_VALID}:
         now = datetime.now(UTC)
         return Fault(
             f"the certificate of {at} {_date_words(code, shown, now)}; this box's clock says {now:%Y-%m-%d}",
@@ -336,7 +336,7 @@ def _date_words(code: int, shown: bytes | None, now: datetime) -> str:
     except ValueError:
         trouble = None
     # If its own dates are right, the dates of a certificate above it are wrong.
-    return trouble or f"hangs on one that {'has expired' if code == _EXPIRED else 'is not valid yet'}"
+    return trouble or f"hangs on one that {'has expired' if code == EXPIRED else 'is not valid yet'}"
 
 
 def _tls_failed(error: ssl.SSLError, at: _Place) -> Fault:

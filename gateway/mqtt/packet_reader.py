@@ -2,6 +2,8 @@
 
 from typing import Final, NamedTuple
 
+from gateway.mqtt.protocol import MalformedPacketError, remaining_length
+
 CONNACK: Final = 0x20
 PUBLISH: Final = 0x30
 PUBACK: Final = 0x40
@@ -30,10 +32,6 @@ class Message(NamedTuple):
     packet_id: int
     """0 with QoS 0, which has none."""
     payload: bytes
-
-
-class MalformedPacketError(Exception):
-    """The bytes are no MQTT packet, so nothing after them can be read."""
 
 
 class PacketReader:
@@ -68,7 +66,7 @@ class PacketReader:
         while end - position >= 2:
             length, at = data[position + 1], position + 2
             if length & 0x80:
-                found = _remaining_length(data, at - 1)
+                found = remaining_length(data, at - 1)
                 if found is None:
                     self._wanted = end - position + 1
                     break
@@ -132,15 +130,3 @@ def packet_id(packet: Packet) -> int:
     if len(packet.body) < 2:
         raise MalformedPacketError("a packet without its packet identifier")
     return int.from_bytes(packet.body[:2], "big")
-
-
-def _remaining_length(data: bytes, position: int) -> tuple[int, int] | None:
-    """The remaining length (section 2.2.3) and the position of the body; None while the length is incomplete."""
-    length = 0
-    for index, byte in enumerate(data[position : position + 4]):
-        length |= (byte & 0x7F) << 7 * index
-        if byte < 0x80:
-            return length, position + index + 1
-    if len(data) - position >= 4:
-        raise MalformedPacketError("a remaining length of more than four bytes")
-    return None

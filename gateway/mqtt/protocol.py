@@ -150,7 +150,11 @@ class Violation(Struct, frozen=True):
 Event: TypeAlias = Connect | Publish | PubAck | PubRel | Subscribe | Unsubscribe | PingRequest | Disconnect | Violation
 
 
-class ProtocolError(Exception):
+class MalformedPacketError(Exception):
+    """The bytes are no MQTT packet, so nothing after them can be read."""
+
+
+class ProtocolError(MalformedPacketError):
     """A rule was broken; carries the `Violation`."""
 
     def __init__(self, reason: str, rule: str, message: str, answer: bytes = b"") -> None:
@@ -222,7 +226,7 @@ class ServerProtocol:
                 self._needed = end - at + 1
                 break
             self._check_first_byte(first)
-            header = _remaining_length(data, at + 1)
+            header = remaining_length(data, at + 1)
             if header is None:
                 self._needed = end - at + 1
                 break
@@ -310,7 +314,7 @@ def parse_publishes(data: bytes, at: int, packet_bytes_max: int, events: list[Ev
         body = at + 2
         if length > 0x7F:
             try:
-                header = _remaining_length(data, at + 1)
+                header = remaining_length(data, at + 1)
             except ProtocolError:
                 break
             if header is None:
@@ -389,7 +393,7 @@ def _encode_remaining_length(length: int) -> bytes:
     return bytes(encoded)
 
 
-def _remaining_length(data: bytes, at: int) -> tuple[int, int] | None:
+def remaining_length(data: bytes, at: int) -> tuple[int, int] | None:
     """Return the remaining length at `at` and the offset after it; None if bytes are missing (section 2.2.3)."""
     length = 0
     for index, byte in enumerate(data[at : at + 4]):

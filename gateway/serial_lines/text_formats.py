@@ -9,7 +9,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import reduce
 from itertools import accumulate
 from operator import xor
 from typing import Final, NamedTuple, NoReturn
@@ -138,11 +137,6 @@ def json_value(text: str, *, decimal_comma: bool = False, units: Collection[str]
         if number is not None:
             return number
     return _json_string(text)
-
-
-def nmea_checksum(content: bytes) -> int:
-    """Exclusive or of all bytes between `$` or `!` and `*` (NMEA 0183 and IEC 61162-1: the checksum field)."""
-    return reduce(xor, content, 0)
 
 
 def characters(line: bytes) -> str:

@@ -19,7 +19,8 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from gateway.mqtt.packet_reader import MalformedPacketError, Packet, PacketReader
+from gateway.mqtt.packet_reader import Packet, PacketReader
+from gateway.mqtt.protocol import MalformedPacketError
 
 READ_BYTES: Final = 16_384
 """Bytes that one read may bring: the most that a TLS record holds. More would keep others waiting."""

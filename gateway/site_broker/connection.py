@@ -15,12 +15,12 @@ from gateway.mqtt.packet_reader import (
     PUBREL,
     SUBACK,
     UNSUBACK,
-    MalformedPacketError,
     Packet,
     connack,
     packet_id,
     suback,
 )
+from gateway.mqtt.protocol import MalformedPacketError
 from gateway.site_broker.client import CLOSED, BrokerClient
 from gateway.site_broker.commits import Batch, Commits
 from gateway.site_broker.reach import REFUSALS, BrokerError

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from gateway.mqtt.packet_reader import MalformedPacketError
+from gateway.mqtt.protocol import MalformedPacketError
 from gateway.reading import Mark
 from gateway.settings import BrokerSettings
 from gateway.site_broker.client import BrokerClient

@@ -36,7 +36,7 @@ _ENCODING_DER: Final = 2
 """`_ssl.ENCODING_DER`."""
 _LATEST_US: Final = 253_402_300_799_000_000
 """The end of the year 9999 in microseconds since 1970. No certificate goes beyond it."""
-_EXPIRED, _NOT_YET_VALID = 10, 9
+EXPIRED, NOT_YET_VALID = 10, 9
 """X509_V_ERR_... of OpenSSL (X509_STORE_CTX_get_error(3))."""
 
 _log = structlog.get_logger()
@@ -164,10 +164,10 @@ def _check_validities(validities: Sequence[Validity], moment: TrueTime) -> None:
         whose = "" if place == 0 else "hangs on one that "
         if earliest >= dates.end:
             words = f"{whose}{date_trouble(dates, earliest)}, and it is {earliest:%Y-%m-%d} at least"
-            raise CertificateDateError(words, _EXPIRED)
+            raise CertificateDateError(words, EXPIRED)
         if latest is not None and latest < dates.begin:
             words = f"{whose}{date_trouble(dates, latest)}, and it is {latest:%Y-%m-%d} at most"
-            raise CertificateDateError(words, _NOT_YET_VALID)
+            raise CertificateDateError(words, NOT_YET_VALID)
 
 
 def _verified_chain(tls: ssl.SSLObject | ssl.SSLSocket) -> list[bytes]:

@@ -121,7 +121,7 @@ async def started(children: Children, name: str = "worker", *, on_term: str) -> 
 def test_the_gateway_finds_the_boards_ports_and_not_the_links_that_are_being_made(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.boards.mkdir()
-    ports = [folder.serial_port(f"board-{number}") for number in (1, 9, 10, 64)]
+    ports = [folder.boards / f"tty-board-{number}" for number in (1, 9, 10, 64)]
     for port in ports:
         port.touch()
         port.with_name(f"{port.name}.new").touch()

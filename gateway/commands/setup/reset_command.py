@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import click
 
@@ -17,7 +17,7 @@ from gateway.commands.options import FINDING, config_option
 from gateway.commands.setup.new_settings import secret_files
 from gateway.commands.setup.provision import PROVISIONING_NAMES
 from gateway.commands.setup.provision_media import BOOT_FOLDERS
-from gateway.commands.setup.setup_command import typed
+from gateway.commands.setup.setup_command import end, typed
 from gateway.commands.setup.write import CREDENTIALS_FOLDER, SECRETS_FOLDER, is_unfinished
 from gateway.config import config_file
 from gateway.host import service
@@ -94,7 +94,7 @@ def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT0
     try:
         found = find_what_to_wipe(config)
     except OSError as error:
-        _end(f"{error.filename}: {error.strerror}: run this as root, or as the user whose files these are")
+        end(f"{error.filename}: {error.strerror}: run this as root, or as the user whose files these are")
     if not (found.all or found.refused):
         say(f"there is nothing to wipe: no settings at {config}, no buffer at {found.buffer}")
         return
@@ -105,7 +105,7 @@ def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT0
         with _stopped(config, found.buffer, may_stop=stop, may_ask=wiped_id is None):
             refused = [*found.refused, *_wipe_all(found.all)]
     except BufferFileError as error:
-        _end(str(error))
+        end(str(error))
     except OSError as error:
         say(hanging(f"{error.filename}: {error.strerror}: not all is wiped; run this again", 4), err=True)
         sys.exit(FINDING)
@@ -287,9 +287,9 @@ def _confirm(found: ToWipe, wiped_id: str | None) -> None:
             )
         except click.Abort:
             say()
-            _end("nothing was wiped")
+            end("nothing was wiped")
     if typed != found.gateway_id:
-        _end(f"that is not this gateway's id, which is {escaped(found.gateway_id)}: nothing was wiped")
+        end(f"that is not this gateway's id, which is {escaped(found.gateway_id)}: nothing was wiped")
 
 
 @contextmanager
@@ -297,11 +297,11 @@ def _stopped(config: Path, buffer: Path, *, may_stop: bool, may_ask: bool) -> It
     """Keep the gateway from running meanwhile. Raises BufferFileError if it runs all the same."""
     if service.is_active(config):
         if not may_stop and not (may_ask and _may_stop()):
-            _end("the gateway runs: nothing was wiped. Stop it (sudo systemctl stop sluice), or give --stop")
+            end("the gateway runs: nothing was wiped. Stop it (sudo systemctl stop sluice), or give --stop")
         try:
             service.stop()
         except service.ServiceError as error:
-            _end(f"{error}; nothing was wiped")
+            end(f"{error}; nothing was wiped")
     lock_file = buffer_lock_file(buffer)
     # Taking the lock makes its file. Root must not make it where somebody's link leads.
     if not buffer.parent.is_dir() or why_left_alone(lock_file) is not None:
@@ -324,8 +324,3 @@ def _may_stop() -> bool:
     except click.Abort:
         say()
         return False
-
-
-def _end(words: str) -> NoReturn:
-    say(hanging(words, 4, sys.stderr), err=True)
-    sys.exit(USAGE)

@@ -60,7 +60,7 @@ def setup(config: Path, answers_path: Path | None, example_answers: bool, no_che
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     trouble = writable_trouble(config)
     if trouble is not None:
-        _end(trouble)
+        end(trouble)
     try:
         existing = read_existing(config)
     except ConfigError as error:
@@ -94,7 +94,7 @@ def _at_a_terminal(config: Path, existing: Existing) -> int:
         told = Dialogue(config, existing, can_start=can_start).run()
     except (click.Abort, KeyboardInterrupt):
         say()
-        _end(f"stopped: {_NOTHING}")
+        end(f"stopped: {_NOTHING}")
     planned = _carried_out(Given(told.answers, Path("the answers"), {}), config, existing, told.ca)
     say()
     return _tell(planned, start=told.answers.service.start, findings=told.accepted)
@@ -107,7 +107,7 @@ def _from_file(config: Path, existing: Existing, path: Path, *, check: bool) -> 
     except ConfigError as error:
         _end_with_mistakes(error, f"{_NOTHING}: correct this first")
     except CredentialsError as error:
-        _end(f"{error}; {_NOTHING}")
+        end(f"{error}; {_NOTHING}")
     findings = _kafka_findings(planned, given) if check else []
     _write(planned)
     return _tell(planned, start=given.answers.service.start, findings=findings)
@@ -137,7 +137,7 @@ def _carried_out(given: Given, config: Path, existing: Existing, ca: bytes | Non
     except ConfigError as error:
         _end_with_mistakes(error, _NOTHING)
     except CredentialsError as error:
-        _end(f"{error}; {_NOTHING}")
+        end(f"{error}; {_NOTHING}")
     _write(planned)
     return planned
 
@@ -146,7 +146,7 @@ def _write(planned: Plan) -> None:
     try:
         carry_out(planned)
     except SetupWriteError as error:
-        _end(str(error))
+        end(str(error))
 
 
 def _tell(planned: Plan, *, start: bool, findings: Sequence[str]) -> int:
@@ -289,7 +289,8 @@ def _clock_lines(planned: Plan) -> Iterator[str]:
         yield f'this is a {inside}: if its host keeps the clock, write clock = "system" under [gateway]'
 
 
-def _end(words: str) -> NoReturn:
+def end(words: str) -> NoReturn:
+    """Say why the command ends, and end it."""
     say(hanging(words, 4, sys.stderr), err=True)
     sys.exit(USAGE)
 
@@ -297,4 +298,4 @@ def _end(words: str) -> NoReturn:
 def _end_with_mistakes(error: ConfigError, words: str) -> NoReturn:
     for mistake in error.mistakes:
         say(hanging(f"{where(error.path, mistake.line)}: {mistake.message}", 4, sys.stderr), err=True)
-    _end(words)
+    end(words)

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from gateway.mqtt import packet_reader
 from gateway.mqtt.packet_reader import (
-    MalformedPacketError,
     Message,
     Packet,
     PacketReader,
@@ -15,6 +14,7 @@ from gateway.mqtt.packet_reader import (
     packet_id,
     suback,
 )
+from gateway.mqtt.protocol import MalformedPacketError, remaining_length
 
 BYTES_MAX = 300
 
@@ -51,14 +51,13 @@ def test_packets_come_out_as_they_went_in(packets: list[tuple[int, int]], cuts: 
 def test_a_large_packet_is_looked_at_once_and_not_at_each_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes in hundreds of reads; joining what is there at each would cost the square of its length."""
     looked = 0
-    as_it_was = packet_reader._remaining_length
 
     def counted(data: bytes, position: int) -> tuple[int, int] | None:
         nonlocal looked
         looked += 1
-        return as_it_was(data, position)
+        return remaining_length(data, position)
 
-    monkeypatch.setattr(packet_reader, "_remaining_length", counted)
+    monkeypatch.setattr(packet_reader, "remaining_length", counted)
     stream = packed(0x30, b"x" * 100_000) + packed(0x30, b"y" * 200)
     reader = PacketReader(1_000_000)
     found: list[Packet] = []

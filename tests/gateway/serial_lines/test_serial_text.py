@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from gateway.serial_lines.text_formats import nmea_checksum
 from tests.support.gateways import SLUICE, daemon, free_port
+from tests.support.nmea import nmea_checksum
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow

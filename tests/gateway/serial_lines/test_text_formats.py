@@ -15,9 +15,9 @@ from gateway.serial_lines.text_formats import (
     LineError,
     json_value,
     line_reader,
-    nmea_checksum,
 )
 from gateway.settings import SerialTextSettings
+from tests.support.nmea import nmea_checksum
 
 
 def settings(line_format: str, **rest: object) -> SerialTextSettings:

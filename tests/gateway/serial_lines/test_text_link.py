@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from gateway.reading import Datum
 from gateway.serial_lines.frames import Hello, encode_frame
-from gateway.serial_lines.text_formats import nmea_checksum
 from gateway.serial_lines.text_link import (
     UNREADABLE_FIRST,
     UNREADABLE_INTERVAL_US,
@@ -23,6 +22,7 @@ from gateway.serial_lines.text_link import (
     Unreadable,
 )
 from gateway.settings import SerialTextSettings
+from tests.support.nmea import nmea_checksum
 
 LINE_BYTES_MAX = 64
 
