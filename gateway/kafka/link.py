@@ -36,6 +36,7 @@ from aiokafka.protocol.admin import SaslHandShakeRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.produce import ProduceRequest
 
+from gateway.host.latest import Latest
 from gateway.host.name_lookup import Address, names
 from gateway.kafka.answers import UnfitAnswerError, check_fields, check_size
 from gateway.kafka.broker_socket import BrokerSocket
@@ -188,7 +189,7 @@ class KafkaLink:
         self._judge = None if kafka.tls is None or dates() is None else dates
         """Judges the dates of brokers' certificates if the system's clock cannot; None if it can."""
         self._files = read_files(kafka, self._judge)
-        self._pauses: dict[tuple[str, int], _Pause] = {}
+        self._pauses = Latest[tuple[str, int], _Pause](PAUSES_MAX)
         self._fault: Fault | None = None
         self._unusable: UnusableFiles | None = None
         self._sockets: dict[BrokerSocket, _Connection] = {}
@@ -488,13 +489,11 @@ class KafkaLink:
             log.debug("no words were found for a connection that failed", error=type(error), then=type(found))
             fault = plain_words(error, *address)
         _experience.failed(address, connection.at)
-        former = self._pauses.pop(address, None)
+        former = self._pauses.get(address)
         length_s = PAUSE_S_MIN if former is None else min(former.length_s * 2, PAUSE_S_MAX)
         # Half of the pause is random, so that gateways do not connect all at once when their broker comes back.
         until_s = asyncio.get_running_loop().time() + length_s * random.uniform(0.5, 1.0)  # noqa: S311
         self._pauses[address] = _Pause(fault, until_s, length_s)
-        while len(self._pauses) > PAUSES_MAX:
-            del self._pauses[next(iter(self._pauses))]
         self._fault = fault
         return fault
 

@@ -17,12 +17,12 @@ So a host that opens connections without end keeps out nobody at another address
 
 import asyncio
 import socket
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
 from gateway.host.accepting import Acceptor
+from gateway.host.latest import Latest
 from gateway.host.places import Bucket, Places, source_of
 from gateway.host.terminal_text import counted
 from gateway.listener.refusals import Refusals
@@ -138,8 +138,7 @@ class Door:
         self._all = Places[Caller](places_max)
         tls = settings.tls
         self._tls = Places[Caller](0 if tls is None else tls.connections_max)
-        self._sources: OrderedDict[str, Source] = OrderedDict()
-        """Addresses; the one unseen for longest is first."""
+        self._sources = Latest[str, Source](SOURCES_MAX)
         self._acceptor = Acceptor(self._cannot_accept)
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks that make a transport of an accepted socket."""
@@ -181,13 +180,8 @@ class Door:
             self._call_up(source)
 
     def _source(self, host: str) -> Source:
-        source = self._sources.get(host)
-        if source is None:
-            source = self._sources[host] = Source(host, self._settings.new_connections_per_s_max)
-            if len(self._sources) > SOURCES_MAX:
-                self._sources.popitem(last=False)
-        else:
-            self._sources.move_to_end(host)
+        source = self._sources.get(host) or Source(host, self._settings.new_connections_per_s_max)
+        self._sources[host] = source
         return source
 
     def _has_room(self, newcomer: Caller, places: tuple[Places[Caller], ...]) -> bool:

@@ -1,8 +1,8 @@
 """Recognises QoS 1 messages that come again and are surely stored; no I/O."""
 
-from collections import OrderedDict
 from typing import Final
 
+from gateway.host.latest import Latest
 from gateway.listener.session import NOT_COUNTING, Batch, SessionKey, digest
 
 UNANSWERED_MAX: Final = 64
@@ -67,14 +67,11 @@ class RecentlyUnanswered:
     """The `Unanswered` of connections that ended, until the next connection of the session picks them up."""
 
     def __init__(self) -> None:
-        self._by_key: OrderedDict[SessionKey, Unanswered] = OrderedDict()
+        self._by_key = Latest[SessionKey, Unanswered](UNANSWERED_SESSIONS_MAX)
 
     def leave(self, key: SessionKey, unanswered: Unanswered) -> None:
         """Leave to the next connection the messages that are, or will be, stored without an answer."""
         self._by_key[key] = unanswered
-        self._by_key.move_to_end(key)
-        if len(self._by_key) > UNANSWERED_SESSIONS_MAX:
-            self._by_key.popitem(last=False)
 
     def pick_up(self, key: SessionKey) -> Unanswered | None:
         """Pick up what the preceding connection left; later connections will not find it."""

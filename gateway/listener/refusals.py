@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from gateway.host.latest import Latest
 from gateway.host.terminal_text import counted
 from gateway.mqtt.protocol import Connect
 
@@ -118,8 +119,8 @@ class Refusals:
         self._logins: Counter[_Login] = Counter()
         """Refused log-ins that have a line in this interval, and how many more of each followed."""
         self._unlogged_logins: Counter[str] = Counter()
-        self._late: dict[str, _Late] = {}
-        """Sensors that have not logged in since, by configured user name or else by address; the latest is last."""
+        self._late = Latest[str, _Late](LATELY_MAX)
+        """Sensors that have not logged in since, by configured user name or else by address."""
         self._timer: asyncio.TimerHandle | None = None
 
     def refused(
@@ -200,9 +201,6 @@ class Refusals:
             return
         address = peer.rpartition(":")[0]
         sensor = user if is_known and user is not None else address
-        self._late.pop(sensor, None)
-        if len(self._late) >= LATELY_MAX:
-            del self._late[next(iter(self._late))]
         self._late[sensor] = _Late(_name_told(user, is_known=is_known), address, why, time.monotonic())
 
     def _count(self, reason: str) -> None:

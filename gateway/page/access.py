@@ -7,10 +7,12 @@ import hashlib
 import hmac
 import ipaddress
 import secrets
-from collections import Counter, OrderedDict
+from collections import Counter
 from typing import Final
 
 import structlog
+
+from gateway.host.latest import Latest
 
 SESSION_BYTES: Final = 16
 SESSIONS_MAX: Final = 64
@@ -95,15 +97,13 @@ class Sessions:
     """Open sessions, by the digest of the browser's cookie."""
 
     def __init__(self) -> None:
-        self._by_digest: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
-        """Start and last use of each session; the one that was used least lately is first."""
+        self._by_digest = Latest[bytes, tuple[float, float]](SESSIONS_MAX)
+        """Start and last use of each session."""
 
     def begin(self, now_s: float) -> str:
         """Begin a session, and return the value of its cookie."""
         token = secrets.token_urlsafe(SESSION_BYTES)
         self._by_digest[_digest(token)] = now_s, now_s
-        while len(self._by_digest) > SESSIONS_MAX:
-            self._by_digest.popitem(last=False)
         return token
 
     def is_open(self, token: str, now_s: float) -> bool:
@@ -117,7 +117,6 @@ class Sessions:
             del self._by_digest[digest]
             return False
         self._by_digest[digest] = began_s, now_s
-        self._by_digest.move_to_end(digest)
         return True
 
     def end(self, token: str) -> None:
@@ -162,9 +161,9 @@ class LogIns:
     """Counts recent failed log-ins by address, and bounds what the log says of refused ones."""
 
     def __init__(self) -> None:
-        self._failed: OrderedDict[str, list[float]] = OrderedDict()
+        self._failed = Latest[str, list[float]](ADDRESSES_MAX)
         self._failed_all: list[float] = []
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._known = Latest[str, None](KNOWN_MAX)
         self._lines: list[float] = []
         self._unlogged: Counter[str] = Counter()
         self.refused = 0
@@ -183,12 +182,7 @@ class LogIns:
 
     def begin(self, peer: str, now_s: float) -> None:
         """Count a try as failed until it has succeeded, however many try at a time."""
-        of = self._failed.setdefault(peer, [])
-        self._failed.move_to_end(peer)
-        of.append(now_s)
-        del of[:-FAILURES_MAX]
-        while len(self._failed) > ADDRESSES_MAX:
-            self._failed.popitem(last=False)
+        self._failed[peer] = [*self._failed.get(peer, []), now_s][-FAILURES_MAX:]
         self._failed_all.append(now_s)
         del self._failed_all[:-FAILURES_TOTAL_MAX]
 
@@ -198,9 +192,6 @@ class LogIns:
         if began_s in self._failed_all:
             self._failed_all.remove(began_s)
         self._known[peer] = None
-        self._known.move_to_end(peer)
-        while len(self._known) > KNOWN_MAX:
-            self._known.popitem(last=False)
 
     def note_refused(self, peer: str, why: str, now_s: float) -> None:
         """Log a refused log-in, or count it for the sum."""

@@ -7,7 +7,6 @@ import asyncio
 import errno
 import socket
 import time
-from collections import OrderedDict
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Final
@@ -16,6 +15,7 @@ import h11
 import structlog
 
 from gateway.host.accepting import Acceptor
+from gateway.host.latest import Latest
 from gateway.host.places import Bucket, Places, source_of
 from gateway.page.access import is_loopback, is_of_a_private_network
 from gateway.page.answers import Answer, Answers, Request, refusal
@@ -131,8 +131,8 @@ class StatusPage:
         """Places for this box itself, and for addresses where somebody has logged in. Nobody else takes them."""
         self._strangers = Places[_Visitor](settings.connections_max)
         self._strangers_rate = Bucket(STRANGERS_BURST, STRANGERS_PER_S)
-        self._addresses: OrderedDict[str, _Address] = OrderedDict()
-        """Addresses by source; the one that came least lately is first."""
+        self._addresses = Latest[str, _Address](ADDRESSES_MAX)
+        """Addresses by source."""
         self._told_s: dict[str, float] = {}
         """Time at which the log told of each kind of trouble."""
         self.listening = asyncio.Event()
@@ -190,13 +190,7 @@ class StatusPage:
         task.add_done_callback(lambda done: self._ended(done, visitor))
 
     def _address(self, source: str) -> _Address:
-        address = self._addresses.get(source)
-        if address is None:
-            address = self._addresses[source] = _Address()
-            if len(self._addresses) > ADDRESSES_MAX:
-                self._addresses.popitem(last=False)
-        else:
-            self._addresses.move_to_end(source)
+        address = self._addresses[source] = self._addresses.get(source) or _Address()
         return address
 
     def _has_room(self, newcomer: _Visitor) -> bool:

@@ -13,6 +13,7 @@ from functools import partial
 import serial
 import structlog
 
+from gateway.host.latest import Latest
 from gateway.host.terminal_text import size, span
 from gateway.reading import SENSOR_DROPPED, BufferFileError, Intake, SerialIntake
 from gateway.serial_lines.frame_link import (
@@ -40,7 +41,7 @@ class RingLosses:
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
-        self._told_below: dict[tuple[str, str], int] = {}
+        self._told_below = Latest[tuple[str, str], int](RUNS_MAX)
 
     def begin(self, identified: Identified) -> None:
         """Begin with a run. If its sequence has gone back, losses reported so far are of another life of the run."""
@@ -51,10 +52,8 @@ class RingLosses:
     def tell(self, lost: Lost) -> None:
         """Count a loss, except what was reported already. On each line, the losses of a run come in ascending order."""
         run = lost.device, lost.boot
-        first = max(lost.first, self._told_below.pop(run, 0))
+        first = max(lost.first, self._told_below.get(run, 0))
         self._told_below[run] = max(first, lost.last + 1)
-        if len(self._told_below) > RUNS_MAX:
-            del self._told_below[next(iter(self._told_below))]
         if first <= lost.last:
             self._intake.lost(lost.device, SENSOR_DROPPED, lost.last - first + 1, (lost.boot, first, lost.last))
 
