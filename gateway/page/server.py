@@ -281,7 +281,7 @@ class StatusPage:
             await visitor.turn()
             if is_of_a_private_network(peer):
                 visitor.keep()
-                answer = await self._answer(_told(head, body, peer))
+                answer = await self._answer(_parsed(head, body, peer))
                 visitor.wait()
             else:
                 self.turned_away += 1
@@ -355,7 +355,7 @@ async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> 
             return None
 
 
-def _told(head: h11.Request, body: bytes, peer: str) -> Request:
+def _parsed(head: h11.Request, body: bytes, peer: str) -> Request:
     target = head.target.decode("ascii", "replace")
     path, _, query = target.partition("?")
     headers: dict[str, str] = {}
