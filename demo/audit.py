@@ -112,6 +112,10 @@ class SensorAudit:
     doubled: int
     """Readings that stand more than once in `readings`, with the same metric."""
 
+    @property
+    def figures(self) -> tuple[int, ...]:
+        return self.sent, self.acknowledged, self.in_kafka, self.in_readings, self.missing, self.doubled
+
 
 @dataclass(frozen=True, slots=True)
 class Audit:
@@ -136,15 +140,8 @@ class Audit:
 
     @property
     def total(self) -> SensorAudit:
-        return SensorAudit(
-            "all sensors",
-            sum(each.sent for each in self.sensors),
-            sum(each.acknowledged for each in self.sensors),
-            sum(each.in_kafka for each in self.sensors),
-            sum(each.in_readings for each in self.sensors),
-            sum(each.missing for each in self.sensors),
-            sum(each.doubled for each in self.sensors),
-        )
+        figures = zip((0,) * 6, *(each.figures for each in self.sensors), strict=True)
+        return SensorAudit("all sensors", *map(sum, figures))
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -277,22 +274,10 @@ def _examples(
 def audit_lines(shown: Sequence[SensorAudit], total: SensorAudit) -> list[str]:
     """Write the table for people, as plain text."""
     head = ("sensor", "sent", "acknowledged", "in Kafka", "in readings", "missing", "doubled")
-    body = [_cells(sensor) for sensor in (*shown, total)]
+    body = [(each.device, *(f"{number:,}" for number in each.figures)) for each in (*shown, total)]
     widths = [max(len(row[column]) for row in (head, *body)) for column in range(len(head))]
     rule = "  ".join("-" * width for width in widths)
     return [_line(head, widths), rule, *(_line(row, widths) for row in body[:-1]), rule, _line(body[-1], widths)]
-
-
-def _cells(sensor: SensorAudit) -> tuple[str, ...]:
-    numbers = (
-        sensor.sent,
-        sensor.acknowledged,
-        sensor.in_kafka,
-        sensor.in_readings,
-        sensor.missing,
-        sensor.doubled,
-    )
-    return (sensor.device, *(f"{number:,}" for number in numbers))
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
