@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.support.waiting import patience
 
@@ -28,8 +29,7 @@ commonName = supplied
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """A certificate and its private key, PEM."""
 
     certificate: Path
@@ -59,13 +59,13 @@ class Authority:
         `valid` is from when to when, from now: an hour ago to the day after tomorrow without it.
         """
         certificate, key, request = (self.folder / f"{name}.{suffix}" for suffix in ("pem", "key", "csr"))
-        _openssl("req", *EC, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
+        openssl("req", *EC, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
         extension = f"subjectAltName={alternative_names}" if alternative_names else "basicConstraints=CA:FALSE"
         config = self.folder / "ca.cnf"
         config.write_text(CA_CONFIG.format(folder=self.folder, extension=extension))
         (self.folder / "index.txt").touch()
         begin, end = valid or (timedelta(hours=-1), timedelta(days=2))
-        _openssl(
+        openssl(
             *("ca", "-batch", "-notext", "-rand_serial", "-config", config, "-extensions", "leaf"),
             *("-cert", self.certificate, "-keyfile", self.folder / "ca.key", "-in", request, "-out", certificate),
             *("-startdate", _date(begin), "-enddate", _date(end)),
@@ -78,7 +78,7 @@ def make_authority(folder: Path, name: str = "test CA") -> Authority:
     folder.mkdir(parents=True)
     authority = Authority(folder)
     files = ("-keyout", folder / "ca.key", "-out", authority.certificate)
-    _openssl("req", "-x509", *EC, *files, "-days", "2", "-subj", f"/CN={name}")
+    openssl("req", "-x509", *EC, *files, "-days", "2", "-subj", f"/CN={name}")
     return authority
 
 
@@ -86,5 +86,5 @@ def _date(since_now: timedelta) -> str:
     return f"{datetime.now(UTC) + since_now:%Y%m%d%H%M%SZ}"
 
 
-def _openssl(*arguments: str | Path) -> None:
+def openssl(*arguments: str | Path) -> None:
     subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=patience(20))

@@ -3,11 +3,8 @@
 import asyncio
 import ssl
 import struct
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from tests.support.waiting import patience
 
 API_VERSIONS, METADATA, SASL_HANDSHAKE, SASL_AUTHENTICATE, INIT_PRODUCER_ID = 18, 3, 17, 36, 22
 SASL_AUTHENTICATION_FAILED, UNSUPPORTED_SASL_MECHANISM = 58, 33
@@ -18,39 +15,6 @@ _OFFERED = (
     (SASL_AUTHENTICATE, 0, 0),
     (INIT_PRODUCER_ID, 0, 0),
 )
-
-
-class Authority:
-    """A certificate authority, and what it signs."""
-
-    def __init__(self, folder: Path, name: str = "ca") -> None:
-        self._folder = folder
-        self.certificate, self._key = folder / f"{name}.pem", folder / f"{name}.key"
-        self._run("req", "-x509", *self._new(self._key), "-subj", f"/CN={name}", "-out", str(self.certificate))
-
-    def signed(self, names: str, *dates: str) -> tuple[Path, Path]:
-        """A certificate for a subjectAltName, and its key; `dates` as `openssl ca` takes them."""
-        certificate, key, wanted = (self._folder / f"server.{kind}" for kind in ("pem", "key", "csr"))
-        self._run("req", *self._new(key), "-subj", "/CN=server", "-out", str(wanted))
-        for name in ("index", "serial", "index.attr"):
-            (self._folder / name).write_text("01\n" if name == "serial" else "")
-        settings = self._folder / "ca.cnf"
-        settings.write_text(
-            f"[ca]\ndefault_ca=it\n[it]\ndatabase={self._folder}/index\nserial={self._folder}/serial\n"
-            f"new_certs_dir={self._folder}\ndefault_md=sha256\npolicy=any\nx509_extensions=names\n"
-            f"[any]\ncommonName=supplied\n[names]\nsubjectAltName={names}\n"
-        )
-        options = ["-config", str(settings), "-cert", str(self.certificate), "-keyfile", str(self._key), "-batch"]
-        self._run("ca", *options, "-in", str(wanted), "-out", str(certificate), "-notext", *(dates or ("-days", "2")))
-        return certificate, key
-
-    @staticmethod
-    def _new(key: Path) -> list[str]:
-        return ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(key)]
-
-    @staticmethod
-    def _run(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=patience(20))
 
 
 def server_context(pair: tuple[Path, Path], version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:

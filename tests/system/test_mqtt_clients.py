@@ -7,11 +7,9 @@ import shutil
 import socket
 import sqlite3
 import ssl
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from gateway.listener.listener import ListenError, MqttListener
 from gateway.listener.tls_connection import TLS_BUFFER_BYTES, TLS_WAITING_BYTES_MAX, handshake_failure
 from gateway.settings import TlsSettings
 from gateway.tls.client import client_context
+from tests.support.certificates import Authority, make_authority, openssl
 from tests.support.gateways import daemon, free_port, write_config
 from tests.support.mosquitto import mosquitto as site_broker
 from tests.support.mqtt_peers import CODEWORD, USERS, RecordingIntake, listening
@@ -38,47 +37,22 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl
 # --- certificates -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Certificates:
-    """A CA, and what it signed: a server's certificate and a client's, named m001."""
-
-    folder: Path
-
-    @property
-    def ca(self) -> Path:
-        return self.folder / "ca.pem"
-
-    def sign(self, name: str, common_name: str, extension: str = "") -> None:
-        """Make `name`.pem and `name`.key."""
-        key, request, certificate = (str(self.folder / f"{name}.{suffix}") for suffix in ("key", "csr", "pem"))
-        openssl("req", *EC, "-nodes", "-keyout", key, "-out", request, "-subj", f"/CN={common_name}")
-        (self.folder / "extensions").write_text(extension)
-        openssl(
-            *("x509", "-req", "-in", request, "-CA", str(self.ca), "-CAkey", str(self.folder / "ca.key")),
-            *("-out", certificate, "-days", "2", "-extfile", str(self.folder / "extensions")),
-        )
-
-    def settings(self, port: int, **more: Any) -> TlsSettings:
-        return TlsSettings(self.folder / "server.pem", self.folder / "server.key", port, **more)
-
-
-EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
-
-
-def openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=patience(20))
+@pytest.fixture
+def intake() -> RecordingIntake:
+    return RecordingIntake()
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    made = Certificates(tmp_path_factory.mktemp("certificates"))
-    openssl(
-        *("req", "-x509", *EC, "-nodes", "-keyout", str(made.folder / "ca.key"), "-out", str(made.ca)),
-        *("-days", "2", "-subj", "/CN=test CA"),
-    )
-    made.sign("server", "127.0.0.1", "subjectAltName=IP:127.0.0.1")
-    made.sign("m001", "m001")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """A CA, and what it signed: a server's certificate and a client's, named m001."""
+    made = make_authority(tmp_path_factory.mktemp("certificates") / "ca")
+    made.sign("server")
+    made.sign("m001", "")
     return made
+
+
+def tls_of(authority: Authority, **more: Any) -> TlsSettings:
+    return TlsSettings(authority.folder / "server.pem", authority.folder / "server.key", free_port(), **more)
 
 
 @contextlib.asynccontextmanager
@@ -151,14 +125,13 @@ class Paho:
 
 
 @pytest.mark.parametrize("over", ["plain", "tls"])
-async def test_paho_publishes_with_every_qos(over: str, certificates: Certificates) -> None:
-    intake = RecordingIntake()
-    tls = certificates.settings(free_port())
+async def test_paho_publishes_with_every_qos(over: str, authority: Authority, intake: RecordingIntake) -> None:
+    tls = tls_of(authority)
     async with listening(intake, tls=tls, anonymous=False, users=USERS) as listener:
         paho = Paho("m001")
         paho.client.username_pw_set("m001", CODEWORD)
         if over == "tls":
-            paho.client.tls_set(str(certificates.ca))
+            paho.client.tls_set(str(authority.certificate))
         await paho.start(tls.port if over == "tls" else listener.port)
         assert paho.connack == ["Success"]
         sent = [paho.client.publish("device/m001/thermo", str(number), qos=number % 3) for number in range(300)]
@@ -174,8 +147,7 @@ async def test_paho_publishes_with_every_qos(over: str, certificates: Certificat
     assert listener.counts["disconnected"] == 1
 
 
-async def test_paho_sends_again_on_its_next_connection_what_was_not_stored() -> None:
-    intake = RecordingIntake()
+async def test_paho_sends_again_on_its_next_connection_what_was_not_stored(intake: RecordingIntake) -> None:
     intake.outcome = False
     async with listening(intake) as listener:
         paho = Paho("m001")
@@ -190,8 +162,7 @@ async def test_paho_sends_again_on_its_next_connection_what_was_not_stored() -> 
     assert [reading.datum.payload for reading in intake.stored] == [b"21.5"]
 
 
-async def test_paho_finishes_its_qos_2_across_a_restart_of_the_gateway_in_the_middle() -> None:
-    intake = RecordingIntake()
+async def test_paho_finishes_its_qos_2_across_a_restart_of_the_gateway_in_the_middle(intake: RecordingIntake) -> None:
     port = free_port()
     paho = Paho("m001", clean=False)
     paho.client.reconnect_delay_set(1, 1)
@@ -215,9 +186,8 @@ async def test_paho_finishes_its_qos_2_across_a_restart_of_the_gateway_in_the_mi
     assert [reading.datum.payload for reading in intake.stored] == [b"21.5"]
 
 
-async def test_paho_against_the_daemon_that_is_killed_under_it(tmp_path: Path) -> None:
+async def test_paho_against_the_daemon_that_is_killed_under_it(tmp_path: Path, port: int) -> None:
     """kill -9, with no Kafka to be reached: everything that was sent stands in the file, with QoS 2 once."""
-    port = free_port()
     config = write_config(tmp_path, f"127.0.0.1:{free_port()}", port, "clients")
     paho = Paho("m001", clean=False)
     paho.client.reconnect_delay_set(1, 1)
@@ -248,8 +218,7 @@ async def test_paho_against_the_daemon_that_is_killed_under_it(tmp_path: Path) -
     assert left == [], "every exchange was finished and forgotten"
 
 
-async def test_paho_gets_commands_live_and_those_that_came_while_it_was_away() -> None:
-    intake = RecordingIntake()
+async def test_paho_gets_commands_live_and_those_that_came_while_it_was_away(intake: RecordingIntake) -> None:
     async with listening(intake, **COMMANDED) as listener:
         operator, sensor = Paho("console"), Paho("sensor", clean=False)
         operator.client.username_pw_set("ops", CODEWORD)
@@ -289,8 +258,7 @@ async def test_paho_keeps_itself_alive_and_may_not_subscribe_to_what_is_not_its_
         await paho.stop()
 
 
-async def test_pahos_will_is_reported_when_it_vanishes() -> None:
-    intake = RecordingIntake()
+async def test_pahos_will_is_reported_when_it_vanishes(intake: RecordingIntake) -> None:
     async with listening(intake) as listener:
         paho = Paho("m001")
         paho.client.will_set("status/m001", "gone", qos=1)
@@ -362,12 +330,11 @@ READING = ("-t", "device/m001/thermo", "-m", "21.5")
 @pytest.mark.parametrize("qos", ["0", "1", "2"])
 @pytest.mark.parametrize("session", [(), ("-c", "-i", "m001")])
 async def test_mosquitto_pub_publishes(
-    qos: str, over: str, session: tuple[str, ...], certificates: Certificates
+    qos: str, over: str, session: tuple[str, ...], authority: Authority, intake: RecordingIntake
 ) -> None:
-    intake = RecordingIntake()
-    tls = certificates.settings(free_port())
+    tls = tls_of(authority)
     async with listening(intake, tls=tls) as listener:
-        port, ca = (tls.port, ("--cafile", str(certificates.ca))) if over == "tls" else (listener.port, ())
+        port, ca = (tls.port, ("--cafile", str(authority.certificate))) if over == "tls" else (listener.port, ())
         assert await run("mosquitto_pub", port, *READING, "-q", qos, "-V", "311", *session, *ca) == (0, "", "")
         await until(lambda: intake.stored)
     assert [reading.datum.payload for reading in intake.stored] == [b"21.5"]
@@ -400,8 +367,7 @@ async def test_mosquitto_sub_gets_a_command_and_nothing_of_others(qos: str) -> N
 
 
 @mosquitto
-async def test_a_bridge_of_mosquitto_is_called_that_and_comes_in(tmp_path: Path) -> None:
-    intake = RecordingIntake()
+async def test_a_bridge_of_mosquitto_is_called_that_and_comes_in(tmp_path: Path, intake: RecordingIntake) -> None:
     with capture_logs() as lines:
         async with listening(intake) as listener:
             bridge = (
@@ -427,8 +393,8 @@ async def handshake(port: int, context: ssl.SSLContext) -> tuple[asyncio.StreamR
     return await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port, ssl=context), patience(5))
 
 
-def trusting(certificates: Certificates) -> ssl.SSLContext:
-    return client_context(certificates.ca, None, None)
+def trusting(authority: Authority) -> ssl.SSLContext:
+    return client_context(authority.certificate, None, None)
 
 
 CONNECT = b"\x10\x10\x00\x04MQTT\x04\x02\x00\x3c\x00\x04m001"
@@ -436,11 +402,11 @@ ACCEPTED = b"\x20\x02\x00\x00"
 
 
 @mosquitto
-async def test_a_client_certificate_stands_for_user_and_password(certificates: Certificates) -> None:
+async def test_a_client_certificate_stands_for_user_and_password(authority: Authority) -> None:
     intake = RecordingIntake()
-    tls = certificates.settings(free_port(), client_ca=certificates.ca)
-    own = ("--cert", str(certificates.folder / "m001.pem"), "--key", str(certificates.folder / "m001.key"))
-    arguments = (*READING, "-q", "1", "-V", "311", "--cafile", str(certificates.ca))
+    tls = tls_of(authority, client_ca=authority.certificate)
+    own = ("--cert", str(authority.folder / "m001.pem"), "--key", str(authority.folder / "m001.key"))
+    arguments = (*READING, "-q", "1", "-V", "311", "--cafile", str(authority.certificate))
     async with listening_with_tls(intake, tls, anonymous=False, users=USERS) as listener:
         assert await run("mosquitto_pub", tls.port, *arguments, *own) == (0, "", "")
         code, _, _ = await run("mosquitto_pub", tls.port, *arguments, "-u", "m001", "-P", CODEWORD)
@@ -449,8 +415,8 @@ async def test_a_client_certificate_stands_for_user_and_password(certificates: C
     assert [reading.writer for reading in intake.stored] == ["m001"]
 
 
-async def test_tls_below_1_2_and_no_tls_at_all_get_nowhere(certificates: Certificates) -> None:
-    tls = certificates.settings(free_port())
+async def test_tls_below_1_2_and_no_tls_at_all_get_nowhere(authority: Authority) -> None:
+    tls = tls_of(authority)
     async with listening_with_tls(RecordingIntake(), tls, connect_timeout_s=0.3) as listener:
         reader, writer = await asyncio.open_connection("127.0.0.1", tls.port)
         writer.write(CONNECT)
@@ -461,7 +427,7 @@ async def test_tls_below_1_2_and_no_tls_at_all_get_nowhere(certificates: Certifi
         silent_writer.close()
         await until(lambda: listener.counts["tls-handshake-failed"] == 2)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(certificates.ca)
+        context.load_verify_locations(authority.certificate)
         context.set_ciphers("DEFAULT:@SECLEVEL=0")
         with pytest.warns(DeprecationWarning, match="TLSv1_1"):
             context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -470,10 +436,10 @@ async def test_tls_below_1_2_and_no_tls_at_all_get_nowhere(certificates: Certifi
         await until(lambda: listener.counts["tls-handshake-failed"] == 3)
 
 
-async def test_a_failed_handshake_is_told_with_what_to_do(certificates: Certificates) -> None:
-    ours = trusting(certificates)
+async def test_a_failed_handshake_is_told_with_what_to_do(authority: Authority) -> None:
+    ours = trusting(authority)
     strangers = ssl.create_default_context()
-    tls = certificates.settings(free_port())
+    tls = tls_of(authority)
 
     async def why(attempt: Awaitable[object]) -> str:
         before = listener.counts["tls-handshake-failed"]
@@ -506,7 +472,7 @@ async def test_a_failed_handshake_is_told_with_what_to_do(certificates: Certific
         assert "name the host that the client connects to in subjectAltName" in await why(elsewhere)
         # asyncio's own client does not say what it thinks of a certificate.
         assert "closed the connection without saying why" in await why(handshake(tls.port, strangers))
-    tls = certificates.settings(free_port(), client_ca=certificates.ca)
+    tls = tls_of(authority, client_ca=authority.certificate)
     async with listening_with_tls(RecordingIntake(), tls) as listener:
         shaken = asyncio.to_thread(shake, ours)
         assert "showed no certificate, which mqtt_listener.tls.client_ca demands" in await why(shaken)
@@ -521,14 +487,14 @@ def test_an_alert_is_told_in_words_whatever_its_name_begins_with() -> None:
     assert handshake_failure(other) == "[SSL: BAD_LENGTH] bad length"
 
 
-async def test_tls_connections_have_a_bound_of_their_own(certificates: Certificates) -> None:
-    tls = certificates.settings(free_port(), connections_max=1)
+async def test_tls_connections_have_a_bound_of_their_own(authority: Authority) -> None:
+    tls = tls_of(authority, connections_max=1)
     async with listening(RecordingIntake(), tls=tls) as listener:
-        reader, writer = await handshake(tls.port, trusting(certificates))
+        reader, writer = await handshake(tls.port, trusting(authority))
         writer.write(CONNECT)
         assert await reader.readexactly(4) == ACCEPTED
         with pytest.raises((ConnectionResetError, ssl.SSLEOFError)):
-            await handshake(tls.port, trusting(certificates))
+            await handshake(tls.port, trusting(authority))
         assert listener.counts["too-many-tls-connections"] == 1
         writer.close()
         with contextlib.suppress(OSError):
@@ -536,11 +502,11 @@ async def test_tls_connections_have_a_bound_of_their_own(certificates: Certifica
         await until(lambda: not listener.shared.connections)
 
 
-async def test_a_large_batch_comes_through_the_small_tls_buffer(certificates: Certificates) -> None:
+async def test_a_large_batch_comes_through_the_small_tls_buffer(authority: Authority) -> None:
     intake = RecordingIntake()
-    tls = certificates.settings(free_port())
+    tls = tls_of(authority)
     async with listening(intake, tls=tls):
-        reader, writer = await handshake(tls.port, trusting(certificates))
+        reader, writer = await handshake(tls.port, trusting(authority))
         one = b"\x32\x79\x00\x12device/m001/thermo\x00\x01" + b"x" * 99
         writer.write(CONNECT + one * 5_000)
         answers = await asyncio.wait_for(reader.readexactly(4 + 4 * 5_000), 10)
@@ -551,11 +517,11 @@ async def test_a_large_batch_comes_through_the_small_tls_buffer(certificates: Ce
     assert len(intake.stored) == 5_000
 
 
-async def test_over_tls_too_a_connection_is_closed_behind_the_answers(certificates: Certificates) -> None:
+async def test_over_tls_too_a_connection_is_closed_behind_the_answers(authority: Authority) -> None:
     intake = RecordingIntake()
-    tls = certificates.settings(free_port())
+    tls = tls_of(authority)
     async with listening(intake, tls=tls, inflight_messages_max=100) as listener:
-        reader, writer = await handshake(tls.port, trusting(certificates))
+        reader, writer = await handshake(tls.port, trusting(authority))
         one = b"\x32\x79\x00\x12device/m001/thermo\x00\x01" + b"x" * 99
         intake.outcome = None
         writer.write(CONNECT + one * 100 + b"\xff\x00" + one * 100)
@@ -568,15 +534,15 @@ async def test_over_tls_too_a_connection_is_closed_behind_the_answers(certificat
     assert len(intake.stored) == 100
 
 
-async def test_a_certificate_is_read_again_when_it_changed(certificates: Certificates, tmp_path: Path) -> None:
+async def test_a_certificate_is_read_again_when_it_changed(authority: Authority, tmp_path: Path) -> None:
     def put(name: str) -> None:
         for suffix in ("pem", "key"):
             new = tmp_path / f"new.{suffix}"
-            new.write_bytes((certificates.folder / f"{name}.{suffix}").read_bytes())
+            new.write_bytes((authority.folder / f"{name}.{suffix}").read_bytes())
             new.rename(tmp_path / f"server.{suffix}")
 
     async def presented() -> bytes | None:
-        _, writer = await handshake(tls.port, trusting(certificates))
+        _, writer = await handshake(tls.port, trusting(authority))
         certificate: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         writer.close()
         with contextlib.suppress(OSError):
@@ -584,7 +550,7 @@ async def test_a_certificate_is_read_again_when_it_changed(certificates: Certifi
         return certificate
 
     put("server")
-    certificates.sign("renewed", "127.0.0.1", "subjectAltName=IP:127.0.0.1")
+    authority.sign("renewed")
     tls = TlsSettings(tmp_path / "server.pem", tmp_path / "server.key", free_port())
     with capture_logs() as lines:
         async with listening(RecordingIntake(), tls=tls):
@@ -607,11 +573,11 @@ async def test_a_certificate_is_read_again_when_it_changed(certificates: Certifi
     assert [line["event"] for line in lines].count("TLS certificate read again") == 1
 
 
-async def test_the_bytes_that_wait_for_a_paused_tls_connection_are_bounded(certificates: Certificates) -> None:
+async def test_the_bytes_that_wait_for_a_paused_tls_connection_are_bounded(authority: Authority) -> None:
     intake = RecordingIntake()
-    tls = certificates.settings(free_port())
+    tls = tls_of(authority)
     async with listening(intake, tls=tls, inflight_messages_max=1) as listener:
-        reader, writer = await handshake(tls.port, trusting(certificates))
+        reader, writer = await handshake(tls.port, trusting(authority))
         writer.write(CONNECT)
         assert await reader.readexactly(4) == ACCEPTED
         intake.outcome = None
@@ -629,10 +595,10 @@ async def test_the_bytes_that_wait_for_a_paused_tls_connection_are_bounded(certi
 
 
 @mosquitto
-async def test_a_certificate_of_a_device_that_was_removed_opens_nothing(certificates: Certificates) -> None:
-    tls = certificates.settings(free_port(), client_ca=certificates.ca)
-    own = ("--cert", str(certificates.folder / "m001.pem"), "--key", str(certificates.folder / "m001.key"))
-    arguments = (*READING, "-q", "1", "-V", "311", "--cafile", str(certificates.ca), *own)
+async def test_a_certificate_of_a_device_that_was_removed_opens_nothing(authority: Authority) -> None:
+    tls = tls_of(authority, client_ca=authority.certificate)
+    own = ("--cert", str(authority.folder / "m001.pem"), "--key", str(authority.folder / "m001.key"))
+    arguments = (*READING, "-q", "1", "-V", "311", "--cafile", str(authority.certificate), *own)
     others = {"m002": USERS["m002"]}
     async with listening_with_tls(RecordingIntake(), tls, anonymous=False, users=others) as listener:
         code, _, _ = await run("mosquitto_pub", tls.port, *arguments)
@@ -652,29 +618,29 @@ async def test_a_certificate_of_a_device_that_was_removed_opens_nothing(certific
     ],
 )
 async def test_a_file_that_cannot_be_used_is_told_at_the_start(
-    broken: str, content: str | None, words: str, certificates: Certificates, tmp_path: Path
+    broken: str, content: str | None, words: str, authority: Authority, tmp_path: Path
 ) -> None:
     files = {"certificate": "server.pem", "key": "server.key", "client_ca": "ca.pem"}
     for name in files.values():
-        (tmp_path / name).write_bytes((certificates.folder / name).read_bytes())
+        (tmp_path / name).write_bytes((authority.folder / name).read_bytes())
     target = tmp_path / files[broken]
     if content is None:
         target.unlink()
     else:
-        target.write_bytes((certificates.folder / "m001.key").read_bytes() if content == "other" else content.encode())
+        target.write_bytes((authority.folder / "m001.key").read_bytes() if content == "other" else content.encode())
     tls = TlsSettings(tmp_path / "server.pem", tmp_path / "server.key", free_port(), tmp_path / "ca.pem")
     with pytest.raises(ListenError, match=words):
         async with listening(RecordingIntake(), tls=tls):
             pass
 
 
-async def test_an_encrypted_key_does_not_ask_the_terminal(certificates: Certificates, tmp_path: Path) -> None:
+async def test_an_encrypted_key_does_not_ask_the_terminal(authority: Authority, tmp_path: Path) -> None:
     encrypted = tmp_path / "server.key"
     openssl(
-        *("ec", "-in", str(certificates.folder / "server.key"), "-out", str(encrypted)),
+        *("ec", "-in", str(authority.folder / "server.key"), "-out", str(encrypted)),
         *("-aes256", "-passout", "pass:secret"),
     )
-    tls = TlsSettings(certificates.folder / "server.pem", encrypted, free_port())
+    tls = TlsSettings(authority.folder / "server.pem", encrypted, free_port())
     with pytest.raises(ListenError, match="unencrypted private key"):
         async with listening(RecordingIntake(), tls=tls):
             pass

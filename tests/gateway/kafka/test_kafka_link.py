@@ -36,7 +36,8 @@ from gateway.kafka.secret_files import KafkaFileError, KafkaFiles, read_files
 from gateway.kafka.topics import read_cluster
 from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
 from gateway.tls.dates import Dates
-from tests.support.kafka_peers import API_VERSIONS, METADATA, Authority, FakeBroker, server_context
+from tests.support.certificates import Authority, make_authority
+from tests.support.kafka_peers import API_VERSIONS, METADATA, FakeBroker, server_context
 from tests.support.stream_server import speaking
 from tests.support.waiting import patience, until
 
@@ -657,7 +658,7 @@ async def test_an_aborted_connection_is_closed_for_the_client_too(
     version: ssl.TLSVersion | None, authority: Authority
 ) -> None:
     """Else it would log "Unclosed AIOKafkaConnection" where its reader has no turn any more."""
-    context = None if version is None else server_context(authority.signed("IP:127.0.0.1"), version)
+    context = None if version is None else server_context(authority.sign("server", "IP:127.0.0.1"), version)
     async with speaking(FakeBroker(), context) as port:
         link = link_to(f"127.0.0.1:{port}", tls=None if version is None else KafkaTlsSettings(ca=authority.certificate))
         async with client_of(link) as client:
@@ -742,14 +743,14 @@ async def test_a_socket_whose_descriptor_went_first_is_not_counted_and_says_noth
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
+    return make_authority(tmp_path_factory.mktemp("authority") / "ca", "ca")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_broker_with_a_certificate_of_our_own_authority(
     authority: Authority, version: ssl.TLSVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair = authority.signed("DNS:localhost")
+    pair = authority.sign("server", "DNS:localhost")
     async with speaking(FakeBroker(), server_context(pair, version)) as port:
         link = link_to(f"localhost:{port}", tls=KafkaTlsSettings(ca=authority.certificate))
         async with client_of(link) as client:
@@ -767,8 +768,8 @@ async def test_a_broker_with_a_certificate_of_our_own_authority(
 async def test_a_certificate_of_an_authority_that_is_not_trusted(
     authority: Authority, tmp_path: Path, version: ssl.TLSVersion
 ) -> None:
-    other = Authority(tmp_path, "other")
-    async with speaking(FakeBroker(), server_context(authority.signed("DNS:localhost"), version)) as port:
+    other = make_authority(tmp_path / "other", "other")
+    async with speaking(FakeBroker(), server_context(authority.sign("server", "DNS:localhost"), version)) as port:
         address = f"localhost:{port}"
         words = await refused_in_words(link_to(address, tls=KafkaTlsSettings(ca=other.certificate)))
         assert words == f"the certificate of {address} is signed by nobody whom kafka.tls.ca names"
@@ -780,7 +781,7 @@ async def test_a_certificate_of_an_authority_that_is_not_trusted(
 async def test_a_certificate_for_another_name_is_told_with_its_names(
     authority: Authority, version: ssl.TLSVersion
 ) -> None:
-    pair = authority.signed("DNS:kafka.example,DNS:kafka-2.example,IP:10.0.0.5")
+    pair = authority.sign("server", "DNS:kafka.example,DNS:kafka-2.example,IP:10.0.0.5")
     tls = KafkaTlsSettings(ca=authority.certificate)
     async with speaking(FakeBroker(), server_context(pair, version)) as port:
         words = await refused_in_words(link_to(f"localhost:{port}", tls=tls))
@@ -792,7 +793,7 @@ async def test_a_certificate_for_another_name_is_told_with_its_names(
 async def test_the_certificate_for_another_name_is_told_of_a_name_that_is_not_ascii(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with speaking(FakeBroker(), server_context(authority.signed("DNS:kafka.example"))) as port:
+    async with speaking(FakeBroker(), server_context(authority.sign("server", "DNS:kafka.example"))) as port:
         answering(monkeypatch, ("127.0.0.1", port))
         words = await refused_in_words(
             link_to("b\u00fccher.example:9093", tls=KafkaTlsSettings(ca=authority.certificate))
@@ -807,11 +808,12 @@ async def test_a_certificate_that_is_not_in_date_is_told_with_the_date_and_this_
     authority: Authority, version: ssl.TLSVersion
 ) -> None:
     tls = KafkaTlsSettings(ca=authority.certificate)
-    for begin, end, words in (
-        ("20200101000000Z", "20210101000000Z", "has expired on 2021-01-01"),
-        ("20400101000000Z", "20410101000000Z", "is not valid before 2040-01-01"),
+    for years, words in (
+        ((2020, 2021), "has expired on 2021-01-01"),
+        ((2040, 2041), "is not valid before 2040-01-01"),
     ):
-        pair = authority.signed("DNS:localhost", "-startdate", begin, "-enddate", end)
+        valid = [datetime(year, 1, 1, tzinfo=UTC) - datetime.now(UTC) for year in years]
+        pair = authority.sign("server", "DNS:localhost", valid=valid)
         async with speaking(FakeBroker(), server_context(pair, version)) as port:
             told = await refused_in_words(link_to(f"localhost:{port}", tls=tls))
         assert (
@@ -823,11 +825,11 @@ async def test_a_certificate_that_is_not_in_date_is_told_with_the_date_and_this_
 async def test_a_broker_that_wants_a_certificate_of_ours(
     authority: Authority, tmp_path: Path, version: ssl.TLSVersion
 ) -> None:
-    pair = authority.signed("DNS:localhost")
+    pair = authority.sign("server", "DNS:localhost")
     context = server_context(pair, version)
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(authority.certificate)
-    ours = Authority(tmp_path, "ours").signed("DNS:gw1")
+    ours = make_authority(tmp_path / "ours", "ours").sign("server", "DNS:gw1")
     async with speaking(FakeBroker(), context) as port:
         for certificate, words in (
             (None, "seems to want a certificate of this gateway, and none is set"),
@@ -856,7 +858,7 @@ async def test_a_broker_that_went_silent_does_not_hold_up_the_end_of_a_session(a
         answers.cancel()
 
     # A proxy between, which stops to carry anything: as of a broker whose power was cut.
-    async with speaking(speak, server_context(authority.signed("DNS:localhost"))) as behind:
+    async with speaking(speak, server_context(authority.sign("server", "DNS:localhost"))) as behind:
 
         async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             onward_reader, onward = await asyncio.open_connection("127.0.0.1", behind)
@@ -887,7 +889,7 @@ async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def test_a_broker_that_wants_tls_is_told_as_that(authority: Authority) -> None:
-    async with speaking(FakeBroker(), server_context(authority.signed("DNS:localhost"))) as port:
+    async with speaking(FakeBroker(), server_context(authority.sign("server", "DNS:localhost"))) as port:
         assert "wants TLS, and [kafka.tls] is not set" in await refused_in_words(link_to(f"localhost:{port}"))
 
 
@@ -1011,7 +1013,7 @@ def test_files_that_change_are_told_and_half_written_ones_are_not(
     authority: Authority, tmp_path: Path, sasl: KafkaSaslSettings
 ) -> None:
     certificate, key, ca = (tmp_path / name for name in ("c.pem", "k.pem", "ca.pem"))
-    for file, source in zip((certificate, key), authority.signed("DNS:gw1"), strict=True):
+    for file, source in zip((certificate, key), authority.sign("server", "DNS:gw1"), strict=True):
         file.write_bytes(source.read_bytes())
     ca.write_bytes(authority.certificate.read_bytes())
     tls = KafkaTlsSettings(ca=ca, certificate=certificate, key=key)
@@ -1023,7 +1025,7 @@ def test_files_that_change_are_told_and_half_written_ones_are_not(
     assert not first.files_changed()
     os.utime(ca)
     assert not first.files_changed(), "the same content is no change"
-    renewed, renewed_key = authority.signed("DNS:gw1")
+    renewed, renewed_key = authority.sign("server", "DNS:gw1")
     certificate.write_bytes(renewed.read_bytes())
     assert not first.files_changed(), "the certificate is there and its key is not yet: the session goes on"
     key.write_bytes(renewed_key.read_bytes())
@@ -1070,7 +1072,7 @@ def test_a_new_file_that_cannot_be_used_is_read_once_and_logged_once(
 def test_files_that_cannot_be_used_are_told_by_their_setting(
     authority: Authority, tmp_path: Path, sasl: KafkaSaslSettings
 ) -> None:
-    certificate, key = authority.signed("DNS:gw1")
+    certificate, key = authority.sign("server", "DNS:gw1")
     nowhere = tmp_path / "nowhere"
     for settings, words in (
         ({"tls": KafkaTlsSettings(ca=nowhere)}, "kafka.tls.ca: .*nowhere does not exist"),
