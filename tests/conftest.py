@@ -11,6 +11,7 @@ from tests.support.sizes import SEED, WHOLE, size, slice_of
 
 pytest_plugins = [
     "tests.support.fixtures_boxes",
+    "tests.support.fixtures_gateways",
     "tests.support.fixtures_kafka",
     "tests.support.fixtures_spark",
     "tests.support.fixtures_time",

@@ -316,9 +316,8 @@ async def test_the_same_seed_repeats_a_run_and_no_seed_never_does() -> None:
 
 
 @pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed")
-async def test_a_broker_that_knows_nothing_of_sluice_understands_the_sensors() -> None:
+async def test_a_broker_that_knows_nothing_of_sluice_understands_the_sensors(port: int) -> None:
     assert MOSQUITTO is not None
-    port = free_port()
     broker = await asyncio.create_subprocess_exec(MOSQUITTO, "-p", str(port), stderr=asyncio.subprocess.DEVNULL)
     try:
         last = await run_fleet(FleetOptions("127.0.0.1", port, 5, 50, seconds=1.0), asyncio.Event(), ignore)

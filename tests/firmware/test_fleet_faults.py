@@ -667,10 +667,9 @@ def check_values(ledger: Ledger, stored: Stored) -> None:
 
 @pytest.mark.slow
 async def test_under_every_fault_and_kill_nothing_acknowledged_is_missing_and_nothing_is_stored_twice(
-    tmp_path: Path,
+    tmp_path: Path, port: int
 ) -> None:
     """QoS 0, 1 and 2 on a route whose identity is the payload's; `lost` is what was dropped."""
-    port = free_port()
     config = gateway_config(tmp_path, port)
     faults = ("--faults", "--fault", "duplicates=0.1", "--fault", "drop-outs=1", "--time-scale", "1200", "--seed", "1")
     with Fleet(tmp_path, port, "--sensors", "60", "--interval-ms", "50", *faults) as fleet:
@@ -709,9 +708,8 @@ async def test_under_every_fault_and_kill_nothing_acknowledged_is_missing_and_no
 
 
 @pytest.mark.slow
-async def test_with_qos_2_nothing_is_stored_twice_although_no_identity_is_read(tmp_path: Path) -> None:
+async def test_with_qos_2_nothing_is_stored_twice_although_no_identity_is_read(tmp_path: Path, port: int) -> None:
     """Exactly once by the exchange alone: half-open connections, drop-outs, and kill -9 of the gateway."""
-    port = free_port()
     config = gateway_config(tmp_path, port, identity="none")
     faults = ("qos2=1", "half-open=2", "drop-outs=1", "drop-out-minutes=20", "slow-reads=1", "reordering=0.5")
     arguments = ("--sensors", "40", "--interval-ms", "50", "--time-scale", "1200", "--seed", "2")

@@ -26,7 +26,7 @@ from gateway.buffer.salvage import salvage
 from gateway.reading import BufferFileError
 from gateway.settings import BufferSettings
 from tests.support.buffers import CLOCK, entry, opened, store
-from tests.support.gateways import consume, daemon, free_port, header, write_config
+from tests.support.gateways import consume, daemon, header, write_config
 from tests.support.kill_loop import KINDS, UNREACHABLE
 from tests.support.sizes import SEED
 from tests.support.syscall_replay import strace_refusal
@@ -95,9 +95,8 @@ async def logged(config: Path, words: str) -> None:
     ids=["failing", "not syncing", "read-only"],
 )
 async def test_a_card_that_refuses_costs_nothing_and_the_daemon_goes_on_when_it_takes_again(
-    calls: str, error: str, tmp_path: Path
+    calls: str, error: str, tmp_path: Path, port: int
 ) -> None:
-    port = free_port()
     config = write_config(tmp_path, UNREACHABLE, port, "faults")
     talks = [Talk(sensor) for sensor in sensors()]
     devices = [talk.sensor for talk in talks]
@@ -125,8 +124,7 @@ async def test_a_card_that_refuses_costs_nothing_and_the_daemon_goes_on_when_it_
 
 
 @needs_strace
-async def test_a_card_that_fails_now_and_then_costs_nothing(tmp_path: Path) -> None:
-    port = free_port()
+async def test_a_card_that_fails_now_and_then_costs_nothing(tmp_path: Path, port: int) -> None:
     config = write_config(tmp_path, UNREACHABLE, port, "faults")
     talks = [Talk(sensor) for sensor in sensors()]
     devices = [talk.sensor for talk in talks]
@@ -186,9 +184,8 @@ def pages_of(path: Path) -> int:
 
 @pytest.mark.parametrize("where", ["first page", "whole file", "WAL and first page"])
 async def test_a_file_found_corrupt_at_the_start_is_set_aside_and_the_daemon_goes_on(
-    where: str, tmp_path: Path
+    where: str, tmp_path: Path, port: int
 ) -> None:
-    port = free_port()
     config = write_config(tmp_path, UNREACHABLE, port, "faults")
     path = tmp_path / "buffer.db"
     talks = [Talk(sensor) for sensor in sensors()]
@@ -214,8 +211,7 @@ async def test_a_file_found_corrupt_at_the_start_is_set_aside_and_the_daemon_goe
     assert not [identity for identity, reading in after.items() if before.get(identity, reading) != reading]
 
 
-async def test_what_can_be_read_of_a_damaged_file_is_taken_over_with_its_identity(tmp_path: Path) -> None:
-    port = free_port()
+async def test_what_can_be_read_of_a_damaged_file_is_taken_over_with_its_identity(tmp_path: Path, port: int) -> None:
     config = write_config(tmp_path, UNREACHABLE, port, "faults")
     path = tmp_path / "buffer.db"
     talks = [Talk(sensor) for sensor in sensors()]
@@ -232,8 +228,7 @@ async def test_what_can_be_read_of_a_damaged_file_is_taken_over_with_its_identit
     assert len(set(after.values())) == len(after), "a reading stands twice"
 
 
-async def test_a_restored_copy_gives_no_identity_to_another_reading(tmp_path: Path) -> None:
-    port = free_port()
+async def test_a_restored_copy_gives_no_identity_to_another_reading(tmp_path: Path, port: int) -> None:
     config = write_config(tmp_path, UNREACHABLE, port, "faults")
     path = tmp_path / "buffer.db"
     talks = [Talk(sensor) for sensor in sensors()]
@@ -375,9 +370,8 @@ async def test_a_kill_while_a_file_is_set_aside_costs_nothing_of_what_can_be_rea
 
 @pytest.mark.kafka
 async def test_a_page_that_goes_bad_under_the_running_daemon_costs_what_stood_on_it(
-    kafka: Broker, tmp_path: Path
+    kafka: Broker, tmp_path: Path, port: int
 ) -> None:
-    port = free_port()
     path = tmp_path / "buffer.db"
     talks = [Talk(sensor) for sensor in sensors()]
     devices = [talk.sensor for talk in talks]

@@ -109,8 +109,7 @@ async def until_above_share(buffer: Path) -> dict[str, int]:
     return above
 
 
-async def test_a_stolen_sensor_that_fills_the_buffer_costs_a_good_one_nothing(tmp_path: Path) -> None:
-    port = free_port()
+async def test_a_stolen_sensor_that_fills_the_buffer_costs_a_good_one_nothing(tmp_path: Path, port: int) -> None:
     config = write_attacked(tmp_path, port)
     buffer = tmp_path / "buffer.db"
     connections: list[int] = []

@@ -16,7 +16,7 @@ import pytest
 
 from demo.kafka_broker import Broker
 from demo.uplink import Uplink
-from tests.support.gateways import consume, free_port, header, write_config
+from tests.support.gateways import consume, header, write_config
 from tests.support.kill_loop import KINDS, PINGREQ, UNREACHABLE, LedgerSensor
 from tests.support.small_disk import SmallDisk, daemon_on, mount_refusal, small_disk
 from tests.support.waiting import patience
@@ -217,9 +217,8 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 @pytest.mark.alone
 async def test_a_full_disk_holds_the_readings_answers_pings_and_goes_on_by_itself(
-    disk: SmallDisk, tmp_path: Path
+    disk: SmallDisk, tmp_path: Path, port: int
 ) -> None:
-    port = free_port()
     config = write_small_config(disk, tmp_path, port, UNREACHABLE, "refuse")
     talks = [Talk(sensor) for sensor in sensors()]
     devices = [talk.sensor for talk in talks]
@@ -250,8 +249,7 @@ async def test_a_full_disk_holds_the_readings_answers_pings_and_goes_on_by_itsel
     assert not at_the_end.lost
 
 
-async def test_a_kill_and_a_start_on_a_full_disk_cost_nothing(disk: SmallDisk, tmp_path: Path) -> None:
-    port = free_port()
+async def test_a_kill_and_a_start_on_a_full_disk_cost_nothing(disk: SmallDisk, tmp_path: Path, port: int) -> None:
     config = write_small_config(disk, tmp_path, port, UNREACHABLE, "refuse")
     talks = [Talk(sensor) for sensor in sensors()]
     devices = [talk.sensor for talk in talks]
@@ -284,8 +282,7 @@ async def test_a_kill_and_a_start_on_a_full_disk_cost_nothing(disk: SmallDisk, t
             assert numbers == list(range(sensor.next_number))
 
 
-async def test_drop_oldest_accounts_for_each_reading_that_is_gone(disk: SmallDisk, tmp_path: Path) -> None:
-    port = free_port()
+async def test_drop_oldest_accounts_for_each_reading_that_is_gone(disk: SmallDisk, tmp_path: Path, port: int) -> None:
     config = write_small_config(disk, tmp_path, port, UNREACHABLE, "drop-oldest")
     talks = [Talk(sensor) for sensor in sensors()]
     devices = [talk.sensor for talk in talks]
@@ -321,9 +318,8 @@ def account(devices: list[LedgerSensor], there: Found) -> None:
 
 @pytest.mark.kafka
 async def test_with_kafka_reachable_again_a_full_disk_drains_by_itself(
-    kafka: Broker, disk: SmallDisk, tmp_path: Path
+    kafka: Broker, disk: SmallDisk, tmp_path: Path, port: int
 ) -> None:
-    port = free_port()
     prefix = f"full{random.randrange(10**6)}"  # noqa: S311
     talks = [Talk(sensor) for sensor in sensors()]
     devices = [talk.sensor for talk in talks]

@@ -67,8 +67,7 @@ def gateway_in(folder: Path, port: int, devices: Iterable[str]) -> Path:
     return config
 
 
-def test_a_backlog_of_ten_thousand_comes_through_on_one_connection(tmp_path: Path) -> None:
-    port = free_port()
+def test_a_backlog_of_ten_thousand_comes_through_on_one_connection(tmp_path: Path, port: int) -> None:
     config = gateway_in(tmp_path, port, ["m001"])
     job = Job(port, "m001", "device/m001/thermo", 2, window=READINGS, reading_bytes=READING_BYTES)
     with running("paho-python", job) as program:

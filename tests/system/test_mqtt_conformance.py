@@ -31,8 +31,7 @@ SAID = re.compile(r"^(.+) test (succeeded|failed)$", re.MULTILINE)
 
 @pytest.mark.skipif(not SUITE.exists(), reason="no registry has Eclipse's client: clone paho.mqtt.testing into build/")
 @pytest.mark.long(seconds=60)
-def test_what_needs_no_delivery_between_clients_passes(tmp_path: Path) -> None:
-    port = free_port()
+def test_what_needs_no_delivery_between_clients_passes(tmp_path: Path, port: int) -> None:
     command = [sys.executable, str(SUITE), "--hostname", "127.0.0.1", "--port", str(port)]
     command += ["--zero_length_clientid", "--subscribe_failure", "--dollar_topics"]
     with daemon(write_config(tmp_path, f"127.0.0.1:{free_port()}", port, "conformance"), port):

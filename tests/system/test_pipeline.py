@@ -71,8 +71,7 @@ async def drained(config: Path) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_a_reading_from_mqtt_to_kafka(kafka: Broker, tmp_path: Path) -> None:
-    port = free_port()
+async def test_a_reading_from_mqtt_to_kafka(kafka: Broker, tmp_path: Path, port: int) -> None:
     config = write_config(tmp_path, kafka.bootstrap, port, "first")
     with daemon(config, port):
         publish(port, "device/42/thermo", '{"celsius": 21.5, "boot": "1-0000beef", "seq": 0}')
@@ -85,7 +84,7 @@ async def test_a_reading_from_mqtt_to_kafka(kafka: Broker, tmp_path: Path) -> No
 
 
 async def test_a_reading_whose_sensor_fails_is_the_same_reading_when_it_is_sent_again(
-    kafka: Broker, tmp_path: Path
+    kafka: Broker, tmp_path: Path, port: int
 ) -> None:
     """Promise P3, as sensors write JSON: with nan, with an infinity, with a text for a number."""
     payloads = [
@@ -94,7 +93,6 @@ async def test_a_reading_whose_sensor_fails_is_the_same_reading_when_it_is_sent_
         '{"boot":"b1","seq":"3","celsius":21.5}',
         ' {"celsius":-Infinity,"boot":"b1","seq":4}',
     ]
-    port = free_port()
     config = write_config(tmp_path, kafka.bootstrap, port, "failing")
     with daemon(config, port):
         for payload in payloads:
@@ -119,10 +117,9 @@ async def test_a_reading_whose_sensor_fails_is_the_same_reading_when_it_is_sent_
 
 
 async def test_readings_are_acknowledged_without_kafka_and_follow_when_it_is_there(
-    kafka: Broker, tmp_path: Path
+    kafka: Broker, tmp_path: Path, port: int
 ) -> None:
     """Promise P1: the acknowledgement does not wait for Kafka. P2: nothing leaves the buffer before Kafka has it."""
-    port = free_port()
     config = write_config(tmp_path, UNREACHABLE, port, "later")
     with daemon(config, port):
         for sequence in range(5):
@@ -156,10 +153,9 @@ async def test_what_came_in_while_kafka_was_away_goes_to_the_backlog_topic_alone
 
 
 async def test_killed_in_the_middle_nothing_acknowledged_is_missing_and_nothing_is_stored_twice(
-    kafka: Broker, tmp_path: Path
+    kafka: Broker, tmp_path: Path, port: int
 ) -> None:
     """Promises P1 and P3 against `kill -9`, three times, under the fleet."""
-    port = free_port()
     config = write_config(tmp_path, kafka.bootstrap, port, "killed")
     ledger = tmp_path / "fleet.ledger"
     command = [sys.executable, "-m", "sluice_sim", "fleet", "--port", str(port), "--sensors", "20"]
@@ -245,8 +241,7 @@ async def test_what_cannot_be_forwarded_goes_aside_and_the_next_one_passes(kafka
     ]
 
 
-async def test_the_heartbeat_tells_offsets_and_what_is_pending(kafka: Broker, tmp_path: Path) -> None:
-    port = free_port()
+async def test_the_heartbeat_tells_offsets_and_what_is_pending(kafka: Broker, tmp_path: Path, port: int) -> None:
     config = write_config(tmp_path, kafka.bootstrap, port, "beat")
     with daemon(config, port):
         publish(port, "device/42/thermo", "21.5")
@@ -268,10 +263,9 @@ async def test_the_heartbeat_tells_offsets_and_what_is_pending(kafka: Broker, tm
 
 
 async def test_a_lane_is_closed_with_its_count_and_offsets_are_known_after_a_kill(
-    kafka: Broker, tmp_path: Path
+    kafka: Broker, tmp_path: Path, port: int
 ) -> None:
     """What a killed gateway had acknowledged is below the offsets that the next one tells, before it sends anything."""
-    port = free_port()
     config = write_config(tmp_path, kafka.bootstrap, port, "kept")
     with daemon(config, port) as process:
         for sequence in range(5):
@@ -308,8 +302,7 @@ def test_a_wrong_configuration_starts_nothing_and_says_what_to_write(tmp_path: P
     assert not (tmp_path / "buffer.db").exists()
 
 
-def test_a_port_that_is_taken_is_explained(tmp_path: Path) -> None:
-    port = free_port()
+def test_a_port_that_is_taken_is_explained(tmp_path: Path, port: int) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     first = write_config(tmp_path / "a", UNREACHABLE, port, "a")

@@ -10,7 +10,7 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from gateway.daemon import control
-from tests.support.gateways import SLUICE, daemon, free_port, write_config
+from tests.support.gateways import SLUICE, daemon, write_config
 from tests.support.mqtt_peers import connect
 from tests.support.waiting import patience
 
@@ -51,8 +51,7 @@ def measure(port: int, name: str, secret: str) -> None:
     client.loop_stop()
 
 
-async def test_secrets_are_nowhere_in_what_daemon_and_commands_say(tmp_path: Path) -> None:
-    port = free_port()
+async def test_secrets_are_nowhere_in_what_daemon_and_commands_say(tmp_path: Path, port: int) -> None:
     config = write_config(tmp_path, "127.0.0.1:1", port, "s", '[log]\nlevel = "debug"\n')
     config.write_text(config.read_text().replace("anonymous = true", ""))
     said: list[str] = []

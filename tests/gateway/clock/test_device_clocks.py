@@ -1,6 +1,7 @@
 """The clocks of all sensors: bounded, kept with readings, and gone on with after a restart of the daemon."""
 
 import msgspec
+import pytest
 
 from gateway.clock.sensor_clock import DeviceClock
 from gateway.clock.sensor_clocks import (
@@ -21,15 +22,18 @@ def kept(marks: list[Mark]) -> dict[str, bytes]:
     return {mark.key: mark.value for mark in marks if mark.value is not None}
 
 
-def test_a_run_has_one_clock() -> None:
-    clocks = DeviceClocks("boot")
+@pytest.fixture
+def clocks() -> DeviceClocks:
+    return DeviceClocks("boot")
+
+
+def test_a_run_has_one_clock(clocks: DeviceClocks) -> None:
     assert clocks.of("attic", "7-1a2b3c4d") is clocks.of("attic", "7-1a2b3c4d")
     assert clocks.of("attic", "8-1a2b3c4d") is not clocks.of("attic", "7-1a2b3c4d")
     assert clocks.find("cellar", "1") is None
 
 
-def test_streams_that_count_by_themselves_have_clocks_by_themselves() -> None:
-    clocks = DeviceClocks("boot")
+def test_streams_that_count_by_themselves_have_clocks_by_themselves(clocks: DeviceClocks) -> None:
     learn(clocks.of("attic", "7", "rc", "device/attic/thermo"), 1_000_000)
     learn(clocks.of("attic", "7", "rc", "device/attic/hygro"), 1_000_000)
     marks = kept(clocks.marks(2_000_000))
@@ -40,8 +44,7 @@ def test_streams_that_count_by_themselves_have_clocks_by_themselves() -> None:
     assert again.find("attic", "7") is None
 
 
-def test_another_oscillator_in_the_settings_is_another_clock() -> None:
-    clocks = DeviceClocks("boot")
+def test_another_oscillator_in_the_settings_is_another_clock(clocks: DeviceClocks) -> None:
     learn(clocks.of("attic", "7"), 1_000_000)
     assert clocks.of("attic", "7", "crystal").fit.observed_us is None
 
@@ -55,8 +58,7 @@ def test_those_that_were_used_least_lately_go_first() -> None:
     assert [run.device for run in clocks.runs()] == ["c", "a", "d"]
 
 
-def test_what_was_learnt_is_kept_once_and_gone_on_with() -> None:
-    clocks = DeviceClocks("boot")
+def test_what_was_learnt_is_kept_once_and_gone_on_with(clocks: DeviceClocks) -> None:
     learn(clocks.of("attic", "7", "crystal"), 1_000_000)
     clocks.of("cellar", "1")
     marks = clocks.marks(2_000_000)
@@ -72,8 +74,7 @@ def test_what_was_learnt_is_kept_once_and_gone_on_with() -> None:
     assert again.marks(3_000_000) == []
 
 
-def test_one_clock_is_not_written_at_each_reading() -> None:
-    clocks = DeviceClocks("boot")
+def test_one_clock_is_not_written_at_each_reading(clocks: DeviceClocks) -> None:
     learn(clocks.of("attic", "7"), 1_000_000)
     assert len(clocks.marks(1_000_000)) == 1
     learn(clocks.of("attic", "7"), 20_000_000)
@@ -113,8 +114,7 @@ def test_a_clock_that_came_back_before_it_was_forgotten_is_not_forgotten() -> No
     assert Mark(f"{SENSOR_CLOCK_MARKS}a/", None) not in clocks.marks(32_000_000)
 
 
-def test_of_many_some_are_written_at_a_time_and_all_in_the_end() -> None:
-    clocks = DeviceClocks("boot")
+def test_of_many_some_are_written_at_a_time_and_all_in_the_end(clocks: DeviceClocks) -> None:
     names = [f"d{number}" for number in range(3 * SAVED_AT_ONCE_MAX)]
     for name in names:
         learn(clocks.of(name, "1"), 1_000_000)
@@ -126,8 +126,7 @@ def test_of_many_some_are_written_at_a_time_and_all_in_the_end() -> None:
     assert sorted(written) == sorted(names)
 
 
-def test_only_the_newest_run_of_a_device_is_kept() -> None:
-    clocks = DeviceClocks("boot")
+def test_only_the_newest_run_of_a_device_is_kept(clocks: DeviceClocks) -> None:
     learn(clocks.of("attic", "7"), 1_000_000)
     learn(clocks.of("attic", "8"), 2_000_000)
     again = DeviceClocks("boot")
@@ -136,8 +135,7 @@ def test_only_the_newest_run_of_a_device_is_kept() -> None:
     assert again.find("attic", "8") is not None
 
 
-def test_after_a_restart_of_the_box_it_is_void() -> None:
-    clocks = DeviceClocks("boot")
+def test_after_a_restart_of_the_box_it_is_void(clocks: DeviceClocks) -> None:
     learn(clocks.of("attic", "7"), 1_000_000)
     marks = kept(clocks.marks(1_000_000))
     later = DeviceClocks("another")
@@ -145,8 +143,7 @@ def test_after_a_restart_of_the_box_it_is_void() -> None:
     assert later.find("attic", "7") is None
 
 
-def test_a_mark_that_is_none_is_forgotten_and_costs_nothing_else() -> None:
-    clocks = DeviceClocks("boot")
+def test_a_mark_that_is_none_is_forgotten_and_costs_nothing_else(clocks: DeviceClocks) -> None:
     learn(clocks.of("attic", "7"), 1_000_000)
     marks = kept(clocks.marks(1_000_000)) | {
         f"{SENSOR_CLOCK_MARKS}cellar/": b"\xff\x00",
@@ -160,8 +157,7 @@ def test_a_mark_that_is_none_is_forgotten_and_costs_nothing_else() -> None:
     assert again.find("attic", "7") is not None
 
 
-def test_what_was_kept_is_looked_into_when_it_is_needed() -> None:
-    clocks = DeviceClocks("boot")
+def test_what_was_kept_is_looked_into_when_it_is_needed(clocks: DeviceClocks) -> None:
     learn(clocks.of("attic", "7"), 1_000_000)
     marks = kept(clocks.marks(1_000_000))
     (key,) = marks
@@ -205,8 +201,7 @@ def test_a_boot_that_follows_takes_the_place_of_the_one_before_on_disk() -> None
     assert clocks.marks(clocks.save_due_us) == [], "the mark is of the newer one, which is known still"
 
 
-def test_more_than_is_kept_in_memory_is_not_kept_on_disk_either() -> None:
-    clocks = DeviceClocks("boot")
+def test_more_than_is_kept_in_memory_is_not_kept_on_disk_either(clocks: DeviceClocks) -> None:
     for name in "abc":
         learn(clocks.of(name, "1"), 1_000_000)
     again = DeviceClocks("boot", runs_max=2)

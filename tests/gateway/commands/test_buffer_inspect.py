@@ -71,8 +71,12 @@ def put_series(connection: sqlite3.Connection, device: str) -> int:
     return int(number)
 
 
-async def test_a_waiting_reading_with_all_that_is_known_of_it(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "buffer.db"
+
+
+async def test_a_waiting_reading_with_all_that_is_known_of_it(path: Path) -> None:
     async with opened_buffer(path) as buffer:
         assert await store(buffer, [entry(b'{"t": 21.5}', sequence=7, received_us=5_000_000)])
         with opened(path) as db:
@@ -88,8 +92,7 @@ async def test_a_waiting_reading_with_all_that_is_known_of_it(tmp_path: Path) ->
     assert reading.payload == '{"t": 21.5}'
 
 
-def test_a_time_that_the_sensor_sent_is_shown_where_it_can_be_right(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_a_time_that_the_sensor_sent_is_shown_where_it_can_be_right(path: Path) -> None:
     with written(path) as connection:
         put_lane(connection, "synced", [3, 4])
         for sequence, seconds in ((3, -60), (4, 3_600)):
@@ -104,8 +107,7 @@ def test_a_time_that_the_sensor_sent_is_shown_where_it_can_be_right(tmp_path: Pa
     assert (not_believed.time, not_believed.time_quality) == (not_believed.received_time, "received")
 
 
-def test_no_time_is_claimed_where_the_clock_was_never_known(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_no_time_is_claimed_where_the_clock_was_never_known(path: Path) -> None:
     with written(path) as connection:
         put_lane(connection, "unsynced", [3])
     with opened(path) as db:
@@ -117,8 +119,7 @@ def test_no_time_is_claimed_where_the_clock_was_never_known(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("payload", [b"", b"text \x00\x1b", "Küche".encode(), b"\xff\x00", b"\xed\xa0\x80"])
-def test_a_payload_comes_back_byte_for_byte_and_in_one_way_only(tmp_path: Path, payload: bytes) -> None:
-    path = tmp_path / "buffer.db"
+def test_a_payload_comes_back_byte_for_byte_and_in_one_way_only(path: Path, payload: bytes) -> None:
     with written(path) as connection:
         put_lane(connection, "synced", [0], payload=payload)
     with opened(path) as db:
@@ -172,10 +173,9 @@ def test_paging_gives_each_row_once_and_in_order(
 
 
 async def test_reading_everything_holds_no_transaction_and_survives_what_the_daemon_deletes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(buffer_reading, "PAGE_ROWS", 10)
-    path = tmp_path / "buffer.db"
     async with opened_buffer(path) as buffer:
         assert await store(buffer, [entry(b"%d" % number) for number in range(100)])
         with opened(path) as db:
@@ -202,8 +202,7 @@ def test_ages_within_a_boot_need_no_wall_clock() -> None:
     assert synced.age_s(Moment("a", 4_000_000, None, None)) is None
 
 
-def test_the_oldest_is_told_by_the_clock_where_it_is_known_and_by_lanes_where_not(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_the_oldest_is_told_by_the_clock_where_it_is_known_and_by_lanes_where_not(path: Path) -> None:
     with written(path) as connection:
         connection.execute(
             "INSERT INTO boot (boot_id, offset_us, error_us) VALUES ('earlier', ?, 1000)", (BOOT_OFFSET_US - 10**12,)
@@ -230,12 +229,11 @@ def put_input(connection: sqlite3.Connection, reason: str, payload: bytes, boot:
     )
 
 
-def test_why_input_is_quarantined_is_told_without_a_copy_of_all_of_it(tmp_path: Path) -> None:
+def test_why_input_is_quarantined_is_told_without_a_copy_of_all_of_it(path: Path) -> None:
     def written_bytes() -> int:
         told = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
         return int(told["wchar"])
 
-    path = tmp_path / "buffer.db"
     with written(path) as connection:
         connection.execute("BEGIN")
         for number in range(1_000):
@@ -251,9 +249,8 @@ def test_why_input_is_quarantined_is_told_without_a_copy_of_all_of_it(tmp_path: 
     ]
 
 
-def test_the_quarantine_is_listed_by_reason_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quarantine_is_listed_by_reason_in_pages(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffer_reading, "PAGE_ROWS", 2)
-    path = tmp_path / "buffer.db"
     with written(path) as connection:
         for number in range(7):
             put_input(connection, "no-route" if number % 2 else "too-large", b"\xff%d" % number)
@@ -279,8 +276,7 @@ def test_the_quarantine_is_listed_by_reason_in_pages(tmp_path: Path, monkeypatch
 # -- files that cannot simply be read -------------------------------------------------------------
 
 
-def test_a_file_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_a_file_of_another_version_is_not_guessed_at(path: Path) -> None:
     with written(path) as connection:
         connection.execute("PRAGMA user_version = 1")
     with pytest.raises(BufferFileError, match=r"older Sluice .* sluice run brings it up to date"), opened(path):
@@ -371,8 +367,7 @@ def test_a_folder_that_is_closed_to_others_is_told_as_such() -> None:
     assert "run this with sudo, or as the user that sluice runs as" in read.stderr
 
 
-def test_files_that_were_set_aside_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_files_that_were_set_aside_are_named(path: Path) -> None:
     with written(path):
         pass
     names = [buffer_aside.begin(path).name]
@@ -393,8 +388,7 @@ def faults(path: Path, **bounds: int) -> dict[str, str]:
     return {verdict.subject: verdict.words for verdict in found if not verdict.ok}
 
 
-def test_a_sound_file_has_no_faults(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_a_sound_file_has_no_faults(path: Path) -> None:
     with written(path) as connection:
         put_lane(connection, "synced", range(5, 50))
         put_lane(connection, "unsynced", [0])
@@ -427,8 +421,7 @@ def test_every_hole_in_a_lane_is_found(
         assert f"({min(missing)} to " in found
 
 
-def test_what_points_nowhere_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_what_points_nowhere_is_found(path: Path) -> None:
     with written(path) as connection:
         lane = put_lane(connection, "synced", [0, 1, 2])
         connection.execute("UPDATE reading SET series = 99 WHERE sequence = 1")
@@ -444,8 +437,7 @@ def test_what_points_nowhere_is_found(tmp_path: Path) -> None:
     assert "1 rows refer to a series that is not there" in of_lane
 
 
-def test_a_quarantine_over_its_bounds_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_a_quarantine_over_its_bounds_is_found(path: Path) -> None:
     with written(path) as connection:
         for _ in range(3):
             put_input(connection, "no-route", bytes(50_000))
@@ -456,8 +448,7 @@ def test_a_quarantine_over_its_bounds_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 3])
-def test_a_damaged_file_is_told_as_such_with_what_to_do(tmp_path: Path, place: int) -> None:
-    path = tmp_path / "buffer.db"
+def test_a_damaged_file_is_told_as_such_with_what_to_do(path: Path, place: int) -> None:
     with written(path) as connection:
         put_lane(connection, "synced", range(2_000))
     with path.open("r+b") as file:
@@ -469,10 +460,9 @@ def test_a_damaged_file_is_told_as_such_with_what_to_do(tmp_path: Path, place: i
 
 
 async def test_a_running_daemon_that_deletes_from_the_front_makes_no_holes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.commands.buffer_verify.SPAN_ROWS", 10)
-    path = tmp_path / "buffer.db"
     async with opened_buffer(path) as buffer:
         assert await store(buffer, [entry() for _ in range(100)])
         verdicts = verify(path, BufferSettings(path=path))

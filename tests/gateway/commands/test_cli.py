@@ -40,9 +40,10 @@ bootstrap = ["127.0.0.1:1"]
 """
 
 
-def write(directory: Path) -> Path:
-    config = directory / "gateway.toml"
-    config.write_text(CONFIG.format(path=directory / "buffer.db"))
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    config = tmp_path / "gateway.toml"
+    config.write_text(CONFIG.format(path=tmp_path / "buffer.db"))
     return config
 
 
@@ -51,8 +52,7 @@ async def fill(path: Path) -> None:
         assert await store(buffer, [entry(b"a", sequence=0), entry(b"b", sequence=1), entry(b"c", "43")])
 
 
-async def test_status_of_a_stopped_gateway(tmp_path: Path) -> None:
-    config = write(tmp_path)
+async def test_status_of_a_stopped_gateway(tmp_path: Path, config: Path) -> None:
     await fill(tmp_path / "buffer.db")
     shown = CliRunner().invoke(main, ["status", "--config", str(config)])
     assert shown.exit_code == 0
@@ -82,8 +82,7 @@ async def status(config: Path, *options: str) -> str:
     return shown.output
 
 
-async def test_status_tells_losses_and_files_set_aside(tmp_path: Path) -> None:
-    config = write(tmp_path)
+async def test_status_tells_losses_and_files_set_aside(tmp_path: Path, config: Path) -> None:
     path = tmp_path / "buffer.db"
     await fill(path)
     unfinished = buffer_aside.begin(path)
@@ -105,10 +104,7 @@ async def test_status_tells_losses_and_files_set_aside(tmp_path: Path) -> None:
     )
 
 
-def test_settings_that_may_not_be_read_are_told_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = write(tmp_path)
+def test_settings_that_may_not_be_read_are_told_with_what_to_do(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def refused(*_arguments: object, **_options: object) -> str:
         raise PermissionError(13, "Permission denied")
@@ -122,9 +118,8 @@ def test_settings_that_may_not_be_read_are_told_with_what_to_do(
 
 
 async def test_commands_are_told_as_they_are_typed_where_the_settings_are_the_services(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Path
 ) -> None:
-    config = write(tmp_path)
     wide = CliRunner(env={"COLUMNS": "1000"})
     listener = tmp_path / "listener.toml"
     listener.write_text(config.read_text() + "[mqtt_listener]\n")
@@ -148,8 +143,7 @@ async def test_commands_are_told_as_they_are_typed_where_the_settings_are_the_se
     assert "make a secret for each device: sudo sluice devices add NAME" in refused.stdout
 
 
-async def test_status_fits_the_terminal(tmp_path: Path) -> None:
-    config = write(tmp_path)
+async def test_status_fits_the_terminal(tmp_path: Path, config: Path) -> None:
     full = {"buffer": {"full": True, "failing": None}, "uplink": {"up": False, "error": "too long a story " * 20}}
     async with daemon(tmp_path / "buffer.db", full):
         narrow = CliRunner(env={"COLUMNS": "60"})
@@ -159,8 +153,7 @@ async def test_status_fits_the_terminal(tmp_path: Path) -> None:
     assert " ".join(shown.output.split()).count("too long a story") == 20
 
 
-async def test_status_asks_the_running_daemon_how_it_is(tmp_path: Path) -> None:
-    config = write(tmp_path)
+async def test_status_asks_the_running_daemon_how_it_is(tmp_path: Path, config: Path) -> None:
     full = {"buffer": {"full": True, "failing": None}, "uplink": {"up": False, "error": "no route to \x1b[2Jhost"}}
     async with daemon(tmp_path / "buffer.db", full):
         shown = await status(config)
@@ -177,16 +170,14 @@ async def test_status_asks_the_running_daemon_how_it_is(tmp_path: Path) -> None:
     assert "uplink      up\n" in shown
 
 
-async def test_status_of_a_daemon_that_cannot_be_asked_falls_back_to_the_file(tmp_path: Path) -> None:
-    config = write(tmp_path)
+async def test_status_of_a_daemon_that_cannot_be_asked_falls_back_to_the_file(tmp_path: Path, config: Path) -> None:
     async with opened(tmp_path / "buffer.db"):
         shown = await status(config)
     assert "gw1, running\n            its state is not known: no gateway listens at" in shown
     assert "empty: nothing waits for Kafka" in shown
 
 
-async def test_status_does_not_vouch_for_a_date_that_nothing_vouches_for(tmp_path: Path) -> None:
-    config = write(tmp_path)
+async def test_status_does_not_vouch_for_a_date_that_nothing_vouches_for(tmp_path: Path, config: Path) -> None:
     await fill(tmp_path / "buffer.db")
     connection = schema.connect(tmp_path / "buffer.db")
     connection.execute("UPDATE boot SET error_us = NULL, offset_us = 946684800000000, clock = NULL")
@@ -201,8 +192,7 @@ async def test_status_does_not_vouch_for_a_date_that_nothing_vouches_for(tmp_pat
     assert "  boot + 7:22:29  " in listed
 
 
-async def test_status_knows_the_devices_whose_windows_are_not_written_yet(tmp_path: Path) -> None:
-    config = write(tmp_path)
+async def test_status_knows_the_devices_whose_windows_are_not_written_yet(tmp_path: Path, config: Path) -> None:
     path = tmp_path / "buffer.db"
     await fill(path)
     async with opened(path) as buffer:
@@ -233,8 +223,7 @@ async def test_devices_behind_the_windows_are_looked_for_in_a_bounded_number_of_
         assert [device.device for device in read_status(path).devices] == ["42", "newer", "newest"]
 
 
-async def test_a_device_whose_lane_is_gone_is_told_with_a_doubt(tmp_path: Path) -> None:
-    config = write(tmp_path)
+async def test_a_device_whose_lane_is_gone_is_told_with_a_doubt(tmp_path: Path, config: Path) -> None:
     await fill(tmp_path / "buffer.db")
     connection = schema.connect(tmp_path / "buffer.db")
     connection.execute("DELETE FROM reading")
@@ -255,9 +244,8 @@ async def test_a_device_whose_lane_is_gone_is_told_with_a_doubt(tmp_path: Path) 
     ],
 )
 async def test_status_says_what_becomes_of_readings_until_the_clock_is_synced(
-    tmp_path: Path, *, waits: bool, synced: bool | None, words: str | None
+    tmp_path: Path, config: Path, *, waits: bool, synced: bool | None, words: str | None
 ) -> None:
-    config = write(tmp_path)
     state: dict[str, Any] = {"buffer": {}, "uplink": {"up": True, "error": None, "waits_for_clock": waits}}
     # One of another version says nothing of its clock.
     state |= {} if synced is None else {"clock": {"synced": synced, "error_us": None, "since_us": 0}}
@@ -268,24 +256,23 @@ async def test_status_says_what_becomes_of_readings_until_the_clock_is_synced(
     assert words is None or words in shown
 
 
-async def test_status_counts_readings_without_the_identity_that_their_route_promises(tmp_path: Path) -> None:
-    config = write(tmp_path)
+async def test_status_counts_readings_without_the_identity_that_their_route_promises(
+    tmp_path: Path, config: Path
+) -> None:
     async with daemon(tmp_path / "buffer.db", {"buffer": {}, "counts": {"readings": 5000, "identity-missing": 1200}}):
         assert "note: 1,200 readings since the start came without the boot and seq" in await status(config)
     async with daemon(tmp_path / "buffer.db", {"buffer": {}, "counts": {"readings": 5000}}):
         assert "identity" not in await status(config)
 
 
-async def test_status_of_a_stopped_gateway_with_a_full_buffer_says_so(tmp_path: Path) -> None:
-    config = write(tmp_path)
+async def test_status_of_a_stopped_gateway_with_a_full_buffer_says_so(tmp_path: Path, config: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
         assert await store(buffer, [entry(bytes(500_000)), entry(bytes(500_000))])
     config.write_text(config.read_text().replace("[kafka]", "bytes_max = 1_000_000\n[kafka]"))
     assert "FAIL: The buffer is full" in await status(config)
 
 
-async def test_a_gateway_that_nothing_can_reach_says_so_at_its_start_and_in_status(tmp_path: Path) -> None:
-    config = write(tmp_path)
+async def test_a_gateway_that_nothing_can_reach_says_so_at_its_start_and_in_status(config: Path) -> None:
     with capture_logs() as lines:
         gateway = asyncio.create_task(pipeline.run(load_settings(config)))
         async with asyncio.timeout(20):
@@ -300,28 +287,28 @@ async def test_a_gateway_that_nothing_can_reach_says_so_at_its_start_and_in_stat
     assert f"sources     FAIL: {NO_SOURCE[0].upper()}{NO_SOURCE[1:]}.\n" in shown.output
 
 
-def test_status_before_the_first_start_says_so(tmp_path: Path) -> None:
-    shown = CliRunner().invoke(main, ["status", "--config", str(write(tmp_path))])
+def test_status_before_the_first_start_says_so(config: Path) -> None:
+    shown = CliRunner().invoke(main, ["status", "--config", str(config)])
     assert shown.exit_code == 1
     assert "sluice run makes it" in shown.output
 
 
 @pytest.mark.parametrize("command", ["status", "buffer ls"])
-def test_a_named_pipe_is_no_buffer(command: str, tmp_path: Path) -> None:
+def test_a_named_pipe_is_no_buffer(command: str, tmp_path: Path, config: Path) -> None:
     os.mkfifo(tmp_path / "buffer.db")
     # A process of its own: SQLite opens a pipe again and again, whatever signal comes.
-    arguments = [sys.executable, "-m", "gateway.cli", *command.split(), "--config", str(write(tmp_path))]
+    arguments = [sys.executable, "-m", "gateway.cli", *command.split(), "--config", str(config)]
     shown = subprocess.run(arguments, capture_output=True, text=True, timeout=patience(30), check=False)
     assert shown.returncode == 1
     assert "buffer.db is no file" in " ".join(shown.stderr.split())
 
 
-def test_a_named_pipe_is_no_lock(tmp_path: Path) -> None:
+def test_a_named_pipe_is_no_lock(tmp_path: Path, config: Path) -> None:
     asyncio.run(fill(tmp_path / "buffer.db"))
     (tmp_path / "buffer.db.lock").unlink()
     os.mkfifo(tmp_path / "buffer.db.lock")
     with deadline():
-        shown = CliRunner().invoke(main, ["status", "--config", str(write(tmp_path))])
+        shown = CliRunner().invoke(main, ["status", "--config", str(config)])
     assert "gw1, not running" in shown.output
 
 
@@ -333,8 +320,7 @@ def test_wrong_usage_is_exit_code_2(command: str, tmp_path: Path) -> None:
     assert CliRunner().invoke(main, [command, "--nonsense"]).exit_code == 2
 
 
-async def test_status_tells_how_the_sources_do(tmp_path: Path) -> None:
-    config = write(tmp_path)
+async def test_status_tells_how_the_sources_do(tmp_path: Path, config: Path) -> None:
     await fill(tmp_path / "buffer.db")
     told = {
         "buffer": {"full": False, "failing": None},
@@ -349,8 +335,7 @@ async def test_status_tells_how_the_sources_do(tmp_path: Path) -> None:
     assert "listener    refused or ended since the start: 2 bad-credentials\n" in shown
 
 
-async def test_status_tells_of_serial_ports(tmp_path: Path) -> None:
-    config = write(tmp_path)
+async def test_status_tells_of_serial_ports(tmp_path: Path, config: Path) -> None:
     told = {
         "buffer": {"full": False, "failing": None},
         "serial": {
@@ -367,8 +352,7 @@ async def test_status_tells_of_serial_ports(tmp_path: Path) -> None:
     assert "warn: /dev/ttyACM* is not there. Plug it in, or mend the settings under [serial]" in shown
 
 
-async def test_status_of_an_outage_says_how_long_the_room_lasts(tmp_path: Path) -> None:
-    config = write(tmp_path)
+async def test_status_of_an_outage_says_how_long_the_room_lasts(tmp_path: Path, config: Path) -> None:
     error = "the name kafka.example does not resolve: DNS knows no such name"
     uplink = {"up": False, "error": error, "since": time.time()}
     # An hour with 36 MB of payload: of a buffer of 1 GB, as of its disk, a bit more than a day is left at most.
@@ -384,8 +368,7 @@ async def test_status_of_an_outage_says_how_long_the_room_lasts(tmp_path: Path) 
     assert "at the rate of the last 1 h that sluice ran; when it is full, sensors are asked to keep" in shown
 
 
-async def test_status_counts_what_waits_in_the_lanes_behind(tmp_path: Path) -> None:
-    config = write(tmp_path)
+async def test_status_counts_what_waits_in_the_lanes_behind(tmp_path: Path, config: Path) -> None:
     await fill(tmp_path / "buffer.db")
     # The next start opens a lane: what was there before is backlog.
     async with daemon(tmp_path / "buffer.db", {"buffer": {}, "uplink": {"up": True}}):
@@ -397,8 +380,7 @@ async def test_status_counts_what_waits_in_the_lanes_behind(tmp_path: Path) -> N
         assert (read_backlog_rows(settings), buffer.state.rows) == (3, 4)
 
 
-async def test_status_of_a_buffer_with_nothing_in_it(tmp_path: Path) -> None:
-    config = write(tmp_path)
+async def test_status_of_a_buffer_with_nothing_in_it(tmp_path: Path, config: Path) -> None:
     async with opened(tmp_path / "buffer.db"):
         pass
     shown = await status(config)
@@ -407,8 +389,8 @@ async def test_status_of_a_buffer_with_nothing_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["status", "buffer ls", "buffer verify"])
-def test_an_error_fits_the_terminal_and_stays_whole_in_a_pipe(command: str, tmp_path: Path) -> None:
-    arguments = [*command.split(), "--config", str(write(tmp_path))]
+def test_an_error_fits_the_terminal_and_stays_whole_in_a_pipe(command: str, config: Path, tmp_path: Path) -> None:
+    arguments = [*command.split(), "--config", str(config)]
     narrow = CliRunner(env={"COLUMNS": "60"}).invoke(main, arguments)
     assert narrow.exit_code == 1
     lines = narrow.stderr.splitlines()
@@ -420,9 +402,9 @@ def test_an_error_fits_the_terminal_and_stays_whole_in_a_pipe(command: str, tmp_
     ]
 
 
-def test_help_without_a_command_is_help(tmp_path: Path) -> None:
+def test_help_without_a_command_is_help(config: Path) -> None:
     assert CliRunner().invoke(main, []).output == CliRunner().invoke(main, ["--help"]).output
-    unknown = CliRunner(env={"COLUMNS": "40"}).invoke(main, ["chekc", "--config", str(write(tmp_path))])
+    unknown = CliRunner(env={"COLUMNS": "40"}).invoke(main, ["chekc", "--config", str(config)])
     assert unknown.exit_code == 2
     assert "Try 'sluice --help' for help." in unknown.stderr.replace("main", "sluice")
     assert "Did you mean 'check'?" in " ".join(unknown.stderr.split())

@@ -40,6 +40,11 @@ def write(directory: Path, extra: str = "") -> Path:
     return config
 
 
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write(tmp_path)
+
+
 def devices(config: Path, *words: str, given: str | None = None) -> Result:
     return CliRunner().invoke(main, ["devices", *words, "--config", str(config)], input=given, catch_exceptions=False)
 
@@ -50,8 +55,7 @@ def as_json(config: Path, *words: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_a_person_is_shown_what_to_type_once(tmp_path: Path) -> None:
-    config = write(tmp_path)
+def test_a_person_is_shown_what_to_type_once(tmp_path: Path, config: Path) -> None:
     result = devices(config, "add", "42", "barn-1", "--no-qr")
     assert result.exit_code == 0
     first, second, _ = result.stdout.split("\n\n")
@@ -69,8 +73,7 @@ def test_a_person_is_shown_what_to_type_once(tmp_path: Path) -> None:
     assert [line.split()[:2] for line in shown.splitlines()[1:]] == [["42", "added"], ["barn-1", "added"]]
 
 
-def test_a_program_is_told_the_same(tmp_path: Path) -> None:
-    config = write(tmp_path)
+def test_a_program_is_told_the_same(config: Path) -> None:
     told = as_json(config, "add", "42")
     (device,) = told["devices"]
     assert device == {
@@ -96,8 +99,7 @@ def test_a_program_is_told_the_same(tmp_path: Path) -> None:
     assert as_json(config, "list")["logins"] == []
 
 
-def test_before_the_word_options_mean_the_same(tmp_path: Path) -> None:
-    config = write(tmp_path)
+def test_before_the_word_options_mean_the_same(config: Path) -> None:
     result = CliRunner().invoke(main, ["devices", "--config", str(config), "--json", "add", "42"])
     assert json.loads(result.stdout)["devices"][0]["user"] == "42"
     result = CliRunner().invoke(main, ["devices", "--config", "/nowhere", "list", "--config", str(config), "--json"])
@@ -116,14 +118,13 @@ def test_with_tls_the_names_are_those_that_the_certificate_is_for(tmp_path: Path
 
 
 def test_listening_everywhere_gives_this_boxs_name_and_addresses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Path
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "barn-1.example")
     monkeypatch.setattr(handout, "_AVAHI", tmp_path / "avahi")
     monkeypatch.setattr(handout, "running", lambda _program: 7)
     monkeypatch.setattr(handout, "_UDP", tmp_path)
     (tmp_path / "udp").write_text("   1: 00000000:14EB 00000000:0000 07\n")
-    config = write(tmp_path)
     config.write_text(config.read_text().replace("192.0.2.7", "0.0.0.0"))  # noqa: S104 - no listener is started
     (device,) = as_json(config, "add", "41")["devices"]
     assert not any(host.endswith(".local") for host in device["hosts"]), "nothing announces it"
@@ -155,8 +156,7 @@ def test_who_reaches_a_listener(host: str, only: bool) -> None:  # noqa: FBT001
         ('host = "192.0.2.7"', 'host = "192.0.2.7"\nanonymous = true', "may write as any device"),
     ],
 )
-def test_what_makes_a_secret_useless_is_warned_of(old: str, new: str, warning: str, tmp_path: Path) -> None:
-    config = write(tmp_path)
+def test_what_makes_a_secret_useless_is_warned_of(old: str, new: str, warning: str, config: Path) -> None:
     config.write_text(config.read_text().replace(old, new))
     shown = devices(config, "add", "42", "--no-qr")
     assert shown.exit_code == 0
@@ -173,8 +173,7 @@ def test_a_first_list_is_warned_of_where_certificates_let_all_in(tmp_path: Path)
     assert as_json(config, "add", "43")["warnings"] == []
 
 
-def test_an_operator_has_a_secret_of_its_own_kind(tmp_path: Path) -> None:
-    config = write(tmp_path)
+def test_an_operator_has_a_secret_of_its_own_kind(tmp_path: Path, config: Path) -> None:
     (operator,) = as_json(config, "add", "boss", "--operator")["devices"]
     assert operator["topics"] == ["command/DEVICE/#"]
     assert list(load(tmp_path / "devices.json").operators) == ["boss"]
@@ -217,8 +216,7 @@ def test_those_of_the_settings_are_listed_as_such(tmp_path: Path) -> None:
     assert "0" * 64 not in devices(config, "list").stdout
 
 
-def test_without_a_listener_nobody_logs_in(tmp_path: Path) -> None:
-    config = write(tmp_path)
+def test_without_a_listener_nobody_logs_in(config: Path) -> None:
     config.write_text(config.read_text().partition("[mqtt_listener]")[0])
     for words in (("add", "42"), ("list",), ("rotate", "42"), ("revoke", "42")):
         result = devices(config, *words)
@@ -227,8 +225,7 @@ def test_without_a_listener_nobody_logs_in(tmp_path: Path) -> None:
         assert "or run sluice setup again, then add devices" in " ".join(result.stderr.split())
 
 
-def test_revoking_asks_first(tmp_path: Path) -> None:
-    config = write(tmp_path)
+def test_revoking_asks_first(tmp_path: Path, config: Path) -> None:
     devices(config, "add", *map(str, range(8)))
     result = devices(config, "revoke", *map(str, range(8)), given="n\n")
     assert result.exit_code == 1
@@ -241,8 +238,7 @@ def test_revoking_asks_first(tmp_path: Path) -> None:
     assert "nobody may log in yet" in devices(config, "list").stdout
 
 
-def test_a_damaged_file_is_told_and_left_as_it_is(tmp_path: Path) -> None:
-    config = write(tmp_path)
+def test_a_damaged_file_is_told_and_left_as_it_is(tmp_path: Path, config: Path) -> None:
     (tmp_path / "devices.json").write_text("{}}")
     for words in (("add", "42"), ("list",), ("rotate", "42"), ("revoke", "42"), ("revoke", "42", "--yes")):
         result = devices(config, *words)
@@ -253,9 +249,8 @@ def test_a_damaged_file_is_told_and_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_where_the_clock_is_not_known_the_old_secret_cannot_be_kept_for_hours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = write(tmp_path)
     monkeypatch.setattr(devices_commands, "_now", lambda _: None)
     devices(config, "add", "42")
     shown = devices(config, "list").stdout.splitlines()
@@ -367,8 +362,7 @@ def test_a_reader_reads_it(tmp_path: Path) -> None:
     assert read.stdout.strip() == URI
 
 
-def test_a_code_is_shown_unless_it_is_not_wanted_or_cannot_be(tmp_path: Path) -> None:
-    config = write(tmp_path)
+def test_a_code_is_shown_unless_it_is_not_wanted_or_cannot_be(config: Path) -> None:
     shown = devices(config, "add", "42").stdout
     # First, so that what is to be typed is still to be seen on a small screen.
     assert modules(shown.partition("host ")[0])

@@ -33,6 +33,11 @@ async def for_ever(_arguments: dict[str, Any]) -> object:
 HANDLERS: Mapping[str, Handler] = {"echo": echo, "broken": broken, "for-ever": for_ever}
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "control"
+
+
 @asynccontextmanager
 async def serving(path: Path, handlers: Mapping[str, Handler] = HANDLERS) -> AsyncIterator[None]:
     task = asyncio.create_task(serve(path, handlers))
@@ -80,8 +85,7 @@ async def test_a_command_is_answered(tmp_path: Path) -> None:
         assert await raw(path, b'{"command": "echo"}\n') == {"result": {}}
 
 
-async def test_only_its_user_may_ask_and_the_socket_is_gone_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "control"
+async def test_only_its_user_may_ask_and_the_socket_is_gone_at_the_end(path: Path) -> None:
     async with serving(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert not path.exists()
@@ -89,8 +93,7 @@ async def test_only_its_user_may_ask_and_the_socket_is_gone_at_the_end(tmp_path:
         call(path, "echo")
 
 
-async def test_what_goes_wrong_is_told_to_the_one_who_asked_and_the_daemon_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "control"
+async def test_what_goes_wrong_is_told_to_the_one_who_asked_and_the_daemon_goes_on(path: Path) -> None:
     async with serving(path):
         with pytest.raises(RequestRefusedError, match="no such thing"):
             await ask(path, "broken")
@@ -101,8 +104,7 @@ async def test_what_goes_wrong_is_told_to_the_one_who_asked_and_the_daemon_goes_
         assert await ask(path, "echo") == {}
 
 
-async def test_a_request_has_a_largest_size(tmp_path: Path) -> None:
-    path = tmp_path / "control"
+async def test_a_request_has_a_largest_size(path: Path) -> None:
     async with serving(path):
         with pytest.raises(RequestRefusedError, match="at most 65536 bytes"):
             await ask(path, "echo", text="x" * 10_000_000)
@@ -110,9 +112,8 @@ async def test_a_request_has_a_largest_size(tmp_path: Path) -> None:
         assert await ask(path, "echo", numbers=most) == {"numbers": most}
 
 
-async def test_who_says_nothing_is_let_go_and_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_says_nothing_is_let_go_and_keeps_nobody_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "REQUEST_TIMEOUT_S", 0.2)
-    path = tmp_path / "control"
     async with serving(path):
         silent = [await asyncio.open_unix_connection(path) for _ in range(control.CLIENTS_MAX)]
         # All places are taken: this one waits until they are given up.
@@ -123,25 +124,22 @@ async def test_who_says_nothing_is_let_go_and_keeps_nobody_out(tmp_path: Path, m
             await writer.wait_closed()
 
 
-async def test_many_at_once_are_all_answered(tmp_path: Path) -> None:
-    path = tmp_path / "control"
+async def test_many_at_once_are_all_answered(path: Path) -> None:
     async with serving(path):
         answers = await asyncio.gather(*(ask(path, "echo", number=number) for number in range(2 * control.CLIENTS_MAX)))
     assert [answer["number"] for answer in answers] == list(range(2 * control.CLIENTS_MAX))
 
 
 async def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "ANSWER_TIMEOUT_S", 0.1)
-    path = tmp_path / "control"
     async with serving(path):
         with pytest.raises(RequestRefusedError, match="it may still be done"):
             await ask(path, "for-ever")
 
 
-async def test_a_daemon_that_stops_while_it_is_asked_leaves_no_client_hanging(tmp_path: Path) -> None:
-    path = tmp_path / "control"
+async def test_a_daemon_that_stops_while_it_is_asked_leaves_no_client_hanging(path: Path) -> None:
     async with serving(path):
         asked = asyncio.create_task(ask(path, "for-ever"))
         await asyncio.sleep(0.1)
@@ -149,8 +147,7 @@ async def test_a_daemon_that_stops_while_it_is_asked_leaves_no_client_hanging(tm
         await asked
 
 
-async def test_the_socket_of_a_killed_daemon_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "control"
+async def test_the_socket_of_a_killed_daemon_is_replaced(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     with pytest.raises(NotRunningError):
@@ -173,10 +170,9 @@ async def test_who_asks_before_the_commands_are_complete_is_answered_then(tmp_pa
 
 
 async def test_another_file_of_that_name_is_left_alone_until_it_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(control, "REOPEN_INTERVAL_S", 0.05)
-    path = tmp_path / "control"
     path.write_text("somebody's")
     task = asyncio.create_task(serve(path, HANDLERS))
     said = ""
@@ -200,8 +196,7 @@ async def test_another_file_of_that_name_is_left_alone_until_it_is_gone(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_socket_that_took_its_name_is_not_removed(tmp_path: Path) -> None:
-    path = tmp_path / "control"
+async def test_a_socket_that_took_its_name_is_not_removed(path: Path) -> None:
     async with serving(path):
         path.unlink()
         with socket.socket(socket.AF_UNIX) as another:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.host import core_dumps
-from tests.support.gateways import daemon, free_port, write_config
+from tests.support.gateways import daemon, write_config
 
 PATTERN = Path("/proc/sys/kernel/core_pattern")
 DIES = """\
@@ -42,8 +42,7 @@ def test_a_dump_holds_no_memory_even_where_the_limit_does_not_count(how: str, tm
     assert any(CODEWORD in dump.read_bytes() for dump in dumps) == (how == "allowed")
 
 
-def test_the_daemon_forbids_its_dumps_and_others_still_see_what_it_has_open(tmp_path: Path) -> None:
-    port = free_port()
+def test_the_daemon_forbids_its_dumps_and_others_still_see_what_it_has_open(tmp_path: Path, port: int) -> None:
     with daemon(write_config(tmp_path, "127.0.0.1:1", port, "d"), port) as process:
         told = Path(f"/proc/{process.pid}/coredump_filter").read_text()
         assert int(told, 16) == 0

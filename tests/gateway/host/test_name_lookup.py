@@ -56,8 +56,12 @@ async def asked_in_vain(names: NameLookup, timeout_s: float = 0.02) -> None:
             await names.addresses("kafka.example", 9092)
 
 
-async def test_an_address_needs_no_look_up() -> None:
-    names = NameLookup()
+@pytest.fixture
+def names() -> NameLookup:
+    return NameLookup()
+
+
+async def test_an_address_needs_no_look_up(names: NameLookup) -> None:
     ((family, _, _, address),) = await names.addresses("127.0.0.1", 9092)
     assert (family, address) == (socket.AF_INET, ("127.0.0.1", 9092))
     ((family, _, _, address),) = await names.addresses("::1", 9092)
@@ -65,8 +69,7 @@ async def test_an_address_needs_no_look_up() -> None:
     assert not names._under_way
 
 
-async def test_whoever_asks_for_the_same_name_joins(dns: Dns) -> None:
-    names = NameLookup()
+async def test_whoever_asks_for_the_same_name_joins(dns: Dns, names: NameLookup) -> None:
     for _ in range(20):
         await asked_in_vain(names)
     assert dns.asked == 1
@@ -75,10 +78,9 @@ async def test_whoever_asks_for_the_same_name_joins(dns: Dns) -> None:
 
 
 async def test_a_dead_dns_does_not_delay_the_next_attempt_once_it_is_back(
-    dns: Dns, monkeypatch: pytest.MonkeyPatch
+    dns: Dns, monkeypatch: pytest.MonkeyPatch, names: NameLookup
 ) -> None:
     monkeypatch.setattr(name_lookup, "HANGING_S", 0.1)
-    names = NameLookup()
     await asked_in_vain(names)
     dns.address = "127.0.0.9"
     await asyncio.sleep(0.1)
@@ -89,9 +91,8 @@ async def test_a_dead_dns_does_not_delay_the_next_attempt_once_it_is_back(
     assert not dns.go_on.is_set()
 
 
-async def test_look_ups_that_hang_do_not_pile_up(dns: Dns, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_look_ups_that_hang_do_not_pile_up(dns: Dns, monkeypatch: pytest.MonkeyPatch, names: NameLookup) -> None:
     monkeypatch.setattr(name_lookup, "HANGING_S", 0.0)
-    names = NameLookup()
     for _ in range(10 * UNDER_WAY_MAX):
         await asked_in_vain(names, 0.005)
     assert dns.asked == UNDER_WAY_MAX
@@ -101,7 +102,7 @@ async def test_look_ups_that_hang_do_not_pile_up(dns: Dns, monkeypatch: pytest.M
 
 
 async def test_a_thread_that_cannot_be_started_is_an_error_of_that_time_only(
-    dns: Dns, monkeypatch: pytest.MonkeyPatch
+    dns: Dns, monkeypatch: pytest.MonkeyPatch, names: NameLookup
 ) -> None:
     """As at a limit on tasks (TasksMax), or where memory is short."""
 
@@ -109,7 +110,6 @@ async def test_a_thread_that_cannot_be_started_is_an_error_of_that_time_only(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(name_lookup, "HANGING_S", 0.0)
-    names = NameLookup()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(name_lookup._LookUp, "start", refuses)
         for _ in range(2 * UNDER_WAY_MAX):
@@ -126,8 +126,7 @@ async def test_a_thread_that_cannot_be_started_is_an_error_of_that_time_only(
         assert await names.addresses("kafka.example", 9092)
 
 
-async def test_an_answer_that_came_too_late_serves_who_asks_next_and_nobody_after(dns: Dns) -> None:
-    names = NameLookup()
+async def test_an_answer_that_came_too_late_serves_who_asks_next_and_nobody_after(dns: Dns, names: NameLookup) -> None:
     released = threading.Event()
     answer = dns.getaddrinfo
 
@@ -151,8 +150,7 @@ async def test_an_answer_that_came_too_late_serves_who_asks_next_and_nobody_afte
     assert dns.asked == 3
 
 
-async def test_why_a_name_is_not_found_is_told(dns: Dns) -> None:
-    names = NameLookup()
+async def test_why_a_name_is_not_found_is_told(dns: Dns, names: NameLookup) -> None:
     dns.go_on.set()
     with pytest.raises(socket.gaierror) as raised:
         await names.addresses("kafka.example", 9092)

@@ -1,5 +1,7 @@
 """Whose readings wait for their sensor's clock, and until when."""
 
+import pytest
+
 from gateway.buffer.rows import Series
 from gateway.clock.arrival_buckets import BUCKET_ARRIVALS_FIRST, BUCKET_US
 from gateway.clock.sensor_clocks import DeviceClocks
@@ -37,8 +39,12 @@ class Site:
         return self.new.settle()
 
 
-def test_the_first_readings_of_a_boot_wait_until_its_clock_is_known_and_no_longer() -> None:
-    site = Site()
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+def test_the_first_readings_of_a_boot_wait_until_its_clock_is_known_and_no_longer(site: Site) -> None:
     assert site.hears() is None
     begun_us = site.now_us
     while not site.passes(1):
@@ -73,8 +79,7 @@ def test_with_no_time_to_wait_nothing_does() -> None:
     assert not site.new.waiting
 
 
-def test_a_sensor_that_is_off_between_its_readings_is_not_waited_for_again_and_again() -> None:
-    site = Site()
+def test_a_sensor_that_is_off_between_its_readings_is_not_waited_for_again_and_again(site: Site) -> None:
     waited = []
     for boot in range(IN_VAIN_MAX + 3):
         site.hears(str(boot))
@@ -90,8 +95,7 @@ def test_a_sensor_that_is_off_between_its_readings_is_not_waited_for_again_and_a
     assert site.new.waiting
 
 
-def test_a_boot_that_follows_is_waited_for_as_long_as_the_first_one_may_wait() -> None:
-    site = Site()
+def test_a_boot_that_follows_is_waited_for_as_long_as_the_first_one_may_wait(site: Site) -> None:
     site.hears("1")
     site.passes(30)
     site.hears("2")
@@ -99,8 +103,7 @@ def test_a_boot_that_follows_is_waited_for_as_long_as_the_first_one_may_wait() -
     assert site.passes(1.1), "what the first boot sent stands before what the second one did"
 
 
-def test_a_sensor_that_restarts_again_and_again_is_not_waited_for_anew_each_time() -> None:
-    site = Site()
+def test_a_sensor_that_restarts_again_and_again_is_not_waited_for_anew_each_time(site: Site) -> None:
     site.hears("1")
     begun_us = site.now_us
     for boot in range(2, 10):
@@ -111,8 +114,7 @@ def test_a_sensor_that_restarts_again_and_again_is_not_waited_for_anew_each_time
     assert not site.new.waiting
 
 
-def test_sensors_wait_each_by_itself() -> None:
-    site = Site()
+def test_sensors_wait_each_by_itself(site: Site) -> None:
     site.hears(device="42")
     site.passes(30)
     site.hears(device="43")
@@ -123,8 +125,7 @@ def test_sensors_wait_each_by_itself() -> None:
     assert site.new.waiting_devices == {("device-thermo", "43"), ("device-baro", "43")}
 
 
-def test_of_two_streams_that_keep_their_order_none_goes_before_the_other_may() -> None:
-    site = Site()
+def test_of_two_streams_that_keep_their_order_none_goes_before_the_other_may(site: Site) -> None:
     site.hears()
     site.passes(30)
     site.hears(stream="device/42/hygro")
@@ -134,8 +135,7 @@ def test_of_two_streams_that_keep_their_order_none_goes_before_the_other_may() -
     assert not site.new.waiting_devices
 
 
-def test_of_very_many_readings_none_waits() -> None:
-    site = Site()
+def test_of_very_many_readings_none_waits(site: Site) -> None:
     site.hears()
     for _ in range(READINGS_MAX):
         site.new.met(series("43"), "1", site.now_us)

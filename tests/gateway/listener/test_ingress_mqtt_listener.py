@@ -23,8 +23,7 @@ from tests.support.mqtt_peers import (
 from tests.support.waiting import until
 
 
-async def test_a_puback_comes_only_after_the_commit() -> None:
-    intake = RecordingIntake()
+async def test_a_puback_comes_only_after_the_commit(intake: RecordingIntake) -> None:
     intake.outcome = None
     async with listening(intake) as listener, connected(listener) as peer:
         peer.writer.write(publish("21.5", 7))
@@ -35,8 +34,7 @@ async def test_a_puback_comes_only_after_the_commit() -> None:
     assert intake.stored == [reading_of("device/m001/thermo", b"21.5", 123_456)]
 
 
-async def test_what_one_read_brought_is_one_batch_acknowledged_in_order() -> None:
-    intake = RecordingIntake()
+async def test_what_one_read_brought_is_one_batch_acknowledged_in_order(intake: RecordingIntake) -> None:
     async with listening(intake) as listener, connected(listener) as peer:
         intake.outcome = None
         peer.writer.write(publish("a", 9) + publish("b") + publish("c", 3) + publish("d", 5))
@@ -47,16 +45,14 @@ async def test_what_one_read_brought_is_one_batch_acknowledged_in_order() -> Non
         assert await peer.read(12) == puback(9, 3, 5)
 
 
-async def test_a_connect_its_readings_and_the_end_may_come_at_once() -> None:
-    intake = RecordingIntake()
+async def test_a_connect_its_readings_and_the_end_may_come_at_once(intake: RecordingIntake) -> None:
     async with listening(intake) as listener, connected(listener, connect() + publish("a") + DISCONNECT) as peer:
         assert await peer.read_to_end() == ACCEPTED
         await until(lambda: intake.stored)
     assert listener.counts["disconnected"] == 1
 
 
-async def test_what_is_not_stored_is_not_acknowledged_and_the_client_must_come_again() -> None:
-    intake = RecordingIntake()
+async def test_what_is_not_stored_is_not_acknowledged_and_the_client_must_come_again(intake: RecordingIntake) -> None:
     intake.outcome = False
     async with listening(intake) as listener, connected(listener) as peer:
         peer.writer.write(publish("a", 1) + publish("b") + publish("c", 2))
@@ -66,8 +62,7 @@ async def test_what_is_not_stored_is_not_acknowledged_and_the_client_must_come_a
         assert [kind for kind, _, _ in intake.events] == ["device-appeared"]
 
 
-async def test_qos_0_alone_is_counted_as_lost_and_the_connection_stays() -> None:
-    intake = RecordingIntake()
+async def test_qos_0_alone_is_counted_as_lost_and_the_connection_stays(intake: RecordingIntake) -> None:
     intake.outcome = False
     async with listening(intake) as listener, connected(listener) as peer:
         peer.writer.write(publish("a") + publish("b"))
@@ -114,8 +109,7 @@ async def test_an_address_of_another_machine_is_named_with_the_setting_to_change
         await MqttListener(settings, RecordingIntake(), lambda: 0).run()
 
 
-async def test_the_end_of_the_listener_closes_every_connection() -> None:
-    intake = RecordingIntake()
+async def test_the_end_of_the_listener_closes_every_connection(intake: RecordingIntake) -> None:
     intake.outcome = None
     async with listening(intake) as listener:
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
@@ -127,9 +121,8 @@ async def test_the_end_of_the_listener_closes_every_connection() -> None:
     assert [kind for kind, _, _ in intake.events] == ["device-appeared"]
 
 
-async def test_a_clean_stop_acknowledges_what_is_being_stored() -> None:
+async def test_a_clean_stop_acknowledges_what_is_being_stored(intake: RecordingIntake) -> None:
     """So that after a restart nothing comes twice that need not."""
-    intake = RecordingIntake()
     intake.outcome = None
     async with contextlib.AsyncExitStack() as stack:
         async with listening(intake) as listener:

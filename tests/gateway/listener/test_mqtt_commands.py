@@ -180,8 +180,7 @@ def operator_keeping() -> bytes:
     return keeping("console", login=("ops", "open sesame"))
 
 
-async def test_a_refused_command_with_qos_2_is_not_taken_for_known_when_it_comes_again() -> None:
-    intake = RecordingIntake()
+async def test_a_refused_command_with_qos_2_is_not_taken_for_known_when_it_comes_again(intake: RecordingIntake) -> None:
     topic = "command/m001/set"
     async with listening(intake, **COMMANDED, commands_max=1) as listener:
         async with connected(listener, device(clean=False) + subscribe("command/m001/#")) as peer:
@@ -207,10 +206,8 @@ async def test_a_refused_command_with_qos_2_is_not_taken_for_known_when_it_comes
 @pytest.mark.parametrize("dup", [False, True])
 @pytest.mark.parametrize("killed", [False, True])
 async def test_an_operators_command_that_comes_again_in_an_open_exchange_is_one_command(
-    dup: bool,  # noqa: FBT001
-    killed: bool,  # noqa: FBT001
+    intake: RecordingIntake, *, dup: bool, killed: bool
 ) -> None:
-    intake = RecordingIntake()
     topic = "command/m001/set"
     async with contextlib.AsyncExitStack() as stack:
         listener = await stack.enter_async_context(listening(intake, **COMMANDED))
@@ -226,8 +223,7 @@ async def test_an_operators_command_that_comes_again_in_an_open_exchange_is_one_
         assert len([key for key in intake.kept if "/command/" in key]) == 1
 
 
-async def test_a_command_is_queued_for_all_sessions_of_its_device_or_for_none() -> None:
-    intake = RecordingIntake()
+async def test_a_command_is_queued_for_all_sessions_of_its_device_or_for_none(intake: RecordingIntake) -> None:
     logins = [keeping(name, login=("m001", CODEWORD)) for name in ("one", "two")]
     async with listening(intake, **COMMANDED, commands_bytes_max=1_000) as listener:
         for first in logins:
@@ -242,8 +238,7 @@ async def test_a_command_is_queued_for_all_sessions_of_its_device_or_for_none() 
         assert len([key for key in intake.kept if "/command/" in key]) == 8
 
 
-async def test_a_command_during_a_clean_connect_is_not_given_to_the_session_that_dies() -> None:
-    intake = RecordingIntake()
+async def test_a_command_during_a_clean_connect_is_not_given_to_the_session_that_dies(intake: RecordingIntake) -> None:
     async with listening(intake, **COMMANDED) as listener:
         async with connected(listener, device(clean=False) + subscribe("command/m001/#")) as peer:
             assert await peer.read(9) == ACCEPTED + granted(1)
@@ -262,9 +257,8 @@ async def test_a_command_during_a_clean_connect_is_not_given_to_the_session_that
 
 @pytest.mark.parametrize("clean", [True, False])
 async def test_subscriptions_are_bounded_and_their_mark_is_written_once_for_each_change(
-    clean: bool,  # noqa: FBT001
+    intake: RecordingIntake, *, clean: bool
 ) -> None:
-    intake = RecordingIntake()
     async with listening(intake, **COMMANDED) as listener, connected(listener, device(clean=clean), ACCEPTED) as peer:
         longest = "command/m001/" + "x" * (256 - 13)
         body = b"\x00\x05" + field(longest) + b"\x00" + field(longest + "x") + b"\x00"
@@ -288,8 +282,7 @@ async def test_subscriptions_are_bounded_and_their_mark_is_written_once_for_each
         publish("on", 1, "command/"),
     ],
 )
-async def test_an_operator_may_publish_commands_and_nothing_else(data: bytes) -> None:
-    intake = RecordingIntake()
+async def test_an_operator_may_publish_commands_and_nothing_else(data: bytes, intake: RecordingIntake) -> None:
     async with listening(intake, **COMMANDED) as listener, connected(listener, OPERATOR, ACCEPTED) as operator:
         operator.writer.write(data)
         assert await operator.read_to_end() == b""
@@ -297,8 +290,7 @@ async def test_an_operator_may_publish_commands_and_nothing_else(data: bytes) ->
     assert not intake.stored
 
 
-async def test_an_operator_is_no_device_and_subscribes_to_nothing() -> None:
-    intake = RecordingIntake()
+async def test_an_operator_is_no_device_and_subscribes_to_nothing(intake: RecordingIntake) -> None:
     async with (
         listening(intake, **COMMANDED) as listener,
         connected(listener, OPERATOR + subscribe("command/ops/#", "#")) as operator,
@@ -307,8 +299,7 @@ async def test_an_operator_is_no_device_and_subscribes_to_nothing() -> None:
     assert intake.events == []
 
 
-async def test_an_operators_will_is_a_command_or_refused() -> None:
-    intake = RecordingIntake()
+async def test_an_operators_will_is_a_command_or_refused(intake: RecordingIntake) -> None:
 
     def first(topic: str) -> bytes:
         body = field("MQTT") + b"\x04\xce\x00\x3c" + field("console") + field(topic) + field("off")

@@ -313,8 +313,7 @@ async def test_silent_connections_to_the_tls_port_shut_out_nobody(tmp_path: Path
 
 
 @pytest.mark.slow
-async def test_the_daemon_lets_sensors_in_beside_hosts_that_take_all_they_get(tmp_path: Path) -> None:
-    port = free_port()
+async def test_the_daemon_lets_sensors_in_beside_hosts_that_take_all_they_get(tmp_path: Path, port: int) -> None:
     config = write_config(tmp_path, "127.0.0.1:1", port, "t")
     config.write_text(config.read_text().replace("anonymous = true", "anonymous = true\nconnections_max = 200"))
     with daemon(config, port), silent(port) as rivals:

@@ -24,8 +24,7 @@ from tests.support.waiting import until
 
 
 @pytest.mark.slow
-async def test_a_flood_waits_in_the_network_while_its_commit_takes_long() -> None:
-    intake = RecordingIntake()
+async def test_a_flood_waits_in_the_network_while_its_commit_takes_long(intake: RecordingIntake) -> None:
     intake.outcome = None
     one = publish("x" * 100)
     count = 100_000
@@ -49,8 +48,7 @@ async def test_a_flood_waits_in_the_network_while_its_commit_takes_long() -> Non
         assert listener.shared.inflight.bytes == 0
 
 
-async def test_while_the_buffer_holds_readings_wait_and_pings_are_answered() -> None:
-    intake = RecordingIntake()
+async def test_while_the_buffer_holds_readings_wait_and_pings_are_answered(intake: RecordingIntake) -> None:
     async with listening(intake) as listener, connected(listener, connect(keep_alive_s=1), ACCEPTED) as peer:
         intake.outcome, intake.cannot_store = None, True
         for number in range(1, 8):
@@ -96,8 +94,7 @@ async def test_a_paused_connection_is_closed_when_the_buffer_begins_to_hold(monk
         assert await peer.read_to_end() == b""
 
 
-async def test_with_the_total_exceeded_while_the_buffer_holds_nothing_more_is_taken() -> None:
-    intake = RecordingIntake()
+async def test_with_the_total_exceeded_while_the_buffer_holds_nothing_more_is_taken(intake: RecordingIntake) -> None:
     async with (
         listening(intake, inflight_bytes_total_max=1_000) as listener,
         connected(listener) as one,
@@ -114,9 +111,8 @@ async def test_with_the_total_exceeded_while_the_buffer_holds_nothing_more_is_ta
         intake.decide(True)
 
 
-async def test_what_all_connections_have_waiting_is_bounded_by_the_total_and_one_read() -> None:
+async def test_what_all_connections_have_waiting_is_bounded_by_the_total_and_one_read(intake: RecordingIntake) -> None:
     """A read of tiny readings weighs far more than its bytes, and each of many connections may bring one."""
-    intake = RecordingIntake()
     tiny = b"\x32\x07\x00\x03d/m\x00\x01"
     flood = tiny * (65_536 // len(tiny))
     one_read = len(flood) + 200 * (len(flood) // len(tiny))
@@ -137,8 +133,7 @@ async def test_what_all_connections_have_waiting_is_bounded_by_the_total_and_one
         assert not listener.shared.paused
 
 
-async def test_marks_weigh_with_what_waits_for_its_commit() -> None:
-    intake = RecordingIntake()
+async def test_marks_weigh_with_what_waits_for_its_commit(intake: RecordingIntake) -> None:
     async with listening(intake) as listener, connected(listener, keeping(), ACCEPTED) as peer:
         intake.outcome = None
         data = b"".join(publish2("a", number) for number in range(1, 11))
@@ -148,8 +143,7 @@ async def test_marks_weigh_with_what_waits_for_its_commit() -> None:
         intake.decide(True)
 
 
-async def test_beside_others_one_connection_has_little_waiting_for_a_commit() -> None:
-    intake = RecordingIntake()
+async def test_beside_others_one_connection_has_little_waiting_for_a_commit(intake: RecordingIntake) -> None:
     intake.outcome = None
     async with (
         listening(intake, inflight_messages_max=8_000) as listener,

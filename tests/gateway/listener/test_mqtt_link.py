@@ -33,8 +33,7 @@ async def test_whoever_sends_a_connect_by_drops_is_not_waited_for() -> None:
         assert not listener.counts["connected"]
 
 
-async def test_keep_alive_closes_the_silent_and_not_the_pinging() -> None:
-    intake = RecordingIntake()
+async def test_keep_alive_closes_the_silent_and_not_the_pinging(intake: RecordingIntake) -> None:
     async with (
         listening(intake) as listener,
         connected(listener, connect("silent", keep_alive_s=1)) as silent,

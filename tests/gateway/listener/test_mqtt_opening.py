@@ -36,9 +36,8 @@ from tests.support.waiting import until
     ],
 )
 async def test_whoever_is_not_known_is_refused_and_nothing_of_theirs_is_taken(
-    first: bytes, answer: bytes, reason: str
+    first: bytes, answer: bytes, reason: str, intake: RecordingIntake
 ) -> None:
-    intake = RecordingIntake()
     async with listening(intake, anonymous=False, users=USERS) as listener:
         async with connected(listener, first + publish("a", 1)) as peer:
             assert await peer.read_to_end() == answer
@@ -47,8 +46,7 @@ async def test_whoever_is_not_known_is_refused_and_nothing_of_theirs_is_taken(
     assert not intake.events
 
 
-async def test_a_reading_carries_the_device_that_its_sender_may_write_as() -> None:
-    intake = RecordingIntake()
+async def test_a_reading_carries_the_device_that_its_sender_may_write_as(intake: RecordingIntake) -> None:
     async with (
         listening(intake, anonymous=False, users=USERS) as listener,
         connected(listener, connect("any", login=("m001", CODEWORD)) + publish("a", 1)) as peer,
@@ -57,8 +55,7 @@ async def test_a_reading_carries_the_device_that_its_sender_may_write_as() -> No
     assert [reading.writer for reading in intake.stored] == ["m001"]
 
 
-async def test_the_same_client_identifier_takes_the_connection_over() -> None:
-    intake = RecordingIntake()
+async def test_the_same_client_identifier_takes_the_connection_over(intake: RecordingIntake) -> None:
     async with listening(intake) as listener, connected(listener) as older, connected(listener) as newer:
         assert await older.read_to_end() == b""
         newer.writer.write(publish("a", 1))
@@ -111,10 +108,9 @@ async def test_far_beyond_connections_max_there_is_no_answer(monkeypatch: pytest
 
 
 async def test_while_the_intake_refuses_connack_3_answers_and_then_it_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, intake: RecordingIntake
 ) -> None:
     monkeypatch.setattr(connection, "REFUSAL_HOLD_S", 0.3)
-    intake = RecordingIntake()
     async with listening(intake) as listener:
         async with connected(listener) as peer:
             intake.outcome, intake.cannot_store = False, True
@@ -129,8 +125,7 @@ async def test_while_the_intake_refuses_connack_3_answers_and_then_it_is_tried_a
             assert await peer.read(4) == puback(1)
 
 
-async def test_whoever_logged_in_and_is_turned_away_for_another_reason_is_named() -> None:
-    intake = RecordingIntake()
+async def test_whoever_logged_in_and_is_turned_away_for_another_reason_is_named(intake: RecordingIntake) -> None:
     intake.cannot_store = True
     with capture_logs() as lines:
         async with (
@@ -142,9 +137,8 @@ async def test_whoever_logged_in_and_is_turned_away_for_another_reason_is_named(
     assert (line["user"], line["client_id"]) == ("m001", "thermometer")
 
 
-async def test_one_refusal_of_an_intake_that_stores_turns_nobody_away() -> None:
+async def test_one_refusal_of_an_intake_that_stores_turns_nobody_away(intake: RecordingIntake) -> None:
     """One client's batch that is too much for the queue is no reason to refuse all others."""
-    intake = RecordingIntake()
     intake.outcome = False
     async with listening(intake) as listener:
         async with connected(listener) as peer:
@@ -154,8 +148,7 @@ async def test_one_refusal_of_an_intake_that_stores_turns_nobody_away() -> None:
             assert await peer.read(4) == ACCEPTED
 
 
-async def test_connack_promises_a_session_only_after_its_commit() -> None:
-    intake = RecordingIntake()
+async def test_connack_promises_a_session_only_after_its_commit(intake: RecordingIntake) -> None:
     intake.outcome = None
     async with listening(intake) as listener:
         async with connected(listener, keeping() + publish("a", 1) + PINGREQ) as peer:
@@ -219,9 +212,8 @@ async def test_a_users_sessions_and_connections_are_capped_and_cost_nobody_else_
             assert await peer.read(4) == ACCEPTED
 
 
-async def test_sessions_are_capped_and_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_are_capped_and_expire(monkeypatch: pytest.MonkeyPatch, intake: RecordingIntake) -> None:
     monkeypatch.setattr("gateway.listener.listener.HOUSEKEEPING_INTERVAL_S", 0.02)
-    intake = RecordingIntake()
     now_us = 0
     async with listening(intake, sessions_max=1, session_expiry_s=3_600, clock=lambda: now_us) as listener:
         async with connected(listener, keeping("m001"), ACCEPTED) as peer:

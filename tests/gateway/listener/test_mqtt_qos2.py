@@ -46,8 +46,7 @@ async def test_pubrec_after_the_commit_of_the_reading_and_pubcomp_after_the_one_
     assert not [key for key in intake.kept if key.endswith("/7")]
 
 
-async def test_all_kinds_in_one_read_are_one_commit_answered_in_order() -> None:
-    intake = RecordingIntake()
+async def test_all_kinds_in_one_read_are_one_commit_answered_in_order(intake: RecordingIntake) -> None:
     async with listening(intake) as listener, connected(listener, keeping(), ACCEPTED) as peer:
         commits = intake.commits
         intake.outcome = None
@@ -90,8 +89,7 @@ async def test_a_message_that_comes_again_is_not_answered_if_its_first_copy_coul
     assert not intake.stored
 
 
-async def test_an_unfinished_exchange_survives_kill_9_with_its_session() -> None:
-    intake = RecordingIntake()
+async def test_an_unfinished_exchange_survives_kill_9_with_its_session(intake: RecordingIntake) -> None:
     async with listening(intake) as listener, connected(listener, keeping()) as peer:
         peer.writer.write(publish2("a", 1) + publish2("b", 2))
         assert await peer.read(12) == ACCEPTED + pubrec(1, 2)
@@ -104,8 +102,7 @@ async def test_an_unfinished_exchange_survives_kill_9_with_its_session() -> None
     assert not any(reading.datum.doubt for reading in intake.stored)
 
 
-async def test_clean_session_forgets_the_exchanges_and_says_so_of_what_comes_again() -> None:
-    intake = RecordingIntake()
+async def test_clean_session_forgets_the_exchanges_and_says_so_of_what_comes_again(intake: RecordingIntake) -> None:
     async with listening(intake) as listener:
         async with connected(listener, keeping()) as peer:
             peer.writer.write(publish2("a", 1))
@@ -117,9 +114,8 @@ async def test_clean_session_forgets_the_exchanges_and_says_so_of_what_comes_aga
     assert [(reading.datum.payload, reading.datum.doubt) for reading in intake.stored] == [(b"a", False), (b"a", True)]
 
 
-async def test_the_same_identifier_with_another_message_is_another_message() -> None:
+async def test_the_same_identifier_with_another_message_is_another_message(intake: RecordingIntake) -> None:
     """A sensor that keeps its session at the gateway and lost its own begins at 1 again."""
-    intake = RecordingIntake()
     async with listening(intake) as listener, connected(listener, keeping()) as peer:
         peer.writer.write(publish2("21.5", 1) + publish2("21.6", 1))
         assert await peer.read(12) == ACCEPTED + pubrec(1, 1)
@@ -199,8 +195,7 @@ async def later_try(peer: Peer, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize(("shape", "way"), CASES)
-async def test_a_publish_with_the_identifier_of_an_earlier_one(shape: Shape, way: Way) -> None:
-    intake = RecordingIntake()
+async def test_a_publish_with_the_identifier_of_an_earlier_one(shape: Shape, way: Way, intake: RecordingIntake) -> None:
     last = (connect(), ACCEPTED) if shape.session == "absent" else (keeping(), PRESENT)
     between = 2 if "three" in way else 0
     async with contextlib.AsyncExitStack() as stack:
@@ -251,8 +246,7 @@ async def test_pubrel_and_the_next_publish_of_its_identifier_in_one_write_are_an
     ]
 
 
-async def test_an_exchange_in_one_read_is_answered_and_leaves_nothing() -> None:
-    intake = RecordingIntake()
+async def test_an_exchange_in_one_read_is_answered_and_leaves_nothing(intake: RecordingIntake) -> None:
     async with listening(intake) as listener, connected(listener, keeping(), ACCEPTED) as peer:
         peer.writer.write((publish2("a", 1) + pubrel(1)) * 3)
         assert await peer.read(24) == (pubrec(1) + pubcomp(1)) * 3
@@ -261,8 +255,7 @@ async def test_an_exchange_in_one_read_is_answered_and_leaves_nothing() -> None:
     assert len(intake.stored) == 3
 
 
-async def test_where_the_commit_of_a_pubrel_fails_its_exchange_is_open_again() -> None:
-    intake = RecordingIntake()
+async def test_where_the_commit_of_a_pubrel_fails_its_exchange_is_open_again(intake: RecordingIntake) -> None:
     async with listening(intake) as listener:
         async with connected(listener, keeping() + publish2("a", 1)) as peer:
             assert await peer.read(8) == ACCEPTED + pubrec(1)
@@ -350,9 +343,8 @@ async def test_a_client_that_reads_nothing_holds_no_connection_open(monkeypatch:
         await until(lambda: not listener.shared.connections)
 
 
-async def test_what_one_session_leaves_unfinished_leaves_room_for_others() -> None:
+async def test_what_one_session_leaves_unfinished_leaves_room_for_others(intake: RecordingIntake) -> None:
     """Even one that never comes back: its exchanges are kept as long as its session."""
-    intake = RecordingIntake()
     async with listening(intake, qos2_unfinished_total_max=8) as listener:
         greedy = b"".join(publish2("a", number) for number in range(1, 20))
         async with connected(listener, keeping() + greedy) as peer:

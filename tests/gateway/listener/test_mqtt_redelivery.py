@@ -62,8 +62,7 @@ async def test_a_reading_stored_without_an_answer_is_recognised_on_the_next_conn
         (again("21.5", 70), "that one was answered, so this is another"),
     ],
 )
-async def test_whatever_is_in_doubt_is_stored(later: bytes, why: str) -> None:
-    intake = RecordingIntake()
+async def test_whatever_is_in_doubt_is_stored(later: bytes, why: str, intake: RecordingIntake) -> None:
     async with listening(intake) as listener:
         await leave_unanswered(listener, intake, connect(), "21.5")
         stored = len(intake.stored)
@@ -73,9 +72,8 @@ async def test_whatever_is_in_doubt_is_stored(later: bytes, why: str) -> None:
     assert intake.stored[-1].datum.doubt == (later[0] & 0x08 != 0)
 
 
-async def test_qos_0_does_not_count_as_an_identifier() -> None:
+async def test_qos_0_does_not_count_as_an_identifier(intake: RecordingIntake) -> None:
     """Its readings among others neither begin a client's counting nor break it."""
-    intake = RecordingIntake()
     async with listening(intake) as listener:
         async with connected(listener) as peer:
             await cut_before_the_answer(listener, intake, peer, publish("x") * 10 + publish("21.5", 70))
@@ -91,9 +89,8 @@ async def test_qos_0_does_not_count_as_an_identifier() -> None:
         assert listener.counts["redelivery-recognised"] == 1
 
 
-async def test_only_the_very_next_connection_may_send_again() -> None:
+async def test_only_the_very_next_connection_may_send_again(intake: RecordingIntake) -> None:
     """The sensor restarted in between: its reading under the same identifier is another one, of the same value."""
-    intake = RecordingIntake()
     async with listening(intake) as listener:
         await leave_unanswered(listener, intake, connect(), "21.5")
         stored = len(intake.stored)
@@ -104,9 +101,8 @@ async def test_only_the_very_next_connection_may_send_again() -> None:
     assert len(intake.stored) == stored + 1
 
 
-async def test_an_identifier_that_a_restarted_sensor_would_use_is_not_trusted() -> None:
+async def test_an_identifier_that_a_restarted_sensor_would_use_is_not_trusted(intake: RecordingIntake) -> None:
     """As before, and the gateway never saw the connection in between, on which the first try was lost."""
-    intake = RecordingIntake()
     async with listening(intake) as listener:
         async with connected(listener) as peer:
             await cut_before_the_answer(listener, intake, peer, publish("21.5", 1))

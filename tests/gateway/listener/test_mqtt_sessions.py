@@ -51,6 +51,11 @@ def is_open(session: Session, packet_id: int, payload: bytes) -> bool:
     return session.is_known(packet_id, digest("t", payload))
 
 
+@pytest.fixture
+def table() -> Sessions:
+    return sessions()
+
+
 def test_a_batch_of_many_kinds() -> None:
     """What one read brought is one commit; marks say what a restart must know of it."""
     session, _, marks = sessions().open((None, "m001"), clean=False)
@@ -129,9 +134,8 @@ def test_marks_that_belong_to_nothing_are_forgotten(key: str, value: bytes) -> N
     assert list(after.kept) == [(None, "m001")]
 
 
-def test_of_two_sessions_with_one_key_the_later_counts() -> None:
+def test_of_two_sessions_with_one_key_the_later_counts(table: Sessions) -> None:
     """The older one's exchanges would make new messages look old."""
-    table = sessions()
     table.open((None, "m000"), clean=False)
     first = opened(table)
     table.open((None, "m001"), clean=True)
@@ -206,8 +210,7 @@ def test_a_clean_connect_whose_commit_failed_removed_nothing(kept_first: bool) -
     assert list(table.kept.values()) == ([first.session] if kept_first else [])
 
 
-def test_of_two_clean_connects_one_is_enough() -> None:
-    table = sessions()
+def test_of_two_clean_connects_one_is_enough(table: Sessions) -> None:
     session = opened(table)
     one, two = table.open(session.key, clean=True), table.open(session.key, clean=True)
     assert one.marks == two.marks == {"mqtt/session/a": None}
@@ -217,9 +220,8 @@ def test_of_two_clean_connects_one_is_enough() -> None:
     assert not table.kept
 
 
-def test_a_clean_connect_forgets_what_failed_commits_left_of_several_sessions() -> None:
+def test_a_clean_connect_forgets_what_failed_commits_left_of_several_sessions(table: Sessions) -> None:
     """Or the oldest would be there again after a restart, and take new messages for its own."""
-    table = sessions()
     opened(table)
     failing = [table.open((None, "m001"), clean=True), table.open((None, "m001"), clean=False)]
     last = table.open((None, "m001"), clean=True)
@@ -230,9 +232,8 @@ def test_a_clean_connect_forgets_what_failed_commits_left_of_several_sessions() 
     assert not table.kept
 
 
-def test_what_could_not_be_forgotten_is_there_again() -> None:
+def test_what_could_not_be_forgotten_is_there_again(table: Sessions) -> None:
     """As on the disk: a clean CONNECT must forget it then, and it does not give back its room before."""
-    table = sessions()
     session = opened(table)
     begin(session, 7, b"x")
     over = table.expired(3_600.0, lambda _: False)
@@ -361,8 +362,7 @@ def test_commands_keep_their_order_and_their_bounds() -> None:
     assert table.room.commands_bytes == 0
 
 
-def test_a_command_whose_commit_failed_was_never_there() -> None:
-    table = sessions()
+def test_a_command_whose_commit_failed_was_never_there(table: Sessions) -> None:
     session = opened(table)
     batch = Batch()
     session.queue(batch, "t", b"1")

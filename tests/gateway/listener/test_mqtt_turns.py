@@ -300,8 +300,7 @@ def _everybody_in_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_everybody_in_line")
-async def test_what_stands_in_line_at_a_clean_end_is_taken() -> None:
-    intake = RecordingIntake()
+async def test_what_stands_in_line_at_a_clean_end_is_taken(intake: RecordingIntake) -> None:
     async with listening(intake) as listener:
         for _ in range(3):
             async with connected(listener, connect(will="gone")) as peer:
@@ -346,8 +345,7 @@ async def test_a_reset_in_line_and_a_failing_turn_cost_others_nothing(monkeypatc
 
 
 @pytest.mark.usefixtures("_everybody_in_line")
-async def test_the_listener_ends_while_some_stand_in_line() -> None:
-    intake = RecordingIntake()
+async def test_the_listener_ends_while_some_stand_in_line(intake: RecordingIntake) -> None:
     async with listening(intake) as listener:
         async with connected(listener) as peer, connected(listener, connect("other")) as other:
             await other.read(4)

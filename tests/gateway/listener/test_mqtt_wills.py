@@ -17,8 +17,7 @@ from tests.support.mqtt_peers import (
 from tests.support.waiting import until
 
 
-async def test_a_device_appears_once_and_dies_with_its_will_but_not_by_disconnect() -> None:
-    intake = RecordingIntake()
+async def test_a_device_appears_once_and_dies_with_its_will_but_not_by_disconnect(intake: RecordingIntake) -> None:
     async with listening(intake) as listener:
         for number, last in enumerate((DISCONNECT, b"", b"", b"", DISCONNECT)):
             async with connected(listener, connect(will=f"gone {number}") + last) as peer:
@@ -75,8 +74,7 @@ async def test_a_will_is_published_on_every_end_without_disconnect(last: bytes, 
     ]
 
 
-async def test_a_will_that_is_not_text_or_too_long_says_so() -> None:
-    intake = RecordingIntake()
+async def test_a_will_that_is_not_text_or_too_long_says_so(intake: RecordingIntake) -> None:
     will = b"\xff" * 5_000
     body = field("MQTT") + b"\x04\x06\x00\x3c" + field("m001") + field("status") + len(will).to_bytes(2, "big") + will
     first = b"\x10" + bytes((len(body) & 0x7F | 0x80, len(body) >> 7)) + body
@@ -89,8 +87,7 @@ async def test_a_will_that_is_not_text_or_too_long_says_so() -> None:
     assert base64.b64decode(str(details["will_payload_base64"])) == will[:4_096]
 
 
-async def test_an_anonymous_client_without_an_identifier_has_a_will_too() -> None:
-    intake = RecordingIntake()
+async def test_an_anonymous_client_without_an_identifier_has_a_will_too(intake: RecordingIntake) -> None:
     async with listening(intake) as listener:
         async with connected(listener, connect("", will="gone"), ACCEPTED) as peer:
             peer.vanish()

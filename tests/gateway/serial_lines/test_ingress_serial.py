@@ -197,11 +197,16 @@ async def running(ingress: SerialIngress) -> AsyncIterator[None]:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    bench = Bench(tmp_path, RecordingIntake())
-    async with bench.serving():
-        yield bench
-    for sensor in bench.sensors:
+def idle(tmp_path: Path) -> Bench:
+    """A bench whose ingress does not run yet."""
+    return Bench(tmp_path, RecordingIntake())
+
+
+@pytest.fixture
+async def bench(idle: Bench) -> AsyncIterator[Bench]:
+    async with idle.serving():
+        yield idle
+    for sensor in idle.sensors:
         sensor.unplug()
 
 
@@ -351,26 +356,25 @@ async def test_only_on_a_port_that_may_be_a_wire_is_what_bytes_take_on_it_left_o
 ) -> None:
     if is_cdc:
         monkeypatch.setattr("gateway.serial_lines.ports._CDC_MAJORS", _PTY_MAJORS)
-    bench = Bench(tmp_path, RecordingIntake())
+    idle = Bench(tmp_path, RecordingIntake())
     # At 2400 baud PROBE and REPLY take more than 100 ms.
     settings = SerialSettings(ports=(f"{tmp_path}/ttyUSB*",), baud=2400, scan_interval_s=0.02)
-    ingress = SerialIngress(settings, bench.intake, bench.now_us, lambda: 0xC0FFEE)
-    async with plugged(bench, "ttyUSB0") as (sensor,), running(ingress):
+    ingress = SerialIngress(settings, idle.intake, idle.now_us, lambda: 0xC0FFEE)
+    async with plugged(idle, "ttyUSB0") as (sensor,), running(ingress):
         await sensor.opened()
         await sensor.send(Hello(7, INCARNATION, 2, 0, 0, "attic", "1.0", ("thermo",)))
         for _ in range(frame_link.WIRE_TRIPS + 2):
             await sensor.expect(Probe)
-            tick_us = bench.now_us()
+            tick_us = idle.now_us()
             await asyncio.sleep(0.15)
             await sensor.send(Reply(0xC0FFEE, tick_us // 1000 % 2**32, tick_us % 1000))
         await sensor.send(replace(sensor.data(0), tick_ms=tick_us // 1000 % 2**32))
-        (reading,), _ = await bench.intake.next()
+        (reading,), _ = await idle.intake.next()
     assert reading.datum.event_us is not None
     assert (reading.datum.event_error_us >= 75_000) is is_cdc
 
 
-async def test_random_bits_are_drawn_for_probes_alone(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_random_bits_are_drawn_for_probes_alone(tmp_path: Path, idle: Bench) -> None:
     drawn = 0
 
     def nonce() -> int:
@@ -379,12 +383,12 @@ async def test_random_bits_are_drawn_for_probes_alone(tmp_path: Path) -> None:
         return drawn
 
     settings = SerialSettings(ports=(f"{tmp_path}/ttyUSB*",), scan_interval_s=0.02)
-    async with plugged(bench, "ttyUSB0") as (sensor,):
-        async with running(SerialIngress(settings, bench.intake, bench.now_us, nonce)):
+    async with plugged(idle, "ttyUSB0") as (sensor,):
+        async with running(SerialIngress(settings, idle.intake, idle.now_us, nonce)):
             await sensor.hello()
             for sequence in range(20):
                 await sensor.send(sensor.data(sequence))
-                _, done = await bench.intake.next()
+                _, done = await idle.intake.next()
                 done(True)
                 await sensor.expect(Ack)
         sensor.listen()
@@ -399,10 +403,9 @@ async def test_data_of_an_unknown_sensor_is_asked_about(bench: Bench) -> None:
     assert bench.intake.taken == []
 
 
-async def test_one_name_on_two_ports_is_shown_at_both(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
-    async with plugged(bench, "ttyUSB0", "ttyUSB1") as (first, second), bench.serving() as ingress:
-        cellar = bench.plug("ttyUSB2", "cellar")
+async def test_one_name_on_two_ports_is_shown_at_both(idle: Bench) -> None:
+    async with plugged(idle, "ttyUSB0", "ttyUSB1") as (first, second), idle.serving() as ingress:
+        cellar = idle.plug("ttyUSB2", "cellar")
         for sensor in (first, second, cellar):
             await sensor.hello()
         words = "attic is on {} too: their readings mix; give each its own name: to a sensor with our frames by"
@@ -534,14 +537,14 @@ def told_missing(logs: Sequence[MutableMapping[str, Any]]) -> list[str]:
 
 
 async def test_a_port_that_is_not_there_is_told_once_and_again_when_it_has_gone_unopened(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+    idle = Bench(tmp_path, RecordingIntake())
     with capture_logs() as logs:
-        async with bench.serving() as ingress:
+        async with idle.serving() as ingress:
             missing = f"{tmp_path}/ttyUSB*"
             await until(lambda: told_missing(logs) == [missing])
             awaited = {missing: f"nothing is called {missing} now; it may come later"}
             assert ingress.state() == {"ports": {}, "unopened": {}, "missing": [], "awaited": awaited, "gone": {}}
-            sensor = bench.plug()
+            sensor = idle.plug()
             await sensor.hello()
             assert any(line["event"] == "serial port opened" for line in logs)
             await until(lambda: devices(ingress) == {str(sensor.port): "attic"})
@@ -582,13 +585,12 @@ def gone(ingress: SerialIngress) -> dict[str, Any]:
 
 
 async def test_a_port_that_went_with_its_sensor_is_missed_until_it_is_back_or_the_sensor_is_elsewhere(
-    tmp_path: Path,
+    idle: Bench,
 ) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
-    async with plugged(bench, "ttyUSB0", "ttyUSB1") as (attic, nobody), bench.serving() as ingress:
+    async with plugged(idle, "ttyUSB0", "ttyUSB1") as (attic, nobody), idle.serving() as ingress:
         await nobody.opened()
         await attic.hello()
-        cellar = bench.plug("ttyUSB2", "cellar")
+        cellar = idle.plug("ttyUSB2", "cellar")
         await cellar.hello()
         assert gone(ingress) == {}
         for sensor in (attic, nobody, cellar):
@@ -596,28 +598,27 @@ async def test_a_port_that_went_with_its_sensor_is_missed_until_it_is_back_or_th
         await until(lambda: devices(ingress) == {})
         await until(lambda: set(gone(ingress)) == {str(attic.port), str(cellar.port)})
         assert gone(ingress)[str(attic.port)]["devices"] == ("attic",)
-        bench.skipped_us += 40_000_000
+        idle.skipped_us += 40_000_000
         assert 40 <= gone(ingress)[str(attic.port)]["gone_s"] < 40 + DEADLINE_S
         # The port is back, whoever is on it now.
-        back = bench.plug("ttyUSB0", "attic")
+        back = idle.plug("ttyUSB0", "attic")
         await back.opened()
         await until(lambda: set(gone(ingress)) == {str(cellar.port)})
-        moved = bench.plug("ttyUSB7", "cellar")
+        moved = idle.plug("ttyUSB7", "cellar")
         await moved.opened()
         assert set(gone(ingress)) == {str(cellar.port)}
         await moved.hello()
         await until(lambda: gone(ingress) == {})
         moved.unplug()
         await until(lambda: set(gone(ingress)) == {str(moved.port)})
-        bench.skipped_us += serial_ingress.GONE_FOR_US_MAX
+        idle.skipped_us += serial_ingress.GONE_FOR_US_MAX
         await until(lambda: gone(ingress) == {})
 
 
-async def test_of_many_ports_that_went_the_last_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_many_ports_that_went_the_last_are_remembered(idle: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serial_ingress, "GONE_MAX", 2)
-    bench = Bench(tmp_path, RecordingIntake())
-    async with plugged(bench), bench.serving() as ingress:
-        sensors = [bench.plug(f"ttyUSB{number}", f"s{number}") for number in range(3)]
+    async with plugged(idle), idle.serving() as ingress:
+        sensors = [idle.plug(f"ttyUSB{number}", f"s{number}") for number in range(3)]
         for sensor in sensors:
             await sensor.hello()
         for sensor in sensors:
@@ -626,13 +627,12 @@ async def test_of_many_ports_that_went_the_last_are_remembered(tmp_path: Path, m
         assert set(gone(ingress)) == {str(sensor.port) for sensor in sensors[1:]}
 
 
-async def test_when_it_ends_every_descriptor_is_given_back(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
-    sensor = bench.plug()
+async def test_when_it_ends_every_descriptor_is_given_back(idle: Bench) -> None:
+    sensor = idle.plug()
     # The event loop's own and the thread pool's descriptors are there before.
     await asyncio.to_thread(time.sleep, 0)
     before = open_descriptors()
-    async with bench.serving():
+    async with idle.serving():
         await sensor.hello()
         assert open_descriptors() > before
     # A thread that looks for other programs may still have a directory open.
@@ -670,14 +670,13 @@ async def plugged(bench: Bench, *names: str) -> AsyncIterator[list[PtySensor]]:
             sensor.unplug()
 
 
-async def test_a_port_of_text_is_read_as_text_and_by_nobody_else(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
-    async with plugged(bench, "ttyUSB0", "ttyUSB1") as (weight, attic):
-        async with bench.serving(text=(scale(weight.port),)) as ingress:
+async def test_a_port_of_text_is_read_as_text_and_by_nobody_else(idle: Bench) -> None:
+    async with plugged(idle, "ttyUSB0", "ttyUSB1") as (weight, attic):
+        async with idle.serving(text=(scale(weight.port),)) as ingress:
             await weight.opened()
             await attic.hello()
             await weight.write(b"ams=99\ngrams=125\n")
-            (reading,), done = await bench.intake.next()
+            (reading,), done = await idle.intake.next()
             assert (reading.topic, reading.datum.payload) == ("device/scale/text", b'{"grams":125}')
             assert (reading.subject, reading.datum.event_us) == (str(weight.port), None)
             done(True)
@@ -686,82 +685,77 @@ async def test_a_port_of_text_is_read_as_text_and_by_nobody_else(tmp_path: Path)
             assert (state["acknowledges"], state["format"], state["refused"]) == (False, "key=value", 0)
             assert state["used_s"] >= 0
             assert "acknowledges" not in port_state(ingress, attic)
-        assert ("device-appeared", "scale") in [(kind, device) for kind, device, _ in bench.intake.events]
+        assert ("device-appeared", "scale") in [(kind, device) for kind, device, _ in idle.intake.events]
         assert not weight.listen()
-    (appeared,) = [details for kind, device, details in bench.intake.events if device == "scale"]
+    (appeared,) = [details for kind, device, details in idle.intake.events if device == "scale"]
     assert appeared == {"port": str(weight.port), "format": "key=value", "acknowledges": False}
 
 
-async def test_text_that_finds_no_room_is_lost_and_counted(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
-    async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)):
+async def test_text_that_finds_no_room_is_lost_and_counted(idle: Bench) -> None:
+    async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(weight.port),)):
         await weight.opened()
         # What it was saying as the port was opened is no line.
         await weight.write(b"ams=0\ngrams=1\n")
-        _, done = await bench.intake.next()
+        _, done = await idle.intake.next()
         done(False)
-        assert bench.intake.losses == [("scale", "cannot-wait", 1)]
-        bench.intake.cannot_store = True
+        assert idle.intake.losses == [("scale", "cannot-wait", 1)]
+        idle.intake.cannot_store = True
         await weight.write(b"grams=3\n")
-        await until(lambda: len(bench.intake.losses) == 2)
-        assert bench.intake.losses[1] == ("scale", "cannot-wait", 1)
-        assert bench.intake.taken == []
+        await until(lambda: len(idle.intake.losses) == 2)
+        assert idle.intake.losses[1] == ("scale", "cannot-wait", 1)
+        assert idle.intake.taken == []
 
 
-async def test_a_line_that_cannot_be_read_goes_to_the_quarantine_and_is_told_once_a_minute(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
-    async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)):
+async def test_a_line_that_cannot_be_read_goes_to_the_quarantine_and_is_told_once_a_minute(idle: Bench) -> None:
+    async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(weight.port),)):
         await weight.opened()
         with capture_logs() as logs:
             await weight.write(b"grams=1\nERROR\ngrams=2\n")
-            await until(lambda: bool(bench.intake.quarantined))
-            ((device, subject, payload, _reason),) = bench.intake.quarantined
+            await until(lambda: bool(idle.intake.quarantined))
+            ((device, subject, payload, _reason),) = idle.intake.quarantined
             assert (device, subject, payload) == ("scale", str(weight.port), b"ERROR")
-            bench.skipped_us += FAULT_REPORT_INTERVAL_US
+            idle.skipped_us += FAULT_REPORT_INTERVAL_US
             await until(lambda: any(line["event"].startswith("serial lines could not be read") for line in logs))
-            bench.skipped_us += FAULT_REPORT_INTERVAL_US
+            idle.skipped_us += FAULT_REPORT_INTERVAL_US
             await asyncio.sleep(0.1)
         assert sum(line["event"].startswith("serial lines could not be read") for line in logs) == 1
 
 
-async def test_a_name_that_comes_later_than_its_port_takes_the_port_over(tmp_path: Path) -> None:
+async def test_a_name_that_comes_later_than_its_port_takes_the_port_over(tmp_path: Path, idle: Bench) -> None:
     """As udev does it: /dev/ttyUSB0 is there first, its link in by-path a moment after."""
-    bench = Bench(tmp_path, RecordingIntake())
     link = tmp_path / "by-path-2"
-    async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(link),)) as ingress:
+    async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(link),)) as ingress:
         await weight.opened()
         await until(lambda: str(weight.port) in str(ingress.state()["ports"]))
         await weight.hello()
         link.symlink_to(os.path.realpath(weight.port))
         await until(lambda: str(link) in str(ingress.state()["ports"]))
         await weight.write(b"grams=1\ngrams=2\n")
-        (reading, *_), _ = await bench.intake.next()
+        (reading, *_), _ = await idle.intake.next()
         assert reading.topic == "device/scale/text"
         assert list(ingress.state()["ports"]) == [str(link)]  # type: ignore[call-overload]
         assert gone(ingress) == {}
 
 
-async def test_a_name_that_leads_to_another_port_now_is_followed(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_a_name_that_leads_to_another_port_now_is_followed(tmp_path: Path, idle: Bench) -> None:
     link = tmp_path / "by-id-scale"
-    async with plugged(bench, "ttyACM0", "ttyACM1") as (first, second):
+    async with plugged(idle, "ttyACM0", "ttyACM1") as (first, second):
         link.symlink_to(os.path.realpath(first.port))
-        async with bench.serving(text=(scale(link),)):
+        async with idle.serving(text=(scale(link),)):
             await first.opened()
             link.unlink()
             link.symlink_to(os.path.realpath(second.port))
             await second.opened()
             await first.write(b"grams=1\ngrams=1\n")
             await second.write(b"grams=2\ngrams=2\n")
-            readings, _ = await bench.intake.next()
+            readings, _ = await idle.intake.next()
             assert {reading.datum.payload for reading in readings} == {b'{"grams":2}'}
 
 
-async def test_a_name_of_several_ports_opens_none_of_them(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_a_name_of_several_ports_opens_none_of_them(tmp_path: Path, idle: Bench) -> None:
     with capture_logs() as logs:
         text = (scale(f"{tmp_path}/ttyUSB*"),)
-        async with plugged(bench, "ttyUSB0", "ttyUSB1"), bench.serving(text=text) as ingress:
+        async with plugged(idle, "ttyUSB0", "ttyUSB1"), idle.serving(text=text) as ingress:
             await until(lambda: ingress.state()["unopened"] != {})
             await asyncio.sleep(0.1)
             assert ingress.state()["ports"] == {}
@@ -770,24 +764,22 @@ async def test_a_name_of_several_ports_opens_none_of_them(tmp_path: Path) -> Non
     assert sum(line["event"] == "serial port is not opened" for line in logs) == 1
 
 
-async def test_two_names_of_one_port_are_told_and_the_first_has_it(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
-    async with plugged(bench, "ttyACM0") as (weight,):
+async def test_two_names_of_one_port_are_told_and_the_first_has_it(tmp_path: Path, idle: Bench) -> None:
+    async with plugged(idle, "ttyACM0") as (weight,):
         link = tmp_path / "by-path-2"
         link.symlink_to(os.path.realpath(weight.port))
         other = SerialTextSettings(port=str(link), device="other", format="json")
-        async with bench.serving(text=(scale(weight.port), other)) as ingress:
+        async with idle.serving(text=(scale(weight.port), other)) as ingress:
             await weight.opened()
             await until(lambda: str(weight.port) in str(ingress.state()["ports"]))
             assert "it leads to the same port as" in ingress.state()["unopened"][str(link)]  # type: ignore[index]
 
 
-async def test_units_of_modbus_are_asked_and_shown_by_device(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_units_of_modbus_are_asked_and_shown_by_device(idle: Bench) -> None:
     unit = ModbusUnit(unit=17, device="meter", registers=(ModbusRegister(name="volts", address=0),), interval_s=0.1)
-    async with plugged(bench, "ttyUSB0") as (bus,):
+    async with plugged(idle, "ttyUSB0") as (bus,):
         line = SerialModbusSettings(port=str(bus.port), units=(unit,), parity="none", timeout_s=0.05, retries=0)
-        async with bench.serving(modbus=(line,)) as ingress:
+        async with idle.serving(modbus=(line,)) as ingress:
             heard = b""
             while len(heard) < 8:
                 with suppress(BlockingIOError):
@@ -810,14 +802,13 @@ async def test_units_of_modbus_are_asked_and_shown_by_device(tmp_path: Path) -> 
             assert gone(ingress)[str(bus.port)]["devices"] == ("meter",)
 
 
-async def test_one_name_of_a_frame_sensor_and_an_adapter_is_reported(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
-    async with plugged(bench, "ttyUSB0", "ttyUSB1") as (weight, other), bench.serving(text=(scale(weight.port),)):
+async def test_one_name_of_a_frame_sensor_and_an_adapter_is_reported(idle: Bench) -> None:
+    async with plugged(idle, "ttyUSB0", "ttyUSB1") as (weight, other), idle.serving(text=(scale(weight.port),)):
         await other.opened()
         await other.send(Hello(7, 1, 2, 0, 0, "scale", "1.0", ("thermo",)))
-        await until(lambda: any(kind == "device-name-shared" for kind, _, _ in bench.intake.events))
+        await until(lambda: any(kind == "device-name-shared" for kind, _, _ in idle.intake.events))
     ports = [str(weight.port), str(other.port)]
-    assert ("device-name-shared", "scale", {"ports": ports}) in bench.intake.events
+    assert ("device-name-shared", "scale", {"ports": ports}) in idle.intake.events
 
 
 @contextmanager
@@ -842,18 +833,17 @@ def unusable(logs: Sequence[MutableMapping[str, Any]]) -> list[str]:
 
 
 async def test_a_sensor_that_falls_silent_is_told_once_and_when_it_speaks_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle: Bench
 ) -> None:
     monkeypatch.setattr(frame_link, "PROBE_FIRST_INTERVAL_US", 20_000)
-    bench = Bench(tmp_path, RecordingIntake())
     settings = SerialSettings(ports=(f"{tmp_path}/ttyUSB*",), scan_interval_s=0.02, probe_interval_s=0.05)
-    ingress = SerialIngress(settings, bench.intake, bench.now_us, lambda: 0xC0FFEE)
+    ingress = SerialIngress(settings, idle.intake, idle.now_us, lambda: 0xC0FFEE)
 
     def told(kind: str) -> list[dict[str, object]]:
-        return [details for each, device, details in bench.intake.events if each == kind and device == "attic"]
+        return [details for each, device, details in idle.intake.events if each == kind and device == "attic"]
 
     with capture_logs() as logs:
-        async with plugged(bench, "ttyUSB0") as (sensor,), running(ingress):
+        async with plugged(idle, "ttyUSB0") as (sensor,), running(ingress):
             await sensor.hello()
             await until(lambda: bool(told("device-died")))
             assert told("device-died") == [{"source": "serial", "port": str(sensor.port), "cause": "no frame for 0 s"}]
@@ -888,10 +878,9 @@ async def test_a_gateway_that_was_stopped_for_long_does_not_call_its_sensors_sil
     assert [kind for kind, _, _ in bench.intake.events] == ["device-appeared"]
 
 
-async def test_a_port_of_frames_says_when_nothing_comes_and_when_it_is_no_frame(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_a_port_of_frames_says_when_nothing_comes_and_when_it_is_no_frame(idle: Bench) -> None:
     with capture_logs() as logs:
-        async with plugged(bench, "ttyUSB0") as (sensor,), bench.serving() as ingress:
+        async with plugged(idle, "ttyUSB0") as (sensor,), idle.serving() as ingress:
             await sensor.opened()
             await until(lambda: devices(ingress) == {str(sensor.port): None})
             nothing = "nothing has come from it yet: check power and wiring"
@@ -899,17 +888,17 @@ async def test_a_port_of_frames_says_when_nothing_comes_and_when_it_is_no_frame(
             assert port_state(ingress, sensor)["heard_s"] is None
             await asyncio.sleep(0.1)
             assert unusable(logs) == []
-            bench.skipped_us += 5_000_000
+            idle.skipped_us += 5_000_000
             await until(lambda: unusable(logs) == [nothing])
             await sensor.write(b"t=21.5\n" * 10)
             told = "bytes come, but no frame of ours (70 B in "
             await until(lambda: port_state(ingress, sensor)["trouble"].startswith(told))
             told = port_state(ingress, sensor)["trouble"]
             assert "it needs [[serial.text]]; else check serial.baud (38400), wiring and ground" in told
-            bench.skipped_us += FAULT_REPORT_INTERVAL_US
+            idle.skipped_us += FAULT_REPORT_INTERVAL_US
             await until(lambda: len(unusable(logs)) == 2)
             # Nothing more has come since.
-            bench.skipped_us += FAULT_REPORT_INTERVAL_US
+            idle.skipped_us += FAULT_REPORT_INTERVAL_US
             await asyncio.sleep(0.1)
             assert len(unusable(logs)) == 2
             assert not any(line["event"].startswith("serial frames could not") for line in logs)
@@ -919,37 +908,35 @@ async def test_a_port_of_frames_says_when_nothing_comes_and_when_it_is_no_frame(
             assert port_state(ingress, sensor)["used_s"] is not None
 
 
-async def test_a_sensor_that_is_heard_and_does_not_hear_is_told(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_a_sensor_that_is_heard_and_does_not_hear_is_told(idle: Bench) -> None:
     with capture_logs() as logs:
-        async with plugged(bench, "ttyUSB0") as (sensor,), bench.serving() as ingress:
+        async with plugged(idle, "ttyUSB0") as (sensor,), idle.serving() as ingress:
             await sensor.opened()
             # It said HELLO before the gateway was there, and hears nobody ask for another.
             await sensor.send(sensor.data(0))
             await sensor.expect(HelloRequest)
             trouble = port_state(ingress, sensor)["trouble"]
             assert trouble.startswith("frames have come, but no HELLO")
-            bench.skipped_us += 5_000_000
+            idle.skipped_us += 5_000_000
             await until(lambda: unusable(logs) == [trouble])
             await sensor.hello()
             await until(lambda: port_state(ingress, sensor)["trouble"] is None)
 
 
-async def test_a_port_of_text_says_when_nothing_comes_and_when_it_has_no_lines(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_a_port_of_text_says_when_nothing_comes_and_when_it_has_no_lines(idle: Bench) -> None:
     with capture_logs() as logs:
-        async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)) as ingress:
+        async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(weight.port),)) as ingress:
             await weight.opened()
             await until(lambda: devices(ingress) == {str(weight.port): "scale"})
             # It may write once a minute.
             assert port_state(ingress, weight)["trouble"] is None
-            bench.skipped_us += 60_000_000
+            idle.skipped_us += 60_000_000
             await until(lambda: len(unusable(logs)) == 1)
             assert unusable(logs)[0].startswith("NOTHING HAS COME for 1 min")
             await weight.write(b"\x01\xff" * 60)
             await until(lambda: "without an end of line" in str(port_state(ingress, weight)["trouble"]))
             assert "put it into serial.ports), or the wrong baud" in port_state(ingress, weight)["trouble"]
-            bench.skipped_us += 60_000_000
+            idle.skipped_us += 60_000_000
             await until(lambda: len(unusable(logs)) == 2)
             await weight.write("\ngrams: 12°\n".encode())
             await until(lambda: port_state(ingress, weight)["refused"] == 1)
@@ -958,19 +945,18 @@ async def test_a_port_of_text_says_when_nothing_comes_and_when_it_has_no_lines(t
             assert state["refused_last"] == {"reason": "no-pairs", "line": "grams: 12°"}
 
 
-async def test_a_binary_protocol_on_a_port_of_text_is_called_that(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_a_binary_protocol_on_a_port_of_text_is_called_that(idle: Bench) -> None:
     # A sensor of dust: ten bytes from AA C0 to AB; later ones hold ends of lines.
     frames = b"".join(bytes((0xAA, 0xC0, n, 1, n >> 1, 2, 0xA1, 0x60, n + 4, 0xAB)) for n in range(11, 91, 4))
     with capture_logs() as logs:
-        async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)) as ingress:
+        async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(weight.port),)) as ingress:
             await weight.opened()
             await weight.write(frames[:200])
             await until(lambda: "binary protocol" in str(port_state(ingress, weight)["trouble"]))
             trouble = port_state(ingress, weight)["trouble"]
             assert trouble.startswith("NO TEXT COMES: each 10 bytes the same ones come again (AA C0), as in")
             assert "our frames" not in trouble
-            bench.skipped_us += 60_000_000
+            idle.skipped_us += 60_000_000
             await until(lambda: unusable(logs) == [trouble])
             await weight.write(frames.replace(b"\x0f", b"\n"))
             await until(lambda: port_state(ingress, weight)["refused"] > 0)
@@ -980,11 +966,10 @@ async def test_a_binary_protocol_on_a_port_of_text_is_called_that(tmp_path: Path
             assert port_state(ingress, weight)["trouble"] is None
 
 
-async def test_a_sensor_with_our_frames_on_a_port_of_text_is_recognised(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_a_sensor_with_our_frames_on_a_port_of_text_is_recognised(idle: Bench) -> None:
     hello = encode_frame(Hello(7, INCARNATION, 2, 0, 0, "attic", "1.0", ("thermo",)))
     with capture_logs() as logs:
-        async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)) as ingress:
+        async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(weight.port),)) as ingress:
             await weight.opened()
             await listed(ingress, weight)
             # Noise that ends a line, so that what comes is refused line by line.
@@ -994,16 +979,15 @@ async def test_a_sensor_with_our_frames_on_a_port_of_text_is_recognised(tmp_path
             assert trouble.startswith(
                 "FRAMES OF OURS COME, AND NO TEXT: remove its [[serial.text]], and write the port"
             )
-            bench.skipped_us += 5_000_000
+            idle.skipped_us += 5_000_000
             await until(lambda: unusable(logs) == [trouble])
     # Which would send the installer to format, wiring and ground.
-    assert [reason for *_, reason in bench.intake.quarantined] == ["no-pairs"]
+    assert [reason for *_, reason in idle.intake.quarantined] == ["no-pairs"]
     assert not any(line["event"].startswith("serial lines could not be read") for line in logs)
 
 
-async def test_a_line_that_cannot_be_read_is_shown_as_the_quarantine_shows_it(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
-    async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)) as ingress:
+async def test_a_line_that_cannot_be_read_is_shown_as_the_quarantine_shows_it(idle: Bench) -> None:
+    async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(weight.port),)) as ingress:
         await weight.opened()
         await listed(ingress, weight)
         await weight.write(b"\n\xbf$\xd5\x03" + b"x" * 80 + b"\n")
@@ -1012,28 +996,26 @@ async def test_a_line_that_cannot_be_read_is_shown_as_the_quarantine_shows_it(tm
         assert line == r"\xbf$\xd5\x03" + "x" * 46 + "…"
 
 
-async def test_lines_that_cannot_be_read_are_told_soon_after_the_opening(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_lines_that_cannot_be_read_are_told_soon_after_the_opening(idle: Bench) -> None:
     with capture_logs() as logs:
-        async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)):
+        async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(weight.port),)):
             await weight.opened()
             await weight.write(b"\nERROR\n")
-            await until(lambda: bool(bench.intake.quarantined))
-            bench.skipped_us += 5_000_000
+            await until(lambda: bool(idle.intake.quarantined))
+            idle.skipped_us += 5_000_000
             await until(lambda: any(line["event"].startswith("serial lines could not be read") for line in logs))
 
 
-async def test_a_sensor_with_a_bad_name_is_shown_and_no_trouble_of_the_wiring(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_a_sensor_with_a_bad_name_is_shown_and_no_trouble_of_the_wiring(idle: Bench) -> None:
     with capture_logs() as logs:
-        async with plugged(bench, "ttyUSB0") as (sensor,), bench.serving() as ingress:
+        async with plugged(idle, "ttyUSB0") as (sensor,), idle.serving() as ingress:
             await sensor.opened()
             await sensor.send(Hello(7, 1, 2, 0, 0, "a b/c", "1.0", ("thermo",)))
-            await until(lambda: bool(bench.intake.events))
+            await until(lambda: bool(idle.intake.events))
             trouble = port_state(ingress, sensor)["trouble"]
             assert trouble.startswith("REFUSED: it calls itself 'a b/c', which is no device name (")
             assert trouble.endswith("): flash it with another")
-            bench.skipped_us += FAULT_REPORT_INTERVAL_US
+            idle.skipped_us += FAULT_REPORT_INTERVAL_US
             await asyncio.sleep(0.1)
     assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["serial device refused"]
 
@@ -1045,36 +1027,31 @@ async def test_a_board_without_an_image_is_told(bench: Bench) -> None:
         await until(lambda: any(line["event"].startswith("a board without an EEPROM image") for line in logs))
 
 
-async def test_a_name_whose_adapter_is_not_there_says_so(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_a_name_whose_adapter_is_not_there_says_so(tmp_path: Path, idle: Bench) -> None:
     (tmp_path / "ttyUSB0").symlink_to(tmp_path / "gone")
-    async with bench.serving() as ingress:
+    async with idle.serving() as ingress:
         await until(lambda: "the name is there, its adapter is not" in str(ingress.state()["unopened"]))
         assert "No such file" not in str(ingress.state()["unopened"])
 
 
-async def test_a_link_that_leads_elsewhere_now_is_not_told_as_one_port_twice(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_a_link_that_leads_elsewhere_now_is_not_told_as_one_port_twice(tmp_path: Path, idle: Bench) -> None:
     link = tmp_path / "ttyUSB9"
-    async with plugged(bench, "ttyACM0", "ttyACM1") as (first, second):
+    async with plugged(idle, "ttyACM0", "ttyACM1") as (first, second):
         link.symlink_to(os.path.realpath(first.port))
-        async with bench.serving():
+        async with idle.serving():
             await first.hello()
             link.unlink()
             link.symlink_to(os.path.realpath(second.port))
             await second.hello()
-            await until(lambda: any(kind == "device-name-shared" for kind, _, _ in bench.intake.events))
+            await until(lambda: any(kind == "device-name-shared" for kind, _, _ in idle.intake.events))
             ports = sorted([str(link), os.path.realpath(second.port)])
-            assert bench.intake.events[-1] == ("device-name-shared", "attic", {"ports": ports})
+            assert idle.intake.events[-1] == ("device-name-shared", "attic", {"ports": ports})
 
 
 # -- neighbours -----------------------------------------------------------------------------------
 
 
-async def test_a_port_of_text_takes_no_more_than_its_baud_carries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_a_port_of_text_takes_no_more_than_its_baud_carries(idle: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = 0
 
     def receive(_line: TextLine, data: bytes, _now_us: int) -> None:
@@ -1082,7 +1059,7 @@ async def test_a_port_of_text_takes_no_more_than_its_baud_carries(
         taken += len(data)
 
     monkeypatch.setattr(TextLine, "_received", receive)
-    async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)):
+    async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(weight.port),)):
         await weight.opened()
         begun = time.monotonic()
         flood = asyncio.create_task(weight.write(b"grams=1\n" * 12_500))
@@ -1094,16 +1071,15 @@ async def test_a_port_of_text_takes_no_more_than_its_baud_carries(
 
 
 @pytest.mark.usefixtures("steady_time")
-async def test_a_board_that_is_a_usb_device_is_read_in_time_whatever_its_baud_says(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
-    async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)):
+async def test_a_board_that_is_a_usb_device_is_read_in_time_whatever_its_baud_says(idle: Bench) -> None:
+    async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(weight.port),)):
         await weight.opened()
         begun = time.monotonic()
         # 5 kB/s, of which 9,600 baud would carry a fifth: the first window alone would let some 4 kB through.
         for number in range(200):
             await weight.write(b"grams=%041d\n" % (1000 + number) * 2)
             await asyncio.sleep(max(0.0, begun + (number + 1) * 0.02 - time.monotonic()))
-        await until(lambda: sum(len(readings) for readings, _ in bench.intake.taken) >= 398)
+        await until(lambda: sum(len(readings) for readings, _ in idle.intake.taken) >= 398)
         # At 1,200 bytes a second it would be 16.
         assert time.monotonic() - begun < 10
 
@@ -1134,48 +1110,45 @@ async def test_a_flood_is_read_slowly_and_its_neighbour_at_once(bench: Bench) ->
     assert written <= took_s * port_line.FLOOD_BYTES_PER_S_MAX + port_line.READ_BYTES_MAX + 65_536
 
 
-async def test_a_port_that_another_program_has_open_is_told(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_a_port_that_another_program_has_open_is_told(idle: Bench) -> None:
     careless = "import sys; port = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
     with capture_logs() as logs:
-        async with plugged(bench, "ttyUSB0") as (sensor,):
+        async with plugged(idle, "ttyUSB0") as (sensor,):
             with rival(careless, sensor.port) as process:
-                async with bench.serving() as ingress:
+                async with idle.serving() as ingress:
                     await sensor.hello()
                     await until(lambda: any("another program too" in line["event"] for line in logs))
                     assert f"(process {process}) has it open" in port_state(ingress, sensor)["rivals"]
                     # It is looked at again, and told once.
                     before_us = ingress._faults_reported_us
-                    bench.skipped_us += FAULT_REPORT_INTERVAL_US
+                    idle.skipped_us += FAULT_REPORT_INTERVAL_US
                     await until(lambda: ingress._faults_reported_us > before_us)
                     await asyncio.sleep(0.1)
     (line,) = [line for line in logs if "another program too" in line["event"]]
     assert f"(process {process}) has it open: stop it, or take the port out of serial.ports" in line["reason"]
 
 
-async def test_a_program_that_opens_a_port_later_is_seen_and_forgotten_when_it_ends(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_a_program_that_opens_a_port_later_is_seen_and_forgotten_when_it_ends(idle: Bench) -> None:
     careless = "import sys; port = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
-    async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)) as ingress:
+    async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(weight.port),)) as ingress:
         await weight.opened()
         await until(lambda: devices(ingress) == {str(weight.port): "scale"})
         assert port_state(ingress, weight)["rivals"] is None
         with rival(careless, weight.port):
-            bench.skipped_us += FAULT_REPORT_INTERVAL_US
+            idle.skipped_us += FAULT_REPORT_INTERVAL_US
             await until(lambda: port_state(ingress, weight)["rivals"] is not None)
             assert "stop it, or remove its [[serial.text]]" in port_state(ingress, weight)["rivals"]
-        bench.skipped_us += FAULT_REPORT_INTERVAL_US
+        idle.skipped_us += FAULT_REPORT_INTERVAL_US
         await until(lambda: port_state(ingress, weight)["rivals"] is None)
 
 
-async def test_a_port_that_another_gateway_serves_is_told_once_and_opened_when_it_is_free(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, RecordingIntake())
+async def test_a_port_that_another_gateway_serves_is_told_once_and_opened_when_it_is_free(idle: Bench) -> None:
     locking = (
         "import sys; from gateway.serial_lines.ports import open_port; port = open_port(sys.argv[1], 9600); "
         "print(flush=True); sys.stdin.read()"
     )
     with capture_logs() as logs:
-        async with plugged(bench, "ttyUSB0") as (sensor,), bench.serving() as ingress:
+        async with plugged(idle, "ttyUSB0") as (sensor,), idle.serving() as ingress:
             with rival(locking, sensor.port) as process:
                 await until(lambda: ingress.state()["unopened"] != {})
                 await asyncio.sleep(0.2)
@@ -1187,10 +1160,9 @@ async def test_a_port_that_another_gateway_serves_is_told_once_and_opened_when_i
 
 
 async def test_a_right_that_comes_a_moment_after_the_port_is_no_trouble_to_tell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    idle: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until udev has given a new port to its group, it is root's alone."""
-    bench = Bench(tmp_path, RecordingIntake())
     attempts = 0
 
     def open_late(name: str, baud: int) -> serial.Serial:
@@ -1202,16 +1174,15 @@ async def test_a_right_that_comes_a_moment_after_the_port_is_no_trouble_to_tell(
 
     monkeypatch.setattr(serial_ingress, "open_port", open_late)
     with capture_logs() as logs:
-        async with plugged(bench, "ttyUSB0") as (sensor,), bench.serving():
+        async with plugged(idle, "ttyUSB0") as (sensor,), idle.serving():
             await sensor.hello()
     assert attempts == 2
     assert not any(line["event"].startswith("serial port cannot") for line in logs)
 
 
-async def test_more_ports_than_are_served_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_ports_than_are_served_are_told(idle: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serial_ingress, "PORTS_MAX", 1)
-    bench = Bench(tmp_path, RecordingIntake())
-    async with plugged(bench, "ttyUSB0", "ttyUSB1") as (first, second), bench.serving() as ingress:
+    async with plugged(idle, "ttyUSB0", "ttyUSB1") as (first, second), idle.serving() as ingress:
         await first.hello()
         unopened = {str(second.port): "1 ports are open, which is the most that are served"}
         await until(lambda: ingress.state()["unopened"] == unopened)

@@ -90,6 +90,11 @@ def only(events: list[LinkEvent]) -> Received:
     return event
 
 
+@pytest.fixture
+def link() -> SerialLink:
+    return known_link()
+
+
 def test_a_reading_is_acknowledged_after_its_commit_and_not_before() -> None:
     link = new_link()
     hello = Identified("attic", "7-1a2b3c4d", "1.0", 1, ("thermo", "door"), HELLO.oldest, HELLO.next)
@@ -111,16 +116,14 @@ def test_a_reading_is_acknowledged_after_its_commit_and_not_before() -> None:
     assert answers(link) == []
 
 
-def test_noise_around_a_frame_and_a_zero_that_was_lost_cost_no_reading() -> None:
-    link = known_link()
+def test_noise_around_a_frame_and_a_zero_that_was_lost_cost_no_reading(link: SerialLink) -> None:
     stream = b"ets Jan 8" + encode_frame(data(0))[:-1] + encode_frame(data(1))[:-1] + b"\xff" + encode_frame(data(2))
     received = only(link.receive(stream, START_US))
     assert [reading.datum.payload for reading in received.readings] == [b'{"t":0}', b'{"t":1}', b'{"t":2}']
     assert link.faults == {"noise": 1}
 
 
-def test_what_arrives_out_of_order_is_acknowledged_by_the_bitmap() -> None:
-    link = known_link()
+def test_what_arrives_out_of_order_is_acknowledged_by_the_bitmap(link: SerialLink) -> None:
     link.stored(only(send(link, data(1), data(3))))
     assert answers(link) == [Ack(RUN, 0, 0b101)]
     link.stored(only(send(link, data(0))))
@@ -129,16 +132,14 @@ def test_what_arrives_out_of_order_is_acknowledged_by_the_bitmap() -> None:
     assert answers(link) == [Ack(RUN, 4, 0)]
 
 
-def test_what_is_on_disk_is_acknowledged_again_and_not_stored_again() -> None:
-    link = known_link()
+def test_what_is_on_disk_is_acknowledged_again_and_not_stored_again(link: SerialLink) -> None:
     link.stored(only(send(link, data(0), data(2))))
     answers(link)
     assert send(link, data(0), data(2)) == []
     assert answers(link) == [Ack(RUN, 1, 0b1)]
 
 
-def test_what_is_being_committed_is_not_handed_over_twice() -> None:
-    link = known_link()
+def test_what_is_being_committed_is_not_handed_over_twice(link: SerialLink) -> None:
     received = only(send(link, data(0), data(0)))
     assert received.sequences == (0,)
     assert send(link, data(0)) == []
@@ -147,8 +148,7 @@ def test_what_is_being_committed_is_not_handed_over_twice() -> None:
     assert answers(link) == [Ack(RUN, 1, 0)]
 
 
-def test_a_refused_commit_is_not_acknowledged_and_the_sensors_repetition_is_taken() -> None:
-    link = known_link()
+def test_a_refused_commit_is_not_acknowledged_and_the_sensors_repetition_is_taken(link: SerialLink) -> None:
     assert link.refused(only(send(link, data(0)))) == []
     assert answers(link) == []
     link.stored(only(send(link, data(0))))
@@ -170,8 +170,7 @@ def test_data_of_another_boot_is_not_stored_but_asked_about_once_for_a_burst() -
     assert answers(link) == [HelloRequest()]
 
 
-def test_a_restarted_sensor_is_a_new_run_and_the_old_ones_commit_acknowledges_nothing() -> None:
-    link = known_link()
+def test_a_restarted_sensor_is_a_new_run_and_the_old_ones_commit_acknowledges_nothing(link: SerialLink) -> None:
     old = only(send(link, data(0)))
     (identified,) = send(link, replace(HELLO, boot=8))
     assert isinstance(identified, Identified)
@@ -181,8 +180,7 @@ def test_a_restarted_sensor_is_a_new_run_and_the_old_ones_commit_acknowledges_no
     assert answers(link) == []
 
 
-def test_data_before_a_hello_in_the_same_bytes_belongs_to_the_run_before() -> None:
-    link = known_link()
+def test_data_before_a_hello_in_the_same_bytes_belongs_to_the_run_before(link: SerialLink) -> None:
     first, identified, second = send(link, data(0), replace(HELLO, boot=8), data(0, boot=8))
     assert isinstance(first, Received)
     assert isinstance(identified, Identified)
@@ -194,16 +192,14 @@ def test_data_before_a_hello_in_the_same_bytes_belongs_to_the_run_before() -> No
     assert Ack(8 ^ HELLO.incarnation, 1, 0) in answers(link)
 
 
-def test_a_hello_of_the_same_run_keeps_what_is_known() -> None:
-    link = known_link()
+def test_a_hello_of_the_same_run_keeps_what_is_known(link: SerialLink) -> None:
     link.stored(only(send(link, data(0))))
     answers(link)
     assert send(link, replace(HELLO, oldest=1, next=1)) == []
     assert answers(link) == [Ack(RUN, 1, 0)]
 
 
-def test_a_boot_counter_that_failed_does_not_make_new_samples_pass_for_stored_ones() -> None:
-    link = known_link()
+def test_a_boot_counter_that_failed_does_not_make_new_samples_pass_for_stored_ones(link: SerialLink) -> None:
     link.stored(only(send(link, data(0), data(1))))
     (identified,) = send(link, HELLO)
     assert isinstance(identified, Identified)
@@ -316,8 +312,7 @@ def test_what_is_recalled_late_belongs_to_the_run_that_was_asked_for() -> None:
     assert answers(link) == [Ack(8 ^ HELLO.incarnation, 1, 0)]
 
 
-def test_what_the_ring_dropped_is_lost_once_and_next_moves_on() -> None:
-    link = known_link()
+def test_what_the_ring_dropped_is_lost_once_and_next_moves_on(link: SerialLink) -> None:
     link.stored(only(send(link, data(0), data(2))))
     *losses, received = send(link, data(6, oldest=5))
     # 2 is on disk, so there are two spans; 5 is still held.
@@ -327,8 +322,7 @@ def test_what_the_ring_dropped_is_lost_once_and_next_moves_on() -> None:
     assert [only(send(link, data(5, oldest=5))).sequences] == [(5,)]
 
 
-def test_what_is_being_committed_when_the_ring_drops_it_is_lost_only_if_the_commit_fails() -> None:
-    link = known_link()
+def test_what_is_being_committed_when_the_ring_drops_it_is_lost_only_if_the_commit_fails(link: SerialLink) -> None:
     first = only(send(link, data(0)))
     second = only(send(link, data(1, oldest=1)))
     link.stored(second)
@@ -338,8 +332,7 @@ def test_what_is_being_committed_when_the_ring_drops_it_is_lost_only_if_the_comm
     assert answers(link) == [Ack(RUN, 2, 0)]
 
 
-def test_a_loss_ends_where_something_is_being_committed() -> None:
-    link = known_link()
+def test_a_loss_ends_where_something_is_being_committed(link: SerialLink) -> None:
     first = only(send(link, data(1)))
     lost, _ = send(link, data(3, oldest=3))
     assert lost == Lost("attic", "7-1a2b3c4d", 0, 0)
@@ -347,8 +340,7 @@ def test_a_loss_ends_where_something_is_being_committed() -> None:
     assert answers(link) == [Ack(RUN, 3, 0)]
 
 
-def test_a_jump_of_billions_costs_nothing() -> None:
-    link = known_link()
+def test_a_jump_of_billions_costs_nothing(link: SerialLink) -> None:
     lost, received = send(link, data(SEQUENCE_MAX, oldest=SEQUENCE_MAX))
     assert lost == Lost("attic", "7-1a2b3c4d", 0, SEQUENCE_MAX - 1)
     assert isinstance(received, Received)
@@ -358,8 +350,7 @@ def test_a_jump_of_billions_costs_nothing() -> None:
     assert answers(link) == [Ack(RUN, SEQUENCE_MAX + 1, 0)]
 
 
-def test_a_sequence_that_no_ack_could_name_is_left_to_be_sent_again() -> None:
-    link = known_link()
+def test_a_sequence_that_no_ack_could_name_is_left_to_be_sent_again(link: SerialLink) -> None:
     received = only(send(link, data(BITMAP_BITS), data(BITMAP_BITS + 1)))
     assert received.sequences == (BITMAP_BITS,)
     assert link.faults == {"beyond-window": 1}
@@ -376,8 +367,7 @@ def test_a_sequence_that_no_ack_could_name_is_left_to_be_sent_again() -> None:
         replace(HELLO, streams=("thermo", "#")),
     ],
 )
-def test_a_bad_name_is_refused_counted_and_told_once(hello: Hello) -> None:
-    link = known_link()
+def test_a_bad_name_is_refused_counted_and_told_once(hello: Hello, link: SerialLink) -> None:
     (refused,) = send(link, hello)
     assert isinstance(refused, HelloRefused)
     assert "1 to 63 letters" in refused.reason
@@ -388,8 +378,7 @@ def test_a_bad_name_is_refused_counted_and_told_once(hello: Hello) -> None:
     assert answers(link) == []
 
 
-def test_a_stream_that_hello_did_not_name_goes_by_its_number() -> None:
-    link = known_link()
+def test_a_stream_that_hello_did_not_name_goes_by_its_number(link: SerialLink) -> None:
     assert only(send(link, data(0, stream=2))).readings[0].topic == "device/attic/stream-2"
 
 
@@ -415,8 +404,7 @@ def test_probes_come_quickly_after_hello_and_then_at_the_interval() -> None:
     assert gaps_us == [PROBE_FIRST_INTERVAL_US] * (PROBES_FIRST - 1) + [10_000_000] * 2
 
 
-def test_a_reply_gives_readings_their_time() -> None:
-    link = known_link()
+def test_a_reply_gives_readings_their_time(link: SerialLink) -> None:
     # The sensor's tick 900.000 lies between 1.000 s and 1.008 s: 104 ms later it says 1004.
     assert send(link, Reply(NONCE, 900, 0), now_us=START_US + 8_000) == []
     (reading,) = only(send(link, data(4), now_us=START_US + 150_000)).readings
@@ -437,8 +425,7 @@ def after_slow_trips(link: SerialLink, trips: int) -> Reading:
     return reading
 
 
-def test_round_trips_that_take_what_bytes_take_on_a_wire_show_that_it_is_one() -> None:
-    link = known_link()
+def test_round_trips_that_take_what_bytes_take_on_a_wire_show_that_it_is_one(link: SerialLink) -> None:
     send(link, Reply(NONCE, 900, 0), now_us=START_US + 8_000)
     reading = after_slow_trips(link, WIRE_TRIPS)
     assert reading.datum.event_us is not None
@@ -449,17 +436,15 @@ def test_round_trips_that_take_what_bytes_take_on_a_wire_show_that_it_is_one() -
     assert half_us + 500 <= reading.datum.event_error_us <= half_us + 500 + 1_200
 
 
-def test_a_port_that_is_no_wire_takes_no_time_for_its_bytes() -> None:
-    link = known_link()
+def test_a_port_that_is_no_wire_takes_no_time_for_its_bytes(link: SerialLink) -> None:
     send(link, Reply(NONCE, 900, 0), now_us=START_US + 2_000)
     (reading,) = only(send(link, data(4), now_us=START_US + 150_000)).readings
     assert reading.datum.event_us is not None
     assert abs(reading.datum.event_us - (START_US + 1_000 + 104_500)) <= 20
 
 
-def test_where_nothing_is_known_of_a_wire_slow_round_trips_show_none() -> None:
+def test_where_nothing_is_known_of_a_wire_slow_round_trips_show_none(link: SerialLink) -> None:
     """A busy machine, and a board that is a USB device itself: it may have read its tick at either end of each."""
-    link = known_link()
     link.claim_no_wire()
     send(link, Reply(NONCE, 900, 0), now_us=START_US + 8_000)
     reading = after_slow_trips(link, 2 * WIRE_TRIPS)
@@ -467,29 +452,25 @@ def test_where_nothing_is_known_of_a_wire_slow_round_trips_show_none() -> None:
     assert reading.datum.event_error_us >= 4_000 + 500
 
 
-def test_a_fitted_time_is_never_after_the_receipt() -> None:
-    link = known_link()
+def test_a_fitted_time_is_never_after_the_receipt(link: SerialLink) -> None:
     send(link, Reply(NONCE, 900, 0), now_us=START_US + 100_000)
     (reading,) = only(send(link, data(0), now_us=START_US + 102_000)).readings
     assert reading.datum.event_us is not None
     assert reading.datum.event_us + reading.datum.event_error_us <= START_US + 102_000 + 2
 
 
-def test_a_reply_to_no_probe_of_ours_is_ignored() -> None:
-    link = known_link()
+def test_a_reply_to_no_probe_of_ours_is_ignored(link: SerialLink) -> None:
     send(link, Reply(NONCE + 1, 900, 0), Reply(NONCE, 900, 0), Reply(NONCE, 500, 0))
     assert link.faults == {"unexpected-reply": 2}
     assert only(send(link, data(0), now_us=START_US + 600_000)).readings[0].datum.event_us is not None
 
 
-def test_a_reply_of_the_run_before_says_nothing_of_the_new_ones_clock() -> None:
-    link = known_link()
+def test_a_reply_of_the_run_before_says_nothing_of_the_new_ones_clock(link: SerialLink) -> None:
     send(link, replace(HELLO, boot=8), Reply(NONCE, 900, 0))
     assert link.faults == {"unexpected-reply": 1}
 
 
-def test_a_tick_that_jumped_is_asked_about() -> None:
-    link = known_link()
+def test_a_tick_that_jumped_is_asked_about(link: SerialLink) -> None:
     send(link, Reply(NONCE, 900_000, 0), now_us=START_US + 8_000)
     due_us = link.due_us
     assert answers(link, due_us) == [Probe(NONCE)]
@@ -497,8 +478,9 @@ def test_a_tick_that_jumped_is_asked_about() -> None:
     assert answers(link, due_us + 8_000) == [Probe(NONCE), HelloRequest()]
 
 
-def test_a_sensor_whose_tick_alone_began_anew_is_asked_about_and_gets_no_time_until_it_answers() -> None:
-    link = known_link()
+def test_a_sensor_whose_tick_alone_began_anew_is_asked_about_and_gets_no_time_until_it_answers(
+    link: SerialLink,
+) -> None:
     send(link, Reply(NONCE, 900_000, 0), now_us=START_US + 8_000)
     first, second = (
         only(send(link, replace(data(sequence), tick_ms=tick_ms), now_us=START_US + 20_000)).readings[0]
@@ -509,8 +491,7 @@ def test_a_sensor_whose_tick_alone_began_anew_is_asked_about_and_gets_no_time_un
     assert answers(link, START_US + 20_000) == [Probe(NONCE), HelloRequest()]
 
 
-def test_our_own_frames_coming_back_are_ignored() -> None:
-    link = known_link()
+def test_our_own_frames_coming_back_are_ignored(link: SerialLink) -> None:
     assert send(link, Ack(RUN, 100, 0), Probe(1), HelloRequest()) == []
     assert link.faults == {"gateway-frame": 3}
     assert answers(link) == []
@@ -705,8 +686,7 @@ def test_a_frame_of_another_version_is_counted() -> None:
     assert link.faults == {"unknown-version": 1}
 
 
-def test_whether_a_sensor_is_heard_is_told_by_its_own_frames_and_by_probes_without_an_answer() -> None:
-    link = known_link()
+def test_whether_a_sensor_is_heard_is_told_by_its_own_frames_and_by_probes_without_an_answer(link: SerialLink) -> None:
     assert link.heard_us == START_US
     now_us = START_US
     for number in range(1, 4):

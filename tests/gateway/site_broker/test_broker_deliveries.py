@@ -33,6 +33,19 @@ def keep(disk: dict[str, bytes], marks: list[Mark]) -> None:
             disk[mark.key] = mark.value
 
 
+@pytest.fixture
+def disk() -> dict[str, bytes]:
+    return {}
+
+
+@pytest.fixture
+def deliveries(disk: dict[str, bytes]) -> Deliveries:
+    """Those of a connection whose CONNECT was sent."""
+    deliveries = Deliveries(PREFIX, disk)
+    deliveries.connecting()
+    return deliveries
+
+
 def counting() -> tuple[Deliveries, dict[str, bytes], int]:
     """A session whose broker was seen to count up, with nothing in flight; and the last identifier that it gave."""
     disk: dict[str, bytes] = {}
@@ -47,13 +60,18 @@ def counting() -> tuple[Deliveries, dict[str, bytes], int]:
     return deliveries, disk, FRESH_IDS_MIN + 1
 
 
-def deliver(deliveries: Deliveries, disk: dict[str, bytes], packet_id: int, digest: bytes) -> None:
-    """A new message that is stored and acknowledged."""
-    assert deliveries.receive(packet_id, digest, duplicate=False) is Judgement.NEW
+def store(deliveries: Deliveries, disk: dict[str, bytes]) -> int:
+    """Store what was taken; the number of its batch."""
     number, marks = deliveries.batch()
     keep(disk, marks)
     deliveries.stored(number)
-    deliveries.acknowledged(number)
+    return number
+
+
+def deliver(deliveries: Deliveries, disk: dict[str, bytes], packet_id: int, digest: bytes) -> None:
+    """A new message that is stored and acknowledged."""
+    assert deliveries.receive(packet_id, digest, duplicate=False) is Judgement.NEW
+    deliveries.acknowledged(store(deliveries, disk))
 
 
 def reconnect(deliveries: Deliveries, disk: dict[str, bytes], *, session_present: bool = True) -> None:
@@ -82,22 +100,14 @@ def test_what_was_stored_before_a_kill_is_recognised_and_what_never_came_is_new(
     assert again.receive(last + 3, B, duplicate=True) is Judgement.NEW
 
 
-def test_a_broker_that_was_not_seen_to_count_makes_it_doubtful() -> None:
-    disk: dict[str, bytes] = {}
-    deliveries = Deliveries(PREFIX, disk)
-    deliveries.connecting()
+def test_a_broker_that_was_not_seen_to_count_makes_it_doubtful(deliveries: Deliveries, disk: dict[str, bytes]) -> None:
     deliver(deliveries, disk, 1, A)
     assert killed(disk).receive(1, A, duplicate=True) is Judgement.DOUBTFUL
 
 
-def test_without_a_kill_it_is_known_that_no_puback_was_written() -> None:
-    disk: dict[str, bytes] = {}
-    deliveries = Deliveries(PREFIX, disk)
-    deliveries.connecting()
+def test_without_a_kill_it_is_known_that_no_puback_was_written(deliveries: Deliveries, disk: dict[str, bytes]) -> None:
     deliveries.receive(1, A, duplicate=False)
-    number, marks = deliveries.batch()
-    keep(disk, marks)
-    deliveries.stored(number)
+    store(deliveries, disk)
     reconnect(deliveries, disk)
     assert deliveries.receive(1, A, duplicate=True) is Judgement.STORED
 
@@ -209,11 +219,10 @@ def test_an_identifier_that_is_given_again_ends_the_trust() -> None:
     assert not deliveries.counts_up
 
 
-def test_an_identifier_is_not_held_to_be_free_that_was_given_again_before_the_pingresp() -> None:
+def test_an_identifier_is_not_held_to_be_free_that_was_given_again_before_the_pingresp(
+    deliveries: Deliveries, disk: dict[str, bytes]
+) -> None:
     """Else a broker that takes the lowest free one would seem to count up while a burst comes."""
-    disk: dict[str, bytes] = {}
-    deliveries = Deliveries(PREFIX, disk)
-    deliveries.connecting()
     for packet_id in range(1, 6):
         deliver(deliveries, disk, packet_id, A)
     deliveries.pinged()
@@ -247,14 +256,9 @@ def test_a_ping_is_wanted_when_many_acknowledgements_are_unconfirmed() -> None:
     assert not deliveries.wants_ping
 
 
-def test_qos_2_is_stored_once_until_it_is_released() -> None:
-    disk: dict[str, bytes] = {}
-    deliveries = Deliveries(PREFIX, disk)
-    deliveries.connecting()
+def test_qos_2_is_stored_once_until_it_is_released(deliveries: Deliveries, disk: dict[str, bytes]) -> None:
     assert deliveries.receive_exactly_once(7, A, duplicate=False) is Judgement.NEW
-    number, marks = deliveries.batch()
-    keep(disk, marks)
-    deliveries.stored(number)
+    store(deliveries, disk)
     again = killed(disk)
     assert again.receive_exactly_once(7, A, duplicate=True) is Judgement.STORED
     again.release(7)
@@ -264,37 +268,25 @@ def test_qos_2_is_stored_once_until_it_is_released() -> None:
     assert killed(disk).receive_exactly_once(7, A, duplicate=True) is not Judgement.STORED
 
 
-def test_qos_2_shows_that_a_broker_counts_too() -> None:
-    disk: dict[str, bytes] = {}
-    deliveries = Deliveries(PREFIX, disk)
-    deliveries.connecting()
+def test_qos_2_shows_that_a_broker_counts_too(deliveries: Deliveries, disk: dict[str, bytes]) -> None:
     for packet_id in range(1, FRESH_IDS_MIN + 2):
         deliveries.receive_exactly_once(packet_id, A, duplicate=False)
         deliveries.release(packet_id)
-        number, marks = deliveries.batch()
-        keep(disk, marks)
-        deliveries.stored(number)
-        deliveries.acknowledged(number)
+        deliveries.acknowledged(store(deliveries, disk))
         deliveries.pinged()
         deliveries.ponged()
     assert deliveries.counts_up
     assert killed(disk).receive_exactly_once(FRESH_IDS_MIN + 2, A, duplicate=True) is Judgement.NEW
 
 
-def test_qos_2_of_a_broker_that_lost_its_state_is_stored() -> None:
-    disk: dict[str, bytes] = {}
-    deliveries = Deliveries(PREFIX, disk)
-    deliveries.connecting()
+def test_qos_2_of_a_broker_that_lost_its_state_is_stored(deliveries: Deliveries) -> None:
     deliveries.receive_exactly_once(7, A, duplicate=False)
     deliveries.batch()
     assert deliveries.receive_exactly_once(7, A, duplicate=False) is Judgement.DOUBTFUL
     assert deliveries.receive_exactly_once(7, B, duplicate=False) is Judgement.NEW
 
 
-def test_a_refused_batch_takes_its_qos_2_identifiers_back() -> None:
-    disk: dict[str, bytes] = {}
-    deliveries = Deliveries(PREFIX, disk)
-    deliveries.connecting()
+def test_a_refused_batch_takes_its_qos_2_identifiers_back(deliveries: Deliveries, disk: dict[str, bytes]) -> None:
     deliveries.receive_exactly_once(7, A, duplicate=False)
     number, _ = deliveries.batch()
     deliveries.refused(number)

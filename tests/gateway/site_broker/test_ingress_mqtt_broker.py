@@ -28,6 +28,11 @@ from tests.test_imports import imported_by
 
 
 @pytest.fixture
+def intake() -> MemoryIntake:
+    return MemoryIntake()
+
+
+@pytest.fixture
 async def said() -> AsyncIterator[list[Any]]:
     """What the ingress logs."""
     with structlog.testing.capture_logs() as entries:
@@ -38,8 +43,7 @@ async def said() -> AsyncIterator[list[Any]]:
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-async def test_what_the_broker_delivers_is_taken_in_order(tmp_path: Path, qos: int) -> None:
-    intake = MemoryIntake()
+async def test_what_the_broker_delivers_is_taken_in_order(tmp_path: Path, qos: int, intake: MemoryIntake) -> None:
     with mosquitto(tmp_path / "broker", "allow_anonymous true", "max_queued_messages 0") as broker:
         async with reading_from(intake, broker.port, qos=2) as ingress:
             await ingress.session.subscriptions.answered.wait()
@@ -72,8 +76,7 @@ async def test_nothing_is_acknowledged_before_its_commit(
         assert after.payloads() == numbered(0, 3)
 
 
-async def test_what_was_published_while_the_gateway_was_away_comes_later(tmp_path: Path) -> None:
-    intake = MemoryIntake()
+async def test_what_was_published_while_the_gateway_was_away_comes_later(tmp_path: Path, intake: MemoryIntake) -> None:
     with mosquitto(tmp_path / "broker") as broker:
         async with reading_from(intake, broker.port) as ingress:
             await ingress.session.subscriptions.answered.wait()
@@ -83,8 +86,7 @@ async def test_what_was_published_while_the_gateway_was_away_comes_later(tmp_pat
     assert intake.payloads() == numbered(0, 50)
 
 
-async def test_a_refused_reading_comes_again_on_a_new_connection(tmp_path: Path) -> None:
-    intake = MemoryIntake()
+async def test_a_refused_reading_comes_again_on_a_new_connection(tmp_path: Path, intake: MemoryIntake) -> None:
     with mosquitto(tmp_path / "broker") as broker:
         async with reading_from(intake, broker.port) as ingress:
             await ingress.session.subscriptions.answered.wait()
@@ -98,8 +100,7 @@ async def test_a_refused_reading_comes_again_on_a_new_connection(tmp_path: Path)
     assert not intake.stored[0].datum.doubt, "it is known that it was not stored"
 
 
-async def test_a_full_buffer_stops_the_reading(tmp_path: Path) -> None:
-    intake = MemoryIntake()
+async def test_a_full_buffer_stops_the_reading(tmp_path: Path, intake: MemoryIntake) -> None:
     with mosquitto(tmp_path / "broker", "allow_anonymous true", "max_inflight_messages 5") as broker:
         async with reading_from(intake, broker.port) as ingress:
             await ingress.session.subscriptions.answered.wait()
@@ -149,8 +150,7 @@ async def test_while_nothing_can_be_stored_the_keep_alive_goes_on_and_memory_doe
         assert sent[0] < 20_000_000, "TCP holds the broker back"
 
 
-async def test_qos_0_that_cannot_be_stored_is_counted(tmp_path: Path) -> None:
-    intake = MemoryIntake()
+async def test_qos_0_that_cannot_be_stored_is_counted(tmp_path: Path, intake: MemoryIntake) -> None:
     with mosquitto(tmp_path / "broker") as broker:
         async with reading_from(intake, broker.port) as ingress:
             await ingress.session.subscriptions.answered.wait()
@@ -165,8 +165,7 @@ async def test_qos_0_that_cannot_be_stored_is_counted(tmp_path: Path) -> None:
             await until(lambda: intake.losses["refused-qos0"] == 2)
 
 
-async def test_a_retained_message_is_no_reading_of_now(tmp_path: Path) -> None:
-    intake = MemoryIntake()
+async def test_a_retained_message_is_no_reading_of_now(tmp_path: Path, intake: MemoryIntake) -> None:
     with mosquitto(tmp_path / "broker") as broker:
         await published(broker.port, ["of yesterday"], "-r")
         async with reading_from(intake, broker.port) as ingress:
@@ -179,8 +178,7 @@ async def test_a_retained_message_is_no_reading_of_now(tmp_path: Path) -> None:
         assert intake.payloads() == ["of now"], "each SUBSCRIBE brings it again, and it is no reading then either"
 
 
-async def test_a_message_that_is_too_large_does_not_block_the_next(tmp_path: Path) -> None:
-    intake = MemoryIntake()
+async def test_a_message_that_is_too_large_does_not_block_the_next(tmp_path: Path, intake: MemoryIntake) -> None:
     with mosquitto(tmp_path / "broker") as broker:
         async with reading_from(intake, broker.port, packet_bytes_max=2_000) as ingress:
             await ingress.session.subscriptions.answered.wait()
@@ -191,8 +189,7 @@ async def test_a_message_that_is_too_large_does_not_block_the_next(tmp_path: Pat
             assert intake.losses["packet-too-large"] == 1
 
 
-async def test_topics_that_the_settings_no_longer_name_are_unsubscribed(tmp_path: Path) -> None:
-    intake = MemoryIntake()
+async def test_topics_that_the_settings_no_longer_name_are_unsubscribed(tmp_path: Path, intake: MemoryIntake) -> None:
     with mosquitto(tmp_path / "broker") as broker:
         async with reading_from(intake, broker.port, topics=("device/#", "old/#")) as ingress:
             await ingress.session.subscriptions.answered.wait()
@@ -204,9 +201,8 @@ async def test_topics_that_the_settings_no_longer_name_are_unsubscribed(tmp_path
     assert [reading.topic for reading in intake.stored] == ["new/1"]
 
 
-async def test_a_session_that_was_never_subscribed_is_subscribed(tmp_path: Path) -> None:
+async def test_a_session_that_was_never_subscribed_is_subscribed(tmp_path: Path, intake: MemoryIntake) -> None:
     """A broker that lost the session, and a gateway that was killed between its next CONNECT and its SUBSCRIBE."""
-    intake = MemoryIntake()
     with mosquitto(tmp_path / "broker") as broker:
         intake.kept[f"broker/127.0.0.1:{broker.port}/sluice-gw1/topics"] = b'["device/#"]'
         reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
@@ -220,7 +216,7 @@ async def test_a_session_that_was_never_subscribed_is_subscribed(tmp_path: Path)
             await until(lambda: intake.stored)
 
 
-async def test_what_is_to_be_subscribed_is_on_disk_before(tmp_path: Path) -> None:
+async def test_what_is_to_be_subscribed_is_on_disk_before(tmp_path: Path, intake: MemoryIntake) -> None:
     """Else a gateway that is killed before SUBACK, and then gets other topics, would not know what to unsubscribe."""
     del tmp_path
     kept: list[bytes | None] = []
@@ -231,7 +227,6 @@ async def test_what_is_to_be_subscribed_is_on_disk_before(tmp_path: Path) -> Non
         kept.extend(value for key, value in intake.kept.items() if key.endswith("/topics"))
         await reader.read()
 
-    intake = MemoryIntake()
     async with broker_telling(note) as port, reading_from(intake, port):
         await until(lambda: kept)
     assert kept == [b'["device/#"]']
@@ -240,14 +235,13 @@ async def test_what_is_to_be_subscribed_is_on_disk_before(tmp_path: Path) -> Non
 # --- what fails half-way -----------------------------------------------------------------------------------
 
 
-async def test_what_came_before_a_malformed_packet_is_stored_once(said: list[Any]) -> None:
+async def test_what_came_before_a_malformed_packet_is_stored_once(said: list[Any], intake: MemoryIntake) -> None:
     async def short_suback(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\x20\x02\x01\x00")
         await reader.read(1_000)
         writer.write(delivery(1, b"one") + b"\x90\x01\x00" + delivery(2, b"two"))
         await reader.read()
 
-    intake = MemoryIntake()
     async with broker_telling(short_suback, delivered_again) as port, reading_from(intake, port) as ingress:
         await until(lambda: ingress.session.counts["recognised"])
         await until(lambda: len(intake.stored) == 2)
@@ -323,7 +317,7 @@ async def test_a_fault_before_the_connection_ends_nothing(said: list[Any]) -> No
     assert len([entry for entry in said if "reading from the broker failed" in entry["event"]]) == 2
 
 
-async def test_a_refused_connection_changes_nothing_of_what_is_known() -> None:
+async def test_a_refused_connection_changes_nothing_of_what_is_known(intake: MemoryIntake) -> None:
     """CONNACK 3 while a broker starts: what was stored before it is recognised after it."""
 
     async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -334,7 +328,6 @@ async def test_a_refused_connection_changes_nothing_of_what_is_known() -> None:
         await until(lambda: any(readings for readings, _, _ in intake.waiting))
         del reader
 
-    intake = MemoryIntake()
     intake.outcome = None
     scripts = (deliver_and_close, refuse, refuse, delivered_again)
     async with broker_telling(*scripts) as port, reading_from(intake, port) as ingress:
@@ -350,7 +343,7 @@ async def test_a_refused_connection_changes_nothing_of_what_is_known() -> None:
 
 
 async def test_a_connection_that_ends_right_behind_a_commit_has_acknowledged_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, intake: MemoryIntake
 ) -> None:
     clients: list[BrokerClient] = []
     opens = BrokerClient.open
@@ -360,7 +353,6 @@ async def test_a_connection_that_ends_right_behind_a_commit_has_acknowledged_not
         opens(client, *where)
 
     monkeypatch.setattr(BrokerClient, "open", open_and_tell)
-    intake = MemoryIntake()
     intake.outcome = None
     async with broker_telling(deliver_two, delivered_again) as port, reading_from(intake, port) as ingress:
         await until(lambda: intake.waiting)
@@ -375,13 +367,12 @@ async def test_a_connection_that_ends_right_behind_a_commit_has_acknowledged_not
     assert intake.payloads() == ["one", "two"]
 
 
-async def test_a_large_message_that_comes_again_is_counted_once() -> None:
+async def test_a_large_message_that_comes_again_is_counted_once(intake: MemoryIntake) -> None:
     async def large(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bytes) -> None:
         writer.write(b"\x20\x02\x01\x00" + first + b"\x8d\x27\x00\x01t\x00\x02" + b"x" * 5_000)
         await until(lambda: intake.waiting if first == b"\x32" else ingress.session.counts["recognised"])
         del reader
 
-    intake = MemoryIntake()
     intake.outcome = None
     scripts = (lambda r, w: large(r, w, b"\x32"), lambda r, w: large(r, w, b"\x3a"))
     async with broker_telling(*scripts) as port, reading_from(intake, port, packet_bytes_max=2_000) as ingress:
@@ -442,7 +433,7 @@ def password_list(path: Path) -> None:
     subprocess.run(["mosquitto_passwd", "-b", "-c", path, "gw", "correct horse"], check=True)
 
 
-async def test_tls_with_user_and_password(tmp_path: Path) -> None:
+async def test_tls_with_user_and_password(tmp_path: Path, intake: MemoryIntake) -> None:
     broker = Mosquitto(tmp_path / "broker")
     certificate, key = self_signed(tmp_path)
     passwords, secret = tmp_path / "passwords", tmp_path / "secret"
@@ -451,7 +442,6 @@ async def test_tls_with_user_and_password(tmp_path: Path) -> None:
     secret.chmod(0o400)
     broker.settings = (f"password_file {passwords}", f"certfile {certificate}", f"keyfile {key}")
     broker.start()
-    intake = MemoryIntake()
     settings: dict[str, Any] = {
         "host": "localhost",
         "tls": BrokerTlsSettings(ca=certificate),
@@ -489,7 +479,7 @@ async def test_tls_with_user_and_password(tmp_path: Path) -> None:
     ],
 )
 async def test_why_there_is_no_connection_is_said(
-    tmp_path: Path, said: list[Any], settings: dict[str, Any], words: str
+    tmp_path: Path, said: list[Any], settings: dict[str, Any], words: str, intake: MemoryIntake
 ) -> None:
     for name, content, mode in (("open", "secret", 0o644), ("empty", "\n", 0o400), ("long", "x" * 70_000, 0o400)):
         (tmp_path / name).write_text(content)
@@ -498,7 +488,6 @@ async def test_why_there_is_no_connection_is_said(
     password_list(passwords)
     if "password_file" in settings:
         settings = settings | {"password_file": tmp_path / settings["password_file"]}
-    intake = MemoryIntake()
     with mosquitto(tmp_path / "broker", f"password_file {passwords}") as broker:
         async with reading_from(intake, broker.port, **settings):
             await until(lambda: any(words in entry["event"] for entry in said))
@@ -536,7 +525,7 @@ async def test_why_the_broker_refuses_is_said(said: list[Any], code: int, words:
         assert ingress.session.counts["connections"] == 0
 
 
-async def test_nothing_counts_before_connack(said: list[Any]) -> None:
+async def test_nothing_counts_before_connack(said: list[Any], intake: MemoryIntake) -> None:
     """Section 3.2: the first packet is CONNACK. A delivery before it would be judged by what may be void."""
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -544,7 +533,6 @@ async def test_nothing_counts_before_connack(said: list[Any]) -> None:
         writer.write(b"\x40\x02\x00\x00" + delivery(1, b"one") + b"\x20\x02\x00\x00")
         await reader.read()
 
-    intake = MemoryIntake()
     async with broker_telling(speak) as port, reading_from(intake, port):
         await until(lambda: any("it sent no CONNACK" in entry["event"] for entry in said))
     assert not intake.stored

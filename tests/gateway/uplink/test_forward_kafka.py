@@ -121,8 +121,7 @@ async def test_a_topic_that_refuses_everything_does_not_hold_up_the_others(kafka
     assert read_status(tmp_path / "buffer.db").quarantined == 40
 
 
-async def test_readings_flow_although_the_heartbeat_is_refused(kafka: Broker, tmp_path: Path) -> None:
-    port = free_port()
+async def test_readings_flow_although_the_heartbeat_is_refused(kafka: Broker, tmp_path: Path, port: int) -> None:
     await create_topic(kafka.bootstrap, "mute-events", max_message_bytes="100")
     config = write_config(tmp_path, kafka.bootstrap, port, "mute")
     with daemon(config, port):
@@ -131,9 +130,8 @@ async def test_readings_flow_although_the_heartbeat_is_refused(kafka: Broker, tm
         await consume_until(kafka.bootstrap, 5, "mute-thermo")
 
 
-async def test_it_stops_at_once_although_nothing_answers(tmp_path: Path) -> None:
+async def test_it_stops_at_once_although_nothing_answers(tmp_path: Path, port: int) -> None:
     """SIGTERM while the client is being closed: aiokafka swallows the cancellation, the daemon must not."""
-    port = free_port()
     async with Uplink() as silent:
         config = write_config(tmp_path, f"127.0.0.1:{silent.port}", port, "silent")
         soon = "[kafka]\nrequest_timeout_s = 1\nconnect_timeout_s = 0.5"
@@ -145,8 +143,7 @@ async def test_it_stops_at_once_although_nothing_answers(tmp_path: Path) -> None
                 assert await asyncio.to_thread(process.wait, 10) == 0
 
 
-async def test_after_a_dead_line_it_is_sending_again_without_a_restart(tmp_path: Path) -> None:
-    port = free_port()
+async def test_after_a_dead_line_it_is_sending_again_without_a_restart(tmp_path: Path, port: int) -> None:
     async with Uplink() as uplink:
         with kafka_broker(tmp_path / "kafka", gateway_port=uplink.port) as broker:
             assert broker.gateway_listener_port is not None
@@ -188,9 +185,8 @@ async def test_a_quota_of_the_brokers_that_holds_the_gateway_back_is_told(kafka:
     assert config.with_suffix(".log").read_text().count("a quota of Kafka's holds this gateway back") == 1
 
 
-async def test_a_metered_link_is_left_alone_when_its_quota_is_used_up(kafka: Broker, tmp_path: Path) -> None:
+async def test_a_metered_link_is_left_alone_when_its_quota_is_used_up(kafka: Broker, tmp_path: Path, port: int) -> None:
     """The sensors have their acknowledgements all the same, and a restart gives nothing back."""
-    port = free_port()
     config = write_config(tmp_path, kafka.bootstrap, port, "quota")
     config.write_text(config.read_text().replace("[kafka]", "[kafka]\nbytes_per_day_max = 100_000"))
 
@@ -218,8 +214,7 @@ async def test_a_metered_link_is_left_alone_when_its_quota_is_used_up(kafka: Bro
     assert "the quota of the day is used up (kafka.bytes_per_day_max)" in " ".join(shown.split())
 
 
-async def test_a_metered_link_is_given_no_more_by_the_second(kafka: Broker, tmp_path: Path) -> None:
-    port = free_port()
+async def test_a_metered_link_is_given_no_more_by_the_second(kafka: Broker, tmp_path: Path, port: int) -> None:
     config = write_config(tmp_path, kafka.bootstrap, port, "slow")
     config.write_text(config.read_text().replace("[kafka]", "[kafka]\nbytes_per_s_max = 20_000"))
     with daemon(config, port):
@@ -235,12 +230,11 @@ async def test_a_metered_link_is_given_no_more_by_the_second(kafka: Broker, tmp_
 
 
 async def test_a_clock_that_nothing_vouches_for_is_waited_for_and_then_not_believed(
-    kafka: Broker, tmp_path: Path
+    kafka: Broker, tmp_path: Path, port: int
 ) -> None:
     """Promise P5: `gateway.hold_unsynced_s`, then the time of receipt with no bound claimed."""
     if read_wall_clock(GatewaySettings("gw1")).synced:
         pytest.skip("this machine's kernel clock is synced")
-    port = free_port()
     config = write_config(tmp_path, kafka.bootstrap, port, "clockless")
     config.write_text(config.read_text().replace('clock = "system"', 'clock = "kernel"\nhold_unsynced_s = 3'))
     began_s = time.time()
@@ -262,9 +256,8 @@ async def test_a_clock_that_nothing_vouches_for_is_waited_for_and_then_not_belie
 
 
 async def test_the_first_readings_of_a_sensor_wait_for_its_clock_and_nobody_elses_do(
-    kafka: Broker, tmp_path: Path
+    kafka: Broker, tmp_path: Path, port: int
 ) -> None:
-    port = free_port()
     config = write_config(tmp_path, kafka.bootstrap, port, "settling")
     config.write_text(config.read_text().replace(f"hold_new_clock_s = {HOLD_NEW_CLOCK_S}", ""))
     with daemon(config, port):
@@ -293,9 +286,8 @@ async def test_the_first_readings_of_a_sensor_wait_for_its_clock_and_nobody_else
 
 
 async def test_a_topic_that_is_deleted_under_a_session_holds_up_nobody_and_is_made_again(
-    kafka: Broker, tmp_path: Path
+    kafka: Broker, tmp_path: Path, port: int
 ) -> None:
-    port = free_port()
     config = write_config(tmp_path, kafka.bootstrap, port, "deleted")
     with daemon(config, port):
         for stream in ("thermo", "hygro"):

@@ -32,8 +32,12 @@ def reason(policy: LanePolicy, now_s: float, *, up: bool, live_age_s: float = 0.
     return found
 
 
-def test_an_outage_has_a_lane_of_its_own() -> None:
-    policy = LanePolicy(KAFKA, 0.0)
+@pytest.fixture
+def policy() -> LanePolicy:
+    return LanePolicy(KAFKA, 0.0)
+
+
+def test_an_outage_has_a_lane_of_its_own(policy: LanePolicy) -> None:
     assert reason(policy, 1.0, up=True) is None, "what came in since the start is live"
     assert reason(policy, 100.0, up=True) is None
     assert reason(policy, 101.0, up=False) == "uplink-down"
@@ -42,22 +46,19 @@ def test_an_outage_has_a_lane_of_its_own() -> None:
     assert reason(policy, 400.0, up=True) is None
 
 
-def test_a_start_without_uplink_is_an_outage_whose_lane_is_there_already() -> None:
-    policy = LanePolicy(KAFKA, 0.0)
+def test_a_start_without_uplink_is_an_outage_whose_lane_is_there_already(policy: LanePolicy) -> None:
     assert [reason(policy, float(now_s), up=False) for now_s in range(0, 60, 5)] == [None] * 12
     assert reason(policy, 60.0, up=True) == "uplink-up"
 
 
-def test_a_flapping_uplink_begins_no_lane_each_time() -> None:
-    policy = LanePolicy(KAFKA, 0.0)
+def test_a_flapping_uplink_begins_no_lane_each_time(policy: LanePolicy) -> None:
     assert reason(policy, 0.0, up=True) is None
     begun = [now_s for now_s in range(1, 601) if reason(policy, float(now_s), up=now_s % 2 == 0)]
     assert 2 <= len(begun) <= 60
     assert all(later - earlier >= 10 for earlier, later in pairwise(begun))
 
 
-def test_an_outage_shorter_than_a_lane_begins_none() -> None:
-    policy = LanePolicy(KAFKA, 0.0)
+def test_an_outage_shorter_than_a_lane_begins_none(policy: LanePolicy) -> None:
     assert reason(policy, 0.0, up=True) is None
     assert reason(policy, 100.0, up=False) == "uplink-down"
     assert reason(policy, 103.0, up=True) is None
@@ -65,8 +66,7 @@ def test_an_outage_shorter_than_a_lane_begins_none() -> None:
     assert reason(policy, 120.0, up=False) is None, "it went down again within that lane"
 
 
-def test_a_link_slower_than_the_intake_makes_backlog_of_what_waits_too_long() -> None:
-    policy = LanePolicy(KAFKA, 0.0)
+def test_a_link_slower_than_the_intake_makes_backlog_of_what_waits_too_long(policy: LanePolicy) -> None:
     assert reason(policy, 0.0, up=True) is None
     assert reason(policy, 100.0, up=True, live_age_s=30.0) is None
     assert reason(policy, 101.0, up=True, live_age_s=30.5) == "uplink-slow"
@@ -93,16 +93,14 @@ def test_the_lane_of_an_outage_ends_as_a_session_begins_and_not_when_something_w
     assert reason(policy, 400.0, up=False) == "uplink-down"
 
 
-def test_after_a_start_without_uplink_the_first_session_begins_a_lane() -> None:
-    policy = LanePolicy(KAFKA, 0.0)
+def test_after_a_start_without_uplink_the_first_session_begins_a_lane(policy: LanePolicy) -> None:
     assert session(policy, 5.0) is None, "what came in since the start is live"
     assert [reason(policy, float(now_s), up=False) for now_s in range(6, 60, 5)] == [None] * 11
     assert session(policy, 60.0) == "uplink-up"
 
 
-def test_sessions_of_which_nothing_comes_begin_lanes_ever_more_rarely() -> None:
+def test_sessions_of_which_nothing_comes_begin_lanes_ever_more_rarely(policy: LanePolicy) -> None:
     """Brokers may answer everything but what is sent to them, for days: too few replicas are there."""
-    policy = LanePolicy(KAFKA, 0.0)
     begun = []
     for now_s in range(86_400):
         assert reason(policy, float(now_s), up=False) is None
@@ -114,8 +112,7 @@ def test_sessions_of_which_nothing_comes_begin_lanes_ever_more_rarely() -> None:
     assert session(policy, 86_515.0) == "uplink-up", "it was up in between"
 
 
-def test_an_outage_shorter_than_a_lane_ends_none_as_a_session_begins() -> None:
-    policy = LanePolicy(KAFKA, 0.0)
+def test_an_outage_shorter_than_a_lane_ends_none_as_a_session_begins(policy: LanePolicy) -> None:
     assert reason(policy, 0.0, up=True) is None
     assert reason(policy, 100.0, up=False) == "uplink-down"
     assert session(policy, 103.0) is None

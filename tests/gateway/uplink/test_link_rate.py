@@ -43,6 +43,11 @@ def full_requests(link: LinkRate, count: int, bytes_per_s: float, latency_s: flo
     return sent
 
 
+@pytest.fixture
+def link() -> LinkRate:
+    return LinkRate(TIMEOUT_S, BYTES_MAX)
+
+
 def test_a_link_of_16_kb_per_s_is_given_requests_that_it_carries_in_a_quarter_of_their_time_out() -> None:
     link = LinkRate(TIMEOUT_S, 1_200_000)
     assert link.request_bytes_max == FIRST_BYTES
@@ -60,8 +65,7 @@ def test_a_link_of_1_kb_per_s_costs_two_time_outs_and_works_then() -> None:
     assert [in_time for _, in_time in sent] == [False, False, *[True] * 8]
 
 
-def test_a_link_that_becomes_slower_and_faster_again_is_followed_within_a_few_requests() -> None:
-    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+def test_a_link_that_becomes_slower_and_faster_again_is_followed_within_a_few_requests(link: LinkRate) -> None:
     full_requests(link, 10, 1_000_000, 0.05)
     # 1 MB takes 62 s at 16 kB/s, and 500 kB 31 s; 250 kB show the rate.
     assert [in_time for _, in_time in full_requests(link, 5, 16_000, 0.05)] == [False, False, True, True, True]
@@ -70,15 +74,13 @@ def test_a_link_that_becomes_slower_and_faster_again_is_followed_within_a_few_re
     assert link.request_bytes_max == BYTES_MAX
 
 
-def test_heartbeats_on_a_long_way_lower_nothing_and_do_not_grow_what_they_never_filled() -> None:
-    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+def test_heartbeats_on_a_long_way_lower_nothing_and_do_not_grow_what_they_never_filled(link: LinkRate) -> None:
     for _ in range(100):
         link.acknowledged(HEARTBEAT_BYTES, 5.0)
     assert link.request_bytes_max == FIRST_BYTES
 
 
-def test_the_first_packets_that_a_traffic_shaper_lets_through_at_once_are_no_rate() -> None:
-    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+def test_the_first_packets_that_a_traffic_shaper_lets_through_at_once_are_no_rate(link: LinkRate) -> None:
     for _ in range(100):
         link.acknowledged(2_000, 0.0001)
     assert link.request_bytes_max == FIRST_BYTES
@@ -111,51 +113,44 @@ def test_a_shorter_way_is_believed_at_once_and_a_longer_one_after_as_many_heartb
     assert limit_after([0.1] + [6.0] * LATENCY_REQUESTS) == far
 
 
-def test_requests_that_were_under_way_together_and_failed_together_halve_once() -> None:
-    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+def test_requests_that_were_under_way_together_and_failed_together_halve_once(link: LinkRate) -> None:
     for _ in range(3):
         link.timed_out(FIRST_BYTES)
     assert link.request_bytes_max == FIRST_BYTES // 2
 
 
-def test_a_small_request_that_timed_out_is_not_followed_by_a_larger_one() -> None:
-    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+def test_a_small_request_that_timed_out_is_not_followed_by_a_larger_one(link: LinkRate) -> None:
     full_requests(link, 10, 1_000_000)
     link.timed_out(20_000)
     assert link.request_bytes_max == 10_000
 
 
-def test_a_middling_request_that_took_too_long_lowers_the_limit_and_one_that_did_not_leaves_it() -> None:
-    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+def test_a_middling_request_that_took_too_long_lowers_the_limit_and_one_that_did_not_leaves_it(link: LinkRate) -> None:
     link.acknowledged(FIRST_BYTES // 4, TARGET_S)
     assert link.request_bytes_max == FIRST_BYTES
     link.acknowledged(FIRST_BYTES // 4, 2 * TARGET_S)
     assert link.request_bytes_max == FIRST_BYTES // 8
 
 
-def test_a_request_of_more_than_half_the_limit_shows_the_rate() -> None:
-    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+def test_a_request_of_more_than_half_the_limit_shows_the_rate(link: LinkRate) -> None:
     link.acknowledged(38_400, 7.0)
     assert link.request_bytes_max == int(38_400 / 7.0 * TARGET_S)
 
 
-def test_a_far_way_that_became_a_near_one_is_no_excuse_for_long_requests() -> None:
-    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+def test_a_far_way_that_became_a_near_one_is_no_excuse_for_long_requests(link: LinkRate) -> None:
     for _ in range(LATENCY_REQUESTS):
         link.acknowledged(HEARTBEAT_BYTES, 6.0)
     full_requests(link, 30, 100_000)
     assert link.request_bytes_max / 100_000 <= TARGET_S * 1.1
 
 
-def test_no_latency_makes_up_for_more_than_a_quarter_of_the_time_out() -> None:
-    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+def test_no_latency_makes_up_for_more_than_a_quarter_of_the_time_out(link: LinkRate) -> None:
     link.acknowledged(HEARTBEAT_BYTES, 20.0)
     link.acknowledged(FIRST_BYTES, 25.0)
     assert link.request_bytes_max == int(FIRST_BYTES / (25.0 - TIMEOUT_S / 4) * TARGET_S)
 
 
-def test_what_goes_in_a_second_is_the_measured_rate() -> None:
-    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+def test_what_goes_in_a_second_is_the_measured_rate(link: LinkRate) -> None:
     full_requests(link, 20, 40_000)
     assert link.bytes_in(1.0) == pytest.approx(40_000, rel=0.01)
     assert link.bytes_per_s == link.bytes_in(1.0)
@@ -172,8 +167,7 @@ def test_the_rate_is_told_where_it_lies_beyond_what_a_request_may_carry() -> Non
     assert (fast.bytes_in(1.0), slow.bytes_in(1.0)) == (BYTES_MAX, BYTES_MIN)
 
 
-def test_one_lucky_request_is_believed_halfway_and_one_unlucky_one_at_once() -> None:
-    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+def test_one_lucky_request_is_believed_halfway_and_one_unlucky_one_at_once(link: LinkRate) -> None:
     full_requests(link, 20, 40_000)
     full_requests(link, 1, 80_000)
     assert link.bytes_in(1.0) == pytest.approx(60_000, rel=0.01)
@@ -181,24 +175,21 @@ def test_one_lucky_request_is_believed_halfway_and_one_unlucky_one_at_once() -> 
     assert link.bytes_in(1.0) == pytest.approx(40_000, rel=0.01)
 
 
-def test_live_readings_alone_show_that_a_link_is_fast_at_least() -> None:
-    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+def test_live_readings_alone_show_that_a_link_is_fast_at_least(link: LinkRate) -> None:
     assert link.bytes_in(0.1) == BYTES_MIN
     for _ in range(10):
         link.acknowledged(2_000, 0.01)
     assert link.bytes_in(0.1) == pytest.approx(20_000, rel=0.01)
 
 
-def test_a_request_as_quick_as_a_heartbeat_does_not_make_the_rate_endless() -> None:
-    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+def test_a_request_as_quick_as_a_heartbeat_does_not_make_the_rate_endless(link: LinkRate) -> None:
     link.acknowledged(HEARTBEAT_BYTES, 5.0)
     link.acknowledged(FIRST_BYTES, 5.0)
     assert link.request_bytes_max == 2 * FIRST_BYTES
     assert link.bytes_in(1.0) <= 8 * FIRST_BYTES / 5.0
 
 
-def test_after_a_time_out_the_former_rate_is_not_believed() -> None:
-    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+def test_after_a_time_out_the_former_rate_is_not_believed(link: LinkRate) -> None:
     full_requests(link, 20, 1_000_000)
     link.timed_out(BYTES_MAX)
     assert link.request_bytes_max == BYTES_MAX // 2
@@ -206,15 +197,13 @@ def test_after_a_time_out_the_former_rate_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("answered_s", [13.5, 18.0, 24.0, 26.5])
-def test_a_broker_that_answers_late_is_sent_as_much_as_another_in_the_end(answered_s: float) -> None:
-    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+def test_a_broker_that_answers_late_is_sent_as_much_as_another_in_the_end(answered_s: float, link: LinkRate) -> None:
     for _ in range(200):
         link.acknowledged(link.request_bytes_max, 0.5, answered_s)
     assert link.request_bytes_max == BYTES_MAX
 
 
-def test_many_answers_one_after_the_other_halve_what_is_sent_at_a_time_and_not_the_rate() -> None:
-    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+def test_many_answers_one_after_the_other_halve_what_is_sent_at_a_time_and_not_the_rate(link: LinkRate) -> None:
     full_requests(link, 10, 1_000_000)
     link.acknowledged(BYTES_MAX, 1.0, 1.9 * TIMEOUT_S)
     assert link.request_bytes_max == BYTES_MAX

@@ -139,16 +139,14 @@ def test_settings_in_this_folder_name_places_that_stay(tmp_path: Path, monkeypat
     assert set(state(tmp_path)) == {"given/barn-1.toml", "given/sluice-secrets.toml"}
 
 
-def test_kafka_that_cannot_be_reached_is_told_and_everything_is_written(tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+def test_kafka_that_cannot_be_reached_is_told_and_everything_is_written(tmp_path: Path, config: Path) -> None:
     done = setup(config, "--answers", write(tmp_path / "given"))
     assert done.exit_code == 1, done.output
     assert "FAIL  Kafka at 127.0.0.1:1: cannot be reached: nothing listens at 127.0.0.1:1" in done.output
     assert config_file.load(config).gateway.id == "barn-1"
 
 
-def test_secrets_that_nobody_gave_are_made_and_shown_once(tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+def test_secrets_that_nobody_gave_are_made_and_shown_once(tmp_path: Path, config: Path) -> None:
     answers = write(tmp_path / "given", secrets='kafka_password = "kafka-9d2c1b77"')
     shown = setup(config, "--answers", answers, "--no-check").output
     made = credentials.load(tmp_path / "devices.json").devices
@@ -203,11 +201,10 @@ def test_commands_are_told_as_they_are_typed(tmp_path: Path) -> None:
     assert typed(config, "devices add NAME") in shown
 
 
-def test_the_example_sets_a_gateway_up_once_it_names_a_broker(tmp_path: Path) -> None:
+def test_the_example_sets_a_gateway_up_once_it_names_a_broker(tmp_path: Path, config: Path) -> None:
     printed = CliRunner().invoke(main, ["setup", "--example-answers"])
     assert printed.output == EXAMPLE
     assert max(map(len, EXAMPLE.splitlines())) <= 120
-    config = tmp_path / "gateway.toml"
     refused = setup(config, "--answers", write(tmp_path / "unchanged", EXAMPLE, ""), "--no-check")
     assert refused.exit_code == 2
     assert "kafka.bootstrap: kafka.example:9093 is only an example; write your own brokers" in refused.output
@@ -226,8 +223,7 @@ def test_every_answer_stands_in_the_example() -> None:
         assert secret in EXAMPLE
 
 
-def test_what_is_not_asked_for_stays(tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+def test_what_is_not_asked_for_stays(tmp_path: Path, config: Path) -> None:
     config.write_text(
         """\
 fallback_topic = "strays"
@@ -384,8 +380,7 @@ def test_what_the_settings_themselves_refuse_is_told_at_the_answer(answers: str,
     assert not (tmp_path / "gateway.toml").exists()
 
 
-def test_names_that_are_somebody_elses_are_told(tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+def test_names_that_are_somebody_elses_are_told(tmp_path: Path, config: Path) -> None:
     credentials.add(tmp_path / "devices.json", ["43"], None, operators=True)
     answers = write(tmp_path / "given")
     told = setup(config, "--answers", answers, "--no-check")
@@ -409,8 +404,7 @@ def test_secrets_that_nothing_needs_any_more_go(tmp_path: Path) -> None:
     assert not list((config.parent / "credentials").iterdir())
 
 
-def test_an_identity_that_is_not_said_stays(tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+def test_an_identity_that_is_not_said_stays(tmp_path: Path, config: Path) -> None:
     assert setup(config, "--answers", write(tmp_path / "given"), "--no-check").exit_code == 0
     nameless = ANSWERS.partition("[kafka]")[1] + ANSWERS.partition("[kafka]")[2]
     assert setup(config, "--answers", write(tmp_path / "given", nameless), "--no-check").exit_code == 0
@@ -689,9 +683,8 @@ def test_settings_that_were_changed_meanwhile_are_not_overwritten(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["refuse_changed", "make_folders", "_prepare", "_rename", "sync_folder"])
 def test_no_secret_that_was_made_here_is_stored_unseen(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Path
 ) -> None:
-    config = tmp_path / "gateway.toml"
     answers = write(tmp_path / "given", secrets='kafka_password = "kafka-9d2c1b77"')
     planned = plan(load(answers), config, Existing(), is_watched=True)
 
@@ -724,13 +717,12 @@ def test_secrets_that_nobody_can_be_shown_are_not_stored(tmp_path: Path, monkeyp
 
 
 def test_secrets_that_cannot_be_stored_are_not_shown_and_the_page_password_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Path
 ) -> None:
     def failing(*_arguments: object) -> NoReturn:
         raise credentials.CredentialsError("the disk is full")
 
     monkeypatch.setattr(credentials, "put", failing)
-    config = tmp_path / "gateway.toml"
     answers = write(tmp_path / "given", secrets='kafka_password = "kafka-9d2c1b77"')
     done = setup(config, "--answers", answers, "--no-check")
     assert done.exit_code == 1

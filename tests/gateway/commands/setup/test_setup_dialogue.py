@@ -42,8 +42,7 @@ def files_below(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_whole_setup_without_a_network(tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+def test_a_whole_setup_without_a_network(tmp_path: Path, config: Path) -> None:
     shown, code = set_up(config, WITHOUT_KAFKA)
     # Something is to be mended, and everything is written.
     assert code == 1, shown
@@ -79,8 +78,7 @@ def test_a_whole_setup_without_a_network(tmp_path: Path) -> None:
     }
 
 
-def test_enter_all_the_way_changes_nothing(tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+def test_enter_all_the_way_changes_nothing(tmp_path: Path, config: Path) -> None:
     set_up(config, WITHOUT_KAFKA)
     config.write_text(config.read_text() + "\n[log]\nlevel = 'debug' # by hand\n")
     before = {name: (tmp_path / name).read_bytes() for name in files_below(tmp_path)}
@@ -89,8 +87,7 @@ def test_enter_all_the_way_changes_nothing(tmp_path: Path) -> None:
     assert {name: (tmp_path / name).read_bytes() for name in files_below(tmp_path)} == before
 
 
-def test_a_second_setup_keeps_what_it_does_not_ask_for_and_the_old_file(tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+def test_a_second_setup_keeps_what_it_does_not_ask_for_and_the_old_file(tmp_path: Path, config: Path) -> None:
     set_up(config, WITHOUT_KAFKA)
     config.write_text(config.read_text() + "\n[log]\nlevel = 'debug' # by hand\n")
     before = config.read_text()
@@ -109,8 +106,7 @@ def test_a_second_setup_keeps_what_it_does_not_ask_for_and_the_old_file(tmp_path
     assert set(credentials.load(tmp_path / "devices.json").devices) == {"42", "43", "44"}
 
 
-def test_a_password_goes_nowhere_in_the_clear_where_tls_is_given_up(tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+def test_a_password_goes_nowhere_in_the_clear_where_tls_is_given_up(config: Path) -> None:
     set_up(config, WITHOUT_KAFKA)
     config.write_text(config.read_text().replace("SCRAM-SHA-512", "PLAIN"))
     assert config_file.load(config).kafka.tls is not None
@@ -121,8 +117,7 @@ def test_a_password_goes_nowhere_in_the_clear_where_tls_is_given_up(tmp_path: Pa
     assert kafka.sasl.mechanism == "SCRAM-SHA-512"
 
 
-def test_wrong_answers_are_told_and_asked_again(tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+def test_wrong_answers_are_told_and_asked_again(tmp_path: Path, config: Path) -> None:
     with at_a_terminal("setup", "--config", config) as terminal:
         terminal.answer("no name/barn")
         assert "'no name' will not do" in terminal.until(PROMPT)
@@ -170,8 +165,7 @@ def test_wrong_answers_are_told_and_asked_again(tmp_path: Path) -> None:
     assert verify_password("12345678", (tmp_path / "credentials" / "status-page").read_text())
 
 
-def test_nobody_is_anonymous_but_in_so_many_words(tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+def test_nobody_is_anonymous_but_in_so_many_words(tmp_path: Path, config: Path) -> None:
     with at_a_terminal("setup", "--config", config) as terminal:
         terminal.answer("north/barn-1")
         terminal.answer(f"plain://{NOWHERE}")
@@ -233,8 +227,7 @@ def test_what_was_answered_is_shown_before_it_is_written_and_what_is_not_well_at
     assert "to be corrected: Kafka is not reached: nothing listens at 127.0.0.1:1" in " ".join(shown.split())
 
 
-def test_run_again_it_says_who_has_a_secret_and_keeps_that_kafka_speaks_no_tls(tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+def test_run_again_it_says_who_has_a_secret_and_keeps_that_kafka_speaks_no_tls(config: Path) -> None:
     set_up(config, [*WITHOUT_KAFKA[:1], f"plain://{NOWHERE}", *WITHOUT_KAFKA[2:]])
     assert config_file.load(config).kafka.tls is None
     shown, _ = set_up(config, [ENTER, NOWHERE, "y", ENTER, ENTER, ENTER, "44", ENTER, ENTER])
@@ -245,8 +238,7 @@ def test_run_again_it_says_who_has_a_secret_and_keeps_that_kafka_speaks_no_tls(t
     assert config_file.load(config).kafka.tls is None
 
 
-def test_that_kafka_speaks_no_tls_is_answered_where_it_cannot_be_found_out(tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+def test_that_kafka_speaks_no_tls_is_answered_where_it_cannot_be_found_out(config: Path) -> None:
     with at_a_terminal("setup", "--config", config) as terminal:
         terminal.answer("north-farm/barn-1")
         terminal.answer(NOWHERE)
@@ -335,8 +327,7 @@ def test_what_settings_are_called_elsewhere_is_what_kafkas_troubles_speak_of() -
         assert "".join(name.split()) in told, name
 
 
-def test_settings_in_place_that_have_mistakes_are_not_guessed_at(tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+def test_settings_in_place_that_have_mistakes_are_not_guessed_at(config: Path) -> None:
     config.write_text("[gateway]\nid = 3\n")
     with at_a_terminal("setup", "--config", config) as terminal:
         assert terminal.end() == 2

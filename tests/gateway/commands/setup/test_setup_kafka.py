@@ -71,8 +71,7 @@ def test_what_brokers_speak_and_want_is_found_out(broker: Broker) -> None:
     assert best_mechanism([login, in_the_open], tls=True) is None
 
 
-def test_a_whole_setup_with_a_log_in(broker: Broker, tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+def test_a_whole_setup_with_a_log_in(broker: Broker, tmp_path: Path, config: Path) -> None:
     with at_a_terminal("setup", "--config", config) as terminal:
         terminal.answer("north-farm/barn-1")
         terminal.answer(broker.at("LOGIN"))
@@ -107,8 +106,7 @@ def test_a_whole_setup_with_a_log_in(broker: Broker, tmp_path: Path) -> None:
     assert first.ok, first.words
 
 
-def test_where_kafka_wants_no_log_in_nobody_is_asked_for_one(broker: Broker, tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+def test_where_kafka_wants_no_log_in_nobody_is_asked_for_one(broker: Broker, config: Path) -> None:
     with at_a_terminal("setup", "--config", config) as terminal:
         terminal.answer("north-farm/barn-1")
         terminal.answer(f"tls://{broker.cluster.bootstrap}")
