@@ -19,6 +19,7 @@ from tests.support.oracle_payloads import (
     declaration,
     json_object,
     outcome,
+    utf8,
 )
 
 TIME_ERROR_UNKNOWN_US = 2**63 - 1
@@ -417,15 +418,6 @@ def read_payload(event: Event, streams: Streams) -> Mapping[str, Decimal]:
     if found.metrics is None:
         raise UnreadableError
     return found.metrics
-
-
-def utf8(text: bytes | None) -> str:
-    if text is None:
-        raise UnreadableError
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise UnreadableError from error
 
 
 def integer(text: str) -> int:
