@@ -3,9 +3,7 @@
 import asyncio
 import json
 import os
-import shutil
 import sqlite3
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 from msgspec.structs import replace
 
 from gateway.buffer import schema, state
@@ -49,11 +47,11 @@ from tests.support.buffers import (
     series_of,
     store,
 )
+from tests.support.restarted_buffer import RestartedBuffer
 from tests.support.waiting import until
 
 
-async def test_what_was_acknowledged_is_in_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_what_was_acknowledged_is_in_the_file(path: Path) -> None:
     async with opened(path) as buffer:
         assert await store(buffer, [entry(b"1"), entry(b"2")])
         # Another connection sees only what is committed.
@@ -98,8 +96,7 @@ async def test_a_confirmation_of_another_file_deletes_nothing(tmp_path: Path) ->
         assert len(await rows(buffer)) == 2
 
 
-async def test_sequences_are_dense_in_a_lane_and_each_start_has_a_lane_of_its_own(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_sequences_are_dense_in_a_lane_and_each_start_has_a_lane_of_its_own(path: Path) -> None:
     lanes = []
     for _ in range(3):
         async with opened(path) as buffer:
@@ -112,8 +109,7 @@ async def test_sequences_are_dense_in_a_lane_and_each_start_has_a_lane_of_its_ow
     ]
 
 
-async def test_a_drained_file_never_repeats_an_identity(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_a_drained_file_never_repeats_an_identity(path: Path) -> None:
     seen: set[tuple[str, int]] = set()
     for _ in range(3):
         async with opened(path) as buffer:
@@ -125,8 +121,7 @@ async def test_a_drained_file_never_repeats_an_identity(tmp_path: Path) -> None:
             buffer.confirm(buffer.id, spans_of([row]))
 
 
-async def test_a_retransmission_is_acknowledged_again_and_stored_once_across_restarts(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_a_retransmission_is_acknowledged_again_and_stored_once_across_restarts(path: Path) -> None:
     async with opened(path) as buffer:
         assert await store(buffer, [entry(b"a", sequence=0), entry(b"b", sequence=1)])
         assert await store(buffer, [entry(b"b", sequence=1)])
@@ -193,8 +188,7 @@ async def test_marks_alone_need_no_room(tmp_path: Path) -> None:
         assert await marks_of(buffer, "mqtt/") == {}
 
 
-async def test_marks_are_kept_exactly_with_their_readings(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_marks_are_kept_exactly_with_their_readings(path: Path) -> None:
     async with opened(path) as buffer:
         assert await append(buffer, [entry(b"1")], [Mark("mqtt/qos2/a/1", b"x"), Mark("broker/b", b"y")])
         await fail_next_commit(buffer)
@@ -324,8 +318,7 @@ async def test_a_reading_that_no_disk_can_store_costs_nobody_else_anything(tmp_p
         assert failure(buffer) is None
 
 
-async def test_quarantined_input_is_kept_whole_and_bounded(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_quarantined_input_is_kept_whole_and_bounded(path: Path) -> None:
     async with opened(path, quarantine_rows_max=3) as buffer:
         for number in range(5):
             await store(
@@ -358,8 +351,7 @@ async def test_a_commit_that_fails_is_not_acknowledged_and_leaves_no_trace(tmp_p
         assert (first.sequence, second.sequence, len(second.datum.payload)) == (0, 1, 20_000_000)
 
 
-async def test_a_file_that_is_no_database_is_set_aside_and_never_deleted(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_a_file_that_is_no_database_is_set_aside_and_never_deleted(tmp_path: Path, path: Path) -> None:
     path.write_bytes(b"this is not a database" * 100)
     async with opened(path) as buffer:
         assert await store(buffer, [entry()])
@@ -367,8 +359,7 @@ async def test_a_file_that_is_no_database_is_set_aside_and_never_deleted(tmp_pat
     assert aside.read_bytes().startswith(b"this is not a database")
 
 
-async def test_a_file_that_turns_out_corrupt_is_replaced_while_running(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_a_file_that_turns_out_corrupt_is_replaced_while_running(tmp_path: Path, path: Path) -> None:
     async with opened(path) as buffer:
         await store(buffer, [entry(bytes(2_000)) for _ in range(100)])
         first_id = buffer.id
@@ -395,8 +386,7 @@ def damage(path: Path) -> None:
         file.write(b"\xff" * 4096 * (pages - 1))
 
 
-async def test_damage_that_a_read_finds_is_answered_and_the_buffer_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_damage_that_a_read_finds_is_answered_and_the_buffer_goes_on(tmp_path: Path, path: Path) -> None:
     async with opened(path) as buffer:
         await store(buffer, [entry(bytes(2_000)) for _ in range(100)])
         await buffer.run(lambda file: file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
@@ -410,8 +400,7 @@ async def test_damage_that_a_read_finds_is_answered_and_the_buffer_goes_on(tmp_p
         assert list(tmp_path.glob(f"{aside.name}*"))
 
 
-async def test_damage_that_the_start_finds_is_set_aside_too(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_damage_that_the_start_finds_is_set_aside_too(tmp_path: Path, path: Path) -> None:
     async with opened(path) as buffer:
         await store(buffer, [entry(bytes(2_000)) for _ in range(100)])
     damage(path)
@@ -464,8 +453,7 @@ async def test_a_rolled_back_quarantine_leaves_nothing_behind(tmp_path: Path) ->
         assert buffer.state.rows == 3
 
 
-async def test_a_failed_first_commit_does_not_lose_the_floor_of_pending_times(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_a_failed_first_commit_does_not_lose_the_floor_of_pending_times(path: Path) -> None:
     async with opened(path) as buffer:
         await fail_next_commit(buffer)
         held = append(buffer, [entry(received_us=7)])
@@ -501,8 +489,7 @@ async def test_two_streams_of_a_device_may_each_count_their_own_sequences(tmp_pa
         assert len(await rows(buffer)) == 2
 
 
-async def test_a_window_of_another_version_is_begun_anew_and_stops_nobody(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_a_window_of_another_version_is_begun_anew_and_stops_nobody(path: Path) -> None:
     async with opened(path) as buffer:
         await store(buffer, [entry(b"a", sequence=0)])
     with sqlite3.connect(path) as file:
@@ -512,8 +499,7 @@ async def test_a_window_of_another_version_is_begun_anew_and_stops_nobody(tmp_pa
         assert await store(buffer, [entry(b"b", sequence=1)])
 
 
-async def test_quarantined_bytes_never_keep_readings_out(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_quarantined_bytes_never_keep_readings_out(path: Path) -> None:
     async with opened(path, bytes_max=2_000_000) as buffer:
         for number in range(40):
             unroutable = replace(entry(b"report"), quarantined=input_of("no-route", bytes(60_000), "", "kitchen"))
@@ -536,10 +522,9 @@ async def test_one_read_is_bounded_by_bytes_too(tmp_path: Path) -> None:
 
 
 async def test_series_that_nothing_refers_to_are_forgotten_under_a_steady_flow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.buffer.series.SERIES_MAX", 50)
-    path = tmp_path / "buffer.db"
     async with opened(path) as buffer:
         for number in range(300):
             await store(buffer, [entry(device=f"d{number}")])
@@ -552,8 +537,7 @@ async def test_series_that_nothing_refers_to_are_forgotten_under_a_steady_flow(
     assert series < 120
 
 
-async def test_a_second_daemon_is_kept_off(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_a_second_daemon_is_kept_off(path: Path) -> None:
     async with opened(path):
         with pytest.raises(BufferFileError, match="in use by another sluice"):
             Buffer(BufferSettings(path=path), BOOT, lambda: CLOCK).open()
@@ -593,8 +577,7 @@ async def test_large_payloads_are_read_some_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o277])
-async def test_whatever_the_umask_is_its_files_are_for_its_owner_alone(tmp_path: Path, umask: int) -> None:
-    path = tmp_path / "buffer.db"
+async def test_whatever_the_umask_is_its_files_are_for_its_owner_alone(tmp_path: Path, umask: int, path: Path) -> None:
     before = os.umask(umask)
     try:
         async with opened(path) as buffer:
@@ -610,8 +593,7 @@ async def test_whatever_the_umask_is_its_files_are_for_its_owner_alone(tmp_path:
     assert set(modes.values()) == {0o600}, modes
 
 
-async def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_another_programs_database_is_left_alone(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE theirs (a)")
     before = path.read_bytes()
@@ -621,8 +603,7 @@ async def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-async def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_a_file_of_a_newer_version_is_left_alone(path: Path) -> None:
     with sqlite3.connect(path) as file:
         file.execute("PRAGMA user_version = 99")
     file.close()
@@ -630,8 +611,7 @@ async def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
         schema.connect(path)
 
 
-async def test_pending_lanes_tell_the_earliest_event_time_until_drained(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_pending_lanes_tell_the_earliest_event_time_until_drained(path: Path) -> None:
     async with opened(path) as buffer:
         late = changed(entry(received_us=900), event_us=100)
         await store(buffer, [entry(received_us=500), late])
@@ -651,9 +631,8 @@ def _lane_report(kind: str, lane: Lane, count: int, reason: str) -> Entry:
     return entry(f"{kind} {lane.name} {count} {reason}".encode(), "gateway")
 
 
-async def test_a_lane_begins_and_the_one_before_it_is_closed_with_its_count(tmp_path: Path) -> None:
+async def test_a_lane_begins_and_the_one_before_it_is_closed_with_its_count(path: Path) -> None:
     """Lanes are read side by side: the live one from where it begins, those behind it up to there."""
-    path = tmp_path / "buffer.db"
     async with opened(path) as buffer:
         await buffer.transact(lambda file: file.report_lanes("start", _lane_report))
         first = buffer.lane
@@ -676,9 +655,8 @@ async def test_a_lane_begins_and_the_one_before_it_is_closed_with_its_count(tmp_
         assert buffer.state.rows == 3
 
 
-async def test_a_killed_gateways_lane_is_closed_by_the_next_start_with_its_count(tmp_path: Path) -> None:
+async def test_a_killed_gateways_lane_is_closed_by_the_next_start_with_its_count(path: Path) -> None:
     """All of its rows may be gone by then: the count outlives them."""
-    path = tmp_path / "buffer.db"
     async with opened(path) as buffer:
         await buffer.transact(lambda file: file.report_lanes("start", _lane_report))
         first = buffer.lane
@@ -693,9 +671,8 @@ async def test_a_killed_gateways_lane_is_closed_by_the_next_start_with_its_count
     assert told.count(b"lane-closed %s 3 start" % first.name.encode()) == 1
 
 
-async def test_what_goes_with_a_confirmation_is_kept_with_its_deletion(tmp_path: Path) -> None:
+async def test_what_goes_with_a_confirmation_is_kept_with_its_deletion(path: Path) -> None:
     """Whatever makes the rows go, be it the check of their age, or the end: never the one without the other."""
-    path = tmp_path / "buffer.db"
     async with opened(path, age_max_s=3600.0) as buffer:
         assert await store(buffer, [entry(received_us=boottime_us()) for _ in range(10)])
         first, *_, last = await rows(buffer)
@@ -754,9 +731,8 @@ async def test_a_transaction_deletes_so_many_rows_at_the_most_however_they_lie(
         assert [row.sequence % 2 for row in (await rows(buffer))[:1_000]] == [1] * 1_000
 
 
-async def test_rows_between_those_that_wait_may_be_confirmed(tmp_path: Path) -> None:
+async def test_rows_between_those_that_wait_may_be_confirmed(path: Path) -> None:
     """A partition that takes none must not keep the others' rows: counts and times stay right, restarts too."""
-    path = tmp_path / "buffer.db"
     async with opened(path) as buffer:
         await store(buffer, [entry(b"%d" % number, received_us=100 + number) for number in range(6)])
         kept = await rows(buffer)
@@ -777,35 +753,18 @@ async def test_what_waits_for_its_commit_is_pending_too(tmp_path: Path) -> None:
         assert lane.event_from_us == 7
 
 
-class BufferMachine(RuleBasedStateMachine):
+class BufferMachine(RestartedBuffer):
     """The buffer against a list: append, resend, mark, forward, confirm, fill, fail, restart, power cut."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.directory = Path(tempfile.mkdtemp(prefix="sluice-buffer-"))
-        self.path = self.directory / "0.db"
-        self.copies = 0
         self.model: list[bytes] = []
         self.sent: dict[str, int] = {}
         self.identities: set[tuple[str, int]] = set()
         self.last: tuple[str, int] | None = None
         self.marks: dict[str, bytes] = {}
         self.reported: set[bytes] = set()
-        self._open()
-
-    def _open(self) -> None:
-        async def start() -> Buffer:
-            buffer = Buffer(BufferSettings(path=self.path, bytes_max=1_000_000, fair_from=1.0), BOOT, lambda: CLOCK)
-            buffer.open()
-            return buffer
-
-        self.buffer = self.loop.run_until_complete(start())
-
-    def teardown(self) -> None:
-        self.loop.run_until_complete(self.buffer.close())
-        self.loop.close()
-        shutil.rmtree(self.directory)
+        self.start(bytes_max=1_000_000, fair_from=1.0)
 
     @rule(device=st.sampled_from(["a", "b"]), count=st.integers(1, 5))
     def append(self, device: str, count: int) -> None:
@@ -935,22 +894,6 @@ class BufferMachine(RuleBasedStateMachine):
         kept = [row.datum.payload for row in self.loop.run_until_complete(rows(self.buffer))]
         if kept != self.model:
             self.model += payloads
-
-    @rule()
-    def restart(self) -> None:
-        self.loop.run_until_complete(self.buffer.close())
-        self._open()
-
-    @rule()
-    def power_cut(self) -> None:
-        """Go on from a copy of what is on disk at this moment, with the WAL as it stands."""
-        self.copies += 1
-        after = self.directory / f"{self.copies}.db"
-        for suffix in ("", "-wal"):
-            shutil.copy(f"{self.path}{suffix}", f"{after}{suffix}")
-        self.loop.run_until_complete(self.buffer.close())
-        self.path = after
-        self._open()
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:

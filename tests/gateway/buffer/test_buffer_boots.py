@@ -61,8 +61,7 @@ def owe(file: BufferFile, boot: str) -> None:
 # -- what was learnt ------------------------------------------------------------------------------
 
 
-async def test_a_restart_within_a_boot_goes_on_with_what_was_known_of_its_clock(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_a_restart_within_a_boot_goes_on_with_what_was_known_of_its_clock(path: Path) -> None:
     clock = synced(NOON_US).looked(Look(3 * HOUR_US, NOON_US + 40_000, 1_000))
     with booted(path, "boot-1", clock):
         pass
@@ -77,8 +76,7 @@ async def test_a_restart_within_a_boot_goes_on_with_what_was_known_of_its_clock(
         assert file.boots.clock("boot-1").says_as(clock)
 
 
-def test_what_is_learnt_is_kept_with_the_rows_of_the_same_commit_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_what_is_learnt_is_kept_with_the_rows_of_the_same_commit_or_not_at_all(path: Path) -> None:
     clock = UNKNOWN
     with closing(BufferFile(BufferSettings(path=path), "boot-1", lambda: clock, Counter())) as file:
         clock = synced(NOON_US)
@@ -109,8 +107,7 @@ def test_the_clock_is_not_written_each_second_and_holds_for_rows_that_come_later
         assert (kept.error_us(day_us) or 0) >= 1_000 + 24 * HOUR_US * PPM / 1e6
 
 
-def test_a_clock_that_cannot_be_read_has_the_bound_that_was_written_beside_it(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_a_clock_that_cannot_be_read_has_the_bound_that_was_written_beside_it(path: Path) -> None:
     with booted(path, "boot-1", synced(NOON_US)) as file:
         with file.transaction():
             file.connection.execute("UPDATE boot SET clock = x'00'")
@@ -123,8 +120,7 @@ def test_a_clock_that_cannot_be_read_has_the_bound_that_was_written_beside_it(tm
 # -- boots that were never synced -----------------------------------------------------------------
 
 
-def test_boots_that_were_never_synced_lie_between_those_that_were(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_boots_that_were_never_synced_lie_between_those_that_were(path: Path) -> None:
     # Up for an hour, twice for half an hour with nobody to ask, and synced three hours after the first was seen last.
     with booted(path, "a", synced(NOON_US)):
         pass
@@ -146,8 +142,7 @@ def test_boots_that_were_never_synced_lie_between_those_that_were(tmp_path: Path
         assert file.boots.clock("b").says_as(b)
 
 
-def test_where_nothing_is_known_before_the_first_release_is(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_where_nothing_is_known_before_the_first_release_is(path: Path) -> None:
     with booted(path, "a", UNKNOWN, HOUR_US):
         pass
     with booted(path, "b", synced(NOON_US)) as file:
@@ -158,9 +153,8 @@ def test_where_nothing_is_known_before_the_first_release_is(tmp_path: Path) -> N
         assert clock.at(HOUR_US) + error_us >= NOON_US
 
 
-async def test_how_far_a_boot_came_is_told_by_its_rows_too(tmp_path: Path) -> None:
+async def test_how_far_a_boot_came_is_told_by_its_rows_too(path: Path) -> None:
     """It is written down now and then only: what came in behind that must not stand before the next boot's rows."""
-    path = tmp_path / "buffer.db"
     with booted(path, "a", UNKNOWN, SECOND_US) as file, file.transaction():
         file.insert([entry(received_us=9 * SECOND_US)])
     with booted(path, "b", UNKNOWN, SECOND_US):
@@ -169,8 +163,7 @@ async def test_how_far_a_boot_came_is_told_by_its_rows_too(tmp_path: Path) -> No
         assert file.boots.clock("a").at(9 * SECOND_US) <= file.boots.clock("b").at(0)
 
 
-def test_boots_that_tell_nothing_any_more_are_forgotten_and_others_kept(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_boots_that_tell_nothing_any_more_are_forgotten_and_others_kept(path: Path) -> None:
     for number, boot in enumerate("abc"):
         with booted(path, boot, synced(NOON_US + number * 2 * HOUR_US)):
             pass
@@ -199,8 +192,7 @@ def test_a_box_that_is_never_synced_keeps_no_more_boots_than_it_may(tmp_path: Pa
         assert left <= BOOTS_MAX + 1
 
 
-def test_boots_of_a_former_version_are_bounded_by_this_one_after_an_upgrade_without_a_reboot(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_boots_of_a_former_version_are_bounded_by_this_one_after_an_upgrade_without_a_reboot(path: Path) -> None:
     with booted(path, "a", UNKNOWN) as file, file.transaction():
         file.insert([entry(received_us=HOUR_US)])
     with booted(path, "b", synced(NOON_US)) as file, file.transaction():
@@ -215,8 +207,7 @@ def test_boots_of_a_former_version_are_bounded_by_this_one_after_an_upgrade_with
 # -- corrections ----------------------------------------------------------------------------------
 
 
-def test_what_went_out_without_a_clock_is_corrected_once_it_is_known(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_what_went_out_without_a_clock_is_corrected_once_it_is_known(path: Path) -> None:
     with booted(path, "a", UNKNOWN) as file:
         owe(file, "a")
         assert corrections(file) == []
@@ -254,8 +245,7 @@ def test_a_correction_that_is_not_stored_is_still_owed(tmp_path: Path) -> None:
         assert [made.version for made in corrections(file)] == [1]
 
 
-def test_a_boot_that_was_never_synced_is_corrected_in_a_later_one(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_a_boot_that_was_never_synced_is_corrected_in_a_later_one(path: Path) -> None:
     with booted(path, "a", UNKNOWN) as file:
         owe(file, "a")
     with booted(path, "b", UNKNOWN) as file:
@@ -267,8 +257,7 @@ def test_a_boot_that_was_never_synced_is_corrected_in_a_later_one(tmp_path: Path
         assert made.line.offset_us == file.boots.clock("a").offset_us(0)
 
 
-def test_a_clock_that_was_wrong_is_told_anew_and_so_are_those_that_were_bounded_by_it(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_a_clock_that_was_wrong_is_told_anew_and_so_are_those_that_were_bounded_by_it(path: Path) -> None:
     with booted(path, "a", UNKNOWN) as file, file.transaction():
         file.insert([entry()])
     wrong = synced(NOON_US + 1000 * HOUR_US)
@@ -301,11 +290,10 @@ def test_a_clock_that_was_wrong_and_put_right_before_it_was_written_is_told_anew
         assert (made.supersedes, made.line.offset_us) == (True, NOON_US)
 
 
-def test_a_bound_that_has_become_much_smaller_is_told_again(tmp_path: Path) -> None:
+def test_a_bound_that_has_become_much_smaller_is_told_again(path: Path) -> None:
     """The first word of NTP may be a second off; what it says a minute later is as good for what came before."""
     first = synced(NOON_US, error_us=1_000_000)
     clock = first
-    path = tmp_path / "buffer.db"
     with closing(BufferFile(BufferSettings(path=path), "a", lambda: clock, Counter())) as file:
         owe(file, "a")
         assert [each.line.error_us for each in corrections(file)] == [1_000_000]
@@ -320,8 +308,7 @@ def test_a_bound_that_has_become_much_smaller_is_told_again(tmp_path: Path) -> N
         assert corrections(file) == []
 
 
-async def test_that_a_row_goes_out_without_a_clock_is_on_disk_before_it_goes(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_that_a_row_goes_out_without_a_clock_is_on_disk_before_it_goes(path: Path) -> None:
     clock = UNKNOWN
     async with opened(path, boot="a", clock=lambda: clock) as buffer:
         assert await store(buffer, [entry()])
@@ -355,8 +342,7 @@ async def test_a_crowded_buffer_waits_with_corrections(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-async def test_a_file_of_a_former_version_keeps_its_clocks_and_gets_their_order(tmp_path: Path, version: int) -> None:
-    path = tmp_path / "buffer.db"
+async def test_a_file_of_a_former_version_keeps_its_clocks_and_gets_their_order(path: Path, version: int) -> None:
     with (
         mock.patch.object(schema, "MIGRATIONS", schema.MIGRATIONS[:version]),
         closing(schema.connect(path)) as file,
@@ -379,8 +365,7 @@ async def test_a_file_of_a_former_version_keeps_its_clocks_and_gets_their_order(
         assert opened_file.lanes.rows == 3
 
 
-async def test_what_is_known_of_boots_is_taken_over_from_a_damaged_file(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_what_is_known_of_boots_is_taken_over_from_a_damaged_file(path: Path) -> None:
     clock = synced(NOON_US)
     with booted(path, "a", clock) as file, file.transaction():
         file.insert([entry(received_us=HOUR_US)])
@@ -408,8 +393,7 @@ async def test_what_is_known_of_boots_is_taken_over_from_a_damaged_file(tmp_path
         assert [boot for (boot,) in order] == ["a", "b", "c", "d"]
 
 
-def test_what_was_known_is_not_forgotten_by_a_start_that_knows_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+def test_what_was_known_is_not_forgotten_by_a_start_that_knows_nothing(path: Path) -> None:
     clock = synced(NOON_US)
     with booted(path, "a", clock):
         pass

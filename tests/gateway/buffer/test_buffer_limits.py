@@ -61,8 +61,7 @@ async def test_a_tight_disk_is_drained_although_many_sensors_were_heard(
         assert buffer.counts["duplicate"] == 1
 
 
-async def test_windows_of_many_sensors_are_written_in_slices_and_none_is_forgotten(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_windows_of_many_sensors_are_written_in_slices_and_none_is_forgotten(path: Path) -> None:
     sent = [entry(b"x", device=f"d{number}", sequence=1) for number in range(3_500)]
     async with opened(path) as buffer:
         await store(buffer, sent)
@@ -74,8 +73,7 @@ async def test_windows_of_many_sensors_are_written_in_slices_and_none_is_forgott
         assert not await rows(buffer)
 
 
-async def test_streams_that_share_a_kafka_topic_count_for_themselves(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_streams_that_share_a_kafka_topic_count_for_themselves(path: Path) -> None:
     plain = entry(b"1", sequence=7)
     thermo, light = (replace(plain, series=replace(plain.series, stream=f"device/42/{name}")) for name in ("t", "l"))
     thermo, light = (replace(each, series=replace(each.series, subject=each.series.stream)) for each in (thermo, light))
@@ -267,8 +265,7 @@ async def test_a_delayed_commit_is_delayed_although_readings_never_stop_coming(t
         assert sum("COMMIT" in statement for statement in told) <= delays + 2
 
 
-async def test_what_is_refused_at_the_end_is_counted_on_disk(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_what_is_refused_at_the_end_is_counted_on_disk(path: Path) -> None:
     async with opened(path, bytes_max=1_000_000, fair_from=1.0) as buffer:
 
         def done(stored: bool) -> None:  # noqa: FBT001 - the contract of Intake
@@ -315,8 +312,7 @@ async def test_quarantine_overflow_is_counted_by_device_in_its_transaction(tmp_p
         assert (loss.device, loss.reason, loss.count, loss.first_us) == ("a", "quarantine-overflow", 1, 7)
 
 
-async def test_a_lane_whose_age_nobody_knows_does_not_keep_the_others(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_a_lane_whose_age_nobody_knows_does_not_keep_the_others(path: Path) -> None:
     old_us = boottime_us() - 7_200_000_000
     for boot in ("boot-0", "boot-1"):
         async with opened(path, boot=boot) as buffer:

@@ -13,8 +13,7 @@ from gateway.buffer.status import read_status
 from tests.support.buffers import entry, input_of, losses, opened, quarantined_of, rows, store
 
 
-async def test_what_is_dropped_from_the_quarantine_is_counted_in_that_transaction(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_what_is_dropped_from_the_quarantine_is_counted_in_that_transaction(path: Path) -> None:
     async with opened(path) as buffer:
         told = Loss("43", "refused-qos0", "boot-0", 5, 1, 2)
         own = Series("gateway-events", "gw1", "", "loss", LOSS_TYPE, "application/json")
@@ -69,9 +68,8 @@ async def test_what_makes_room_there_is_counted_with_its_sequence(tmp_path: Path
         assert loss == Loss("42", "quarantine-overflow", buffer.boot_id, 2, 5, 5, "b", 0, 1)
 
 
-async def test_a_device_that_fills_it_pushes_out_its_own_alone(tmp_path: Path) -> None:
+async def test_a_device_that_fills_it_pushes_out_its_own_alone(path: Path) -> None:
     """By many or by large ones, whoever came first; after a restart, and after some of it was taken out, too."""
-    path = tmp_path / "buffer.db"
     bounds: dict[str, Any] = {"quarantine_rows_max": 20, "quarantine_bytes_max": 100_000}
 
     async def set_aside(buffer: Buffer, device: str, payload: bytes) -> None:
@@ -104,8 +102,7 @@ async def test_a_device_that_fills_it_pushes_out_its_own_alone(tmp_path: Path) -
         assert loss.device == "bad"
 
 
-async def test_a_long_topic_counts_for_the_quarantines_bound(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_a_long_topic_counts_for_the_quarantines_bound(path: Path) -> None:
     async with opened(path, bytes_max=10_000_000) as buffer:
         for number in range(40):
             topic = f"{number}".ljust(60_000, "x")

@@ -15,8 +15,7 @@ def last_of(path: Path) -> dict[str, tuple[str, int] | None]:
     }
 
 
-async def test_a_device_is_as_old_as_its_last_reading_when_that_goes_to_kafka(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_a_device_is_as_old_as_its_last_reading_when_that_goes_to_kafka(path: Path) -> None:
     async with opened(path) as buffer:
         assert await store(buffer, [entry(sequence=0, received_us=5_000_000)])
         # The first commit writes windows at once, those after it do so ten seconds later, or before a deletion.
@@ -29,8 +28,7 @@ async def test_a_device_is_as_old_as_its_last_reading_when_that_goes_to_kafka(tm
     assert read_status(path).devices[1].seen_us == CLOCK.at(7_000_000)
 
 
-async def test_a_device_is_as_old_as_its_last_reading_when_the_next_start_sends_that(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_a_device_is_as_old_as_its_last_reading_when_the_next_start_sends_that(path: Path) -> None:
     async with opened(path, boot="boot-0") as buffer:
         assert await store(buffer, [entry(sequence=0, received_us=5_000_000)])
         assert await store(buffer, [entry(device="dead", sequence=0, received_us=7_000_000)])
@@ -42,8 +40,7 @@ async def test_a_device_is_as_old_as_its_last_reading_when_the_next_start_sends_
         assert last_of(path) == {"42": (BOOT, 1_000), "dead": ("boot-0", 7_000_000)}
 
 
-async def test_the_boot_of_a_device_that_is_forgotten_is_the_one_that_was_heard_first(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_the_boot_of_a_device_that_is_forgotten_is_the_one_that_was_heard_first(path: Path) -> None:
     async with opened(path) as buffer:
         for number in range(3):
             assert await store(buffer, [entry(b"x", sequence=0, boot=f"boot {number}", received_us=1_000 + number)])

@@ -2,15 +2,13 @@
 
 import asyncio
 import random
-import shutil
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from gateway.buffer import dropping, shares
 from gateway.buffer.buffer import Buffer
@@ -18,7 +16,8 @@ from gateway.buffer.room import row_bytes
 from gateway.buffer.rows import START, Entry, Origin, Position, Row, Series
 from gateway.buffer.shares import kept_bytes, kept_days
 from gateway.settings import BufferSettings
-from tests.support.buffers import BOOT, CLOCK, confirm, entry, entry_of, input_of, losses, opened, rows, store
+from tests.support.buffers import confirm, entry, entry_of, input_of, losses, opened, rows, store
+from tests.support.restarted_buffer import RestartedBuffer
 from tests.support.waiting import until
 
 BROKER = Origin(leaves_room=True, is_broker=True)
@@ -129,8 +128,7 @@ async def test_alike_devices_share_all_of_it(tmp_path: Path) -> None:
         assert buffer.state.bytes_used > 0.8 * 4_000_000
 
 
-async def test_a_restart_forgets_nobody(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_a_restart_forgets_nobody(path: Path) -> None:
     async with opened(path, bytes_max=4_000_000) as buffer:
         await flood(buffer)
         for number in range(100):
@@ -144,9 +142,8 @@ async def test_a_restart_forgets_nobody(tmp_path: Path) -> None:
 
 
 async def test_a_backlog_is_counted_in_slices_and_meanwhile_a_device_adds_little(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "buffer.db"
     async with opened(path, bytes_max=8_000_000) as buffer:
         for _ in range(8):
             assert await send(buffer, [entry(bytes(1_000), "bad") for _ in range(90)])
@@ -174,8 +171,7 @@ async def test_a_broker_brings_the_others_readings_although_one_of_its_devices_h
         assert buffer.counts["above-share"] == loss.count > 0
 
 
-async def test_made_up_names_leave_the_last_room_to_devices_with_secrets(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
+async def test_made_up_names_leave_the_last_room_to_devices_with_secrets(path: Path) -> None:
     settings = BufferSettings(path=path, bytes_max=4_000_000, quarantine_rows_max=1, quarantine_bytes_max=100_000)
     async with opened(path, bytes_max=4_000_000) as buffer:
         for number in range(400):
@@ -249,9 +245,8 @@ async def test_drop_oldest_drops_the_oldest_of_those_that_hold_too_much(tmp_path
 
 
 async def test_its_oldest_are_found_behind_many_of_others_after_a_restart_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "buffer.db"
     for constant in ("DROPPED_ROWS_MAX", "LOOKED_ROWS_MAX"):
         monkeypatch.setattr(dropping, constant, 100)
     monkeypatch.setattr(shares, "COUNTED_AT_ONCE", 50)
@@ -300,7 +295,7 @@ def test_how_long_a_device_is_kept_follows_from_the_settings() -> None:
 SETTINGS = {"bytes_max": 14_000_000, "quarantine_rows_max": 10, "quarantine_bytes_max": 100_000}
 
 
-class NeighbourMachine(RuleBasedStateMachine):
+class NeighbourMachine(RestartedBuffer):
     """Whatever one device does, another one is taken in until it holds what the settings promise.
 
     With `drop-oldest` no reading of that one goes.
@@ -308,29 +303,11 @@ class NeighbourMachine(RuleBasedStateMachine):
 
     @initialize(when_full=st.sampled_from(["refuse", "drop-oldest"]))
     def begin(self, when_full: str) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.directory = Path(tempfile.mkdtemp(prefix="sluice-shares-"))
-        self.settings = BufferSettings(path=self.directory / "0.db", when_full=when_full, **SETTINGS)  # type: ignore[arg-type]
+        self.start(when_full=when_full, **SETTINGS)
         # There are no sessions here, and few losses.
         self.promised = kept_bytes(self.settings, 4_000_000)
         self.good: list[bytes] = []
         self.sent = 0
-        self.copies = 0
-        self._open()
-
-    def _open(self) -> None:
-        async def start() -> Buffer:
-            buffer = Buffer(self.settings, BOOT, lambda: CLOCK)
-            buffer.open()
-            return buffer
-
-        self.buffer = self.loop.run_until_complete(start())
-
-    def teardown(self) -> None:
-        if hasattr(self, "loop"):
-            self.loop.run_until_complete(self.buffer.close())
-            self.loop.close()
-            shutil.rmtree(self.directory)
 
     @rule(payload_bytes=st.sampled_from([64_000, 5_000, 1_100, 950, 90]), megabytes=st.integers(1, 15))
     def attack(self, payload_bytes: int, megabytes: int) -> None:
@@ -390,21 +367,6 @@ class NeighbourMachine(RuleBasedStateMachine):
                 self.good = [payload for payload in self.good if payload not in gone]
 
         self.loop.run_until_complete(take())
-
-    @rule()
-    def restart(self) -> None:
-        self.loop.run_until_complete(self.buffer.close())
-        self._open()
-
-    @rule()
-    def power_cut(self) -> None:
-        self.copies += 1
-        after = self.directory / f"{self.copies}.db"
-        for suffix in ("", "-wal"):
-            shutil.copy(f"{self.settings.path}{suffix}", f"{after}{suffix}")
-        self.loop.run_until_complete(self.buffer.close())
-        self.settings = BufferSettings(path=after, when_full=self.settings.when_full, **SETTINGS)
-        self._open()
 
     @rule()
     def a_lane_begins(self) -> None:
