@@ -110,7 +110,7 @@ def test_settings_that_may_not_be_read_are_told_with_what_to_do(config: Path, mo
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "access", lambda *_arguments, **_options: False)
-    monkeypatch.setattr(Path, "read_text", refused)
+    monkeypatch.setattr(Path, "open", refused)
     shown = CliRunner(env={"COLUMNS": "1000"}).invoke(main, ["status", "--config", str(config)])
     assert shown.exit_code == 2
     words = "this user may not read it; run this with sudo, or as the user that sluice runs as"
