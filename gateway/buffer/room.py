@@ -8,9 +8,9 @@ the file, and the file is extended before a commit that needs it.
 import os
 import sqlite3
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import Final
 
+from gateway.buffer import schema
 from gateway.buffer.wal import lacks_commits
 from gateway.settings import BufferSettings
 
@@ -127,7 +127,7 @@ class Room:
         with suppress(sqlite3.Error):
             self.checkpoint()
         # SQLite deletes the WAL when the last connection closes, unless this connection may not write.
-        with suppress(sqlite3.Error), closing(_open_read_only(self._settings.path)) as last:
+        with suppress(sqlite3.Error), closing(schema.connect_read_only(self._settings.path)) as last:
             last.execute("SELECT count(*) FROM meta").fetchone()
             self._connection.close()
         self.abandon()
@@ -144,7 +144,3 @@ class Room:
         """Bytes of used pages, and of free ones."""
         pages, free = self._connection.execute(_PAGES).fetchone()
         return (pages - free) * PAGE_BYTES, free * PAGE_BYTES
-
-
-def _open_read_only(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)

@@ -100,6 +100,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 """Statements by version. `PRAGMA user_version` is how many of these versions a file has."""
 
 
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """Open a file that is not to be changed, at whatever schema it is. Raises sqlite3.Error."""
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+
+
 def connect(path: Path) -> sqlite3.Connection:
     """Open the file for its one writer, durable at every COMMIT, at the current schema.
 

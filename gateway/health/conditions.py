@@ -516,7 +516,7 @@ def quarantined(reasons: dict[str, int]) -> Iterator[Condition]:
         most = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
         count = counted(sum(reasons.values()), "message")
         words = f"{count} could not be forwarded: {_listed(f'{count:,} {_name(reason)}' for reason, count in most)}."
-        means = "They are kept on this box."
+        means = "All of it is kept on this box."
         todo = "sluice buffer quarantine ls says what to do about each reason."
         yield Condition("quarantine", "note", "Quarantine", words, means, todo)
 

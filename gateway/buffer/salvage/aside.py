@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gateway.buffer import schema
 from gateway.host.safe_files import sync_folder
 
 _UNFINISHED = ".unfinished"
@@ -51,14 +52,14 @@ def is_known(path: Path, mark: str) -> bool:
 
     False if the new file cannot be read.
     """
-    with suppress(*_UNREADABLE), closing(_opened(path)) as file:
+    with suppress(*_UNREADABLE), closing(schema.connect_read_only(path)) as file:
         return file.execute("SELECT 1 FROM mark WHERE key = ?", (mark,)).fetchone() is not None
     return False
 
 
 def is_unused(path: Path) -> bool:
     """Whether a file can be read, and nothing was ever stored in it."""
-    with suppress(*_UNREADABLE), closing(_opened(path)) as file:
+    with suppress(*_UNREADABLE), closing(schema.connect_read_only(path)) as file:
         made = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         return not any(
             file.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in _FILLED_BY_USE if table in made
@@ -102,10 +103,6 @@ def prune(path: Path, files_max: int) -> list[str]:
 def _set_aside(path: Path) -> list[Path]:
     found = path.parent.glob(f"{path.name}.corrupt-*")
     return sorted(aside for aside in found if not aside.name.endswith(_PARTS))
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
 
 
 def _rename(old: Path, new: Path) -> None:
