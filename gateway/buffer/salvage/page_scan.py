@@ -487,12 +487,14 @@ def _ascending(keyed: list[tuple[int, Cell]]) -> list[tuple[int, Cell]]:
 
 
 def _as_row(values: tuple[Value, ...]) -> Row:
-    return msgspec.convert((*values[:3], values[3:]), Row)
+    # Rows stored before the last columns were added lack `doubt` and `device_time_us`.
+    later = (0, None)[len(values) - len(Row.__struct_fields__) + 2 :]
+    return msgspec.convert((*values, *later), Row)
 
 
 def _as_input(values: tuple[Value, ...]) -> Quarantined:
     columns = (name for (name,) in _of_schema("SELECT name FROM pragma_table_info('quarantine')"))
-    return Quarantined.checked(dict(zip(columns, values, strict=False)))
+    return msgspec.convert(dict(zip(columns, values, strict=False)), Quarantined)
 
 
 T = TypeVar("T")

@@ -324,7 +324,7 @@ class Salvage(threading.Thread):
                 yield chunk
                 chunk, size = [], 0
             chunk.append((key, row))
-            size += len(row.datum.payload)
+            size += len(row.payload)
         if passed < taken:
             raise _ChangedError
         if chunk:

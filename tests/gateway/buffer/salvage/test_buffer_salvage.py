@@ -16,7 +16,7 @@ from gateway.buffer.attachment import Attachment
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.file import BufferFile
 from gateway.buffer.losses import has_losses
-from gateway.buffer.rows import START, Loss, Position, spans_of
+from gateway.buffer.rows import START, Entry, Loss, Position, Quarantined, spans_of
 from gateway.buffer.salvage import page_scan, salvage
 from gateway.buffer.schema import corruption
 from gateway.buffer.sqlite_pages import INTERIOR_INDEX, PageError, btree_page

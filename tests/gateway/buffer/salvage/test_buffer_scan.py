@@ -16,10 +16,10 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from gateway.buffer import schema, sqlite_pages
-from gateway.buffer.rows import QUARANTINE_COLUMNS, ROW_COLUMNS, Lane, Quarantined, Row
+from gateway.buffer.rows import Entry, Lane, Quarantined, Row
 from gateway.buffer.salvage import page_scan, salvage
 from gateway.buffer.salvage.page_scan import DamagedPages
 from gateway.buffer.salvage.salvage import Progress, Salvage, SalvagedBatch
@@ -542,10 +542,10 @@ def test_chunks_are_bounded_in_bytes(made: Made, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(salvage, "CHUNK_BYTES", 5_000)
     monkeypatch.setattr(salvage, "CHUNK_ROWS", 10**9)
     batches = batches_of(bytes(made.folded()))
-    sizes = [sum(len(row.datum.payload) for row in batch.rows) for batch in batches]
+    sizes = [sum(len(row.payload) for row in batch.rows) for batch in batches]
     assert sum(len(batch.rows) for batch in batches) == len(made.rows)
     assert 5_000 <= max(sizes) <= 5_000 + max(map(len, made.rows.values()))
-    assert 5_000 <= max(sum(len(input_.datum.payload) for input_ in batch.quarantined) for batch in batches) < 6_000
+    assert 5_000 <= max(sum(len(input_.payload) for input_ in batch.quarantined) for batch in batches) < 6_000
 
 
 def test_a_page_number_that_no_file_has_costs_no_memory(made: Made) -> None:
@@ -640,7 +640,7 @@ def test_rows_that_the_disk_gives_later_than_others_are_taken_over_too(
         for batch in batches:
             for row in batch.rows:
                 lane = damaged.lanes[row.lane]
-                given[lane.buffer_id, lane.name, row.sequence] = row.datum.payload
+                given[lane.buffer_id, lane.name, row.sequence] = row.payload
     assert given == made.rows
     assert progress.again
     assert batches[-1].missing is None
