@@ -37,10 +37,10 @@ PAYLOAD_BYTES_MAX = 300_000_000
 """Bytes of one row, at most: more than any ingress lets in. A damaged length must not use up the memory."""
 SMALL_BYTES_MAX = 1_000_000
 """Bytes of one row of a small table, at most: sensors wait for these tables."""
-KEY_MAX = 2**125
+KEY_MAX = 2**62
 """Above every key."""
-_SEQUENCE_BITS = 62
-_SEQUENCE_MAX = (1 << _SEQUENCE_BITS) - 1
+_SEQUENCE_BITS = 40
+_LANE_BITS = 22
 _LEVELS_MAX = 20
 """Levels of a tree, at most. Those of SQLite's largest file are fewer."""
 _OFFSET_MIN_US = 10**15
@@ -437,7 +437,11 @@ def reading_keys(content: bytes, page: BtreePage) -> list[tuple[int, Cell]]:
     for cell in page.cells:
         with suppress(PageError):
             lane, sequence = _beginning(content, cell, 2)
-            if type(lane) is int and type(sequence) is int and lane > 0 and 0 <= sequence <= _SEQUENCE_MAX:
+            if (
+                type(lane) is type(sequence) is int
+                and 0 < lane < 1 << _LANE_BITS
+                and 0 <= sequence < 1 << _SEQUENCE_BITS
+            ):
                 keyed.append((key_of(lane, sequence), cell))
     return _ascending(keyed)
 
@@ -446,7 +450,7 @@ def quarantine_keys(content: bytes, page: BtreePage) -> list[tuple[int, Cell]]:
     """The entries of a page that begin like rows of `quarantine`, by number."""
     keyed: list[tuple[int, Cell]] = []
     for cell in page.cells:
-        if cell.rowid is None or not 0 < cell.rowid <= _SEQUENCE_MAX:
+        if cell.rowid is None or not 0 < cell.rowid < KEY_MAX:
             continue
         with suppress(PageError):
             if page.kind == INTERIOR_TABLE:
@@ -516,21 +520,15 @@ class Keys:
     """Keys as spans without holes."""
 
     def __init__(self) -> None:
-        self._spans: dict[int, tuple[array[int], array[int]]] = {}
-        """By lane: the spans' first and last sequences, in order."""
-
-    def _of(self, key: int) -> tuple["array[int]", "array[int]", int]:
-        firsts, lasts = self._spans.setdefault(lane_of(key), (array("q"), array("q")))
-        return firsts, lasts, key & _SEQUENCE_MAX
+        self._firsts, self._lasts = array("q"), array("q")
 
     def __contains__(self, key: int) -> bool:
-        firsts, lasts, number = self._of(key)
-        place = bisect_right(firsts, number) - 1
-        return place >= 0 and number <= lasts[place]
+        place = bisect_right(self._firsts, key) - 1
+        return place >= 0 and key <= self._lasts[place]
 
     def add(self, key: int) -> None:
         """Add a key that is not there."""
-        firsts, lasts, key = self._of(key)
+        firsts, lasts = self._firsts, self._lasts
         place = bisect_right(firsts, key)
         is_next = place > 0 and lasts[place - 1] == key - 1
         is_before = place < len(firsts) and firsts[place] == key + 1
@@ -545,12 +543,10 @@ class Keys:
             lasts.insert(place, key)
 
     def missing(self, first: int, last: int) -> int:
-        """How many keys from one to another of its lane are not there."""
-        firsts, lasts, low = self._of(first)
-        high = low + last - first
-        places = range(bisect_left(lasts, low), bisect_right(firsts, high))
-        there = sum(min(high, lasts[place]) - max(low, firsts[place]) + 1 for place in places)
-        return max(0, high - low + 1) - there
+        """How many keys from one to another are not there."""
+        places = range(bisect_left(self._lasts, first), bisect_right(self._firsts, last))
+        there = sum(min(last, self._lasts[place]) - max(first, self._firsts[place]) + 1 for place in places)
+        return max(0, last - first + 1) - there
 
 
 class Scan(Generic[T]):
@@ -580,7 +576,7 @@ class Scan(Generic[T]):
         """Keys to which the tree does not lead: behind the first of each pair, and up to the second."""
         self.found = Keys()
         """Keys of the rows that were found."""
-        self.unreadable: list[int] = []
+        self.unreadable = array("q")
         """Keys of other rows."""
         self.ends: dict[int, tuple[int, int]] = {}
         """By lane: the first and the last key known to have been there, even if the rows are unreadable."""
@@ -642,7 +638,7 @@ class Scan(Generic[T]):
             content, keyed = self._read(number)
             for key, cell in keyed:
                 for page in self._chain(content, cell):
-                    owners[page] = max(owners[page], _rank(key))
+                    owners[page] = max(owners[page], key)
         return owners
 
     def _chain(self, content: bytes, cell: Cell) -> list[int]:
@@ -657,11 +653,6 @@ class Scan(Generic[T]):
         return [number for number in numbers if number <= self._pages.count]
 
     def _values(self, key: int, content: bytes, cell: Cell) -> tuple[Value, ...]:
-        if self._owners is not None and any(self._owners[page] != _rank(key) for page in self._chain(content, cell)):
+        if self._owners is not None and any(self._owners[page] != key for page in self._chain(content, cell)):
             raise PageError("an overflow page that a newer row has")
         return self._pages.values(content, cell)
-
-
-def _rank(key: int) -> int:
-    """A key in 8 bytes, for an array. No sound file has higher lanes or sequences."""
-    return min(lane_of(key), 2**22 - 1) << 40 | min(key & _SEQUENCE_MAX, 2**40 - 1)

@@ -33,7 +33,6 @@ from gateway.buffer.salvage.page_scan import (
     Rest,
     Scan,
     Small,
-    key_of,
     lane_of,
     lanes_of_rows,
     no_rest,
@@ -92,7 +91,7 @@ class Progress(msgspec.Struct, frozen=True):
     taken: int = 0
     """Rows that were taken over."""
     last: int = 0
-    """The sequence of the last of them."""
+    """The key of the last of them."""
     quarantined: int = 0
     """Inputs that were taken over. The quarantine goes before the rows."""
     quarantine_last: int = 0
@@ -297,7 +296,7 @@ class Salvage(threading.Thread):
                 [replace(row, lane=lane) for _, row in sorted(chunk, key=itemgetter(0))],
                 series=series,
                 taken=self._progress.taken + len(chunk),
-                last=chunk[-1][1].sequence,
+                last=chunk[-1][0],
             )
         # Rows before a lane's first row may be in Kafka, so they are not missing.
         holes = sum(scan.found.missing(*scan.ends[lane]) for lane in self._progress.dense if lane in scan.ends)
@@ -316,7 +315,7 @@ class Salvage(threading.Thread):
             if lane not in lanes:
                 continue  # all its rows had been deleted
             passed += 1
-            if passed == taken and key != key_of(lane, last):
+            if passed == taken and key != last:
                 raise _ChangedError
             if passed <= taken:
                 continue
