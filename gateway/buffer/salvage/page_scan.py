@@ -1,10 +1,10 @@
-"""Finds rows in a damaged buffer file page by page, without SQLite.
+"""Finds rows in a damaged buffer file page by page, where SQLite's b-trees do not lead to them any more.
 
-A table's tree leads to its rows in their order. Rows that it does not lead to are found on the other pages that the
-file still uses, as far as the freelist or the tree tells. Nothing is ever changed.
-Memory: two bytes for each page, and 16 bytes for each run of consecutive rows.
+Only pages count that the file still uses, as far as the freelist or the table's tree tells. Nothing is ever changed.
+Memory: a byte for each page, and an index of a bounded number of pages.
 """
 
+import heapq
 import os
 import sqlite3
 from array import array
@@ -12,20 +12,22 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
 from gateway.buffer import sqlite_pages
-from gateway.buffer.rows import Quarantined, Row
+from gateway.buffer.rows import ROW_COLUMNS, Quarantined, Row, Span
 from gateway.buffer.schema import MIGRATIONS
 from gateway.buffer.sqlite_pages import (
+    FILE_HEADER_BYTES,
     INTERIOR_INDEX,
     INTERIOR_TABLE,
     LEAF_INDEX,
+    LEAF_TABLE,
     BtreePage,
     Cell,
     FileHeader,
@@ -33,33 +35,24 @@ from gateway.buffer.sqlite_pages import (
     Value,
 )
 
+INDEX_PAGES_MAX = 100_000
+"""Pages whose order is kept in memory. If there are more, the file is read several times."""
 PAYLOAD_BYTES_MAX = 300_000_000
 """Bytes of one row, at most: more than any ingress lets in. A damaged length must not use up the memory."""
 SMALL_BYTES_MAX = 1_000_000
 """Bytes of one row of a small table, at most: sensors wait for these tables."""
-KEY_MAX = 2**62
-"""Above every key."""
-_SEQUENCE_BITS = 40
-_LANE_BITS = 22
-_LEVELS_MAX = 20
-"""Levels of a tree, at most. Those of SQLite's largest file are fewer."""
+PAGES_CACHED_MAX = 64
+LOCAL_BYTES_MIN = 300
+"""Bytes of payload and boot below which a row never has overflow pages of 4096 bytes."""
 _OFFSET_MIN_US = 10**15
 """Least offset of a synced wall clock. Without it, rows of the index of `usage` look like those of `boot`."""
 
+Key = tuple[int, int]
+"""The order of rows: (lane, sequence), or (0, number)."""
 Rest = Callable[[], None]
 """Called after each page: lets others work, and raises if the scan is to end."""
-Keyed = Callable[[bytes, BtreePage], list[tuple[int, Cell]]]
-"""Returns the entries of a page that belong to one table, with their keys: see `key_of`, or a rowid."""
-
-
-def key_of(lane: int, sequence: int) -> int:
-    """A row's key: later rows, of higher lanes or sequences, have higher keys."""
-    return lane << _SEQUENCE_BITS | sequence
-
-
-def lane_of(key: int) -> int:
-    """The lane of a row's key."""
-    return key >> _SEQUENCE_BITS
+Keyed = Callable[[bytes, BtreePage], list[tuple[Key, Cell]]]
+"""Returns the entries of a page that belong to one table, with their keys."""
 
 
 def no_rest() -> None:
@@ -90,7 +83,6 @@ SHAPES = {
     "device_run": Shape("sssiib", 6, has_rowid=False),
     "mark": Shape("sb", 2, has_rowid=False),
     "loss": Shape("ssssiiiII", 9, has_rowid=False),
-    "sqlite_sequence": Shape("si", 2, has_rowid=True),
 }
 
 
@@ -136,6 +128,11 @@ class DamagedPages:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def has_commits_in_wal(self) -> bool:
+        """Whether the WAL holds commits."""
+        return bool(self._wal)
 
     def close(self) -> None:
         os.close(self._fd)
@@ -196,160 +193,153 @@ def _read(fd: int, start: int, size: int) -> bytes:
 # -- trees ------------------------------------------------------------------------------------------
 
 
-class Entry(NamedTuple):
-    """An entry of a tree, and where it stands."""
+class Tree(NamedTuple):
+    """The pages that can be reached from a table's root."""
 
-    key: int
-    number: int
-    """Number of its page."""
-    content: bytes
-    cell: Cell
+    reached: bytearray
+    """By page number: 1 if it was reached."""
+    known: bool
+    """Whether no page is hidden, as no interior page is damaged. Leaves may be."""
+    unreadable: int
+    """Pages that the tree leads to, but that do not belong to it."""
 
-
-class Tree:
-    """Follows a table's tree from its root.
-
-    All leaves of a tree are on one level. An unreadable page on it is a leaf, and costs only its own rows. On any other
-    level it hides further pages.
-    """
-
-    def __init__(self, pages: DamagedPages, root: int, keyed: Keyed, rest: Rest = no_rest) -> None:
-        self._pages = pages
-        self._root = root
-        self._keyed = keyed
-        self._rest = rest
-        self.reached = bytearray(pages.count + 1)
-        """By page number: 1 if the tree leads to the page, 2 if some of its keys do not belong there."""
-        self.gaps: list[tuple[int, int]] = []
-        """Keys between which entries are missing: behind the first, and up to the second."""
-        self._is_whole = True
-        self._levels: set[int] = set()
-        """The levels of leaves."""
-        self._lost: set[int] = set()
-        """The levels of unreadable pages."""
-
-    @property
-    def is_known(self) -> bool:
-        """Whether no page is hidden, as no interior page is damaged. Leaves may be."""
-        return self._is_whole and len(self._levels) == 1 and self._lost <= self._levels
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether the tree leads to all of its entries."""
-        return self.is_known and not self.gaps
-
-    def entries(self, above: int = -1) -> Iterator[Entry]:
-        """The entries with keys above one, in order. Entries out of order are left out."""
-        last = -1
-        for entry in self._below(self._root, 0, 0, KEY_MAX, above):
-            if last < entry.key or not last:
-                last = entry.key
-                yield entry
-            else:
-                # A sound page in the wrong place is out of order.
-                self._note_gap(last, last)
-                self.reached[entry.number] = 2
-
-    def follow(self) -> None:
-        """Follow it to its end, for what it says about itself."""
-        for _ in self.entries():
-            pass
-
-    def _below(self, number: int, level: int, low: int, high: int, above: int) -> Iterator[Entry]:
-        """The entries of a page and of those below it. Their keys lie between two of entries further up."""
-        self._rest()
-        if high <= above:
-            return
-        try:
-            content, page, keyed = self._opened(number, level)
-        except PageError:
-            self._note_gap(low, high)
-            return
-        keys = {cell: key for key, cell in keyed if low <= key <= high}
-        self.reached[number] = 1 if len(keys) == len(keyed) else 2
-        if len(keys) < len(page.cells) or not page.whole:
-            self._note_gap(low, high)
-        # If an entry's key is damaged, the next one is the bound of the pages before both.
-        bounds = [high]
-        for cell in reversed(page.cells):
-            bounds.append(keys.get(cell, bounds[-1]))
-        for place, cell in enumerate(page.cells):
-            if page.children:
-                yield from self._below(page.children[place], level + 1, low, bounds[-1 - place], above)
-            low = keys.get(cell, low)
-            if cell in keys and low > above and page.kind != INTERIOR_TABLE:
-                yield Entry(low, number, content, cell)
-        if page.children:
-            yield from self._below(page.children[-1], level + 1, low, high, above)
-
-    def _opened(self, number: int, level: int) -> tuple[bytes, BtreePage, list[tuple[int, Cell]]]:
-        """A page of this tree with its entries. Raises PageError if it is none."""
-        if not 0 < number < len(self.reached) or self.reached[number] or level > _LEVELS_MAX:
-            self._is_whole = False
-            raise PageError(f"page {number} cannot be there")
-        try:
-            content, page = self._pages.btree(number)
-            keyed = self._keyed(content, page)
-            if not keyed and (number != self._root or page.cells):
-                raise PageError(f"page {number} is of another table")  # noqa: TRY301
-        except PageError:
-            self._lost.add(level)
-            raise
-        if page.children:
-            self._is_whole = self._is_whole and page.whole
-        else:
-            self._levels.add(level)
-        return content, page, keyed
-
-    def _note_gap(self, low: int, high: int) -> None:
-        if self.gaps and self.gaps[-1][0] <= low <= self.gaps[-1][1]:
-            self.gaps[-1] = self.gaps[-1][0], max(high, self.gaps[-1][1])
-        else:
-            self.gaps.append((low, high))
+    def numbers(self) -> Iterator[int]:
+        number = -1
+        while (number := self.reached.find(1, number + 1)) >= 0:
+            yield number
 
 
 @cache
-def _of_schema(statement: str) -> tuple[tuple[Any, ...], ...]:
-    """The rows of a query of a new file of this schema."""
+def _roots_of_schema() -> dict[str, int]:
+    """The root pages of a new file of this schema, which never move."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as file:
-        for migration in chain.from_iterable(MIGRATIONS):
-            file.execute(migration)
-        return tuple(file.execute(statement))
+        for statement in chain.from_iterable(MIGRATIONS):
+            file.execute(statement)
+        return dict(file.execute("SELECT name, rootpage FROM sqlite_master").fetchall())
 
 
 def _roots(pages: DamagedPages) -> dict[str, int]:
     """Root pages by the names of tables and indexes: from the file, else from this schema."""
     found: dict[str, int] = {}
-    for _, values in _records(pages, 1, lambda _, values: len(values) == 5)[0]:
-        match values:
-            case (str(), str(name), str(), int(root), _) if 1 < root <= pages.count:
-                found[name] = root
-    # In a new file they are the same, and they never move.
-    return dict(_of_schema("SELECT name, rootpage FROM sqlite_master")) | found
+    for number in _tree(pages, 1, lambda values: len(values) == 5, no_rest).numbers():
+        with suppress(PageError):
+            content, page = pages.btree(number)
+            for cell in page.cells if page.kind == LEAF_TABLE else ():
+                with suppress(PageError):
+                    match pages.values(content, cell):
+                        case (str(), str(name), str(), int(root), _) if 1 < root <= pages.count:
+                            found[name] = root
+    return _roots_of_schema() | found
 
 
-def _records(
-    pages: DamagedPages, root: int, is_of: Callable[[int | None, tuple[Value, ...]], bool]
-) -> tuple[list[Record], bool]:
-    """The readable records of a small table, and whether these are all. `is_of` says which belong to it."""
-    found: list[Record] = []
+def _tree(
+    pages: DamagedPages,
+    root: int,
+    is_of: Callable[[tuple[Value, ...]], bool],
+    rest: Rest,
+    ranks_of: Callable[[DamagedPages, int, bytes], list[int] | None] | None = None,
+) -> Tree:
+    """Follow a tree down from its root, level by level.
 
-    def keyed(content: bytes, page: BtreePage) -> list[tuple[int, Cell]]:
-        # They all have one key, as their order is that of texts.
-        if page.kind == INTERIOR_TABLE:
-            return [(0, cell) for cell in page.cells]
-        of_page: list[tuple[int, Cell]] = []
-        for cell in page.cells:
-            with suppress(PageError):
-                record = cell.rowid, pages.values(content, cell)
-                if is_of(*record):
-                    found.append(record)
-                    of_page.append((0, cell))
-        return of_page
+    All leaves of a tree are on one level. An unreadable page on it is a leaf, and costs only its own rows. On any other
+    level it hides further pages. `is_of` says whether a record belongs to this table. `ranks_of` gives the ranks of a
+    page's entries, or of a leaf's first and last entry, if their order is to be checked.
+    """
+    reached, queued = bytearray(pages.count + 1), bytearray(pages.count + 1)
+    level = _queue([root], queued)
+    known, unreadable = bool(level), 0
+    # Between two pages of a level there is an entry further up, by which SQLite finds its way.
+    between, last = array("q"), -1
+    while level:
+        below: list[int] = []
+        between_below = array("q")
+        kinds: set[int] = set()
+        for place, number in enumerate(level):
+            rest()
+            try:
+                content = pages.page(number)
+                start = FILE_HEADER_BYTES if number == 1 else 0
+                kind = content[start]
+                page = None
+                if number != root and not any(content[start + 3 : start + 5]):
+                    raise PageError("a page without entries, which only a root may be")  # noqa: TRY301
+                # One leaf shows which table all leaves belong to. Each interior page is checked.
+                if kind in {INTERIOR_INDEX, INTERIOR_TABLE} or kind not in kinds:
+                    page = sqlite_pages.btree_page(content, number, pages.usable_bytes)
+                    _expect(pages, content, page, is_of)
+            except PageError:
+                kinds.add(0)
+                unreadable += 1
+                continue
+            kinds.add(kind)
+            reached[number] = 1
+            is_leaf = kind in {LEAF_INDEX, LEAF_TABLE}
+            if ranks_of is not None and not (is_leaf and number == root):
+                # A sound page in the wrong place is out of order, and so is a damaged entry between two pages.
+                ranks = ranks_of(pages, number, content)
+                following = between[place : place + 1]
+                if ranks is None:
+                    unreadable += 1
+                elif not is_leaf:
+                    between_below.extend(ranks)
+                    between_below.extend(following)
+                else:
+                    unreadable += ranks[0] <= last or any(rank <= ranks[-1] for rank in following)
+                    last = following[0] if following else ranks[-1]
+            if page is not None and page.children:
+                new = _queue(page.children, queued)
+                known = known and page.whole and len(new) == len(page.children)
+                below += new
+        kinds_known = kinds - {0}
+        known = known and bool(kinds_known) and (len(kinds) == 1 or (len(kinds_known) == 1 and not below))
+        level, between = below, between_below
+    return Tree(reached, known, unreadable)
 
-    tree = Tree(pages, root, keyed)
-    tree.follow()
-    return found, tree.is_sound
+
+def _queue(numbers: Sequence[int], queued: bytearray) -> list[int]:
+    """The existing page numbers, each once for the whole tree."""
+    new = []
+    for number in numbers:
+        if 0 < number < len(queued) and not queued[number]:
+            queued[number] = 1
+            new.append(number)
+    return new
+
+
+def _reading_ranks(pages: DamagedPages, number: int, content: bytes) -> list[int] | None:
+    """The ranks of `reading` rows on a page, or of a leaf's first and last row; None if an entry is no row."""
+    with suppress(PageError):
+        if content[0] == INTERIOR_INDEX:
+            page = sqlite_pages.btree_page(content, number, pages.usable_bytes)
+            keyed = reading_keys(content, page)
+            return [_rank(key) for key, _ in keyed] if len(keyed) == len(page.cells) else None
+        edges = sqlite_pages.edge_cells(content, number, pages.usable_bytes)
+        match [_beginning(content, cell, 2) for cell in edges]:
+            case [(int(lane), int(sequence)), (int(last_lane), int(last_sequence))]:
+                return [_rank((lane, sequence)), _rank((last_lane, last_sequence))]
+    return None
+
+
+def _quarantine_ranks(pages: DamagedPages, number: int, content: bytes) -> list[int] | None:
+    """Such ranks of `quarantine`. A number above the leaves is the last one that may come before it (section 1.6)."""
+    with suppress(PageError):
+        if content[0] == INTERIOR_TABLE:
+            page = sqlite_pages.btree_page(content, number, pages.usable_bytes)
+            return [2 * _rank((0, max(cell.rowid or 0, 0))) + 1 for cell in page.cells] if page.whole else None
+        edges = sqlite_pages.edge_cells(content, number, pages.usable_bytes)
+        return [2 * _rank((0, max(cell.rowid or 0, 0))) for cell in edges] or None
+    return None
+
+
+def _expect(pages: DamagedPages, content: bytes, page: BtreePage, is_of: Callable[[tuple[Value, ...]], bool]) -> None:
+    """Raise PageError if a page has records, but none of this table."""
+    if page.kind == INTERIOR_TABLE or not page.cells:
+        return
+    for cell in page.cells:
+        with suppress(PageError):
+            if is_of(pages.values(content, cell)):
+                return
+    raise PageError("a page of another table")
 
 
 # -- the small tables -------------------------------------------------------------------------------
@@ -373,10 +363,35 @@ def read_small(pages: DamagedPages, names: Sequence[str]) -> Small:
     small = Small()
     roots = _roots(pages)
     for name in names:
-        small.rows[name], is_whole = _records(pages, roots.get(name, 0), partial(is_shaped, name))
-        if is_whole:
+        root = roots.get(name, 0)
+        tree = _tree(pages, root, lambda values, name=name: _fits(name, values), no_rest)  # type: ignore[misc]
+        found, whole = [], tree.known
+        for number in tree.numbers():
+            try:
+                content, page = pages.btree(number)
+            except PageError:
+                whole = False
+                continue
+            entries = [entry for entry in _records(pages, content, page) if is_shaped(name, *entry)]
+            found += entries
+            whole = whole and page.whole and (page.kind == INTERIOR_TABLE or len(entries) == len(page.cells))
+        small.rows[name] = found
+        if whole and not tree.unreadable:
             small.whole.add(name)
     return small
+
+
+def _fits(name: str, values: tuple[Value, ...]) -> bool:
+    return is_shaped(name, 0 if SHAPES[name].has_rowid else None, values)
+
+
+def _records(pages: DamagedPages, content: bytes, page: BtreePage) -> list[Record]:
+    """The readable records of a page."""
+    found: list[Record] = []
+    for cell in page.cells if page.kind != INTERIOR_TABLE else ():
+        with suppress(PageError):
+            found.append((cell.rowid, pages.values(content, cell)))
+    return found
 
 
 def scan_small(pages: DamagedPages, rest: Rest) -> Small:
@@ -395,23 +410,14 @@ def scan_small(pages: DamagedPages, rest: Rest) -> Small:
                 continue
             page = sqlite_pages.btree_page(content, number, pages.usable_bytes)
             keys = reading_keys(content, page)
-            small.row_lanes |= {lane_of(key) for key, _ in keys}
-            for cell in () if keys or page.kind == INTERIOR_TABLE else page.cells:
-                with suppress(PageError):
-                    record = cell.rowid, pages.values(content, cell)
+            if keys:
+                small.row_lanes |= {lane for (lane, _), _ in keys}
+            else:
+                for record in _records(pages, content, page):
                     for name in SHAPES:
                         if is_shaped(name, *record):
                             small.rows[name].append(record)
     return small
-
-
-def lanes_of_rows(pages: DamagedPages) -> Iterator[int]:
-    """Lane numbers of the rows that the tree leads to, by a few pages each."""
-    root = _roots(pages).get("reading", 0)
-    lane = 0
-    while entry := next(Tree(pages, root, reading_keys).entries(key_of(lane + 1, 0) - 1), None):
-        lane = lane_of(entry.key)
-        yield lane
 
 
 def _only_lane(pages: DamagedPages, number: int, content: bytes) -> int | None:
@@ -426,39 +432,32 @@ def _only_lane(pages: DamagedPages, number: int, content: bytes) -> int | None:
     return None
 
 
-# -- rows -------------------------------------------------------------------------------------------
+# -- rows, in their order ---------------------------------------------------------------------------
 
 
-def reading_keys(content: bytes, page: BtreePage) -> list[tuple[int, Cell]]:
-    """The entries of a page that begin like rows of `reading`, in order."""
+def reading_keys(content: bytes, page: BtreePage) -> list[tuple[Key, Cell]]:
+    """The entries of a page that begin like rows of `reading`, by lane and sequence."""
     if page.kind not in {LEAF_INDEX, INTERIOR_INDEX}:
         return []
-    keyed: list[tuple[int, Cell]] = []
+    keyed: list[tuple[Key, Cell]] = []
     for cell in page.cells:
         with suppress(PageError):
             lane, sequence = _beginning(content, cell, 2)
-            if (
-                type(lane) is type(sequence) is int
-                and 0 < lane < 1 << _LANE_BITS
-                and 0 <= sequence < 1 << _SEQUENCE_BITS
-            ):
-                keyed.append((key_of(lane, sequence), cell))
+            if type(lane) is int and type(sequence) is int and lane > 0 and sequence >= 0:
+                keyed.append(((lane, sequence), cell))
     return _ascending(keyed)
 
 
-def quarantine_keys(content: bytes, page: BtreePage) -> list[tuple[int, Cell]]:
+def quarantine_keys(content: bytes, page: BtreePage) -> list[tuple[Key, Cell]]:
     """The entries of a page that begin like rows of `quarantine`, by number."""
-    keyed: list[tuple[int, Cell]] = []
+    if page.kind != LEAF_TABLE:
+        return []
+    keyed: list[tuple[Key, Cell]] = []
     for cell in page.cells:
-        if cell.rowid is None or not 0 < cell.rowid < KEY_MAX:
-            continue
         with suppress(PageError):
-            if page.kind == INTERIOR_TABLE:
-                keyed.append((cell.rowid, cell))
-                continue
             match _beginning(content, cell, 4):
-                case (None, str(), int(), str()):
-                    keyed.append((cell.rowid, cell))
+                case (None, str(), int(), str()) if cell.rowid is not None and cell.rowid > 0:
+                    keyed.append(((0, cell.rowid), cell))
     return _ascending(keyed)
 
 
@@ -469,12 +468,12 @@ def _beginning(content: bytes, cell: Cell, columns: int) -> tuple[Value, ...]:
     return values
 
 
-def _ascending(keyed: list[tuple[int, Cell]]) -> list[tuple[int, Cell]]:
+def _ascending(keyed: list[tuple[Key, Cell]]) -> list[tuple[Key, Cell]]:
     """The longest ascending run of keys. SQLite keeps keys in order, so the others are damaged."""
     if all(before[0] < after[0] for before, after in pairwise(keyed)):
         return keyed
     # For each length of a run: the least key that it can end with. For each key: the one before it in its run.
-    ends: list[int] = []
+    ends: list[Key] = []
     last: list[int] = []
     before: list[int] = []
     for place, (key, _) in enumerate(keyed):
@@ -482,7 +481,7 @@ def _ascending(keyed: list[tuple[int, Cell]]) -> list[tuple[int, Cell]]:
         ends[length : length + 1] = [key]
         last[length : length + 1] = [place]
         before.append(last[length - 1] if length else -1)
-    run: list[tuple[int, Cell]] = []
+    run: list[tuple[Key, Cell]] = []
     place = last[-1]
     while place >= 0:
         run.append(keyed[place])
@@ -490,143 +489,168 @@ def _ascending(keyed: list[tuple[int, Cell]]) -> list[tuple[int, Cell]]:
     return run[::-1]
 
 
-def _as_row(values: tuple[Value, ...]) -> Row:
-    # Rows stored before the last columns were added lack `doubt` and `device_time_us`.
-    later = (0, None)[len(values) - len(Row.__struct_fields__) + 2 :]
-    return msgspec.convert((*values, *later), Row)
+class Wanted:
+    """The rows that a scan is to find: those of spans that do not overlap."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._spans = sorted(spans)
+        self._starts = [(span.lane, span.first) for span in self._spans]
+
+    def __call__(self, key: Key) -> bool:
+        place = bisect_right(self._starts, key) - 1
+        return place >= 0 and self._spans[place].lane == key[0] and key[1] <= self._spans[place].last
 
 
-def _as_input(values: tuple[Value, ...]) -> Quarantined:
-    columns = (name for (name,) in _of_schema("SELECT name FROM pragma_table_info('quarantine')"))
-    return msgspec.convert(dict(zip(columns, values, strict=False)), Quarantined)
+class Scan:
+    """Rows of one table in a damaged file's pages, whether or not its tree leads there; each once, in order."""
 
-
-T = TypeVar("T")
-
-
-class Table(NamedTuple, Generic[T]):
-    """A table whose rows are searched for."""
-
-    name: str
-    keyed: Keyed
-    of_values: Callable[[tuple[Value, ...]], T]
-
-
-READING = Table("reading", reading_keys, _as_row)
-QUARANTINE = Table("quarantine", quarantine_keys, _as_input)
-
-
-class Keys:
-    """Keys as spans without holes."""
-
-    def __init__(self) -> None:
-        self._firsts, self._lasts = array("q"), array("q")
-
-    def __contains__(self, key: int) -> bool:
-        place = bisect_right(self._firsts, key) - 1
-        return place >= 0 and key <= self._lasts[place]
-
-    def add(self, key: int) -> None:
-        """Add a key that is not there."""
-        firsts, lasts = self._firsts, self._lasts
-        place = bisect_right(firsts, key)
-        is_next = place > 0 and lasts[place - 1] == key - 1
-        is_before = place < len(firsts) and firsts[place] == key + 1
-        if is_next and is_before:
-            del lasts[place - 1], firsts[place]
-        elif is_next:
-            lasts[place - 1] = key
-        elif is_before:
-            firsts[place] = key
-        else:
-            firsts.insert(place, key)
-            lasts.insert(place, key)
-
-    def missing(self, first: int, last: int) -> int:
-        """How many keys from one to another are not there."""
-        places = range(bisect_left(self._lasts, first), bisect_right(self._firsts, last))
-        there = sum(min(last, self._lasts[place]) - max(first, self._firsts[place]) + 1 for place in places)
-        return max(0, last - first + 1) - there
-
-
-class Scan(Generic[T]):
-    """Rows of one table in a damaged file, whether or not its tree leads to them; each once.
-
-    The file never changes, so every scan of it gives the same rows in the same order.
-    """
-
-    def __init__(self, pages: DamagedPages, table: Table[T], rest: Rest) -> None:
+    def __init__(self, pages: DamagedPages, table: str, keyed: Keyed, rest: Rest) -> None:
         self._pages = pages
-        self._table = table
+        self._keyed = keyed
         self._rest = rest
-        self._root = _roots(pages).get(table.name, 0)
-        self._tree = Tree(pages, self._root, table.keyed, rest)
-        self._tree.follow()
-        self._free, freelist_whole = pages.free()
-        # A page that the tree uses is not free, even if the freelist, which may be older, says so. The tree, too, may
-        # be the older of the two.
-        agree = not any(free and reached for free, reached in zip(self._free, self._tree.reached, strict=True))
-        self._by_freelist = freelist_whole and agree
-        self._by_tree = self._tree.is_known and agree
-        self.certain = self._by_freelist or self._by_tree
-        """Whether no row is found that had been deleted from the file."""
-        self.is_whole = agree and self._tree.is_sound
-        """Whether every row that the file had was found; known once `rows` has ended."""
-        self.gaps: list[tuple[int, int]] = []
-        """Keys to which the tree does not lead: behind the first of each pair, and up to the second."""
-        self.found = Keys()
-        """Keys of the rows that were found."""
-        self.unreadable = array("q")
-        """Keys of other rows."""
-        self.ends: dict[int, tuple[int, int]] = {}
-        """By lane: the first and the last key known to have been there, even if the rows are unreadable."""
-        self._owners = None if self.certain else self._owned()
-
-    def rows(self) -> Iterator[tuple[int, T]]:
-        """Rows with their keys: first those that the tree leads to, in order, then those on other pages."""
-        # This time the disk may give other pages.
-        tree = Tree(self._pages, self._root, self._table.keyed, self._rest)
-        for key, _, content, cell in tree.entries():
-            self._note_end(key)
-            yield from self._found(key, content, cell)
-        self.gaps = tree.gaps
-        self.is_whole = self.is_whole and tree.is_sound
-        for number in range(2, self._pages.count + 1):
-            if tree.reached[number] == 1:
-                continue
-            content, keyed = self._read(number)
-            if keyed and self._by_freelist:
-                self.is_whole = False
-            for key, cell in keyed:
-                if key not in self.found:
-                    yield from self._found(key, content, cell)
-
-    def _found(self, key: int, content: bytes, cell: Cell) -> Iterator[tuple[int, T]]:
-        try:
-            row = self._table.of_values(self._values(key, content, cell))
-        except (PageError, msgspec.ValidationError):
-            self.is_whole = False
-            self.unreadable.append(key)
+        self._cached: dict[int, tuple[bytes, list[tuple[Key, Cell]]]] = {}
+        root = _roots(pages).get(table, 0)
+        self._kinds = {LEAF_INDEX, INTERIOR_INDEX} if table == "reading" else {LEAF_TABLE}
+        if table == "reading":
+            self._tree = _tree(pages, root, _is_reading, rest, _reading_ranks)
         else:
-            self.found.add(key)
-            self._note_end(key)
-            yield key, row
+            self._tree = _tree(pages, root, _is_quarantined, rest, _quarantine_ranks)
+        self._free, freelist_whole = pages.free()
+        # A page that the tree uses is not free, even if the freelist, which may be older, says so.
+        contradicted = any(self._free[number] for number in self._tree.numbers())
+        self._by_freelist = freelist_whole and not contradicted
+        if contradicted:
+            # The tree, too, may be the older of the two.
+            self._tree = self._tree._replace(known=False)
+        self.certain = self._by_freelist or self._tree.known
+        """Whether no row is found that had been deleted from the file."""
+        self.is_faulty = False
+        """Whether unreadable entries were met. Readers of `entries` set it too."""
+        self._owners: array[int] | None = None
 
-    def _note_end(self, key: int) -> None:
-        # Rows that had perhaps been deleted prove nothing.
-        if self.certain:
-            first, last = self.ends.get(lane_of(key), (key, key))
-            self.ends[lane_of(key)] = min(first, key), max(last, key)
+    @property
+    def is_tree_sound(self) -> bool:
+        """Whether the tree leads to all of its pages, as far as the beginnings of the pages tell."""
+        return self._tree.known and not self._tree.unreadable
 
-    def _read(self, number: int) -> tuple[bytes, list[tuple[int, Cell]]]:
-        """A page's content and rows, none if the file does not use it."""
-        self._rest()
-        is_live = self._tree.reached[number] or (not self._free[number] and (self._by_freelist or not self._by_tree))
+    def is_whole(self) -> bool:
+        """Whether every row that the file had was found; known once `entries` has ended."""
+        return self.is_tree_sound and not self.is_faulty and not self.has_strays()
+
+    def has_strays(self) -> bool:
+        """Whether used pages hold rows of this table although its tree does not lead there."""
+        for number in range(2, self._pages.count + 1):
+            self._rest()
+            if self._by_freelist and not self._free[number] and not self._tree.reached[number]:
+                with suppress(PageError):
+                    content = self._pages.page(number)
+                    if content[0] in self._kinds and self._read(number)[1]:
+                        return True
+        return False
+
+    def _is_live(self, number: int) -> bool:
+        if self._by_freelist:
+            return not self._free[number]
+        if self._tree.known:
+            return bool(self._tree.reached[number])
+        return bool(self._tree.reached[number]) or not self._free[number]
+
+    def entries(self, after: Key, wanted: Callable[[Key], bool]) -> Iterator[tuple[Key, tuple[Value, ...]]]:
+        """Keys and records behind a key, in order."""
+        if not self.certain and self._owners is None:
+            self._owners = self._owned()
+        horizon: Key | None = after
+        while horizon is not None:
+            index, horizon = self._index(after, wanted)
+            for key, number, place in self._merged(index, after, horizon, wanted):
+                if key <= after:
+                    continue  # another page had it
+                try:
+                    content, keyed = self._page(number)
+                    values = self._values(key, content, keyed[place][1])
+                except PageError:
+                    self.is_faulty = True
+                    continue
+                after = key
+                yield key, values
+            if horizon is not None:
+                # All keys before the horizon are done.
+                after = max(after, (horizon[0], horizon[1] - 1))
+
+    def _index(self, after: Key, wanted: Callable[[Key], bool]) -> tuple[list[tuple[Key, int]], Key | None]:
+        """Pages by their first key, and the key from which on the index had no room, or None."""
+        index: list[tuple[Key, int]] = []
+        horizon: Key | None = None
+        for number in range(2, self._pages.count + 1):
+            self._rest()
+            if not self._is_live(number):
+                continue
+            try:
+                content, page = self._pages.btree(number)
+            except PageError:
+                continue
+            keyed = self._keyed(content, page)
+            if self._tree.reached[number] and page.kind != INTERIOR_TABLE:
+                self.is_faulty |= not page.whole or len(keyed) < len(page.cells)
+            first = next((key for key, _ in keyed if key > after and wanted(key)), None)
+            if first is None or (horizon is not None and first >= horizon):
+                continue
+            index.append((first, number))
+            if len(index) > 2 * INDEX_PAGES_MAX:
+                index.sort()
+                del index[INDEX_PAGES_MAX + 1 :]
+                last, _ = index.pop()
+                # All keys before the horizon are in the index. At least one key is, however many pages begin with it.
+                horizon = max(last, (index[0][0][0], index[0][0][1] + 1))
+        index.sort()
+        return index, horizon
+
+    def _merged(
+        self, index: Sequence[tuple[Key, int]], after: Key, horizon: Key | None, wanted: Callable[[Key], bool]
+    ) -> Iterator[tuple[Key, int, int]]:
+        """Keys in order, with page and place on it. For equal keys, pages that the tree leads to come first."""
+        heap: list[tuple[Key, bool, int, int]] = []
+        opened = 0
+        while heap or opened < len(index):
+            while opened < len(index) and (not heap or index[opened][0] <= heap[0][0]):
+                self._push(heap, index[opened][1], -1, after, wanted)
+                opened += 1
+            if not heap:
+                continue
+            key, _, number, place = heapq.heappop(heap)
+            if horizon is not None and key >= horizon:
+                return
+            yield key, number, place
+            self._rest()
+            self._push(heap, number, place, after, wanted)
+
+    def _push(
+        self,
+        heap: list[tuple[Key, bool, int, int]],
+        number: int,
+        place: int,
+        after: Key,
+        wanted: Callable[[Key], bool],
+    ) -> None:
+        """Push the next key of a page behind a place on the heap."""
         with suppress(PageError):
-            content, page = self._pages.btree(number) if is_live else (b"", None)
-            if page is not None and page.kind != INTERIOR_TABLE:
-                return content, self._table.keyed(content, page)
-        return b"", []
+            _, keyed = self._page(number)
+            for following in range(place + 1, len(keyed)):
+                key = keyed[following][0]
+                if key > after and wanted(key):
+                    heapq.heappush(heap, (key, not self._tree.reached[number], number, following))
+                    return
+
+    def _page(self, number: int) -> tuple[bytes, list[tuple[Key, Cell]]]:
+        found = self._cached.pop(number, None) or self._read(number)
+        self._cached[number] = found
+        if len(self._cached) > PAGES_CACHED_MAX:
+            del self._cached[next(iter(self._cached))]
+        return found
+
+    def _read(self, number: int) -> tuple[bytes, list[tuple[Key, Cell]]]:
+        content, page = self._pages.btree(number)
+        return content, self._keyed(content, page)
 
     def _owned(self) -> "array[int]":
         """By overflow page, the newest row that claims it. An older row that claims it too had been deleted.
@@ -635,10 +659,16 @@ class Scan(Generic[T]):
         """
         owners = array("q", bytes(8 * (self._pages.count + 1)))
         for number in range(2, self._pages.count + 1):
-            content, keyed = self._read(number)
-            for key, cell in keyed:
-                for page in self._chain(content, cell):
-                    owners[page] = max(owners[page], key)
+            self._rest()
+            with suppress(PageError):
+                if not self._is_live(number):
+                    continue
+                content, keyed = self._read(number)
+                for key, cell in keyed:
+                    if cell.overflow:
+                        rank = _rank(key)
+                        for page in self._chain(content, cell):
+                            owners[page] = max(owners[page], rank)
         return owners
 
     def _chain(self, content: bytes, cell: Cell) -> list[int]:
@@ -652,7 +682,113 @@ class Scan(Generic[T]):
             sqlite_pages.payload(content, cell, self._pages.usable_bytes, fetch, PAYLOAD_BYTES_MAX)
         return [number for number in numbers if number <= self._pages.count]
 
-    def _values(self, key: int, content: bytes, cell: Cell) -> tuple[Value, ...]:
-        if self._owners is not None and any(self._owners[page] != key for page in self._chain(content, cell)):
-            raise PageError("an overflow page that a newer row has")
+    def _values(self, key: Key, content: bytes, cell: Cell) -> tuple[Value, ...]:
+        if cell.overflow and self._owners is not None:
+            rank = _rank(key)
+            if any(self._owners[page] != rank for page in self._chain(content, cell)):
+                raise PageError("an overflow page that a newer row has")
         return self._pages.values(content, cell)
+
+
+class OverflowCheck:
+    """Checks overflow pages of rows that SQLite gives, as SQLite takes any page for the last of a chain.
+
+    Keys in order cost little.
+    """
+
+    def __init__(self, pages: DamagedPages) -> None:
+        self._pages = pages
+        self._root = _roots(pages).get("reading", 0)
+        self._path: dict[int, tuple[bytes, BtreePage, list[Key]]] = {}
+        """The pages from the root down to the last key."""
+
+    def is_damaged(self, row: Row) -> bool:
+        """Whether a row is known to be damaged. If the row cannot be found here, SQLite is believed."""
+        if len(row.datum.payload) + len(row.datum.device_boot or "") < LOCAL_BYTES_MIN:
+            return False
+        key, number, path = (row.lane, row.sequence), self._root, self._path
+        self._path = {}
+        while number not in self._path:
+            try:
+                content, page, keys = self._path[number] = path.get(number) or self._read(number)
+            except PageError:
+                return False
+            place = bisect_left(keys, key)
+            if place < len(keys) and keys[place] == key:
+                try:
+                    self._pages.values(content, page.cells[place])
+                except PageError:
+                    return True
+                return False
+            if not page.children:
+                return False
+            number = page.children[place]
+        return False
+
+    def _read(self, number: int) -> tuple[bytes, BtreePage, list[Key]]:
+        content, page = self._pages.btree(number)
+        keys = [key for key, _ in reading_keys(content, page)]
+        if len(keys) < len(page.cells) or not page.whole:
+            raise PageError("a page that cannot be followed")
+        return content, page, keys
+
+
+def _rank(key: Key) -> int:
+    """A key in 8 bytes. Later rows, of higher lanes or sequences, have higher ranks."""
+    return min(key[0], 2**22 - 1) << 40 | min(key[1], 2**40 - 1)
+
+
+def found_rows(scan: Scan, after: Key, wanted: Callable[[Key], bool]) -> Iterator[Row]:
+    """Rows of `reading`, in order."""
+    for _, values in scan.entries(after, wanted):
+        try:
+            row = msgspec.convert((*values[:3], values[3:]), Row)
+        except msgspec.ValidationError:
+            scan.is_faulty = True
+        else:
+            yield row
+
+
+def found_quarantined(scan: Scan, after: int, wanted: Callable[[Key], bool]) -> Iterator[tuple[int, Quarantined]]:
+    """Quarantined input with its numbers, in order."""
+    for (_, number), values in scan.entries((0, after), wanted):
+        columns = dict(zip(_QUARANTINE_COLUMNS, values[1:], strict=False))
+        try:
+            input_ = Quarantined.checked(columns)
+        except msgspec.ValidationError:
+            scan.is_faulty = True
+        else:
+            yield number, input_
+
+
+_READING_COLUMNS = range(len(ROW_COLUMNS) - 2, len(ROW_COLUMNS) + 1)
+"""Rows stored before the last two columns were added lack these."""
+_QUARANTINE_COLUMNS = (
+    "boot_id",
+    "received_us",
+    "device",
+    "subject",
+    "reason",
+    "payload",
+    "series",
+    "topic",
+    "writer",
+    "event_us",
+    "event_error_us",
+    "tick_ms",
+    "device_boot",
+    "device_sequence",
+    "doubt",
+    "device_time_us",
+)
+
+
+def _is_reading(values: tuple[Value, ...]) -> bool:
+    return len(values) in _READING_COLUMNS and type(values[0]) is int and type(values[1]) is int
+
+
+def _is_quarantined(values: tuple[Value, ...]) -> bool:
+    match values:
+        case (None, str(), int(), str(), *_):
+            return True
+    return False

@@ -16,7 +16,7 @@ from gateway.buffer.attachment import Attachment
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.file import BufferFile
 from gateway.buffer.losses import has_losses
-from gateway.buffer.rows import START, Entry, Loss, Position, Quarantined, spans_of
+from gateway.buffer.rows import START, Loss, Position, Row, Span, spans_of
 from gateway.buffer.salvage import page_scan, salvage
 from gateway.buffer.schema import corruption
 from gateway.buffer.sqlite_pages import INTERIOR_INDEX, PageError, btree_page
@@ -311,7 +311,7 @@ async def test_what_stands_on_whole_pages_comes_back_from_a_file_with_a_hole_or_
         with suppress(PageError):
             part = bytes(content[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
             keys = page_scan.reading_keys(part, btree_page(part, page + 1, PAGE_BYTES))
-            intact |= {key - page_scan.key_of(number, 0) for key, _ in keys if page_scan.lane_of(key) == number}
+            intact |= {sequence for (lane, sequence), _ in keys if lane == number}
     path.write_bytes(content)
     async with opened(path, "boot-2") as buffer:
         with suppress(BufferFileError):
@@ -371,11 +371,17 @@ async def test_a_restored_copy_never_gives_an_identity_again(tmp_path: Path) -> 
     assert len(found[0] | found[1]) == 3
 
 
-def test_rows_on_both_sides_of_a_damaged_stretch_are_read_in_order(path: Path) -> None:
+def test_damage_is_jumped_over_in_few_steps(path: Path) -> None:
+    """Rows on both sides of a damaged stretch are read, whatever its length."""
     damage(path, 0.5)
-    with closing(page_scan.DamagedPages(path)) as pages:
-        scan = page_scan.Scan(pages, page_scan.READING, page_scan.no_rest)
-        sequences = [row.sequence for _, row in scan.rows()]
+    connection = sqlite3.connect(path)
+    found: list[Row] = []
+    for chunk in salvage.salvaged_rows(connection, 1, -1):
+        if isinstance(chunk, Span):
+            continue
+        found += chunk
+    connection.close()
+    sequences = [row.sequence for row in found]
     assert sequences == sorted(set(sequences))
     assert sequences[0] == 0
     assert sequences[-1] == ROWS - 1
@@ -647,7 +653,7 @@ async def test_a_reading_whose_series_is_lost_keeps_its_boot_and_its_sequence(tm
 
 async def test_a_mark_whose_name_is_damaged_keeps_no_start_from_the_file(path: Path) -> None:
     """A bit makes a `.` to a `/`."""
-    progress = msgspec.json.encode(salvage.Progress({1: 1}, [1], 5))
+    progress = msgspec.json.encode(salvage.Progress({1: 1}, -1, -1, [1], 5))
     names = ["buffer/db.corrupt-20260101T000000.000000", "/", ".", "..", "", "x\0.corrupt-20260101T000000.000000"]
     async with opened(path) as buffer:
         await append(buffer, [], [Mark(salvage.SALVAGE_PREFIX + name, progress) for name in names])
@@ -738,27 +744,11 @@ async def test_a_salvage_that_is_cut_off_before_the_file_is_renamed_is_not_begun
         assert not await losses(buffer)
 
 
-async def test_a_salvage_that_an_older_version_began_is_begun_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It stored its place in another way. Readings that it took over come again, and nobody can count what is lost."""
-    async with opened(path) as buffer:
-        before = await identities(buffer)
-    damage(path, 0.01)
-    with monkeypatch.context() as patch:
-        patch.setattr(Attachment, "_adopt_now", refuse)
-        async with opened(path) as buffer:
-            await find_damage(buffer)
-            (mark,) = await marks_of(buffer, salvage.SALVAGE_PREFIX)
-            found = salvage.kept_marks(await marks_of(buffer, mark))[mark.removeprefix(salvage.SALVAGE_PREFIX)]
-            older = {"lanes": found.lanes, "lane": 1, "sequence": 1499, "dense": [1], "expected": ROWS, "taken": 1500}
-            await append(buffer, [], [Mark(mark, msgspec.json.encode(older))])
-    async with opened(path) as buffer:
-        done = await salvaged(buffer)
-        after = await identities(buffer)
-        assert after.items() < before.items()
-        assert ROWS - 50 < len(after) == done.progress.taken
-        assert done.missing is None
+def test_a_mark_of_an_older_version_says_what_was_taken_over() -> None:
+    name = "buffer.db.corrupt-20260101T000000.000000"
+    progress = salvage.Progress({1: 1}, 1, 1499, [1], None, taken=1500)
+    kept = salvage.kept_marks({salvage.SALVAGE_PREFIX + name: msgspec.json.encode(progress)})
+    assert kept[name].ends == {1: (0, 1499)}
 
 
 async def test_reading_a_damaged_file_changes_neither_it_nor_its_wal(path: Path) -> None:

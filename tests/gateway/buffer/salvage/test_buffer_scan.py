@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from gateway.buffer import schema, sqlite_pages
-from gateway.buffer.rows import Entry, Lane, Quarantined, Row
+from gateway.buffer.rows import QUARANTINE_COLUMNS, ROW_COLUMNS, Lane, Quarantined, Row, Span
 from gateway.buffer.salvage import page_scan, salvage
 from gateway.buffer.salvage.page_scan import DamagedPages
 from gateway.buffer.salvage.salvage import Progress, Salvage, SalvagedBatch
@@ -184,19 +184,9 @@ def salvage_all(path: Path, batches_max: int, expected: int | None, dense: list[
             Salvage([(path, msgspec.json.decode(kept, type=Progress))], "x", adopt, lambda _: None).run()
             assert not unordered
             progress = msgspec.json.decode(kept, type=Progress)
-            assert not twice
+            assert not twice or progress.crowded
             return taken._replace(progress=progress)
         left = batches_max
-
-
-def batches_of(content: bytes, log: bytes = b"") -> list[SalvagedBatch]:
-    """The batches of a salvage that nothing interrupts."""
-    batches: list[SalvagedBatch] = []
-    with written(content, log) as path:
-        damaged = salvage.damaged_files([(path, None, None)], [])[path.name]
-        progress = replace(damaged.progress, lanes={number: number for number in damaged.lanes})
-        Salvage([(path, progress)], "x", lambda batch: not batches.append(batch), lambda _: None).run()  # type: ignore[func-returns-value]
-    return batches
 
 
 def salvaged_from(content: bytes, log: bytes = b"", batches_max: int = 10**9, expected: int | None = None) -> Taken:
@@ -330,7 +320,7 @@ def test_a_row_between_pages_that_leads_the_search_astray_costs_itself_alone(
 def test_a_number_between_pages_of_the_quarantine_that_is_wrong_hides_no_input(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(salvage, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(salvage, "QUARANTINE_CHUNK_ROWS", 4)
     content = made.folded()
     with written(bytes(content), b"") as path, closing(DamagedPages(path)) as pages:
         root = page_scan._roots(pages)["quarantine"]
@@ -357,6 +347,15 @@ def test_what_was_committed_into_the_wal_counts(made: Made, damaged: set[int]) -
         if page * PAGE_BYTES <= len(content):
             content[(page - 1) * PAGE_BYTES : page * PAGE_BYTES] = b"\xff" * PAGE_BYTES
     judge(made, salvaged_from(bytes(content), made.log), damaged - in_wal)
+
+
+def test_few_pages_in_the_index_at_a_time_give_the_same(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"\xff" * PAGE_BYTES + bytes(made.folded())[PAGE_BYTES:]
+    for pages_max in (1, 3):
+        monkeypatch.setattr(page_scan, "INDEX_PAGES_MAX", pages_max)
+        taken = salvaged_from(content)
+        assert taken.rows == made.rows
+        assert taken.progress.missing() == 0
 
 
 def test_a_page_that_the_disk_does_not_give_is_damage_like_any_other(
@@ -418,25 +417,21 @@ def test_a_scan_that_is_to_stop_ends_in_the_middle_of_the_file(made: Made) -> No
     assert not ended
 
 
+def test_gaps_beyond_the_bound_are_joined_where_they_are_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(salvage, "GAPS_MAX", 2)
+    gaps = [Span(1, 0, 5), Span(1, 100, 110), Span(1, 115, 120), Span(1, 4, 7)]
+    assert salvage._joined(gaps) == [Span(1, 0, 7), Span(1, 100, 120)]
+
+
 @given(st.lists(st.integers(0, 30), max_size=30))
 def test_of_keys_out_of_order_the_most_that_are_in_order_stay(numbers: list[int]) -> None:
     cell = Cell(0, 0, 0, 0, None)
-    kept = [key for key, _ in page_scan._ascending([(number, cell) for number in numbers])]
+    kept = [key[1] for key, _ in page_scan._ascending([((1, number), cell) for number in numbers])]
     assert kept == sorted(set(kept))
     longest = [0] * (len(numbers) + 1)
     for place, number in enumerate(numbers):
         longest[place] = 1 + max([longest[before] for before in range(place) if numbers[before] < number], default=0)
     assert len(kept) == max(longest)
-
-
-@given(st.lists(st.integers(0, 40), unique=True), st.integers(0, 40), st.integers(0, 40))
-def test_keys_tell_which_are_there_and_how_many_are_missing(numbers: list[int], first: int, last: int) -> None:
-    keys = page_scan.Keys()
-    for number in numbers:
-        assert number not in keys
-        keys.add(number)
-    assert {number for number in range(50) if number in keys} == {*numbers}
-    assert keys.missing(first, last) == len({*range(first, last + 1)} - {*numbers})
 
 
 def test_a_page_that_is_out_of_date_costs_only_its_own_rows(made: Made) -> None:
@@ -509,7 +504,7 @@ def cell_of(made: Made, identity: Identity, content: bytes) -> tuple[int, int]:
     page = next(iter(made.pages_of[identity]))
     part = bytes(content[(page - 1) * PAGE_BYTES : page * PAGE_BYTES])
     keyed = page_scan.reading_keys(part, sqlite_pages.btree_page(part, page, PAGE_BYTES))
-    return page, next(cell.start for key, cell in keyed if page_scan.key_of(page_scan.lane_of(key), identity[2]) == key)
+    return page, next(cell.start for (_, sequence), cell in keyed if sequence == identity[2])
 
 
 def test_a_key_that_is_too_high_does_not_shut_out_the_row_that_it_belongs_to(made: Made) -> None:
@@ -533,19 +528,25 @@ def test_a_row_that_is_none_makes_a_scan_one_that_is_not_whole(made: Made) -> No
     types = [(page - 1) * PAGE_BYTES + start + 3 for page, start in cells]
     content[next(place for place in types if content[place] == 9)] = 0
     with written(bytes(content), b"") as path, closing(DamagedPages(path)) as pages:
-        scan = page_scan.Scan(pages, page_scan.READING, page_scan.no_rest)
-        assert len(list(scan.rows())) == len(made.rows) - 1
-        assert not scan.is_whole
+        scan = page_scan.Scan(pages, "reading", page_scan.reading_keys, page_scan.no_rest)
+        found = list(page_scan.found_rows(scan, (0, -1), lambda _: True))
+        assert len(found) == len(made.rows) - 1
+        assert not scan.is_whole()
 
 
 def test_chunks_are_bounded_in_bytes(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(salvage, "CHUNK_BYTES", 5_000)
-    monkeypatch.setattr(salvage, "CHUNK_ROWS", 10**9)
-    batches = batches_of(bytes(made.folded()))
-    sizes = [sum(len(row.payload) for row in batch.rows) for batch in batches]
-    assert sum(len(batch.rows) for batch in batches) == len(made.rows)
-    assert 5_000 <= max(sizes) <= 5_000 + max(map(len, made.rows.values()))
-    assert 5_000 <= max(sum(len(input_.payload) for input_ in batch.quarantined) for batch in batches) < 6_000
+    with written(bytes(made.folded()), b"") as path:
+        connection = salvage.open_damaged(path)
+        assert connection is not None
+        with closing(connection):
+            chunks = [found for lane in (2, 3) for found in salvage.salvaged_rows(connection, lane, -1)]
+            inputs, failed = salvage._read_quarantine_chunk(connection, 1)
+    sizes = [sum(len(row.datum.payload) for row in chunk if not isinstance(row, int)) for chunk in chunks]
+    assert sum(map(len, chunks)) == len(made.rows)
+    assert max(sizes) <= 5_000 + max(map(len, made.rows.values()))
+    assert not failed
+    assert 5_000 <= sum(len(input_.datum.payload) for _, input_ in inputs) < 6_000
 
 
 def test_a_page_number_that_no_file_has_costs_no_memory(made: Made) -> None:
@@ -572,32 +573,36 @@ def test_a_small_table_costs_little_whatever_it_says() -> None:
             small = page_scan.read_small(pages, ["mark"])
     assert [values[0] for _, values in small.rows["mark"]] == ["a"]
     assert "mark" not in small.whole
+    assert page_scan._queue([3, 3, 0, 99, 4], bytearray(10)) == [3, 4]
 
 
 def test_a_file_that_the_program_fails_on_is_told_as_lost_and_keeps_no_other_waiting(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read_pages = salvage._read_pages
+    read_tables = salvage._read_tables
     failures = [MemoryError]
 
     def failing(*arguments: object) -> None:
         if failures:
             raise failures.pop()
-        read_pages(*arguments)  # type: ignore[arg-type]
+        read_tables(*arguments)  # type: ignore[arg-type]
 
     batches: list[SalvagedBatch] = []
     ended: list[Path] = []
     with written(bytes(made.folded()), b"") as path:
         damaged = salvage.damaged_files([(path, None, None)], [])[path.name]
         progress = msgspec.structs.replace(damaged.progress, lanes={number: number for number in damaged.lanes})
-        monkeypatch.setattr(salvage, "_read_pages", failing)
+        monkeypatch.setattr(salvage, "_read_tables", failing)
         Salvage([(path, progress), (path, progress)], "x", lambda b: not batches.append(b), ended.append).run()  # type: ignore[func-returns-value]
     assert len(ended) == 2
     assert [batch.missing for batch in batches if batch.finished] == [None, 0]
     assert [loss.reason for loss in batches[0].progress.losses("b")] == ["buffer-unreadable", "quarantine-unreadable"]
 
 
-def test_however_many_gaps_there_are_what_is_missing_is_counted(made: Made) -> None:
+def test_of_more_gaps_than_are_remembered_nobody_knows_how_much_is_missing(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(salvage, "GAPS_MAX", 2)
     content = made.folded()
     leaves = sorted({next(iter(pages)) for pages in made.pages_of.values() if len(pages) == 1})[1::2]
     for page in leaves:
@@ -605,45 +610,7 @@ def test_however_many_gaps_there_are_what_is_missing_is_counted(made: Made) -> N
     taken = salvaged_from(bytes(content))
     judge(made, taken, {*leaves})
     assert len(taken.rows) < len(made.rows)
-    assert taken.progress.missing()
-
-
-def test_rows_that_the_disk_gives_later_than_others_are_taken_over_too(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A page that could not be read before the daemon ended can be read at its next start."""
-    of_lane = sorted((of for of in made.rows if len(made.pages_of[of]) == 1), key=lambda of: of[2])
-    bad, pread, given = min(made.pages_of[of_lane[0]]), os.pread, dict[Identity, bytes]()
-
-    def failing(fd: int, size: int, start: int) -> bytes:
-        if start == (bad - 1) * PAGE_BYTES:
-            raise OSError(5, "Input/output error")
-        return pread(fd, size, start)
-
-    with written(bytes(made.folded()), b"") as path:
-        damaged = salvage.damaged_files([(path, None, None)], [])[path.name]
-        progress = replace(damaged.progress, lanes={number: number for number in damaged.lanes})
-        batches: list[SalvagedBatch] = []
-
-        def adopt(batch: SalvagedBatch) -> bool:
-            batches.append(batch)
-            thread.stop() if len(batches) == 8 and first else None
-            return True
-
-        for first in (True, False):
-            with monkeypatch.context() as patch:
-                if first:
-                    patch.setattr(os, "pread", failing)
-                thread = Salvage([(path, progress)], "x", adopt, lambda _: None)
-                thread.run()
-                progress = batches[-1].progress
-        for batch in batches:
-            for row in batch.rows:
-                lane = damaged.lanes[row.lane]
-                given[lane.buffer_id, lane.name, row.sequence] = row.payload
-    assert given == made.rows
-    assert progress.again
-    assert batches[-1].missing is None
+    assert taken.progress.missing() is None
 
 
 ROWS_OF_SCHEMAS = [
