@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from spark.source.topic_changes import Loss
 
 
-COUNTS = ("rows", "duplicates", "rejected", "late", "revised", "unwindowed", "deleted", "corrections")
+_COUNTS = ("rows", "duplicates", "rejected", "late", "revised", "unwindowed", "deleted", "corrections")
 NAMES_TOLD_MAX = 20
 """Topics or transactions that one message names."""
 
@@ -185,7 +185,7 @@ def batch_members(batch: "BatchReport") -> dict[str, object]:
     counts = batch.counts
     return {
         "batch": batch.batch,
-        **{name: getattr(counts, name) for name in COUNTS},
+        **{name: getattr(counts, name) for name in _COUNTS},
         "undeclared": {
             stream: sorted(names)[:UNDECLARED_NAMES_MAX] for stream, names in sorted(counts.undeclared.items())
         },

@@ -22,9 +22,7 @@ SOURCE_SCHEMA = """
 """
 """Columns of a record from Spark's Kafka source."""
 SOURCE_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
-PASSED_ON = (
-    *("topic", "partition", "offset", "kafka_timestamp", "key", "value", "is_too_large", "headers", "has_others"),
-)
+_PASSED = ("topic", "partition", "offset", "kafka_timestamp", "key", "value", "is_too_large", "headers", "has_others")
 """Columns that the steps of `typed_records` pass on to one another."""
 READING_TYPE = "sluice.reading"
 GATEWAY_TYPES = "sluice.gateway."
@@ -133,7 +131,7 @@ def _is_ours(header: Column) -> Column:
 def _texts(shaped: DataFrame, carried: list[str]) -> DataFrame:
     """The headers as columns of text, by their positions, if the record has a shape."""
     return shaped.withColumn("texts", F.when(F.col("shape").isNotNull(), F.col("texts"))).select(
-        *PASSED_ON,
+        *_PASSED,
         *carried,
         F.col("shape").isNotNull().alias("headers_fit"),
         *(F.get("texts", F.lit(place)).alias(_column(name)) for place, name in enumerate(HEADERS)),
@@ -168,7 +166,7 @@ def _typed(texts: DataFrame, carried: list[str]) -> DataFrame:
         F.when(is_source, gateway).alias("gateway"),
     )
     return parted.select(
-        *PASSED_ON,
+        *_PASSED,
         "headers_fit",
         *carried,
         (F.col("ce_specversion") == "1.0").alias("version_fits"),

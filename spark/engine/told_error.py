@@ -2,4 +2,4 @@
 
 
 class ToldError(Exception):
-    """An error whose message says to a person what is wrong, and what to do."""
+    """An error whose message says to a person what is wrong and, if anything can be done, what to do."""

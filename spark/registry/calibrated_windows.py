@@ -21,6 +21,7 @@ from spark.windows.windows_table import (
     DAY_US,
     METRIC,
     SQUARES_TYPE,
+    SUM_TYPE,
     deviation,
     nearest_rank,
     ranks_of_values,
@@ -116,7 +117,14 @@ def _cut_parts(cut: DataFrame, readings: DataFrame) -> DataFrame:
     own = (
         placed.groupBy(*KEY, F.timestamp_micros(begins).alias("span_from"), F.timestamp_micros(ends).alias("span_to"))
         .agg(*sums_of_values(), *ranks_of_values(F.col("_order")))
-        .withColumns({"first": F.col("earliest.first"), "last": F.col("latest.last"), "deviation": deviation()})
+        .withColumns(
+            {
+                "sum": F.col("sum").cast(SUM_TYPE),
+                "first": F.col("earliest.first"),
+                "last": F.col("latest.last"),
+                "deviation": deviation(),
+            }
+        )
         .drop("earliest", "latest")
     )
     figures = [name for name in own.columns if name not in KEY]
@@ -178,7 +186,9 @@ def _figures(windows: DataFrame) -> dict[str, Column]:
 
 def _derived_figures(windows: DataFrame) -> dict[str, Column]:
     """Expressions for the columns that follow from calibrated columns."""
-    ranked = {name: nearest_rank(percentile) for name, percentile in _percentiles(windows).items()}
+    ranked = {
+        name: F.try_element_at("values", nearest_rank(percentile)) for name, percentile in _percentiles(windows).items()
+    }
     mean = (F.col("sum") / F.col("n")).cast(CALIBRATED_TYPE)
     return {**ranked, "mean": mean} if "mean" in windows.columns else ranked
 

@@ -344,14 +344,17 @@ def _stream(value: object) -> str:
     raise _WrongValueError(f"{show(value)} {_TOPIC}")
 
 
-def _topics(value: object, wanted: str = _TOPICS_TOML) -> tuple[str, ...]:
+def _topics(value: object) -> tuple[str, ...]:
     if isinstance(value, list) and value and all(_is_topics(each) for each in value):
         return tuple(sorted(set(value)))
-    raise _WrongValueError(f"{show(value)} cannot be used; {wanted}")
+    raise _WrongValueError(f"{show(value)} cannot be used; {_TOPICS_TOML}")
 
 
 def _csv_topics(value: object) -> tuple[str, ...]:
-    return _topics([part.strip() for part in str(value).split(";")], _TOPICS_CSV)
+    parts = [part.strip() for part in str(value).split(";")]
+    if not all(map(_is_topics, parts)):
+        raise _WrongValueError(f"{show(value)} cannot be used; {_TOPICS_CSV}")
+    return tuple(sorted(set(parts)))
 
 
 def _labels(value: object) -> tuple[tuple[str, str], ...]:

@@ -27,9 +27,7 @@ REQUEST_MS_MAX = 5_000
 CLOSE_MS_MAX = 2_000
 LOOKS_MAX = 3
 """Attempts to ask. If a topic is deleted between two questions, the second fails, and both are asked again."""
-
-
-Told = TypeVar("Told")
+Answer = TypeVar("Answer")
 
 
 class TopicWatchError(ToldError):
@@ -81,7 +79,7 @@ class TopicWatch:
         """Ask for the topics' ids alone, which is quicker than `ask`. Raises TopicWatchError."""
         return self._looked(self._topic_ids)
 
-    def _looked(self, look: Callable[[], Told]) -> Told:
+    def _looked(self, look: Callable[[], Answer]) -> Answer:
         for _ in range(LOOKS_MAX):
             with suppress(_UnknownTopicError):
                 return look()

@@ -191,7 +191,7 @@ def sums_of_values() -> tuple[Column, ...]:
         F.count("value").alias("n"),
         F.min("value").alias("min"),
         F.max("value").alias("max"),
-        F.sum("value").cast(SUM_TYPE).alias("sum"),
+        F.sum("value").alias("sum"),
     )
 
 
@@ -250,7 +250,10 @@ def shown(windows: DataFrame, size_s: int, percentiles: Sequence[Decimal] = PERC
         mean.alias("mean"),
         deviation().alias("deviation"),
         *("first", "last"),
-        *(nearest_rank(percentile).alias(percentile_name(percentile)) for percentile in percentiles),
+        *(
+            F.element_at("values", nearest_rank(percentile)).alias(percentile_name(percentile))
+            for percentile in percentiles
+        ),
         *("values", "late", "ordinal", "window_date"),
     )
 
@@ -268,10 +271,12 @@ def deviation() -> Column:
 
 
 def nearest_rank(percentile: Decimal) -> Column:
-    """A percentile by nearest rank: the least value that is not below `percentile` per cent of the window's values."""
+    """The place in `values`, from 1 on, of a percentile by nearest rank.
+
+    It is the least value that is not below `percentile` per cent of the window's values.
+    """
     thousandths = round(percentile * 1_000)
-    rank = F.expr(f"greatest(1, (n * {thousandths} + 99999) div 100000)").cast("int")
-    return F.try_element_at("values", rank)
+    return F.expr(f"greatest(1, (n * {thousandths} + 99999) div 100000)").cast("int")
 
 
 def percentile_name(percentile: Decimal) -> str:
