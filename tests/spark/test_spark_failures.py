@@ -59,12 +59,22 @@ def started_ingest(broker: Broker, warehouse: Path, topics: str, scratch: Path) 
     command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", broker.bootstrap, "--json"]
     command += ["--warehouse", str(warehouse), "--topics", topics]
     environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED, "TMPDIR": str(scratch)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        assert '"ready"' in process.stdout.readline()
-        yield process
+    # Under nohup the tests ignore SIGHUP, and so would what they start.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with process:
+        try:
+            assert process.stdout is not None
+            assert '"ready"' in process.stdout.readline()
+            yield process
+        finally:
+            # Else the `with` would wait for it for ever, if a test fails.
+            process.kill()
 
 
 def said(told: str) -> list[str]:
@@ -189,14 +199,7 @@ def test_a_session_that_fails_after_java_has_started_leaves_no_java(kafka: Broke
 
 @pytest.mark.long(seconds=20)
 def test_a_java_that_is_killed_is_told_in_one_line(kafka: Broker, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", kafka.bootstrap, "--json"]
-    command += ["--warehouse", str(tmp_path / "warehouse"), "--topics", "device-none-of-these"]
-    environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        assert process.stdout is not None
-        assert '"ready"' in process.stdout.readline()
+    with started_ingest(kafka, tmp_path / "warehouse", "device-none-of-these", tmp_path) as process:
         (java,) = children_of(process.pid)
         os.kill(java, signal.SIGKILL)
         _, told = process.communicate(timeout=patience(120))
