@@ -55,8 +55,8 @@ async def test_what_the_quarantine_of_a_stopped_gateway_holds_is_told_and_no_fil
     found = told(settings_in(tmp_path))["quarantine"]
     assert (found.result, found.code) == ("warning", "quarantine")
     assert found.words == (
-        "3 messages could not be forwarded: 2 no-route, 1 payload. All of it is kept on this box. sluice buffer quarantine "
-        "ls says what to do about each reason. For no-route: routes here take device/{device}/{stream}."
+        "3 messages could not be forwarded: 2 no-route, 1 payload. All of it is kept on this box. sluice buffer "
+        "quarantine ls says what to do about each reason. For no-route: routes here take device/{device}/{stream}."
     )
     assert sorted(tmp_path.iterdir()) == before
 
