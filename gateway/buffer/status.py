@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from gateway.buffer.boots import clock_of
 from gateway.buffer.lanes import count_rows
+from gateway.buffer.losses import OWN_LOSSES
 from gateway.buffer.rows import START, Position
 from gateway.buffer.schema import MIGRATIONS, buffer_id, is_corruption
 from gateway.clock.gateway_clock import BootClock
@@ -114,6 +115,8 @@ class BufferStatus(Struct, frozen=True):
     devices: tuple[DeviceStatus, ...]
     losses_by_device: dict[str, int] = {}
     """Such readings by device; under an empty name if the device is unknown."""
+    lost_us: int = 0
+    """Newest such loss of a sensor's reading in this boot, CLOCK_BOOTTIME in microseconds; 0 if there is none."""
 
 
 def read_status(path: Path) -> BufferStatus:
@@ -266,6 +269,11 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
     # A count of 0 says that an unknown number was lost.
     losses = dict(connection.execute("SELECT reason, sum(count) FROM loss GROUP BY reason").fetchall())
     by_device = dict(connection.execute("SELECT device, sum(count) FROM loss GROUP BY device").fetchall())
+    own = ", ".join("?" * len(OWN_LOSSES))
+    (lost_us,) = connection.execute(
+        f"SELECT coalesce(max(last_us), 0) FROM loss WHERE boot_id = ? AND reason NOT IN ({own})",
+        (boot_id(), *OWN_LOSSES),
+    ).fetchone()
     oldest_us, oldest_boot, *clock_columns = oldest or (0, "", 0, None, None)
     clock = clock_of(*clock_columns)
     return BufferStatus(
@@ -283,6 +291,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
         set_aside=set_aside_files(path),
         devices=_devices(connection),
         losses_by_device=by_device,
+        lost_us=lost_us,
     )
 
 

@@ -14,10 +14,11 @@ class ClockView(Struct, frozen=True):
     """The gateway's clock as the daemon sees it. Times are CLOCK_BOOTTIME in microseconds."""
 
     synced: bool
-    error_us: int | None
+    error_us: int | None = None
     """Bound of its error; None if nothing vouches for the clock."""
-    since_us: int
-    """When the clock was first synced, or else the gateway's start. A synced clock stays synced until the next boot."""
+    since_us: int = 0
+    """When the clock was first synced, or else the gateway's start; 0 if unknown. A synced clock stays synced until the
+    next boot."""
     steps: int = 0
     """Steps since the gateway's start, without the first sync. At each, the time before or after was wrong."""
     stepped_us: int | None = None

@@ -24,8 +24,9 @@ class RunningSettings(Struct, frozen=True):
     """The settings of a running gateway, as its daemon tells them."""
 
     digest: str
-    gateway: str
-    namespace: str
+    gateway: str = ""
+    """Empty if a daemon of another version does not tell it, as is the namespace."""
+    namespace: str = ""
 
 
 def of(settings: Settings) -> RunningSettings:
@@ -54,6 +55,8 @@ def running_settings(state: Mapping[str, Any]) -> RunningSettings | None:
 
 def as_whom(running: RunningSettings, settings: Settings) -> str:
     """Name the gateway by which a running one goes on, if the settings now have another name; else empty."""
+    if not (running.gateway and running.namespace):
+        return ""
     was, now = (f"{each.namespace}/{each.gateway}" for each in (running, of(settings)))
     return "" if was == now else f", as {was}"
 

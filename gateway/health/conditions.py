@@ -215,7 +215,7 @@ def _wear(facts: Facts) -> Iterator[Condition]:
 
 def _settings(facts: Facts) -> Iterator[Condition]:
     if facts.settings_changed:
-        yield settings_changed()
+        yield settings_changed(facts.goes_on_as)
     if not facts.settings.has_source:
         yield Condition("no-source", "bad", "Sensors", f"{_capital(NO_SOURCE)}.")
 
@@ -230,8 +230,8 @@ def settings_changed(as_whom: str = "") -> Condition:
 def _clock(facts: Facts) -> Iterator[Condition]:
     clock = facts.clock
     if not clock.synced:
-        since = span((facts.boottime_us - clock.since_us) / 1e6)
-        words = f"This box's clock has not been synced for {since}."
+        how_long = f" for {span((facts.boottime_us - clock.since_us) / 1e6)}" if clock.since_us else ""
+        words = f"This box's clock has not been synced{how_long}."
         means = clock_means(facts)
         todo = "See that time sync by NTP reaches its server (timedatectl). sluice check says more."
         yield Condition("clock-unsynced", "warn", "Clock", words, means, todo)
@@ -369,8 +369,11 @@ def days(seconds: float) -> str:
 
 def _losses(facts: Facts) -> Iterator[Condition]:
     if facts.lost and facts.lost_s is not None and facts.lost_s < LOST_TOLD_S:
-        reasons = facts.found.losses.keys() - OWN_LOSSES if facts.found is not None else set[str]()
-        why = f" ({', '.join(sorted(reasons))})" if reasons else ""
+        losses = {} if facts.found is None else facts.found.losses
+        reasons = {reason: count for reason, count in losses.items() if reason not in OWN_LOSSES}
+        # Reasons are known of those that are not reported yet.
+        some = "" if sum(reasons.values()) == facts.lost else "some: "
+        why = f" ({some}{', '.join(sorted(reasons))})" if reasons else ""
         words = (
             f"{counted(facts.lost, 'reading')} {'is' if facts.lost == 1 else 'are'} lost for good{why}, the last "
             f"{span(facts.lost_s)} ago."
@@ -413,7 +416,8 @@ def log_in_refused(refused: dict[str, Any]) -> Condition:
 
 def _devices(facts: Facts) -> Iterator[Condition]:
     silent = facts.silent
-    if not facts.heard and not silent and facts.up_s > UNHEARD_TOLD_S and facts.settings.has_source:
+    are_known = "devices" not in facts.unknown
+    if are_known and not facts.heard and not silent and facts.up_s > UNHEARD_TOLD_S and facts.settings.has_source:
         which = f"None of the {facts.devices:,} known devices" if facts.devices else "No device"
         words = f"{which} has been heard since the start, {span(facts.up_s)} ago."
         todo = (

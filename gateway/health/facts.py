@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 from msgspec import Struct, field
 
+from gateway.buffer.losses import OWN_LOSSES
 from gateway.buffer.shares import AboveShare
 from gateway.buffer.state import BufferState
 from gateway.buffer.status import BufferStatus
 from gateway.clock.report import ClockView
-from gateway.config.running_settings import RunningSettings, digest
+from gateway.config.running_settings import as_whom, digest, running_settings
 from gateway.host.disk_health import Trouble
 from gateway.settings import Settings
 from gateway.uplink.state import UplinkState
@@ -44,7 +45,7 @@ class Facts(Struct, frozen=True):
     failing: str | None = None
     """SQLite's words while commits fail."""
     uplink: UplinkState = field(default_factory=lambda: UplinkState(up=True))
-    clock: ClockView = ClockView(synced=True, error_us=None, since_us=0)
+    clock: ClockView = ClockView(synced=True)
     found: BufferStatus | None = None
     """Contents of the file; None if it could not be read."""
     room_bytes: int | None = None
@@ -63,6 +64,8 @@ class Facts(Struct, frozen=True):
     """State of the devices' file, as the MQTT listener knows it."""
     settings_changed: bool = False
     """Whether the file's settings differ from those that the gateway was started with."""
+    goes_on_as: str = ""
+    """Words for the name by which it goes on then (`as_whom`); empty if that did not change, or is not known."""
     refused: Sequence[dict[str, Any]] = ()
     """Refused log-ins and the reasons (`Refusals.lately`), the newest first."""
     counts: dict[str, int] = {}
@@ -83,6 +86,8 @@ class Facts(Struct, frozen=True):
     """Some of the devices that were kept to their share of the buffer in the last minute, by what they hold."""
     above_share_devices: int = 0
     """Number of all such devices."""
+    unknown: frozenset[str] = frozenset()
+    """Of `uplink`, `clock` and `devices`, those of which the daemon said nothing that can be read."""
 
     @property
     def since_s(self) -> float | None:
@@ -94,12 +99,8 @@ class Facts(Struct, frozen=True):
 
 
 class _State(Struct, frozen=True):
-    """The daemon's answer to `state` (`gateway.daemon.control`). A daemon of another version may say less."""
+    """Members of the daemon's answer to `state` (`gateway.daemon.control`) that have no members of their own."""
 
-    buffer: BufferState = field(default_factory=BufferState)
-    uplink: UplinkState = field(default_factory=lambda: UplinkState(up=True))
-    clock: ClockView = ClockView(synced=True, error_us=None, since_us=0)
-    settings: RunningSettings | None = None
     up_s: float = 0.0
     counts: dict[str, int] = {}
     counted_last: dict[str, str] = {}
@@ -111,29 +112,60 @@ class _State(Struct, frozen=True):
     serial: dict[str, Any] = {}
 
 
-def told_facts(settings: Settings, answer: Mapping[str, Any], boottime_us: int, wall_s: float, **more: Any) -> Facts:
-    """Facts of the daemon's answer to `state`, and `more` that the caller knows."""
-    state = _State()
-    with suppress(msgspec.ValidationError):
-        state = msgspec.convert({name: part for name, part in answer.items() if part is not None}, _State)
+def told_facts(
+    settings: Settings,
+    answer: Mapping[str, Any],
+    boottime_us: int,
+    wall_s: float,
+    found: BufferStatus | None = None,
+    **more: Any,
+) -> Facts:
+    """Facts of the daemon's answer to `state`, of the buffer's file, and `more` that the caller knows."""
+    state = _State(**_readable(answer, _State))
+    buffer, uplink, clock = (
+        _readable(answer.get(part), kind)
+        for part, kind in (("buffer", BufferState), ("uplink", UplinkState), ("clock", ClockView))
+    )
+    lost, lost_us = state.lost_told, state.lost_told_us
+    if found is not None:
+        buffer |= {"rows": found.rows, "bytes_used": found.bytes_used}
+        lost += sum(count for reason, count in found.losses.items() if reason not in OWN_LOSSES)
+        lost_us = max(lost_us, found.lost_us)
     told: dict[str, Any] = {
         "up_s": state.up_s,
-        "rows": state.buffer.rows,
-        "bytes_used": state.buffer.bytes_used,
-        "full": state.buffer.full,
-        "failing": state.buffer.failing,
-        "above_share": state.buffer.above_share,
-        "above_share_devices": state.buffer.above_share_devices,
-        "uplink": state.uplink,
-        "clock": state.clock,
-        "lost": state.lost_told,
-        "lost_s": (boottime_us - state.lost_told_us) / 1e6 if state.lost_told_us else None,
+        "full": buffer.get("bytes_used", 0) >= settings.buffer.bytes_max,
+        **{name: value for name, value in buffer.items() if name in Facts.__struct_fields__},
+        "found": found,
+        "lost": lost,
+        "lost_s": max(0.0, (boottime_us - lost_us) / 1e6) if lost_us else None,
         "logins": state.logins,
         "refused": state.log_ins_refused,
         "counts": state.counts,
         "counted_last": state.counted_last,
         "serial": state.serial,
         "brokers": state.mqtt_brokers,
-        "settings_changed": state.settings is not None and state.settings.digest != digest(settings),
     }
-    return Facts(settings, boottime_us, wall_s, **told | more)
+    unknown = set()
+    if "up" in uplink:
+        told["uplink"] = UplinkState(**uplink)
+    else:
+        unknown.add("uplink")
+    if "synced" in clock:
+        told["clock"] = ClockView(**clock)
+    else:
+        unknown.add("clock")
+    running = running_settings(answer)
+    if running is not None and running.digest != digest(settings):
+        told |= {"settings_changed": True, "goes_on_as": as_whom(running, settings)}
+    return Facts(settings, boottime_us, wall_s, unknown=frozenset(unknown), **told | more)
+
+
+def _readable(part: object, kind: type) -> dict[str, Any]:
+    """Members of a part of the answer that can be read, each by itself: a daemon of another version says other ones."""
+    if not isinstance(part, Mapping):
+        return {}
+    members = {}
+    for name, hint in get_type_hints(kind).items():
+        with suppress(msgspec.ValidationError, KeyError):
+            members[name] = msgspec.convert(part[name], hint)
+    return members

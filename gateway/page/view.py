@@ -81,8 +81,6 @@ class OnDisk(Struct, frozen=True):
     found: BufferStatus | None
     lost: dict[str, int]
     """Readings by device that are gone for good, and were not reported yet."""
-    lost_us: int
-    """Time of the last of these losses (CLOCK_BOOTTIME), if it was since this box started; else 0."""
     hours: list[UsageHour]
     unused_bytes: int
     disk_free_bytes: int | None
@@ -91,7 +89,7 @@ class OnDisk(Struct, frozen=True):
     troubles: tuple[Trouble, ...]
 
 
-NOTHING_FOUND: Final = OnDisk(None, {}, 0, [], 0, None, "", ())
+NOTHING_FOUND: Final = OnDisk(None, {}, [], 0, None, "", ())
 
 
 class Row(Struct, frozen=True):
@@ -213,7 +211,7 @@ class StatusView:
     async def _look_at_the_file(self) -> None:
         # A loss that is reported meanwhile is missed until the next look, and not counted twice.
         told = self._front_door.events.lost_told.copy()
-        self._on_disk = await asyncio.to_thread(look_at_the_file, self._settings.buffer.path, self._buffer.boot_id)
+        self._on_disk = await asyncio.to_thread(look_at_the_file, self._settings.buffer.path)
         self._log_ins = await asyncio.to_thread(log_ins, self._settings)
         self._may_log_in = await asyncio.to_thread(may_log_in, self._settings)
         if self._file is not None:
@@ -294,7 +292,8 @@ class StatusView:
                 disk_free_min=settings.buffer.free_bytes_min,
             )
         budget = write_budget(day)
-        lost_us = max(on_disk.lost_us, self._front_door.events.lost_told_us)
+        unreported_us = 0 if on_disk.found is None else on_disk.found.lost_us
+        lost_us = max(unreported_us, self._front_door.events.lost_told_us)
         return Facts(
             settings=settings,
             up_s=(now_us - self._started_us) / 1e6,
@@ -502,7 +501,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def look_at_the_file(path: Path, boot: str) -> OnDisk:
+def look_at_the_file(path: Path) -> OnDisk:
     """Read the buffer's file and its disk; what cannot be read stays unknown. Runs on a thread of its own."""
     free: int | None = None
     disk, wrong = "", tuple[Trouble, ...]()
@@ -525,15 +524,10 @@ def look_at_the_file(path: Path, boot: str) -> OnDisk:
             lost = dict(
                 connection.execute(f"SELECT device, sum(count) FROM loss WHERE {of_sensors} GROUP BY device", own)
             )
-            (lost_us,) = connection.execute(
-                f"SELECT max(last_us) FROM loss WHERE {of_sensors} AND boot_id = ?", (*own, boot)
-            ).fetchone()
     except BufferFileError as error:
         _log.debug("the buffer's file could not be looked at", error=str(error))
-        return OnDisk(None, {}, 0, [], 0, free, disk, wrong)
-    return OnDisk(
-        found, lost, lost_us or 0, [UsageHour(*hour) for hour in hours], unused * page_bytes, free, disk, wrong
-    )
+        return OnDisk(None, {}, [], 0, free, disk, wrong)
+    return OnDisk(found, lost, [UsageHour(*hour) for hour in hours], unused * page_bytes, free, disk, wrong)
 
 
 def _values(trace: Trace) -> Iterator[tuple[str, Value]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.clock.floor import RELEASED_US
 from gateway.clock.gateway_clock import WallClock
@@ -18,6 +19,7 @@ from gateway.health.facts import told_facts
 from gateway.host.processes import name_of, processes
 from gateway.host.terminal_text import counted, span, utc
 from gateway.settings import GatewaySettings, Settings
+from gateway.uplink.state import UplinkState
 
 TIME_DAEMONS: Final = {
     "systemd-timesyn": "systemd-timesyncd",
@@ -100,10 +102,11 @@ def _kernel(clock: WallClock, wall_us: int, trouble: str | None, meanwhile: str)
 
 
 def _while_unsynced(settings: Settings, state: dict[str, Any], at_us: int) -> str:
-    facts = told_facts(settings, {**state, "uplink": state.get("uplink") or {"up": False}}, at_us, 0.0)
-    if state.get("clock") and facts.clock.synced:
+    facts = told_facts(settings, state, at_us, 0.0)
+    if "clock" not in facts.unknown and facts.clock.synced:
         return "The running sluice has known the time before, and goes on by that, with growing bounds"
-    return clock_means(facts).removesuffix(".")
+    uplink = UplinkState() if "uplink" in facts.unknown else facts.uplink
+    return clock_means(replace(facts, uplink=uplink)).removesuffix(".")
 
 
 def _unsynced(meanwhile: str, keepers: str, wall_us: int, trouble: str | None) -> str:
@@ -133,11 +136,11 @@ def _as_the_daemon_sees_it(state: dict[str, Any], at_us: int) -> Iterator[Findin
     except msgspec.ValidationError:
         # No daemon answers, or it has another version.
         return
-    since = f"for {span((at_us - view.since_us) / 1e6)}"
-    if view.error_us is None:
-        yield remark("clock-unsynced", subject, f"not synced since this box was started; sluice has watched it {since}")
+    since = f" for {span((at_us - view.since_us) / 1e6)}" if view.since_us else ""
+    if not view.synced:
+        yield remark("clock-unsynced", subject, f"not synced since this box was started; sluice has watched it{since}")
         return
-    known = f"known {since}, now within ± {_ms(view.error_us / 1e3)}"
+    known = f"known{since}" + ("" if view.error_us is None else f", now within ± {_ms(view.error_us / 1e3)}")
     if view.steps and view.stepped_us is not None:
         last = clock_set(view, at_us)
         yield remark(last.code, subject, f"{known}; set {counted(view.steps, 'time')} since the start. {last.told}")

@@ -111,8 +111,10 @@ def glance(settings: Settings, config: Path) -> Glance:
             unheard = str(error)
         else:
             listing = read_devices(settings)
-            devices = device_rows(listing, found.losses_by_device, daemon.get("up_s"))
-            not_heard = listing.not_heard
+            unheard = listing.unheard
+            if not unheard:
+                devices = device_rows(listing, found.losses_by_device, daemon.get("up_s"))
+                not_heard = listing.not_heard
     return Glance(
         settings,
         found,

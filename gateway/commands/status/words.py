@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.buffer.status import told
 from gateway.buffer.wear import SEEN_S_MIN
@@ -96,19 +97,14 @@ _NOT_OUR_MQTT = {
 def facts_of(seen: Glance) -> Facts:
     """Facts from which the conditions follow."""
     found, room, rows = seen.found, seen.room, seen.devices or ()
-    answer = seen.answer or {}
     silent = (Silent(row.device, row.heard_s or 0.0) for row in rows if row.is_silent)
     missing = ((row.device, row.missing) for row in rows if row.missing and not row.no_log_in)
-    more = {} if "full" in answer.get("buffer", {}) else {"full": _used(seen) >= 1}
-    return told_facts(
+    facts = told_facts(
         seen.settings,
-        answer,
+        seen.answer or {},
         seen.now.boottime_us,
         seen.wall_s,
-        **more,
-        rows=found.rows,
-        bytes_used=found.bytes_used,
-        found=found,
+        found,
         room_bytes=room.bytes,
         hours_until_full=room.hours_until_full,
         disk_bytes_per_day=room.disk_bytes_per_day,
@@ -120,6 +116,7 @@ def facts_of(seen: Glance) -> Facts:
         missing=tuple(sorted(missing, key=lambda each: -each[1])),
         findings=tuple((row.device, row.note) for row in rows if row.finding and row.note),
     )
+    return facts if seen.devices is not None else replace(facts, unknown=facts.unknown | {"devices"})
 
 
 def status_lines(seen: Glance) -> Iterator[str]:
@@ -131,14 +128,14 @@ def status_lines(seen: Glance) -> Iterator[str]:
         if condition.code not in _IN_TABLE:
             by_subject.setdefault(condition.subject, []).append(condition)
     parts = (
-        ("gateway", "Settings", _gateway(seen, answer)),
+        ("gateway", "Settings", _gateway(seen, answer, facts)),
         ("sources", "Sensors", ()),
-        ("uplink", "Uplink", _uplink(seen, facts) if answer.get("uplink") is not None else ()),
+        ("uplink", "Uplink", () if "uplink" in facts.unknown else _uplink(seen, facts)),
         ("readings", "", _traffic(seen, answer)),
         ("buffer", "", _buffer(seen)),
-        ("space", "Buffer", _space(seen, answer)),
+        ("space", "Buffer", _space(seen, facts)),
         ("disk", "Disk", _disk(seen)),
-        ("clock", "Clock", _clock(seen, facts) if answer.get("clock") else ()),
+        ("clock", "Clock", () if "clock" in facts.unknown else _clock(seen, facts)),
         ("broker", "Broker", _brokers(answer)),
         ("payloads", "Payloads", _payloads(answer)),
         ("listener", "Log-ins", _listener(answer.get("mqtt_listener", {}))),
@@ -155,15 +152,17 @@ def status_lines(seen: Glance) -> Iterator[str]:
             yield f"{'' if number else label:{INDENT}}{line}"
 
 
-def _gateway(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
+def _gateway(seen: Glance, answer: dict[str, Any], facts: Facts) -> Iterator[str]:
     """Name of the gateway, and whether it runs."""
     running = running_settings(answer)
-    name = seen.settings.gateway.id if running is None else running.gateway
+    name = (running and running.gateway) or seen.settings.gateway.id
     yield f"{escaped(name)}, {'running' if seen.found.running else 'not running'}"
     if not seen.found.running and seen.to_start:
         yield escaped(seen.to_start)
     if seen.unheard:
-        yield f"its state is not known: {escaped(seen.unheard)}"
+        yield f"its {'state is' if seen.answer is None else 'devices are'} not known: {escaped(seen.unheard)}"
+    for part in sorted(facts.unknown & answer.keys()):
+        yield f"its {part} is not known: it tells it in another way, so is it of another version than this command?"
 
 
 def _traffic(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
@@ -189,11 +188,11 @@ def _buffer(seen: Glance) -> Iterator[str]:
         yield f"{counted(seen.found.rows, 'row')} safe on disk, the oldest of {told(oldest, seen.now)}"
 
 
-def _space(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
+def _space(seen: Glance, facts: Facts) -> Iterator[str]:
     """Room used; while the uplink is down also how long the rest lasts, and what happens then."""
     yield f"{size(seen.found.bytes_used)}, {_used(seen):.1%} of buffer.bytes_max"
     room = seen.room
-    if (answer.get("uplink") or {"up": True}).get("up") or answer.get("buffer", {}).get("full"):
+    if facts.uplink.up or facts.full:
         return
     then = f"when it is full, {WHEN_FULL[seen.settings.buffer.when_full]}"
     if not room.bytes:
@@ -228,7 +227,7 @@ def _clock(seen: Glance, facts: Facts) -> Iterator[str]:
     if not clock.synced:
         return
     stepped = "" if not clock.steps else f"; set {counted(clock.steps, 'time')} since the start"
-    since = f" for {span((seen.now.boottime_us - clock.since_us) / 1e6)}"
+    since = f" for {span((seen.now.boottime_us - clock.since_us) / 1e6)}" if clock.since_us else ""
     yield f"{known_words(seen.settings.gateway, clock.error_us, since)}{stepped}"
 
 

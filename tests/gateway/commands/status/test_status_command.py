@@ -3,11 +3,15 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import NoReturn
 
+import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
 from gateway.clock.kernel_clock import boottime_us
+from gateway.daemon import control
+from gateway.devices import listing
 from tests.gateway.devices.test_device_listing import gateway, take, told, write
 from tests.support.buffers import reading_of
 from tests.support.waiting import until
@@ -43,6 +47,19 @@ async def test_devices_in_trouble_come_first_and_all_of_them_are_in_the_json(tmp
     assert "readings    since the start 6 came in" in shown
 
 
+async def test_devices_that_the_daemon_does_not_tell_are_not_said_to_be_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway(tmp_path):
+        monkeypatch.setattr(listing, "_ask_daemon", unanswered)
+        found = json.loads(await status(tmp_path, "--json"))
+    assert (found["heard"], found["unheard"]) == (None, "no answer")
+
+
+def unanswered(_: object, *__: object) -> NoReturn:
+    raise control.ControlError("no answer")
+
+
 async def test_what_was_lost_is_told_after_it_was_reported(tmp_path: Path) -> None:
     async with gateway(tmp_path) as door:
         door.lost("barn", "refused-qos0", 5)
@@ -56,5 +73,7 @@ async def test_what_was_lost_is_told_after_it_was_reported(tmp_path: Path) -> No
     assert before["losses_by_device"] == {"barn": 5}
     assert after["losses_by_device"] == {}
     for found in (before, after):
+        (lost,) = (each for each in found["conditions"] if each["code"] == "readings-lost")
+        assert lost["words"].startswith("5 readings are lost for good")
         assert [(row["device"], row["lost"]) for row in found["heard"]] == [("barn", 5)]
     assert "lost        5 readings since the start, reported on gateway-events\n" in shown

@@ -63,6 +63,60 @@ def test_what_the_daemon_says_of_its_uplink_is_read_whole() -> None:
     assert facts_of(glance({"up": "an answer of another version"})).uplink == UplinkState(up=True)
 
 
+def test_of_another_versions_answer_each_member_is_read_by_itself() -> None:
+    answer = {
+        "buffer": {"full": True, "failing": 7},
+        "clock": {"synced": False},
+        "counts": {"time-missing": 2},
+        "settings": {"digest": "another"},
+        "uplink": {"up": False, "error": "no way", "since": None},
+        "up_s": "long",
+    }
+    seen = glance(None, answer=answer)
+    found = {each.code: each.words for each in conditions(facts_of(seen))}
+    assert found.keys() == {"buffer-full", "clock-unsynced", "kafka-unreached", "settings-changed"} | {
+        "no-source",
+        "time-missing",
+    }
+    assert found["clock-unsynced"] == "This box's clock has not been synced."
+    assert next(status_lines(seen)) == "gateway     gw1, running"
+
+
+@pytest.mark.parametrize("part", [{}, {"up": 7}, {"synced": "so so"}, "well"])
+def test_what_cannot_be_read_is_not_said_to_be_well(part: object) -> None:
+    lines = [*status_lines(glance(None, answer={"uplink": part, "clock": part}))]
+    assert not any(line.startswith(("uplink", "clock")) for line in lines)
+    assert [line.split(":")[0].strip() for line in lines[1:3]] == ["its clock is not known", "its uplink is not known"]
+    assert not any("is not known" in line for line in status_lines(glance({"up": True, "since": None})))
+
+
+def test_losses_are_those_that_were_reported_and_those_that_were_not() -> None:
+    found = structs.replace(
+        glance(None).found, losses={"buffer-full": 3, "event-refused": 9}, lost_us=glance(None).now.boottime_us - 10**7
+    )
+    told = {"lost_told": 2, "lost_told_us": found.lost_us - 10**7}
+    for answer, words in ((told, "5 readings are lost for good (some: buffer-full)"), ({}, "3 readings are lost for")):
+        (condition,) = (
+            each
+            for each in conditions(facts_of(glance(None, found=found, answer=answer)))
+            if each.code == "readings-lost"
+        )
+        assert condition.words.startswith(words)
+        assert condition.words.endswith("the last 10 s ago.")
+
+
+def test_devices_that_were_not_told_are_not_called_unheard() -> None:
+    seen = glance({"up": True}, settings=structs.replace(SETTINGS, mqtt_listener=ListenerSettings()))
+    assert seen.answer is not None
+    seen.answer["up_s"] = 600.0
+    for devices, codes in (((), {"devices-unheard"}), (None, set[str]())):
+        facts = facts_of(dataclasses.replace(seen, devices=devices, unheard="no answer"))
+        assert {each.code for each in conditions(facts)} == codes
+    assert f"{' ' * INDENT}its devices are not known: no answer" in [
+        *status_lines(dataclasses.replace(seen, unheard="no answer"))
+    ]
+
+
 @pytest.mark.parametrize("serial", [None, SerialSettings()])
 def test_a_gateway_that_nothing_can_reach_is_told(serial: SerialSettings | None) -> None:
     line = f"sources     FAIL: {NO_SOURCE[0].upper()}{NO_SOURCE[1:]}."
@@ -85,8 +139,8 @@ def test_a_gateway_that_runs_with_other_settings_goes_by_their_name() -> None:
     first, second, *_ = status_lines(glance({"up": True}, answer={"settings": told}))
     assert first == "gateway     barn-1, running"
     assert second.strip() == (
-        "warn: The settings were changed since the gateway was started. It goes on with those of before. "
-        "Run sudo systemctl restart sluice."
+        "warn: The settings were changed since the gateway was started. It goes on with those of before, as "
+        "default/barn-1. Run sudo systemctl restart sluice."
     )
     told = msgspec.to_builtins(running_settings.of(SETTINGS))
     assert not any("settings were" in line for line in status_lines(glance({"up": True}, answer={"settings": told})))
