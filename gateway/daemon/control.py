@@ -312,15 +312,15 @@ async def _answer(line: bytes, commands: Mapping[str, Handler]) -> dict[str, obj
 # -- the commands' side ---------------------------------------------------------------------------
 
 
-def call(path: Path, command: str, **arguments: object) -> Any:
-    """Ask the daemon that listens at `path`, and return its result.
+def call(path: Path, command: str, timeout_s: float | None = None, /, **arguments: object) -> Any:
+    """Ask the daemon that listens at `path`, and return its result. No wait for it is longer than `timeout_s`.
 
     Raises NotRunningError if nobody listens, RequestRefusedError with the daemon's own words, and ControlError if this
     user may not ask, or if no answer comes.
     """
     request = json.dumps({"command": command, "arguments": arguments}).encode() + b"\n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
-        channel.settimeout(ANSWER_TIMEOUT_S + REQUEST_TIMEOUT_S)
+        channel.settimeout(timeout_s or ANSWER_TIMEOUT_S + REQUEST_TIMEOUT_S)
         try:
             with _address(path) as address:
                 channel.connect(address)

@@ -97,7 +97,7 @@ class Place(NamedTuple):
     """Whether Sluice's own frames are spoken there."""
 
 
-def read_devices(settings: Settings) -> Listing:
+def read_devices(settings: Settings, timeout_s: float | None = None) -> Listing:
     """Ask the file and the daemon. Raises BufferFileError if the file cannot be read."""
     path = settings.buffer.path
     found = read_status(path).devices
@@ -106,9 +106,10 @@ def read_devices(settings: Settings) -> Listing:
     unheard = ""
     running = is_running(path)
     if running:
+        socket = control.socket_path(path)
         try:
-            states = list(_ask_daemon(path))
-            ports = places_on_ports(control.call(control.socket_path(path), "state").get("serial") or {})
+            states = list(_ask_daemon(socket, timeout_s))
+            ports = places_on_ports(control.call(socket, "state", timeout_s).get("serial") or {})
         except control.ControlError as error:
             states, unheard = None, str(error)
     now = this_moment(settings.gateway)
@@ -127,10 +128,10 @@ def read_devices(settings: Settings) -> Listing:
     return Listing(devices, running, unheard, tuple(states or ()), not_heard)
 
 
-def _ask_daemon(path: Path) -> Iterator[DeviceState]:
+def _ask_daemon(socket: Path, timeout_s: float | None) -> Iterator[DeviceState]:
     after = ""
     while True:
-        page = msgspec.convert(control.call(control.socket_path(path), "devices", after=after), DevicesPage)
+        page = msgspec.convert(control.call(socket, "devices", timeout_s, after=after), DevicesPage)
         yield from page.devices
         if page.is_last or not page.devices:
             return

@@ -17,6 +17,8 @@ from gateway.reading import BufferFileError
 from gateway.settings import Settings
 
 WATCH_S = 2.0
+WATCH_TIMEOUT_S = 5.0
+"""Seconds after which --watch shows that the daemon does not answer: until then, the screen before it stands."""
 
 
 @click.command(
@@ -50,7 +52,7 @@ def status(config: Path, watch_s: float | None, as_json: bool) -> None:  # noqa:
             )
         from gateway.commands.status.watch import watch  # noqa: PLC0415
 
-        watch(lambda: glance(settings, config), screen, watch_s)
+        watch(lambda: glance(settings, config, WATCH_TIMEOUT_S), lambda seen: screen(seen, beside=2), watch_s)
         return
     try:
         seen = glance(settings, config)
@@ -66,15 +68,15 @@ def status(config: Path, watch_s: float | None, as_json: bool) -> None:  # noqa:
 _ROWS_MIN = 5
 
 
-def screen(seen: Glance) -> Iterator[str]:
-    """Lines wrapped to the terminal. The table of devices fills the rest of the screen, but for the prompt."""
+def screen(seen: Glance, beside: int = 1) -> Iterator[str]:
+    """Lines wrapped to the terminal. The table of devices fills the rest, but for lines `beside`, as the prompt."""
     from gateway.commands.status.device_table import device_lines  # noqa: PLC0415
     from gateway.host.terminal_text import hanging, terminal_height, terminal_width  # noqa: PLC0415
 
     lines = [hanging(as_typed(line), INDENT) for line in status_lines(seen)]
     yield from lines
     if seen.devices:
-        left = terminal_height() - sum(line.count("\n") + 1 for line in lines) - 2
+        left = terminal_height() - sum(line.count("\n") + 1 for line in lines) - 1 - beside
         rows = max(_ROWS_MIN, min(DEVICES_MAX, left))
         yield from map(as_typed, device_lines(seen.devices, rows, terminal_width()))
 
@@ -88,7 +90,7 @@ def told(seen: Glance) -> dict[str, Any]:
     return {**found, **told_by, "disk": disk, "conditions": conditions(facts_of(seen))}
 
 
-def glance(settings: Settings, config: Path) -> Glance:
+def glance(settings: Settings, config: Path, timeout_s: float | None = None) -> Glance:
     """Read the buffer file, and ask the daemon if it runs. Raises BufferFileError, click.ClickException."""
     from gateway.buffer.status import read_status, this_moment  # noqa: PLC0415
     from gateway.commands.buffer_commands import read_backlog_rows, read_room_left  # noqa: PLC0415
@@ -106,11 +108,11 @@ def glance(settings: Settings, config: Path) -> Glance:
     unheard = ""
     if found.running:
         try:
-            daemon = control.call(control.socket_path(path), "state")
+            daemon = control.call(control.socket_path(path), "state", timeout_s)
         except control.ControlError as error:
             unheard = str(error)
         else:
-            listing = read_devices(settings)
+            listing = read_devices(settings, timeout_s)
             unheard = listing.unheard
             if not unheard:
                 devices = device_rows(listing, found.losses_by_device, daemon.get("up_s"))

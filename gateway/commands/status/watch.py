@@ -11,6 +11,7 @@ import click
 
 from gateway.commands.status.words import Glance, Rates
 from gateway.host.terminal import say
+from gateway.host.terminal_text import terminal_height
 from gateway.reading import BufferFileError
 
 RATES_S: Final = 10.0
@@ -33,9 +34,16 @@ def watch(look: Callable[[], Glance], lines: Callable[[Glance], Iterable[str]], 
                 told = [error.message if isinstance(error, click.ClickException) else str(error)]
             took_s = time.monotonic() - begun_s
             click.clear()
-            for line in (f"{time.strftime('%H:%M:%S')}, every {interval_s:g} s; Ctrl-C ends", *told):
+            top = f"{time.strftime('%H:%M:%S')}, every {interval_s:g} s; Ctrl-C ends"
+            for line in fitting([top, *told], terminal_height() - 1):
                 say(line)
             time.sleep(max(interval_s - took_s, REST * took_s))
+
+
+def fitting(lines: Iterable[str], rows: int) -> list[str]:
+    """Rows of the lines, which may be wrapped, as far as they fit; the last one says if there are more."""
+    shown = [row for line in lines for row in line.split("\n")]
+    return shown if len(shown) <= rows else [*shown[: max(1, rows - 1)], "... sluice status says more"]
 
 
 def with_rates(seen: Glance, before: "deque[tuple[float, int, int, int]]") -> Glance:

@@ -1,19 +1,27 @@
 """`sluice status --watch`: it goes on while the gateway stops and starts, and Ctrl-C ends it."""
 
+import asyncio
 import dataclasses
 import os
 import subprocess
 import sys
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pexpect
 import pytest
+from msgspec import structs
 
-from gateway.commands.status.watch import with_rates
+from gateway.commands.status.device_table import DeviceRow
+from gateway.commands.status.status_command import glance as glance_at
+from gateway.commands.status.status_command import screen
+from gateway.commands.status.watch import watch, with_rates
 from gateway.commands.status.words import Glance
-from tests.gateway.commands.status.test_status_text import glance
-from tests.support.gateways import SLUICE, daemon, free_port, write_config
+from gateway.settings import BufferSettings
+from tests.gateway.commands.status.test_status_text import SETTINGS, glance
+from tests.support.buffers import opened
+from tests.support.gateways import SLUICE, answering, daemon, free_port, write_config
 from tests.support.waiting import patience
 
 pytestmark = pytest.mark.slow
@@ -48,6 +56,38 @@ def test_a_gateway_that_was_started_anew_has_no_rate_at_first() -> None:
     assert after.rates is None
     assert then.rates is not None
     assert (then.rates.readings, then.rates.sent) == (5.0, 2.0)
+
+
+@pytest.mark.parametrize(("devices", "last"), [(99, "sluice devices"), (0, "... sluice status says more")])
+def test_a_screen_leaves_room_for_the_cursor_and_is_cut_at_its_end(
+    devices: int, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ends(_: float) -> None:
+        raise KeyboardInterrupt
+
+    height = 30 if devices else 8
+    monkeypatch.setattr("gateway.host.terminal_text.terminal_height", lambda *_: height)
+    monkeypatch.setattr("gateway.commands.status.watch.terminal_height", lambda *_: height, raising=False)
+    monkeypatch.setattr("time.sleep", ends)
+    row = DeviceRow("attic", None, 1.0, 1, None, None, 0, None, None, is_silent=False, finding=False)
+    seen = glance({"up": True}, devices=[row] * devices)
+    watch(lambda: seen, lambda each: screen(each, beside=2), 2.0)
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == height - 1
+    assert shown[0].endswith("every 2 s; Ctrl-C ends")
+    assert shown[-1].endswith(last)
+
+
+async def test_of_a_gateway_that_hangs_the_trouble_is_told_soon(tmp_path: Path) -> None:
+    async def hangs(_arguments: dict[str, Any]) -> object:
+        await asyncio.Event().wait()
+        return None
+
+    path = tmp_path / "buffer.db"
+    settings = structs.replace(SETTINGS, buffer=BufferSettings(path))
+    async with opened(path), answering(path, {"state": hangs}):
+        seen = await asyncio.to_thread(glance_at, settings, tmp_path / "gateway.toml", 0.1)
+    assert "does not answer (timed out)" in seen.unheard
 
 
 @pytest.fixture
