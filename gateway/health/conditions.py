@@ -6,7 +6,6 @@ The status page, `sluice status` and `sluice check` show these conditions. The c
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
-from operator import itemgetter
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -26,6 +25,8 @@ NAME_CHARACTERS_MAX: Final = 64
 """Characters of a name that a condition repeats."""
 WORDS_MAX: Final = 400
 """Characters of others' words that a condition repeats."""
+FLAW_MAX: Final = 1_200
+"""Characters of a topic's flaw. It may end in a command, with long names in it, and a cut one would do harm."""
 NEARLY_FULL: Final = 0.8
 """Share of `buffer.bytes_max` from which a buffer is nearly full."""
 SOON_FULL_S: Final = 86_400.0
@@ -306,7 +307,7 @@ def _uplink(facts: Facts) -> Iterator[Condition]:
         )
         yield Condition("kafka-throttles", "warn", "Uplink", words, means, todo)
     for topic, flaw in islice(uplink.refused_topics.items(), NAMED_MAX):
-        words = f"Kafka's topic {_name(topic)} is not written to: {_sentence(flaw)}"
+        words = f"Kafka's topic {_name(topic)} is not written to: {_sentence(flaw, FLAW_MAX)}"
         means = "Its readings wait in the quarantine."
         todo = "Have the topic mended; they then go by themselves. sluice check has the command."
         yield Condition("topic-unwritten", "warn", "Uplink", words, means, todo)
@@ -314,11 +315,10 @@ def _uplink(facts: Facts) -> Iterator[Condition]:
         more = counted(len(uplink.refused_topics) - NAMED_MAX, "more topic")
         yield Condition("topic-unwritten", "warn", "Uplink", f"And {more} of Kafka's cannot be written to.")
     if uplink.beyond_topics:
-        device, readings = max(uplink.beyond_topics.items(), key=itemgetter(1))
-        others = len(uplink.beyond_topics) - 1
-        beside = f" (and {counted(others, 'other device')} too)" if others else ""
-        words = f"{_name(device)} sends for more new topics than this gateway makes{beside}."
-        means = f"They go to the quarantine: {counted(readings, 'reading')} of it today."
+        most = sorted(uplink.beyond_topics, key=lambda device: -uplink.beyond_topics[device])
+        send, of = ("sends", "of it") if len(most) == 1 else ("send", "of theirs")
+        words = f"{_listed(map(_name, most))} {send} for more new topics than this gateway makes."
+        means = f"They go to the quarantine: {counted(sum(uplink.beyond_topics.values()), 'reading')} {of} today."
         todo = (
             "Look at what the device sends. If that is right, create the topics, or raise "
             "kafka.topics_per_device_day_max or kafka.topics_created_max; if it is not, revoke its secret (sluice "
@@ -326,12 +326,9 @@ def _uplink(facts: Facts) -> Iterator[Condition]:
         )
         yield Condition("topics-beyond-limit", "warn", "Uplink", words, means, todo)
     if uplink.parked:
-        first, why = next(iter(uplink.parked.items()))
         take = "takes" if len(uplink.parked) == 1 else "take"
-        words = (
-            f"{counted(len(uplink.parked), 'partition')} of Kafka's {take} nothing, such as {_name(first)}: "
-            f"{_sentence(shortened(why, 200))}"
-        )
+        named = _listed(f"{_name(partition)} ({shortened(why, 200)})" for partition, why in uplink.parked.items())
+        words = f"{counted(len(uplink.parked), 'partition')} of Kafka's {take} nothing: {named}."
         means = "Their readings wait on disk, others go on."
         todo = "See to the cluster's brokers."
         yield Condition("partition-parked", "warn", "Uplink", words, means, todo)
@@ -509,8 +506,8 @@ def _brokers(brokers: dict[str, Any]) -> Iterator[Condition]:
             means = "Nothing comes from its sensors."
             todo = "Check that it runs; the gateway's log says why it is not reached (journalctl -u sluice)."
             yield Condition("broker-unconnected", "bad", "Broker", words, means, todo)
-        for refused in broker["refused"][:NAMED_MAX]:
-            words = f"The site's MQTT broker {_name(name)} refuses {_name(refused)}."
+        if broker["refused"]:
+            words = f"The site's MQTT broker {_name(name)} refuses {_listed(map(_name, broker['refused']))}."
             yield Condition("broker-refuses", "bad", "Broker", words)
 
 
@@ -535,8 +532,8 @@ def _listed(names: Iterable[str], count: int | None = None, comma: str = "") -> 
     return ", ".join(told[:NAMED_MAX]) + (f"{comma} and {more:,} more" if more else "")
 
 
-def _sentence(words: str) -> str:
-    words = shortened(words, WORDS_MAX)
+def _sentence(words: str, most: int = WORDS_MAX) -> str:
+    words = shortened(words, most)
     return words if words.endswith((".", "?", "!")) else f"{words}."
 
 

@@ -451,10 +451,11 @@ class StatusView:
         except TimeoutError:
             reason = f"the buffer's thread has not answered for {ANSWER_S:.0f} s: its disk may hang"
             return {"status": "failing", "reason": reason, "code": "disk-hangs"}
+        away, words = _away(facts.uplink)
         warnings = {
             "buffer-full": "the buffer is full" if facts.full else "",
             "above-share": "devices hold more than their share of the buffer" if facts.above_share_devices else "",
-            "kafka-unreached": "" if facts.uplink.up else "Kafka is not reached",
+            away: "" if facts.uplink.up else words,
             "clock-unsynced": "" if facts.clock.synced else "the clock is not synced",
         }
         warned = {code: words for code, words in warnings.items() if words}
@@ -559,6 +560,15 @@ def _uplink_state(uplink: "UplinkState") -> int:
     if uplink.quota_used_up:
         return UPLINK_STATES.index("waits")
     return UPLINK_STATES.index("unknown" if uplink.error is None else "down")
+
+
+def _away(uplink: "UplinkState") -> tuple[str, str]:
+    """Code and words for an uplink that is down."""
+    if uplink.quota_used_up:
+        return "quota-used-up", "the quota of the day is used up"
+    if uplink.barred:
+        return "kafka-unusable", "Kafka is reached, and cannot be used"
+    return "kafka-unreached", "Kafka is not reached"
 
 
 def _uplink_view(facts: Facts) -> dict[str, object]:

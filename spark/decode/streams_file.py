@@ -152,9 +152,10 @@ class _StreamsFile(Schema):
     def instead(self, hint: object, value: object, place: Place) -> str:
         if hint is _Field:
             return '{ name = "...", type = "i16" }'
-        if place[-1] == "layout":
-            return f"a list, as {_LAYOUT}"
-        return f"a section, [{spell(place)}]" if hint in {_Stream, _Metric} else super().instead(hint, value, place)
+        # A stream or a metric may be called layout too.
+        if hint in {_Stream, _Metric}:
+            return f"a section, [{spell(place)}]"
+        return f"a list, as {_LAYOUT}" if place[-1] == "layout" else super().instead(hint, value, place)
 
 
 _SCHEMA = _StreamsFile(_File)

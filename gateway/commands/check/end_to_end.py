@@ -176,7 +176,8 @@ def _why_waits(settings: Settings, state: Any) -> tuple[Finding | None, bool]:  
         why = uplink.get("error") or "its first attempt is under way"
         words = f"it waits on disk: the running gateway does not reach Kafka, although this check does: {why}"
         restart = "; if the settings were changed since it started, restart it"
-        return wrong("kafka-unreached", IN_KAFKA, words + restart), bool(uplink.get("error"))
+        code = "kafka-unusable" if uplink.get("barred") else "kafka-unreached"
+        return wrong(code, IN_KAFKA, words + restart), bool(uplink.get("error"))
     if uplink.get("waits_for_clock"):
         words = (
             f"it waits on disk until this box's clock is synced. {_told(settings, state, 'clock-unsynced')}".rstrip()

@@ -18,7 +18,7 @@ from gateway.clock.floor import CLOCK_MARKS, ClockFloor
 from gateway.clock.kernel_clock import boottime_us, read_wall_clock
 from gateway.commands.check.finding import Finding, remark, well, wrong
 from gateway.kafka.link import KafkaLink
-from gateway.kafka.reach import host_and_port
+from gateway.kafka.reach import Fault, host_and_port
 from gateway.kafka.secret_files import KafkaFileError
 from gateway.kafka.topics import (
     ADMIN_CONFIG,
@@ -73,7 +73,7 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
                 return [wrong("kafka-unreached", subject, words), *about]
             cluster, findings = await _look_at_topics(admin, link, settings, create=create)
     except (KafkaError, OSError, TimeoutError) as error:
-        return [wrong("kafka-unreached", subject, _trouble(link, kafka, error))]
+        return [wrong(_code(link, kafka), subject, _trouble(link, kafka, error))]
     about += [*_absent(cluster), *_with_admin_words(findings)]
     return [well(subject, f"answers; {_cluster_words(cluster)}"), *about]
 
@@ -177,12 +177,24 @@ async def _is_silent(address: str, settings: Settings, dates: Dates) -> Finding 
 
 def _trouble(link: KafkaLink, kafka: KafkaSettings, error: Exception) -> str:
     """Say for each address that was tried why no broker answers, and what to do."""
-    faults = [fault for address, fault in link.faults.items() if address in kafka.bootstrap]
+    faults = _faults(link, kafka)
     if not faults:
         told = str(error) or type(error).__name__
         return f"{_cannot(is_reached=False)}: {told}; is kafka.bootstrap right, and is the broker up?"
     told = ". And ".join(f"{fault.words}; {fault.hint}" for fault in faults).replace("?. And", "? And")
-    return f"{_cannot(is_reached=all(fault.is_reached for fault in faults))}: {told}"
+    return f"{_cannot(is_reached=_are_reached(faults))}: {told}"
+
+
+def _code(link: KafkaLink, kafka: KafkaSettings) -> str:
+    return "kafka-unusable" if _are_reached(_faults(link, kafka)) else "kafka-unreached"
+
+
+def _faults(link: KafkaLink, kafka: KafkaSettings) -> list[Fault]:
+    return [fault for address, fault in link.faults.items() if address in kafka.bootstrap]
+
+
+def _are_reached(faults: list[Fault]) -> bool:
+    return bool(faults) and all(fault.is_reached for fault in faults)
 
 
 def _cannot(*, is_reached: bool) -> str:

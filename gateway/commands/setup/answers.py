@@ -273,7 +273,8 @@ class _AnswersFile(Schema):
         return wanted(hint)
 
     def is_secret(self, place: Place) -> bool:
-        return self.root is Secrets or place[0] == "secrets"
+        # Who writes a value to a section's own name may have meant a secret.
+        return self.root is Secrets or place[0] == "secrets" or len(place) == 1
 
     def spell(self, place: Place) -> str:
         # A name below devices may be a secret on the wrong side of the =.

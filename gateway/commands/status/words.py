@@ -137,7 +137,7 @@ def status_lines(seen: Glance) -> Iterator[str]:
         ("disk", "Disk", _disk(seen)),
         ("clock", "Clock", () if "clock" in facts.unknown else _clock(seen, facts)),
         ("broker", "Broker", _brokers(answer)),
-        ("payloads", "Payloads", _payloads(answer)),
+        ("payloads", "Payloads", ()),
         ("listener", "Log-ins", _listener(answer.get("mqtt_listener", {}))),
         ("serial", "Serial", _serial(answer.get("serial") or {}, seen.now.boottime_us)),
         ("quarantine", "Quarantine", () if seen.found.quarantined else ("empty",)),
@@ -145,7 +145,11 @@ def status_lines(seen: Glance) -> Iterator[str]:
         ("devices", "Devices", _devices(seen, answer)),
     )
     for label, subject, how in parts:
-        found = [f"{_LEVELS[each.level]}: {escaped(each.told)}" for each in by_subject.get(subject, ())]
+        found = [
+            line
+            for each in by_subject.get(subject, ())
+            for line in (f"{_LEVELS[each.level]}: {escaped(each.told)}", *_faults(answer, each.code))
+        ]
         # The table of devices follows the last line.
         lines = [*found, *how] if label == "devices" else [*how, *found]
         for number, line in enumerate(lines):
@@ -341,9 +345,9 @@ def _brokers(answer: dict[str, Any]) -> Iterator[str]:
         yield f"{escaped(name)}: {'read from' if broker['connected'] else 'not connected'}"
 
 
-def _payloads(answer: dict[str, Any]) -> Iterator[str]:
-    """Name each device whose payload is not as declared, with the cause of its last fault."""
-    faults = [fault for kind in answer.get("payload_faults", {}).values() for fault in kind]
+def _faults(answer: dict[str, Any], kind: str) -> Iterator[str]:
+    """Name each device whose payload is not as declared in this way, with the cause of its last fault."""
+    faults = answer.get("payload_faults", {}).get(kind, [])
     for fault in faults[:DEVICES_MAX]:
         yield f"{escaped(fault['device'])}: {escaped(fault['cause'])} ({counted(fault['readings'], 'reading')})"
     if len(faults) > DEVICES_MAX:

@@ -250,13 +250,13 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
         (
             {"uplink": dataclass_replace(UP, beyond_topics={"42": 3, "7": 1_480})},
             "warn",
-            "7 sends for more new topics than this gateway makes (and 1 other device too).",
+            "7, 42 send for more new topics than this gateway makes.",
             "kafka.topics_per_device_day_max",
         ),
         (
             {"uplink": dataclass_replace(UP, parked={"device-a/3": "does not answer"})},
             "warn",
-            "1 partition of Kafka's takes nothing, such as device-a/3: does not answer.",
+            "1 partition of Kafka's takes nothing: device-a/3 (does not answer).",
             "brokers",
         ),
         (
@@ -301,6 +301,22 @@ def test_what_a_clock_that_is_not_synced_means_now(uplink: UplinkState, means: s
     facts = replace(WELL, clock=ClockView(synced=False, error_us=None, since_us=0), uplink=uplink)
     (alarm,) = (alarm for alarm in conditions(facts) if alarm.subject == "Clock")
     assert alarm.means.startswith(means)
+
+
+def test_of_many_some_are_named_and_the_rest_is_counted() -> None:
+    names = [f"n{number}" for number in range(5)]
+    broker = only(replace(WELL, brokers={"mq:1883": {"connected": True, "refused": names}}))
+    assert broker.words == "The site's MQTT broker mq:1883 refuses n0, n1, n2 and 2 more."
+    beyond = only(replace(WELL, uplink=dataclass_replace(UP, beyond_topics=dict.fromkeys(names, 2))))
+    assert beyond.words == "n0, n1, n2 and 2 more send for more new topics than this gateway makes."
+    assert beyond.means == "They go to the quarantine: 10 readings of theirs today."
+    parked = only(replace(WELL, uplink=dataclass_replace(UP, parked=dict.fromkeys(names, "is away"))))
+    assert parked.words == "5 partitions of Kafka's take nothing: n0 (is away), n1 (is away), n2 (is away) and 2 more."
+
+
+def test_a_command_for_a_topic_is_not_cut() -> None:
+    command = f"set it: sudo kafka-configs.sh --entity-name {'t' * 249} --command-config /{'f' * 400} --alter"
+    assert f"{command}." in only(replace(WELL, uplink=dataclass_replace(UP, refused_topics={"t": command}))).words
 
 
 def test_a_card_that_wears_out_soon() -> None:

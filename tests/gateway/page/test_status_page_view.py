@@ -189,6 +189,11 @@ async def test_an_offline_and_a_full_gateway_is_healthy_and_a_failing_one_is_not
         "warnings": ["the buffer is full", "Kafka is not reached"],
         "codes": ["buffer-full", "kafka-unreached"],
     }
+    box.uplink.barred = True
+    assert (await box.view.health())["codes"] == ["buffer-full", "kafka-unusable"]
+    box.uplink.quota_used_up = True
+    assert (await box.view.health())["codes"] == ["buffer-full", "quota-used-up"]
+    box.uplink.barred = box.uplink.quota_used_up = False
     box.buffer.state.full, box.buffer.state.above_share_devices = False, 1
     told = await box.view.health()
     assert told["warnings"] == ["devices hold more than their share of the buffer", "Kafka is not reached"]

@@ -188,6 +188,8 @@ MISTAKES = [
     ('[stream.s]\ncodec = "json"', "streams.toml:1: stream: there is no such setting; write 'streams' instead"),
     ('streams = "s"', 'streams.toml:1: streams: "s" will not do; write a section in [brackets]'),
     ("streams.s = 3", "streams.toml:1: streams.s: 3 will not do; write a section, [streams.s]"),
+    ("streams.layout = 3", "streams.toml:1: streams.layout: 3 will not do; write a section, [streams.layout]"),
+    (ONE + "metrics.layout = 3", "streams.s.metrics.layout: 3 will not do; write a section, [streams.s.metrics.layout"),
     (ONE + "[streams.s.metrics.t]\ndecimals = 7",
      "streams.toml:4: streams.s.metrics.t.decimals: 7 will not do; write a whole"),
     (ONE + "[streams.s.metrics.t]\nscale = 0.001", 'metrics.t.scale: 0.001 will not do; write one of "0.1", "0.01" to'),

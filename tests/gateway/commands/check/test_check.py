@@ -220,7 +220,7 @@ def test_brokers_that_are_down_are_told() -> None:
 async def test_brokers_that_are_not_there_are_told_each_with_what_is_wrong() -> None:
     settings = settings_of("meters")
     (finding,) = await check_kafka(settings, create=False)
-    assert (finding.subject, finding.ok) == ("Kafka at 127.0.0.1:1", False)
+    assert (finding.subject, finding.code, finding.ok) == ("Kafka at 127.0.0.1:1", "kafka-unreached", False)
     assert "nothing listens at 127.0.0.1:1" in finding.words
     assert "kafka.bootstrap" in finding.words
     two = structs.replace(settings.kafka, bootstrap=("127.0.0.1:1", "127.0.0.1:2"))
@@ -266,6 +266,18 @@ async def test_entries_of_bootstrap_that_say_nothing_are_waited_for_side_by_side
     assert len(found) == 2
     assert all_try.is_set()
     assert "is reached, and cannot be used" in found[0].words
+
+
+async def test_a_broker_that_is_reached_and_cannot_be_used_has_a_code_of_its_own() -> None:
+    async def hang_up(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0)
+
+    settings = settings_of("meters")
+    async with speaking(hang_up) as port:
+        kafka = structs.replace(settings.kafka, bootstrap=(f"127.0.0.1:{port}",))
+        (finding,) = await check_kafka(structs.replace(settings, kafka=kafka), create=False)
+    assert finding.words.startswith("is reached, and cannot be used")
+    assert finding.code == "kafka-unusable"
 
 
 async def test_a_password_that_cannot_be_read_is_told_before_anything_is_asked(tmp_path: Path) -> None:

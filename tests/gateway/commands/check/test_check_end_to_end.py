@@ -98,6 +98,12 @@ async def test_why_it_waits_is_told(tmp_path: Path, state: dict[str, Any], resul
     assert words in waits.words
 
 
+@pytest.mark.parametrize(("barred", "code"), [(True, "kafka-unusable"), (False, "kafka-unreached")])
+async def test_a_gateway_that_kafka_refuses_has_a_code_of_its_own(tmp_path: Path, barred: object, code: str) -> None:
+    _, waits = await looked(tmp_path, {"uplink": {"up": False, "error": "no", "barred": barred}})
+    assert waits.code == code
+
+
 async def test_what_is_not_stored_is_told_with_what_the_buffer_says(tmp_path: Path) -> None:
     async def not_stored(_arguments: dict[str, Any]) -> object:
         await asyncio.sleep(0)

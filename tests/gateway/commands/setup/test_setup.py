@@ -333,7 +333,7 @@ KAFKA = '[kafka]\nbootstrap = ["a:1"]\ntls = true\n'
     ("text", "told"),
     [
         ("", "a.toml: kafka is missing; write [kafka] with bootstrap"),
-        ('kafka = "a:1"', 'a.toml:1: kafka: "a:1" will not do; write [kafka] on a line of its own'),
+        ('kafka = "a:1"', "a.toml:1: kafka: this value will not do; write [kafka] on a line of its own"),
         ('[kafka]\nbootstrap = ["a:1"]', "a.toml:1: kafka: tls is missing; write tls = true, or tls = false if"),
         ("[kafka]\nbootstrap = 3\ntls = true",
          'a.toml:2: kafka.bootstrap: 3 will not do; write a list of texts, such as ["...'),
@@ -519,6 +519,13 @@ def test_no_mistake_of_secrets_tells_a_secret(document: dict[str, Any]) -> None:
         found, told = told_of(read, text)
         assert MARK not in repr(found)
         assert MARK not in (told or "")
+
+
+def test_a_secret_in_the_place_of_a_section_is_not_told() -> None:
+    for name in Answers.__struct_fields__:
+        found, told = told_of(parse, f'{name} = "{MARK}"')
+        assert MARK not in f"{found} {told}"
+        assert f"{name}: this value will not do; write [{name}] on a line of its own" in (told or "")
 
 
 def test_a_secret_that_is_no_toml_is_not_told() -> None:

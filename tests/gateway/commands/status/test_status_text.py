@@ -234,9 +234,10 @@ def test_each_device_whose_payload_is_not_as_declared_is_named_with_the_cause() 
     }
     lines = [*status_lines(seen)]
     first = next(number for number, line in enumerate(lines) if line.startswith("payloads"))
-    assert lines[first] == "payloads    attic: no `seq` (12 readings)"
-    assert lines[first + 1].strip() == "dht0: `nan` at byte 32 (1 reading)"
-    and_others, identity, json, time = (line.strip() for line in lines[first + DEVICES_MAX : first + DEVICES_MAX + 4])
+    identity, attic, json, *dht = (line[INDENT:] for line in lines[first : first + 3 + DEVICES_MAX])
+    and_others, time = (line[INDENT:] for line in lines[first + 3 + DEVICES_MAX :][:2])
+    assert attic == "attic: no `seq` (12 readings)"
+    assert dht == [f"dht{number}: `nan` at byte 32 (1 reading)" for number in range(DEVICES_MAX)]
     assert and_others == "and others; sluice devices names them all"
     assert identity.startswith(
         "note: 1,200 readings since the start (the last: attic; sluice devices says more) came without the boot and seq"
@@ -409,7 +410,7 @@ def test_partitions_and_topics_that_take_nothing() -> None:
             "topic mended; they then go by themselves. sluice check has the command."
         ),
         (
-            "warn: 1 partition of Kafka's takes nothing, such as device-a/3: has no leader. Their readings wait on "
+            "warn: 1 partition of Kafka's takes nothing: device-a/3 (has no leader). Their readings wait on "
             "disk, others go on. See to the cluster's brokers."
         ),
     ]
