@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -103,6 +104,8 @@ def test_it_goes_on_while_the_gateway_stops_and_starts_and_ctrl_c_ends_it(config
         encoding="utf-8",
         env={**os.environ, "TERM": "xterm"},
         timeout=patience(20),
+        # In the background of a shell, what is started ignores Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         child.expect_exact("every 0.2 s; Ctrl-C ends")
