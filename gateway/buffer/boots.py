@@ -320,7 +320,7 @@ class BootTable:
 def _boot(values: Sequence[object]) -> _Boot:
     """A boot from its columns. Those of a damaged file may be anything. Raises sqlite3.DatabaseError."""
     try:
-        row = msgspec.convert(values, _Row)
+        row = msgspec.convert(values, _Row, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         raise corruption(f"a boot is none ({error})") from error
     clock = clock_of(row.offset_us, row.error_us, row.clock)
@@ -349,7 +349,7 @@ def adopt_boots(connection: sqlite3.Connection, boots: Iterable[Sequence[object]
 
 def _is_boot(values: Sequence[object]) -> bool:
     try:
-        msgspec.convert(values, _Row)
+        msgspec.convert(values, _Row, builtin_types=(bytes,))
     except msgspec.ValidationError:
         return False
     return True

@@ -117,7 +117,8 @@ class Quarantined(Struct, frozen=True, gc=False, kw_only=True):
         """Make input of columns by name; an old file lacks some of them. Raises msgspec.ValidationError."""
         zeros = {"event_error_us": 0, "doubt": 0}
         of_datum = [columns.get(name, zeros.get(name)) for name in Datum.__struct_fields__]
-        return msgspec.convert({**columns, "datum": of_datum}, cls)
+        # Bytes are told to be known. Else a text, as a damaged type makes one, would be read as base64.
+        return msgspec.convert({**columns, "datum": of_datum}, cls, builtin_types=(bytes,))
 
 
 QUARANTINE_COLUMNS = (*Quarantined.__struct_fields__[:-1], *Datum.__struct_fields__)

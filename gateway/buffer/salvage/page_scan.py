@@ -742,7 +742,8 @@ def found_rows(scan: Scan, after: Key, wanted: Callable[[Key], bool]) -> Iterato
     """Rows of `reading`, in order."""
     for _, values in scan.entries(after, wanted):
         try:
-            row = msgspec.convert((*values[:3], values[3:]), Row)
+            # Bytes are told to be known. Else a text, as a damaged type makes one, would be read as base64.
+            row = msgspec.convert((*values[:3], values[3:]), Row, builtin_types=(bytes,))
         except msgspec.ValidationError:
             scan.is_faulty = True
         else:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple, cast
 from unittest import mock
 
 import msgspec
@@ -547,6 +548,21 @@ def test_chunks_are_bounded_in_bytes(made: Made, monkeypatch: pytest.MonkeyPatch
     assert max(sizes) <= 5_000 + max(map(len, made.rows.values()))
     assert not failed
     assert 5_000 <= sum(len(input_.datum.payload) for _, input_ in inputs) < 6_000
+
+
+@pytest.mark.parametrize("payload", [b"1234", "1234"])
+def test_a_text_where_bytes_belong_is_no_payload(payload: bytes | str) -> None:
+    """A bit of damage makes a text of the digits that a sensor sent, and digits are base64 too."""
+    values = (1, 0, 1, 5, None, 0, None, None, None, payload, 0, None)
+    scan = SimpleNamespace(entries=lambda *_: [((1, 0), values)], is_faulty=False)
+    found = [row.datum.payload for row in page_scan.found_rows(cast("page_scan.Scan", scan), (0, -1), lambda _: True)]
+    assert (found, scan.is_faulty) == (([b"1234"], False) if payload == b"1234" else ([], True))
+    columns = {"reason": "r", "device": "42", "subject": "s", "received_us": 5, "payload": payload}
+    if isinstance(payload, bytes):
+        assert Quarantined.checked(columns).datum.payload == payload
+    else:
+        with pytest.raises(msgspec.ValidationError):
+            Quarantined.checked(columns)
 
 
 def test_a_page_number_that_no_file_has_costs_no_memory(made: Made) -> None:
