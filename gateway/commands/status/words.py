@@ -166,7 +166,7 @@ def _gateway(seen: Glance, answer: dict[str, Any], facts: Facts) -> Iterator[str
     if seen.unheard:
         yield f"its {'state is' if seen.answer is None else 'devices are'} not known: {escaped(seen.unheard)}"
     for part in sorted(facts.unknown & answer.keys()):
-        yield f"its {part} is not known: it tells it in another way, so is it of another version than this command?"
+        yield f"its {part} is not known: the gateway that runs may be of another version than this command"
 
 
 def _traffic(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
