@@ -1,20 +1,24 @@
 """A dictionary that is bounded because it forgets."""
 
+from collections import OrderedDict
 from typing import TypeVar
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Latest(dict[Key, Value]):
-    """The `most` keys that were set last, the latest one last; earlier ones are forgotten."""
+class Latest(OrderedDict[Key, Value]):
+    """The `most` keys that were set last, the latest one last; earlier ones are forgotten.
+
+    A plain dictionary would look for its first key among all that were deleted before it.
+    """
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
 
     def __setitem__(self, key: Key, value: Value) -> None:
-        self.pop(key, None)
         super().__setitem__(key, value)
+        self.move_to_end(key)
         if len(self) > self._most:
-            del self[next(iter(self))]
+            self.popitem(last=False)
