@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import attrgetter
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
 
 import msgspec
 from msgspec.structs import astuple, replace
@@ -27,6 +28,8 @@ BYTES_SQL = "length(payload) + 2 * length(CAST(subject AS BLOB))"
 """Bytes that input counts for the bound. A hostile topic may have 65,535 bytes, and is stored twice: as the subject
 and, behind the payload, as the topic. Only the subject is read, and counts twice."""
 _COLUMNS = ", ".join(QUARANTINE_COLUMNS)
+_STALE_MAX = 64
+"""Entries of `_Largest` that may be out of date, beside one for each device."""
 
 
 @dataclass(slots=True)
@@ -37,6 +40,44 @@ class _Held:
     bytes: int = 0
     after: int = 0
     """A number before all of its input."""
+
+
+class _Largest:
+    """Finds the device that holds most by one measure, without a look at all devices.
+
+    A device gets an entry whenever it grows, so one of its entries is never below its size. An entry decides only if
+    the device's own count agrees with it. So entries may be out of date, and cannot drift.
+    """
+
+    def __init__(self, held: dict[str, _Held], size: Callable[[_Held], int]) -> None:
+        self._held = held
+        self._size = size
+        self._turns = count()
+        self._entries: list[tuple[int, int, str]] = []
+        """A heap: size below zero, turn and device. Of two devices with one size, the first to reach it comes first."""
+        self._look_at_all()
+
+    def grown(self, device: str) -> None:
+        """Note that a device holds more than before."""
+        heappush(self._entries, (-self._size(self._held[device]), next(self._turns), device))
+        if len(self._entries) > 2 * len(self._held) + _STALE_MAX:
+            self._look_at_all()
+
+    def device(self) -> str:
+        """The device that holds most. There must be one."""
+        while True:
+            size, turn, device = self._entries[0]
+            held = self._held.get(device)
+            if held is None:
+                heappop(self._entries)
+            elif self._size(held) == -size:
+                return device
+            else:
+                heapreplace(self._entries, (-self._size(held), turn, device))
+
+    def _look_at_all(self) -> None:
+        self._entries = [(-self._size(held), next(self._turns), device) for device, held in self._held.items()]
+        heapify(self._entries)
 
 
 class Quarantine:
@@ -58,18 +99,19 @@ class Quarantine:
         self._boot_id = boot_id
         self.rows = 0
         self.bytes = 0
-        self._held: dict[str, _Held] = {}
         self._spans: list[QuarantinedSpan] | None = None
         self.measure()
 
     def measure(self) -> None:
         """Count the input, after the file was opened or a transaction was rolled back."""
-        self._held = {
-            device: _Held(rows, size)
-            for device, rows, size in self._connection.execute(
-                f"SELECT device, count(*), sum({BYTES_SQL}) FROM quarantine GROUP BY device"
+        self._held: dict[str, _Held] = {
+            device: _Held(rows, size, first - 1)
+            for device, rows, size, first in self._connection.execute(
+                f"SELECT device, count(*), sum({BYTES_SQL}), min(number) FROM quarantine GROUP BY device"
             )
         }
+        self._by_rows = _Largest(self._held, lambda held: held.rows)
+        self._by_bytes = _Largest(self._held, lambda held: held.bytes)
         self.rows = sum(held.rows for held in self._held.values())
         self.bytes = sum(held.bytes for held in self._held.values())
         self._spans = None
@@ -103,22 +145,24 @@ class Quarantine:
 
     def keep(self, input_: Quarantined) -> None:
         """Store input whole. If it exceeds the bounds, older input makes room (`quarantine-overflow`)."""
-        self._connection.execute(
+        number = self._connection.execute(
             f"INSERT INTO quarantine ({_COLUMNS}) VALUES ({', '.join('?' * len(QUARANTINE_COLUMNS))})",
             (*astuple(replace(input_, boot_id=input_.boot_id or self._boot_id))[:-1], *astuple(input_.datum)),
-        )
+        ).lastrowid
         self._spans = None
+        self._held.setdefault(input_.device, _Held(after=(number or 1) - 1))
         self._count(input_.device, 1, len(input_.datum.payload) + 2 * len(input_.subject.encode()))
+        self._by_rows.grown(input_.device)
+        self._by_bytes.grown(input_.device)
         # At most a tenth of the buffer, so that quarantined input does not keep readings out.
         bytes_max = min(self._settings.quarantine_bytes_max, self._settings.bytes_max // 10)
         while self.rows > self._settings.quarantine_rows_max or (self.bytes > bytes_max and self.rows > 1):
-            size = attrgetter("rows" if self.rows > self._settings.quarantine_rows_max else "bytes")
-            device, _ = max(self._held.items(), key=lambda held: size(held[1]))
-            self.lose([self._oldest(device)], OVERFLOW)
+            largest = self._by_rows if self.rows > self._settings.quarantine_rows_max else self._by_bytes
+            self.lose([self._oldest(largest.device())], OVERFLOW)
             self._tally["quarantine-overflow"] += 1
 
     def _count(self, device: str, rows: int, size: int) -> None:
-        held = self._held.setdefault(device, _Held())
+        held = self._held[device]
         held.rows += rows
         held.bytes += size
         self.rows += rows

@@ -1,15 +1,26 @@
 """What leaves the quarantine: to be sent, or for good, and then it is counted."""
 
+import time
+from collections import Counter, defaultdict
+from contextlib import closing
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gateway.buffer.buffer import Buffer
+from gateway.buffer.file import BufferFile
 from gateway.buffer.losses import LOSS_TYPE, loss_body
-from gateway.buffer.rows import Loss, Series
+from gateway.buffer.quarantine import Quarantine
+from gateway.buffer.rows import Loss, Quarantined, Series
+from gateway.buffer.schema import connect
 from gateway.buffer.status import read_status
+from gateway.settings import BufferSettings
 from tests.support.buffers import entry, input_of, losses, opened, quarantined_of, rows, store
 
 
@@ -100,6 +111,68 @@ async def test_a_device_that_fills_it_pushes_out_its_own_alone(path: Path) -> No
         assert buffer.counts["quarantine-overflow"] == 17
         (loss,) = await losses(buffer)
         assert loss.device == "bad"
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from("abcde"), st.sampled_from((0, 100, 1_000, 9_000))),
+            st.integers(1, 60),
+            st.just("counted anew"),
+        ),
+        max_size=60,
+    )
+)
+def test_whoever_holds_most_makes_room(steps: list[tuple[str, int] | int | str]) -> None:
+    """By rows or by bytes, whatever came and was taken out before, and after all was counted anew."""
+    lost: list[Quarantined] = []
+    held: dict[str, dict[int, int]] = defaultdict(dict)
+    rows_max, bytes_max, number = 10, 20_000, 0
+    with TemporaryDirectory() as folder, closing(connect(Path(folder, "buffer.db"))) as connection:
+        connection.execute("BEGIN")
+        settings = BufferSettings(quarantine_rows_max=rows_max, bytes_max=10 * bytes_max)
+        quarantine = Quarantine(settings, connection, "boot", Counter(), lost.append)
+        for step in steps:
+            if isinstance(step, str):
+                quarantine.measure()
+            elif isinstance(step, int):
+                quarantine.drop([step])
+                for of_device in held.values():
+                    of_device.pop(step, None)
+            else:
+                device, size = step
+                number += 1
+                held[device][number] = size
+                lost.clear()
+                quarantine.keep(input_of("no-route", bytes(size), device, ""))
+                for input_ in lost:
+                    rows = {name: len(sizes) for name, sizes in held.items()}
+                    sizes = {name: sum(sizes.values()) for name, sizes in held.items()}
+                    measure = rows if sum(rows.values()) > rows_max else sizes
+                    assert sum(rows.values()) > rows_max or sum(sizes.values()) > bytes_max
+                    assert measure[input_.device] == max(measure.values())
+                    del held[input_.device][min(held[input_.device])]
+            assert quarantine.rows == sum(map(len, held.values())) <= rows_max
+            assert quarantine.bytes == sum(sum(sizes.values()) for sizes in held.values()) <= bytes_max
+
+
+async def test_a_full_quarantine_costs_the_same_whether_few_devices_fill_it_or_many(tmp_path: Path) -> None:
+    def keep(file: BufferFile, names: list[str]) -> float:
+        began_s = time.thread_time()
+        for name in names:
+            file.quarantine.keep(input_of("no-route", b"raw", name, "shed"))
+        return time.thread_time() - began_s
+
+    async def cost_s(devices: int) -> float:
+        """Seconds for 100 further inputs, each of another device."""
+        path = tmp_path / f"{devices}.db"
+        async with opened(path, bytes_max=100_000_000, quarantine_rows_max=2 * devices) as buffer:
+            names = [f"known-{number}" for number in range(devices)]
+            await buffer.transact(lambda file: keep(file, names + names))
+            parts = [[f"new-{part}-{number}" for number in range(100)] for part in range(5)]
+            return min([await buffer.transact(partial(keep, names=part)) for part in parts])
+
+    assert await cost_s(5_000) < 4 * await cost_s(50)
 
 
 async def test_a_long_topic_counts_for_the_quarantines_bound(path: Path) -> None:
