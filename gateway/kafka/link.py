@@ -38,7 +38,7 @@ from aiokafka.protocol.produce import ProduceRequest
 
 from gateway.host.latest import Latest
 from gateway.host.name_lookup import Address, names
-from gateway.kafka.answers import UnfitAnswerError, check_fields, check_size
+from gateway.kafka.answers import UnfitAnswerError, check_fields, check_records, check_size
 from gateway.kafka.broker_socket import BrokerSocket
 from gateway.kafka.reach import HOST_SHOWN_MAX, Fault, Stage, host_and_port, plain_words, reach_words
 from gateway.kafka.secret_files import (
@@ -705,6 +705,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
             if connection is None:
                 return
             check_fields(answer, connection._asked())  # noqa: SLF001
+            check_records(answer, connection._asked())  # noqa: SLF001
             connection._handle_frame(answer)  # noqa: SLF001
 
     def _asked(self) -> Any:

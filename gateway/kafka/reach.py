@@ -22,7 +22,7 @@ from aiokafka.errors import (
 )
 
 from gateway.host.terminal_text import size
-from gateway.kafka.answers import FIELDS_MAX, TooManyFieldsError, UnfitAnswerError
+from gateway.kafka.answers import FIELDS_MAX, TooManyFieldsError, UnfitAnswerError, UnfitRecordsError
 from gateway.settings import KafkaSettings
 from gateway.tls.certificates import date_trouble, host_names, validity
 from gateway.tls.client import tls_reason
@@ -417,6 +417,11 @@ def _unfit(error: UnfitAnswerError, at: _Place, stage: Stage) -> Fault:
         words = (
             f"{at} lists more than {FIELDS_MAX:,} numbers and names in one answer of {size(error.announced)}: the "
             "answer was dropped, and the connection ended. No cluster is as large that this gateway can write to"
+        )
+    elif isinstance(error, UnfitRecordsError):
+        words = (
+            f"{at} gives records that are damaged, or larger than {size(error.limit)} once unpacked: the answer was "
+            "dropped, and the connection ended"
         )
     elif begins.isascii() and begins.isprintable():
         who = "a web server listens there" if begins == "HTTP" else "something else listens there"

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -43,6 +44,8 @@ PATIENCE_S: Final = 30.0
 """Seconds to wait for Kafka's acknowledgement. The gateway may just have begun to connect."""
 _LOOK_S: Final = 2.0
 """Seconds between two questions for the state of the uplink meanwhile."""
+_FETCH_BYTES: Final = 65_536
+"""Bytes of records that are asked for. A broker gives the first batch whole, however large it is."""
 _DOWN_LOOKS: Final = 3
 """Answers that the uplink is down, after which it counts as down. Before, it may be on its way up."""
 
@@ -252,8 +255,14 @@ async def _record(settings: Settings, place: CheckPlace) -> ConsumerRecord:
                 consumer.assign([partition])
                 consumer.seek(partition, place.offset)
                 return await consumer.getone(partition)
+        except TimeoutError as error:
+            # aiokafka tries again and again, and does not say why.
+            raise TimeoutError(link.fault or "") from error
         finally:
-            await consumer.stop()
+            # If a fetch has failed, aiokafka's stop ends with that fetch's cancellation, before it has closed anything.
+            with suppress(asyncio.CancelledError):
+                await consumer.stop()
+            await consumer._client.close()  # noqa: SLF001 - aiokafka is pinned, and a test comes by here
             await link.let_go()
 
 

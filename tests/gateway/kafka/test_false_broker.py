@@ -8,27 +8,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cramjam
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
+from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.protocol.fetch import FetchRequest_v4
 from aiokafka.protocol.metadata import MetadataRequest_v0, MetadataRequest_v1
+from aiokafka.record.util import calc_crc32c
 
+from gateway.clock.kernel_clock import boottime_us
+from gateway.commands.check.end_to_end import _read_back
 from gateway.commands.check.kafka import check_kafka
+from gateway.intake.check_readings import CheckOpened, CheckPlace
 from gateway.kafka import answers
 from gateway.kafka import link as kafka_link
 from gateway.kafka.answers import (
     ANSWER_BYTES_MAX,
     LISTING_BYTES_MAX,
+    UNPACKED_BYTES_MAX,
     TooManyFieldsError,
     UnfitAnswerError,
+    UnfitRecordsError,
     check_fields,
+    check_records,
     check_size,
 )
+from gateway.kafka.batch import HEADER, HEADER_BYTES
 from gateway.kafka.link import KafkaLink
 from gateway.settings import BufferSettings, GatewaySettings, KafkaSaslSettings, KafkaSettings, Settings
-from tests.support.kafka_peers import API_VERSIONS, METADATA, SASL_AUTHENTICATE, FakeBroker
+from tests.support.kafka_peers import API_VERSIONS, FETCH, METADATA, SASL_AUTHENTICATE, FakeBroker
 from tests.support.stream_server import speaking
 from tests.support.waiting import patience, until
 
@@ -74,6 +85,23 @@ class FalseBroker(FakeBroker):
                 return
             answer = struct.pack(">i", correlation) + self._answer(kind, request)
             writer.write(struct.pack(">i", len(answer)) + answer)
+
+
+@dataclass
+class RecordBroker(FakeBroker):
+    """A broker with one topic, `events`, whose records are whatever it likes."""
+
+    answers: frozenset[int] = frozenset({API_VERSIONS, METADATA, FETCH})
+    records: bytes = b""
+
+    def _answer(self, kind: int, request: bytes) -> bytes:
+        if kind == API_VERSIONS:
+            return struct.pack(">hi3h3h3h", 0, 3, API_VERSIONS, 0, 0, METADATA, 0, 0, FETCH, 4, 4)
+        if kind == METADATA:
+            brokers = super()._answer(kind, request)[:-4]
+            partition = struct.pack(">hiiiiii", 0, 0, 1, 1, 1, 1, 1)
+            return brokers + struct.pack(">ih", 1, 0) + b"\0\x06events" + struct.pack(">i", 1) + partition
+        return fetched(self.records)[4:]
 
 
 def link_to(port: int, **settings: Any) -> KafkaLink:
@@ -245,6 +273,70 @@ async def test_more_topics_than_memory_holds_are_not_decoded() -> None:
         # The answer is here twice: as it is sent, and as it was read.
         assert peak_bytes() - before < GROWTH_BYTES_MAX + 4 * LISTING_BYTES_MAX
     assert f"127.0.0.1:{port} lists more than 1,000,000 numbers and names in one answer of 16.0 MB" in fault
+
+
+async def test_records_that_fill_the_memory_once_unpacked_are_not_unpacked(tmp_path: Path) -> None:
+    """By `sluice check`, which reads its test reading back."""
+    bomb = bytes(cramjam.zstd.compress(bytes(10_000_000))) * 100
+    async with speaking(broker := RecordBroker(records=batch_of(4, bomb))) as port:
+        broker.advertised = ("127.0.0.1", port)
+        kafka = KafkaSettings((f"127.0.0.1:{port}",), connect_timeout_s=3.0, request_timeout_s=2.0)
+        settings = Settings(GatewaySettings("gw1", clock="system"), kafka, BufferSettings(path=tmp_path / "buffer.db"))
+        before = forget_peak()
+        place = CheckPlace("events", 0, 0, "id", 0)
+        finding = await _read_back(settings, CheckOpened("user", "secret", "topic", "{}"), place, boottime_us())
+        assert peak_bytes() - before < GROWTH_BYTES_MAX
+    assert not finding.ok
+    assert f"127.0.0.1:{port} gives records that are damaged, or larger than 16.0 MB once unpacked" in finding.words
+
+
+def fetched(records: bytes) -> bytes:
+    """The answer to a fetch, version 4, behind its length."""
+    head = struct.pack(">iii8siihqqi", 1, 0, 1, b"\0\x06events", 1, 0, 0, 9, 9, 0)
+    return head + struct.pack(">i", len(records)) + records
+
+
+def batch_of(codec: int, packed: bytes, magic: int = 2) -> bytes:
+    batch = bytearray(
+        HEADER.pack(0, HEADER_BYTES + len(packed) - 12, -1, magic, 0, codec, 0, 1, 1, -1, -1, 0, 1) + packed
+    )
+    batch[17:21] = calc_crc32c(memoryview(batch)[21:]).to_bytes(4)
+    return bytes(batch)
+
+
+FETCH_REQUEST = FetchRequest_v4(-1, 0, 0, 0, 0, [])
+PACK: list[Callable[[bytes], bytes]] = [bytes, gzip_encode, snappy_encode, lz4_encode, zstd_encode]
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_records_are_bounded_in_every_form_and_true_ones_are_taken(codec: int) -> None:
+    pack = PACK[codec]
+    fits = batch_of(codec, pack(bytes(UNPACKED_BYTES_MAX // 2)))
+    check_records(fetched(fits + fits + fits[:-1]), FETCH_REQUEST)
+    too_large = [fetched(fits + batch_of(codec, pack(bytes(UNPACKED_BYTES_MAX // 2 + 1))))]
+    if codec:
+        packed = (pack(bytes(3 * UNPACKED_BYTES_MAX)), b"\xff" * 9)
+        too_large += [fetched(batch_of(codec, each)) for each in packed]
+    for answer in too_large:
+        before = forget_peak()
+        with pytest.raises(UnfitRecordsError):
+            check_records(answer, FETCH_REQUEST)
+        assert peak_bytes() - before < GROWTH_BYTES_MAX + 2 * len(answer)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        batch_of(0, bytes(100), magic=1),
+        HEADER.pack(0, -12, -1, 2, 0, 0, 0, 1, 1, -1, -1, 0, 1),
+        batch_of(1, gzip_encode(b"one") + gzip_encode(bytes(100))),
+        batch_of(2, snappy_encode(b"one") + struct.pack(">i", -4)),
+        batch_of(2, snappy_encode(b"one") + bytes(4)),
+    ],
+)
+def test_records_that_aiokafka_would_read_without_end_or_bound_are_refused(records: bytes) -> None:
+    with pytest.raises(UnfitRecordsError):
+        check_records(fetched(records), FETCH_REQUEST)
 
 
 async def test_a_hundred_thousand_brokers_are_borne(monkeypatch: pytest.MonkeyPatch) -> None:
