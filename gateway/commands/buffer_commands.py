@@ -33,7 +33,7 @@ from gateway.clock.sensor_dates import TimeLimits
 from gateway.commands import buffer_reading
 from gateway.commands.buffer_reading import Depths, QuarantinedInput, QuarantineReason, Reading, Space
 from gateway.commands.buffer_verify import Verdict, verify
-from gateway.commands.options import FINDING, as_typed, config_option, json_option, load_settings, named
+from gateway.commands.options import FINDING, as_typed, config_option, json_option, load_as_service, named
 from gateway.daemon import control
 from gateway.host.terminal import confirm, say, say_json
 from gateway.host.terminal_text import (
@@ -219,7 +219,7 @@ def ls(config: Path, card_endurance_tbw: float, write_amplification: float, as_j
     LOST counts readings that are gone for good, if that was not reported to Kafka yet. The row (gateway) has the
     gateway's own events, waiting or lost, and its waiting reports on quarantined input.
     """
-    settings = load_settings(config)
+    settings = load_as_service(config)
     with _opened(settings) as db:
         depths = buffer_reading.depths(db)
         space = buffer_reading.space(db)
@@ -399,7 +399,7 @@ def peek(config: Path, device: str | None, limit: int, newest: bool, as_json: bo
     On a terminal, lines are cut to its width. In a pipe they are whole. Control characters, and bytes that are not
     text, are shown as \x1b.
     """
-    settings = load_settings(config)
+    settings = load_as_service(config)
     with _opened(settings) as db:
         limits = TimeLimits.of(settings.gateway)
         found = list(islice(buffer_reading.readings(db, device, newest_first=newest, limits=limits), limit))
@@ -436,7 +436,7 @@ def export(config: Path, device: str | None, quarantine: bool) -> None:  # noqa:
     Each line has the record's identity, device, Kafka topic, times and `payload`. If the payload is not UTF-8, the
     line has `payload_base64` instead of `payload`.
     """
-    settings = load_settings(config)
+    settings = load_as_service(config)
     with _opened(settings) as db:
         found: Iterable[Struct]
         if quarantine:
@@ -477,7 +477,7 @@ def verify_command(config: Path, full: bool, as_json: bool) -> None:  # noqa: FB
 
     SQLite's check reads the whole file in one transaction. Meanwhile the WAL of a busy gateway grows.
     """
-    settings = load_settings(config)
+    settings = load_as_service(config)
     try:
         require_file(settings.buffer.path)
     except BufferFileError as error:
@@ -525,7 +525,7 @@ def quarantine_ls(
 
     --json prints everything except payloads. `sluice buffer export --quarantine` prints payloads too.
     """
-    settings = load_settings(config)
+    settings = load_as_service(config)
     with _opened(settings) as db:
         found: Iterator[QuarantinedInput]
         found = islice(
@@ -662,7 +662,7 @@ def retry(
     Input that is taken in goes to Kafka as new readings do. Input that the gateway still refuses stays in the
     quarantine (exit code 1). Input that Kafka still refuses comes back.
     """
-    settings = load_settings(config)
+    settings = load_as_service(config)
     chosen = _chosen(settings, numbers, reason, everything=everything)
     if not chosen and not as_json:
         say("the quarantine is empty")
@@ -713,7 +713,7 @@ def drop(  # noqa: PLR0913, PLR0917 - click passes each option
 
     The input is counted as lost, and that is reported to kafka.events_topic.
     """
-    settings = load_settings(config)
+    settings = load_as_service(config)
     chosen = _chosen(settings, numbers, reason, everything=everything)
     if not chosen and not as_json:
         say("the quarantine is empty")

@@ -10,7 +10,16 @@ import click
 from msgspec import Struct
 
 from gateway.clock.kernel_clock import boottime_us, read_wall_clock
-from gateway.commands.options import FINDING, WrappingGroup, as_typed, config_option, json_option, load_settings, named
+from gateway.commands.options import (
+    FINDING,
+    WrappingGroup,
+    as_typed,
+    config_option,
+    json_option,
+    load_as_service,
+    load_settings,
+    named,
+)
 from gateway.daemon import control
 from gateway.host.terminal import confirm, say, say_json
 from gateway.host.terminal_text import aligned, counted, escaped, hanging, span
@@ -105,7 +114,7 @@ def devices(context: click.Context, config: Path, as_json: bool) -> None:  # noq
     from gateway.devices.listing import read_devices  # noqa: PLC0415 - the other commands need none of it
     from gateway.devices.words import devices_lines  # noqa: PLC0415 - the other commands need none of it
 
-    settings = load_settings(config)
+    settings = load_as_service(config)
     try:
         listing = read_devices(settings)
     except BufferFileError as error:
@@ -134,7 +143,7 @@ def list_command(config: Path, as_json: bool) -> None:  # noqa: FBT001 - click p
     secret, and HEARD counts both. HEARD begins with the start of sluice. For sensors that send a boot and a sequence,
     the buffer also knows earlier times.
     """
-    settings = load_settings(config)
+    settings = load_as_service(config)
     listener = _listener(settings)
     found = list(_log_ins(settings, listener))
     if as_json:

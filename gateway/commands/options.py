@@ -1,5 +1,6 @@
 """Options, exit codes and error messages that the `sluice` commands share."""
 
+import os
 import re
 import sys
 from functools import partial
@@ -10,6 +11,7 @@ import click
 
 from gateway.config import config_file
 from gateway.host.logs import is_journal, prioritized
+from gateway.host.service_user import as_service, is_of_root
 from gateway.host.terminal import SpeakingGroup, say
 from gateway.host.terminal_text import hanging, harmless
 from gateway.settings import DEFAULT_CONFIG, Settings
@@ -80,6 +82,21 @@ def load_settings(path: Path) -> Settings:
             say_error(hanging(f"{place}: {mistake.message}", 4, sys.stderr))
         say_error("nothing was done: correct this first")
         sys.exit(2)
+
+
+def load_as_service(path: Path) -> Settings:
+    """Read the settings as `load_settings` does. If this is root, be the gateway's user until the command ends.
+
+    That user can put any file or link in the buffer's place, and so must not see or change more than it can itself.
+    """
+    settings = load_settings(path)
+    buffer = settings.buffer.path
+    try:
+        if os.geteuid() == 0 and not is_of_root(buffer):
+            click.get_current_context().with_resource(as_service(path, buffer))
+    except OSError as error:
+        raise click.ClickException(f"{buffer}: {error.strerror}") from error
+    return settings
 
 
 def as_typed(words: str) -> str:

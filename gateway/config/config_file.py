@@ -1,7 +1,6 @@
 """Reads `gateway.toml`, and reports every mistake with its line and the correction, before anything starts."""
 
 import ipaddress
-import os
 import re
 from collections.abc import Container, Iterator, Mapping
 from itertools import count
@@ -14,6 +13,7 @@ from msgspec.structs import fields
 
 from gateway.config.payload_mistakes import payload_mistakes
 from gateway.config.serial_mistakes import SERIAL_EXAMPLES, serial_elsewhere, serial_instead, serial_mistakes
+from gateway.host.safe_files import LeftAloneError, true_path
 from gateway.intake.routes import RouteError, RouteTable, compile_route, compile_routes
 from gateway.listener.access import CommandTopics
 from gateway.mqtt import topic_filters
@@ -26,7 +26,7 @@ from gateway.settings import (
     RouteSettings,
     Settings,
 )
-from gateway.toml_files.mistakes import Place, lines_of, show, spell
+from gateway.toml_files.mistakes import ConfigError, Mistake, Place, lines_of, show, spell
 from gateway.toml_files.reader import read_text, read_toml
 from gateway.toml_files.schema import Schema, converted, sections_of, struct_of, wanted
 
@@ -46,6 +46,10 @@ _UNREAD: Mapping[type[Exception], str] = {
     IsADirectoryError: "is a directory; name the file in it with --config",
     PermissionError: "this user may not read it; run this with sudo, or as the user that sluice runs as",
 }
+_FOREIGN_LINK = (
+    "buffer.path: {path} leads through a symbolic link that another user of this box can have made, and root does not "
+    "follow it; write the path that it leads to, if that is the gateway's"
+)
 _NO_DIGEST = (
     "a value here is not the SHA-256 of a secret, so that nobody could connect with it; write its 64 lower-case "
     "hex digits (printf %s SECRET | sha256sum), never the secret itself"
@@ -147,10 +151,16 @@ _LISTENER_NAMES = frozenset(ListenerSettings.__struct_fields__)
 
 
 def load(path: Path) -> Settings:
-    """Read and check a configuration. Symbolic links in `buffer.path` are followed. Raises ConfigError."""
+    """Read and check a configuration. Raises ConfigError.
+
+    Symbolic links in `buffer.path` are followed, but by root none that somebody else can have made.
+    """
     settings = load_as_written(path)
-    # SQLite puts its WAL beside the real file: the buffer's other files must stand there too, not beside a link to it.
-    real = Path(os.path.realpath(settings.buffer.path))
+    try:
+        # SQLite puts its WAL beside the real file: the buffer's other files must stand there, not beside a link to it.
+        real = true_path(settings.buffer.path)
+    except LeftAloneError as error:
+        raise ConfigError(path, [Mistake(0, _FOREIGN_LINK.format(path=settings.buffer.path))]) from error
     return msgspec.structs.replace(settings, buffer=msgspec.structs.replace(settings.buffer, path=real))
 
 

@@ -138,6 +138,23 @@ def true_folder(path: Path) -> Iterator[int]:
             os.close(folder)
 
 
+def true_path(path: Path) -> Path:
+    """The path of a file without links. Root follows no link on the way that somebody else can have made.
+
+    Nothing needs to be there. Raises LeftAloneError.
+    """
+    if os.geteuid() == 0:
+        try:
+            with reached(path, _why_no_link):
+                pass
+        except LeftAloneError:
+            raise
+        except OSError:
+            # The path ends before its file, so it leads to nothing.
+            pass
+    return Path(os.path.realpath(path))
+
+
 def why_others_could_change(path: Path, owner: int = 0) -> str | None:
     """Tell why others than `owner` and root could write or replace a file; None if they cannot.
 

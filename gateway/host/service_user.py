@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,6 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from gateway.host.safe_files import LeftAloneError, true_folder
 from gateway.settings import DEFAULT_CONFIG
 
 SERVICE_USER: Final = "sluice"
@@ -33,15 +35,17 @@ class User(Struct, frozen=True):
 
 
 def service_user(config: Path, buffer: Path) -> User | None:
-    """Find the gateway's user: the owner of the buffer's folder, else the package's user; None if that is root."""
-    with suppress(OSError):
-        found = buffer.parent.stat()
-        if found.st_uid != 0:
-            try:
-                known = pwd.getpwuid(found.st_uid)
-            except KeyError:
-                return User(found.st_uid, found.st_gid, str(found.st_uid))
-            return User(known.pw_uid, known.pw_gid, known.pw_name)
+    """Find the gateway's user: the owner of the buffer's folder, else the package's user; None if that is root.
+
+    Raises LeftAloneError if a link leads to the folder that somebody else can have made.
+    """
+    found = _seen(buffer, ".")
+    if found is not None and found.st_uid != 0:
+        try:
+            known = pwd.getpwuid(found.st_uid)
+        except KeyError:
+            return User(found.st_uid, found.st_gid, str(found.st_uid))
+        return User(known.pw_uid, known.pw_gid, known.pw_name)
     if config == DEFAULT_CONFIG:
         with suppress(KeyError):
             known = pwd.getpwnam(SERVICE_USER)
@@ -49,9 +53,32 @@ def service_user(config: Path, buffer: Path) -> User | None:
     return None
 
 
+def is_of_root(buffer: Path) -> bool:
+    """Whether the buffer's file is root's own, so that root runs the gateway. Nobody else can make it seem so.
+
+    Raises LeftAloneError as `service_user` does.
+    """
+    found = _seen(buffer, buffer.name)
+    return found is not None and found.st_uid == 0 and stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+
+
+def _seen(buffer: Path, name: str) -> os.stat_result | None:
+    """A file in the buffer's folder, or the folder itself (`.`); None if it is not there. Raises LeftAloneError."""
+    try:
+        with true_folder(buffer) as folder:
+            return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except LeftAloneError:
+        raise
+    except OSError:
+        return None
+
+
 @contextmanager
 def as_service(config: Path, buffer: Path) -> Iterator[User | None]:
-    """If this is root, be the user that the gateway runs as, and yield that user; yield None if nothing changes."""
+    """If this is root, be the user that the gateway runs as, and yield that user; yield None if nothing changes.
+
+    Raises LeftAloneError as `service_user` does.
+    """
     user = service_user(config, buffer) if os.geteuid() == 0 else None
     if user is None:
         yield None

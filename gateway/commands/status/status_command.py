@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from gateway.commands.options import as_typed, config_option, json_option, load_settings, named
+from gateway.commands.options import as_typed, config_option, json_option, load_as_service, named
 from gateway.commands.status.words import DEVICES_MAX, INDENT, Glance, facts_of, status_lines
 from gateway.health.conditions import conditions
 from gateway.host.terminal import say, say_json
@@ -43,7 +43,7 @@ def status(config: Path, watch_s: float | None, as_json: bool) -> None:  # noqa:
     or LOST, or has a finding (!) of sluice devices. MISSING is the least possible number, by the sensor's own sequence
     since the sensor or the gateway started.
     """
-    settings = load_settings(config)
+    settings = load_as_service(config)
     if watch_s is not None:
         if as_json or not sys.stdout.isatty():
             raise click.UsageError(
