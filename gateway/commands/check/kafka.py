@@ -39,6 +39,8 @@ BROKERS_DIALLED_MAX = 12
 """Most brokers that are dialled. An unreachable broker costs up to `kafka.connect_timeout_s`."""
 TOPIC_ABSENT, TOPIC_UNWRITTEN = "topic-absent", "topic-unwritten"
 """Codes of findings about a topic that gets no records."""
+BROKER_UNREACHED, BROKER_UNUSABLE = "kafka-broker-unreached", "kafka-broker-unusable"
+"""Codes of findings about a broker that nothing can be sent to."""
 WITHOUT_TLS = (
     "everybody on the way to Kafka can read and change the readings; add [kafka.tls] and the brokers' port for TLS, "
     "unless that way is yours alone"
@@ -65,12 +67,11 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
     try:
         async with connected(link, settings) as admin:
             # Dial before anything is asked, so that a broker that cannot be reached is asked last.
-            tried, unreached = await _dial(admin, link, kafka)
-            others = await _silent([each for each in kafka.bootstrap if each not in unreached], settings, dates)
-            about = [*unreached.values(), *others]
-            if unreached and len(unreached) == tried:
-                words = "answers, but this box reaches none of its brokers: nothing can be sent, and no topic checked"
-                return [wrong("kafka-unreached", subject, words), *about]
+            tried, failed = await _dial(admin, link, kafka)
+            others = await _silent([each for each in kafka.bootstrap if each not in failed], settings, dates)
+            about = [*failed.values(), *others]
+            if failed and len(failed) == tried:
+                return [_none_usable(subject, [each.code for each in failed.values()]), *about]
             cluster, findings = await _look_at_topics(admin, link, settings, create=create)
     except (KafkaError, OSError, TimeoutError) as error:
         return [wrong(_code(link, kafka), subject, _trouble(link, kafka, error))]
@@ -123,7 +124,7 @@ async def connected(link: KafkaLink, settings: Settings) -> AsyncIterator[AIOKaf
 async def _dial(admin: AIOKafkaAdminClient, link: KafkaLink, kafka: KafkaSettings) -> tuple[int, dict[str, Finding]]:
     """Connect to the brokers at the addresses that they advertise.
 
-    Returns how many were tried, and by address a finding for each broker that was not reached. An answer from an
+    Returns how many were tried, and by address a finding for each broker that cannot be used. An answer from an
     address of `kafka.bootstrap` is not enough, because readings go to the leader of their partition.
     """
     client = admin._client  # noqa: SLF001 - aiokafka is pinned, and tests come by here
@@ -142,14 +143,25 @@ async def _dial(admin: AIOKafkaAdminClient, link: KafkaLink, kafka: KafkaSetting
             failed.append(broker)
     # If no broker is reached, the caller says once what that means.
     means = ", and readings whose partition it leads wait on this box" if len(failed) < len(brokers) else ""
-    unreached = {}
+    findings = {}
     for broker in failed:
         address = host_and_port(broker.host, broker.port)
         fault = link.faults.get(address)
         what = "it does not answer" if fault is None else f"{fault.words}; {fault.hint}"
-        words = f"{_cannot(is_reached=fault is not None and fault.is_reached)}{means}: {what}"
-        unreached[address] = wrong("kafka-broker-unreached", f"Kafka's broker {broker.nodeId} at {address}", words)
-    return len(brokers), unreached
+        is_reached = fault is not None and fault.is_reached
+        words = f"{_cannot(is_reached=is_reached)}{means}: {what}"
+        code = BROKER_UNUSABLE if is_reached else BROKER_UNREACHED
+        findings[address] = wrong(code, f"Kafka's broker {broker.nodeId} at {address}", words)
+    return len(brokers), findings
+
+
+def _none_usable(subject: str, codes: Sequence[str]) -> Finding:
+    """Say that no broker can be used. `codes` are those of the brokers' findings."""
+    can = "can use" if BROKER_UNUSABLE in codes else "reaches"
+    words = f"answers, but this box {can} none of its brokers: nothing can be sent, and no topic checked"
+    if BROKER_UNREACHED in codes:
+        return wrong("kafka-unreached", subject, words)
+    return wrong("kafka-unusable", subject, words)
 
 
 async def _silent(addresses: Sequence[str], settings: Settings, dates: Dates) -> list[Finding]:

@@ -27,4 +27,5 @@ def test_each_code_is_on_the_page_once() -> None:
     on_page = re.findall(r"^\| `([a-z-]+)` \| ", (ROOT / "docs/conditions.md").read_text(), re.MULTILINE)
     assert len(on_page) == len(set(on_page))
     tables = {*conditions._COUNTED, *kafka_way._CODES.values(), kafka.TOPIC_ABSENT, kafka.TOPIC_UNWRITTEN}
+    tables |= {kafka.BROKER_UNREACHED, kafka.BROKER_UNUSABLE}
     assert {*on_page} == {*written()} | tables | ELSEWHERE

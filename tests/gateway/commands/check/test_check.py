@@ -278,6 +278,13 @@ async def test_a_broker_that_is_reached_and_cannot_be_used_has_a_code_of_its_own
         (finding,) = await check_kafka(structs.replace(settings, kafka=kafka), create=False)
     assert finding.words.startswith("is reached, and cannot be used")
     assert finding.code == "kafka-unusable"
+    # The same, if another address of the cluster answers, and sends us there.
+    async with speaking(hang_up) as port, speaking(FakeBroker(advertised=("127.0.0.1", port))) as bootstrap:
+        kafka = structs.replace(settings.kafka, bootstrap=(f"127.0.0.1:{bootstrap}",))
+        whole, broker = await check_kafka(structs.replace(settings, kafka=kafka), create=False)
+    assert (whole.code, broker.code) == ("kafka-unusable", "kafka-broker-unusable")
+    assert whole.words.startswith("answers, but this box can use none of its brokers")
+    assert broker.words.startswith("is reached, and cannot be used")
 
 
 async def test_a_password_that_cannot_be_read_is_told_before_anything_is_asked(tmp_path: Path) -> None:
@@ -308,6 +315,7 @@ async def test_a_broker_whose_advertised_address_leads_nowhere_is_a_finding(tmp_
         answering, unreached = await check_kafka(structs.replace(settings, kafka=kafka), create=False)
     assert not answering.ok
     assert "reaches none of its brokers" in answering.words
+    assert (answering.code, unreached.code) == ("kafka-unreached", "kafka-broker-unreached")
     assert (unreached.subject, unreached.ok) == (f"Kafka's broker 1 at 127.0.0.1:{nowhere}", False)
     assert unreached.words.startswith(f"cannot be reached: nothing listens at 127.0.0.1:{nowhere}; a broker gave this")
     assert "; set advertised.listeners of that broker" in unreached.words
