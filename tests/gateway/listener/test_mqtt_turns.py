@@ -312,6 +312,31 @@ async def test_what_stands_in_line_at_a_clean_end_is_taken(intake: RecordingInta
         assert [reading.datum.payload for reading in intake.stored] == [b"%d" % number for number in range(700)] * 3
 
 
+@NEEDS_OPENSSL
+@pytest.mark.usefixtures("_everybody_in_line")
+async def test_the_end_of_tls_overtakes_no_reading_in_line(
+    monkeypatch: pytest.MonkeyPatch, intake: RecordingIntake, tls_site: tuple[TlsSettings, ssl.SSLContext]
+) -> None:
+    """asyncio reads on by itself once the connection inside does, and so can meet the end while bytes wait."""
+    tls, context = tls_site
+    async with listening(intake, 0, tls=tls) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", tls.port, ssl=context)
+        writer.write(connect("sensor"))
+        assert (await reader.readexactly(4))[3] == 0
+        (made,) = listener._tls_connections
+        assert made._underlying is not None
+        # So it never has a turn.
+        monkeypatch.setattr(made, "_stand_in_line", made._underlying.pause_reading)
+        # One record of TLS, which one read takes whole.
+        writer.write(b"".join(publish(str(number)) for number in range(200)))
+        await until(lambda: made._unread)
+        assert not intake.stored
+        made.eof_received()
+        await until(lambda: not listener.shared.connections)
+        assert [reading.datum.payload for reading in intake.stored] == [b"%d" % number for number in range(200)]
+        writer.transport.abort()
+
+
 @pytest.mark.usefixtures("_everybody_in_line")
 async def test_a_reset_in_line_and_a_failing_turn_cost_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     receive = ServerProtocol.receive
