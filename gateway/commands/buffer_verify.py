@@ -113,7 +113,7 @@ def _dense_lanes(db: Database) -> Iterator[Verdict]:
             told = ", ".join(f"{first} to {last}" for first, last in found.holes)
             faults.append(f"missing between rows that are there: {counted(found.missing, 'sequence number')} ({told})")
         if found.foreign:
-            faults.append(f"{found.foreign:,} rows refer to a series that is not there, so their device is not known")
+            faults.append(f"of {counted(found.foreign, 'row')} the series is not there, so the device is not known")
         subject = f"lane {lane.name}"
         if faults:
             yield Verdict(subject, ok=False, words=_advice(faults))

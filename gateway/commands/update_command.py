@@ -16,7 +16,7 @@ from msgspec import Struct
 from gateway.commands.options import FINDING
 from gateway.host.safe_files import why_others_could_change
 from gateway.host.terminal import say
-from gateway.host.terminal_text import escaped, hanging
+from gateway.host.terminal_text import counted, escaped, hanging
 
 PACKAGE = "sluice-gateway"
 """Name of the gateway's package. Debian's own package `sluice` is another program."""
@@ -138,8 +138,8 @@ def verify(package: Path, signature: bytes, keys: Sequence[Path]) -> None:
     """Raise UpdateError unless one of the keys has signed exactly these bytes."""
     if len(signature) != SIGNATURE_BYTES:
         raise UpdateError(
-            f"its signature has {len(signature)} bytes instead of {SIGNATURE_BYTES}: it is cut off, or no signature. "
-            "Get the package and its signature again"
+            f"its signature has {counted(len(signature), 'byte')} instead of {SIGNATURE_BYTES}: it is cut off, or no "
+            "signature. Get the package and its signature again"
         )
     with tempfile.NamedTemporaryFile() as file:
         file.write(signature)

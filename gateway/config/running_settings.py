@@ -66,18 +66,19 @@ class SettingsFile:
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self._path = path
-        self._digest = digest(settings)
+        self._running = of(settings)
         self._seen: tuple[int, int, int] | None = None
-        self._is_changed = False
+        self._change: str | None = None
 
-    def has_changed(self) -> bool:
-        """Whether the file has other settings now. If it cannot be used, the last answer stays: check says so."""
+    def change(self) -> str | None:
+        """`as_whom` if the file has other settings now, else None. If it cannot be used, the last answer stays."""
         try:
             found = self._path.stat()
             seen = (found.st_ctime_ns, found.st_ino, found.st_size)
             if seen != self._seen:
-                self._is_changed = digest(config_file.load(self._path)) != self._digest
+                settings = config_file.load(self._path)
+                self._change = None if digest(settings) == self._running.digest else as_whom(self._running, settings)
                 self._seen = seen
         except (OSError, ConfigError):
-            return self._is_changed
-        return self._is_changed
+            return self._change
+        return self._change

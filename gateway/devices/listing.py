@@ -112,6 +112,8 @@ def read_devices(settings: Settings, timeout_s: float | None = None) -> Listing:
             ports = places_on_ports(control.call(socket, "state", timeout_s).get("serial") or {})
         except control.ControlError as error:
             states, unheard = None, str(error)
+        except msgspec.ValidationError:
+            states, unheard = None, "the gateway that runs may be of another version than this command"
     now = this_moment(settings.gateway)
     with open_to_read(path) as connection:
         places = _places(connection) | ports
@@ -185,14 +187,15 @@ def not_heard_words(names: Sequence[str]) -> str:
 def places_on_ports(serial: Mapping[str, Any]) -> dict[str, Place]:
     """Return who is on the serial ports, by device, from what `SerialIngress.state` tells."""
     places = {}
-    for name, port in serial.get("ports", {}).items():
-        for unit in port.get("units", {}):
+    for name, port in (serial.get("ports") or {}).items():
+        # A daemon of another version may say less of a port.
+        told = port or {}
+        for unit in told.get("units") or ():
             places[unit] = Place(name, is_serial=True)
-        device = port.get("device")
+        device = told.get("device")
         if device is not None:
-            places[device] = Place(
-                name, is_serial=True, heard_s=port.get("used_s"), has_probes=port.get("acknowledges", True)
-            )
+            probes = told.get("acknowledges") is not False
+            places[device] = Place(name, is_serial=True, heard_s=told.get("used_s"), has_probes=probes)
     return places
 
 

@@ -15,7 +15,7 @@ from gateway.buffer.state import ABOVE_SHARE_MEANS
 from gateway.clock.report import ClockView, hold_words
 from gateway.config.running_settings import RESTART
 from gateway.health.facts import Facts
-from gateway.host.terminal_text import YEAR_S, counted, shortened, size, span
+from gateway.host.terminal_text import YEAR_S, counted, readings_and_events, shortened, size, span
 from gateway.settings import NO_SOURCE
 
 Level = Literal["bad", "warn", "note"]
@@ -127,7 +127,8 @@ def _well_words(facts: Facts) -> str:
     if not facts.heard:
         heard = "no device has been heard yet"
     if not facts.uplink.up:
-        waits = f"{facts.rows:,} readings and events wait for it" if facts.rows else "nothing waits"
+        wait = "waits" if facts.rows == 1 else "wait"
+        waits = f"{readings_and_events(facts.rows)} {wait} for it" if facts.rows else "nothing waits"
         return f"{heard}, Kafka is being connected to, {waits}"
     # Some always wait for the next commit and for Kafka's answer: the card says how many.
     waits = f"{facts.rows:,} readings and events are on their way" if facts.rows >= PILE_MIN else "nothing piles up"
@@ -215,8 +216,8 @@ def _wear(facts: Facts) -> Iterator[Condition]:
 
 
 def _settings(facts: Facts) -> Iterator[Condition]:
-    if facts.settings_changed:
-        yield settings_changed(facts.goes_on_as)
+    if facts.settings_change is not None:
+        yield settings_changed(facts.settings_change)
     if not facts.settings.has_source:
         yield Condition("no-source", "bad", "Sensors", f"{_capital(NO_SOURCE)}.")
 
@@ -345,8 +346,8 @@ def quota_used_up(until_s: float | None, means: str = "Readings wait on this box
 
 def _safe(facts: Facts) -> str:
     """Say what becomes of readings meanwhile, and for how long."""
-    are = "reading or event is" if facts.rows == 1 else "readings and events are"
-    kept = f"{facts.rows:,} {are} safe on this box" if facts.rows else "Nothing waits yet"
+    are = "is" if facts.rows == 1 else "are"
+    kept = f"{readings_and_events(facts.rows)} {are} safe on this box" if facts.rows else "Nothing waits yet"
     if facts.full or facts.room_bytes == 0:
         return f"{kept}; there is no room for more."
     if facts.hours_until_full is not None:

@@ -1,8 +1,8 @@
 """Facts that conditions are made of: from the parts of the daemon, or from its answer to `state`. No I/O."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, get_type_hints
+from typing import Any, Required, TypedDict, get_type_hints
 
 import msgspec
 from msgspec import Struct, field
@@ -62,10 +62,9 @@ class Facts(Struct, frozen=True):
     """Seconds since the last loss; None if there was none."""
     logins: dict[str, Any] = {}
     """State of the devices' file, as the MQTT listener knows it."""
-    settings_changed: bool = False
-    """Whether the file's settings differ from those that the gateway was started with."""
-    goes_on_as: str = ""
-    """Words for the name by which it goes on then (`as_whom`); empty if that did not change, or is not known."""
+    settings_change: str | None = None
+    """None if the file has the settings that the gateway was started with. Else words for the name by which it goes on
+    (`as_whom`); empty if the name is not another one, or is not known."""
     refused: Sequence[dict[str, Any]] = ()
     """Refused log-ins and the reasons (`Refusals.lately`), the newest first."""
     counts: dict[str, int] = {}
@@ -87,7 +86,8 @@ class Facts(Struct, frozen=True):
     above_share_devices: int = 0
     """Number of all such devices."""
     unknown: frozenset[str] = frozenset()
-    """Of `uplink`, `clock` and `devices`, those of which the daemon said nothing that can be read."""
+    """Members of the daemon's answer that cannot be read, such as `serial` and `uplink.sent`. Also `uplink`, `clock`
+    and `devices` if it has nothing of them."""
 
     @property
     def since_s(self) -> float | None:
@@ -98,18 +98,111 @@ class Facts(Struct, frozen=True):
         return ago_s if -60 <= ago_s <= self.up_s + 60 else None
 
 
-class _State(Struct, frozen=True):
-    """Members of the daemon's answer to `state` (`gateway.daemon.control`) that have no members of their own."""
+class _Unit(TypedDict, total=False):
+    """A unit on a line of Modbus."""
+
+    answers: Required[bool]
+    fault: Required[str | None]
+    since_us: int | None
+    asked: int
+    refused: dict[str, str]
+
+
+class _RefusedLine(TypedDict):
+    reason: str
+    line: str
+
+
+class _Port(TypedDict, total=False):
+    """An open serial port."""
+
+    kind: str | None
+    device: str | None
+    acknowledges: bool
+    used_s: float | None
+    trouble: str | None
+    rivals: str | None
+    shared: str | None
+    refused: int
+    refused_last: _RefusedLine | None
+    noisy: int
+    units: dict[str, _Unit]
+
+
+class _GonePort(TypedDict):
+    gone_s: float
+    devices: list[str]
+
+
+class _Serial(TypedDict, total=False):
+    """The serial ports."""
+
+    ports: dict[str, _Port]
+    unopened: dict[str, str]
+    missing: list[str]
+    awaited: dict[str, str]
+    gone: dict[str, _GonePort]
+
+
+class _Broker(TypedDict):
+    """A broker of the site."""
+
+    connected: bool
+    refused: list[str]
+
+
+class _LogIns(TypedDict, total=False):
+    """The devices' file."""
+
+    trouble: str | None
+    kept: bool
+
+
+class _RefusedLogIn(TypedDict):
+    user: str | None
+    address: str
+    why: str
+    ago_s: float
+
+
+class _Fault(TypedDict):
+    """The last payload of a device that was not as declared."""
+
+    device: str
+    cause: str
+    readings: int
+
+
+class State(Struct, frozen=True):
+    """Members of the daemon's answer to `state` (`gateway.daemon.control`), but for those with a type of their own.
+
+    A member that is wrong anywhere is wrong as a whole: a part of it could be taken for all.
+    """
 
     up_s: float = 0.0
     counts: dict[str, int] = {}
     counted_last: dict[str, str] = {}
+    payload_faults: dict[str, list[_Fault]] = {}
     lost_told: int = 0
     lost_told_us: int = 0
-    logins: dict[str, Any] = {}
-    log_ins_refused: list[dict[str, Any]] = []
-    mqtt_brokers: dict[str, Any] = {}
-    serial: dict[str, Any] = {}
+    logins: _LogIns = {}
+    log_ins_refused: list[_RefusedLogIn] = []
+    mqtt_listener: dict[str, int] = {}
+    mqtt_brokers: dict[str, _Broker] = {}
+    serial: _Serial = {}
+
+
+_PARTS: Mapping[str, tuple[type, str]] = {
+    "buffer": (BufferState, ""),
+    "uplink": (UplinkState, "up"),
+    "clock": (ClockView, "synced"),
+}
+"""Members of the answer that have a type of their own, and the member of each without which nothing is known of it."""
+
+
+def read_state(answer: Mapping[str, Any]) -> State:
+    """Read the members of an answer that can be read; the others have their defaults."""
+    return State(**_readable(answer, State))
 
 
 def told_facts(
@@ -121,11 +214,8 @@ def told_facts(
     **more: Any,
 ) -> Facts:
     """Facts of the daemon's answer to `state`, of the buffer's file, and `more` that the caller knows."""
-    state = _State(**_readable(answer, _State))
-    buffer, uplink, clock = (
-        _readable(answer.get(part), kind)
-        for part, kind in (("buffer", BufferState), ("uplink", UplinkState), ("clock", ClockView))
-    )
+    state = read_state(answer)
+    buffer, uplink, clock = (_readable(answer.get(part), kind) for part, (kind, _) in _PARTS.items())
     lost, lost_us = state.lost_told, state.lost_told_us
     if found is not None:
         buffer |= {"rows": found.rows, "bytes_used": found.bytes_used}
@@ -145,19 +235,31 @@ def told_facts(
         "serial": state.serial,
         "brokers": state.mqtt_brokers,
     }
-    unknown = set()
-    if "up" in uplink:
+    unknown = frozenset(_unknown(answer))
+    if "uplink" not in unknown:
         told["uplink"] = UplinkState(**uplink)
-    else:
-        unknown.add("uplink")
-    if "synced" in clock:
+    if "clock" not in unknown:
         told["clock"] = ClockView(**clock)
-    else:
-        unknown.add("clock")
     running = running_settings(answer)
     if running is not None and running.digest != digest(settings):
-        told |= {"settings_changed": True, "goes_on_as": as_whom(running, settings)}
-    return Facts(settings, boottime_us, wall_s, unknown=frozenset(unknown), **told | more)
+        told["settings_change"] = as_whom(running, settings)
+    return Facts(settings, boottime_us, wall_s, unknown=unknown, **told | more)
+
+
+def _unknown(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Members of an answer that cannot be read, and those of its parts; also a part without which it makes no sense."""
+    yield from _unread(answer, State)
+    if "settings" in answer and running_settings(answer) is None:
+        yield "settings"
+    for part, (kind, needed) in _PARTS.items():
+        told = answer.get(part)
+        is_known = needed in _readable(told, kind) if needed else part not in answer or isinstance(told, Mapping)
+        yield from (f"{part}.{name}" for name in _unread(told, kind)) if is_known else (part,)
+
+
+def _unread(part: object, kind: type) -> set[str]:
+    told = part.keys() if isinstance(part, Mapping) else set[str]()
+    return (get_type_hints(kind).keys() & told) - _readable(part, kind).keys()
 
 
 def _readable(part: object, kind: type) -> dict[str, Any]:

@@ -224,6 +224,11 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
+def readings_and_events(number: int) -> str:
+    """Write how many rows there are: `1 reading or event`, `2,000 readings and events`."""
+    return "1 reading or event" if number == 1 else f"{number:,} readings and events"
+
+
 def moment(boottime_us: int, wall_us: int | None) -> str:
     """Write a time in UTC, `2026-03-14 12:00:00`, or as `boot + 7:22:29` if its wall time is not known."""
     if wall_us is not None:

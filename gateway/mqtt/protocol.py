@@ -523,7 +523,7 @@ def _parse_connect(body: bytes) -> Connect:
     password = fields.binary() if flags & 0x40 else None
     if fields.left:
         raise ProtocolError(
-            "packet-too-long", "MQTT-3.1.3-1", f"a CONNECT with {fields.left} bytes after its last field"
+            "packet-too-long", "MQTT-3.1.3-1", f"a CONNECT with bytes after its last field: {fields.left}"
         )
     return Connect(client_id, clean_session, keep_alive_s, will, user_name, password)
 

@@ -143,7 +143,7 @@ class StatusView:
         self._buffer = buffer
         self._parts = parts
         self._file = file
-        self._is_changed = False
+        self._settings_change: str | None = None
         self._started_us = boottime_us()
         self.history = LiveHistory(settings.status_page.history_devices_max, self._started_us)
         front_door.heard.latest = {}
@@ -215,7 +215,7 @@ class StatusView:
         self._log_ins = await asyncio.to_thread(log_ins, self._settings)
         self._may_log_in = await asyncio.to_thread(may_log_in, self._settings)
         if self._file is not None:
-            self._is_changed = await asyncio.to_thread(self._file.has_changed)
+            self._settings_change = await asyncio.to_thread(self._file.change)
         told.update(self._on_disk.lost)
         self._lost = dict(told)
         self._lost_sum = max(self._lost_sum, told.total())
@@ -315,7 +315,7 @@ class StatusView:
             lost=self._lost_sum,
             lost_s=max(0.0, (now_us - lost_us) / 1e6) if lost_us else None,
             logins=_told(parts.logins),
-            settings_changed=self._is_changed,
+            settings_change=self._settings_change,
             refused=() if parts.log_ins_refused is None else tuple(parts.log_ins_refused()),
             counts={**self._buffer.counts, **self._front_door.counts},
             counted_last=self._front_door.counted_last,

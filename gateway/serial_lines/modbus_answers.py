@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from pymodbus.framer import FramerRTU
 
+from gateway.host.terminal_text import counted
 from gateway.serial_lines.modbus_registers import FUNCTIONS, Request
 
 NO_ANSWER: Final = "no answer"
@@ -152,8 +153,10 @@ def _frame_words(frame: bytes, asked: bytes, request: Request) -> str:
         return f"it {does} function {_named(reads)}, and {_named(asked[1])} was asked: is there no other master?"
     whole = ANSWER_BYTES if function & _REFUSED else ANSWER_BYTES + request.data_bytes
     if len(frame) != whole:
-        return f"its answer has {len(frame)} bytes instead of {whole}: compare address and type with its manual"
-    return f"its answer says that it has {frame[2]} bytes of data, and has {request.data_bytes}"
+        return (
+            f"its answer has {counted(len(frame), 'byte')} instead of {whole}: compare address and type with its manual"
+        )
+    return f"its answer says that it has {counted(frame[2], 'byte')} of data, and has {request.data_bytes}"
 
 
 def _is_request(frame: bytes) -> bool:

@@ -36,6 +36,7 @@ from gateway.kafka.secret_files import KafkaFileError
 from gateway.kafka.topics import ADMIN_CONFIG, ADMIN_WORDS, allow_command
 from gateway.record_contract import HEADERS
 from gateway.settings import Settings
+from gateway.uplink.state import UplinkState
 
 ACKNOWLEDGED: Final = "acknowledgement"
 IN_KAFKA: Final = "in Kafka"
@@ -172,31 +173,32 @@ def _waited(settings: Settings, credential: CheckOpened, begun_us: int) -> Itera
 
 def _why_waits(settings: Settings, state: Any) -> tuple[Finding | None, bool]:  # noqa: PLR0911 - one for each reason
     """Explain by the gateway's state why the uplink does not send. Also tell whether further waiting is in vain."""
-    uplink, rows = state.get("uplink") or {}, state.get("buffer", {}).get("rows", 0)
-    if uplink.get("quota_used_up"):
+    facts = told_facts(settings, state, boottime_us(), time.time())
+    uplink = UplinkState() if "uplink" in facts.unknown else facts.uplink
+    if uplink.quota_used_up:
         return remark("quota-used-up", IN_KAFKA, f"it waits on disk. {_told(settings, state, 'quota-used-up')}"), True
-    if not uplink.get("up"):
-        why = uplink.get("error") or "its first attempt is under way"
+    if not uplink.up:
+        why = uplink.error or "its first attempt is under way"
         words = f"it waits on disk: the running gateway does not reach Kafka, although this check does: {why}"
         restart = "; if the settings were changed since it started, restart it"
-        code = "kafka-unusable" if uplink.get("barred") else "kafka-unreached"
-        return wrong(code, IN_KAFKA, words + restart), bool(uplink.get("error"))
-    if uplink.get("waits_for_clock"):
+        code = "kafka-unusable" if uplink.barred else "kafka-unreached"
+        return wrong(code, IN_KAFKA, words + restart), bool(uplink.error)
+    if uplink.waits_for_clock:
         words = (
             f"it waits on disk until this box's clock is synced. {_told(settings, state, 'clock-unsynced')}".rstrip()
         )
         return remark("clock-unsynced", IN_KAFKA, words), True
     topic = settings.kafka.events_topic
-    for name, why in uplink.get("parked", {}).items():
+    for name, why in uplink.parked.items():
         if name.partition("/")[0] == topic:
             return wrong("partition-parked", IN_KAFKA, f"it waits on disk: {name} {why}"), False
-    if topic in uplink.get("refused_topics", {}):
-        return wrong("topic-unwritten", IN_KAFKA, f"{topic} is not written to: {uplink['refused_topics'][topic]}"), True
-    if rows > 1:
+    if topic in uplink.refused_topics:
+        return wrong("topic-unwritten", IN_KAFKA, f"{topic} is not written to: {uplink.refused_topics[topic]}"), True
+    if facts.rows > 1:
         return remark(
             "test-reading-late",
             IN_KAFKA,
-            f"it waits on disk beside {counted(rows, 'row')}, which now go to Kafka: check again later",
+            f"it waits on disk beside {counted(facts.rows, 'row')}, which now go to Kafka: check again later",
         ), False
     return None, False
 
@@ -247,6 +249,7 @@ async def _record(settings: Settings, place: CheckPlace) -> ConsumerRecord:
             client_id=settings.gateway.id,
             enable_auto_commit=False,
             request_timeout_ms=int(kafka.request_timeout_s * 1000),
+            max_partition_fetch_bytes=_FETCH_BYTES,
             **link.options(),
         )
         try:

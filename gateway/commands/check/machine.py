@@ -378,9 +378,9 @@ def _authority(subject: str, path: Path, today: _Today) -> Finding:
         return remark(
             "certificate-expired",
             subject,
-            f"{len(validities) - len(valid)} of {len(validities)} certificates in {path} have expired or are not valid "
-            f"yet, and this box's clock says {now:%Y-%m-%d}; certificates that they signed are refused: take them out, "
-            "or have them renewed",
+            f"of {len(validities)} certificates in {path}, only {len(valid)} can be used now: others have expired or "
+            f"are not valid yet, and this box's clock says {now:%Y-%m-%d}; certificates that they signed are refused: "
+            "take them out, or have them renewed",
         )
     return _dates(subject, path, max(validities, key=lambda dates: dates.end), today)
 

@@ -24,7 +24,7 @@ from gateway.host import service
 from gateway.host.safe_files import LeftAloneError, why_left_alone, wipe
 from gateway.host.service_user import as_service
 from gateway.host.terminal import ask, confirm, say
-from gateway.host.terminal_text import counted, escaped, hanging
+from gateway.host.terminal_text import counted, escaped, hanging, readings_and_events
 from gateway.intake.resolved_topics import READING_TYPE
 from gateway.listener import credentials
 from gateway.reading import BufferFileError
@@ -262,7 +262,7 @@ def _waiting(buffer: Path, rows: int) -> str:
     with suppress(BufferFileError):
         if rows <= _COUNTED_ROWS_MAX:
             return _counted_apart(buffer, rows)
-    return f"{rows:,} readings and events WAIT AND WERE NOT SENT"
+    return f"{readings_and_events(rows)} {'WAITS AND WAS' if rows == 1 else 'WAIT AND WERE'} NOT SENT"
 
 
 def _counted_apart(buffer: Path, rows: int) -> str:

@@ -97,6 +97,7 @@ def glance(settings: Settings, config: Path, timeout_s: float | None = None) -> 
     from gateway.commands.status.device_table import device_rows  # noqa: PLC0415
     from gateway.daemon import control  # noqa: PLC0415
     from gateway.devices.listing import read_devices  # noqa: PLC0415
+    from gateway.health.facts import read_state  # noqa: PLC0415
     from gateway.host.disk_health import read_disk  # noqa: PLC0415
     from gateway.host.service import how_to_start  # noqa: PLC0415
 
@@ -115,7 +116,7 @@ def glance(settings: Settings, config: Path, timeout_s: float | None = None) -> 
             listing = read_devices(settings, timeout_s)
             unheard = listing.unheard
             if not unheard:
-                devices = device_rows(listing, found.losses_by_device, daemon.get("up_s"))
+                devices = device_rows(listing, found.losses_by_device, read_state(daemon).up_s or None)
                 not_heard = listing.not_heard
     return Glance(
         settings,

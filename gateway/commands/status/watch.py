@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from gateway.commands.status.words import Glance, Rates
+from gateway.commands.status.words import Glance, Rates, facts_of
 from gateway.host.terminal import say
 from gateway.host.terminal_text import terminal_height
 from gateway.reading import BufferFileError
@@ -48,9 +48,8 @@ def fitting(lines: Iterable[str], rows: int) -> list[str]:
 
 def with_rates(seen: Glance, before: "deque[tuple[float, int, int, int]]") -> Glance:
     """Add rates to a glance, from earlier figures in `before`, which gets the present figures too."""
-    answer = seen.answer or {}
-    uplink = answer.get("uplink") or {}
-    counts = answer.get("counts", {}).get("readings", 0), uplink.get("sent", 0), uplink.get("wire_bytes", 0)
+    facts = facts_of(seen)
+    counts = facts.counts.get("readings", 0), facts.uplink.sent, facts.uplink.wire_bytes
     at_s = seen.now.boottime_us / 1e6
     if seen.answer is None or (before and any(now < then for now, then in zip(counts, before[-1][1:], strict=True))):
         # The daemon was stopped or started anew, and counts from zero.

@@ -17,9 +17,9 @@ from gateway.commands.status.device_table import heading, rate
 from gateway.config.running_settings import running_settings
 from gateway.devices.listing import not_heard_words
 from gateway.health.conditions import WHEN_FULL, Condition, conditions, days
-from gateway.health.facts import Facts, Silent, told_facts
+from gateway.health.facts import Facts, Silent, State, read_state, told_facts
 from gateway.host.disk_health import health_words, troubles
-from gateway.host.terminal_text import counted, escaped, harmless, size, span, utc
+from gateway.host.terminal_text import counted, escaped, harmless, readings_and_events, size, span, utc
 from gateway.serial_lines.kinds import CANNOT_ACKNOWLEDGE, NAMES
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def status_lines(seen: Glance) -> Iterator[str]:
     """Lines of the status: for each part how it is, then its conditions. Wrap them at `INDENT`; they are safe."""
     facts = facts_of(seen)
     answer = seen.answer or {}
+    state = read_state(answer)
     by_subject: dict[str, list[Condition]] = {}
     for condition in conditions(facts):
         if condition.code not in _IN_TABLE:
@@ -131,24 +132,24 @@ def status_lines(seen: Glance) -> Iterator[str]:
         ("gateway", "Settings", _gateway(seen, answer, facts)),
         ("sources", "Sensors", ()),
         ("uplink", "Uplink", () if "uplink" in facts.unknown else _uplink(seen, facts)),
-        ("readings", "", _traffic(seen, answer)),
+        ("readings", "", _traffic(seen, facts)),
         ("buffer", "", _buffer(seen)),
         ("space", "Buffer", _space(seen, facts)),
         ("disk", "Disk", _disk(seen)),
         ("clock", "Clock", () if "clock" in facts.unknown else _clock(seen, facts)),
-        ("broker", "Broker", _brokers(answer)),
+        ("broker", "Broker", _brokers(state)),
         ("payloads", "Payloads", ()),
-        ("listener", "Log-ins", _listener(answer.get("mqtt_listener", {}))),
-        ("serial", "Serial", _serial(answer.get("serial") or {}, seen.now.boottime_us)),
+        ("listener", "Log-ins", _listener(state.mqtt_listener)),
+        ("serial", "Serial", _serial(facts.serial, seen.now.boottime_us)),
         ("quarantine", "Quarantine", () if seen.found.quarantined else ("empty",)),
-        ("lost", "Losses", _losses(seen, answer)),
-        ("devices", "Devices", _devices(seen, answer)),
+        ("lost", "Losses", _losses(seen, state)),
+        ("devices", "Devices", _devices(seen, facts)),
     )
     for label, subject, how in parts:
         found = [
             line
             for each in by_subject.get(subject, ())
-            for line in (f"{_LEVELS[each.level]}: {escaped(each.told)}", *_faults(answer, each.code))
+            for line in (f"{_LEVELS[each.level]}: {escaped(each.told)}", *_faults(state, each.code))
         ]
         # The table of devices follows the last line.
         lines = [*found, *how] if label == "devices" else [*how, *found]
@@ -165,20 +166,21 @@ def _gateway(seen: Glance, answer: dict[str, Any], facts: Facts) -> Iterator[str
         yield escaped(seen.to_start)
     if seen.unheard:
         yield f"its {'state is' if seen.answer is None else 'devices are'} not known: {escaped(seen.unheard)}"
-    for part in sorted(facts.unknown & answer.keys()):
-        yield f"its {part} is not known: the gateway that runs may be of another version than this command"
+    unknown = sorted(part for part in facts.unknown if part.partition(".")[0] in answer)
+    if unknown:
+        yield f"not known: {', '.join(unknown)}; the gateway that runs may be of another version than this command"
 
 
-def _traffic(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
+def _traffic(seen: Glance, facts: Facts) -> Iterator[str]:
     """Readings since the start, and the rates now."""
-    counts, uplink = answer.get("counts", {}), answer.get("uplink") or {}
+    counts = facts.counts
     if "readings" not in counts:
         return
     now = ""
     if seen.rates is not None:
         rates = seen.rates
         now = f"{rate(rates.readings)} in, {rate(rates.sent)} to Kafka, {size(rates.wire_bytes)}/s on the uplink; "
-    sent = f", {uplink['sent']:,} readings and events to Kafka" if "sent" in uplink else ""
+    sent = "" if facts.unknown & {"uplink", "uplink.sent"} else f", {readings_and_events(facts.uplink.sent)} to Kafka"
     # Sensors send a reading again if they did not see its acknowledgement.
     again = f" ({counts['duplicate']:,} of them sent again: stored once)" if counts.get("duplicate") else ""
     yield f"{now}since the start {counts['readings']:,} came in{again}{sent}"
@@ -235,16 +237,16 @@ def _clock(seen: Glance, facts: Facts) -> Iterator[str]:
     yield f"{known_words(seen.settings.gateway, clock.error_us, since)}{stepped}"
 
 
-def _losses(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
+def _losses(seen: Glance, state: State) -> Iterator[str]:
     losses = seen.found.losses
     if losses:
         yield f"{sum(losses.values()):,} not reported to Kafka yet{_by_reason(losses)}"
-    if answer.get("lost_told"):
-        lost = counted(answer["lost_told"], "reading")
+    if state.lost_told:
+        lost = counted(state.lost_told, "reading")
         yield f"{lost} since the start, reported on {seen.settings.kafka.events_topic}"
 
 
-def _devices(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
+def _devices(seen: Glance, facts: Facts) -> Iterator[str]:
     if seen.devices is not None:
         if seen.not_heard:
             yield escaped(not_heard_words(seen.not_heard))
@@ -252,7 +254,7 @@ def _devices(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
         return
     number = len(seen.found.devices)
     send = "sends a sequence of its own" if number == 1 else "send a sequence of their own"
-    ports = (answer.get("serial") or {}).get("ports", {})
+    ports = facts.serial.get("ports", {})
     beside = f" ({NAMES} are under serial)" if any(map(_is_mute, ports.values())) else ""
     yield f"{f'{number:,}' if number else 'none yet'} that {send}{beside}"
     yield from _device_lines(seen)
@@ -303,7 +305,7 @@ def _uplink(seen: Glance, facts: Facts) -> Iterator[str]:
     # If readings wait for the clock, readings of this boot wait too.
     if seen.backlog_rows and not uplink.waits_for_clock:
         how = "sent first, in their order" if kafka.drain == "oldest-first" else "sent beside new ones"
-        backlog = f"{_readings_and_events(seen.backlog_rows)} from earlier {'is' if seen.backlog_rows == 1 else 'are'}"
+        backlog = f"{readings_and_events(seen.backlog_rows)} from earlier {'is' if seen.backlog_rows == 1 else 'are'}"
         yield f"{backlog} still to go, {how} (kafka.drain)"
     # Without a backlog, the line "buffer" has the age of the oldest reading.
     if seen.backlog_rows and uplink.live_oldest_us is not None:
@@ -333,21 +335,17 @@ def _clock_time(seen: Glance, wall_s: float) -> str:
     return f"{then:%H:%M %Z}" if then.date() == now.date() else f"{then:%Y-%m-%d %H:%M %Z}"
 
 
-def _readings_and_events(count: int) -> str:
-    return "1 reading or event" if count == 1 else f"{count:,} readings and events"
-
-
 # -- the sources ----------------------------------------------------------------------------------
 
 
-def _brokers(answer: dict[str, Any]) -> Iterator[str]:
-    for name, broker in answer.get("mqtt_brokers", {}).items():
+def _brokers(state: State) -> Iterator[str]:
+    for name, broker in state.mqtt_brokers.items():
         yield f"{escaped(name)}: {'read from' if broker['connected'] else 'not connected'}"
 
 
-def _faults(answer: dict[str, Any], kind: str) -> Iterator[str]:
+def _faults(state: State, kind: str) -> Iterator[str]:
     """Name each device whose payload is not as declared in this way, with the cause of its last fault."""
-    faults = answer.get("payload_faults", {}).get(kind, [])
+    faults = state.payload_faults.get(kind, [])
     for fault in faults[:DEVICES_MAX]:
         yield f"{escaped(fault['device'])}: {escaped(fault['cause'])} ({counted(fault['readings'], 'reading')})"
     if len(faults) > DEVICES_MAX:
@@ -381,7 +379,7 @@ def _port_words(port: dict[str, Any]) -> str:
     """Name the sensor on a port, and say how long ago it was heard."""
     if "units" in port:
         return f"{port.get('kind') or 'Modbus'}, {counted(len(port['units']), 'unit')}"
-    if port["device"] is None:
+    if port.get("device") is None:
         return "no sensor has said its name yet"
     sensor = f"sensor {escaped(port['device'])}"
     if _is_mute(port):
@@ -421,7 +419,7 @@ def _unit_words(unit: dict[str, Any], now_us: int) -> str:
     refused = unit.get("refused", {})
     if not refused:
         return f"answers{fault}"
-    asked = unit["asked"]
+    asked = unit.get("asked", len(refused))
     gives = "answers, but gives NOTHING: " if len(refused) == asked else "answers, "
     why = "; ".join(f"{escaped(name)}: {escaped(words)}" for name, words in islice(refused.items(), NAMED_MAX))
     more = f"; and {len(refused) - NAMED_MAX} more" if len(refused) > NAMED_MAX else ""

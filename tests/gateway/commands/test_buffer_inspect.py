@@ -434,7 +434,7 @@ def test_what_points_nowhere_is_found(path: Path) -> None:
     assert "refers to a boot that is not there" in found["references"]
     assert "quarantined input 1 refers to a boot" in found["references"]
     (of_lane,) = (words for subject, words in found.items() if subject.startswith("lane"))
-    assert "1 rows refer to a series that is not there" in of_lane
+    assert "of 1 row the series is not there" in of_lane
 
 
 def test_a_quarantine_over_its_bounds_is_found(path: Path) -> None:

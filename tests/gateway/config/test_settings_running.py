@@ -37,23 +37,25 @@ def test_the_same_settings_are_the_same_wherever_they_are_read_from(
 def test_the_daemon_sees_that_its_settings_were_changed_and_changed_back(tmp_path: Path) -> None:
     config = written(tmp_path)
     file = SettingsFile(config, load(config))
-    assert not file.has_changed()
+    assert file.change() is None
     written(tmp_path, TEXT + "# a comment\n")
-    assert not file.has_changed()
+    assert file.change() is None
+    written(tmp_path, TEXT + "port = 1884\n")
+    assert file.change() == ""
     written(tmp_path, TEXT.replace("barn-1", "barn-9"))
-    assert file.has_changed()
+    assert file.change() == ", as default/barn-1"
     # What cannot be used now tells nothing new.
     written(tmp_path, "[gateway")
-    assert file.has_changed()
+    assert file.change() == ", as default/barn-1"
     config.unlink()
-    assert file.has_changed()
+    assert file.change() == ", as default/barn-1"
     written(tmp_path)
-    assert not file.has_changed()
+    assert file.change() is None
 
 
 def test_a_file_that_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = written(tmp_path)
     file = SettingsFile(config, load(config))
-    file.has_changed()
+    file.change()
     monkeypatch.setattr("gateway.config.config_file.load", lambda _: os.abort())
-    assert not file.has_changed()
+    assert file.change() is None

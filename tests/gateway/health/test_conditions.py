@@ -171,7 +171,7 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
             "A quota of Kafka's holds this gateway back.",
             "producer_byte_rate",
         ),
-        ({"settings_changed": True}, "warn", "The settings were changed since", "sudo systemctl restart sluice"),
+        ({"settings_change": ""}, "warn", "The settings were changed since", "sudo systemctl restart sluice"),
         ({"lost": 7, "lost_s": 60.0}, "bad", "7 readings are lost for good, the last 1 min ago.", "sluice buffer ls"),
         (
             {"clock": ClockView(synced=False, error_us=None, since_us=10**10 - 300 * 10**6)},

@@ -22,6 +22,7 @@ from gateway.clock.report import ClockView
 from gateway.config import running_settings
 from gateway.config.config_file import route_table
 from gateway.daemon.control import Parts
+from gateway.health.conditions import conditions
 from gateway.intake.front_door import FrontDoor
 from gateway.listener.credentials import add
 from gateway.page import view
@@ -97,6 +98,15 @@ async def box(tmp_path: Path) -> Any:
     found = Box(tmp_path)
     yield found
     await found.buffer.close()
+
+
+async def test_a_gateway_that_goes_on_by_its_former_name_says_so(box: Box, tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text('[gateway]\nid = "barn-9"\n[kafka]\nbootstrap = ["127.0.0.1:1"]\n')
+    box.view._file = running_settings.SettingsFile(config, box.settings)
+    await box.view._look_at_the_file()
+    (changed,) = (each for each in conditions(box.view.facts()) if each.code == "settings-changed")
+    assert changed.means == "It goes on with those of before, as default/barn-1."
 
 
 async def test_a_device_with_its_reading(box: Box) -> None:

@@ -568,7 +568,7 @@ def test_of_a_chain_the_first_must_hold_and_of_authorities_one(tmp_path: Path, m
     (judged, words), (judged_authorities, words_authorities) = told(valid + old)
     assert (judged, judged_authorities) == ("warn", "warn")
     assert f"certificate 2 of 2 in {certificate} has expired on {end:%Y-%m-%d}, and this box's clock says" in words
-    assert f"1 of 2 certificates in {certificate} have expired or are not valid yet" in words_authorities
+    assert f"of 2 certificates in {certificate}, only 1 can be used now" in words_authorities
     (judged, words), (judged_authorities, _) = told(old + valid)
     assert (judged, judged_authorities) == ("FAIL", "warn")
     assert f"{certificate} has expired on" in words

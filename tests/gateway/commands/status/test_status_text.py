@@ -1,8 +1,13 @@
 """The words of `sluice status`: what an installer reads of an uplink that is up, down, used up or in part unwell."""
 
 import dataclasses
+from collections import deque
+from collections.abc import Iterator
+from copy import deepcopy
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from functools import reduce
+from operator import getitem
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -12,6 +17,7 @@ from msgspec import structs
 
 from gateway.buffer.status import BufferStatus, DeviceStatus, Moment, Now
 from gateway.commands.buffer_commands import RoomLeft
+from gateway.commands.status.watch import with_rates
 from gateway.commands.status.words import DEVICES_MAX, INDENT, Glance, facts_of, status_lines
 from gateway.config import running_settings
 from gateway.health.conditions import conditions
@@ -27,7 +33,13 @@ from gateway.settings import (
     Settings,
 )
 from gateway.uplink.state import UplinkState
+from tests.gateway.commands.test_terminal_output import STATE
 
+MAY_BE_NULL = {
+    *("error", "failing", "device", "kind", "used_s", "trouble", "rivals", "shared", "refused_last", "fault", "user"),
+    *("told_us", "received_us"),
+}
+"""Members that are null somewhere in a true answer, and two that nobody reads."""
 TODAY = datetime(2026, 3, 14, 12, 0, tzinfo=UTC).timestamp()
 BOOTED = TODAY - 40 * 86_400
 DOWN = {"up": False, "error": "the name kafka.example does not resolve: DNS knows no such name"}
@@ -86,8 +98,31 @@ def test_of_another_versions_answer_each_member_is_read_by_itself() -> None:
 def test_what_cannot_be_read_is_not_said_to_be_well(part: object) -> None:
     lines = [*status_lines(glance(None, answer={"uplink": part, "clock": part}))]
     assert not any(line.startswith(("uplink", "clock")) for line in lines)
-    assert [line.split(":")[0].strip() for line in lines[1:3]] == ["its clock is not known", "its uplink is not known"]
-    assert not any("is not known" in line for line in status_lines(glance({"up": True, "since": None})))
+    assert lines[1][INDENT:].startswith("not known: clock, uplink; the gateway that runs may be of another version")
+    (told,) = (line for line in status_lines(glance({"up": True, "since": None})) if "not known" in line)
+    assert told[INDENT:].startswith("not known: uplink.since; ")
+
+
+def places(value: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The places of all values in an answer."""
+    within = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in within:
+        yield (*at, name)
+        yield from places(each, (*at, name))
+
+
+@pytest.mark.parametrize("place", list(places(STATE)), ids=str)
+def test_a_null_anywhere_in_the_answer_is_told_as_unknown(place: tuple[str | int, ...]) -> None:
+    """Unless a null says something there, as that a port has no trouble."""
+    answer = deepcopy(STATE)
+    *way, last = place
+    within: Any = reduce(getitem, way, cast("Any", answer))
+    within[last] = None
+    seen = with_rates(glance(None, answer=answer), deque())
+    told = [line[INDENT:] for line in status_lines(seen) if line[INDENT:].startswith("not known: ")]
+    part = str(place[0])
+    assert all(f"not known: {part}" in line for line in told)
+    assert told or last in MAY_BE_NULL
 
 
 def test_losses_are_those_that_were_reported_and_those_that_were_not() -> None:
