@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gateway.host.terminal import say
-from gateway.host.terminal_text import escaped
+from gateway.host.terminal_text import counted, escaped
 from gateway.record_contract import USUAL_TOPICS
 from spark.commands.cli_options import (
     absolute_path,
@@ -200,7 +200,7 @@ def batch_members(batch: "BatchReport") -> dict[str, object]:
 def batch_line(batch: "BatchReport") -> str:
     """One batch, as a person reads it."""
     counts = batch.counts
-    line = f"batch {batch.batch}: {counts.rows} records in {counts.seconds:.1f} s"
+    line = f"batch {batch.batch}: {counted(counts.rows, 'record')} in {counts.seconds:.1f} s"
     if counts.seconds:
         line += f" ({counts.rows / counts.seconds:,.0f}/s)"
     if batch.lag is not None:
@@ -263,7 +263,7 @@ def begun_lines(begun: "Begun", source: "KafkaSource", warehouse: str) -> list[s
             "new one begins where the tables end, and nothing is passed over"
         )
     for topic, count in begun.shortened.items():
-        lines.append(f"topic {topic} is new to the tables; Kafka has deleted its first {count} records")
+        lines.append(f"topic {topic} is new to the tables; Kafka has deleted its first {counted(count, 'record')}")
     return [*lines, *lost_lines(begun.losses)]
 
 
@@ -289,13 +289,13 @@ def held_back_lines(transactions: "Sequence[OpenTransaction]") -> list[str]:
     if not transactions:
         return ["no open transaction holds records back any more"]
     lines = [
-        f"{found.records} records of {found.topic} wait behind a transaction that has been open since "
-        f"{found.since:%H:%M:%S} UTC or longer (partition {found.partition}, offset {found.offset}). They are read "
-        f"when it ends. If its producer is gone, {abort_words(found.topic, found.partition, found.offset)}"
+        f"topic {found.topic}: {counted(found.records, 'record')} behind a transaction that has been open since "
+        f"{found.since:%H:%M:%S} UTC or longer (partition {found.partition}, offset {found.offset}), to be read when "
+        f"it ends. If its producer is gone, {abort_words(found.topic, found.partition, found.offset)}"
         for found in transactions[:NAMES_TOLD_MAX]
     ]
     more = len(transactions) - NAMES_TOLD_MAX
-    return lines if more <= 0 else [*lines, f"{more} more partitions are held back"]
+    return lines if more <= 0 else [*lines, f"partitions held back beside these: {more}"]
 
 
 def _some(names: "Sequence[str]") -> str:
@@ -310,7 +310,7 @@ def lost_lines(losses: "Sequence[Loss]") -> list[str]:
         counts.setdefault(loss.topic, []).append(None if loss.end is None else loss.end - loss.first)
     return [
         f"lost in Kafka before it was read: topic {topic}: "
-        + ("nobody knows how many records" if None in of_topic else f"{sum(filter(None, of_topic))} records")
+        + ("nobody knows how many records" if None in of_topic else counted(sum(filter(None, of_topic)), "record"))
         for topic, of_topic in sorted(counts.items())
     ]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from gateway.host.terminal import say
+from gateway.host.terminal_text import counted
 from spark.commands.cli_options import json_option, limit_option, print_rows, warehouse_option
 from spark.commands.command_session import session
 from spark.registry.registry import Registry
@@ -74,4 +75,4 @@ def _counted(found: Registry) -> str:
         (len(found.calibrations), "calibration"),
         (len(found.gateways), "gateway"),
     )
-    return ", ".join(f"{count} {what}" if count == 1 else f"{count} {what}s" for count, what in counts)
+    return ", ".join(counted(count, what) for count, what in counts)

@@ -114,7 +114,7 @@ def _rejects_lines(spark: "SparkSession", warehouse: str, before: "Version", aft
     were, are = (rejects_by_kind(spark, tables_of(warehouse, version)) for version in (before, after))
     kinds = f" ({', '.join(f'{count} {kind}' for kind, count in are.items())})" if are else ""
     had = sum(were.values())
-    yield f"{sum(are.values())} records are rejects in v{after.number}{kinds}; {had} were in v{before.number}"
+    yield f"rejects in v{after.number}: {sum(are.values())}{kinds}; in v{before.number}: {had}"
     if sum(are.values()) > had:
         yield (
             "`sluice-cloud quarantine list` says why. If the declarations are wrong, correct them and replay again: "

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gateway.host.terminal import say
+from gateway.host.terminal_text import counted
 from spark.commands.cli_options import (
     device_option,
     json_option,
@@ -188,7 +189,7 @@ def retry_command(warehouse: str, streams: "Streams | None") -> None:
     except WindowLengthError as error:
         raise click.BadParameter(str(error), param_hint="--streams") from error
     declared = job.streams.version
-    say(f"{counts.rejects} rejects read again by declarations {declared}: {counts.read} can be read now")
+    say(f"{counted(counts.rejects, 'reject')} read again by declarations {declared}: {counts.read} can be read now")
 
 
 def _latest(

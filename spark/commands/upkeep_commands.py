@@ -5,7 +5,7 @@ from datetime import UTC
 import click
 
 from gateway.host.terminal import confirm, say
-from gateway.host.terminal_text import escaped
+from gateway.host.terminal_text import counted, escaped
 from spark.commands.cli_options import warehouse_option
 from spark.commands.command_session import session
 from spark.engine.warehouse_folder import only_writer
@@ -67,9 +67,11 @@ def delete_device_command(warehouse: str, namespace: str, yes: bool, unheard: bo
             "it, add --unheard"
         )
     if not yes:
-        delete = f"delete {rows} records of {whose} for good, and " if rows else ""
+        delete = f"delete {counted(rows, 'record')} of {whose} for good, and " if rows else ""
         confirm(f"{delete}refuse all that {'it' if rows else whose} measured before now?", abort=True)
     with only_writer(warehouse):
         done = delete_device(spark, warehouse, namespace, device, report=lambda table: say(f"deleting from {table}"))
     until = f"{done.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    say(f"{done.records} records of {whose} are deleted; what it measured before {until} is refused from now on")
+    say(
+        f"deleted: {counted(done.records, 'record')} of {whose}; what it measured before {until} is refused from now on"
+    )

@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gateway.host.terminal_text import counted
+
 Offsets = Mapping[int, int]
 """Offsets by partition."""
 TopicOffsets = Mapping[str, Offsets]
@@ -95,9 +97,9 @@ class RetentionOvertook:
     """First offset that is still there."""
 
     def __str__(self) -> str:
-        count = self.earliest - self.next_offset
+        deleted = counted(self.earliest - self.next_offset, "record")
         return (
-            f"partition {self.partition} of topic {self.topic}: Kafka has deleted the {count} records from offset "
+            f"partition {self.partition} of topic {self.topic}: Kafka has deleted {deleted} from offset "
             f"{self.next_offset} to {self.earliest - 1} before they were read (retention.ms, retention.bytes, or by "
             "hand)"
         )

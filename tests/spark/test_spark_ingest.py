@@ -272,7 +272,7 @@ def test_what_kafka_no_longer_has_stops_the_job_with_words_and_go_on_reads_what_
     stopped = run()
     assert stopped.exit_code == 1
     assert f"topic {anew} has been deleted and made anew" in stopped.stderr
-    deleted = "Kafka has deleted the 2 records from offset 2 to 3 before they were read"
+    deleted = "Kafka has deleted 2 records from offset 2 to 3 before they were read"
     assert f"partition 0 of topic {overtaken}: {deleted}" in stopped.stderr
     assert "--go-on" in stopped.stderr
     assert "Traceback" not in stopped.stderr

@@ -122,7 +122,7 @@ def test_a_reject_that_a_mended_declaration_can_read_becomes_a_reading(spark: Sp
     assert open_windows(spark, warehouse).agg(F.sum("n")).collect()[0][0] == len(expected.readings) == 5
     # Once more there is nothing more to be read, and a reject stays in `log` as it was.
     shown = CliRunner().invoke(main, ["quarantine", "retry", "--warehouse", warehouse])
-    assert shown.output == f"1 rejects read again by declarations {mended.version}: 0 can be read now\n"
+    assert shown.output == f"1 reject read again by declarations {mended.version}: 0 can be read now\n"
     log = open_log(spark, warehouse)
     assert log.count() == len(RECORDS) + 3
     assert log.where("reject_reason IS NOT NULL").count() == 4
@@ -187,7 +187,7 @@ def test_what_was_rejected_of_a_deleted_device_is_not_read_again(spark: SparkSes
     shown = CliRunner().invoke(main, ["quarantine", "retry", "--warehouse", new_warehouse])
 
     assert shown.exit_code == 0, shown.output
-    assert shown.output == "1 rejects read again by declarations none: 0 can be read now\n"
+    assert shown.output == "1 reject read again by declarations none: 0 can be read now\n"
     assert values(spark, new_warehouse) == []
 
 

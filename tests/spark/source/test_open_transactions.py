@@ -43,8 +43,8 @@ def test_a_transaction_is_told_once_and_only_if_it_stays_open() -> None:
         assert [(each.partition, each.offset, each.records) for each in told] == [(0, 14, 8)]
         (line,) = held_back_lines(told)
         assert line.startswith(
-            "8 records of device-thermo wait behind a transaction that has been open since 13:47:39 UTC or longer "
-            "(partition 0, offset 14). They are read when it ends."
+            "topic device-thermo: 8 records behind a transaction that has been open since 13:47:39 UTC or longer "
+            "(partition 0, offset 14), to be read when it ends."
         )
         found.see(now(23, 14))
         assert found.untold(60) is None
@@ -99,7 +99,7 @@ def test_what_waits_behind_an_open_transaction_is_told_and_read_later(
             # It is open for as long as a transaction may be: three runs beside other tests take a minute.
             held = await asyncio.to_thread(once)
             assert held.exit_code == 0, held.output
-            assert f"2 records of {topic} wait behind a transaction that has been open since " in held.output
+            assert f"topic {topic}: 2 records behind a transaction that has been open since " in held.output
             assert f"abort --topic {topic} --partition 0 --start-offset 1` aborts it" in held.output
             assert read() == [0]
 

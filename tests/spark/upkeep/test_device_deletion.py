@@ -161,7 +161,7 @@ def test_the_command_asks_first_and_deletes_for_good(spark: SparkSession, new_wa
 
     done = CliRunner().invoke(main, [*command, "--yes"])
     assert done.exit_code == 0, done.output
-    assert done.output.splitlines()[-1].startswith("2 records of 42 in namespace plant are deleted; what it measured")
+    assert done.output.splitlines()[-1].startswith("deleted: 2 records of 42 in namespace plant; what it measured")
     assert seen(spark, new_warehouse).keys() == {"43"}
 
     # Kafka is read once more, and files that nothing needs are removed.

@@ -167,11 +167,11 @@ def test_a_replay_says_what_its_declarations_reject(spark: SparkSession, new_war
 
     *_, seen, rejects, hint = told(85)
     assert seen.startswith("readers see v2 now")
-    assert rejects == "3 records are rejects in v2 (2 out-of-range, 1 undecodable); 1 were in v1"
+    assert rejects == "rejects in v2: 3 (2 out-of-range, 1 undecodable); in v1: 1"
     assert "replay again" in hint
     # Nothing is lost by it.
     *_, rejects = told(100)
-    assert rejects == "1 records are rejects in v3 (1 undecodable); 3 were in v2"
+    assert rejects == "rejects in v3: 1 (1 undecodable); in v2: 3"
     assert open_readings(spark, new_warehouse).count() == len(values) - 1
 
 
