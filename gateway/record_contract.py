@@ -28,13 +28,21 @@ DEVICE_HEADERS = ("ce_deviceboot", "ce_devicesequence")
 COUNTER_HEADER = "ce_devicecounter"
 """Header that follows `DEVICE_HEADERS` if device and Kafka topic do not imply the counter (`implied_counter`)."""
 DOUBT_HEADER = "ce_doubt"
-"""Header that follows if a reading may be stored already (`redelivered`), or if its number is stored (`conflict`)."""
+"""Header that follows if a reading may be stored already. It is one of `DOUBTS`."""
 BOOT_TIME_ERROR_HEADER = "ce_boottimeerror"
 """The last header of a record made before the gateway's clock was synced: a later correction of its time needs it."""
 HEADER_NAMES = (*HEADERS, *DEVICE_HEADERS, COUNTER_HEADER, DOUBT_HEADER, BOOT_TIME_ERROR_HEADER)
 """All headers that a record may have, in the order on the wire, except headers with `VARIABLE_PREFIX`."""
 VARIABLE_PREFIX = "route_"
 """Prefix of the headers of a route's variables (`route_site`). They follow `HEADERS`, and readers may skip them."""
+READING_TYPE = "sluice.reading"
+"""`ce_type` of a sensor's reading."""
+GATEWAY_TYPES = "sluice.gateway."
+"""Prefix of `ce_type` of a gateway's own events."""
+HEARTBEAT_TYPE = f"{GATEWAY_TYPES}heartbeat"
+REDELIVERED, CONFLICT = "redelivered", "conflict"
+"""Values of `ce_doubt`: the gateway may have the reading already, or has another payload of its number."""
+DOUBTS = (REDELIVERED, CONFLICT)
 TIME_ERROR_UNKNOWN_US = 2**63 - 1
 """Value of `ce_timeerror` and `ce_boottimeerror` if nothing bounds the error."""
 USUAL_TOPICS = "device-.*|gateway-events"

@@ -18,6 +18,7 @@ from gateway.daemon.device_states import ClockState, DevicesPage, DeviceState, H
 from gateway.devices.notes import NO_LOG_IN, RESTARTED, Note, note_on, note_on_clocks
 from gateway.intake.escaped_names import original_device
 from gateway.listener.credentials import CredentialsError, file_of, load
+from gateway.record_contract import READING_TYPE
 from gateway.settings import Settings
 
 NAMED_MAX = 5
@@ -144,7 +145,7 @@ def _places(connection: sqlite3.Connection) -> dict[str, Place]:
     """Return the places of devices whose readings wait, or waited not long ago."""
     places: dict[str, Place] = {}
     for device, subject, stream in connection.execute(
-        "SELECT device, subject, stream FROM series WHERE type = 'sluice.reading' AND device <> ''"
+        "SELECT device, subject, stream FROM series WHERE type = ? AND device <> ''", (READING_TYPE,)
     ):
         place = Place(subject, stream is not None and stream != subject)
         before = places.setdefault(device, place)

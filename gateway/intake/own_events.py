@@ -11,6 +11,7 @@ from gateway.buffer.losses import OWN_LOSSES, loss_body
 from gateway.buffer.rows import Entry, Lane, Loss, Series
 from gateway.intake.routes import kafka_key
 from gateway.reading import Datum
+from gateway.record_contract import GATEWAY_TYPES
 from gateway.settings import GatewaySettings, KafkaSettings
 
 LOST_TOLD_MAX = 20_000
@@ -21,7 +22,7 @@ def own_series(gateway: GatewaySettings, topic: str, kind: str, device: str = ""
     """The series of records that speak for this gateway. Their subject is the kind, unless another is given."""
     subject = kind if subject is None else subject
     key = kafka_key(gateway, gateway.id)
-    return Series(topic, key, device, subject, f"sluice.gateway.{kind}", "application/json")
+    return Series(topic, key, device, subject, f"{GATEWAY_TYPES}{kind}", "application/json")
 
 
 class OwnEvents:

@@ -10,13 +10,13 @@ from gateway.intake.payload_json import says_json
 from gateway.intake.reading_times import Ticking
 from gateway.intake.routes import Refusal, RouteTable, kafka_key
 from gateway.reading import Reading
+from gateway.record_contract import READING_TYPE
 from gateway.settings import GatewaySettings, PayloadIdentity
 
 TOPICS_CACHED_MAX = 20_000
 """Resolved topics that are remembered. With more, the cache begins again."""
 TOPIC_CACHED_CHARACTERS_MAX = 256
 """Characters of a topic above which it is resolved each time: a hostile one may have 65,535."""
-READING_TYPE = "sluice.reading"
 PLAIN_BYTES = "application/octet-stream"
 """Content type of a payload that is not what its route declares."""
 

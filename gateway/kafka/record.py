@@ -14,11 +14,13 @@ from gateway.clock.sensor_dates import TimeLimits, told_us
 from gateway.reading import Datum, Doubt
 from gateway.record_contract import (
     BOOT_TIME_ERROR_HEADER,
+    CONFLICT,
     COUNTER_HEADER,
     DEVICE,
     DEVICE_HEADERS,
     DOUBT_HEADER,
     HEADERS,
+    REDELIVERED,
     TIME_ERROR_UNKNOWN_US,
     VARIABLE_PREFIX,
     implied_counter,
@@ -359,5 +361,5 @@ def _boottime_error(datum: Datum, *, of_gateway: bool) -> bytes:
 # A span that holds no time.
 _NO_SPAN = WallClock(0, None, from_us=FOREVER_US, until_us=-FOREVER_US)
 
-DOUBTS = {doubt.value: doubt.name.lower() for doubt in Doubt}
+DOUBTS = {Doubt.REDELIVERED.value: REDELIVERED, Doubt.CONFLICT.value: CONFLICT}
 _DOUBTS = {number: _header(_DOUBT, word) for number, word in DOUBTS.items()}

@@ -17,6 +17,7 @@ from gateway.intake.front_door import FrontDoor
 from gateway.intake.routes import kafka_key
 from gateway.kafka.record import RecordEncoder
 from gateway.reading import Datum
+from gateway.record_contract import HEARTBEAT_TYPE
 from gateway.settings import GatewaySettings, KafkaSettings
 
 
@@ -51,7 +52,7 @@ class Heartbeat:
         if not clock.known:
             await self._buffer.owe_correction(self._buffer.boot_id)
         body = msgspec.json.encode(await self._body(now_us, clock, offsets))
-        series = Series(self.topic, self.key, "", "heartbeat", "sluice.gateway.heartbeat", "application/json")
+        series = Series(self.topic, self.key, "", "heartbeat", HEARTBEAT_TYPE, "application/json")
         lane = Lane(0, self._lane, self._buffer.boot_id, self._buffer.id)
         row = Row(0, self._sequence, 0, Datum(received_us=now_us, payload=body))
         self._sequence += 1

@@ -10,11 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gateway.record_contract import HEADERS
+from gateway.record_contract import HEADERS, READING_TYPE
 from spark.engine.session import CLASSES, SHORT_LIVED, jars_folder, open_session
 
 VALUES = (
-    *("1.0", "00112233445566aa-0123456789ab-1", "/plant/gw-1", "sluice.reading", "device/42/thermo"),
+    *("1.0", "00112233445566aa-0123456789ab-1", "/plant/gw-1", READING_TYPE, "device/42/thermo"),
     *("2026-03-14T12:00:00.000000Z", "1000", "estimated", "2026-03-14T12:00:00.000000Z"),
     *("5d0a1f7e", "123456789", "0123456789ab", "1", "application/json"),
 )

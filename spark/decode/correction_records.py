@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from gateway.record_contract import TIME_ERROR_UNKNOWN_US
+from gateway.record_contract import GATEWAY_TYPES, TIME_ERROR_UNKNOWN_US
 from spark.decode.codec_declarations import Times
 from spark.decode.kafka_records import KAFKA_SLACK_US, TEXT_BYTES_MAX
 
-CORRECTION_TYPE = "sluice.gateway.time-correction"
+CORRECTION_TYPE = f"{GATEWAY_TYPES}time-correction"
 BODY_TYPE = "map<string,variant>"
 """Type of a body: the members of the JSON object."""
 RATE_TYPE = "decimal(12,6)"

@@ -11,8 +11,11 @@ from gateway.record_contract import (
     COUNTER_HEADER,
     DEVICE_HEADERS,
     DOUBT_HEADER,
+    DOUBTS,
+    GATEWAY_TYPES,
     HEADER_NAMES,
     HEADERS,
+    HEARTBEAT_TYPE,
 )
 from spark.engine.built_once import recorded
 
@@ -24,11 +27,6 @@ SOURCE_SCHEMA = """
 SOURCE_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 _PASSED = ("topic", "partition", "offset", "kafka_timestamp", "key", "value", "is_too_large", "headers", "has_others")
 """Columns that the steps of `typed_records` pass on to one another."""
-READING_TYPE = "sluice.reading"
-GATEWAY_TYPES = "sluice.gateway."
-DOUBTS = ("redelivered", "conflict")
-"""Values of `ce_doubt`. `redelivered`: the gateway may have the reading already. `conflict`: it has another payload of
-the same device sequence."""
 SHAPES = tuple(
     HEADERS + device + doubt + boot_time_error
     for device in ((), DEVICE_HEADERS, (*DEVICE_HEADERS, COUNTER_HEADER))
@@ -65,8 +63,7 @@ products of such numbers fit into the tables' columns."""
 KAFKA_SLACK_US = 60_000_000
 """Microseconds that Kafka's clock may be behind a gateway's. Under NTP both differ by far less than a minute. A clock
 that is further off must be mended."""
-HEARTBEAT_TYPE = "sluice.gateway.heartbeat"
-SET_ASIDE_TYPE = "sluice.gateway.buffer-set-aside"
+SET_ASIDE_TYPE = f"{GATEWAY_TYPES}buffer-set-aside"
 EVENT_TYPES = (HEARTBEAT_TYPE, SET_ASIDE_TYPE)
 """Types of events that the driver reads."""
 

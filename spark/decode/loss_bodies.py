@@ -3,10 +3,11 @@
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from gateway.record_contract import GATEWAY_TYPES
 from spark.decode.kafka_records import TEXT_BYTES_MAX
 
 BODY_TYPE = "map<string,variant>"
-LOSS_TYPE = "sluice.gateway.loss"
+LOSS_TYPE = f"{GATEWAY_TYPES}loss"
 _TEXT, _WHOLE = "^STRING", "^BIGINT"
 NUMBERS = ("count", "first_boottime_us", "last_boottime_us", "first_sequence", "last_sequence")
 TEXTS = ("device", "reason", "boot", "device_boot")

@@ -8,6 +8,7 @@ the 8,000 bytes that HotSpot compiles, and then runs a fifth as fast.
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from gateway.record_contract import GATEWAY_TYPES, READING_TYPE
 from spark.decode import correction_records, loss_bodies
 from spark.decode.codec_decimals import (
     METRICS_TYPE,
@@ -23,7 +24,6 @@ from spark.decode.codec_json_strict import mended, read_strictly, with_members
 from spark.decode.codec_json_usual import is_usual, read_usual
 from spark.decode.codec_numbers import AROUND, NO_DECLARED, NO_METRIC, NONE_FITS, RANGE, TOLD_CHARS_MAX, TOO_MANY
 from spark.decode.codec_python import CODEC_OF_MEDIA_TYPE, PYTHON_CODECS, asked_of_python, python_decoder
-from spark.decode.kafka_records import GATEWAY_TYPES, READING_TYPE
 from spark.engine.built_once import recorded
 
 PLAIN_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
@@ -36,7 +36,7 @@ SET_ASIDE = "set-aside: "
 """Kind of records that made their batch fail: see `record_faults`."""
 NOT_THEIRS = "not-this-gateways-topic: "
 """Kind of records whose gateway may not speak in their topic: see `topic_owners`."""
-UNKNOWN_TYPE = "unknown-type: ce_type is neither sluice.reading nor sluice.gateway.*"
+UNKNOWN_TYPE = f"unknown-type: ce_type is neither {READING_TYPE} nor {GATEWAY_TYPES}*"
 UNDECLARED_STREAM = "undeclared-stream: no stream of this topic's name is declared"
 NO_VALUE = "undecodable: the record has no value"
 NOT_UTF8 = "undecodable: the payload is not UTF-8"

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from gateway.record_contract import READING_TYPE
 from spark.decode.correction_records import CORRECTION_TYPE
-from spark.decode.kafka_records import EVENT_TYPES, READING_TYPE
+from spark.decode.kafka_records import EVENT_TYPES
 from spark.decode.loss_bodies import LOSS_TYPE
 from spark.engine.built_once import recorded
 from spark.log.copies import may_be_copy

@@ -15,8 +15,8 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from gateway.record_contract import READING_TYPE
 from spark.decode.codec_declarations import Streams
-from spark.decode.kafka_records import READING_TYPE
 from spark.engine.delta_staging import open_or_empty
 from spark.engine.delta_upkeep import delete_rows
 from spark.finality.loss_records import rejects_as_losses

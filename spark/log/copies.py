@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from gateway.record_contract import READING_TYPE
 from spark.decode.codec_declarations import Streams
-from spark.decode.kafka_records import READING_TYPE
 from spark.log.amendments import ROW
 from spark.log.sequence_runs import RUN_COLUMNS, counter
 

@@ -12,8 +12,8 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from gateway.record_contract import GATEWAY_TYPES
 from spark.decode.codec_decimals import constant
-from spark.decode.kafka_records import GATEWAY_TYPES
 from spark.engine.delta_staging import open_or_empty
 
 SCHEMA = "namespace string, device string, deleted_at timestamp"

@@ -6,8 +6,8 @@ Time corrections are applied. The times as sent stand beside the corrected ones.
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from gateway.record_contract import READING_TYPE
 from spark.decode.codec_declarations import USUAL_TIMES, Times
-from spark.decode.kafka_records import READING_TYPE
 from spark.engine.built_once import built_once, recorded
 from spark.log.amendments import effective_log
 from spark.log.edge_times import EARLIEST_US

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.decode.kafka_records import READING_TYPE
+from gateway.record_contract import READING_TYPE
 from spark.engine.built_once import recorded
 from spark.log.lane_sequences import joined
 

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from gateway.buffer.duplicate_window import DuplicateWindow, Verdict
 from gateway.buffer.losses import LOSS_TYPE
-from gateway.intake.resolved_topics import READING_TYPE
 from gateway.mqtt.protocol import PUBCOMP, PUBREC, Connect, Publish, PubRel, ServerProtocol, acknowledgements
 from gateway.reading import SENSOR_DROPPED
+from gateway.record_contract import READING_TYPE
 from sluice_sim.cli import main
 from sluice_sim.fleet import FleetError, FleetOptions, Progress, run_fleet
 from sluice_sim.fleet_cli import BAR_CHARACTERS, _shown_on_terminal, bar

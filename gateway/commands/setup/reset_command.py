@@ -25,9 +25,9 @@ from gateway.host.safe_files import LeftAloneError, why_left_alone, wipe
 from gateway.host.service_user import as_service
 from gateway.host.terminal import ask, confirm, say
 from gateway.host.terminal_text import counted, escaped, hanging, readings_and_events
-from gateway.intake.resolved_topics import READING_TYPE
 from gateway.listener import credentials
 from gateway.reading import BufferFileError
+from gateway.record_contract import READING_TYPE
 from gateway.settings import DEFAULT_CONFIG, BufferSettings, Settings
 from gateway.toml_files.mistakes import ConfigError
 

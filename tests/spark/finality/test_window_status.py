@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.decode.kafka_records import HEARTBEAT_TYPE, SET_ASIDE_TYPE
+from gateway.record_contract import HEARTBEAT_TYPE
+from spark.decode.kafka_records import SET_ASIDE_TYPE
 from spark.decode.loss_bodies import BODY_TYPE, fault
 from spark.finality import window_status
 from spark.finality.gateway_states import GatewayEvent, GatewayStates
