@@ -85,7 +85,7 @@ class StateWatch:
         state = self.state
         state.bytes_used, left = file.room.used_and_left()
         full = without_room or not left
-        state.rows = file.lanes.rows
+        state.rows = file.lanes.rows + len(file.front)
         state.backlog_lanes = file.lanes.backlog_lanes
         state.full = full
         now_s = time.monotonic()

@@ -105,14 +105,8 @@ class FrontDoor:
             self.times.stamp(together)
         if readings and readings[-1].datum.received_us >= self.clocks.save_due_us:
             # The clocks go with a commit that is made anyway, so that no card is worn for them.
-            of_clocks = self.clocks.marks(readings[-1].datum.received_us)
-            marks, done = [*marks, *of_clocks], partial(self._taken_with_clocks, of_clocks, done)
+            self._buffer.keep(self.clocks.marks(readings[-1].datum.received_us))
         self._buffer.append(entries, done, marks, origin)
-
-    def _taken_with_clocks(self, marks: Sequence[Mark], done: Callable[[bool], None], stored: bool) -> None:  # noqa: FBT001 - the form of `done`
-        if not stored:
-            self.clocks.not_kept(marks)
-        done(stored)
 
     async def recall(self, device: str, boot: str) -> Recalled:
         """See `SerialIntake.recall`."""

@@ -147,6 +147,8 @@ class TopicVerdict:
     """Whether the trouble may pass by itself. The topic's readings wait on disk, and it is looked at again."""
     made: bool = False
     """Whether the topic was created just now, for this verdict."""
+    copies: int = 0
+    """Replicas that have a record once Kafka acknowledges it, at least."""
 
     @property
     def usable(self) -> bool:
@@ -421,8 +423,17 @@ def judge(
         *_refuses_large(topic, config, settings),
     )
     return TopicVerdict(
-        topic, batch_bytes_max=_batch_bytes_max(config), flaws=flaws, summary=_summary(config, partitions)
+        topic,
+        batch_bytes_max=_batch_bytes_max(config),
+        flaws=flaws,
+        summary=_summary(config, partitions),
+        copies=min(_fewest_replicas(partitions), _number(config, MIN_IN_SYNC) or 1),
     )
+
+
+def is_safe(verdict: TopicVerdict, settings: KafkaSettings) -> bool:
+    """Whether Kafka's acknowledgement alone keeps a reading: brokers acknowledge before they sync their disks."""
+    return verdict.copies >= DISKS_MIN or (verdict.copies > 0 and settings.one_replica_is_enough)
 
 
 def _stamped_wrongly(topic: str, config: Config, settings: KafkaSettings) -> Iterator[TopicVerdict]:

@@ -32,6 +32,8 @@ class UplinkState:
     """When the quota begins anew, in seconds since 1970; None if it is not used up, or if the date is unknown."""
     throttled_s: float = 0.0
     """Seconds for which a broker's quota held this gateway back last; 0 if none did so within THROTTLED_S."""
+    direct_topics: int = 0
+    """Topics whose readings go to Kafka before the disk (`buffer.disk_after_ms`)."""
     sent: int = 0
     """Readings and events that Kafka has taken since the start."""
     live_oldest_us: int | None = None
