@@ -72,11 +72,6 @@ class Run:
         self._saved_version = self.clock.fit.version
         return self.clock.to_bytes()
 
-    def was_not_saved(self) -> None:
-        """The bytes from `save` were not stored, so the clock is due again."""
-        self._saved_version = _NEVER
-        self.save_due_us = 0
-
     def _recalled(self) -> DeviceClock:
         if self._saved is not None:
             try:

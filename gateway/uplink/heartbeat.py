@@ -58,7 +58,7 @@ class Heartbeat:
         return RecordEncoder(self._gateway, lane, series).encode(row, BootTimes(clock), 0)
 
     async def _body(
-        self, now_us: int, clock: BootClock, offsets: dict[tuple[str, int], int], *, is_behind: bool
+        self, now_us: int, clock: BootClock, offsets: dict[tuple[str, int], int], *, is_behind: bool = False
     ) -> dict[str, object]:
         outstanding = await self._buffer.outstanding()
         # Offsets are read after the rows that wait, so a row acknowledged in between is in both, and not in neither.

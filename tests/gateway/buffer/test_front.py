@@ -2,15 +2,15 @@
 
 import asyncio
 import shutil
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
-
-import pytest
 
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.file import AHEAD_MARK, OFFSETS_BEHIND
 from gateway.buffer.rows import Entry, Position, Row, spans_of
+from gateway.buffer.schema import corruption
 from gateway.reading import Mark
 from tests.support.buffers import append, entry, failure, is_held, losses, marks_of, opened, store
 from tests.support.waiting import until
@@ -21,7 +21,7 @@ TOPIC = "device-thermo"
 @asynccontextmanager
 async def direct(path: Path, **settings: object) -> AsyncIterator[Buffer]:
     """A buffer whose forwarder has reached its end, while Kafka takes the topic of `entry` at once."""
-    async with opened(path, **{"disk_after_ms": 60_000, **settings}) as buffer:
+    async with opened(path, **{"disk_after_ms": 60_000, **settings}) as buffer:  # type: ignore[arg-type]
         await begin(buffer)
         yield buffer
 
@@ -43,15 +43,12 @@ async def live(buffer: Buffer, count: int, after: int = -1) -> list[Row]:
 
 def on_disk(path: Path, folder: Path) -> list[tuple[int, bytes]]:
     """What a power cut at this moment would leave: sequence and payload of each row."""
-    import sqlite3
 
     copy = folder / "copy.db"
     for suffix in ("", "-wal"):
         shutil.copy(f"{path}{suffix}", f"{copy}{suffix}")
-    with sqlite3.connect(copy) as file:
-        found = file.execute("SELECT sequence, payload FROM reading ORDER BY lane, sequence").fetchall()
-    file.close()
-    return found
+    with closing(sqlite3.connect(copy)) as file:
+        return file.execute("SELECT sequence, payload FROM reading ORDER BY lane, sequence").fetchall()
 
 
 async def take(buffer: Buffer, rows: list[Row]) -> None:
@@ -190,7 +187,7 @@ async def test_a_lane_that_was_cut_off_ends_behind_what_is_durable(tmp_path: Pat
     path = tmp_path / "buffer.db"
     told: list[int] = []
 
-    def report(kind: str, lane: object, rows: int, reason: str) -> Entry:
+    def report(kind: str, _lane: object, rows: int, _reason: str) -> Entry:
         if kind == "lane-closed":
             told.append(rows)
         return entry(b"report")
@@ -205,10 +202,10 @@ async def test_a_lane_that_was_cut_off_ends_behind_what_is_durable(tmp_path: Pat
         for suffix in ("", "-wal"):
             shutil.copy(f"{path}{suffix}", f"{after}{suffix}")
     async with opened(path) as buffer:
-        await buffer.transact(lambda file: file.report_lanes("start", report))  # type: ignore[arg-type]
+        await buffer.transact(lambda file: file.report_lanes("start", report))
     async with opened(after) as buffer:
         assert buffer.state.rows == 0
-        await buffer.transact(lambda file: file.report_lanes("start", report))  # type: ignore[arg-type]
+        await buffer.transact(lambda file: file.report_lanes("start", report))
     assert told == [10, 5]
 
 
@@ -229,7 +226,7 @@ async def test_a_start_after_a_cut_tells_what_may_be_lost_and_asks_for_offsets(t
         assert await marks_of(buffer, AHEAD_MARK) == {}
 
 
-async def test_a_dead_disk_stops_nothing_that_kafka_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dead_disk_stops_nothing_that_kafka_takes(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     async with direct(path, disk_after_ms=100) as buffer:
         done = append(buffer, [entry(b"0", sequence=0)])
@@ -259,9 +256,7 @@ async def test_a_replaced_file_takes_the_front_again_and_says_so(tmp_path: Path)
         outcome = append(buffer, [entry(b"1"), entry(b"2")])
         rows = await live(buffer, 2)
         former = buffer.id
-        from gateway.buffer import schema
-
-        await buffer.run(lambda _: buffer._commits._fail(schema.corruption("found just now")))
+        await buffer.run(lambda _: buffer._commits._fail(corruption("found just now")))
         assert await asyncio.wait_for(outcome, 10)
         buffer.confirm(former, spans_of(rows))
         _, found = await buffer.read(Position(0, -1), 10)
