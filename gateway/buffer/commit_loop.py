@@ -246,9 +246,9 @@ class CommitLoop:
             except Exception as error:  # noqa: BLE001 - what cannot be admitted is committed, or refused by that
                 if schema.is_of_disk(error):
                     self._fail(error)
-        if self.state_watch.cannot_store:
+        if self.state_watch.state.failing is not None:
             # Others must not wait for the disk, as Kafka takes what they bring.
-            refused = self._queue.refuse_first(topics, failing=self.state_watch.state.failing is not None)
+            refused = self._queue.refuse_first(topics)
             self._announce([(append.done, False) for append in refused if append.done is not None])
         if admitted:
             size = sum([len(row.datum.payload) for row in admitted])

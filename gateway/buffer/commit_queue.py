@@ -307,13 +307,11 @@ class CommitQueue:
                 (self._own if append.is_own else self._readings).appendleft(append)
             self._wake.notify()
 
-    def refuse_first(self, topics: Container[str], *, failing: bool) -> list[Append]:
-        """Remove the oldest readings that cannot be stored now, as they need the disk, and keep others from Kafka."""
+    def refuse_first(self, topics: Container[str]) -> list[Append]:
+        """Remove the oldest readings that need the disk, and so keep others from Kafka."""
         refused = []
         with self._wake:
             while self._readings and not (self._readings[0].is_of(topics) and not self._readings[0].needs_disk):
-                if not failing and not self._readings[0].entries:
-                    break  # marks alone need no room
                 refused.append(self._readings.popleft())
                 self._release(refused[-1])
         return refused

@@ -23,8 +23,6 @@ SAVED_AT_ONCE_MAX = 50
 SAVED_AGAIN_US = 300_000_000
 """Least time between two writes of one clock. Its older state is just as true, only less exact."""
 _UNREADABLE = "what was known of a sensor's clock cannot be read: it is learnt anew"
-_NEVER = -1
-"""A version that no clock has."""
 
 log = structlog.get_logger()
 

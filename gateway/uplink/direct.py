@@ -15,7 +15,7 @@ LOOK_S = 1.0
 
 
 class DirectTopics:
-    """The topics of one session. A topic counts once a broker has answered for it in good time."""
+    """The topics of one session. A topic counts once a broker has answered for it in good time, in any session."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts of the uplink
         self,
@@ -34,7 +34,7 @@ class DirectTopics:
         self._memory = memory
         self._left_s = buffer.kafka_first_s - linger_s
         """Seconds that Kafka has to answer, until a reading is written to the disk."""
-        self._quick: set[str] = set()
+        self._quick = memory.quick
         self._due_s = 0.0
         self._parked: frozenset[str] = frozenset()
 

@@ -101,6 +101,8 @@ class Memory:
         """By topic that could not take a record: bytes of the largest batch that it took then."""
         self.proven: set[str] = set()
         """Topics that have taken a record since they last refused one."""
+        self.quick: set[str] = set()
+        """Topics for which a broker answered in good time when it was last asked. If the disk fails, only they can be."""
         self._ratio = 1.0 if kafka.compression == "none" else RATIO_FIRST
         self._suspects: dict[Partition, _Suspect] = {}
         self._troubles: dict[Partition, _Trouble] = {}
@@ -344,6 +346,7 @@ class Memory:
         self.state.parked.clear()
         self._troubles.clear()
         self._unanswered.clear()
+        self.quick.clear()
         self.is_behind = False
         return [*forgotten, Mark(CLUSTER_MARK, cluster_id.encode()), Mark(OFFSETS_BEHIND.key, None)]
 
