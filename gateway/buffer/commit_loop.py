@@ -37,6 +37,8 @@ from gateway.reading import BufferFileError, Doubt, Mark
 from gateway.settings import BufferSettings
 
 AGE_CHECK_S = 60.0
+REFUSED_AFTER_S = 10.0
+"""Seconds for which the disk may fail until what needs it is refused, if Kafka takes what others bring."""
 QUIET_S = SIGN_OF_LIFE_S
 """Seconds that marks and duplicate windows wait for a commit that is made for something else."""
 END_S = 2.0
@@ -246,7 +248,7 @@ class CommitLoop:
             except Exception as error:  # noqa: BLE001 - what cannot be admitted is committed, or refused by that
                 if schema.is_of_disk(error):
                     self._fail(error)
-        if self.state_watch.state.failing is not None:
+        if self.state_watch.has_failed_for(REFUSED_AFTER_S):
             # Others must not wait for the disk, as Kafka takes what they bring.
             refused = self._queue.refuse_first(topics)
             self._announce([(append.done, False) for append in refused if append.done is not None])

@@ -63,6 +63,7 @@ class StateWatch:
         """Whether there is no room, and nothing left to drop."""
         self.has_said_full = False
         self._full_seen_s = 0.0
+        self._failing_since_s = 0.0
         self._look_s = 0.0
         """When to look again for devices above their share."""
         self._limits_some = False
@@ -124,12 +125,17 @@ class StateWatch:
     def fail(self, words: str) -> None:
         """Note that nothing can be read or written, for this reason."""
         if self.state.failing is None:
+            self._failing_since_s = time.monotonic()
             log.error(
                 "buffer cannot be read or written: nothing is acknowledged until it can; it is tried each second",
                 error=words,
                 path=str(self._settings.path),
             )
         self.state.failing = words
+
+    def has_failed_for(self, seconds: float) -> bool:
+        """Whether no commit was written for so long, and all failed."""
+        return self.state.failing is not None and time.monotonic() >= self._failing_since_s + seconds
 
     def recover(self) -> None:
         """Note that a commit was written."""

@@ -102,7 +102,7 @@ class Memory:
         self.proven: set[str] = set()
         """Topics that have taken a record since they last refused one."""
         self.quick: set[str] = set()
-        """Topics for which a broker answered in good time when it was last asked. If the disk fails, only they can be."""
+        """Topics for which a broker answered in good time when it was last asked."""
         self._ratio = 1.0 if kafka.compression == "none" else RATIO_FIRST
         self._suspects: dict[Partition, _Suspect] = {}
         self._troubles: dict[Partition, _Trouble] = {}

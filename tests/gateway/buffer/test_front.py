@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
+import pytest
+
+from gateway.buffer import commit_loop
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.file import AHEAD_MARK, OFFSETS_BEHIND
 from gateway.buffer.rows import Entry, Position, Row, spans_of
@@ -226,7 +229,8 @@ async def test_a_start_after_a_cut_tells_what_may_be_lost_and_asks_for_offsets(t
         assert await marks_of(buffer, AHEAD_MARK) == {}
 
 
-async def test_a_dead_disk_stops_nothing_that_kafka_takes(tmp_path: Path) -> None:
+async def test_a_dead_disk_stops_nothing_that_kafka_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_loop, "REFUSED_AFTER_S", 0.5)
     path = tmp_path / "buffer.db"
     async with direct(path, disk_after_ms=100) as buffer:
         done = append(buffer, [entry(b"0", sequence=0)])
