@@ -142,7 +142,7 @@ class CommitLoop:
             closing = False
             while not closing:
                 calls, closing = self._queue.wait(
-                    self._due_s, cannot_store=self.state_watch.cannot_store, admits=self._outgoing.admits
+                    self._due_s, cannot_store=self.state_watch.cannot_store, admits=lambda: self._outgoing.admits
                 )
                 for function, future in calls:
                     self._settle(future, function)
@@ -192,6 +192,8 @@ class CommitLoop:
         """When what waits for another commit gets one of its own."""
         if not self._outgoing.has_marks and not (self.attachment.is_attached and self.file.is_ahead):
             self._quiet_due_s = math.inf
+        elif self.attachment.is_attached and self.file.is_crowded:
+            self._quiet_due_s = 0.0
         elif self._quiet_due_s == math.inf:
             self._quiet_due_s = time.monotonic() + QUIET_S
         return self._quiet_due_s

@@ -204,7 +204,9 @@ class CommitQueue:
 
     # -- taking out, on the buffer's thread -----------------------------------------------------
 
-    def wait(self, due_s: Callable[[], float], *, cannot_store: bool, admits: bool) -> tuple[Sequence[Call], bool]:
+    def wait(
+        self, due_s: Callable[[], float], *, cannot_store: bool, admits: Callable[[], bool]
+    ) -> tuple[Sequence[Call], bool]:
         """Sleep until there is something to do, or until `due_s`. Functions do not wait for a delayed commit.
 
         Returns the functions to run, and whether the buffer is being closed. While it `cannot_store`, only retries are
@@ -214,7 +216,7 @@ class CommitQueue:
             while True:
                 now_s = time.monotonic()
                 next_s = max(min(due_s(), self._retry_s if cannot_store else self._due_s()), self._retry_s)
-                if self._calls or self._is_closing or next_s <= now_s or (admits and self._has_new):
+                if self._calls or self._is_closing or next_s <= now_s or (self._has_new and admits()):
                     break
                 self._wake.wait(min(next_s - now_s, SLEEP_S_MAX))
             calls, self._calls, self._has_new = self._calls, deque(), False

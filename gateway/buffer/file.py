@@ -36,7 +36,7 @@ from gateway.buffer.rows import (
     earliest_event_us,
 )
 from gateway.buffer.salvage.salvage import SALVAGE_PREFIX, Progress, kept_marks
-from gateway.buffer.sensor_runs import DeviceRuns
+from gateway.buffer.sensor_runs import RUNS_MAX, DeviceRuns
 from gateway.buffer.series import SeriesTable
 from gateway.buffer.shares import Shares
 from gateway.clock.gateway_clock import BootClock
@@ -51,6 +51,9 @@ OFFSETS_BEHIND = Mark("uplink/offsets-behind", b"1")
 SIGN_OF_LIFE_S = 900.0
 """Seconds between two commits, at most, while rows go to Kafka without the disk."""
 SIGN_OF_LIFE_US = int(SIGN_OF_LIFE_S * 1e6)
+UNSAVED_RUNS_MAX = RUNS_MAX // 2
+UNSAVED_SERIES_MAX = 1_000
+"""Duplicate windows and series that wait in memory for a commit of something else."""
 
 
 class BufferFile:
@@ -184,8 +187,9 @@ class BufferFile:
         rows = [
             Row(lane, number, numbers[entry.series], entry.datum) for number, entry in enumerate(new, start=sequence)
         ]
-        self.lanes.number(len(rows))
-        self.lanes.go_ahead()
+        if rows:
+            self.lanes.number(len(rows))
+            self.lanes.go_ahead()
         self.front.add(append, rows, min(map(earliest_event_us, new), default=NOTHING_US))
         return rows
 
@@ -214,6 +218,11 @@ class BufferFile:
     def is_ahead(self) -> bool:
         """Whether rows got numbers since the last commit."""
         return self.lanes.is_ahead
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so much waits in memory to be stored quietly that it should not wait any longer."""
+        return self._runs.unsaved >= UNSAVED_RUNS_MAX or self.series.unsaved >= UNSAVED_SERIES_MAX
 
     def insert(self, entries: Iterable[Entry]) -> None:
         """Append entries in order, without retransmissions."""

@@ -220,6 +220,8 @@ class Lanes:
         forget_lanes(self._connection, over)
         for number in over:
             del state.counts[number]
+        if state.is_ahead:
+            state.touched.add(state.current.number)
         lane = Lane(0, secrets.token_hex(6), self._boot_id, self._buffer_id)
         state.current = replace(lane, number=self._insert(lane))
         state.counts[state.current.number] = LaneCount()

@@ -99,6 +99,11 @@ class DeviceRuns:
         """Runs that the open transaction has written."""
         self._before = START, 0.0
 
+    @property
+    def unsaved(self) -> int:
+        """Windows that the file does not have as they are."""
+        return len(self._unsaved)
+
     def begin(self) -> None:
         """Begin a transaction."""
         self._changed, self._written, self._pruning = {}, {}, []

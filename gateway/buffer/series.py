@@ -32,6 +32,8 @@ class SeriesTable:
         """Numbers that are remembered; `number` finds or gives all others."""
         self._unsaved: dict[int, Series] = {}
         """Series that the file does not have yet."""
+        self._unsaved_numbers: dict[tuple[str, ...], int] = {}
+        """Their numbers, by their columns."""
         self._saving: dict[int, Series] = {}
         """Series that the open transaction stores."""
         self._first_new = 0
@@ -44,7 +46,7 @@ class SeriesTable:
     def number(self, series: Series) -> int:
         """The number of a series in this file, given now if it has none. Raises sqlite3.Error."""
         columns = series.columns
-        number = next((number for number, each in self._unsaved.items() if each.columns == columns), None)
+        number = self._unsaved_numbers.get(columns)
         if number is None:
             found = self._connection.execute(
                 "SELECT number FROM series WHERE topic = ? AND key = ? AND device = ? AND subject = ?"
@@ -55,6 +57,7 @@ class SeriesTable:
         if number is None:
             number, self._next = self._next, self._next + 1
             self._unsaved[number] = series
+            self._unsaved_numbers[columns] = number
             self._shares.series_added(series)
         if len(self.numbers) >= SERIES_CACHED_MAX:
             self.numbers.clear()
@@ -69,6 +72,11 @@ class SeriesTable:
         statement = "SELECT stream, topic, key, device, subject, type, content_type FROM series WHERE number = ?"
         stream, *columns = find_one(self._connection, statement, number)
         return Series.of_columns(columns, stream)
+
+    @property
+    def unsaved(self) -> int:
+        """Series that the file does not have yet."""
+        return len(self._unsaved)
 
     def begin(self) -> None:
         """Begin a transaction."""
@@ -87,6 +95,7 @@ class SeriesTable:
     def saved(self) -> None:
         """Note that the transaction was committed."""
         self._saving = {}
+        self._unsaved_numbers = {}
 
     def restore(self) -> None:
         """Note that the transaction was rolled back. The numbers that it gave are void."""
@@ -94,6 +103,7 @@ class SeriesTable:
         self._unsaved = {number: series for number, series in unsaved.items() if number < self._first_new}
         if len(unsaved) > len(self._unsaved):
             self.numbers.clear()
+        self._unsaved_numbers = {series.columns: number for number, series in self._unsaved.items()}
         self._saving = {}
 
     def prune_if_due(self, rows: int) -> None:
