@@ -48,10 +48,10 @@ class Append:
 
     @property
     def needs_disk(self) -> bool:
-        """Whether the file has to have more of it than Kafka can have: marks, losses, quarantined input."""
-        return bool(self.marks) or any(
-            entry.lost is not None or entry.quarantined is not None for entry in self.entries
-        )
+        """Whether the file has to have more of it than Kafka can have: marks, losses, numbers, quarantined input."""
+        if self.marks or self.origin.is_recalled:
+            return True
+        return any(entry.lost is not None or entry.quarantined is not None for entry in self.entries)
 
     def is_of(self, topics: Container[str]) -> bool:
         """Whether all entries go to these Kafka topics."""

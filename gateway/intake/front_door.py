@@ -44,6 +44,7 @@ class FrontDoor:
         """`has_secrets` says that devices of this site have secrets of their own."""
         self._buffer = buffer
         self._guest = Origin(leaves_room=has_secrets)
+        self._recalled = Origin(leaves_room=has_secrets, is_recalled=True)
         self._broker = Origin(leaves_room=has_secrets, is_broker=True)
         self._routes = routes
         self._topics = ResolvedTopics(routes, gateway)
@@ -81,8 +82,15 @@ class FrontDoor:
 
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
         """See `Intake.take`. A device that holds more than its share of the buffer is refused."""
-        has_secret = bool(readings) and readings[0].writer is not None
-        self._take(readings, done, marks, _WITH_SECRET if has_secret else self._guest)
+        origin = self._guest
+        if readings:
+            first = readings[0]
+            if first.writer is not None:
+                origin = _WITH_SECRET
+            elif first.datum.device_sequence is not None:
+                # Frames of a serial line: their numbers alone tell what the sensor's ring has dropped.
+                origin = self._recalled
+        self._take(readings, done, marks, origin)
 
     def take_of_broker(
         self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()
