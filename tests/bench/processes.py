@@ -140,6 +140,8 @@ bootstrap = ["{bootstrap}"]
 compression = "zstd"
 create_topics = true
 replicas = 1
+# The bench has one broker. It stands for a cluster whose replicas keep what they acknowledge.
+one_replica_is_enough = true
 events_topic = "{stream_topic}-events"
 quarantine_topic = "{stream_topic}-quarantine"
 
