@@ -79,14 +79,14 @@ class BufferFile:
         If the file keeps this boot's clock, `resume` gets it before `clock` is called.
 
         Each committed transaction adds to `counts`: `duplicate`, `conflict`, `below-window`, `quarantine-overflow`,
-        `share-refused`, `dropped`, and the reasons for dropping: `buffer-full`, `above-share`, `too-old`. Raises
-        sqlite3.Error, OSError, and BufferFileError if the file is of a newer version.
+        `share-refused`, `dropped`, and the reasons for dropping: `buffer-full`, `above-share`, `too-old`. The front
+        adds `spared`. Raises sqlite3.Error, OSError, and BufferFileError if the file is of a newer version.
         """
         self._boot_id = boot_id
         self._clock = clock
         self._counts = counts
         self._tally: Counter[str] = Counter()
-        self.front = Front()
+        self.front = Front(counts)
         """Rows of the current lane that are not in the file yet."""
         self.written: list[Row] = []
         """Rows of the front that the last transaction wrote."""
