@@ -18,7 +18,15 @@ from gateway.buffer.dropping import Dropping
 from gateway.buffer.front import Front
 from gateway.buffer.insert import insert_entries, insert_rows
 from gateway.buffer.lanes import NOTHING_US, LaneReport, Lanes
-from gateway.buffer.losses import count_losses, counted_losses, dropped_by_sensor, forget_losses, note_told, told_below
+from gateway.buffer.losses import (
+    UNCLEAN_END,
+    count_losses,
+    counted_losses,
+    dropped_by_sensor,
+    forget_losses,
+    note_told,
+    told_below,
+)
 from gateway.buffer.quarantine import DROPPED, Quarantine
 from gateway.buffer.read_rows import check_sqlite, gone_rows, read_rows, sequences_of
 from gateway.buffer.room import Room
@@ -74,14 +82,14 @@ class BufferFile:
         If the file keeps this boot's clock, `resume` gets it before `clock` is called.
 
         Each committed transaction adds to `counts`: `duplicate`, `conflict`, `below-window`, `quarantine-overflow`,
-        `share-refused`, `dropped`, and the reasons for dropping: `buffer-full`, `above-share`, `too-old`. Raises
-        sqlite3.Error, OSError, and BufferFileError if the file is of a newer version.
+        `share-refused`, `dropped`, and the reasons for dropping: `buffer-full`, `above-share`, `too-old`. The front
+        adds `spared`. Raises sqlite3.Error, OSError, and BufferFileError if the file is of a newer version.
         """
         self._boot_id = boot_id
         self._clock = clock
         self._counts = counts
         self._tally: Counter[str] = Counter()
-        self.front = Front()
+        self.front = Front(counts)
         """Rows of the current lane that are not in the file yet."""
         self.written: list[Row] = []
         """Rows of the front that the last transaction wrote."""
@@ -342,7 +350,7 @@ class BufferFile:
         last_us = seen_us + SIGN_OF_LIFE_US
         if boot_id == self._boot_id:
             last_us = min(last_us, boottime_us())
-        return Loss("", "unclean-end", boot_id, 0, seen_us, last_us)
+        return Loss("", UNCLEAN_END, boot_id, 0, seen_us, last_us)
 
     # -- damaged files --------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ lane: whatever is not in the file is here or in Kafka.
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -31,7 +31,9 @@ class Admitted:
 class Front:
     """The front of one file's current lane. May be used on any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counter[str]) -> None:
+        """`counts` gets `spared`: rows that Kafka had before a commit began to write them."""
+        self._counts = counts
         self._lock = threading.Lock()
         self._lane = 0
         self._rows: dict[int, tuple[Row, Admitted]] = {}
@@ -127,16 +129,21 @@ class Front:
         """Take out rows that Kafka has. Return the parts of the spans that are not here: the disk has them."""
         with self._lock:
             parts = self._without(spans)
-            if self._rows:
+            before = len(self._rows)
+            if before:
                 for lane, first, last in spans:
                     if lane == self._lane:
                         self._take_out(range(first, last + 1))
+            if before > len(self._rows):
+                self._counts["spared"] += before - len(self._rows)
             return parts
 
     def written(self, rows: Sequence[Row]) -> list[Row]:
         """Take out rows that are on disk now. Return those that Kafka has got meanwhile."""
         with self._lock:
             confirmed = [row for row in rows if row.sequence not in self._rows]
+            if confirmed:
+                self._counts["spared"] -= len(confirmed)
             self._take_out([row.sequence for row in rows])
             return confirmed
 

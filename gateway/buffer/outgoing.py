@@ -1,6 +1,7 @@
 """The rows between the buffer and the forwarder: the newest in memory, those being sent, those that Kafka has."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from gateway.buffer.file import BufferFile
@@ -17,7 +18,7 @@ class OutgoingRows:
         self._lock = threading.Lock()
         self.buffer_id = ""
         """Id of the open file."""
-        self.front = Front()
+        self.front = Front(Counter())
         """Rows that the file does not have yet."""
         self._tail = Tail()
         self._kept_from_drop: list[Span] = []

@@ -14,7 +14,7 @@ from gateway.settings import BufferSettings
 ROOM_SAID_AFTER_S = 10.0
 """Seconds of room before it is reported: a buffer at its bound is full and not full many times a second."""
 FULL_WORDS = {
-    "refuse": "buffer full: sensors keep what they have until Kafka has taken some, or the disk has room",
+    "refuse": "buffer full: sensors keep what Kafka does not take first, until there is room",
     "drop-oldest": "buffer full: the oldest readings make room, and are counted as lost",
 }
 LOOKED_AFTER_S = 1.0
@@ -127,7 +127,8 @@ class StateWatch:
         if self.state.failing is None:
             self._failing_since_s = time.monotonic()
             log.error(
-                "buffer cannot be read or written: nothing is acknowledged until it can; it is tried each second",
+                "buffer cannot be read or written: until it can, only what Kafka takes first is acknowledged; it is "
+                "tried each second",
                 error=words,
                 path=str(self._settings.path),
             )

@@ -9,6 +9,7 @@ from gateway.kafka.topics import is_safe
 from gateway.reading import BufferFileError
 from gateway.settings import KafkaSettings
 from gateway.uplink.memory import Memory
+from gateway.uplink.state import DISK_FIRST_TOLD_MAX, ONE_REPLICA, SLOW
 
 LOOK_S = 1.0
 """Seconds between two looks at topics of which nothing new is known."""
@@ -35,6 +36,8 @@ class DirectTopics:
         self._left_s = buffer.kafka_first_s - linger_s
         """Seconds that Kafka has to answer, until a reading is written to the disk."""
         self._quick = memory.quick
+        self._slow: set[str] = set()
+        """Topics whose last answer came too late, or not early enough after a late one."""
         self._due_s = 0.0
         self._parked: frozenset[str] = frozenset()
 
@@ -42,8 +45,10 @@ class DirectTopics:
         """Note how long a broker took to answer for a topic."""
         if seconds > self._left_s:
             self._quick.discard(topic)
+            self._slow.add(topic)
         elif seconds <= self._left_s / 2 and topic not in self._quick:
             self._quick.add(topic)
+            self._slow.discard(topic)
             self._due_s = 0.0
 
     async def settle(self, parked: Collection[str]) -> None:
@@ -53,11 +58,17 @@ class DirectTopics:
             return
         self._due_s, self._parked = now_s + LOOK_S, of_parked
         direct = set()
+        disk_first = dict.fromkeys(sorted(self._slow)[:DISK_FIRST_TOLD_MAX], SLOW)
         for topic in self._quick - of_parked:
             verdict = await self._memory.verdicts.of(self._session.admin, topic)
-            if verdict.usable and is_safe(verdict, self._kafka) and await self._is_told(topic):
+            if not verdict.usable:
+                continue
+            if not is_safe(verdict, self._kafka):
+                if len(disk_first) < DISK_FIRST_TOLD_MAX:
+                    disk_first[topic] = ONE_REPLICA
+            elif await self._is_told(topic):
                 direct.add(topic)
-        self._memory.state.direct_topics = len(direct)
+        self._memory.state.direct_topics, self._memory.state.disk_first = len(direct), disk_first
         if direct != self._buffer.direct_topics:
             try:
                 await self._buffer.go_direct(frozenset(direct), self._buffer_id)
@@ -81,5 +92,5 @@ class DirectTopics:
 
     def end(self) -> None:
         """Have everything go to the disk first again, as the session is over."""
-        self._memory.state.direct_topics = 0
+        self._memory.state.direct_topics, self._memory.state.disk_first = 0, {}
         self._buffer.end_direct()

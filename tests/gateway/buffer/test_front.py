@@ -71,6 +71,7 @@ async def test_what_kafka_has_first_is_acknowledged_and_never_written(tmp_path: 
         await take(buffer, rows)
         assert [await outcome for outcome in outcomes] == [True] * 50
         assert buffer.state.rows == 0
+        assert buffer.counts["spared"] == 50
         await asyncio.sleep(1.2)  # longer than deletions wait
         assert path.with_name("buffer.db-wal").read_bytes() == before
 
@@ -109,6 +110,7 @@ async def test_rows_that_kafka_gets_while_they_are_written_are_deleted(tmp_path:
         assert await live_then_cut_short(buffer)
         await until(lambda: buffer.state.rows == 0)
         assert on_disk(path, tmp_path) == []
+        assert buffer.counts["spared"] == 0
 
 
 async def live_then_cut_short(buffer: Buffer) -> bool:
