@@ -158,16 +158,18 @@ deb: build/apt-demo install
 	@$(BIN)/python -m systemd.build_deb $(if $(VERSION),--version $(VERSION)) $(if $(SIGNING_KEY),--signing-key $(SIGNING_KEY))
 
 # -- benches ---------------------------------------------------------------------------------------
-bench-gateway: build/apt-test install jars build/bench/load peers
+comma := ,
+# The peers take eight minutes to build: they are built only if their part runs.
+bench-gateway: build/apt-test install build/jars/kafka.done build/bench/load $(if $(BENCH_ONLY),$(filter peers,$(subst $(comma), ,$(BENCH_ONLY))),peers)
 	@$(BIN)/python -m tests.bench.gateway
 
-bench-uplink: build/apt-test install jars
+bench-uplink: build/apt-test install build/jars/kafka.done
 	@$(BIN)/python -m tests.bench.uplink
 
-bench-serial: build/apt-test install jars
+bench-serial: build/apt-test install build/jars/kafka.done
 	@$(BIN)/python -m tests.bench.serial_lines
 
-bench-clock: build/apt-test install jars build/bench/load
+bench-clock: build/apt-test install build/jars/kafka.done build/bench/load
 	@$(BIN)/python -m tests.bench.clock
 
 bench-spark: build/apt-test install jars

@@ -76,9 +76,9 @@ class _Commands(WrappingGroup):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="sluice", message="sluice %(version)s")
 def main() -> None:
-    """Sluice, the edge gateway: takes readings from sensors, keeps them on disk and forwards them to Kafka.
+    """Sluice, the edge gateway: takes readings from sensors, keeps them safe and forwards them to Kafka.
 
-    A sensor gets its acknowledgement once its reading is on disk, whether Kafka is up or not.
+    A sensor gets its acknowledgement once a durable copy exists: on this box's disk, or with Kafka's replicas.
     """
 
 

@@ -5,7 +5,7 @@
     MQTT sensors ──▶ MqttListener ──┤        ▲ done ◀──┘ (SQLite)       └──▶ gateway-quarantine
     site's broker ─▶ BrokerIngress ─┘
 
-A reading travels with the callback that acknowledges it: `done(True)` is called after the commit is on disk.
+A reading travels with the callback that acknowledges it: `done(True)` is called once a durable copy exists.
 """
 
 import asyncio

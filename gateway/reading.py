@@ -112,13 +112,13 @@ class Intake(Protocol):
         """
 
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
-        """Store readings, in order, and keep or forget marks, all in one commit.
+        """Store readings, in order, and keep or forget marks, all in one commit. Kafka may have the readings first.
 
-        `done(True)` is called on the event loop after this commit is synced. Only then may the readings be
-        acknowledged. `done(False)` means that none was stored: too much waits already, a device holds more than its
-        share, or the gateway stops. Then withhold the acknowledgement, and count readings that cannot be sent again by
-        `lost`. Calls of `done(True)` come in the order of `take`. Marks without readings need no room in a full buffer,
-        but wait for everything taken before them.
+        `done(True)` is called on the event loop once each reading has a durable copy: on disk, or with Kafka's
+        replicas. Marks are on disk then. Only now may the readings be acknowledged. `done(False)` means that none was
+        stored: too much waits already, a device holds more than its share, or the gateway stops. Then withhold the
+        acknowledgement, and count readings that cannot be sent again by `lost`. Calls of `done(True)` come in the order
+        of `take`. Marks without readings need no room in a full buffer, but wait for everything taken before them.
         """
 
     async def marks(self, prefix: str) -> dict[str, bytes]:

@@ -68,10 +68,16 @@ class BufferSettings(Struct, frozen=True, forbid_unknown_fields=True):
     age_max_s: Annotated[float, Meta(ge=0, le=3.2e8, description="seconds, 0 to 320000000 (ten years)")] = 0.0
     """Seconds after which a waiting reading is dropped and counted as lost. It is looked at once a minute. With 0, none
     is too old."""
-    commit_delay_ms: Annotated[float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")] = 0.0
-    """Time that a commit waits for further readings. A longer time spares the card and delays acknowledgements."""
+    disk_after_ms: Annotated[float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")] = 500.0
+    """Time that Kafka has for a reading before it is written to the disk. If Kafka has it by then, it is acknowledged
+    and never written. A longer time spares the card and delays acknowledgements while Kafka is slow."""
+    disk_first: bool = False
+    """Whether every reading is written to the disk before it is acknowledged, even if Kafka has it already."""
+    commit_delay_ms: Annotated[float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")] = 250.0
+    """Time that a commit waits for further readings while Kafka is away. A longer time spares the card and delays
+    acknowledgements."""
     queue_bytes_max: Annotated[int, Meta(ge=100_000, le=2**31, description="bytes, 100000 to 2 GiB")] = 16_000_000
-    """Bytes of readings that may wait in memory for their commit. Further readings are refused."""
+    """Bytes of readings that may wait in memory for their commit or for Kafka. Further readings are refused."""
     quarantine_bytes_max: Annotated[int, Meta(ge=100_000, le=2**40, description="bytes, 100000 to 1 TiB")] = 50_000_000
     """Bytes of input that the quarantine keeps, a tenth of `bytes_max` at most. When it is full, the device with most
     bytes in it loses its oldest input."""
@@ -443,6 +449,9 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Partitions of a topic that the gateway creates."""
     replicas: Annotated[int, Meta(ge=1, le=32, description="replicas, 1 to 32")] = 3
     """Replicas of a topic that the gateway creates. With fewer brokers, there are as many as brokers."""
+    one_replica_is_enough: bool = False
+    """Whether a reading is safe if one broker alone has it. Without this, a topic whose `min.insync.replicas` is 1 gets
+    readings only once they are on the disk of this box."""
     retention_s_min: Annotated[float, Meta(ge=0, le=3.2e8, description="seconds, 0 to 320000000 (ten years)")] = (
         86_400.0
     )

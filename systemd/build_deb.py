@@ -178,9 +178,9 @@ def _write_control(root: Path, target: Target, release: Release) -> None:
         "Section: net\nPriority: optional\n"
         f"Sluice-Debian: {target.release}\n"
         "Description: edge gateway for constrained devices: MQTT and serial in, Kafka out\n"
-        " Takes readings from 8-bit sensors over MQTT and serial lines, keeps them on\n"
-        " disk through outages and power cuts, and forwards them to Kafka. What a sensor\n"
-        " has an acknowledgement for is on disk, whether Kafka is up or not.\n"
+        " Takes readings from 8-bit sensors over MQTT and serial lines, keeps them\n"
+        " through outages and power cuts, and forwards them to Kafka. What a sensor\n"
+        " has an acknowledgement for is on disk, or with Kafka's replicas.\n"
         " .\n"
         ' Run "sudo sluice setup" to set it up.\n'
     )

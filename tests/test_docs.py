@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from msgspec import structs
 
 from gateway import settings
-from gateway.buffer.losses import OWN_LOSSES, _Reported
+from gateway.buffer.losses import OWN_LOSSES, UNCLEAN_END, _Reported
 from gateway.buffer.quarantine import DROPPED, OVERFLOW
 from gateway.buffer.shares import ABOVE_SHARE
 from gateway.cli import main
@@ -232,7 +232,7 @@ def test_every_reason_of_a_loss_is_in_the_page_about_them() -> None:
     code = "\n".join(module.read_text() for module in (ROOT / "gateway").rglob("*.py"))
     reasons = set(re.findall(r"\.lost\(\s*[A-Za-z._]+,\s*\"([a-z0-9-]+)\"|_drop_front\(\"([a-z-]+)\"", code))
     found = {reason for pair in reasons for reason in pair if reason} | {OVERFLOW, DROPPED, SENSOR_DROPPED} | OWN_LOSSES
-    found |= {*_UNREADABLE_LINES, ABOVE_SHARE}
+    found |= {*_UNREADABLE_LINES, ABOVE_SHARE, UNCLEAN_END}
     found |= {f"{what}-{how}" for what in ("buffer", "quarantine") for how in ("damaged", "unreadable")}
     assert {"refused-qos0", "sensor-ring-overflow", "will-not-reported", "too-old", "buffer-full"} <= found
     _, _, after = EVENTS.read_text().partition("### What is lost, and why")

@@ -141,6 +141,11 @@ class BootTable:
         boot = self._boots.get(boot_id)
         return None if boot is None else boot.clock
 
+    def seen_us(self, boot_id: str) -> int:
+        """The latest CLOCK_BOOTTIME known of a boot; 0 if there is no such boot."""
+        boot = self._boots.get(boot_id)
+        return 0 if boot is None else boot.seen_us
+
     def may_be_learnt(self, boot_id: str) -> bool:
         """Whether this boot's clock can bound a former boot: it has no bound yet, and its order is known."""
         boot = self._boots.get(boot_id)

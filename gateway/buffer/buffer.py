@@ -120,6 +120,16 @@ class Buffer:
         return self.attachment.file.lanes.current
 
     @property
+    def direct_topics(self) -> frozenset[str]:
+        """Kafka topics whose rows may go to Kafka before the disk."""
+        return self._outgoing.direct_topics
+
+    @property
+    def kafka_first_s(self) -> float:
+        """Seconds that Kafka has for a row before it is written to the disk; 0 if the disk always comes first."""
+        return 0.0 if self._settings.disk_first else self._settings.disk_after_ms / 1000
+
+    @property
     def usage(self) -> Usage:
         """Readings and bytes that came in since usage was last written to the file."""
         return self._commits.meter.so_far(time.monotonic())
@@ -137,7 +147,7 @@ class Buffer:
     @property
     def cannot_store(self) -> bool:
         """See `Intake.cannot_store`."""
-        return self._state_watch.cannot_store
+        return self._state_watch.cannot_store and not self._outgoing.admits
 
     @property
     def owes_correction(self) -> bool:
@@ -172,7 +182,7 @@ class Buffer:
 
         def begin(file: BufferFile) -> None:
             file.begin_lane(reason, report)
-            self._outgoing.follow()
+            self._outgoing.follow(file.lanes.current.number)
 
         await self.transact(begin)
 
@@ -248,7 +258,7 @@ class Buffer:
 
         def keep(file: BufferFile) -> list[Span]:
             # This runs between two commits, so nothing is being dropped.
-            gone = file.gone(spans)
+            gone = self._outgoing.front.without(file.gone(spans))
             self._outgoing.keep_from_drop_now(kept)
             return gone
 
@@ -260,18 +270,49 @@ class Buffer:
         if self.state.full:
             self._queue.retry_after(0.0)
 
-    def confirm(self, buffer_id: str, spans: Iterable[Span], marks: Iterable[Mark] = ()) -> None:
-        """Let rows be deleted that Kafka or the quarantine has. `marks` are stored with the deletion.
+    async def gone(self, spans: Sequence[Span], buffer_id: str) -> list[Span]:
+        """Rows of these spans that are gone. Raises BufferFileError."""
+        return await self.run(lambda file: self._outgoing.front.without(file.gone(spans)), buffer_id)
+
+    def confirm(self, buffer_id: str, spans: Sequence[Span]) -> None:
+        """Take in that Kafka or the quarantine has rows: they are acknowledged, and deleted from the file.
 
         `buffer_id` is the file that the rows were read from. If another file has taken its place, it has none of these
-        rows, or has them under other numbers. The marks are stored all the same.
+        rows, or has them under other numbers.
         """
-        if self._outgoing.confirm(buffer_id, spans, marks):
+        if self._outgoing.confirm(buffer_id, spans):
             self._queue.delete_soon()
+        self._commits.release()
         if self.state.full:
             # Sensors wait for the room that the deletion makes.
             self._queue.delete_now()
             self._queue.retry_after(0.0)
+
+    def keep(self, marks: Iterable[Mark], *, soon: bool = False) -> None:
+        """Store marks with the next commit, or `soon` in one of their own. A crash takes what was not stored."""
+        self._outgoing.keep(marks)
+        if soon:
+            self.commit_soon()
+
+    def commit_soon(self) -> None:
+        """Commit within a second, for the sake of what every commit stores, such as the clock of this boot."""
+        self._queue.commit_soon()
+
+    async def go_direct(self, topics: frozenset[str], buffer_id: str) -> None:
+        """Let rows of these Kafka topics go to Kafka before the disk: it takes them at once, and keeps them for good.
+
+        Raises BufferFileError.
+        """
+        if topics and not self._outgoing.direct_topics:
+            # The next start has to know that Kafka may have rows of which this file knows nothing.
+            await self.run(lambda _: self._commits.go_ahead(), buffer_id)
+        self._outgoing.go_direct(topics)
+        self._queue.look_again()
+
+    def end_direct(self) -> None:
+        """Have every row written to the disk again."""
+        self._outgoing.go_direct(frozenset())
+        self._queue.look_again()
 
     async def quarantine(self, buffer_id: str, reports: Sequence[Entry], refused: Sequence[Row]) -> None:
         """Quarantine rows that Kafka refused, append the reports that carry them, and delete the rows, in one commit.

@@ -1,8 +1,10 @@
-"""The thread that owns the one SQLite connection, and commits what waits.
+"""The thread that owns the one SQLite connection: it numbers what waits, and commits what Kafka does not have in time.
 
-What arrives while a commit is being synced goes into the next one (group commit). Acknowledgements are released only
-after COMMIT has returned. With `synchronous=FULL`, that means "on disk". If there is no room, or the disk fails,
-readings are held in order until they can be stored.
+Rows of topics that Kafka takes at once join the front, where the forwarder finds them. If Kafka has a row within
+`buffer.disk_after_ms`, the row is acknowledged by that and never written. Everything else is committed. What arrives
+while a commit is being synced goes into the next one (group commit). What is committed is acknowledged only after
+COMMIT has returned. With `synchronous=FULL`, that means "on disk". If there is no room, or the disk fails, readings are
+held in order until they can be stored, or until Kafka has them.
 """
 
 import asyncio
@@ -22,18 +24,23 @@ import structlog
 from gateway.buffer import schema
 from gateway.buffer.attachment import Attachment
 from gateway.buffer.commit_queue import OWN_BYTES_MAX, RETRY_S, Append, CommitQueue, Done, Due, merge_losses
-from gateway.buffer.file import BufferFile
+from gateway.buffer.file import AHEAD_MARK, SIGN_OF_LIFE_S, BufferFile
 from gateway.buffer.losses import has_losses
 from gateway.buffer.outgoing import OutgoingRows
-from gateway.buffer.rows import Entry, Loss, LossKey
+from gateway.buffer.room import row_bytes
+from gateway.buffer.rows import Entry, Loss, LossKey, Row
 from gateway.buffer.shares import ABOVE_SHARE, Judged
 from gateway.buffer.state import StateWatch
 from gateway.buffer.wear import WriteMeter, add_usage
 from gateway.clock.gateway_clock import BootClock
-from gateway.reading import BufferFileError
+from gateway.reading import BufferFileError, Doubt, Mark
 from gateway.settings import BufferSettings
 
 AGE_CHECK_S = 60.0
+REFUSED_AFTER_S = 10.0
+"""Seconds for which the disk may fail until what needs it is refused, if Kafka takes what others bring."""
+QUIET_S = SIGN_OF_LIFE_S
+"""Seconds that marks and duplicate windows wait for a commit that is made for something else."""
 END_S = 2.0
 """Seconds that the thread's end waits for the event loop."""
 LOSSES_REPORTED_MAX = 200
@@ -86,7 +93,7 @@ class CommitLoop:
             self.counts,
             resume=resume,
             call=queue.call,
-            on_attach=lambda: outgoing.begin(self.file.id),
+            on_attach=self._begin_file,
             on_rows=self._note_salvaged_rows,
         )
         self.state_watch = StateWatch(settings)
@@ -96,6 +103,10 @@ class CommitLoop:
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
         self._age_due_s = 0.0
+        self._says_ahead = False
+        """Whether the file says that rows may go to Kafka without the disk."""
+        self._quiet_due_s = math.inf
+        """When what waits for a commit of something else gets one of its own."""
         self._made_room = False
         """Whether the last commit dropped rows to make room."""
 
@@ -130,9 +141,13 @@ class CommitLoop:
         try:
             closing = False
             while not closing:
-                calls, closing = self._queue.wait(self._due_s(), cannot_store=self.state_watch.cannot_store)
+                calls, closing = self._queue.wait(
+                    self._due_s, cannot_store=self.state_watch.cannot_store, admits=lambda: self._outgoing.admits
+                )
                 for function, future in calls:
                     self._settle(future, function)
+                if not closing:
+                    self._admit()
                 self._commit(time.monotonic(), closing=closing)
             self._end()
         except BaseException as error:  # noqa: BLE001 - a bug: acknowledgements would wait for ever
@@ -140,8 +155,10 @@ class CommitLoop:
 
     def _end(self) -> None:
         """Store what can be stored, refuse the rest, and close the file."""
-        while self._queue.has_readings and not self.state_watch.cannot_store:
+        while (self._queue.has_readings or self._outgoing.front) and not self.state_watch.cannot_store:
             self._commit(time.monotonic(), closing=True)
+        self._queue.readmit(self._outgoing.front.take_back())
+        self._loop.call_soon_threadsafe(self.release)
         self._announce([(done, False) for done in self._queue.refuse_appends()])
         # Refused readings may be lost. The event loop counts them, and the counts must still reach the disk.
         told = threading.Event()
@@ -155,8 +172,31 @@ class CommitLoop:
     def _due_s(self) -> float:
         """When the next commit is due, whatever the queue holds."""
         due_s = min(self.state_watch.due_s, self.file.shares.count_due_s if self.attachment.is_attached else math.inf)
-        # While nothing can be stored, the queue's retries wake the thread, as somebody may free or mend the disk.
-        return min(due_s, self._age_due_s) if self._settings.age_max_s and not self.state_watch.cannot_store else due_s
+        if self.state_watch.cannot_store:
+            # The queue's retries wake the thread, as somebody may free or mend the disk.
+            return due_s
+        age_due_s = self._age_due_s if self._settings.age_max_s else math.inf
+        return min(due_s, age_due_s, self._front_due_s(), self._quiet_due())
+
+    def _front_due_s(self) -> float:
+        """When the front has to be written, as Kafka has not got its oldest row."""
+        since_s = self._outgoing.front.since_s
+        if since_s is None:
+            return math.inf
+        if self._queue.is_crowded:
+            return since_s
+        delay_ms = self._settings.disk_after_ms if self._outgoing.admits else self._settings.commit_delay_ms
+        return since_s + delay_ms / 1000
+
+    def _quiet_due(self) -> float:
+        """When what waits for another commit gets one of its own."""
+        if not self._outgoing.has_marks and not (self.attachment.is_attached and self.file.is_ahead):
+            self._quiet_due_s = math.inf
+        elif self.attachment.is_attached and self.file.is_crowded:
+            self._quiet_due_s = 0.0
+        elif self._quiet_due_s == math.inf:
+            self._quiet_due_s = time.monotonic() + QUIET_S
+        return self._quiet_due_s
 
     def _settle(self, future: Future[object], function: Callable[[], object]) -> None:
         if not future.set_running_or_notify_cancel():
@@ -177,6 +217,58 @@ class CommitLoop:
         if outcomes:
             self._loop.call_soon_threadsafe(_announce, outcomes)
 
+    # -- rows that Kafka may have first ---------------------------------------------------------
+
+    def _begin_file(self) -> None:
+        """Take up a newly opened file. Its numbers are others, so what was in the front is numbered again."""
+        self._says_ahead = False
+        former = self._outgoing.begin(self.file)
+        again = former.take_back()
+        settled = former.take_settled()
+        self._queue.released(settled)
+        self._announce([(append.done, True) for append in settled if append.done is not None])
+        for append in again:
+            for entry in append.entries:
+                # Kafka may have it under its former number.
+                entry.datum.doubt = entry.datum.doubt or Doubt.REDELIVERED
+        self._queue.readmit(again)
+
+    def _admit(self) -> None:
+        """Number the oldest appends that need no disk, and show their rows to the forwarder."""
+        topics = self._outgoing.direct_topics
+        if not topics or not self.attachment.is_attached:
+            return
+        admitted: list[Row] = []
+        if self._outgoing.admits:
+            try:
+                for append in self._queue.admissible(topics):
+                    rows = self.file.admit(append)
+                    self._queue.admitted(append)
+                    admitted += rows
+                    if not rows:
+                        self._loop.call_soon_threadsafe(self.release)
+            except Exception as error:  # noqa: BLE001 - what cannot be admitted is committed, or refused by that
+                if schema.is_of_disk(error):
+                    self._fail(error)
+        if self.state_watch.has_failed_for(REFUSED_AFTER_S):
+            # Others must not wait for the disk, as Kafka takes what they bring.
+            refused = self._queue.refuse_first(topics)
+            self._announce([(append.done, False) for append in refused if append.done is not None])
+        if admitted:
+            size = sum([len(row.datum.payload) for row in admitted])
+            self._outgoing.extend(admitted, size)
+            self.meter.add(len(admitted), size)
+            self._note_rows()
+            self._loop.call_soon_threadsafe(self.committed.set)
+
+    def release(self) -> None:
+        """Acknowledge the oldest appends of the front whose rows are durable. On the event loop."""
+        settled = self._outgoing.front.take_settled()
+        if settled:
+            self._queue.released(settled)
+            self._note_rows()
+            _announce([(append.done, True) for append in settled if append.done is not None])
+
     # -- group commits --------------------------------------------------------------------------
 
     def _commit(self, now_s: float, *, closing: bool) -> None:
@@ -185,33 +277,32 @@ class CommitLoop:
             return
         if not self._is_attached():
             return
-        try:
-            self.file.shares.follow(now_s)
-        except (sqlite3.Error, OSError) as error:
-            self._fail(error)
-            self._queue.retry_after(RETRY_S)
-            return
         due = self._queue.due(now_s, self.file.room.commit_bytes_max, closing=closing, full=self.state_watch.state.full)
         if due.is_time_to_delete:
             # Taken after `due` is made: rows that are confirmed from here on set a new time to delete.
-            due.confirmed, due.marks = self._outgoing.take_confirmed()
+            due.confirmed = self._outgoing.take_confirmed()
         age_due = bool(self._settings.age_max_s) and now_s >= self._age_due_s
+        due.is_quiet_due = closing or now_s >= self._quiet_due()
+        due.is_front_due = closing or now_s >= self._front_due_s()
         dropped = self.counts["dropped"]
         if not (due or age_due or self.state_watch.state.failing is not None):
-            self._measure_again(now_s)
+            self._look_again(now_s)
             return
+        due.marks = self._outgoing.take_marks()
         try:
             if self.state_watch.state.failing is not None:
                 # A program that read the file may have kept SQLite from beginning the WAL again. On a full disk, no
                 # commit then finds room behind the WAL's end, and only a successful commit makes a checkpoint.
                 with suppress(sqlite3.Error):
                     self.file.room.checkpoint()
-            outcome = self._store(due, age_due=age_due)
+            self.file.shares.follow(now_s)
+            outcome = self._store(due, age_due=age_due, closing=closing)
         except Exception as error:  # noqa: BLE001 - nothing is acknowledged, and the thread goes on
-            self._outgoing.put_back(due.confirmed, due.marks)
+            self._outgoing.put_back(due.confirmed)
+            self._outgoing.put_marks_back(due.marks)
             self._queue.put_back(due.losses)
             self._fail(error)
-            if not schema.is_of_disk(error) and self.attachment.is_attached:
+            if not schema.is_of_disk(error) and self.attachment.is_attached and not self._outgoing.front:
                 self._commit_one_by_one([*due.own, *due.readings])
             return
         self.state_watch.recover()
@@ -219,7 +310,7 @@ class CommitLoop:
         if due.has_all and len(outcome.settled) == len(due.readings):
             self._queue.delay_appends(now_s)
 
-    def _store(self, due: Due, *, age_due: bool) -> "_Outcome":
+    def _store(self, due: Due, *, age_due: bool, closing: bool) -> "_Outcome":
         """Commit what is due; return what became of its readings.
 
         If rows are dropped, rows confirmed since are added to `due` first: those that Kafka has are not lost.
@@ -227,13 +318,12 @@ class CommitLoop:
         file = self.file
         now_s = time.monotonic()
         usage = self.meter.due(now_s)
+        self._made_room = False
         with self._transaction():
             coming = sum(append.disk_bytes for append in due.readings)
             drops = self._settings.when_full == "drop-oldest"
             if age_due or (drops and (file.room.is_full(coming) or file.shares.limits(coming, now_s))):
-                confirmed, marks = self._outgoing.take_confirmed()
-                due.confirmed += confirmed
-                due.marks |= marks
+                due.confirmed += self._outgoing.take_confirmed()
             rest = file.deletion.delete_some(due.confirmed)
             file.keep_marks(due.marks.values())
             if due.losses:
@@ -241,7 +331,12 @@ class CommitLoop:
             if age_due and not rest:
                 more = file.dropping.drop_aged(int(self._settings.age_max_s * 1e6), self._outgoing.spared())
                 self._age_due_s = now_s + (0 if more else AGE_CHECK_S)
-            outcome = self._fitting(due.readings, may_drop=drops and not rest, now_s=now_s)
+            is_front_stored = self._write_front(due, may_drop=drops and not rest)
+            if is_front_stored:
+                outcome = self._fitting(due.readings, may_drop=drops and not rest, now_s=now_s)
+            else:
+                # What comes behind the front has to wait for it.
+                outcome, due.own = _Outcome((), ()), []
             # Inserted after the dropping: otherwise an event could be dropped at once, and still be announced as
             # stored.
             file.insert_judged([entry for append in due.own for entry in append.entries])
@@ -251,25 +346,53 @@ class CommitLoop:
             file.insert([entry for append in outcome.stored for entry in append.entries])
             if usage is not None:
                 add_usage(file.connection, self._boot_id, usage)
+            is_all_stored = is_front_stored and len(outcome.settled) == len(due.readings)
+            self._store_quietly(due, is_end=closing and is_all_stored)
+        self._quiet_due_s = math.inf
         if rest:
-            self._outgoing.put_back(rest, {})
+            self._outgoing.put_back(rest)
             self._queue.delete_now()
         if usage is not None:
             self.meter.reset(now_s)
         return outcome
+
+    def _store_quietly(self, due: Due, *, is_end: bool) -> None:
+        """Store what nobody waits for, in the open transaction."""
+        if due.is_quiet_due:
+            self.file.save_windows()
+        if is_end:
+            self.file.keep_marks([Mark(AHEAD_MARK, None)])
+
+    def _write_front(self, due: Due, *, may_drop: bool) -> bool:
+        """Write the front if it is due, or if readings come behind it. Returns whether nothing of it is left."""
+        file = self.file
+        if not (due.is_front_due or due.own or due.readings) or not file.front:
+            return True
+        bytes_max = file.room.commit_bytes_max
+        coming = sum([row_bytes(len(row.datum.payload)) for row in file.front.rows(bytes_max)])
+        if file.room.is_full(coming):
+            if may_drop:
+                self._made_room = True
+                file.dropping.drop_oldest(coming, self._outgoing.spared())
+            if file.room.is_full(coming):
+                return False
+        return file.write_front(bytes_max)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """The file's transaction. After it, the rows that it added are counted and kept in memory."""
         with self.file.transaction():
             yield
+        if self.file.written:
+            if self._outgoing.written(self.file.written):
+                self._queue.delete_soon()
+            self._loop.call_soon_threadsafe(self.release)
         self._outgoing.extend(self.file.inserted, self.file.inserted_bytes)
         self.meter.add(len(self.file.inserted), self.file.inserted_bytes)
 
     def _fitting(self, readings: Sequence[Append], *, may_drop: bool, now_s: float) -> "_Outcome":
         """Choose the readings to store, in order. A device above its share is refused, or drops its own oldest rows."""
         file = self.file
-        self._made_room = False
         if not file.shares.limits(sum(append.disk_bytes for append in readings), now_s):
             stored = self._with_room(readings, may_drop=may_drop)
             return _Outcome(readings[: len(stored)], stored)
@@ -312,11 +435,13 @@ class CommitLoop:
     def _finish(self, due: Due, outcome: "_Outcome", *, dropped: int) -> None:
         """Take decided appends off the queue, and announce them. `dropped` is the count of dropped rows before."""
         self._queue.settled((*due.own, *outcome.settled))
-        without_room = len(outcome.settled) < len(due.readings)
+        is_front_left = due.is_front_due and bool(self._outgoing.front)
+        without_room = len(outcome.settled) < len(due.readings) or (is_front_left and not self.file.written)
         # If deletions or droppings made room, the next commit follows at once.
         is_stuck = (
             without_room
             and not outcome.settled
+            and not self.file.written
             and not self._outgoing.has_confirmed
             and self.counts["dropped"] == dropped
         )
@@ -361,6 +486,12 @@ class CommitLoop:
         self._loop.call_soon_threadsafe(self.committed.set)
         return result
 
+    def go_ahead(self) -> None:
+        """Store that rows may go to Kafka without the disk, unless the file says so already."""
+        if not self._says_ahead:
+            self.transact(lambda file: file.keep_marks([Mark(AHEAD_MARK, self._boot_id.encode())]))
+            self._says_ahead = True
+
     def report_losses(self, report: Callable[[Loss], Entry]) -> int:
         """Turn counted losses into rows that report them; return how many."""
         if self.is_crowded:
@@ -391,6 +522,7 @@ class CommitLoop:
                 path=str(self._settings.path),
             )
         self._measure(without_room=False)
+        self.file.shares.follow(time.monotonic())
 
     def _is_attached(self) -> bool:
         """Whether a file is open. If not, try to open or begin one."""
@@ -404,12 +536,22 @@ class CommitLoop:
         return True
 
     def _note_salvaged_rows(self) -> None:
-        self.state_watch.state.rows = self.file.lanes.rows
+        self._note_rows()
         self._loop.call_soon_threadsafe(self.committed.set)
 
-    def _measure_again(self, now_s: float) -> None:
-        """Look for room while nothing waits, so that sensors are let in again."""
+    def _note_rows(self) -> None:
+        self.state_watch.state.rows = self.file.lanes.rows + len(self.file.front)
+
+    def _look_again(self, now_s: float) -> None:
+        """Go on counting shares, and look for room while nothing waits, so that sensors are let in again."""
         watch = self.state_watch
+        if now_s >= self.file.shares.count_due_s:
+            try:
+                self.file.shares.follow(now_s)
+            except (sqlite3.Error, OSError) as error:
+                self._fail(error)
+                self._queue.retry_after(RETRY_S)
+                return
         if watch.state.full or now_s >= watch.due_s:
             self._measure(without_room=False)
             self._queue.retry_after(RETRY_S if watch.cannot_store else 0.0)

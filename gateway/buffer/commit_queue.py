@@ -6,10 +6,10 @@ The event loop adds work, within bounds, and the thread takes it.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TypeVar
 
 from gateway.buffer.losses import LOSSES_MAX
@@ -43,6 +43,19 @@ class Append:
     """Bytes that it takes in memory."""
     disk_bytes: int
     origin: Origin = PLAIN
+    is_own: bool = False
+    """Whether it is one of the gateway's own events."""
+
+    @property
+    def needs_disk(self) -> bool:
+        """Whether the file has to have more of it than Kafka can have: marks, losses, numbers, quarantined input."""
+        if self.marks or self.origin.is_recalled:
+            return True
+        return any(entry.lost is not None or entry.quarantined is not None for entry in self.entries)
+
+    def is_of(self, topics: Container[str]) -> bool:
+        """Whether all entries go to these Kafka topics."""
+        return all(entry.series.topic in topics for entry in self.entries)
 
 
 @dataclass(slots=True)
@@ -54,17 +67,23 @@ class Due:
     has_all: bool = False
     """Whether all waiting appends are in it: their time has come, and one commit may hold them."""
     is_time_to_delete: bool = False
+    is_asked_for: bool = False
+    """Whether somebody asked for a commit, whatever it holds."""
+    is_front_due: bool = False
+    """Whether the front has waited for Kafka long enough."""
+    is_quiet_due: bool = False
+    """Whether marks and duplicate windows have waited for another commit long enough."""
     confirmed: list[Span] = field(default_factory=list)
     marks: dict[str, Mark] = field(default_factory=dict)
-    """Stored with the deletion of the confirmed rows."""
     losses: dict[LossKey, Loss] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.own or self.readings or self.confirmed or self.marks or self.losses)
+        has_work = bool(self.own or self.readings or self.confirmed or self.losses)
+        return has_work or self.is_asked_for or self.is_front_due or self.is_quiet_due
 
 
 class CommitQueue:
-    """May be used on any thread. Appends stay until they are `settled`; all other work is handed over."""
+    """May be used on any thread. Appends stay until they are admitted or settled; all other work is handed over."""
 
     def __init__(self, settings: BufferSettings) -> None:
         self._settings = settings
@@ -76,6 +95,9 @@ class CommitQueue:
         self._own_bytes = 0
         self._losses: dict[LossKey, Loss] = {}
         self._is_closing = False
+        self._is_asked_for = False
+        self._has_new = False
+        """Whether appends came since `wait` returned."""
         self._append_due_s = 0.0
         self._delete_due_s = float("inf")
         self._retry_s = 0.0
@@ -105,7 +127,8 @@ class CommitQueue:
         with self._wake:
             accepted = not self._is_closing and self._own_bytes + size <= OWN_BYTES_MAX
             if accepted:
-                self._own.append(Append((entry,), (), done, size, row_bytes(len(entry.datum.payload))))
+                disk_bytes = row_bytes(len(entry.datum.payload))
+                self._own.append(Append((entry,), (), done, size, disk_bytes, is_own=True))
                 self._own_bytes += size
                 self._wake_for_append()
         return accepted
@@ -113,6 +136,7 @@ class CommitQueue:
     def _wake_for_append(self) -> None:
         if len(self._readings) + len(self._own) == 1:
             self._append_due_s = time.monotonic() + self._settings.commit_delay_ms / 1000
+        self._has_new = True
         self._wake.notify()
 
     def count_loss(self, loss: Loss) -> None:
@@ -143,6 +167,18 @@ class CommitQueue:
         self._delete_due_s = min(self._delete_due_s, time.monotonic() + DELETE_DELAY_S)
         self._wake.notify()
 
+    def look_again(self) -> None:
+        """Have the appends that wait looked at again."""
+        with self._wake:
+            self._has_new = True
+            self._wake.notify()
+
+    def commit_soon(self) -> None:
+        """Have a commit made within `DELETE_DELAY_S`, whatever there is to store."""
+        with self._wake:
+            self._is_asked_for = True
+            self._delete_soon()
+
     def delete_now(self) -> None:
         """Have confirmed rows deleted at once."""
         with self._wake:
@@ -168,20 +204,22 @@ class CommitQueue:
 
     # -- taking out, on the buffer's thread -----------------------------------------------------
 
-    def wait(self, due_s: float, *, cannot_store: bool) -> tuple[Sequence[Call], bool]:
+    def wait(
+        self, due_s: Callable[[], float], *, cannot_store: bool, admits: Callable[[], bool]
+    ) -> tuple[Sequence[Call], bool]:
         """Sleep until there is something to do, or until `due_s`. Functions do not wait for a delayed commit.
 
         Returns the functions to run, and whether the buffer is being closed. While it `cannot_store`, only retries are
-        due.
+        due. If it `admits`, new appends are looked at without a delay.
         """
         with self._wake:
             while True:
                 now_s = time.monotonic()
-                next_s = max(min(due_s, self._retry_s if cannot_store else self._due_s()), self._retry_s)
-                if self._calls or self._is_closing or next_s <= now_s:
+                next_s = max(min(due_s(), self._retry_s if cannot_store else self._due_s()), self._retry_s)
+                if self._calls or self._is_closing or next_s <= now_s or (self._has_new and admits()):
                     break
                 self._wake.wait(min(next_s - now_s, SLEEP_S_MAX))
-            calls, self._calls = self._calls, deque()
+            calls, self._calls, self._has_new = self._calls, deque(), False
             return calls, self._is_closing
 
     def _due_s(self) -> float:
@@ -208,6 +246,7 @@ class CommitQueue:
             due.is_time_to_delete = closing or full or now_s >= self._delete_due_s
             if due.is_time_to_delete:
                 self._delete_due_s = float("inf")
+                due.is_asked_for, self._is_asked_for = self._is_asked_for, False
             if due.readings or self._delete_due_s == float("inf"):
                 # Losses go with the readings: the readings that a sensor still had after a loss hide it from a later
                 # recall.
@@ -227,10 +266,57 @@ class CommitQueue:
         """Remove appends that are stored or refused: the oldest of their kind."""
         with self._wake:
             for append in appends:
-                if self._own and self._own[0] is append:
-                    self._own_bytes -= self._own.popleft().bytes
-                else:
-                    self._queued_bytes -= self._readings.popleft().bytes
+                (self._own if append.is_own else self._readings).popleft()
+                self._release(append)
+
+    def _release(self, append: Append) -> None:
+        if append.is_own:
+            self._own_bytes -= append.bytes
+        else:
+            self._queued_bytes -= append.bytes
+
+    # -- appends that need no disk --------------------------------------------------------------
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so much waits in memory that it has to go to the disk at once."""
+        return self._queued_bytes > self._settings.queue_bytes_max // 2
+
+    def admissible(self, topics: Container[str]) -> list[Append]:
+        """The oldest events of the gateway, and then the oldest readings, that need no disk and go to these topics."""
+        with self._wake:
+            return [
+                append
+                for waiting in (self._own, self._readings)
+                for append in takewhile(lambda each: each.is_of(topics) and not each.needs_disk, waiting)
+            ]
+
+    def admitted(self, append: Append) -> None:
+        """Remove an admissible append: the oldest of its kind. Its bytes count until it is `released`."""
+        with self._wake:
+            (self._own if append.is_own else self._readings).popleft()
+
+    def released(self, appends: Iterable[Append]) -> None:
+        """Note that admitted appends are in memory no more."""
+        with self._wake:
+            for append in appends:
+                self._release(append)
+
+    def readmit(self, appends: Sequence[Append]) -> None:
+        """Take back admitted appends, in front of all others."""
+        with self._wake:
+            for append in reversed(appends):
+                (self._own if append.is_own else self._readings).appendleft(append)
+            self._wake.notify()
+
+    def refuse_first(self, topics: Container[str]) -> list[Append]:
+        """Remove the oldest readings that need the disk, and so keep others from Kafka."""
+        refused = []
+        with self._wake:
+            while self._readings and not (self._readings[0].is_of(topics) and not self._readings[0].needs_disk):
+                refused.append(self._readings.popleft())
+                self._release(refused[-1])
+        return refused
 
     def delay_appends(self, now_s: float) -> None:
         """Delay appends that came in during a commit by `commit_delay_ms`, like those before."""

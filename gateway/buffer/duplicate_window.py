@@ -3,6 +3,7 @@
 import zlib
 from array import array
 from bisect import bisect_right
+from collections.abc import Container
 from enum import Enum
 from typing import Self
 
@@ -54,8 +55,21 @@ class DuplicateWindow:
         """The remembered sequences."""
         return frozenset(sequence for sequence in self._sequences if sequence >= 0)
 
-    def to_bytes(self) -> bytes:
-        return self._sequences.tobytes() + self._digests.tobytes()
+    def copy(self) -> Self:
+        """A window with the same content."""
+        window = type(self)()
+        window._sequences, window._digests = self._sequences[:], self._digests[:]  # noqa: SLF001 - of the same class
+        return window
+
+    def to_bytes(self, but: Container[int] = ()) -> bytes:
+        """The form in the file, without some sequences."""
+        if not but:
+            return self._sequences.tobytes() + self._digests.tobytes()
+        held = sorted(
+            (-1, 0) if sequence in but else (sequence, digest)
+            for sequence, digest in zip(self._sequences, self._digests, strict=True)
+        )
+        return array("q", [each[0] for each in held]).tobytes() + array("I", [each[1] for each in held]).tobytes()
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> Self:

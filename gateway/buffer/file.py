@@ -1,6 +1,6 @@
 """One open buffer file and its transactions. Each part of the file has its own module.
 
-Nothing here knows of threads: `commit_loop` owns the one thread that calls it.
+Nothing here knows of threads: `commit_loop` owns the one thread that calls it. Only `front` may be used by others.
 """
 
 import time
@@ -12,23 +12,56 @@ from msgspec.structs import replace
 
 from gateway.buffer import schema
 from gateway.buffer.boots import BootTable, Correction
+from gateway.buffer.commit_queue import Append
 from gateway.buffer.deletion import Deletion
 from gateway.buffer.dropping import Dropping
+from gateway.buffer.front import Front
 from gateway.buffer.insert import insert_entries, insert_rows
-from gateway.buffer.lanes import LaneReport, Lanes
-from gateway.buffer.losses import count_losses, counted_losses, dropped_by_sensor, forget_losses, note_told, told_below
+from gateway.buffer.lanes import NOTHING_US, LaneReport, Lanes
+from gateway.buffer.losses import (
+    UNCLEAN_END,
+    count_losses,
+    counted_losses,
+    dropped_by_sensor,
+    forget_losses,
+    note_told,
+    told_below,
+)
 from gateway.buffer.quarantine import DROPPED, Quarantine
 from gateway.buffer.read_rows import check_sqlite, gone_rows, read_rows, sequences_of
 from gateway.buffer.room import Room
-from gateway.buffer.rows import Entry, Lane, Loss, Outstanding, Position, Quarantined, Row, Series, Span
+from gateway.buffer.rows import (
+    Entry,
+    Lane,
+    Loss,
+    Outstanding,
+    PendingRows,
+    Position,
+    Quarantined,
+    Row,
+    Series,
+    Span,
+    earliest_event_us,
+)
 from gateway.buffer.salvage.salvage import SALVAGE_PREFIX, Progress, kept_marks
-from gateway.buffer.sensor_runs import DeviceRuns
+from gateway.buffer.sensor_runs import RUNS_MAX, DeviceRuns
 from gateway.buffer.series import SeriesTable
 from gateway.buffer.shares import Shares
 from gateway.clock.gateway_clock import BootClock
 from gateway.clock.kernel_clock import boottime_us
 from gateway.reading import Mark, Recalled
 from gateway.settings import BufferSettings
+
+AHEAD_MARK = "ahead/boot"
+"""Mark that is kept while rows may go to Kafka without the disk, with the boot's id. A clean end forgets it."""
+OFFSETS_BEHIND = Mark("uplink/offsets-behind", b"1")
+"""Mark that is kept while Kafka may have more of this gateway's records than the kept offsets say."""
+SIGN_OF_LIFE_S = 900.0
+"""Seconds between two commits, at most, while rows go to Kafka without the disk."""
+SIGN_OF_LIFE_US = int(SIGN_OF_LIFE_S * 1e6)
+UNSAVED_RUNS_MAX = RUNS_MAX // 2
+UNSAVED_SERIES_MAX = 1_000
+"""Duplicate windows and series that wait in memory for a commit of something else."""
 
 
 class BufferFile:
@@ -49,15 +82,19 @@ class BufferFile:
         If the file keeps this boot's clock, `resume` gets it before `clock` is called.
 
         Each committed transaction adds to `counts`: `duplicate`, `conflict`, `below-window`, `quarantine-overflow`,
-        `share-refused`, `dropped`, and the reasons for dropping: `buffer-full`, `above-share`, `too-old`. Raises
-        sqlite3.Error, OSError, and BufferFileError if the file is of a newer version.
+        `share-refused`, `dropped`, and the reasons for dropping: `buffer-full`, `above-share`, `too-old`. The front
+        adds `spared`. Raises sqlite3.Error, OSError, and BufferFileError if the file is of a newer version.
         """
         self._boot_id = boot_id
         self._clock = clock
         self._counts = counts
         self._tally: Counter[str] = Counter()
+        self.front = Front(counts)
+        """Rows of the current lane that are not in the file yet."""
+        self.written: list[Row] = []
+        """Rows of the front that the last transaction wrote."""
         self.inserted: list[Row] = []
-        """Rows that the last transaction added to the current lane."""
+        """Further rows that the last transaction added to the current lane."""
         self.inserted_bytes = 0
         """Payload bytes of these rows."""
         self.connection = schema.connect(settings.path)
@@ -72,8 +109,8 @@ class BufferFile:
             self.id = schema.buffer_id(self.connection)
             self.lanes = Lanes(self.connection, boot_id, self.id)
             self.shares = Shares(settings, self.connection, self.room, self.lanes, self._tally)
-            self.series = SeriesTable(self.connection, self.shares)
-            self._runs = DeviceRuns(self.connection)
+            self.series = SeriesTable(self.connection, self.shares, self.front)
+            self._runs = DeviceRuns(self.connection, self.front)
             self.boots = BootTable(self.connection, boot_id)
             kept = self.boots.kept()
             if resume is not None and kept is not None:
@@ -83,6 +120,7 @@ class BufferFile:
             self.dropping = Dropping(
                 self.connection, clock, self._tally, self.room, self.boots, self.lanes, self.deletion, self.shares
             )
+            cut_off = self._cut_off()
             with self.transaction():
                 self.salvaged = {lane.name: self.lanes.adopt(lane) for lane in salvaged}
                 """Numbers of these lanes in this file, by name."""
@@ -90,6 +128,9 @@ class BufferFile:
                 if self.room.lacks_commits:
                     now_us = boottime_us()
                     self.count_losses([Loss("", "buffer-unreadable", boot_id, 0, now_us, now_us)])
+                if cut_off is not None:
+                    self.count_losses([cut_off])
+                    self.keep_marks([Mark(AHEAD_MARK, None), OFFSETS_BEHIND])
         except BaseException:
             self.abandon()
             raise
@@ -107,29 +148,89 @@ class BufferFile:
         """A transaction that is on disk when it ends. If it fails, the file and the memory are as before."""
         before = self.lanes.saved()
         self._tally.clear()
-        self.inserted, self.inserted_bytes = [], 0
+        self._forget_last()
+        self.series.begin()
+        self._runs.begin()
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             self.boots.save(self._clock(), boottime_us(), time.monotonic())
             yield
-            self.lanes.save_counts()
+            self.series.save()
+            self.lanes.save_counts(self.front.first_behind(self.written))
             self.room.extend()
             self.connection.execute("COMMIT")
         except BaseException:
             self.lanes.restore(before)
-            self.inserted, self.inserted_bytes = [], 0
-            self.series.forget()
-            self._runs.forget()
+            self._forget_last()
+            self.series.restore()
+            self._runs.restore()
             self.boots.forget()
             self.shares.forget()
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
             self.quarantine.measure()
             raise
+        self.series.saved()
+        self._runs.committed()
         self.boots.settle()
         self._counts.update(self._tally)
 
+    def _forget_last(self) -> None:
+        self.written, self.inserted, self.inserted_bytes = [], [], 0
+
     # -- rows -----------------------------------------------------------------------------------
+
+    def admit(self, append: Append) -> list[Row]:
+        """Make rows of an append, without retransmissions. They join the front. Needs no transaction.
+
+        Raises sqlite3.Error if the file cannot be asked what it knows of the senders; nothing is changed then.
+        """
+        self._runs.load(append.entries)
+        known = self.series.numbers
+        numbers = {
+            entry.series: known.get(entry.series) or self.series.number(entry.series) for entry in append.entries
+        }
+        new, _ = self._runs.judge(append.entries, self.lanes.current.number, self._counts)
+        lane, sequence = self.lanes.current.number, self.lanes.next_sequence
+        rows = [
+            Row(lane, number, numbers[entry.series], entry.datum) for number, entry in enumerate(new, start=sequence)
+        ]
+        if rows:
+            self.lanes.number(len(rows))
+            self.lanes.go_ahead()
+        self.front.add(append, rows, min(map(earliest_event_us, new), default=NOTHING_US))
+        return rows
+
+    def write_front(self, bytes_max: int | None = None) -> bool:
+        """Write the front, as other rows may come behind it. Returns whether all of it is written.
+
+        `bytes_max` bounds the payloads.
+        """
+        if not self.written:
+            rows = self.written = self.front.rows(bytes_max)
+            if rows:
+                insert_rows(self.connection, rows)
+                pending = self.front.pending()
+                self.lanes.added(len(rows), rows[-1].sequence, NOTHING_US if pending is None else pending.event_from_us)
+                self.shares.come(
+                    (self.series.find(row.series).device, Position(row.lane, row.sequence), len(row.datum.payload))
+                    for row in rows
+                )
+        return self.front.first_behind(self.written) is None
+
+    def save_windows(self) -> None:
+        """Store what tells retransmissions of rows that only Kafka has."""
+        self._runs.save_now(self.lanes.last)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether rows got numbers since the last commit."""
+        return self.lanes.is_ahead
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so much waits in memory to be stored quietly that it should not wait any longer."""
+        return self._runs.unsaved >= UNSAVED_RUNS_MAX or self.series.unsaved >= UNSAVED_SERIES_MAX
 
     def insert(self, entries: Iterable[Entry]) -> None:
         """Append entries in order, without retransmissions."""
@@ -142,11 +243,18 @@ class BufferFile:
 
     def insert_judged(self, entries: Sequence[Entry]) -> None:
         """Append entries that are no retransmissions: the gateway's own, and input that was judged before."""
+        if not entries:
+            return
+        self.write_front()
         first = Position(self.lanes.current.number, self.lanes.next_sequence)
         rows, event_from_us = insert_entries(self.connection, entries, first, self.series, self.quarantine.keep)
         if rows:
-            self.shares.come(entries, first)
-            self.lanes.added(len(rows), event_from_us)
+            self.shares.come(
+                (entry.series.device, Position(row.lane, row.sequence), len(row.datum.payload))
+                for entry, row in zip(entries, rows, strict=True)
+            )
+            self.lanes.number(len(rows))
+            self.lanes.added(len(rows), rows[-1].sequence, event_from_us)
             self.inserted += rows
             self.inserted_bytes += sum([len(row.datum.payload) for row in rows])
 
@@ -161,7 +269,8 @@ class BufferFile:
     def outstanding(self, queued: Sequence[Entry]) -> Outstanding:
         """Everything that Kafka does not have yet. Entries in `queued` wait for their commit."""
         is_salvaging = not all(progress.ended for progress in self._salvages())
-        return Outstanding(self.lanes.pending(queued), list(self.quarantine.spans()), is_salvaging)
+        newest = PendingRows.joined(self.front.pending(), PendingRows.of(queued))
+        return Outstanding(self.lanes.pending(newest), list(self.quarantine.spans()), is_salvaging)
 
     def recall(self, device: str, boot: str) -> Recalled:
         """See `SerialIntake.recall`."""
@@ -172,6 +281,7 @@ class BufferFile:
 
     def begin_lane(self, reason: str, report: LaneReport) -> None:
         """Close the current lane, and open another; both are reported in the new lane."""
+        self.write_front()
         self.lanes.save_floor()
         self._open_lane()
         self.report_lanes(reason, report)
@@ -229,6 +339,18 @@ class BufferFile:
         lost = self.quarantine.lose(numbers, DROPPED)
         self._runs.save_now(self.lanes.last)
         return lost
+
+    def _cut_off(self) -> Loss | None:
+        """What an end without a close may have lost: readings that nobody could send again, in the front."""
+        found = self.marks(AHEAD_MARK).get(AHEAD_MARK)
+        if found is None:
+            return None
+        boot_id = found.decode(errors="replace")
+        seen_us = self.boots.seen_us(boot_id)
+        last_us = seen_us + SIGN_OF_LIFE_US
+        if boot_id == self._boot_id:
+            last_us = min(last_us, boottime_us())
+        return Loss("", UNCLEAN_END, boot_id, 0, seen_us, last_us)
 
     # -- damaged files --------------------------------------------------------------------------
 

@@ -7,13 +7,13 @@ import secrets
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 
 import msgspec
 from msgspec import Struct
 
-from gateway.buffer.rows import Entry, Lane, PendingLane, Position, earliest_event_us
+from gateway.buffer.rows import Entry, Lane, PendingLane, PendingRows, Position
 from gateway.buffer.schema import find_one, keep_marks, read_marks
 from gateway.reading import Mark
 
@@ -37,15 +37,15 @@ class LaneCount(Struct, frozen=True, omit_defaults=True):
     next: int = 0
     """The sequence of its next row, so the number of rows it has had."""
     rows: int = 0
-    """Rows that wait."""
+    """Rows that wait in the file."""
     opened: bool = False
     """Whether its beginning was reported."""
     closed: bool = False
     """Whether its end was reported."""
 
-    def plus(self, rows: int) -> "LaneCount":
-        """The counts with more rows at the end."""
-        return msgspec.structs.replace(self, next=self.next + rows, rows=self.rows + rows)
+    def plus(self, numbers: int, rows: int) -> "LaneCount":
+        """The counts with more numbers given, and more rows that wait."""
+        return msgspec.structs.replace(self, next=self.next + numbers, rows=self.rows + rows)
 
     def minus(self, rows: int) -> "LaneCount":
         """The counts with fewer waiting rows, wherever they stood."""
@@ -90,7 +90,8 @@ def _count(connection: sqlite3.Connection, number: int, last: int, mark: bytes |
         # Nothing was deleted since the lane was opened, or its mark is damaged and only its ends are known.
         (first,) = connection.execute("SELECT min(sequence) FROM reading WHERE lane = ?", (number,)).fetchone()
         return LaneCount(last + 1, 0 if first is None else last - first + 1)
-    return known.plus(max(0, last + 1 - known.next))
+    new = max(0, last + 1 - known.next)
+    return known.plus(new, new)
 
 
 def _decoded(mark: bytes) -> LaneCount | None:
@@ -150,6 +151,10 @@ class LanesState:
     """Lanes whose marks must be written."""
     floor_saved_us: int = NOTHING_US
     floor_due_s: float = 0.0
+    stored: int = -1
+    """The last sequence of the current lane that the file has had."""
+    is_ahead: bool = False
+    """Whether numbers of the current lane were given that no row of the file may tell."""
 
 
 class Lanes:
@@ -178,8 +183,13 @@ class Lanes:
         return Position(self.current.number, self.next_sequence - 1)
 
     @property
+    def last_stored(self) -> Position:
+        """The last row of the current lane that the file has had."""
+        return Position(self.current.number, self._state.stored)
+
+    @property
     def rows(self) -> int:
-        """Rows that wait, in all lanes."""
+        """Rows that wait in the file, in all lanes."""
         return self._state.rows
 
     @property
@@ -210,10 +220,13 @@ class Lanes:
         forget_lanes(self._connection, over)
         for number in over:
             del state.counts[number]
+        if state.is_ahead:
+            state.touched.add(state.current.number)
         lane = Lane(0, secrets.token_hex(6), self._boot_id, self._buffer_id)
         state.current = replace(lane, number=self._insert(lane))
         state.counts[state.current.number] = LaneCount()
         state.floor, state.floor_saved_us, state.floor_due_s = EventFloor(), NOTHING_US, 0.0
+        state.stored, state.is_ahead = -1, False
 
     def adopt(self, lane: Lane) -> int:
         """The number here of another file's lane. Names are unique for ever; two files may hold parts of one lane."""
@@ -222,6 +235,8 @@ class Lanes:
 
     def find(self, number: int) -> Lane:
         """The lane of a number. Raises BufferFileError if this file does not know it."""
+        if number == self.current.number:
+            return self.current
         return Lane(
             *find_one(
                 self._connection,
@@ -247,8 +262,8 @@ class Lanes:
             state.touched.add(number)
         return reports
 
-    def pending(self, queued: Sequence[Entry]) -> list[PendingLane]:
-        """The lanes that hold rows. Entries in `queued` wait for their commit, and count with the current lane."""
+    def pending(self, newest: PendingRows | None) -> list[PendingLane]:
+        """The lanes that hold rows. The `newest` rows, which the file does not have, count with the current lane."""
         state = self._state
         lanes = {
             name: PendingLane(
@@ -266,27 +281,41 @@ class Lanes:
                 FROM lane WHERE first IS NOT NULL ORDER BY number"""
             )
         }
-        if queued:
-            event_from_us = min(state.floor.value_us, *(earliest_event_us(entry) for entry in queued))
+        if newest is not None:
             stored = lanes.get(state.current.name)
             lanes[state.current.name] = PendingLane(
                 state.current.name,
-                event_from_us,
-                queued[-1].datum.received_us,
+                min(state.floor.value_us, newest.event_from_us),
+                newest.last_us,
                 self._boot_id,
-                queued[0].datum.received_us if stored is None else stored.received_us,
-                len(queued) + (0 if stored is None else stored.rows),
+                newest.first_us if stored is None else stored.received_us,
+                newest.rows + (0 if stored is None else stored.rows),
             )
         return list(lanes.values())
 
     # -- their rows -----------------------------------------------------------------------------
 
-    def added(self, rows: int, event_from_us: int) -> None:
-        """Note rows added to the current lane, and their earliest event time."""
+    def number(self, rows: int) -> None:
+        """Give the next numbers of the current lane to rows. Needs no transaction."""
+        number = self.current.number
+        self._state.counts[number] = self._state.counts[number].plus(rows, 0)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether numbers of the current lane were given that no row of the file may tell."""
+        return self._state.is_ahead
+
+    def go_ahead(self) -> None:
+        """Note that rows got numbers which the file may never have. Needs no transaction."""
+        self._state.is_ahead = True
+
+    def added(self, rows: int, last: int, event_from_us: int) -> None:
+        """Note numbered rows that the file has now, the last sequence, and the earliest event time."""
         state = self._state
         number = state.current.number
-        state.counts[number] = state.counts[number].plus(rows)
+        state.counts[number] = state.counts[number].plus(0, rows)
         state.rows += rows
+        state.stored = last
         state.floor.add(event_from_us)
         # Save the floor at once if it fell, but only now and then if it rose.
         now_s = time.monotonic()
@@ -323,14 +352,23 @@ class Lanes:
             "UPDATE lane SET event_from_us = ? WHERE number = ?", (self._state.floor.value_us, self.current.number)
         )
 
-    def save_counts(self) -> None:
-        """Save the counts that the remaining rows cannot tell."""
+    def save_counts(self, first_ahead: int | None) -> None:
+        """Save the counts that the remaining rows cannot tell.
+
+        `first_ahead` is the first number whose row neither the file nor Kafka has. After a crash the lane ends there.
+        """
         state = self._state
+        if state.is_ahead:
+            state.touched.add(state.current.number)
         for number in state.touched:
-            lane = state.current if number == state.current.number else self.find(number)
+            is_current = number == state.current.number
+            lane, count = state.current if is_current else self.find(number), state.counts[number]
+            if is_current and first_ahead is not None:
+                count = msgspec.structs.replace(count, next=first_ahead)
             if lane.buffer_id == self._buffer_id:
-                keep_marks(self._connection, [state.counts[number].mark(lane.name)])
+                keep_marks(self._connection, [count.mark(lane.name)])
         state.touched.clear()
+        state.is_ahead = first_ahead is not None
 
     def _insert(self, lane: Lane) -> int:
         (number,) = self._connection.execute(

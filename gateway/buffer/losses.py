@@ -14,6 +14,8 @@ EVENTS_DROPPED = "gateway-events-dropped"
 EVENT_REFUSED = "event-refused"
 OWN_LOSSES = frozenset({EVENTS_DROPPED, EVENT_REFUSED})
 """Reasons for losses of the gateway's own events, which are no readings."""
+UNCLEAN_END = "unclean-end"
+"""Reason for what a crash may have taken of readings that nobody sends again. Its count is 0: nobody knows it."""
 TOLD_MARK = "ring/"
 """Prefix of marks that say how far ring losses are counted; the device follows. Stored in one commit with the
 counter."""

@@ -1,10 +1,12 @@
 """The rows between the buffer and the forwarder: the newest in memory, those being sent, those that Kafka has."""
 
 import threading
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from gateway.buffer.file import BufferFile
-from gateway.buffer.rows import Position, Row, Span, joined, without
+from gateway.buffer.front import Front
+from gateway.buffer.rows import Position, Row, Span, joined, spans_of, without
 from gateway.buffer.tail import Tail
 from gateway.reading import BufferFileError, Mark
 
@@ -16,33 +18,50 @@ class OutgoingRows:
         self._lock = threading.Lock()
         self.buffer_id = ""
         """Id of the open file."""
+        self.front = Front(Counter())
+        """Rows that the file does not have yet."""
         self._tail = Tail()
         self._kept_from_drop: list[Span] = []
         """Rows that are being sent, and not dropped."""
         self.drops = 0
         """See `Buffer.drops`."""
         self._confirmed: list[Span] = []
-        self._confirmed_marks: dict[str, Mark] = {}
-        """Stored with the deletion of the confirmed rows."""
+        self._marks: dict[str, Mark] = {}
+        """Marks that are stored with the next commit."""
+        self.direct_topics: frozenset[str] = frozenset()
+        """Kafka topics whose rows need no disk, as Kafka has them at once and for good."""
 
-    def begin(self, buffer_id: str) -> None:
-        """Begin with a newly opened file."""
+    def begin(self, file: BufferFile) -> Front:
+        """Begin with a newly opened file. Returns the front of the former one, to which Kafka adds nothing more."""
         with self._lock:
-            self.buffer_id = buffer_id
+            former, self.front = self.front, file.front
+            self.buffer_id = file.id
             self._confirmed, self._kept_from_drop = [], []
+            self.direct_topics = frozenset()
             self._tail.clear()
+            return former
 
     # -- reading --------------------------------------------------------------------------------
 
-    def extend(self, rows: list[Row], payload_bytes: int) -> None:
-        """Add rows that a commit inserted, and their payload bytes."""
+    def extend(self, rows: Sequence[Row], payload_bytes: int) -> None:
+        """Add new rows, and their payload bytes."""
         with self._lock:
             self._tail.extend(rows, payload_bytes)
 
-    def follow(self) -> None:
-        """Keep the next committed rows in memory, as a new lane begins."""
+    def follow(self, lane: int) -> None:
+        """Keep the next rows in memory, as a new lane begins."""
         with self._lock:
-            self._tail.follow()
+            self._tail.follow(Position(lane, -1), ())
+
+    def go_direct(self, topics: frozenset[str]) -> None:
+        """Set the topics whose rows may go to Kafka before the disk."""
+        with self._lock:
+            self.direct_topics = topics
+
+    @property
+    def admits(self) -> bool:
+        """Whether rows may join the front: Kafka takes some at once, and the forwarder finds them there."""
+        return bool(self.direct_topics) and self._tail.is_at_end
 
     def forget_newest(self) -> None:
         """Drop the rows in memory, as some are gone: they are read from the file."""
@@ -57,9 +76,12 @@ class OutgoingRows:
     def read_newest(self, file: BufferFile, after: Position, limit: int) -> list[Row]:
         """Rows that follow a position, from the file. At its end, new rows are kept in memory again."""
         rows = self.read(file, after, limit)
-        with self._lock:
-            if not rows or (rows[-1].lane, rows[-1].sequence) == file.lanes.last:
-                self._tail.follow()
+        reached = Position(rows[-1].lane, rows[-1].sequence) if rows else after
+        if not rows or reached == file.lanes.last_stored:
+            newest = self.front.rows()
+            with self._lock:
+                self._tail.follow(reached, newest)
+            return rows or newest[:limit]
         return rows
 
     def read(self, file: BufferFile, after: Position, limit: int) -> list[Row]:
@@ -107,29 +129,63 @@ class OutgoingRows:
         """Whether rows wait for their deletion."""
         return bool(self._confirmed)
 
-    def confirm(self, buffer_id: str, spans: Iterable[Span], marks: Iterable[Mark]) -> bool:
-        """Note rows that Kafka has; return whether they are the first since `take_confirmed`."""
+    def confirm(self, buffer_id: str, spans: Sequence[Span]) -> bool:
+        """Note rows that Kafka has; return whether they are the first to delete since `take_confirmed`."""
         with self._lock:
-            is_first = not (self._confirmed or self._confirmed_marks)
-            for span in spans if buffer_id == self.buffer_id else ():
+            if buffer_id != self.buffer_id:
+                return False
+            is_first = not self._confirmed
+            for span in spans:
                 self._tail.forget(span)
+            for span in self.front.confirm(spans):
                 _append_span(self._confirmed, span)
-            for mark in marks:
-                self._confirmed_marks[mark.key] = mark
-            return is_first
+            return is_first and bool(self._confirmed)
 
-    def take_confirmed(self) -> tuple[list[Span], dict[str, Mark]]:
-        """Take the rows to be deleted, and the marks to be stored with the deletion."""
+    def written(self, rows: Sequence[Row]) -> bool:
+        """Note rows of the front that a commit has written. Returns whether Kafka has got some of them meanwhile.
+
+        These are to be deleted.
+        """
         with self._lock:
-            taken = self._confirmed, self._confirmed_marks
-            self._confirmed, self._confirmed_marks = [], {}
+            confirmed = spans_of(self.front.written(rows))
+            for span in confirmed:
+                _append_span(self._confirmed, span)
+            return bool(confirmed)
+
+    def take_confirmed(self) -> list[Span]:
+        """Take the rows to be deleted."""
+        with self._lock:
+            taken, self._confirmed = self._confirmed, []
             return taken
 
-    def put_back(self, confirmed: list[Span], marks: dict[str, Mark]) -> None:
-        """Take back rows that were not deleted, and marks that were not stored."""
+    def put_back(self, confirmed: list[Span]) -> None:
+        """Take back rows that were not deleted."""
         with self._lock:
             self._confirmed[:0] = confirmed
-            self._confirmed_marks = {**marks, **self._confirmed_marks}
+
+    # -- marks that wait for a commit -----------------------------------------------------------
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether marks wait for a commit."""
+        return bool(self._marks)
+
+    def keep(self, marks: Iterable[Mark]) -> None:
+        """Have marks stored with the next commit."""
+        with self._lock:
+            for mark in marks:
+                self._marks[mark.key] = mark
+
+    def take_marks(self) -> dict[str, Mark]:
+        """Take the marks to be stored."""
+        with self._lock:
+            taken, self._marks = self._marks, {}
+            return taken
+
+    def put_marks_back(self, marks: dict[str, Mark]) -> None:
+        """Take back marks that were not stored."""
+        with self._lock:
+            self._marks = {**marks, **self._marks}
 
 
 def replaced() -> BufferFileError:

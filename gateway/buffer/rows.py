@@ -81,6 +81,8 @@ class Origin:
     """Whether it is a device with a secret of its own. Others may write under made-up names."""
     leaves_room: bool = False
     """Whether it has no secret while other devices here do: the last room is theirs."""
+    is_recalled: bool = False
+    """Whether the file tells what the sender dropped (`SerialIntake.recall`), so it must know each number in time."""
     is_broker: bool = False
     """Whether it brings many devices' readings in one stream: refusing one means refusing all that follow."""
 
@@ -256,6 +258,35 @@ class Lane:
     boot_id: str
     buffer_id: str
     """The file that it was opened in; another file than this one if its rows were salvaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRows:
+    """Rows in memory that neither the file nor Kafka has. Times are CLOCK_BOOTTIME in microseconds."""
+
+    event_from_us: int
+    """Earliest event time."""
+    first_us: int
+    """When the oldest was received."""
+    last_us: int
+    """When the newest was received."""
+    rows: int
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry]) -> "PendingRows | None":
+        """Sum up entries, which are in order; None without entries."""
+        if not entries:
+            return None
+        event_from_us = min(earliest_event_us(entry) for entry in entries)
+        return cls(event_from_us, entries[0].datum.received_us, entries[-1].datum.received_us, len(entries))
+
+    @classmethod
+    def joined(cls, older: "PendingRows | None", newer: "PendingRows | None") -> "PendingRows | None":
+        """The sum of both."""
+        if older is None or newer is None:
+            return older or newer
+        event_from_us = min(older.event_from_us, newer.event_from_us)
+        return cls(event_from_us, older.first_us, newer.last_us, older.rows + newer.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 A window costs a page to write, and each commit touches the windows of all its sensors. So windows are written now and
 then, with the place in the buffer up to which they are valid (`windows_saved`). Rows behind that place tell the rest,
-and no row is deleted before its window is written.
+and no row is deleted from the file before its window is written. Of rows that only Kafka has, nothing tells after a
+crash: a resend of theirs is stored again, and the cloud recognises it.
 """
 
 import sqlite3
@@ -15,6 +16,7 @@ import structlog
 from msgspec.structs import replace
 
 from gateway.buffer.duplicate_window import DuplicateWindow, Verdict
+from gateway.buffer.front import Front
 from gateway.buffer.rows import START, Entry, Position, Quarantined, Series, Span
 from gateway.reading import Doubt
 from gateway.record_contract import counter_of
@@ -64,13 +66,19 @@ class _Known:
     window: DuplicateWindow
     received: tuple[int, int] = (0, 0)
     """The lane and receipt of its newest reading: CLOCK_BOOTTIME of the lane's boot. (0, 0) if only the file knows."""
+    before: "tuple[DuplicateWindow, tuple[int, int], bool] | None" = None
+    """The window and receipt before the open transaction changed them, and whether the file had them."""
 
 
 class DeviceRuns:
-    """The windows in memory. Call `forget` after a roll-back."""
+    """The windows in memory. A transaction is framed by `begin`, and `committed` or `restore`.
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    A reading may also be judged between transactions. A roll-back leaves what was judged there.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, front: Front) -> None:
         self._connection = connection
+        self._front = front
         self._windows: dict[Run, _Known] = {}
         # By the fields of an entry. Two series of one counter (a sensor at another port) share a window.
         self._by_series: dict[tuple[Series, str], tuple[Run, _Known]] = {}
@@ -81,6 +89,66 @@ class DeviceRuns:
         self._is_current = False
         self._save_due_s = 0.0
         self._known_runs: int | None = None
+        self._unpruned: list[Run] = []
+        """New runs: each makes older runs of its counter unneeded."""
+        self._pruning: list[Run] = []
+        """Those of them that the open transaction has seen to."""
+        self._changed: dict[Run, _Known] | None = None
+        """Runs that the open transaction has changed; None without a transaction."""
+        self._written: dict[Run, _Known] = {}
+        """Runs that the open transaction has written."""
+        self._before = START, 0.0
+
+    @property
+    def unsaved(self) -> int:
+        """Windows that the file does not have as they are."""
+        return len(self._unsaved)
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self._changed, self._written, self._pruning = {}, {}, []
+        self._before = self._saved, self._save_due_s
+
+    def committed(self) -> None:
+        """End a transaction that is on disk."""
+        for known in (self._changed or {}).values():
+            known.before = None
+        self._changed, self._written = None, {}
+
+    def restore(self) -> None:
+        """End a transaction that was rolled back: the windows are as they were before it."""
+        self._unsaved = {**self._written, **self._unsaved}
+        for run, known in (self._changed or {}).items():
+            if known.before is not None:
+                known.window, known.received, was_unsaved = known.before
+                known.before = None
+                if not was_unsaved:
+                    self._unsaved.pop(run, None)
+                    self._windows[run] = known
+        self._changed, self._written, self._used_last = None, {}, None
+        self._saved, self._save_due_s = self._before
+        self._unpruned[:0] = self._pruning
+        self._known_runs = None
+
+    def _change(self, run: Run, known: _Known) -> None:
+        """Remember how a run was, as a transaction is about to change it."""
+        if self._changed is not None and known.before is None:
+            known.before = known.window.copy(), known.received, run in self._unsaved
+            self._changed[run] = known
+
+    def load(self, entries: Iterable[Entry]) -> None:
+        """Read the windows that entries need, so that judging them cannot fail. Raises sqlite3.Error."""
+        for entry in entries:
+            boot = entry.datum.device_boot
+            if boot is not None and entry.datum.device_sequence is not None:
+                self._run_of(entry.series, boot)
+
+    def _run_of(self, series: Series, boot: str) -> tuple[Run, _Known]:
+        found = self._by_series.get((series, boot))
+        if found is None:
+            run = (series.device, series.counter, boot)
+            found = self._by_series[series, boot] = run, self._known(run)
+        return found
 
     def judge(self, entries: Iterable[Entry], lane: int, tally: Counter[str]) -> tuple[list[Entry], list[Entry]]:
         """Return the entries to store in a lane, and those among them that report what their sensor dropped.
@@ -112,10 +180,9 @@ class DeviceRuns:
     ) -> Verdict:
         """Judge a reading that comes into a lane. It is stored unless the verdict is DUPLICATE."""
         found = self._by_series.get((series, boot))
-        if found is None:
-            run = (series.device, series.counter, boot)
-            found = self._by_series[series, boot] = run, self._known(run)
-        run, known = found
+        run, known = self._run_of(series, boot) if found is None else found
+        if known.before is None and self._changed is not None:
+            self._change(run, known)
         verdict = known.window.admit(sequence, payload)
         if verdict is not Verdict.DUPLICATE:
             received = lane, received_us
@@ -135,24 +202,20 @@ class DeviceRuns:
             return
         run = (input_.device, input_.topic or "", boot)
         known = self._known(run)
+        self._change(run, known)
         known.window.admit(sequence, datum.payload)
         self._unsaved.pop(run, None)
         self._unsaved[run] = self._used_last = known
 
     def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
         """Sequences in the windows of a device's run, over all its counters."""
-        try:
-            self._catch_up()
-            counters = self._connection.execute(
-                "SELECT topic FROM device_run WHERE device = ? AND boot = ?", (device, boot)
-            )
-            runs = {(device, counter, boot) for (counter,) in counters}
-            runs |= {run for run in self._unsaved if run[0] == device and run[2] == boot}
-            return frozenset().union(*(self._known(run).window.sequences() for run in runs))
-        except BaseException:
-            # No roll-back calls this here, and half-filled windows must not judge.
-            self.forget()
-            raise
+        self._catch_up()
+        counters = self._connection.execute(
+            "SELECT topic FROM device_run WHERE device = ? AND boot = ?", (device, boot)
+        )
+        runs = {(device, counter, boot) for (counter,) in counters}
+        runs |= {run for run in self._unsaved if run[0] == device and run[2] == boot}
+        return frozenset().union(*(self._known(run).window.sequences() for run in runs))
 
     def save_if_due(self, last: Position, now_s: float) -> None:
         """Write the windows if they are due. `last` is the newest row, `now_s` a monotonic clock's time."""
@@ -177,24 +240,27 @@ class DeviceRuns:
         return not self._unsaved or bytes_max is not None
 
     def save_now(self, last: Position) -> None:
-        """Write all windows, as no row tells what `admit` was told."""
-        self._save(last, len(self._unsaved))
-
-    def forget(self) -> None:
-        """Forget all windows; they are read again when needed."""
-        self._windows.clear()
-        self._by_series.clear()
-        self._unsaved.clear()
-        self._used_last = None
-        self._is_current = False
-        self._known_runs = None
+        """Write all windows, as no row of the file tells what `admit` was told."""
+        if self._unsaved:
+            self._save(last, len(self._unsaved))
 
     def _save(self, last: Position, limit: int) -> None:
         """Write the least recently used windows and, once all are written, the place up to which they are valid."""
+        for run in self._unpruned:
+            self._forget_older(run)
+        self._pruning, self._unpruned = self._unpruned, []
         saved = list(islice(self._unsaved.items(), limit))
+        self._written |= saved
+        # A row that only the front has may be gone after a crash. Its resend must then be stored.
+        first, ahead = self._front.first_and_sequences()
+        if first is not None:
+            last = Position(last.lane, first - 1)
         self._connection.executemany(
             _SAVE,
-            [(*run, *known.received, known.window.to_bytes()) for run, known in saved],
+            [
+                (*run, *known.received, known.window.to_bytes(ahead.get((run[0], run[2]), frozenset())))
+                for run, known in saved
+            ],
         )
         self._used_last = None
         # A dict keeps insertion order: windows just used move to the end, and the oldest are in front.
@@ -216,19 +282,18 @@ class DeviceRuns:
         """Enter rows into the windows that were added since the windows were written."""
         if self._is_current:
             return
-        self._is_current = True
         saved = self._connection.execute("SELECT value FROM meta WHERE name = ?", (_SAVED_NAME,)).fetchone()
         self._saved = START if saved is None else Position(*map(int, saved[0].split()))
-        self._used_last = None
+        found: dict[Run, _Known] = {}
         cursor = self._connection.execute(_UNSAVED, self._saved)
         while rows := cursor.fetchmany(READ_ROWS):
             for stream, subject, device, topic, boot, sequence, payload, *received in rows:
                 run = (device, counter_of(stream, subject, device, topic), boot)
-                known = self._known(run)
+                known = found.pop(run, None) or _Known(self._stored_window(run))
                 known.window.admit(sequence, payload)
                 known.received = max(known.received, tuple(received))
-                self._unsaved.pop(run, None)
-                self._unsaved[run] = known
+                found[run] = known
+        self._unsaved, self._is_current = found, True
 
     def _known(self, run: Run) -> _Known:
         self._catch_up()
@@ -242,7 +307,7 @@ class DeviceRuns:
             "SELECT window FROM device_run WHERE device = ? AND topic = ? AND boot = ?", run
         ).fetchone()
         if stored is None:
-            self._forget_older(run)
+            self._unpruned.append(run)
             return DuplicateWindow()
         try:
             return DuplicateWindow.from_bytes(stored[0])

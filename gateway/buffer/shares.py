@@ -227,14 +227,13 @@ class Shares:
         # These rows came before the device had its own count.
         self._others.bytes = max(0, self._others.bytes - size)
 
-    def come(self, entries: Iterable[Entry], first: Position) -> None:
-        """Count entries that became consecutive rows of the current lane."""
+    def come(self, rows: Iterable[tuple[str, Position, int]]) -> None:
+        """Count rows that were added to the current lane: device, place, payload bytes."""
         if not self.is_active:
             return
-        lane, before = first.lane, first.sequence - 1
-        for number, entry in enumerate(entries):
-            size = row_bytes(len(entry.datum.payload))
-            self._add(entry.series.device, size, Position(lane, before + number)).added += size
+        for device, (lane, sequence), payload_bytes in rows:
+            size = row_bytes(payload_bytes)
+            self._add(device, size, Position(lane, sequence - 1)).added += size
 
     def adopted(self, device: str, place: Position, payload_bytes: int) -> None:
         """Count a row that was taken over from a damaged file."""

@@ -14,7 +14,7 @@ from gateway.settings import BufferSettings
 ROOM_SAID_AFTER_S = 10.0
 """Seconds of room before it is reported: a buffer at its bound is full and not full many times a second."""
 FULL_WORDS = {
-    "refuse": "buffer full: sensors keep what they have until Kafka has taken some, or the disk has room",
+    "refuse": "buffer full: sensors keep what Kafka does not take first, until there is room",
     "drop-oldest": "buffer full: the oldest readings make room, and are counted as lost",
 }
 LOOKED_AFTER_S = 1.0
@@ -63,6 +63,7 @@ class StateWatch:
         """Whether there is no room, and nothing left to drop."""
         self.has_said_full = False
         self._full_seen_s = 0.0
+        self._failing_since_s = 0.0
         self._look_s = 0.0
         """When to look again for devices above their share."""
         self._limits_some = False
@@ -85,7 +86,7 @@ class StateWatch:
         state = self.state
         state.bytes_used, left = file.room.used_and_left()
         full = without_room or not left
-        state.rows = file.lanes.rows
+        state.rows = file.lanes.rows + len(file.front)
         state.backlog_lanes = file.lanes.backlog_lanes
         state.full = full
         now_s = time.monotonic()
@@ -124,12 +125,18 @@ class StateWatch:
     def fail(self, words: str) -> None:
         """Note that nothing can be read or written, for this reason."""
         if self.state.failing is None:
+            self._failing_since_s = time.monotonic()
             log.error(
-                "buffer cannot be read or written: nothing is acknowledged until it can; it is tried each second",
+                "buffer cannot be read or written: until it can, only what Kafka takes first is acknowledged; it is "
+                "tried each second",
                 error=words,
                 path=str(self._settings.path),
             )
         self.state.failing = words
+
+    def has_failed_for(self, seconds: float) -> bool:
+        """Whether no commit was written for so long, and all failed."""
+        return self.state.failing is not None and time.monotonic() >= self._failing_since_s + seconds
 
     def recover(self) -> None:
         """Note that a commit was written."""

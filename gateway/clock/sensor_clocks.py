@@ -4,7 +4,7 @@ The clocks are kept as marks, in commits that store readings, so they survive a 
 box voids them: CLOCK_BOOTTIME begins anew.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import structlog
@@ -23,8 +23,6 @@ SAVED_AT_ONCE_MAX = 50
 SAVED_AGAIN_US = 300_000_000
 """Least time between two writes of one clock. Its older state is just as true, only less exact."""
 _UNREADABLE = "what was known of a sensor's clock cannot be read: it is learnt anew"
-_NEVER = -1
-"""A version that no clock has."""
 
 log = structlog.get_logger()
 
@@ -71,11 +69,6 @@ class Run:
         """The clock, encoded to be kept."""
         self._saved_version = self.clock.fit.version
         return self.clock.to_bytes()
-
-    def was_not_saved(self) -> None:
-        """The bytes from `save` were not stored, so the clock is due again."""
-        self._saved_version = _NEVER
-        self.save_due_us = 0
 
     def _recalled(self) -> DeviceClock:
         if self._saved is not None:
@@ -152,14 +145,6 @@ class DeviceClocks:
             saved = _Saved(self._gateway_boot, run.device, run.stream, run.boot, run.kind, run.save())
             marks.append(Mark(run.mark, msgspec.msgpack.encode(saved)))
         return marks
-
-    def not_kept(self, marks: Sequence[Mark]) -> None:
-        """Take back marks that were not written, so that the next call of `marks` includes them."""
-        refused = {mark.key for mark in marks}
-        for run in self.newest_runs():
-            if run.mark in refused and self._kept.get(run.mark) == run.boot:
-                run.was_not_saved()
-        self._forgotten += [mark for mark in marks if mark.value is None and mark.key not in self._kept]
 
     def restore(self, marks: Mapping[str, bytes]) -> list[Mark]:
         """Go on with the clocks that an earlier start in this boot kept. Returns deletions of all other marks."""

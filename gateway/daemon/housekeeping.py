@@ -128,6 +128,9 @@ class Housekeeping:
         self.clock_report.looked(before, now, now_us)
         if now.last is not None and now.last is not before.last and now.last.adjusted_us is not None:
             self._front_door.clocks.slews.looked(now.last.at_us, now.last.adjusted_us)
+        if (now.synced and not before.synced) or now.revision != before.revision:
+            # A commit stores the clock, and finds corrections that are owed.
+            self._buffer.commit_soon()
         if now.synced and not before.synced:
             log.info("the wall clock is synced", error_us=error_us)
             self._front_door.event("clock-learnt", None, offset_us=offset_us, error_us=error_us)
@@ -142,7 +145,7 @@ class Housekeeping:
         if now.synced and error_us is not None:
             mark = self._floor.learn(now.at(now_us), error_us)
             if mark is not None:
-                self._buffer.confirm(self._buffer.id, (), [mark])
+                self._buffer.keep([mark])
 
     async def _correct_times(self) -> None:
         """Correct times that went out before they were known, in this boot or in one that was never synced."""

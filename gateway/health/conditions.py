@@ -17,6 +17,7 @@ from gateway.config.running_settings import RESTART
 from gateway.health.facts import Facts
 from gateway.host.terminal_text import YEAR_S, counted, readings_and_events, shortened, size, span
 from gateway.settings import NO_SOURCE
+from gateway.uplink.state import ONE_REPLICA, SLOW
 
 Level = Literal["bad", "warn", "note"]
 NAMED_MAX: Final = 3
@@ -78,6 +79,16 @@ _COUNTED: Final = {
     ),
 }
 """By count of readings that are not as declared: what is wrong with them, what it means and what to do."""
+_WITHOUT_DISK: Final = (
+    "Kafka takes readings without it, and they are acknowledged. Those of QoS 2 and of a site's broker are not. If "
+    "Kafka goes away too, none is acknowledged, and sensors keep what they have."
+)
+"""What it means that nothing can be written, while Kafka has readings before the disk."""
+_DISK_FIRST: Final = {
+    ONE_REPLICA: "one broker alone would have them (min.insync.replicas of the topic, kafka.one_replica_is_enough)",
+    SLOW: "Kafka is too slow for buffer.disk_after_ms",
+}
+"""By reason: why the disk has a topic's readings before Kafka."""
 _GET_TIME: Final = "Readings get the time of their receipt."
 
 
@@ -167,6 +178,8 @@ def _disk(facts: Facts) -> Iterator[Condition]:
     if facts.failing:
         words = f"The disk fails: {_sentence(facts.failing)}"
         means = "No reading is acknowledged until it works again; sensors keep what they have."
+        if facts.uplink.direct_topics:
+            means = _WITHOUT_DISK
         todo = "See that the card or disk is there and has room; if it stays so, replace it. sluice check says more."
         yield Condition("disk-failing", "bad", "Disk", words, means, todo)
     for name in facts.found.set_aside if facts.found is not None else ():
@@ -182,6 +195,8 @@ def _buffer(facts: Facts) -> Iterator[Condition]:
     if facts.full:
         words = f"The buffer is full ({size(facts.bytes_used)})."
         means = f"{_capital(then)}."
+        if facts.uplink.direct_topics and facts.settings.buffer.when_full == "refuse":
+            means = _WITHOUT_DISK
         todo = "Get Kafka reached again, or give the buffer more room (buffer.bytes_max, free space on the disk)."
         yield Condition("buffer-full", "bad", "Buffer", words, means, todo)
         return
@@ -212,7 +227,24 @@ def _wear(facts: Facts) -> Iterator[Condition]:
         words = f"A plain memory card lasts {span(facts.card_days * 86_400)} at the rate of the last day."
         means = "Then it fails, mostly without a word before."
         todo = "Use a card sold for endurance, or an SSD; or raise buffer.commit_delay_ms, which spares it."
+        if facts.uplink.up and not facts.uplink.direct_topics:
+            todo = "Let Kafka have readings first: sluice check says how. Or use a card sold for endurance, or an SSD."
         yield Condition("card-wears-out", "warn", "Disk", words, means, todo)
+
+
+def first_copy(facts: Facts) -> str:
+    """Say where readings have their first durable copy, and why; empty if it is not known."""
+    uplink, settings = facts.uplink, facts.settings
+    if settings.buffer.disk_first:
+        return "readings go to the disk before Kafka (buffer.disk_first)"
+    told = []
+    if uplink.direct_topics:
+        told.append(f"Kafka has the readings of {counted(uplink.direct_topics, 'topic')} first, and the disk is spared")
+    for reason, why in _DISK_FIRST.items():
+        named = [_name(topic) for topic, known in uplink.disk_first.items() if known == reason]
+        if named:
+            told.append(f"the disk has those of {_listed(named)} first, because {why}")
+    return "; ".join(told)
 
 
 def _settings(facts: Facts) -> Iterator[Condition]:

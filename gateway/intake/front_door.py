@@ -44,6 +44,7 @@ class FrontDoor:
         """`has_secrets` says that devices of this site have secrets of their own."""
         self._buffer = buffer
         self._guest = Origin(leaves_room=has_secrets)
+        self._recalled = Origin(leaves_room=has_secrets, is_recalled=True)
         self._broker = Origin(leaves_room=has_secrets, is_broker=True)
         self._routes = routes
         self._topics = ResolvedTopics(routes, gateway)
@@ -81,8 +82,15 @@ class FrontDoor:
 
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
         """See `Intake.take`. A device that holds more than its share of the buffer is refused."""
-        has_secret = bool(readings) and readings[0].writer is not None
-        self._take(readings, done, marks, _WITH_SECRET if has_secret else self._guest)
+        origin = self._guest
+        if readings:
+            first = readings[0]
+            if first.writer is not None:
+                origin = _WITH_SECRET
+            elif first.datum.device_sequence is not None:
+                # Frames of a serial line: their numbers alone tell what the sensor's ring has dropped.
+                origin = self._recalled
+        self._take(readings, done, marks, origin)
 
     def take_of_broker(
         self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()
@@ -105,14 +113,8 @@ class FrontDoor:
             self.times.stamp(together)
         if readings and readings[-1].datum.received_us >= self.clocks.save_due_us:
             # The clocks go with a commit that is made anyway, so that no card is worn for them.
-            of_clocks = self.clocks.marks(readings[-1].datum.received_us)
-            marks, done = [*marks, *of_clocks], partial(self._taken_with_clocks, of_clocks, done)
+            self._buffer.keep(self.clocks.marks(readings[-1].datum.received_us))
         self._buffer.append(entries, done, marks, origin)
-
-    def _taken_with_clocks(self, marks: Sequence[Mark], done: Callable[[bool], None], stored: bool) -> None:  # noqa: FBT001 - the form of `done`
-        if not stored:
-            self.clocks.not_kept(marks)
-        done(stored)
 
     async def recall(self, device: str, boot: str) -> Recalled:
         """See `SerialIntake.recall`."""

@@ -10,8 +10,16 @@ import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import KafkaConnectionError, KafkaError, RequestTimedOutError
+from aiokafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    LeaderNotAvailableError,
+    NodeNotReadyError,
+    RequestTimedOutError,
+    for_code,
+)
 from aiokafka.partitioner import murmur2
+from aiokafka.protocol.offset import OffsetRequest, OffsetResetStrategy
 
 from gateway.host.logs import FewLines
 from gateway.kafka.batch import EncodedBatch
@@ -35,6 +43,8 @@ TOPICS_MAX = 20_000
 """Topics whose verdict is remembered, a kilobyte each. Whoever sends makes up their names."""
 CLOSE_TIMEOUT_S = 5.0
 METADATA_S_MIN = 0.25
+READ_UNCOMMITTED = 0
+"""Isolation level of a question for offsets."""
 
 log = structlog.get_logger()
 
@@ -217,6 +227,37 @@ class KafkaSession:
         """Whether a topic has such a partition, as far as is known."""
         partitions = self._producer.client.cluster.partitions_for_topic(topic)
         return partitions is None or partition in partitions
+
+    def partitions(self, topic: str) -> frozenset[int]:
+        """The partitions of a topic that is written to, as far as is known."""
+        return frozenset(self._producer.client.cluster.partitions_for_topic(topic) or ())
+
+    async def ends(self, partitions: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """The offsets behind the last records of partitions; those that no topic has any more are left out.
+
+        Raises KafkaError if a partition's leader does not tell.
+        """
+        await self.write_to({topic for topic, _ in partitions})
+        client = self._producer.client
+        by_leader: dict[int, dict[str, list[tuple[int, int]]]] = {}
+        for topic, number in partitions:
+            if not self.is_there(topic, number):
+                continue
+            leader = client.cluster.leader_for_partition(TopicPartition(topic, number))
+            if leader is None or leader < 0:
+                raise LeaderNotAvailableError(f"{topic}/{number}")
+            by_leader.setdefault(leader, {}).setdefault(topic, []).append((number, OffsetResetStrategy.LATEST))
+        found = {}
+        for leader, topics in by_leader.items():
+            if not await client.ready(leader):
+                raise NodeNotReadyError(f"broker {leader}")
+            answer = await client.send(leader, OffsetRequest(-1, READ_UNCOMMITTED, list(topics.items())))
+            for topic, answers in answer.topics:
+                for number, code, _, offset in answers:
+                    if code:
+                        raise for_code(code)(f"{topic}/{number}")
+                    found[topic, number] = offset
+        return found
 
     async def look_for_leaders(self) -> None:
         """Ask the cluster again who leads which partition."""

@@ -51,7 +51,7 @@ CREATION_S_MAX: Final = 5.0
 ANSWER_S_MAX: Final = 10.0
 """Seconds that the cluster may take to say whether it creates a topic. Other new topics wait meanwhile."""
 DISKS_MIN: Final = 2
-"""Disks that must have a reading before this box deletes it, if the cluster has so many brokers."""
+"""Brokers that must have a reading before this box needs no copy of it, if the cluster has so many."""
 RETENTION_BYTES_MIN: Final = 10_000_000
 """A partition that keeps fewer bytes is not written to. They are ten batches, which a backlog sends in seconds."""
 REASSIGNED_TOLD_MAX: Final = 6
@@ -147,6 +147,8 @@ class TopicVerdict:
     """Whether the trouble may pass by itself. The topic's readings wait on disk, and it is looked at again."""
     made: bool = False
     """Whether the topic was created just now, for this verdict."""
+    copies: int = 0
+    """Replicas that have a record once Kafka acknowledges it, at least."""
 
     @property
     def usable(self) -> bool:
@@ -421,8 +423,17 @@ def judge(
         *_refuses_large(topic, config, settings),
     )
     return TopicVerdict(
-        topic, batch_bytes_max=_batch_bytes_max(config), flaws=flaws, summary=_summary(config, partitions)
+        topic,
+        batch_bytes_max=_batch_bytes_max(config),
+        flaws=flaws,
+        summary=_summary(config, partitions),
+        copies=min(_fewest_replicas(partitions), _number(config, MIN_IN_SYNC) or 1),
     )
+
+
+def is_safe(verdict: TopicVerdict, settings: KafkaSettings) -> bool:
+    """Whether Kafka's acknowledgement alone keeps a reading: brokers acknowledge before they sync their disks."""
+    return verdict.copies >= DISKS_MIN or (verdict.copies > 0 and settings.one_replica_is_enough)
 
 
 def _stamped_wrongly(topic: str, config: Config, settings: KafkaSettings) -> Iterator[TopicVerdict]:
@@ -488,17 +499,22 @@ def _refuses(
         )
 
 
+_DELETES: Final = "writes them to its own disk first, which wears it, and deletes them then"
+_KEEPS_NONE: Final = "keeps no copy (kafka.one_replica_is_enough)"
+
+
 def _one_disk(
     topic: str, config: Config, partitions: Sequence[Partition], brokers: frozenset[int], settings: KafkaSettings
 ) -> Iterator[Flaw]:
-    """Flaws of replication. The worst is that one disk is enough for Kafka's acknowledgement: this box deletes then."""
+    """Flaws of replication. The worst is that Kafka acknowledges what one broker has: this box keeps no copy then."""
     replicas = _fewest_replicas(partitions)
     least = _number(config, MIN_IN_SYNC) or 1
     if len(brokers) < DISKS_MIN:
         return
     meaning = (
         f"Kafka acknowledges readings that one disk alone has, although there are {len(brokers)} brokers, and this box "
-        "deletes them then. It sends them all the same: refusing would stop this site"
+        f"{_KEEPS_NONE if settings.one_replica_is_enough else _DELETES}. It sends them all the same: refusing would "
+        "stop this site"
     )
     two = f"{MIN_IN_SYNC}={DISKS_MIN}"
     if replicas < DISKS_MIN:

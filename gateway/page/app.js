@@ -151,6 +151,7 @@ function showCards() {
     ["Disk", disk.failing ? "FAILING" : disk.worn ? "see above" : disk.free ? `${disk.free} free` : "not known"],
     ["Writes a day", disk.per_day || "not known yet"],
     ["A card lasts", disk.card_s === null ? "–" : span(disk.card_s)],
+    ["The card was spared", disk.spared ? `${count(disk.spared)} readings and events` : "–"],
     ["Running for", span(state.up_s)],
   ];
   const shown = JSON.stringify(box);
@@ -158,7 +159,8 @@ function showCards() {
     $("box").dataset.told = shown;
     $("box").replaceChildren(...box.flatMap(([term, value]) => [element("dt", "", term), element("dd", "", value)]));
   }
-  set($("disk"), disk.what);
+  const first = disk.first && disk.first[0].toUpperCase() + disk.first.slice(1) + ".";
+  set($("disk"), [disk.what, first].filter(Boolean).join(" "));
   $("cards").hidden = false;
 }
 // One body for each device: a row of figures, and one of what is to be said of it.

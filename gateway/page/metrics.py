@@ -57,7 +57,12 @@ def _gateway(facts: Facts, versions: Mapping[str, str]) -> Iterator[Metric]:
         "sluice_uplink_link_bytes_per_second", "What the link was seen to carry.", uplink.bytes_per_s
     )
     yield GaugeMetricFamily("sluice_uplink_quota_used_up", "Whether the day's quota is.", uplink.quota_used_up)
-    yield GaugeMetricFamily("sluice_buffer_rows", "Readings and events that wait on disk.", facts.rows)
+    yield GaugeMetricFamily("sluice_buffer_rows", "Readings and events that wait for Kafka.", facts.rows)
+    yield CounterMetricFamily(
+        "sluice_buffer_spared_rows",
+        "Readings and events that Kafka had before the disk, which never got them.",
+        facts.counts.get("spared", 0),
+    )
     yield GaugeMetricFamily("sluice_buffer_bytes", "What the buffer takes.", facts.bytes_used)
     yield GaugeMetricFamily("sluice_buffer_max_bytes", "What it may take (buffer.bytes_max).", buffer.bytes_max)
     yield GaugeMetricFamily("sluice_buffer_full", "Whether it is full.", facts.full)

@@ -33,7 +33,7 @@ from gateway.devices.listing import (
     places_on_ports,
 )
 from gateway.devices.words import drift_words
-from gateway.health.conditions import Condition, Headline, conditions, headline
+from gateway.health.conditions import Condition, Headline, conditions, first_copy, headline
 from gateway.health.facts import Facts, Silent
 from gateway.host import disk_health, terminal_text
 from gateway.host.disk_health import Trouble
@@ -442,7 +442,7 @@ class StatusView:
 
     async def _judge(self) -> dict[str, object]:
         facts = self.facts()
-        if facts.failing:
+        if facts.failing and not facts.uplink.direct_topics:
             reason = "the buffer cannot be written: no reading is acknowledged until its disk works again"
             return {"status": "failing", "reason": reason, "code": "disk-failing"}
         try:
@@ -453,6 +453,9 @@ class StatusView:
             return {"status": "failing", "reason": reason, "code": "disk-hangs"}
         away, words = _away(facts.uplink)
         warnings = {
+            "disk-failing": "the buffer cannot be written, and only what Kafka takes first is acknowledged"
+            if facts.failing
+            else "",
             "buffer-full": "the buffer is full" if facts.full else "",
             "above-share": "devices hold more than their share of the buffer" if facts.above_share_devices else "",
             away: "" if facts.uplink.up else words,
@@ -601,6 +604,8 @@ def _disk_view(facts: Facts, disk: str) -> dict[str, object]:
         "per_day": None if per_day is None else size(per_day),
         "card_s": None if card_days is None else round(card_days * 86_400),
         "what": disk,
+        "spared": facts.counts.get("spared", 0),
+        "first": first_copy(facts),
         "failing": facts.failing is not None or any(each.fails for each in facts.disk_troubles),
         "worn": bool(facts.disk_troubles),
     }

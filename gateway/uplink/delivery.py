@@ -11,6 +11,7 @@ from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.session import KafkaSession
 from gateway.reading import BufferFileError
 from gateway.uplink.batches import Outgoing
+from gateway.uplink.direct import DirectTopics
 from gateway.uplink.link_rate import Passage
 from gateway.uplink.memory import Memory, Partition
 from gateway.uplink.parked import Parked, ParkedPartitions, end_tasks
@@ -37,6 +38,7 @@ class Delivery:
         supply: Supply,
         parked: ParkedPartitions,
         checks: CheckReadings,
+        direct: DirectTopics,
         on_answer: Callable[[], None],
     ) -> None:
         self._session = session
@@ -46,6 +48,7 @@ class Delivery:
         self._supply = supply
         self._parked = parked
         self._checks = checks
+        self._direct = direct
         self._on_answer = on_answer
 
     async def send(self, outgoing: dict[Partition, Outgoing]) -> dict[Partition, BaseException]:
@@ -117,7 +120,9 @@ class Delivery:
     async def _send_partition(self, partition: Partition, out: Outgoing) -> None:
         """Send one partition's batches in order. Each batch goes out when the one before it is acknowledged."""
         for batch, rows in out.batches:
+            begun_s = time.monotonic()
             offset = await self._session.send(*partition, batch)
+            self._direct.answered(partition[0], time.monotonic() - begun_s)
             self._memory.acknowledged(partition, offset, len(batch.records))
             self._memory.answered(partition, rows)
             out.acknowledged += 1

@@ -5,6 +5,7 @@ import ipaddress
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -22,7 +23,7 @@ from gateway.kafka.batch import HEADER_BYTES, EncodedBatch
 from gateway.kafka.link import KafkaLink
 from gateway.kafka.secret_files import KafkaFileError
 from gateway.kafka.session import VERDICT_S, KafkaSession, NetworkChangedError, open_session
-from gateway.kafka.topics import TopicVerdict
+from gateway.kafka.topics import UNKNOWN, TopicVerdict
 from gateway.reading import BufferFileError, Mark
 from gateway.settings import GatewaySettings, KafkaSettings
 from gateway.tls.dates import Dates, by_system_clock
@@ -248,7 +249,7 @@ class Forwarder:
 
     def _keep(self, marks: list[Mark]) -> None:
         if marks:
-            self._buffer.confirm(self._buffer.id, (), marks)
+            self._buffer.keep(marks, soon=True)
 
     # -- beside the rounds ----------------------------------------------------------------------
 
@@ -271,7 +272,8 @@ class Forwarder:
                 # down.
                 raise _down(link)
             if time.monotonic() >= redrive_due_s:
-                await self._redrive.take_in_again(session.admin)
+                with suppress(BufferFileError):  # a failing disk must not end a session that needs no disk
+                    await self._redrive.take_in_again(session.admin)
                 redrive_due_s = time.monotonic() + REDRIVE_S
 
     async def _beat(self, session: KafkaSession) -> NewSession:
@@ -283,19 +285,41 @@ class Forwarder:
                 partition = await session.partition(topic, self._heartbeat.key.encode())
                 rests = time.monotonic() < self._memory.rests_until_s((topic, partition))
                 if session.has_leader(topic, partition) and not rests and self._memory.may_send():
-                    record = await self._heartbeat.record(boottime_us(), self._memory.offsets)
-                    bytes_max = min(self._kafka.record_bytes_max, verdict.batch_bytes_max - HEADER_BYTES)
-                    if len(record) <= bytes_max:
-                        new_session = await self._send_beat(session, partition, record)
-                        if new_session is not None:
-                            return new_session
-                    else:
-                        log.error(
-                            "a heartbeat is larger than its topic or kafka.record_bytes_max takes, and not sent",
-                            bytes=len(record),
-                            bytes_max=bytes_max,
-                        )
+                    await self._find_ends(session)
+                    record = await self._next_beat(verdict)
+                    if record is not None and (end := await self._send_beat(session, partition, record)) is not None:
+                        return end
             await asyncio.sleep(self._kafka.heartbeat_interval_s)
+
+    async def _next_beat(self, verdict: TopicVerdict) -> bytes | None:
+        """The next heartbeat; None if there can be none."""
+        try:
+            record = await self._heartbeat.record(boottime_us(), self._memory.offsets, is_behind=self._memory.is_behind)
+        except BufferFileError as error:
+            # What waits on the disk is not known, and readings that need no disk go on.
+            log.info("a heartbeat is left out", error=str(error))
+            return None
+        bytes_max = min(self._kafka.record_bytes_max, verdict.batch_bytes_max - HEADER_BYTES)
+        if len(record) <= bytes_max:
+            return record
+        log.error(
+            "a heartbeat is larger than its topic or kafka.record_bytes_max takes, and not sent",
+            bytes=len(record),
+            bytes_max=bytes_max,
+        )
+        return None
+
+    async def _find_ends(self, session: KafkaSession) -> None:
+        """After a start that lost sight of Kafka's offsets, ask for them. Until all are known, nothing is complete."""
+        if not self._memory.is_behind:
+            return
+        try:
+            verdicts = await self._memory.verdicts.of_all(session.admin, {topic for topic, _ in self._memory.offsets})
+            there = [each for each in self._memory.offsets if verdicts[each[0]].reason != UNKNOWN]
+            async with asyncio.timeout(self._kafka.request_timeout_s):
+                self._keep(self._memory.caught_up(await session.ends(there)))
+        except (KafkaError, TimeoutError) as error:
+            log.info("offsets after the last start are not known yet", error=str(error) or type(error).__name__)
 
     async def _own_topic(self, session: KafkaSession, topic: str) -> TopicVerdict:
         """The verdict on one of the gateway's own topics. A missing topic is made first."""

@@ -42,30 +42,33 @@ class Heartbeat:
         self._quarantine_topic = kafka.quarantine_topic
         self.key = kafka_key(gateway, gateway.id)
 
-    async def record(self, now_us: int, offsets: dict[tuple[str, int], int]) -> bytes:
+    async def record(self, now_us: int, offsets: dict[tuple[str, int], int], *, is_behind: bool = False) -> bytes:
         """The next heartbeat, encoded as the first record of a batch. Raises BufferFileError.
 
         `offsets` has, by topic and partition, the offset after the last acknowledged record. It may change until it is
-        read.
+        read. If it `is_behind`, Kafka may have acknowledged more, and no time is called complete.
         """
         clock = self._clock()
         if not clock.known:
             await self._buffer.owe_correction(self._buffer.boot_id)
-        body = msgspec.json.encode(await self._body(now_us, clock, offsets))
+        body = msgspec.json.encode(await self._body(now_us, clock, offsets, is_behind=is_behind))
         series = Series(self.topic, self.key, "", "heartbeat", HEARTBEAT_TYPE, "application/json")
         lane = Lane(0, self._lane, self._buffer.boot_id, self._buffer.id)
         row = Row(0, self._sequence, 0, Datum(received_us=now_us, payload=body))
         self._sequence += 1
         return RecordEncoder(self._gateway, lane, series).encode(row, BootTimes(clock), 0)
 
-    async def _body(self, now_us: int, clock: BootClock, offsets: dict[tuple[str, int], int]) -> dict[str, object]:
+    async def _body(
+        self, now_us: int, clock: BootClock, offsets: dict[tuple[str, int], int], *, is_behind: bool = False
+    ) -> dict[str, object]:
         outstanding = await self._buffer.outstanding()
         # Offsets are read after the rows that wait, so a row acknowledged in between is in both, and not in neither.
         by_topic: dict[str, dict[str, int]] = defaultdict(dict)
         for (topic, partition), offset in offsets.items():
             by_topic[topic][str(partition)] = offset
         # Rows of a damaged file may have any event time.
-        low_us = _earliest_us(clock, now_us) if clock.synced and not outstanding.is_salvaging else None
+        is_told = clock.synced and not outstanding.is_salvaging and not is_behind
+        low_us = _earliest_us(clock, now_us) if is_told else None
         oldest_s: float | None = 0.0
         pending = []
         for lane in outstanding.lanes:

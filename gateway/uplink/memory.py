@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from gateway.buffer.file import OFFSETS_BEHIND
 from gateway.buffer.rows import Row
 from gateway.clock.gateway_clock import BootClock
 from gateway.clock.kernel_clock import boottime_us
@@ -94,10 +95,14 @@ class Memory:
         self.cluster_id = ""
         self.offsets: dict[tuple[str, int], int] = {}
         """By topic and partition: the offset after the last record that was acknowledged to this gateway."""
+        self.is_behind = False
+        """Whether Kafka may have acknowledged more than `offsets` say, as a former start ended without a close."""
         self.too_small: dict[str, int] = {}
         """By topic that could not take a record: bytes of the largest batch that it took then."""
         self.proven: set[str] = set()
         """Topics that have taken a record since they last refused one."""
+        self.quick: set[str] = set()
+        """Topics for which a broker answered in good time when it was last asked."""
         self._ratio = 1.0 if kafka.compression == "none" else RATIO_FIRST
         self._suspects: dict[Partition, _Suspect] = {}
         self._troubles: dict[Partition, _Trouble] = {}
@@ -117,6 +122,7 @@ class Memory:
         """Go on from the marks that the buffer has kept under `UPLINK_MARKS`."""
         self.cluster_id = marks.get(CLUSTER_MARK, b"").decode(errors="replace")
         self.offsets = _offsets(marks)
+        self.is_behind = OFFSETS_BEHIND.key in marks
         self.new_topics.allowance.recall(marks)
         if self._kafka.bytes_per_s_max or self._kafka.bytes_per_day_max:
             self._budget = UplinkBudget(
@@ -340,10 +346,32 @@ class Memory:
         self.state.parked.clear()
         self._troubles.clear()
         self._unanswered.clear()
-        return [*forgotten, Mark(CLUSTER_MARK, cluster_id.encode())]
+        self.quick.clear()
+        self.is_behind = False
+        return [*forgotten, Mark(CLUSTER_MARK, cluster_id.encode()), Mark(OFFSETS_BEHIND.key, None)]
+
+    def expect(self, topic: str, partitions: Iterable[int]) -> list[Mark] | None:
+        """The marks to keep before a topic may have records that no mark tells of; None if there are too many."""
+        new = [(topic, number) for number in partitions if (topic, number) not in self.offsets]
+        if len(self.offsets) + len(new) > OFFSETS_MAX:
+            return None
+        return [Mark(OFFSET_MARKS + _spelled(partition), b"0") for partition in new]
+
+    def expected(self, marks: Iterable[Mark]) -> None:
+        """Note that such marks are on disk."""
+        self.offsets |= _offsets({mark.key: mark.value or b"" for mark in marks})
+
+    def caught_up(self, ends: Mapping[Partition, int]) -> list[Mark]:
+        """Note where Kafka's partitions end, after a start that had lost sight of it. Returns the marks to keep."""
+        for partition, end in ends.items():
+            if end > self.offsets.get(partition, 0):
+                self.offsets[partition] = end
+        self.is_behind = False
+        marks = [Mark(OFFSET_MARKS + _spelled(partition), b"%d" % self.offsets[partition]) for partition in ends]
+        return [*marks, Mark(OFFSETS_BEHIND.key, None)]
 
     def take_marks(self) -> list[Mark]:
-        """The marks to keep with the rows that are settled now."""
+        """The marks to keep, of what was acknowledged since the last call."""
         marks, self._unsaved = list(self._unsaved.values()), {}
         return marks
 

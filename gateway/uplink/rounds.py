@@ -17,6 +17,7 @@ from gateway.kafka.session import KafkaSession
 from gateway.settings import GatewaySettings, KafkaSettings
 from gateway.uplink.batches import Aside, Batcher, Outgoing
 from gateway.uplink.delivery import PATIENCE_SHARE, Delivery, error_of
+from gateway.uplink.direct import DirectTopics
 from gateway.uplink.memory import NO_PARTITION, Memory, Partition
 from gateway.uplink.parked import Parked, ParkedPartitions
 from gateway.uplink.refused import REFUSALS, RefusedRecords, named
@@ -68,9 +69,12 @@ class Rounds:
         self._parked = ParkedPartitions(session, memory, timeout_s, timeout_s * PATIENCE_SHARE)
         self._supply = Supply(buffer, kafka, self._parked.under_way, self._new_clocks)
         self._batcher = Batcher(session, buffer, self._supply, gateway, kafka, memory, front_door.clocks)
-        self._delivery = Delivery(session, timeout_s, memory, self._supply, self._parked, front_door.checks, on_answer)
-        self._refused = RefusedRecords(buffer, front_door, kafka, memory, self._supply, self._batcher)
         self._linger_s = max(kafka.linger_ms / 1000, METERED_LINGER_S if memory.is_metered else 0.0)
+        self._direct = DirectTopics(session, buffer, self._supply.buffer_id, kafka, memory, self._linger_s)
+        self._delivery = Delivery(
+            session, timeout_s, memory, self._supply, self._parked, front_door.checks, self._direct, on_answer
+        )
+        self._refused = RefusedRecords(buffer, front_door, kafka, memory, self._supply, self._batcher)
 
     async def run(self) -> NewSession:
         """Send until a new session must begin. Raises KafkaError, TimeoutError, BufferFileError."""
@@ -81,6 +85,7 @@ class Rounds:
                 self._batcher.follow()
                 if (new_session := await self._see_to_parked()) is not None:
                     return new_session
+                await self._direct.settle({topic for topic, _ in self._parked})
                 self._look_for_new_clocks()
                 waits_for_clock = self._waits_for_clock()
                 live, backlog = await self._supply.next(
@@ -100,6 +105,7 @@ class Rounds:
                     self._memory.state.live_oldest_us = None
                     await asyncio.sleep(self._linger_s)
         finally:
+            self._direct.end()
             await self._parked.end()
             for partition, each in self._parked.items():
                 if each.out is not None:
@@ -216,7 +222,9 @@ class Rounds:
     def _settle(self, rows: Sequence[Row]) -> None:
         """Tell the buffer that Kafka has these rows, which are in order. It may delete them."""
         if rows:
-            self._buffer.confirm(self._supply.buffer_id, spans_of(rows), self._memory.take_marks())
+            # First, so that no commit deletes rows without the offset behind them.
+            self._buffer.keep(self._memory.take_marks())
+            self._buffer.confirm(self._supply.buffer_id, spans_of(rows))
             self._memory.state.sent += len(rows)
 
     def _settle_acknowledged(self, out: Outgoing) -> None:

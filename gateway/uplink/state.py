@@ -1,6 +1,11 @@
 """The uplink's state, for those who show it. Importing it loads no Kafka client."""
 
 from dataclasses import dataclass, field
+from typing import Final
+
+ONE_REPLICA: Final = "one-replica"
+SLOW: Final = "slow"
+DISK_FIRST_TOLD_MAX: Final = 20
 
 
 @dataclass(slots=True)
@@ -32,6 +37,10 @@ class UplinkState:
     """When the quota begins anew, in seconds since 1970; None if it is not used up, or if the date is unknown."""
     throttled_s: float = 0.0
     """Seconds for which a broker's quota held this gateway back last; 0 if none did so within THROTTLED_S."""
+    direct_topics: int = 0
+    """Topics whose readings go to Kafka before the disk (`buffer.disk_after_ms`)."""
+    disk_first: dict[str, str] = field(default_factory=dict)
+    """By topic whose readings go to the disk first: `ONE_REPLICA` or `SLOW`. `DISK_FIRST_TOLD_MAX` topics at most."""
     sent: int = 0
     """Readings and events that Kafka has taken since the start."""
     live_oldest_us: int | None = None

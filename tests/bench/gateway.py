@@ -10,7 +10,7 @@ BENCH_PROFILE=out.svg         the gateway under py-spy (out.txt: folded stacks)
 import resource
 import sys
 
-from tests.bench import load, parts_attacks, parts_faults, parts_rate, parts_size
+from tests.bench import load, parts_attacks, parts_disk, parts_faults, parts_rate, parts_size
 from tests.bench.load import LoadError
 from tests.bench.processes import NotMeasuredError
 from tests.bench.report import Result
@@ -23,12 +23,13 @@ PARTS: dict[str, Part] = {
     "listener": parts_rate.listener,
     "broker": parts_rate.broker,
     "peers": parts_rate.peers,
-    "latency": parts_size.latency,
+    "latency": parts_disk.latency,
     "start": parts_size.start,
     "idle": parts_size.idle,
     "sensors": parts_size.sensors,
     "tls": parts_size.tls,
-    "disk": parts_size.disk,
+    "disk": parts_disk.disk,
+    "idle_disk": parts_disk.idle_disk,
     "backlog": parts_size.backlog,
     "kill": parts_faults.kill,
     "fuzz": parts_faults.fuzz,

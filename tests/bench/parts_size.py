@@ -1,4 +1,4 @@
-"""What the gateway needs and how fast it answers: latency, memory, connections, bytes written, start-up time."""
+"""What the gateway needs: memory, connections, room for a backlog, start-up time."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ from tests.bench.processes import (
     stop,
     write_gateway,
 )
-from tests.bench.report import Result, file_system
+from tests.bench.report import Result
 
 CONNECTIONS = 100
 SENSORS = 5_000
@@ -35,33 +35,6 @@ SENSOR_INTERVAL_S = 60
 UNREACHABLE = "127.0.0.1:1"
 TLS_STEP = 20
 TLS_MB = 256
-
-
-async def latency(bench: Bench) -> list[Result]:
-    """From PUBLISH to PUBACK at 1,000 readings a second, for three settings of `buffer.commit_delay_ms`."""
-    seconds, warmup = bench.pick(33, 3), bench.pick(3, 1)
-    results = []
-    for delay_ms in (0, 20, 250):
-        directory = bench.directory / "latency"
-        async with _measured(bench, directory, f"latency-{delay_ms}-thermo", commit_delay_ms=delay_ms) as sluice:
-            done = await run_load(
-                sluice.port,
-                connections=CONNECTIONS,
-                rate=1_000,
-                seconds=seconds,
-                warmup=warmup,
-                secrets=secrets_path(directory),
-            )
-        say(f"latency: delay {delay_ms} ms: {done.p50_ms} / {done.p99_ms} / {done.p999_ms} / {done.max_ms} ms")
-        note = (
-            f"{seconds - warmup} s; p50, p99, p99.9, max: {done.p50_ms}, {done.p99_ms}, {done.p999_ms}, {done.max_ms}"
-        )
-        results += [
-            Result(f"puback_p50_ms_delay_{delay_ms}", done.p50_ms, "ms"),
-            Result(f"puback_p99_ms_delay_{delay_ms}", done.p99_ms, "ms", None, note),
-            Result(f"puback_p999_ms_delay_{delay_ms}", done.p999_ms, "ms"),
-        ]
-    return results
 
 
 async def start(bench: Bench) -> list[Result]:
@@ -168,37 +141,6 @@ async def tls(bench: Bench) -> list[Result]:
     return [Result("tls_connections_in_256mb", number, "connections", None, note)]
 
 
-async def disk(bench: Bench) -> list[Result]:
-    """Bytes that the daemon has written to disk for each reading, at three rates and with a longer commit, Kafka up."""
-    kind = file_system(bench.directory)
-    if kind == "tmpfs":
-        raise NotMeasuredError(f"{bench.directory} is on tmpfs, where nothing is written to disk")
-    results = []
-    for rate, whole_s, delay_ms in ((1, 60, 0), (100, 30, 0), (10_000, 20, 0), (100, 30, 250)):
-        seconds = bench.pick(whole_s, 3)
-        directory = bench.directory / "disk"
-        topic = f"disk-{rate}-{delay_ms}-thermo"
-        async with _measured(bench, directory, topic, commit_delay_ms=delay_ms) as sluice:
-            # The first seconds bring each device's state, which is written once.
-            await run_load(sluice.port, connections=CONNECTIONS, messages=500, secrets=secrets_path(directory))
-            await asyncio.sleep(2)
-            before = sluice.disk_bytes
-            done = await run_load(
-                sluice.port,
-                connections=CONNECTIONS,
-                rate=rate,
-                seconds=seconds,
-                boot="c",
-                secrets=secrets_path(directory),
-            )
-            await asyncio.sleep(1.5)  # the last rows are deleted a second after Kafka has them
-            written = (sluice.disk_bytes - before) / done.acknowledged
-        say(f"disk: {rate}/s, delay {delay_ms} ms: {written:,.0f} bytes a reading")
-        name = f"disk_bytes_per_reading_at_{rate}" + (f"_delay_{delay_ms}" if delay_ms else "")
-        results.append(Result(name, written, "bytes", None, f"{seconds} s on {kind}, delay {delay_ms} ms"))
-    return results
-
-
 async def backlog(bench: Bench) -> list[Result]:
     """10 million readings in the buffer: memory, size, and the start after `kill -9`; 10,000 for comparison."""
     few, many = bench.pick(10_000, 1_000), bench.pick(10_000_000, 50_000)
@@ -290,7 +232,6 @@ async def _measured(  # noqa: PLR0913 - what a bench may ask of a gateway, by na
     topic: str,
     *,
     devices: int = CONNECTIONS,
-    commit_delay_ms: float = 0,
     connections_max: int = SENSORS,
     extra: str = "",
 ) -> AsyncIterator[Measured]:
@@ -302,7 +243,6 @@ async def _measured(  # noqa: PLR0913 - what a bench may ask of a gateway, by na
         bench.kafka.bootstrap,
         topic,
         devices=devices,
-        commit_delay_ms=commit_delay_ms,
         connections_max=connections_max,
         extra=extra,
     )

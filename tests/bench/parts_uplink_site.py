@@ -49,6 +49,8 @@ anonymous = true
 bootstrap = ["{bootstrap}"]
 create_topics = true
 replicas = 1
+# The bench has one broker. It stands for a cluster whose replicas keep what they acknowledge.
+one_replica_is_enough = true
 events_topic = "{prefix}-events"
 quarantine_topic = "{prefix}-quarantine"
 {kafka}

@@ -100,7 +100,8 @@ def write_gateway(  # noqa: PLR0913 - what a bench may ask of a gateway, by name
     stream_topic: str,
     *,
     devices: int = 100,
-    commit_delay_ms: float = 0,
+    place: Path | None = None,
+    buffer: str = "",
     bytes_max: int = 4_000_000_000,
     connections_max: int = 5_000,
     new_connections_per_s_max: int = 10_000,
@@ -109,14 +110,15 @@ def write_gateway(  # noqa: PLR0913 - what a bench may ask of a gateway, by name
     """Write a gateway's configuration, and the devices' secrets as `load --secrets` reads them; give the former.
 
     All that an installer should turn on is on: devices with secrets of their own, identity in JSON, zstd. All sensors
-    come from one address here, for which the usual bound of new connections is too low. `extra` is added to the end.
+    come from one address here, for which the usual bound of new connections is too low. `place` is the buffer's folder
+    if it is another than `directory`. `buffer` are further lines of `[buffer]`. `extra` is added to the end.
     """
     directory.mkdir(parents=True, exist_ok=True)
     names = [f"d{number:03d}" for number in range(devices)]
     secrets = [hashlib.sha256(f"secret of {name}".encode()).hexdigest()[:32] for name in names]
     secrets_path(directory).write_text("\n".join(secrets) + "\n")
     hashes = {name: credentials.digest(secret) for name, secret in zip(names, secrets, strict=True)}
-    credentials.put(directory / credentials.FILE_NAME, hashes, None)
+    credentials.put((place or directory) / credentials.FILE_NAME, hashes, None)
     port, *_ = free_ports(1)
     config = directory / "gateway.toml"
     config.write_text(
@@ -126,9 +128,9 @@ id = "bench"
 clock = "system"
 
 [buffer]
-path = "{directory}/buffer.db"
+path = "{place or directory}/buffer.db"
 bytes_max = {bytes_max}
-commit_delay_ms = {commit_delay_ms}
+{buffer}
 
 [mqtt_listener]
 port = {port}
@@ -140,6 +142,8 @@ bootstrap = ["{bootstrap}"]
 compression = "zstd"
 create_topics = true
 replicas = 1
+# The bench has one broker. It stands for a cluster whose replicas keep what they acknowledge.
+one_replica_is_enough = true
 events_topic = "{stream_topic}-events"
 quarantine_topic = "{stream_topic}-quarantine"
 

@@ -3,7 +3,10 @@
 import hashlib
 import os
 import platform
+import statistics
 import subprocess
+import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import msgspec
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build" / "bench"
+CALIBRATIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,36 @@ def machine(directory: Path) -> dict[str, str]:
         "python": platform.python_version(),
         "file_system": file_system(directory),
     }
+
+
+def calibration(directory: Path) -> dict[str, str]:
+    """How fast the machine is now, by fixed small works: so two runs can be compared."""
+    return {"sha256_of_200mb_cpu_s": f"{_cpu_s():.3f}", "fsync_ms": f"{_fsync_ms(directory):.2f}"}
+
+
+def _cpu_s() -> float:
+    """CPU seconds of a fixed work, in this process: the least of several."""
+    block, took_s = bytes(1_000_000), []
+    for _ in range(CALIBRATIONS):
+        begun_s = time.process_time()
+        digest = hashlib.sha256()
+        for _ in range(200):
+            digest.update(block)
+        took_s.append(time.process_time() - begun_s)
+    return min(took_s)
+
+
+def _fsync_ms(directory: Path) -> float:
+    """Milliseconds of a write of 4 kB and its fsync: the median of 50."""
+    directory.mkdir(parents=True, exist_ok=True)
+    took_s = []
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        for _ in range(50):
+            begun_s = time.perf_counter()
+            file.write(bytes(4096))
+            os.fsync(file.fileno())
+            took_s.append(time.perf_counter() - begun_s)
+    return statistics.median(took_s) * 1e3
 
 
 def file_system(directory: Path) -> str:

@@ -15,7 +15,7 @@ import click
 from demo.kafka_broker import BrokerError, kafka_broker
 from tests.bench.context import Bench, say
 from tests.bench.processes import NotMeasuredError
-from tests.bench.report import BUILD, Report, Result, commit, machine, save, table
+from tests.bench.report import BUILD, Report, Result, calibration, commit, machine, save, table
 
 SETTLE_S = 2.0
 """Between two parts: what the one before left to do is not charged to the next."""
@@ -69,11 +69,14 @@ async def _measure_and_save(suite: Suite, parts: list[str], *, quick: bool) -> R
     """Run parts, and write the report after each: what goes wrong later costs nothing that was measured before."""
     path = BUILD / f"{suite.name}{'-quick' if quick else ''}.json"
     measured_commit, before = commit(), list(os.getloadavg())
+    calibrated = calibration(BUILD)
+    say(f"this machine now: {', '.join(f'{name} {value}' for name, value in calibrated.items())}")
+    about = machine(BUILD) | calibrated
     results: list[Result] = []
     async for found in _measure(suite, parts, quick=quick):
         results += found
         load = {"before": before, "after": list(os.getloadavg())}
-        report = save(path, Report(measured_commit, machine(BUILD), load, results + suite.derived(results)))
+        report = save(path, Report(measured_commit, about, load, results + suite.derived(results)))
     return report
 
 

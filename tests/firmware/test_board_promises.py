@@ -119,7 +119,7 @@ async def test_the_gateway_is_killed_while_frames_are_in_flight(tmp_path: Path, 
             await bench.start_gateway()
         await bench.until_acknowledged(60)
         account = await bench.finish()
-        assert account.faults == (), str(account)
+        assert account.faults_of_killed == (), str(account)
 
 
 @pytest.mark.long(seconds=25)
@@ -151,7 +151,7 @@ async def test_what_rings_drop_is_told_exactly_although_the_gateway_is_killed_on
             await bench.start_gateway()
             await asyncio.sleep(3)
         account = await bench.finish()
-        assert account.faults == (), str(account)
+        assert account.faults_of_killed == (), str(account)
 
 
 async def test_the_tick_wraps_in_the_midst(tmp_path: Path, kafka: Broker) -> None:

@@ -86,7 +86,7 @@ class Account:
     mistimed: tuple[str, ...]
     """In Kafka with an estimated time that is further from the true one than its bound says."""
     twice: tuple[str, ...]
-    """In Kafka under two ids: nobody can tell that they are one."""
+    """In Kafka under two ids. Only boot and sequence tell that they are one."""
     made_up: tuple[str, ...]
     """In Kafka, and never measured."""
     unexplained: tuple[str, ...]
@@ -94,7 +94,12 @@ class Account:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        return (*self.missing, *self.wrong, *self.mistimed, *self.twice, *self.made_up, *self.unexplained)
+        return (*self.faults_of_killed, *self.twice)
+
+    @property
+    def faults_of_killed(self) -> tuple[str, ...]:
+        """The faults if the gateway was killed: a sample that Kafka had, and no sensor was told of, comes again."""
+        return (*self.missing, *self.wrong, *self.mistimed, *self.made_up, *self.unexplained)
 
     def __str__(self) -> str:
         lines = [f"{self.acknowledged} acknowledged, {self.arrived} in Kafka"]

@@ -63,7 +63,7 @@ def changed(whole: Whole, **fields: Any) -> Whole:
 async def opened(
     path: Path, boot: str = BOOT, clock: Callable[[], BootClock] = lambda: CLOCK, **settings: object
 ) -> AsyncIterator[Buffer]:
-    buffer = Buffer(BufferSettings(path=path, **settings), boot, clock)  # type: ignore[arg-type]
+    buffer = Buffer(BufferSettings(path=path, **{"commit_delay_ms": 0, **settings}), boot, clock)  # type: ignore[arg-type]
     buffer.open()
     try:
         yield buffer

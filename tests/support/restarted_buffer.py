@@ -19,7 +19,7 @@ class RestartedBuffer(RuleBasedStateMachine):
     def start(self, **settings: object) -> None:
         self.loop = asyncio.new_event_loop()
         self.directory = Path(tempfile.mkdtemp(prefix="sluice-buffer-"))
-        self.settings = BufferSettings(path=self.directory / "0.db", **settings)  # type: ignore[arg-type]
+        self.settings = BufferSettings(path=self.directory / "0.db", **{"commit_delay_ms": 0, **settings})  # type: ignore[arg-type]
         self.copies = 0
         self._open()
 

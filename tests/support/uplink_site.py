@@ -43,6 +43,7 @@ anonymous = true
 [kafka]
 bootstrap = {bootstrap}
 create_topics = {create_topics}
+one_replica_is_enough = true
 events_topic = "{prefix}-events"
 quarantine_topic = "{prefix}-quarantine"
 heartbeat_interval_s = 1.0

@@ -28,6 +28,7 @@ from gateway.kafka.topics import (
     TopicVerdict,
     create_topics,
     inspect_topics,
+    is_safe,
     read_cluster,
 )
 from gateway.reading import BufferFileError
@@ -232,7 +233,7 @@ async def _look_at_topics(
         told = link.fault or str(error) or type(error).__name__
         words = f"cannot be {'made' if create else 'checked'} just now ({told}): are all brokers well? Try again"
         return cluster, [structs.replace(wrong("topics-unchecked", "Kafka's topics", words), link="topics")]
-    findings = [found for each in verdicts for found in _findings(each, created.get(each.topic), kafka)]
+    findings = [found for each in verdicts for found in _findings(each, created.get(each.topic), settings)]
     findings += _routes_without_topics(settings, topics) + _topics_of_devices(settings)
     return cluster, [structs.replace(each, link="topics") for each in findings]
 
@@ -343,8 +344,9 @@ def _pattern(first: str, rest: list[str]) -> re.Pattern[str]:
     return re.compile(f"{re.escape(first)}{middle}{_ANY}+{re.escape(last)}")
 
 
-def _findings(verdict: TopicVerdict, created: TopicVerdict | None, kafka: KafkaSettings) -> list[Finding]:
+def _findings(verdict: TopicVerdict, created: TopicVerdict | None, settings: Settings) -> list[Finding]:
     """Findings about a topic. `created` is the verdict of the attempt to make it, if there was one."""
+    kafka = settings.kafka
     subject = f"topic {verdict.topic}"
     if created is not None and not created.usable and not verdict.usable:
         verdict = created
@@ -360,4 +362,13 @@ def _findings(verdict: TopicVerdict, created: TopicVerdict | None, kafka: KafkaS
     is_new = created is not None and created.made
     findings = [well(subject, "created, with LogAppendTime")] if is_new else []
     findings += [(wrong if flaw.fails else remark)("topic-flaw", subject, flaw.words) for flaw in verdict.flaws]
-    return findings or [well(subject, verdict.summary)]
+    return findings or [well(subject, f"{verdict.summary}; {_first_copy(verdict, settings)}")]
+
+
+def _first_copy(verdict: TopicVerdict, settings: Settings) -> str:
+    """Say where a topic's readings have their first durable copy, and why."""
+    if settings.buffer.disk_first:
+        return "readings are on this disk first (buffer.disk_first)"
+    if is_safe(verdict, settings.kafka):
+        return "Kafka has readings first, and this disk is spared, as long as Kafka answers"
+    return "readings are on this disk first, because one broker alone would have them (kafka.one_replica_is_enough)"

@@ -16,7 +16,7 @@ from gateway.clock.report import known_words
 from gateway.commands.status.device_table import heading, rate
 from gateway.config.running_settings import running_settings
 from gateway.devices.listing import not_heard_words
-from gateway.health.conditions import WHEN_FULL, Condition, conditions, days
+from gateway.health.conditions import WHEN_FULL, Condition, conditions, days, first_copy
 from gateway.health.facts import Facts, Silent, State, read_state, told_facts
 from gateway.host.disk_health import health_words, troubles
 from gateway.host.terminal_text import counted, escaped, harmless, readings_and_events, size, span, utc
@@ -135,7 +135,7 @@ def status_lines(seen: Glance) -> Iterator[str]:
         ("readings", "", _traffic(seen, facts)),
         ("buffer", "", _buffer(seen)),
         ("space", "Buffer", _space(seen, facts)),
-        ("disk", "Disk", _disk(seen)),
+        ("disk", "Disk", _disk(seen, facts)),
         ("clock", "Clock", () if "clock" in facts.unknown else _clock(seen, facts)),
         ("broker", "Broker", _brokers(state)),
         ("payloads", "Payloads", ()),
@@ -216,8 +216,8 @@ def _used(seen: Glance) -> float:
     return seen.found.bytes_used / seen.settings.buffer.bytes_max
 
 
-def _disk(seen: Glance) -> Iterator[str]:
-    """Disk's health, as far as it is known, and how much is written to it."""
+def _disk(seen: Glance, facts: Facts) -> Iterator[str]:
+    """Disk's health, as far as it is known, how much is written to it, and what it was spared."""
     room = seen.room
     if seen.disk is not None and seen.disk.says_something:
         yield health_words(seen.disk)
@@ -226,6 +226,12 @@ def _disk(seen: Glance) -> Iterator[str]:
         yield f"{size(room.disk_bytes_per_day)} a day are written{lasts}"
     elif seen.found.running and room.seen_s < SEEN_S_MIN:
         yield "how much is written a day is not known yet"
+    spared = facts.counts.get("spared")
+    if spared:
+        yield f"the card was spared {_readings_and_events(spared)} since the start"
+    first = first_copy(facts) if seen.answer is not None else ""
+    if first:
+        yield escaped(first)
 
 
 def _clock(seen: Glance, facts: Facts) -> Iterator[str]:

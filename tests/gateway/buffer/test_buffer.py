@@ -676,12 +676,13 @@ async def test_what_goes_with_a_confirmation_is_kept_with_its_deletion(path: Pat
     async with opened(path, age_max_s=3600.0) as buffer:
         assert await store(buffer, [entry(received_us=boottime_us()) for _ in range(10)])
         first, *_, last = await rows(buffer)
-        buffer.confirm(buffer.id, [Span(first.lane, first.sequence, last.sequence)], [Mark("uplink/offset", b"10")])
+        buffer.keep([Mark("uplink/offset", b"10")])
+        buffer.confirm(buffer.id, [Span(first.lane, first.sequence, last.sequence)])
         buffer._commits._age_due_s = 0.0
         await marks_of(buffer, "")  # wakes it
         await until(lambda: buffer.state.rows == 0)
         assert await marks_of(buffer, "uplink/") == {"uplink/offset": b"10"}
-        buffer.confirm(buffer.id, (), [Mark("uplink/cluster", b"A")])
+        buffer.keep([Mark("uplink/cluster", b"A")])
     async with opened(path) as buffer:
         assert await marks_of(buffer, "uplink/") == {"uplink/cluster": b"A", "uplink/offset": b"10"}
 
@@ -689,12 +690,12 @@ async def test_what_goes_with_a_confirmation_is_kept_with_its_deletion(path: Pat
 async def test_a_late_confirmation_of_a_replaced_file_takes_nothing_from_the_new_one(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
         former = buffer.id
-        buffer.confirm(former, (), [Mark("uplink/budget", b"1")])
+        buffer.keep([Mark("uplink/budget", b"1")])
         await buffer.run(lambda _: buffer._commits._fail(schema.corruption("found just now")))
         assert await store(buffer, [entry(b"new")])
         (row,) = await rows(buffer)
-        buffer.confirm(buffer.id, (), [Mark("uplink/cluster", b"A")])
-        buffer.confirm(former, [Span(row.lane, 0, 9)], [Mark("uplink/offset", b"10")])
+        buffer.keep([Mark("uplink/cluster", b"A"), Mark("uplink/offset", b"10")])
+        buffer.confirm(former, [Span(row.lane, 0, 9)])
         buffer._queue._delete_due_s = 0.0
         assert await store(buffer, [entry(b"newer")])
         assert len(await rows(buffer)) == 2

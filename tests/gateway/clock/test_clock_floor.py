@@ -98,7 +98,7 @@ async def test_it_outlives_the_process_in_the_buffer(tmp_path: Path) -> None:
     mark = ClockFloor().learn(RELEASED_US + DAY_US, 1_000)
     assert mark is not None
     async with opened(tmp_path / "buffer.db") as buffer:
-        buffer.confirm(buffer.id, (), [mark])
+        buffer.keep([mark])
     async with opened(tmp_path / "buffer.db") as buffer:
         assert await marks_of(buffer, "clock/") == {FLOOR_MARK: mark.value}
 

@@ -84,36 +84,6 @@ def test_one_clock_is_not_written_at_each_reading(clocks: DeviceClocks) -> None:
     assert len(clocks.marks(400_000_000, all_of_them=True)) == 1, "at the end, whatever is new"
 
 
-def test_what_was_not_written_after_all_is_due_again_and_no_sooner() -> None:
-    clocks = DeviceClocks("boot", runs_max=2)
-    learn(clocks.of("a", "1"), 1_000_000)
-    learn(clocks.of("b", "1"), 1_000_000)
-    clocks.marks(1_000_000)
-    # "c" takes the place of "a", which is to be forgotten.
-    learn(clocks.of("c", "1"), 12_000_000)
-    refused = clocks.marks(12_000_000)
-    assert [(mark.key, mark.value is None) for mark in refused] == [
-        (f"{SENSOR_CLOCK_MARKS}a/", True),
-        (f"{SENSOR_CLOCK_MARKS}c/", False),
-    ]
-    clocks.not_kept(refused)
-    assert clocks.save_due_us == 12_000_000 + SAVE_INTERVAL_US, "what is refused may be refused for long"
-    assert clocks.marks(clocks.save_due_us) == refused
-    assert clocks.marks(clocks.save_due_us) == []
-
-
-def test_a_clock_that_came_back_before_it_was_forgotten_is_not_forgotten() -> None:
-    clocks = DeviceClocks("boot", runs_max=1)
-    learn(clocks.of("a", "1"), 1_000_000)
-    clocks.marks(1_000_000)
-    learn(clocks.of("b", "1"), 12_000_000)
-    refused = clocks.marks(12_000_000)
-    learn(clocks.of("a", "2"), 22_000_000)
-    assert f"{SENSOR_CLOCK_MARKS}a/" in kept(clocks.marks(22_000_000))
-    clocks.not_kept(refused)
-    assert Mark(f"{SENSOR_CLOCK_MARKS}a/", None) not in clocks.marks(32_000_000)
-
-
 def test_of_many_some_are_written_at_a_time_and_all_in_the_end(clocks: DeviceClocks) -> None:
     names = [f"d{number}" for number in range(3 * SAVED_AT_ONCE_MAX)]
     for name in names:

@@ -11,11 +11,11 @@ from gateway.buffer.shares import AboveShare
 from gateway.buffer.status import BufferStatus
 from gateway.buffer.wear import DAY_S, UsageHour, write_budget
 from gateway.clock.report import ClockView
-from gateway.health.conditions import Condition, conditions, headline
+from gateway.health.conditions import Condition, conditions, first_copy, headline
 from gateway.health.facts import Facts, Silent
 from gateway.host.disk_health import Trouble
 from gateway.settings import BufferSettings, GatewaySettings, KafkaSettings, ListenerSettings, Settings
-from gateway.uplink.state import UplinkState
+from gateway.uplink.state import ONE_REPLICA, SLOW, UplinkState
 
 WALL_S = 1_800_000_000.0
 UP = UplinkState(up=True, since=WALL_S - 600)
@@ -132,6 +132,12 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
     ("changes", "level", "words", "todo"),
     [
         ({"failing": "disk I/O error"}, "bad", "The disk fails: disk I/O error.", "replace it"),
+        (
+            {"failing": "disk I/O error", "uplink": dataclass_replace(UP, direct_topics=2)},
+            "bad",
+            "The disk fails: disk I/O error.",
+            "replace it",
+        ),
         ({"full": True, "bytes_used": 10**9}, "bad", "The buffer is full (1.0 GB).", "buffer.bytes_max"),
         (
             {"above_share": [AboveShare("attic", 380_000_000, 7)], "above_share_devices": 3},
@@ -321,9 +327,32 @@ def test_a_command_for_a_topic_is_not_cut() -> None:
 
 def test_a_card_that_wears_out_soon() -> None:
     budget = write_budget(UsageHour(DAY_S, 10**6, 10**8, 50 * 10**9))
-    assert only(replace(WELL, card_days=budget.card_days)).words.startswith(
-        "A plain memory card lasts 80 d at the rate"
-    )
+    worn = replace(WELL, card_days=budget.card_days)
+    assert only(worn).words.startswith("A plain memory card lasts 80 d at the rate")
+    assert only(worn).todo.startswith("Let Kafka have readings first")
+    spared = replace(worn, uplink=dataclass_replace(UP, direct_topics=1))
+    assert "buffer.commit_delay_ms" in only(spared).todo
+
+
+def test_without_its_disk_a_gateway_acknowledges_what_kafka_takes_first() -> None:
+    direct = replace(WELL, uplink=dataclass_replace(UP, direct_topics=1))
+    for facts in (replace(direct, failing="disk I/O error"), replace(direct, full=True)):
+        assert only(facts).means.startswith("Kafka takes readings without it, and they are acknowledged.")
+    dropping = replace(WELL.settings.buffer, when_full="drop-oldest")
+    full = replace(direct, full=True, settings=replace(WELL.settings, buffer=dropping))
+    assert only(full).means.startswith("The oldest readings are dropped")
+
+
+def test_it_says_where_readings_have_their_first_copy() -> None:
+    assert not first_copy(WELL)
+    topics = {"a": ONE_REPLICA, "b": SLOW, "c": ONE_REPLICA}
+    mixed = replace(WELL, uplink=dataclass_replace(UP, direct_topics=3, disk_first=topics))
+    kafka, one, slow = first_copy(mixed).split("; ")
+    assert kafka == "Kafka has the readings of 3 topics first, and the disk is spared"
+    assert one.startswith("the disk has those of a, c first, because one broker alone")
+    assert slow == "the disk has those of b first, because Kafka is too slow for buffer.disk_after_ms"
+    always = replace(WELL.settings, buffer=replace(WELL.settings.buffer, disk_first=True))
+    assert first_copy(replace(mixed, settings=always)).endswith("(buffer.disk_first)")
 
 
 def test_the_worst_comes_first_and_nothing_hostile_makes_it_long() -> None:

@@ -212,6 +212,9 @@ async def test_an_offline_and_a_full_gateway_is_healthy_and_a_failing_one_is_not
     assert (told["status"], told["code"]) == ("failing", "disk-failing")
     assert str(told["reason"]).startswith("the buffer cannot be written")
     assert "secret" not in str(told)
+    box.uplink = UplinkState(up=True, direct_topics=1)
+    told = await box.view.health()
+    assert (told["status"], told["codes"]) == ("ok", ["disk-failing", "above-share"])
 
 
 async def test_a_sensor_with_a_wrong_secret_is_an_alarm(box: Box) -> None:

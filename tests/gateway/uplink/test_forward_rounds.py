@@ -49,6 +49,7 @@ from gateway.uplink.memory import Memory
 from gateway.uplink.redrive import Redrive
 from gateway.uplink.refused import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS
 from gateway.uplink.rounds import NewSession, Rounds
+from gateway.uplink.state import ONE_REPLICA, SLOW
 from tests.support.buffers import BOOT, CLOCK, changed, confirm, entry_of, input_of, opened, quarantined_of, rows, store
 from tests.support.waiting import until
 
@@ -281,6 +282,17 @@ async def test_a_backlog_and_live_readings_share_each_round(tmp_path: Path) -> N
     for device, count, word in (("a", 3000, b"old"), ("b", 1000, b"new")):
         values = [record.value for record in line.broker.of("device-thermo") if record.key == device]
         assert values == [b"%s %d" % (word, n) for n in range(count)]
+
+
+async def test_it_is_told_why_the_disk_has_a_topics_readings_first(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer) as line:
+        state = line.memory.state
+        assert await store(buffer, [reading("a", b"1")])
+        await until(lambda: state.disk_first == {"device-thermo": ONE_REPLICA})
+        line.broker.answer_s = buffer.kafka_first_s + 0.1
+        assert await store(buffer, [reading("a", b"2")])
+        await until(lambda: state.disk_first == {"device-thermo": SLOW})
+    assert state.direct_topics == 0
 
 
 async def test_oldest_first_sends_strictly_in_order(tmp_path: Path) -> None:

@@ -141,55 +141,63 @@ def test_a_route_that_makes_a_topic_of_each_device_is_told_with_its_bound() -> N
 
 def test_a_missing_topic_is_a_mistake_only_where_sluice_run_does_not_make_it() -> None:
     missing = TopicVerdict("meters", UNKNOWN, "create it")
-    kafka = settings_of().kafka
-    (found,) = _findings(missing, None, kafka)
+    settings = settings_of()
+    (found,) = _findings(missing, None, settings)
     assert not found.ok
     assert "--create-topics" in found.words
-    (found,) = _findings(missing, None, structs.replace(kafka, create_topics=True))
+    made = structs.replace(settings.kafka, create_topics=True)
+    (found,) = _findings(missing, None, structs.replace(settings, kafka=made))
     assert (found.subject, found.ok) == ("topic meters", True)
     assert found.words.startswith("does not exist yet; sluice run makes it")
 
 
 def test_flaws_of_a_topic_are_findings_or_warnings() -> None:
-    kafka = settings_of().kafka
+    settings = settings_of()
     flaws = (Flaw("one disk", fails=True), Flaw("deletes by size", fails=False))
-    grave, slight = _findings(TopicVerdict("meters", flaws=flaws), None, kafka)
+    grave, slight = _findings(TopicVerdict("meters", flaws=flaws), None, settings)
     assert (grave.subject, grave.ok, grave.words) == ("topic meters", False, "one disk")
     assert (slight.subject, slight.ok, slight.words) == ("topic meters", True, "deletes by size")
     assert isinstance(slight, Remark)
-    made, *_ = _findings(TopicVerdict("meters", flaws=flaws[1:]), TopicVerdict("meters", made=True), kafka)
+    made, *_ = _findings(TopicVerdict("meters", flaws=flaws[1:]), TopicVerdict("meters", made=True), settings)
     assert (made.ok, made.words) == (True, "created, with LogAppendTime")
-    (sound,) = _findings(TopicVerdict("meters", summary="keeps readings"), None, kafka)
-    assert (sound.ok, sound.words) == (True, "keeps readings")
+    (sound,) = _findings(TopicVerdict("meters", summary="keeps readings"), None, settings)
+    assert sound.ok
+    assert sound.words.startswith("keeps readings; readings are on this disk first, because one broker alone")
+    (safe,) = _findings(TopicVerdict("meters", summary="keeps readings", copies=2), None, settings)
+    assert safe.words.startswith("keeps readings; Kafka has readings first, and this disk is spared")
+    always = structs.replace(settings, buffer=structs.replace(settings.buffer, disk_first=True))
+    (disk,) = _findings(TopicVerdict("meters", summary="keeps readings", copies=2), None, always)
+    assert disk.words.endswith("(buffer.disk_first)")
 
 
 def test_a_topic_that_was_there_all_the_time_is_not_called_created() -> None:
-    kafka = settings_of().kafka
-    (found,) = _findings(TopicVerdict("meters", summary="keeps readings"), TopicVerdict("meters"), kafka)
-    assert (found.ok, found.words) == (True, "keeps readings")
+    settings = settings_of()
+    (found,) = _findings(TopicVerdict("meters", summary="keeps readings"), TopicVerdict("meters"), settings)
+    assert found.ok
+    assert found.words.startswith("keeps readings; ")
 
 
 def test_a_topic_that_waits_sends_nothing_to_the_quarantine() -> None:
-    kafka = settings_of().kafka
+    settings = settings_of()
     missing = TopicVerdict("meters", UNKNOWN, "create it")
     later = TopicVerdict("meters", "topic-not-created", "the cluster cannot just now", waits=True)
-    (found,) = _findings(missing, later, kafka)
+    (found,) = _findings(missing, later, settings)
     assert (found.ok, found.words) == (
         False,
         "is not written to just now: topic-not-created; the cluster cannot just now",
     )
     # A broker that did not know of it then knows it now.
-    (found,) = _findings(TopicVerdict("meters", summary="keeps readings"), later, kafka)
+    (found,) = _findings(TopicVerdict("meters", summary="keeps readings"), later, settings)
     assert found.ok
 
 
 def test_a_topic_that_is_not_written_to_says_where_its_readings_go() -> None:
     refused = TopicVerdict("meters", "topic-compacted", "set cleanup.policy")
-    (found,) = _findings(refused, None, settings_of().kafka)
+    (found,) = _findings(refused, None, settings_of())
     assert not found.ok
     assert "its readings go to the quarantine: topic-compacted; set cleanup.policy" in found.words
     missing = TopicVerdict("meters", UNKNOWN, "create it")
-    (found,) = _findings(missing, TopicVerdict("meters", "topic-not-created", "no right"), settings_of().kafka)
+    (found,) = _findings(missing, TopicVerdict("meters", "topic-not-created", "no right"), settings_of())
     assert "topic-not-created; no right" in found.words
 
 

@@ -520,7 +520,7 @@ def test_what_ended_before_the_latest_time_that_is_known_has_ended_whatever_an_u
 async def test_the_latest_time_that_is_known_is_read_beside_a_running_gateway_alone(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     async with opened(path) as buffer:
-        buffer.confirm(buffer.id, (), [Mark(FLOOR_MARK, b"%d" % (RELEASED_US + 5))])
+        buffer.keep([Mark(FLOOR_MARK, b"%d" % (RELEASED_US + 5))], soon=True)
         await until(lambda: known_floor(path).us == RELEASED_US + 5)
     before = sorted(tmp_path.iterdir())
     assert known_floor(path).us == RELEASED_US

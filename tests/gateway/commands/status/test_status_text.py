@@ -32,7 +32,7 @@ from gateway.settings import (
     SerialTextSettings,
     Settings,
 )
-from gateway.uplink.state import UplinkState
+from gateway.uplink.state import ONE_REPLICA, UplinkState
 from tests.gateway.commands.test_terminal_output import STATE
 
 MAY_BE_NULL = {
@@ -310,6 +310,14 @@ def test_room_is_told_as_far_as_it_is_known(room: RoomLeft, words: str) -> None:
     lines = [*status_lines(glance(DOWN, room=room))]
     at = next(number for number, line in enumerate(lines) if line.startswith("space"))
     assert lines[at + 1].strip().startswith(words)
+
+
+def test_it_says_what_the_card_was_spared_and_who_has_readings_first() -> None:
+    told = {"up": True, "direct_topics": 2, "disk_first": {"a\x1b[2J": ONE_REPLICA}}
+    seen = glance(told, answer={"buffer": {}, "uplink": told, "counts": {"readings": 5_000, "spared": 4_321}})
+    lines = "\n".join(status_lines(seen))
+    assert "the card was spared 4,321 readings and events since the start\n" in lines
+    assert "Kafka has the readings of 2 topics first, and the disk is spared; the disk has those of a\\x1b[2J" in lines
 
 
 def test_what_happens_when_it_is_full_is_what_the_settings_say() -> None:

@@ -1,0 +1,171 @@
+"""The rows that Kafka may have before the disk: numbered, in memory, behind all rows of the file.
+
+A reading is acknowledged at its first durable copy. If Kafka's replicas have its row first, the row never touches the
+disk. If not, a commit writes it, together with every other row that is still here. So the file and the front make one
+lane: whatever is not in the file is here or in Kafka.
+"""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gateway.buffer.commit_queue import Append
+from gateway.buffer.rows import PendingRows, Row, Span
+
+
+@dataclass(slots=True)
+class Admitted:
+    """An append whose entries have become rows."""
+
+    append: Append
+    since_s: float
+    """When its entries got their numbers (monotonic)."""
+    event_from_us: int
+    """Earliest event time of its entries."""
+    left: int
+    """Rows that neither Kafka nor the disk has yet."""
+
+
+class Front:
+    """The front of one file's current lane. May be used on any thread."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        """`counts` gets `spared`: rows that Kafka had before a commit began to write them."""
+        self._counts = counts
+        self._lock = threading.Lock()
+        self._lane = 0
+        self._rows: dict[int, tuple[Row, Admitted]] = {}
+        """By sequence, in order: rows that neither Kafka nor the disk has yet."""
+        self._admitted: deque[Admitted] = deque()
+        """In order: appends that were not announced yet."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, append: Append, rows: Sequence[Row], event_from_us: int) -> None:
+        """Add an append with its rows: consecutive ones of the current lane, behind all others. There may be none."""
+        admitted = Admitted(append, time.monotonic(), event_from_us, len(rows))
+        with self._lock:
+            self._admitted.append(admitted)
+            for row in rows:
+                self._lane = row.lane
+                self._rows[row.sequence] = row, admitted
+
+    @property
+    def since_s(self) -> float | None:
+        """When the oldest row came (monotonic); None without rows."""
+        with self._lock:
+            for _, admitted in self._rows.values():
+                return admitted.since_s
+        return None
+
+    def rows(self, bytes_max: int | None = None) -> list[Row]:
+        """The rows, in order. With `bytes_max`, only the first ones: payloads of so many bytes, but at least one."""
+        with self._lock:
+            found = [row for row, _ in self._rows.values()]
+        if bytes_max is None:
+            return found
+        size = 0
+        for count, row in enumerate(found):
+            size += len(row.datum.payload)
+            if count and size > bytes_max:
+                return found[:count]
+        return found
+
+    def pending(self) -> PendingRows | None:
+        """The sum of the rows; None without rows."""
+        with self._lock:
+            if not self._rows:
+                return None
+            rows = [row for row, _ in self._rows.values()]
+            event_from_us = min(admitted.event_from_us for _, admitted in self._rows.values())
+        return PendingRows(event_from_us, rows[0].datum.received_us, rows[-1].datum.received_us, len(rows))
+
+    def first_behind(self, rows: Sequence[Row]) -> int | None:
+        """The first sequence behind some of the rows, which are the first ones; None if there is none."""
+        last = rows[-1].sequence if rows else -1
+        with self._lock:
+            return next((sequence for sequence in self._rows if sequence > last), None)
+
+    def first_and_sequences(self) -> tuple[int | None, dict[tuple[str, str], set[int]]]:
+        """The first sequence, and the sensors' own sequences by device and device boot."""
+        by_run: dict[tuple[str, str], set[int]] = {}
+        first = None
+        with self._lock:
+            for row, admitted in self._rows.values():
+                first = row.sequence if first is None else first
+                boot, sequence = row.datum.device_boot, row.datum.device_sequence
+                if boot is not None and sequence is not None:
+                    for device in {entry.series.device for entry in admitted.append.entries}:
+                        by_run.setdefault((device, boot), set()).add(sequence)
+        return first, by_run
+
+    def without(self, spans: Iterable[Span]) -> list[Span]:
+        """The parts of spans whose rows are not here."""
+        with self._lock:
+            return self._without(spans)
+
+    def _without(self, spans: Iterable[Span]) -> list[Span]:
+        if not self._rows:
+            return list(spans)
+        parts: list[Span] = []
+        for span in spans:
+            if span.lane != self._lane:
+                parts.append(span)
+                continue
+            first = span.first
+            for sequence in range(span.first, span.last + 1):
+                if sequence in self._rows:
+                    if first < sequence:
+                        parts.append(Span(span.lane, first, sequence - 1))
+                    first = sequence + 1
+            if first <= span.last:
+                parts.append(Span(span.lane, first, span.last))
+        return parts
+
+    def confirm(self, spans: Sequence[Span]) -> list[Span]:
+        """Take out rows that Kafka has. Return the parts of the spans that are not here: the disk has them."""
+        with self._lock:
+            parts = self._without(spans)
+            before = len(self._rows)
+            if before:
+                for lane, first, last in spans:
+                    if lane == self._lane:
+                        self._take_out(range(first, last + 1))
+            if before > len(self._rows):
+                self._counts["spared"] += before - len(self._rows)
+            return parts
+
+    def written(self, rows: Sequence[Row]) -> list[Row]:
+        """Take out rows that are on disk now. Return those that Kafka has got meanwhile."""
+        with self._lock:
+            confirmed = [row for row in rows if row.sequence not in self._rows]
+            if confirmed:
+                self._counts["spared"] -= len(confirmed)
+            self._take_out([row.sequence for row in rows])
+            return confirmed
+
+    def _take_out(self, sequences: Iterable[int]) -> None:
+        pop = self._rows.pop
+        for sequence in sequences:
+            found = pop(sequence, None)
+            if found is not None:
+                found[1].left -= 1
+
+    def take_settled(self) -> list[Append]:
+        """Take out the oldest appends whose rows are all durable. They may be acknowledged, in this order."""
+        settled = []
+        with self._lock:
+            while self._admitted and not self._admitted[0].left:
+                settled.append(self._admitted.popleft().append)
+        return settled
+
+    def take_back(self) -> list[Append]:
+        """Take out all rows. Return their appends, which may not be acknowledged."""
+        with self._lock:
+            left = [admitted.append for admitted in self._admitted if admitted.left]
+            self._admitted = deque(admitted for admitted in self._admitted if not admitted.left)
+            self._rows.clear()
+            return left

@@ -1,0 +1,96 @@
+"""Decides which Kafka topics are quick and safe enough that their rows need no disk first."""
+
+import time
+from collections.abc import Collection
+
+from gateway.buffer.buffer import Buffer
+from gateway.kafka.session import KafkaSession
+from gateway.kafka.topics import is_safe
+from gateway.reading import BufferFileError
+from gateway.settings import KafkaSettings
+from gateway.uplink.memory import Memory
+from gateway.uplink.state import DISK_FIRST_TOLD_MAX, ONE_REPLICA, SLOW
+
+LOOK_S = 1.0
+"""Seconds between two looks at topics of which nothing new is known."""
+
+
+class DirectTopics:
+    """The topics of one session. A topic counts once a broker has answered for it in good time, in any session."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of the uplink
+        self,
+        session: KafkaSession,
+        buffer: Buffer,
+        buffer_id: str,
+        kafka: KafkaSettings,
+        memory: Memory,
+        linger_s: float,
+    ) -> None:
+        """`linger_s` is how long a live reading may wait before it is sent."""
+        self._session = session
+        self._buffer = buffer
+        self._buffer_id = buffer_id
+        self._kafka = kafka
+        self._memory = memory
+        self._left_s = buffer.kafka_first_s - linger_s
+        """Seconds that Kafka has to answer, until a reading is written to the disk."""
+        self._quick = memory.quick
+        self._slow: set[str] = set()
+        """Topics whose last answer came too late, or not early enough after a late one."""
+        self._due_s = 0.0
+        self._parked: frozenset[str] = frozenset()
+
+    def answered(self, topic: str, seconds: float) -> None:
+        """Note how long a broker took to answer for a topic."""
+        if seconds > self._left_s:
+            self._quick.discard(topic)
+            self._slow.add(topic)
+        elif seconds <= self._left_s / 2 and topic not in self._quick:
+            self._quick.add(topic)
+            self._slow.discard(topic)
+            self._due_s = 0.0
+
+    async def settle(self, parked: Collection[str]) -> None:
+        """Tell the buffer which topics are direct. `parked` ones have a partition that takes nothing now."""
+        now_s, of_parked = time.monotonic(), frozenset(parked)
+        if now_s < self._due_s and of_parked == self._parked:
+            return
+        self._due_s, self._parked = now_s + LOOK_S, of_parked
+        direct = set()
+        disk_first = dict.fromkeys(sorted(self._slow)[:DISK_FIRST_TOLD_MAX], SLOW)
+        for topic in self._quick - of_parked:
+            verdict = await self._memory.verdicts.of(self._session.admin, topic)
+            if not verdict.usable:
+                continue
+            if not is_safe(verdict, self._kafka):
+                if len(disk_first) < DISK_FIRST_TOLD_MAX:
+                    disk_first[topic] = ONE_REPLICA
+            elif await self._is_told(topic):
+                direct.add(topic)
+        self._memory.state.direct_topics, self._memory.state.disk_first = len(direct), disk_first
+        if direct != self._buffer.direct_topics:
+            try:
+                await self._buffer.go_direct(frozenset(direct), self._buffer_id)
+            except BufferFileError:
+                # The disk fails, and the file could not say after a crash that rows went out without it.
+                self._memory.state.direct_topics = 0
+
+    async def _is_told(self, topic: str) -> bool:
+        """Whether all partitions are among the offsets on disk, so that a start after a crash asks how far they are."""
+        partitions = self._session.partitions(topic)
+        marks = self._memory.expect(topic, partitions)
+        if marks is None or not partitions:
+            return False
+        if marks:
+            try:
+                await self._buffer.transact(lambda file: file.keep_marks(marks), self._buffer_id)
+            except BufferFileError:
+                return False
+            self._memory.expected(marks)
+        return True
+
+    def end(self) -> None:
+        """Have everything go to the disk first again, as the session is over."""
+        self._memory.state.direct_topics, self._memory.state.disk_first = 0, {}
+        self._buffer.end_direct()

@@ -1,0 +1,291 @@
+"""Rows that Kafka may have before the disk: when they are written, acknowledged, and what a cut leaves of them."""
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+
+from gateway.buffer import commit_loop
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.file import AHEAD_MARK, OFFSETS_BEHIND
+from gateway.buffer.rows import Entry, Position, Row, spans_of
+from gateway.buffer.schema import corruption
+from gateway.reading import Mark
+from tests.support.buffers import append, entry, failure, is_held, losses, marks_of, opened, store
+from tests.support.waiting import until
+
+TOPIC = "device-thermo"
+
+
+@asynccontextmanager
+async def direct(path: Path, **settings: object) -> AsyncIterator[Buffer]:
+    """A buffer whose forwarder has reached its end, while Kafka takes the topic of `entry` at once."""
+    async with opened(path, **{"disk_after_ms": 60_000, **settings}) as buffer:  # type: ignore[arg-type]
+        await begin(buffer)
+        yield buffer
+
+
+async def begin(buffer: Buffer) -> None:
+    await buffer.read(Position(buffer.lane.number, -1), 100)
+    await buffer.go_direct(frozenset([TOPIC]), buffer.id)
+
+
+async def live(buffer: Buffer, count: int, after: int = -1) -> list[Row]:
+    """The rows behind a sequence of the current lane, once there are so many."""
+    async with asyncio.timeout(10):
+        while True:
+            _, found = await buffer.read(Position(buffer.lane.number, after), 1_000)
+            if len(found) >= count:
+                return found
+            await asyncio.sleep(0.001)
+
+
+def on_disk(path: Path, folder: Path) -> list[tuple[int, bytes]]:
+    """What a power cut at this moment would leave: sequence and payload of each row."""
+
+    copy = folder / "copy.db"
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{path}{suffix}", f"{copy}{suffix}")
+    with closing(sqlite3.connect(copy)) as file:
+        return file.execute("SELECT sequence, payload FROM reading ORDER BY lane, sequence").fetchall()
+
+
+async def take(buffer: Buffer, rows: list[Row]) -> None:
+    """Kafka acknowledges rows."""
+    buffer.confirm(buffer.id, spans_of(rows))
+
+
+async def test_what_kafka_has_first_is_acknowledged_and_never_written(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        before = path.with_name("buffer.db-wal").read_bytes()
+        outcomes = [append(buffer, [entry(b"%d" % number, sequence=number)]) for number in range(50)]
+        rows = await live(buffer, 50)
+        assert [row.datum.payload for row in rows] == [b"%d" % number for number in range(50)]
+        assert not any(outcome.done() for outcome in outcomes)
+        assert buffer.state.rows == 50
+        await take(buffer, rows)
+        assert [await outcome for outcome in outcomes] == [True] * 50
+        assert buffer.state.rows == 0
+        assert buffer.counts["spared"] == 50
+        await asyncio.sleep(1.2)  # longer than deletions wait
+        assert path.with_name("buffer.db-wal").read_bytes() == before
+
+
+async def test_acknowledgements_come_in_the_order_of_the_readings(tmp_path: Path) -> None:
+    async with direct(tmp_path / "buffer.db") as buffer:
+        first, second = append(buffer, [entry(b"1"), entry(b"2")]), append(buffer, [entry(b"3")])
+        rows = await live(buffer, 3)
+        await take(buffer, rows[2:])
+        await take(buffer, rows[:1])
+        assert await is_held(first, 0.2)
+        assert not second.done()
+        await take(buffer, rows[1:2])
+        assert await first
+        assert await second
+
+
+async def test_what_kafka_has_not_in_time_is_committed_and_acknowledged_by_that(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path, disk_after_ms=300) as buffer:
+        outcomes = [append(buffer, [entry(b"%d" % number)]) for number in range(4)]
+        rows = await live(buffer, 4)
+        await take(buffer, rows[1:2])
+        assert await asyncio.wait_for(outcomes[3], 5)
+        assert all(outcome.result() for outcome in outcomes)
+        assert on_disk(path, tmp_path) == [(0, b"0"), (2, b"2"), (3, b"3")]
+        await take(buffer, [rows[0], *rows[2:]])
+        await until(lambda: buffer.state.rows == 0)
+    async with opened(path) as buffer:
+        assert buffer.state.rows == 0
+
+
+async def test_rows_that_kafka_gets_while_they_are_written_are_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        assert await live_then_cut_short(buffer)
+        await until(lambda: buffer.state.rows == 0)
+        assert on_disk(path, tmp_path) == []
+        assert buffer.counts["spared"] == 0
+
+
+async def live_then_cut_short(buffer: Buffer) -> bool:
+    """Confirm a row between its INSERT and its COMMIT."""
+    outcome = append(buffer, [entry(b"1")])
+    (row,) = await live(buffer, 1)
+
+    def write(_: object) -> None:
+        buffer.attachment.file.write_front()
+        buffer.confirm(buffer.id, spans_of([row]))
+
+    await buffer.transact(write)
+    return await outcome
+
+
+async def test_the_end_of_a_session_sends_the_front_to_the_disk_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        outcome = append(buffer, [entry(b"1")])
+        await live(buffer, 1)
+        buffer.end_direct()
+        assert await asyncio.wait_for(outcome, 5)
+        assert on_disk(path, tmp_path) == [(0, b"1")]
+        assert await store(buffer, [entry(b"2")])
+        assert on_disk(path, tmp_path) == [(0, b"1"), (1, b"2")]
+
+
+async def test_what_needs_the_disk_goes_there_and_takes_the_front_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        before = append(buffer, [entry(b"1")])
+        await live(buffer, 1)
+        with_mark = append(buffer, [entry(b"2")], [Mark("mqtt/1", b"x")])
+        behind = append(buffer, [entry(b"3")])
+        assert await asyncio.wait_for(with_mark, 5)
+        assert await before
+        assert (0, b"1") in on_disk(path, tmp_path)
+        assert (1, b"2") in on_disk(path, tmp_path)
+        rows = await live(buffer, 3)
+        assert [row.datum.payload for row in rows] == [b"1", b"2", b"3"]
+        await take(buffer, rows)
+        assert await behind
+
+
+async def test_a_resend_is_acknowledged_with_its_first_copy(tmp_path: Path) -> None:
+    async with direct(tmp_path / "buffer.db") as buffer:
+        first, again = (append(buffer, [entry(b"1", sequence=7)]) for _ in range(2))
+        rows = await live(buffer, 1)
+        assert await is_held(again, 0.2)
+        await take(buffer, rows)
+        assert await first
+        assert await again
+        assert buffer.counts["duplicate"] == 1
+        later = append(buffer, [entry(b"1", sequence=7)])
+        assert await asyncio.wait_for(later, 5), "of this copy nothing has to go to Kafka"
+
+
+async def test_a_cut_forgets_no_resend_of_what_nobody_acknowledged(tmp_path: Path) -> None:
+    """The windows on disk must not know a row that only the front has: its resend would be taken for stored."""
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        done = append(buffer, [entry(b"1", sequence=1)])
+        await take(buffer, await live(buffer, 1))
+        assert await done
+        held = append(buffer, [entry(b"2", sequence=2)])
+        await live(buffer, 1, after=0)
+        await buffer.transact(lambda file: file.save_windows())
+        assert not held.done()
+        after = tmp_path / "after.db"
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", f"{after}{suffix}")
+    async with opened(after) as buffer:
+        assert await store(buffer, [entry(b"1", sequence=1), entry(b"2", sequence=2)])
+        assert buffer.counts["duplicate"] == 1
+        assert buffer.state.rows == 1
+
+
+async def test_a_lane_that_was_cut_off_ends_behind_what_is_durable(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    told: list[int] = []
+
+    def report(kind: str, _lane: object, rows: int, _reason: str) -> Entry:
+        if kind == "lane-closed":
+            told.append(rows)
+        return entry(b"report")
+
+    async with direct(path) as buffer:
+        for number in range(10):
+            append(buffer, [entry(b"%d" % number)])
+        rows = await live(buffer, 10)
+        await take(buffer, [*rows[:5], *rows[6:8]])
+        await buffer.transact(lambda file: file.keep_marks([Mark("a", b"b")]))
+        after = tmp_path / "after.db"
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", f"{after}{suffix}")
+    async with opened(path) as buffer:
+        await buffer.transact(lambda file: file.report_lanes("start", report))
+    async with opened(after) as buffer:
+        assert buffer.state.rows == 0
+        await buffer.transact(lambda file: file.report_lanes("start", report))
+    assert told == [10, 5]
+
+
+async def test_a_start_after_a_cut_tells_what_may_be_lost_and_asks_for_offsets(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        after = tmp_path / "after.db"
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", f"{after}{suffix}")
+    async with opened(path) as buffer:
+        assert await losses(buffer) == []
+        assert await marks_of(buffer, AHEAD_MARK) == {}
+    async with opened(after) as buffer:
+        (loss,) = await losses(buffer)
+        assert (loss.reason, loss.count, loss.device) == ("unclean-end", 0, "")
+        assert loss.first_us <= loss.last_us
+        assert await marks_of(buffer, OFFSETS_BEHIND.key) == {OFFSETS_BEHIND.key: b"1"}
+        assert await marks_of(buffer, AHEAD_MARK) == {}
+
+
+async def test_a_dead_disk_stops_nothing_that_kafka_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_loop, "REFUSED_AFTER_S", 0.5)
+    path = tmp_path / "buffer.db"
+    async with direct(path, disk_after_ms=100) as buffer:
+        done = append(buffer, [entry(b"0", sequence=0)])
+        await take(buffer, await live(buffer, 1))
+        assert await done
+        file = buffer.attachment.file
+        await buffer.run(lambda _: file.connection.execute("PRAGMA query_only = ON").fetchone())
+        outcome = append(buffer, [entry(b"1", sequence=1), entry(b"new", "another")])
+        rows = await live(buffer, 2, after=0)
+        await until(lambda: failure(buffer) is not None)
+        assert not buffer.cannot_store
+        assert not outcome.done()
+        await take(buffer, rows)
+        assert await outcome
+        refused = append(buffer, [entry(b"2")], [Mark("mqtt/1", b"x")])
+        assert not await asyncio.wait_for(refused, 5), "a mark has to be on the disk"
+        late = append(buffer, [entry(b"3")])
+        await take(buffer, await live(buffer, 1, after=rows[-1].sequence))
+        assert await late
+        await buffer.run(lambda _: file.connection.execute("PRAGMA query_only = OFF").fetchone())
+        await until(lambda: failure(buffer) is None)
+
+
+async def test_a_replaced_file_takes_the_front_again_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        outcome = append(buffer, [entry(b"1"), entry(b"2")])
+        rows = await live(buffer, 2)
+        former = buffer.id
+        await buffer.run(lambda _: buffer._commits._fail(corruption("found just now")))
+        assert await asyncio.wait_for(outcome, 10)
+        buffer.confirm(former, spans_of(rows))
+        _, found = await buffer.read(Position(0, -1), 10)
+        assert [(row.datum.payload, row.datum.doubt) for row in found] == [(b"1", 1), (b"2", 1)]
+
+
+async def test_at_a_clean_end_the_front_is_on_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        outcome = append(buffer, [entry(b"1", sequence=1)])
+        await live(buffer, 1)
+    assert outcome.result()
+    async with opened(path) as buffer:
+        assert buffer.state.rows == 1
+        assert await store(buffer, [entry(b"1", sequence=1)])
+        assert buffer.counts["duplicate"] == 1
+
+
+async def test_what_fills_half_of_the_memory_is_committed_at_once(tmp_path: Path) -> None:
+    async with direct(tmp_path / "buffer.db", queue_bytes_max=100_000) as buffer:
+        outcomes = []
+        for _ in range(100):
+            outcomes.append(append(buffer, [entry(bytes(10_000))]))
+            await buffer.answers()
+        assert await asyncio.wait_for(outcomes[80], 5), "Kafka has taken nothing, and the disk all of it"
+        assert all(outcome.result() for outcome in outcomes[:80])
