@@ -228,7 +228,7 @@ def _disk(seen: Glance, facts: Facts) -> Iterator[str]:
         yield "how much is written a day is not known yet"
     spared = facts.counts.get("spared")
     if spared:
-        yield f"the card was spared {_readings_and_events(spared)} since the start"
+        yield f"the card was spared {readings_and_events(spared)} since the start"
     first = first_copy(facts) if seen.answer is not None else ""
     if first:
         yield escaped(first)
