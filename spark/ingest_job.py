@@ -224,7 +224,7 @@ class _Query:
         return self.stop.is_set() or bool(self.choice.fresh)
 
     def begin(self, checkpoint: str, place: Place) -> None:
-        """Note where reading begins."""
+        """Record where reading begins."""
         # Once the query runs, Spark reads new partitions by itself.
         self.checkpoint, self._place = checkpoint, Place(place.begin, place.end)
 

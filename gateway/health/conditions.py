@@ -44,7 +44,7 @@ PILE_MIN: Final = 1_000
 START_S: Final = 20.0
 """Seconds after start before it is told that Kafka has not answered."""
 WHEN_FULL: Final = {
-    "refuse": "sensors are asked to keep what they have; those that cannot lose it (buffer.when_full)",
+    "refuse": "sensors are asked to keep their readings; those that cannot lose them (buffer.when_full)",
     "drop-oldest": "the oldest readings are dropped to make room, and counted as lost (buffer.when_full)",
 }
 _ORDER: Final = {"bad": 0, "warn": 1, "note": 2}
@@ -165,7 +165,7 @@ def conditions(facts: Facts) -> list[Condition]:
 def _disk(facts: Facts) -> Iterator[Condition]:
     if facts.failing:
         words = f"The disk fails: {_sentence(facts.failing)}"
-        means = "No reading is acknowledged until it works again; sensors keep what they have."
+        means = "No reading is acknowledged until it works again; sensors keep their readings."
         todo = "See that the card or disk is there and has room; if it stays so, replace it. sluice check says more."
         yield Condition("disk-failing", "bad", "Disk", words, means, todo)
     for name in facts.found.set_aside if facts.found is not None else ():
@@ -189,7 +189,7 @@ def _buffer(facts: Facts) -> Iterator[Condition]:
         words = f"More than their share of the buffer is held by {_listed(named, facts.above_share_devices)}."
         means = f"{_capital(ABOVE_SHARE_MEANS[facts.settings.buffer.when_full])}."
         todo = (
-            "See what they send: sluice devices revoke keeps out one that was stolen. Else get Kafka reached again, or "
+            "Look at their readings: sluice devices revoke keeps out a stolen one. Else get Kafka reached again, or "
             "raise buffer.bytes_max."
         )
         yield Condition("above-share", "bad", "Buffer", words, means, todo)
@@ -320,7 +320,7 @@ def _uplink(facts: Facts) -> Iterator[Condition]:
         words = f"{_listed(map(_name, most))} {send} for more new topics than this gateway makes."
         means = f"They go to the quarantine: {counted(sum(uplink.beyond_topics.values()), 'reading')} {of} today."
         todo = (
-            "Look at what the device sends. If that is right, create the topics, or raise "
+            "Look at the device's readings. If they are right, create the topics, or raise "
             "kafka.topics_per_device_day_max or kafka.topics_created_max; if it is not, revoke its secret (sluice "
             "devices revoke)."
         )
@@ -461,7 +461,7 @@ def _serial(serial: dict[str, Any]) -> Iterator[Condition]:
     for name, port in serial.get("ports", {}).items():
         if port.get("rivals"):
             words = f"{_name(name)} is read by other programs too."
-            means = f"Each gets a part of what comes: {_sentence(port['rivals'])}"
+            means = f"Each gets a part of the bytes: {_sentence(port['rivals'])}"
             yield Condition("serial-rivals", "bad", "Serial", words, means)
         if port.get("shared"):
             words = f"One name stands on several ports: {_sentence(port['shared'])}"

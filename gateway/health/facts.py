@@ -87,7 +87,7 @@ class Facts(Struct, frozen=True):
     above_share_devices: int = 0
     """Number of all such devices."""
     unknown: frozenset[str] = frozenset()
-    """Of `uplink`, `clock` and `devices`, those of which the daemon said nothing that can be read."""
+    """Those of `uplink`, `clock` and `devices` that the daemon's answer lacks, or has in a form that cannot be read."""
 
     @property
     def since_s(self) -> float | None:

@@ -224,7 +224,7 @@ class FrontDoor:
         self.counted_last[name] = device
 
     def _met_fault(self, kind: FaultKind, device: str, cause: Callable[[], str], received_us: int) -> None:
-        """Note that a payload is not what its route declares."""
+        """Record that a payload is not what its route declares."""
         self._count(kind, device)
         self.heard.told_fault(kind, device, cause, received_us)
 

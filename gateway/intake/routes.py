@@ -56,10 +56,10 @@ class Destination:
     """The bound of a time that the sensor sent."""
     oscillator: Oscillator
     least_delay_us: int = LEAST_DELAY_US
-    """The quickest of the readings that teach the sensor's clock are under way for less than these microseconds."""
+    """Microseconds within which the quickest of the readings that teach the sensor's clock arrive."""
     variables: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-    """The route's variables as the topic has them; none if device and Kafka topic tell them all. If routes differ in
-    nothing else, the first one's count."""
+    """The route's variables as the topic has them; none if device and Kafka topic show them all. If routes differ in
+    nothing else, those of the first route count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Route:
     settings: RouteSettings
     pattern: re.Pattern[str]
     told: frozenset[str]
-    """Variables that a record's key or Kafka topic tells, as far as they need no escape."""
+    """Variables that a record's key or Kafka topic shows, unless they are escaped."""
 
     def match(self, topic: str) -> Destination | Refusal | None:
         """The destination of a topic; None if the template does not match it."""

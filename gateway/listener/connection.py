@@ -35,7 +35,7 @@ from gateway.mqtt.protocol import (
 from gateway.reading import Datum, Reading
 
 REFUSAL_HOLD_S: Final = 1.0
-"""Seconds after a refusal by the intake in which CONNECT is answered with CONNACK 3."""
+"""Seconds for which CONNECT gets CONNACK 3 after the intake has refused readings."""
 
 CLOSING_COMMITS_S: Final = 2.0
 """Seconds that an ending connection waits for its commits, so that it can still acknowledge their readings."""

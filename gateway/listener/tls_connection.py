@@ -247,7 +247,7 @@ class TlsConnection(sslproto.SSLProtocol):
             underlying.resume_reading()
 
     def _act_on_piece(self) -> None:
-        """Give one piece to TLS; charge the work, but for the part that the connection inside was charged for."""
+        """Give one piece to TLS; charge the work, except the part that was charged to the connection inside."""
         share = self._caller.share
         began, before_s = self._loop.time(), share.work_s
         piece, self._unread = self._unread[:TURN_BYTES], self._unread[TURN_BYTES:]

@@ -59,7 +59,7 @@ DEVICES_S: Final = 4.0
 EFFORT_SHARE: Final = 20
 """Least rest after the list of devices is made, as a multiple of its effort: it takes 5 % of the event loop at most."""
 FIRST_S: Final = 5.0
-"""Seconds that the first who looks is kept waiting at most."""
+"""Most seconds that the first viewer waits for figures."""
 HEALTH_S: Final = 1.0
 ANSWER_S: Final = 5.0
 """Seconds within which the buffer's thread has to answer."""
@@ -70,7 +70,7 @@ SHOWN_MAX: Final = 200
 QUERY_CHARACTERS_MAX: Final = 64
 ALARMS_MAX: Final = 50
 NO_KIND: Final = "a disk"
-"""Words for a disk of which nothing more is known."""
+"""Words for a disk about which nothing more is known."""
 
 _log = structlog.get_logger("sluice.status_page")
 
@@ -164,13 +164,13 @@ class StatusView:
     # -- what goes on ---------------------------------------------------------------------------
 
     async def follow(self) -> None:
-        """Take note of what came in, every other second, until cancelled."""
+        """Record what came in, every other second, until cancelled."""
         try:
             while True:
                 try:
                     self.history.note(self._front_door.heard, self._sample(), boottime_us())
                 except Exception:  # noqa: BLE001 - whatever it is, readings must not suffer for a page
-                    _log.exception("the status page could not take note of what came in")
+                    _log.exception("the status page could not record the newest readings")
                 await asyncio.sleep(LOOK_S)
         finally:
             # Nobody shows the latest readings any more.
@@ -221,7 +221,7 @@ class StatusView:
         self._lost_sum = max(self._lost_sum, told.total())
 
     async def _asked(self) -> None:
-        """Note that somebody looks, and wait for the first figures."""
+        """Record that somebody looks, and wait for the first figures."""
         self._asked_s = time.monotonic()
         self._wanted.set()
         if not self._ready.is_set():

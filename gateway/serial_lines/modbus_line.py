@@ -1,9 +1,9 @@
 """One line of Modbus RTU: asks its units for their registers in turn, and hands over the values.
 
 Requests and their CRC come from pymodbus. Its client is not used: it takes a late answer, to a request that was given
-up, for the answer to the next request. RTU numbers neither. Here every answer that can come is to the last request. If
-a request finds no answer, it is asked again before the unit is asked anything else. If answers to earlier attempts may
-still come, a fence shuts them out: a request of another function, which its answer names.
+up, for the answer to the next request. RTU numbers neither. Here every answer that can come belongs to the last
+request. If a request finds no answer, it is asked again before the unit is asked anything else. If answers to earlier
+attempts may still come, a fence shuts them out: a request of another function, which its answer names.
 
 Sections are those of "MODBUS over Serial Line, Specification and Implementation Guide V1.02", or, with "protocol", of
 "MODBUS Application Protocol Specification V1.1b3".

@@ -296,7 +296,7 @@ class SerialIngress:
         for path, reason in found.items():
             if self._rivals.get(path) != reason:
                 log.warning(
-                    "serial port is open in another program too: each gets a part of what comes",
+                    "serial port is open in another program too: each gets a part of the bytes",
                     port=self._open[path].line.name,
                     reason=reason,
                 )

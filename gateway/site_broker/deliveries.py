@@ -126,7 +126,7 @@ class Deliveries:
         self._batches: dict[int, _Batch] = {}
         """Batches that are not yet decided, or not yet confirmed, by number."""
         self._preceding: dict[int, _Batch] = {}
-        """Batches of the preceding connection, of which `_expected` is made."""
+        """Batches of the preceding connection. `_expected` is made of them."""
         self._next = 0
         self._expected: dict[int, _Expected] = {}
         self._passed = 0

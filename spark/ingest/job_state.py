@@ -87,11 +87,11 @@ class JobState:
         return self._topics.topics()
 
     def read_to(self, offsets: TopicOffsets, topic_ids: Mapping[str, str]) -> None:
-        """Note a batch's end offsets from Spark, also of partitions without a record in it."""
+        """Record a batch's end offsets from Spark, also of partitions without a record in it."""
         self._topics.read_to(offsets, topic_ids)
 
     def begin(self, start: ReadingStart) -> None:
-        """Note that a new checkpoint begins."""
+        """Record that a new checkpoint begins."""
         self.starts.append(start)
         self._begin(start)
 

@@ -141,7 +141,7 @@ class Seen:
         self._runs.save(ordinal, {SETTLED: self._settled, **so_far})
 
     def _begin(self, run: RunKey) -> None:
-        """Note that a sensor has begun to count anew. Little more will come of its boot before."""
+        """Record that a sensor has begun to count anew. Little more will come of its boot before."""
         before = self._newest.get(run[:-1])
         self._newest[run[:-1]] = run[-1]
         if before is not None:

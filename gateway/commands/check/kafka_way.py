@@ -227,7 +227,7 @@ def _note_opened(tried: _Tried, kafka: KafkaSettings, tls: ssl.SSLObject | None,
 
 
 def _note_fault(tried: _Tried, kafka: KafkaSettings, fault: Fault) -> None:
-    """Note the stage that failed, and that TLS before it succeeded."""
+    """Record the stage that failed, and that TLS before it succeeded."""
     link = _LINK_OF.get(fault.stage)
     if link in {None, "sasl"} and kafka.tls is not None:
         tried.found["tls"] = well(f"{_SUBJECTS['tls']} {tried.address}", "agreed on, and the certificate accepted")

@@ -59,7 +59,7 @@ class Glance:
     """Waiting rows of other lanes than the live one."""
     now: "Now"
     wall_s: float
-    """Seconds since 1970 by this box's clock, be it right or not."""
+    """Seconds since 1970 by this box's clock, right or not."""
     zone: tzinfo | None = None
     """Reader's time zone; None for this box's."""
     devices: "Sequence[DeviceRow] | None" = None
