@@ -84,7 +84,7 @@ def test_one_clock_is_not_written_at_each_reading(clocks: DeviceClocks) -> None:
     assert len(clocks.marks(400_000_000, all_of_them=True)) == 1, "at the end, whatever is new"
 
 
-def test_what_was_not_written_after_all_is_due_again_and_no_sooner() -> None:
+def test_clocks_that_were_not_written_are_due_again_and_no_sooner() -> None:
     clocks = DeviceClocks("boot", runs_max=2)
     learn(clocks.of("a", "1"), 1_000_000)
     learn(clocks.of("b", "1"), 1_000_000)
@@ -114,7 +114,7 @@ def test_a_clock_that_came_back_before_it_was_forgotten_is_not_forgotten() -> No
     assert Mark(f"{SENSOR_CLOCK_MARKS}a/", None) not in clocks.marks(32_000_000)
 
 
-def test_of_many_some_are_written_at_a_time_and_all_in_the_end(clocks: DeviceClocks) -> None:
+def test_many_clocks_are_written_some_at_a_time_and_all_in_the_end(clocks: DeviceClocks) -> None:
     names = [f"d{number}" for number in range(3 * SAVED_AT_ONCE_MAX)]
     for name in names:
         learn(clocks.of(name, "1"), 1_000_000)

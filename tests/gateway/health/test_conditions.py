@@ -1,4 +1,4 @@
-"""What the page says: each thing that may be wrong, in words that say what to do; and that all is well."""
+"""Each thing that may be wrong becomes a condition, with words on what to do. Without any, all is well."""
 
 from dataclasses import replace as dataclass_replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who was heard, where, and what its readings tell of their time."""
+"""Devices that were heard, where they were heard, and how their readings tell their time."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,7 +57,7 @@ def test_what_a_reading_tells_of_its_time() -> None:
 
 
 def ticked(*samples: tuple[int, int]) -> Heard:
-    """What is known after samples of one boot, each received at so many microseconds, with that tick."""
+    """Knowledge of a boot after its samples. Each has the microseconds of its receipt, and its tick."""
     first = entry(sequence=1)
     heard = heard_of(*(changed(first, received_us=at_us, tick_ms=tick % TICK_MODULUS) for at_us, tick in samples))
     found = heard.get("42")
@@ -74,7 +74,7 @@ def ticked(*samples: tuple[int, int]) -> Heard:
 def test_a_tick_of_milliseconds_has_its_pace_and_never_begins_anew(
     start: int, rate: float, steps: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    """Whatever its start and its rate, wherever it wraps, with delays, and with samples that are sent again."""
+    """This holds for any start, rate and wrap of the tick, with delays, and with samples that are sent again."""
     taken_ms, samples = 0, []
     for step_ms, delay_us in steps:
         taken_ms += step_ms

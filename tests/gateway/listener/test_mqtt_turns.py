@@ -50,7 +50,7 @@ ROUNDS = 3
 
 
 class Acted:
-    """What was acted on, in order: whose bytes, and how many. `names` are known once a connection's CONNECT came."""
+    """Bytes that were acted on, in order, with their connection. `names` are known once a connection's CONNECT came."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pieces: list[tuple[ServerProtocol, int]] = []
@@ -72,7 +72,7 @@ class Acted:
             yield self._named.get(protocol, ""), count
 
     def bytes_before(self, name: str, begin: int) -> int:
-        """How many bytes were acted on until one of `name` was, that one counted; 0 where none was yet."""
+        """Bytes that were acted on up to the first one of `name`, which counts too; 0 if there is none yet."""
         total = 0
         for whose, count in self.since(begin):
             total += count
@@ -133,7 +133,7 @@ FLOODS = {
 async def measured(
     listener: MqttListener, acted: Acted, port: int, flood: bytes, context: ssl.SSLContext | None = None
 ) -> list[int]:
-    """How many bytes of the attackers are acted on, each time, between a good sensor's sending and its turn."""
+    """Bytes of the attackers that are acted on between each sending of a good sensor and its turn."""
     attackers = [Sensor(port, f"bad{number}", context) for number in range(ATTACKERS)]
     good = Sensor(port, "good", context)
     for sensor in (*attackers, good):
@@ -178,7 +178,7 @@ def tls_site(tmp_path: Path) -> tuple[TlsSettings, ssl.SSLContext]:
 
 
 def hello(context: ssl.SSLContext) -> bytes:
-    """What a client's handshake begins with."""
+    """The beginning of a client's handshake."""
     sent = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
         context.wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
@@ -186,7 +186,7 @@ def hello(context: ssl.SSLContext) -> bytes:
 
 
 class Computed:
-    """Whose TLS was computed, in order: addresses."""
+    """Addresses whose TLS was computed, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cost_s: float = 0.0) -> None:
         self.hosts: list[str] = []
@@ -364,7 +364,7 @@ async def test_the_listener_ends_while_some_stand_in_line(intake: RecordingIntak
 
 
 async def order_in_line(*stands: tuple[str, int, Share]) -> str:
-    """Whose turns came in which order, where each comes back at once until it has had so many."""
+    """The order of turns. Each place comes back at once until it has had its number of turns."""
     line, order = Turns(), ""
     loop = asyncio.get_running_loop()
 

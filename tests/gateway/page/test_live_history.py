@@ -1,4 +1,4 @@
-"""The last hour in memory: values, curves, what is missing, and that all of it is bounded."""
+"""The last hour in memory: values, curves, gaps, and the bound of each."""
 
 import json
 from collections.abc import Iterable

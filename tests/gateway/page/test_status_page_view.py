@@ -1,4 +1,4 @@
-"""What the page is given: devices and their values, who is silent, whether the gateway does its work, Prometheus."""
+"""The page's figures: devices and their values, silence, whether the gateway does its work, Prometheus."""
 
 import asyncio
 import json
@@ -82,7 +82,7 @@ class Box:
         self.view.history.note(self.front_door.heard, self.view._sample(), boottime_us())
 
     async def refreshed(self) -> None:
-        """What `refresh` does once."""
+        """One round of `refresh`."""
         await self.view._look_at_the_file()
         self.view._rows = await self.view._list_devices()
         self.view._ready.set()
@@ -179,7 +179,7 @@ async def test_an_offline_and_a_full_gateway_is_healthy_and_a_failing_one_is_not
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view, "HEALTH_S", 0)
-    # What is set here is not measured anew.
+    # Values that are set here are not measured anew.
     monkeypatch.setattr(box.buffer._commits, "_measure", lambda **_: None)
     assert await box.view.health() == {"status": "ok"}
     box.uplink = UplinkState(error="secret.example refuses the password of barn-1")
@@ -344,7 +344,7 @@ def test_a_file_that_cannot_be_read_is_not_known(tmp_path: Path) -> None:
 
 
 def test_a_payload_of_the_latest_reading_is_the_entry_itself() -> None:
-    """What the front door keeps is no copy."""
+    """The front door keeps no copy."""
     from gateway.intake.devices_heard import DevicesHeard
     from tests.support.buffers import entry
 

@@ -1,4 +1,4 @@
-"""The devices in `sluice status`: who is in trouble comes first, and what fits is shown."""
+"""The devices in `sluice status`: devices in trouble come first, as many as fit."""
 
 import msgspec
 from hypothesis import given
@@ -19,7 +19,7 @@ def device(name: str, heard_s: float | None = 1.0, *, clock: bool = True, findin
 
 
 def state(name: str, readings: int, seconds: float, missing: int | None = 0, lost: int = 0) -> DeviceState:
-    """Of a device that was heard for so long."""
+    """State of a device that was heard for `seconds`."""
     heard = HeardState("", False, "7-1", "tick", readings, 1, 1 + round(seconds * 1e6), missing=missing)
     return DeviceState(name, heard, (), lost)
 
