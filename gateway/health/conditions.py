@@ -94,7 +94,7 @@ class Condition(Struct, frozen=True):
     todo: str = ""
 
     @property
-    def told(self) -> str:
+    def line(self) -> str:
         """All of it in a line."""
         return " ".join(filter(None, (self.words, self.means, self.todo)))
 

@@ -71,7 +71,7 @@ class _Unopened:
     reason: str
     """What the error means, in an installer's words."""
     explained_us: int
-    told: str
+    logged: str
     """The last reason in the log; empty if there is none."""
 
 
@@ -282,12 +282,12 @@ class SerialIngress:
             reason, explained_us = await asyncio.to_thread(why_not_opened, error, name, header), now_us
         else:
             reason, explained_us = known.reason, known.explained_us
-        told = known.told if known is not None else ""
+        logged = known.logged if known is not None else ""
         # Not at the first try: udev gives a new port to its group a moment after it has made it.
-        if known is not None and told != reason:
-            told = reason
+        if known is not None and logged != reason:
+            logged = reason
             log.warning("serial port cannot be opened; it is tried at every scan", port=name, reason=reason)
-        self._unopened[path] = _Unopened(name, str(error), reason, explained_us, told)
+        self._unopened[path] = _Unopened(name, str(error), reason, explained_us, logged)
 
     async def _look_for_rivals(self) -> None:
         """Log which other programs have a port open. In a thread, as it reads the processes of this box."""

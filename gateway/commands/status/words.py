@@ -148,7 +148,7 @@ def status_lines(seen: Glance) -> Iterator[str]:
         found = [
             line
             for each in by_subject.get(subject, ())
-            for line in (f"{_LEVELS[each.level]}: {escaped(each.told)}", *_faults(answer, each.code))
+            for line in (f"{_LEVELS[each.level]}: {escaped(each.line)}", *_faults(answer, each.code))
         ]
         # The table of devices follows the last line.
         lines = [*found, *how] if label == "devices" else [*how, *found]
