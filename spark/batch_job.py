@@ -389,7 +389,7 @@ class BatchJob:
                     windows.write(rows, self._corrections)
                 before_commit()
                 append.commit(self._so_far())
-                found = NONE_FOUND if copies is None else copies.found
+                found = NONE_FOUND if copies is None else copies.counts
                 self._derive(rows, census, copies, windows)
         # If no earlier row was amended and no time was corrected, the census and the verdicts are complete.
         known = None if found.amended or self._corrections.told_us else found

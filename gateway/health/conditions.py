@@ -153,7 +153,7 @@ def conditions(facts: Facts) -> list[Condition]:
         *(() if holds else clock),
         *_settings(facts),
         *_payloads(facts),
-        *quarantined({} if facts.found is None else facts.found.quarantine_reasons),
+        *quarantined({} if facts.buffer_status is None else facts.buffer_status.quarantine_reasons),
         *_wear(facts),
     ]
     return sorted(found, key=lambda condition: _ORDER[condition.level])
@@ -168,7 +168,7 @@ def _disk(facts: Facts) -> Iterator[Condition]:
         means = "No reading is acknowledged until it works again; sensors keep their readings."
         todo = "See that the card or disk is there and has room; if it stays so, replace it. sluice check says more."
         yield Condition("disk-failing", "bad", "Disk", words, means, todo)
-    for name in facts.found.set_aside if facts.found is not None else ():
+    for name in facts.buffer_status.set_aside if facts.buffer_status is not None else ():
         words = f"The buffer's file was found corrupt and set aside ({name})."
         means = "What could be read of it was saved."
         todo = "Replace the memory card if this happens again. Remove that file once you need nothing more of it."
@@ -366,7 +366,7 @@ def days(seconds: float) -> str:
 
 def _losses(facts: Facts) -> Iterator[Condition]:
     if facts.lost and facts.lost_s is not None and facts.lost_s < LOST_TOLD_S:
-        losses = {} if facts.found is None else facts.found.losses
+        losses = {} if facts.buffer_status is None else facts.buffer_status.losses
         reasons = {reason: count for reason, count in losses.items() if reason not in OWN_LOSSES}
         # Reasons are known of those that are not reported yet.
         some = "" if sum(reasons.values()) == facts.lost else "some: "

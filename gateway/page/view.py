@@ -78,7 +78,7 @@ _log = structlog.get_logger("sluice.status_page")
 class OnDisk(Struct, frozen=True):
     """Contents of the buffer's file, and state of its disk."""
 
-    found: BufferStatus | None
+    buffer_status: BufferStatus | None
     lost: dict[str, int]
     """Readings by device that are gone for good, and were not reported yet."""
     hours: list[UsageHour]
@@ -240,7 +240,7 @@ class StatusView:
             states += page.devices
             is_last = page.is_last or not page.devices
             after = page.devices[-1].device if page.devices else after
-        found = self._on_disk.found
+        found = self._on_disk.buffer_status
         places = places_on_ports(_told(self._parts.serial))
         listed = merged(
             () if found is None else found.devices,
@@ -292,7 +292,7 @@ class StatusView:
                 disk_free_min=settings.buffer.free_bytes_min,
             )
         budget = write_budget(day)
-        unreported_us = 0 if on_disk.found is None else on_disk.found.lost_us
+        unreported_us = 0 if on_disk.buffer_status is None else on_disk.buffer_status.lost_us
         lost_us = max(unreported_us, self._front_door.events.lost_told_us)
         return Facts(
             settings=settings,
@@ -305,7 +305,7 @@ class StatusView:
             failing=state.failing,
             uplink=parts.uplink(),
             clock=parts.clock(),
-            found=on_disk.found,
+            buffer_status=on_disk.buffer_status,
             room_bytes=room,
             hours_until_full=None if room is None else hours_until_full(room, day),
             disk_bytes_per_day=budget.disk_bytes_per_day,
@@ -364,7 +364,7 @@ class StatusView:
                 "per_s": self.history.per_s or _mean_per_s(facts),
                 "readings": facts.counts.get("readings", 0),
                 "lost": facts.lost,
-                "quarantined": facts.found.quarantined if facts.found is not None else None,
+                "quarantined": facts.buffer_status.quarantined if facts.buffer_status is not None else None,
             },
             "clock": {"synced": facts.clock.synced, "words": known_words(self._settings.gateway, facts.clock.error_us)},
             "disk": _disk_view(facts, self._on_disk.disk),

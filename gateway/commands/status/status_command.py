@@ -85,7 +85,7 @@ def glance_json(seen: Glance) -> dict[str, Any]:
     """Glance as JSON for programs."""
     devices = None if seen.devices is None else msgspec.to_builtins(seen.devices)
     disk = None if seen.disk is None else msgspec.to_builtins(seen.disk)
-    found = msgspec.to_builtins(seen.found)
+    found = msgspec.to_builtins(seen.buffer_status)
     told_by = {"daemon": seen.answer, "unheard": seen.unheard or None, "heard": devices, "not_heard": seen.not_heard}
     return {**found, **told_by, "disk": disk, "conditions": conditions(facts_of(seen))}
 

@@ -333,13 +333,13 @@ async def test_who_looks_after_a_while_sees_nothing_that_is_old(box: Box, monkey
 
 
 def test_a_file_that_cannot_be_read_is_not_known(tmp_path: Path) -> None:
-    assert look_at_the_file(tmp_path / "none.db").found is None
+    assert look_at_the_file(tmp_path / "none.db").buffer_status is None
     path = tmp_path / "other.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE other (x)")
     connection.close()
     found = look_at_the_file(path)
-    assert found.found is None
+    assert found.buffer_status is None
     assert found.disk_free_bytes
 
 

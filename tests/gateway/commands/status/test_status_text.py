@@ -92,13 +92,15 @@ def test_what_cannot_be_read_is_not_said_to_be_well(part: object) -> None:
 
 def test_losses_are_those_that_were_reported_and_those_that_were_not() -> None:
     found = structs.replace(
-        glance(None).found, losses={"buffer-full": 3, "event-refused": 9}, lost_us=glance(None).now.boottime_us - 10**7
+        glance(None).buffer_status,
+        losses={"buffer-full": 3, "event-refused": 9},
+        lost_us=glance(None).now.boottime_us - 10**7,
     )
     told = {"lost_told": 2, "lost_told_us": found.lost_us - 10**7}
     for answer, words in ((told, "5 readings are lost for good (some: buffer-full)"), ({}, "3 readings are lost for")):
         (condition,) = (
             each
-            for each in conditions(facts_of(glance(None, found=found, answer=answer)))
+            for each in conditions(facts_of(glance(None, buffer_status=found, answer=answer)))
             if each.code == "readings-lost"
         )
         assert condition.words.startswith(words)
@@ -421,8 +423,8 @@ def test_one_is_told_as_one() -> None:
     assert any(line.startswith("buffer      1 row safe on disk") for line in lines)
     assert any("1 reading or event from earlier is still to go" in line for line in lines)
     assert any(" 1 reading or event is safe on this box" in line for line in uplink(glance(DOWN, rows=1)))
-    found = structs.replace(glance(None).found, devices=(DeviceStatus("42", "b", 1, None),))
-    assert "devices     1 that sends a sequence of its own" in [*status_lines(glance(None, found=found))]
+    found = structs.replace(glance(None).buffer_status, devices=(DeviceStatus("42", "b", 1, None),))
+    assert "devices     1 that sends a sequence of its own" in [*status_lines(glance(None, buffer_status=found))]
 
 
 def device(name: str, age_s: float | None) -> DeviceStatus:
@@ -433,7 +435,7 @@ def device(name: str, age_s: float | None) -> DeviceStatus:
 
 def devices(*found: DeviceStatus, answer: dict[str, Any] | None = None) -> list[str]:
     """Lines on devices: the first one, then each further name with the words after it."""
-    seen = glance(None, found=structs.replace(glance(None).found, devices=found), answer=answer)
+    seen = glance(None, buffer_status=structs.replace(glance(None).buffer_status, devices=found), answer=answer)
     lines = [*status_lines(seen)]
     return lines[next(number for number, line in enumerate(lines) if line.startswith("devices")) :]
 
