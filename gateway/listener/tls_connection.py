@@ -79,13 +79,13 @@ class TlsFiles:
         """Clients' certificates are judged by `dates`. Raises TlsFilesError."""
         self._settings = settings
         self._dates = dates
-        self._stamp = self._look()
+        self._stamp = self._stamp_now()
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
         """The context for a new connection. Changed files are read again; if they cannot be used, the old ones stay."""
         try:
-            stamp, failure = self._look(), None
+            stamp, failure = self._stamp_now(), None
         except TlsFilesError as error:
             stamp, failure = (), error
         if stamp != self._stamp:
@@ -112,7 +112,7 @@ class TlsFiles:
         """Whether clients show certificates whose dates are judged by another clock than the system's."""
         return self._settings.client_ca is not None and self._dates() is not None
 
-    def _look(self) -> tuple[object, ...]:
+    def _stamp_now(self) -> tuple[object, ...]:
         """A value that changes with the clock for dates, and with each file's time, length and inode."""
         stamps: list[object] = [self.judges]
         for name, path in self._files().items():
