@@ -520,7 +520,7 @@ class BatchJob:
         self, rows: DataFrame, census: Census, events: Iterable[GatewayEvent], ordinal: int
     ) -> "Iterator[Copies | None]":
         """Record the census. If a record came before, or twice in the batch, yield the copies."""
-        suspects = self.state.note(census, events, ordinal)
+        suspects = self.state.add_batch(census, events, ordinal)
         if not suspects:
             yield None
             return

@@ -215,7 +215,7 @@ class DevicesHeard:
         """A device; None if it was not heard since the start, or is forgotten."""
         return self._by_device.get(device)
 
-    def note(self, entries: Iterable[Entry]) -> None:  # noqa: C901, PLR0912 - for every reading: each call costs
+    def record(self, entries: Iterable[Entry]) -> None:  # noqa: C901, PLR0912 - for every reading: each call costs
         """Record entries that came in. Called for every reading, so it takes only a fraction of a microsecond."""
         by_device, latest = self._by_device, self.latest
         heard: Heard | None = None

@@ -100,7 +100,7 @@ class FrontDoor:
         self.counts["readings"] += len(readings)
         arrivals: list[Arrivals] = []
         entries = [self._entry(reading, arrivals) for reading in readings]
-        self.heard.note(entries)
+        self.heard.record(entries)
         for together in arrivals:
             self.times.stamp(together)
         if readings and readings[-1].datum.received_us >= self.clocks.save_due_us:

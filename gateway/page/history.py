@@ -1,7 +1,7 @@
 """Keeps the last hour in memory: values of devices, depth of the buffer, state of the uplink. All of it is bounded.
 
-`note` is called every few seconds. In between, a reading costs only what `DevicesHeard.note` takes to keep the newest
-of each stream.
+`record` is called every few seconds. In between, a reading costs only the time that `DevicesHeard.record` takes to keep
+the newest reading of each stream.
 """
 
 import math
@@ -180,7 +180,7 @@ class LiveHistory:
         missing = {device for device in devices if device not in self.traces}
         self._wanted = set(list(missing)[: self._devices_max])
 
-    def note(self, heard: DevicesHeard, sample: Sample, now_us: int) -> None:
+    def record(self, heard: DevicesHeard, sample: Sample, now_us: int) -> None:
         """Take in what came since the last look."""
         latest = heard.latest or {}
         # Of a flood, some readings are enough: most of the time this saves the effort of keeping the newest.

@@ -168,7 +168,7 @@ class StatusView:
         try:
             while True:
                 try:
-                    self.history.note(self._front_door.heard, self._sample(), boottime_us())
+                    self.history.record(self._front_door.heard, self._sample(), boottime_us())
                 except Exception:  # noqa: BLE001 - whatever it is, readings must not suffer for a page
                     _log.exception("the status page could not record the newest readings")
                 await asyncio.sleep(LOOK_S)

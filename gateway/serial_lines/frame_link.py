@@ -345,7 +345,7 @@ class SerialLink:
         return losses
 
     def _reading(self, run: "_Run", data: Data, now_us: int) -> Reading:
-        if not run.clock.note(data.sequence, data.tick_ms, now_us):
+        if not run.clock.check_order(data.sequence, data.tick_ms, now_us):
             # The sensor has restarted, and neither its boot counter nor its sequence shows it.
             self._probe_due_us = now_us
             self._hello_wanted = True

@@ -111,7 +111,7 @@ class Seen:
         """The ordinal of the last batch that both tables have."""
         return min(self._lanes.saved, self._runs.saved)
 
-    def note(self, census: Census, ordinal: int) -> Suspects:
+    def add_batch(self, census: Census, ordinal: int) -> Suspects:
         """Take up a batch's numbers. Return those that came before, or twice in it."""
         lanes: list[tuple[str, str, int, int]] = []
         runs: list[tuple[str, str, str, str, str, int, int]] = []

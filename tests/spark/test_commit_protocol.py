@@ -418,7 +418,7 @@ class DerivesBeforeLog(Job):
 
 class FinishesNothing(Job):
     def finish(self, last: int) -> None:
-        self.seen.note(self.census_of(self.rows_of(last), last), last)
+        self.seen.add_batch(self.census_of(self.rows_of(last), last), last)
 
 
 class CountsNothingAgain(Job):

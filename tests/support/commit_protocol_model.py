@@ -450,7 +450,7 @@ class Seen:
     def saved(self) -> int:
         return min(self.lanes.saved, self.runs.saved)
 
-    def note(self, census: Census, ordinal: int) -> CameAgain:
+    def add_batch(self, census: Census, ordinal: int) -> CameAgain:
         lanes: list[tuple[str, str, int, int]] = []
         runs: list[tuple[str, str, str, str, str, int, int]] = []
         batches: set[tuple[int, int]] = set()
@@ -584,7 +584,7 @@ class Job:
         """Count again what was committed since the state was saved, and finish the last batch."""
         last = self.last
         for ordinal in range(self.seen.saved + 1, last):
-            self.seen.note(self.census_of(self.rows_of(ordinal), ordinal), ordinal)
+            self.seen.add_batch(self.census_of(self.rows_of(ordinal), ordinal), ordinal)
         if last > self.seen.saved:
             self.finish(last)
 
@@ -601,7 +601,7 @@ class Job:
         ordinal = self.last + 1
         rows = [row_of(each, ordinal) for each in sent]
         census = self.census_of(rows, ordinal)
-        copies = self.copies(rows, self.seen.note(census, ordinal), ordinal)
+        copies = self.copies(rows, self.seen.add_batch(census, ordinal), ordinal)
         rows = with_verdicts(rows, copies)
         self.commit_log_and_derive(rows, census, copies, query, number)
 
@@ -623,7 +623,7 @@ class Job:
         rows = self.rows_of(last)
         census = self.census_of(rows, last)
         added = self.parts_of(rows, last)
-        self.derive(rows, census, self.copies(rows, self.seen.note(census, last), last), added, last)
+        self.derive(rows, census, self.copies(rows, self.seen.add_batch(census, last), last), added, last)
 
     def census_of(self, rows: list[LogRow], ordinal: int) -> Census:
         """Census of a new batch, or of one in `log` with the verdicts of then on its rows."""

@@ -310,10 +310,10 @@ def test_a_sample_of_a_time_to_come_has_none() -> None:
 def test_samples_out_of_order_betray_a_counter_that_began_anew() -> None:
     made, now_us = probed(ppm=0, probes=5)
     tick_ms, _ = made.quartz.tick(now_us)
-    assert made.clock.note(100, tick_ms, now_us)
-    assert made.clock.note(99, tick_ms - 60_000, now_us), "sent again, or late"
-    assert made.clock.note(101, tick_ms - 900, now_us), "two tasks of one sensor"
-    assert not made.clock.note(102, 50, now_us + 1_000)
+    assert made.clock.check_order(100, tick_ms, now_us)
+    assert made.clock.check_order(99, tick_ms - 60_000, now_us), "sent again, or late"
+    assert made.clock.check_order(101, tick_ms - 900, now_us), "two tasks of one sensor"
+    assert not made.clock.check_order(102, 50, now_us + 1_000)
     assert made.clock.estimate(60, now_us + 1_000) is None
 
 
@@ -602,7 +602,7 @@ def test_what_is_no_clock_says_so(data: bytes) -> None:
 @given(st.integers(-(2**70), 2**70), st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1))
 def test_no_time_and_no_tick_raises(now_us: int, tick_ms: int, sequence: int) -> None:
     made, _ = probed(ppm=0, probes=3)
-    made.clock.note(sequence, tick_ms, now_us)
+    made.clock.check_order(sequence, tick_ms, now_us)
     made.clock.estimate(tick_ms, now_us)
     made.clock.stamp(now_us, tick_ms, sequence)
 

@@ -488,7 +488,7 @@ async def test_a_request_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
 @given(st.sets(st.text(max_size=4), max_size=12), st.sets(st.text(max_size=4), max_size=12), st.integers(1, 5))
 def test_pages_follow_each_other_without_a_gap(heard: set[str], ticking: set[str], limit: int) -> None:
     by_readings, clocks = DevicesHeard(), DeviceClocks("boot")
-    by_readings.note(of_device(name) for name in heard - {""})
+    by_readings.record(of_device(name) for name in heard - {""})
     for name in ticking - {""}:
         clocks.of(name, "1")
 

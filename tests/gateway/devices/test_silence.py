@@ -56,7 +56,7 @@ def test_the_longest_pause_outlives_a_boot_and_is_of_all_streams() -> None:
     heard = DevicesHeard()
 
     def note(boot: str, second: int, series: Series = THERMO) -> Heard:
-        heard.note([entry_of(series, b"", round(second * 1e6), device_boot=boot)])
+        heard.record([entry_of(series, b"", round(second * 1e6), device_boot=boot)])
         of = heard.get("7")
         assert of is not None
         return of

@@ -79,7 +79,7 @@ class Box:
         assert await stored
 
     def look(self) -> None:
-        self.view.history.note(self.front_door.heard, self.view._sample(), boottime_us())
+        self.view.history.record(self.front_door.heard, self.view._sample(), boottime_us())
 
     async def refreshed(self) -> None:
         """One round of `refresh`."""
@@ -287,7 +287,7 @@ async def test_devices_beyond_the_bound_have_no_label(tmp_path: Path) -> None:
 async def test_a_mistake_while_gathering_is_logged_and_tried_again(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "LOOK_S", 0.01)
     monkeypatch.setattr(view, "DEVICES_S", 0.01)
-    monkeypatch.setattr(box.view.history, "note", lambda *_: 1 / 0)
+    monkeypatch.setattr(box.view.history, "record", lambda *_: 1 / 0)
     monkeypatch.setattr(box.view, "_list_devices", lambda: 1 / 0)
     tasks = [asyncio.create_task(box.view.follow()), asyncio.create_task(box.view.refresh())]
     assert (await box.state())["devices"]["total"] == 0
@@ -350,7 +350,7 @@ def test_a_payload_of_the_latest_reading_is_the_entry_itself() -> None:
 
     heard, one = DevicesHeard(), replace(entry())
     heard.latest = {}
-    heard.note([one])
+    heard.record([one])
     (kept,) = heard.latest.values()
     assert isinstance(kept, Entry)
     assert kept is one

@@ -146,7 +146,7 @@ def test_no_more_lines_than_there_is_room_for(rows: list[DeviceRow], rows_max: i
 
 def noted(heard: DevicesHeard, sequences: list[int | None], topic: str = "device/42/thermo", boot: str = "7-1") -> None:
     series = Series("t", "42", "42", topic, "sluice.reading", "application/json", topic)
-    heard.note([entry_of(series, b"", device_boot=boot, device_sequence=sequence) for sequence in sequences])
+    heard.record([entry_of(series, b"", device_boot=boot, device_sequence=sequence) for sequence in sequences])
 
 
 def missing(heard: DevicesHeard) -> int | None:
