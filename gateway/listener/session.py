@@ -61,10 +61,10 @@ class Batch:
         "counting_from",
         "exchanges",
         "follows",
+        "is_undone",
         "marks",
         "qos0",
         "readings",
-        "refused",
         "replies",
         "subscribed",
         "untrue",
@@ -90,7 +90,7 @@ class Batch:
         released. Of several changes of one identifier the last counts, as all are in one commit."""
         self.follows: list[tuple[int, Batch]] = []
         """Positions in `answers` that are true only if another batch under way is stored too, and that batch."""
-        self.refused = False
+        self.is_undone = False
         """Whether the batch is decided, and nothing of it was stored."""
         self.untrue: set[int] = set()
         """Positions in `answers` that must not be written although this batch is stored."""
@@ -324,7 +324,7 @@ class Session:
 
         An answer is untrue if its message came again while the first copy waited for a commit that failed.
         """
-        batch.untrue = {position for position, first in batch.follows if first.refused}
+        batch.untrue = {position for position, first in batch.follows if first.is_undone}
         self._decide(batch, is_stored=True)
         for session, packet_id in batch.commands:
             if packet_id in session.commands:
@@ -332,7 +332,7 @@ class Session:
 
     def undo(self, batch: Batch) -> None:
         """Record that nothing of a batch is stored. Others may have failed before it, or still wait after it."""
-        batch.refused = True
+        batch.is_undone = True
         self._decide(batch, is_stored=False)
         for session, packet_id in batch.commands:
             session._drop(packet_id)  # noqa: SLF001 - of this class

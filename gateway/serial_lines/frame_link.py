@@ -72,7 +72,7 @@ class HelloRefused:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Readings to store; hand this back to `stored` or `refused`."""
+    """Readings to store; hand this back to `stored` or `not_stored`."""
 
     sequences: tuple[int, ...]
     readings: tuple[Reading, ...]
@@ -95,7 +95,7 @@ LinkEvent = Identified | HelloRefused | Received | Lost
 class SerialLink:
     """One line from the opening of its port to its closing.
 
-    Feed it by `receive`. After each `receive`, `stored` and `refused`, and at `due_us`, write the bytes of
+    Feed it by `receive`. After each `receive`, `stored` and `not_stored`, and at `due_us`, write the bytes of
     `data_to_send`. All times are CLOCK_BOOTTIME in microseconds. No input raises.
     """
 
@@ -200,7 +200,7 @@ class SerialLink:
         self._ack_wanted = self._ack_wanted or received.run is self._run
         return received.run.settle(received.sequences, received.sequences)
 
-    def refused(self, received: Received) -> list[LinkEvent]:
+    def not_stored(self, received: Received) -> list[LinkEvent]:
         """The readings were not stored: they are taken in when the sensor sends them again."""
         return received.run.settle(received.sequences, ())
 

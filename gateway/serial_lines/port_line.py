@@ -400,7 +400,7 @@ class FrameLine(PortLine):
                 return
 
     def _committed(self, received: Received, stored: bool) -> None:  # noqa: FBT001 - the form of Intake's `done`
-        settle = self._link.stored if stored else self._link.refused
+        settle = self._link.stored if stored else self._link.not_stored
         self._handle(settle(received))
         self._write()
 

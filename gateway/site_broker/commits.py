@@ -107,7 +107,7 @@ class Commits:
                 deliveries.stored(number)
                 self._answer(number, answers)
                 return
-            deliveries.refused(number)
+            deliveries.not_stored(number)
             if unanswered:
                 self._intake.lost(None, "refused-qos0", unanswered)
             # A broker sends nothing again on the same connection, so there must be a new one.

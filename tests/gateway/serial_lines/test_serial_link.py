@@ -149,7 +149,7 @@ def test_what_is_being_committed_is_not_handed_over_twice(link: SerialLink) -> N
 
 
 def test_a_refused_commit_is_not_acknowledged_and_the_sensors_repetition_is_taken(link: SerialLink) -> None:
-    assert link.refused(only(send(link, data(0)))) == []
+    assert link.not_stored(only(send(link, data(0)))) == []
     assert answers(link) == []
     link.stored(only(send(link, data(0))))
     assert answers(link) == [Ack(RUN, 1, 0)]
@@ -327,7 +327,7 @@ def test_a_dropped_reading_under_commit_is_lost_only_if_the_commit_fails(link: S
     second = only(send(link, data(1, oldest=1)))
     link.stored(second)
     assert answers(link) == [Ack(RUN, 0, 0b1)]
-    assert link.refused(first) == [Lost("attic", "7-1a2b3c4d", 0, 0)]
+    assert link.not_stored(first) == [Lost("attic", "7-1a2b3c4d", 0, 0)]
     assert send(link, data(1, oldest=1)) == []
     assert answers(link) == [Ack(RUN, 2, 0)]
 
@@ -535,7 +535,7 @@ def test_a_sensor_that_says_anything_at_all_neither_raises_nor_fills_memory(step
     for step in steps:
         if isinstance(step, bool):
             if committing:
-                (link.stored if step else link.refused)(committing.popleft())
+                (link.stored if step else link.not_stored)(committing.popleft())
         else:
             committing.extend(event for event in send(link, step) if isinstance(event, Received))
         answers(link)
@@ -617,7 +617,7 @@ class LossyLine(RuleBasedStateMachine):
             received = self.committing.popleft()
             if succeeds:
                 self.disk |= numbered(received)
-            self.note((self.link.stored if succeeds else self.link.refused)(received))
+            self.note((self.link.stored if succeeds else self.link.not_stored)(received))
 
     @rule()
     def recall(self) -> None:

@@ -388,7 +388,7 @@ def test_a_text_link_knows_its_last_unreadable_line_and_whether_lines_came() -> 
     sensor.receive(b"\x01\xff" * 1_000, 0)
     assert not sensor.has_seen_a_line
     sensor = link()
-    assert sensor.refused is None
+    assert sensor.last_unreadable is None
     sensor.receive(b"\nt: 1\nt=2\nready\nt=3\n", 0)
     assert sensor.has_seen_a_line
-    assert sensor.refused == Unreadable(b"ready", "no-pairs")
+    assert sensor.last_unreadable == Unreadable(b"ready", "no-pairs")

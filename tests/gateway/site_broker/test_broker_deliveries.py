@@ -116,7 +116,7 @@ def test_what_the_buffer_refused_is_stored_when_it_comes_again() -> None:
     deliveries, disk, last = counting()
     deliveries.receive(last + 1, A, duplicate=False)
     number, _ = deliveries.batch()
-    deliveries.refused(number)
+    deliveries.not_stored(number)
     reconnect(deliveries, disk)
     assert deliveries.receive(last + 1, A, duplicate=True) is Judgement.NEW
 
@@ -168,7 +168,7 @@ def test_what_was_refused_twice_is_in_no_mark() -> None:
     deliver(deliveries, disk, last + 1, A)
     deliveries.receive(last + 2, B, duplicate=False)
     number, _ = deliveries.batch()
-    deliveries.refused(number)
+    deliveries.not_stored(number)
     keep(disk, deliveries.forget_marks())
     deliveries.connecting()
     keep(disk, deliveries.connection_refused())
@@ -289,7 +289,7 @@ def test_qos_2_of_a_broker_that_lost_its_state_is_stored(deliveries: Deliveries)
 def test_a_refused_batch_takes_its_qos_2_identifiers_back(deliveries: Deliveries, disk: dict[str, bytes]) -> None:
     deliveries.receive_exactly_once(7, A, duplicate=False)
     number, _ = deliveries.batch()
-    deliveries.refused(number)
+    deliveries.not_stored(number)
     reconnect(deliveries, disk)
     assert deliveries.receive_exactly_once(7, A, duplicate=True) is not Judgement.STORED
 
