@@ -4,7 +4,7 @@ import pytest
 
 from gateway.listener.listener import MqttListener
 from gateway.listener.redelivery import PacketIdRun, Unanswered
-from gateway.listener.session import Batch
+from gateway.listener.session import ClientBatch
 from tests.support.buffers import reading_of
 from tests.support.mqtt_peers import (
     ACCEPTED,
@@ -132,7 +132,7 @@ async def test_an_identifier_that_a_restarted_sensor_would_use_is_not_trusted(in
 def test_an_identifier_counts_only_if_it_was_reached_by_counting(batches: list[list[int]], trusted: list[int]) -> None:
     run = PacketIdRun()
     for identifiers in batches:
-        batch = Batch()
+        batch = ClientBatch()
         batch.answers = identifiers
         batch.readings = [reading_of("t", b"x", 0)] * len(identifiers)
         batch.counting_from = run.advance(identifiers[0], identifiers[-1], len(identifiers))

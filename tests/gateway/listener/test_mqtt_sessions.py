@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gateway.listener.session import (
     SESSION_MARKS,
-    Batch,
+    ClientBatch,
     Room,
     Session,
     TooManyCommandsError,
@@ -35,14 +35,14 @@ def opened(table: Sessions, client_id: str = "m001", user: str | None = None) ->
     return opening.session
 
 
-def begin(session: Session, packet_id: int, payload: bytes) -> Batch:
-    batch = Batch()
+def begin(session: Session, packet_id: int, payload: bytes) -> ClientBatch:
+    batch = ClientBatch()
     session.begin(batch, packet_id, digest("t", payload), 10)
     return batch
 
 
-def release(session: Session, packet_id: int) -> Batch:
-    batch = Batch()
+def release(session: Session, packet_id: int) -> ClientBatch:
+    batch = ClientBatch()
     session.release(batch, packet_id, 0)
     return batch
 
@@ -60,7 +60,7 @@ def test_a_batch_of_many_kinds() -> None:
     """One read makes one commit. Its marks hold all that a restart must know of it."""
     session, _, marks = sessions().open((None, "m001"), clean=False)
     assert list(marks) == ["mqtt/session/a"]
-    batch = Batch()
+    batch = ClientBatch()
     assert session.begin(batch, 7, digest("t", b"x"), 10)
     assert not session.begin(batch, 7, digest("t", b"x"), 10)
     session.release(batch, 8, 0)
@@ -295,10 +295,10 @@ def test_after_any_commits_that_fail_the_session_is_as_its_marks_say(
     """A restart finds the state that the next message meets."""
     table = sessions()
     session = opened(table)
-    batches = [Batch()]
+    batches = [ClientBatch()]
     for step, packet_id in steps:
         if step == "next batch":
-            batches.append(Batch())
+            batches.append(ClientBatch())
         elif step == "release":
             session.release(batches[-1], packet_id, 0)
         else:
@@ -341,7 +341,7 @@ def test_unfinished_exchanges_of_all_sessions_are_bounded() -> None:
 def test_commands_keep_their_order_and_their_bounds() -> None:
     table = sessions(room=Room(20, 10))
     session = opened(table)
-    batch = Batch()
+    batch = ClientBatch()
     for payload in (b"1", b"2"):
         check_room([session], 2, 2)
         session.queue(batch, "t", payload)
@@ -353,7 +353,7 @@ def test_commands_keep_their_order_and_their_bounds() -> None:
     assert session.send_waiting() == b"", "not before the commit"
     session.committed(batch)
     assert session.send_waiting() == b"\x32\x06\x00\x01t\x00\x011" + b"\x32\x06\x00\x01t\x00\x022"
-    done = Batch()
+    done = ClientBatch()
     assert session.acknowledged(done, 1)
     assert done.marks == {"mqtt/command/a/1": None}
     session.resume()
@@ -364,9 +364,9 @@ def test_commands_keep_their_order_and_their_bounds() -> None:
 
 def test_a_command_whose_commit_failed_was_never_there(table: Sessions) -> None:
     session = opened(table)
-    batch = Batch()
+    batch = ClientBatch()
     session.queue(batch, "t", b"1")
     session.undo(batch)
     assert session.commands == {}
     assert table.room.commands_bytes == 0
-    assert not session.acknowledged(Batch(), 1)
+    assert not session.acknowledged(ClientBatch(), 1)
