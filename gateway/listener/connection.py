@@ -106,7 +106,7 @@ class Connection(Link):
             return
         now = self._heard = self._loop.time()
         self._unread += data
-        while self._unread and not self._is_in_line and self._may_act and not self._caller.share.is_used(now):
+        while self._unread and not self._is_in_line and self._may_act and not self._caller.time_share.is_used(now):
             now = self._act_on_piece()
         if self._unread:
             self.pause_or_resume()
@@ -169,7 +169,7 @@ class Connection(Link):
 
     def _act_on_piece(self, bytes_max: int = READ_BYTES_MAX) -> float:
         """Act on up to `bytes_max` received bytes by one `Intake.take`; return the event loop's time afterwards."""
-        began, share = self._loop.time(), self._caller.share
+        began, share = self._loop.time(), self._caller.time_share
         piece, self._unread = self._unread[:bytes_max], self._unread[bytes_max:]
         protocol = self._protocol
         wire_bytes = protocol.pending_bytes + len(piece)
@@ -393,7 +393,7 @@ class Connection(Link):
             return
         if self._unread and self._may_act and not self._is_in_line:
             self._is_in_line = True
-            shared.turns.stand_in_line(self._loop, self._caller.share, self.take_turn)
+            shared.turns.stand_in_line(self._loop, self._caller.time_share, self.take_turn)
         is_read_from = self._may_act and len(self._unread) <= READ_BYTES_MAX
         if is_read_from != self._is_read_from:
             self._read(is_read_from)

@@ -211,7 +211,7 @@ class TlsConnection(sslproto.SSLProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Act on one read while this connection's share of the time lasts; leave the rest to its turns."""
         self._unread += self._ssl_buffer_view[:nbytes]  # type: ignore[attr-defined]  # what was read stands there
-        while self._unread and not self._is_in_line and not self._caller.share.is_used(self._loop.time()):
+        while self._unread and not self._is_in_line and not self._caller.time_share.is_used(self._loop.time()):
             self._act_on_piece()
         if self._unread:
             self._stand_in_line()
@@ -227,7 +227,7 @@ class TlsConnection(sslproto.SSLProtocol):
         self._underlying.pause_reading()
         if not self._is_in_line:
             self._is_in_line = True
-            self._turns.stand_in_line(self._loop, self._caller.share, self._take_turn)
+            self._turns.stand_in_line(self._loop, self._caller.time_share, self._take_turn)
 
     def _take_turn(self) -> None:
         self._is_in_line = False
@@ -248,7 +248,7 @@ class TlsConnection(sslproto.SSLProtocol):
 
     def _act_on_piece(self) -> None:
         """Give one piece to TLS; charge the work, except the part that was charged to the connection inside."""
-        share = self._caller.share
+        share = self._caller.time_share
         began, before_s = self._loop.time(), share.work_s
         piece, self._unread = self._unread[:TURN_BYTES], self._unread[TURN_BYTES:]
         self._ssl_buffer_view[: len(piece)] = piece  # type: ignore[attr-defined]
