@@ -255,15 +255,15 @@ def _series_words(story: Story) -> str:
     words = "Temperatures out of the table, each at its time there. "
     if settings.sensors > SERIES_FLEET_MAX:
         words += f"Of the fleet {SERIES_FLEET_MAX} are shown. "
-    words += "That the path to Kafka was cut leaves no hole: what the gateway took in came later."
+    words += "The cut of the path to Kafka leaves no hole: its readings came later."
     if settings.kill:
         words += " While the gateway was dead the sensors kept their readings."
         if _readings_of(story, "estimated"):
             words += " Where a sensor sends its own clock along, they stand where they were taken."
         if any(reading.event_us >= story.chronicle.restarted_us for reading in _of_receipt(story)):
             words += (
-                " Where none is known, what was kept bears the time of receipt: a hole from the kill until the sensor "
-                "was connected again, and there a stack of dots, the readings of the hole."
+                " If a sensor's clock is not known, its kept readings have the time of their receipt. So there is a "
+                "hole from the kill until the sensor was connected again, and a stack of dots at its end."
             )
     return escape(words)
 
@@ -407,7 +407,7 @@ def _ms(us: float | None) -> str:
 def _audit_words(story: Story) -> str:
     late, copies = story.audit.late_readings, story.audit.copies
     return escape(
-        "Sent and acknowledged is what the sensors themselves know; the rest was counted in Kafka and in the table. "
+        "Sent and acknowledged are by the sensors' own accounts; the rest was counted in Kafka and in the table. "
         "Missing: acknowledged, but not in the table. Doubled: more than once in the table. A sensor may have more "
         "in Kafka than acknowledged, where only the acknowledgement was lost. "
         f"{late:,} readings reached Kafka more than {LATE_US // 1_000_000} s after they were taken. Kafka holds "

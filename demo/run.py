@@ -34,7 +34,7 @@ KILLED_FOR_S = 3.0
 """Seconds for which the gateway stays dead after `kill -9`."""
 SAMPLE_INTERVAL_MS = 1_000
 STREAMS = Path(__file__).parent / "streams.toml"
-"""Sets windows to 10 s: of the usual minute a run would fill two."""
+"""Declarations with windows of 10 s: a run would fill only two of the usual minute."""
 LEDGER_INTERVAL_S = 1.0
 """Seconds between two looks at the boards' ledgers. A board writes its ledger twice as often."""
 BOARDS_SETTLE_LOOKS_MAX = 15
@@ -47,7 +47,7 @@ SENSORS_STOP_S_MAX = 40.0
 GATEWAY_STOP_S_MAX = 20.0
 INGEST_STOP_S_MAX = 60.0
 DRAIN_S_MAX = 180.0
-"""In a gateway that has just started, a reading may wait a minute of these until its sensor's clock is known."""
+"""Seconds for the drain. If the gateway has just started, a reading may wait up to a minute for its sensor's clock."""
 INGEST_S_MAX = 180.0
 EXPORT_S_MAX = 180.0
 
@@ -379,7 +379,7 @@ async def _kill_gateway(run: Run) -> None:
     run.chronicle.killed_us = now_us()
     run.progress.figures.gateway = "killed"
     run.progress.note(
-        f"kill -9 {run.gateway.process.pid}: the gateway is dead, the sensors keep what is unacknowledged"
+        f"kill -9 {run.gateway.process.pid}: the gateway is dead, the sensors keep unacknowledged readings"
     )
 
 

@@ -22,7 +22,7 @@ WITHIN_SHARE_MIN = 0.999
 
 @dataclass(frozen=True, slots=True)
 class QualityAudit:
-    """Readings whose times were obtained in one way. A figure of nothing is None."""
+    """Readings whose times were obtained in one way. A figure is None if there are no readings for it."""
 
     quality: str
     readings: int

@@ -48,8 +48,8 @@ def _bounded(bound: Sequence[TableReading]) -> str:
     if not count:
         return ""
     return (
-        f"Violet, `bounded`: {_readings(count)} of which only a span of time is known; the time in the table is its "
-        "middle, the bound half its length."
+        f"Violet, `bounded`: {_readings(count)} with only a span of time; the time in the table is the span's middle, "
+        "and the bound is half its length."
     )
 
 
@@ -84,7 +84,7 @@ def _steps(bound: Sequence[TableReading], serial: Collection[str]) -> str:
 
 
 def _falls(run: Sequence[TableReading]) -> list[TableReading]:
-    """Find the readings from which on a boot's bound is smaller: two on each side, for one may have been delayed."""
+    """Find the readings after which a boot's bound is smaller: two on each side, because one may have been delayed."""
     return [
         run[place]
         for place in range(2, len(run) - 1)

@@ -361,7 +361,7 @@ class SerialSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def names_ports(self) -> bool:
-        """Whether any port is named, be it there or not."""
+        """Whether the settings name any port. It need not exist."""
         return bool(self.ports or self.text or self.modbus)
 
 
@@ -554,6 +554,6 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def has_source(self) -> bool:
-        """Whether anything says where readings come from, be it there or not."""
+        """Whether the settings name any source of readings. The source need not exist."""
         on_serial = self.serial is not None and self.serial.names_ports
         return on_serial or self.mqtt_listener is not None or bool(self.mqtt_brokers)

@@ -389,7 +389,7 @@ class BatchJob:
                     windows.write(rows, self._corrections)
                 before_commit()
                 append.commit(self._so_far())
-                found = NONE_FOUND if copies is None else copies.found
+                found = NONE_FOUND if copies is None else copies.counts
                 self._derive(rows, census, copies, windows)
         # If no earlier row was amended and no time was corrected, the census and the verdicts are complete.
         known = None if found.amended or self._corrections.told_us else found
@@ -491,7 +491,7 @@ class BatchJob:
             self._compute_anew(windowed(metrics_of(earlier), self._window_s), ordinal, CORRECTION)
         is_anew = amended is not None or (moved is not None and moved.brought_boots)
         if is_anew and self._parts.last(ANEW) < ordinal:
-            # A commit of its own: Spark's writer has replaced the windows, and cannot note the number.
+            # A commit of its own: Spark's writer has replaced the windows, and cannot record the number.
             self._parts.begin().commit({ANEW: ordinal})
 
     def _compute_anew(self, touched: DataFrame, ordinal: int, cause: str) -> None:
@@ -519,8 +519,8 @@ class BatchJob:
     def _copies(
         self, rows: DataFrame, census: Census, events: Iterable[GatewayEvent], ordinal: int
     ) -> "Iterator[Copies | None]":
-        """Note the census. If a record came before, or twice in the batch, yield the copies."""
-        suspects = self.state.note(census, events, ordinal)
+        """Record the census. If a record came before, or twice in the batch, yield the copies."""
+        suspects = self.state.add_batch(census, events, ordinal)
         if not suspects:
             yield None
             return

@@ -19,7 +19,7 @@ class _Commands(SpeakingGroup):
     """A group that turns the failures of any command into messages."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        with self.told():
+        with self.harmless_errors():
             try:
                 return super().invoke(ctx)
             except ToldError as error:

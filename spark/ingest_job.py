@@ -224,7 +224,7 @@ class _Query:
         return self.stop.is_set() or bool(self.choice.fresh)
 
     def begin(self, checkpoint: str, place: Place) -> None:
-        """Note where reading begins."""
+        """Record where reading begins."""
         # Once the query runs, Spark reads new partitions by itself.
         self.checkpoint, self._place = checkpoint, Place(place.begin, place.end)
 
@@ -233,7 +233,7 @@ class _Query:
             # Returning would commit the batch unread.
             raise Interrupted
         try:
-            now = self._look()
+            now = self._ask_kafka()
             if self.is_ending:
                 raise Interrupted
             batch = BatchId(running_query_id(records.sparkSession), number)
@@ -271,7 +271,7 @@ class _Query:
         """Look for changes of the topics. Raises TopicTroubleError."""
         # If Kafka does not answer, the query reports it: it waits longer for Kafka.
         with suppress(TopicWatchError):
-            self._look()
+            self._ask_kafka()
 
     def _end_of(self, number: int, now: Mapping[str, TopicNow]) -> TopicOffsets:
         """Check that a batch begins where the tables end. Returns the batch's end. Raises CheckpointError."""
@@ -280,7 +280,7 @@ class _Query:
             raise CheckpointError(f"batch {number} in {self.checkpoint} does not begin where the tables end")
         return end
 
-    def _look(self) -> dict[str, TopicNow]:
+    def _ask_kafka(self) -> dict[str, TopicNow]:
         """Ask Kafka about its topics. Raises TopicTroubleError if reading cannot simply go on."""
         with self._asking:
             now = self.choice.compare(self.job.state.named)
@@ -297,7 +297,7 @@ class _Query:
         with self._asking:
             ids = self.choice.topic_ids()
         if any(ids.get(topic) != topic_id for topic, topic_id in topic_ids.items()):
-            self._look()
+            self._ask_kafka()
         # Partitions without new records too: a heartbeat may wait for records that Kafka has deleted from one.
         self.job.state.read_to(end, topic_ids)
 

@@ -32,12 +32,12 @@ settings.load_profile("sluice")
 os.environ.pop("COLUMNS", None)
 
 SPARK_TIMEOUT_S = 900
-"""Of a test with Spark that hangs: on a busy machine its JVM alone takes a minute to start."""
+"""Seconds after which a test with Spark counts as hanging. On a busy machine its JVM alone takes a minute to start."""
 
 
 @pytest.fixture(autouse=True)
 def log_as_it_was() -> Iterator[None]:
-    """Take back what a command that is run within a test makes of the log."""
+    """Undo the changes that a command within a test makes to the log."""
     before = structlog.get_config()
     yield
     structlog.configure(**before)

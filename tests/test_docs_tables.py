@@ -82,7 +82,7 @@ def test_every_query_on_the_page_runs_and_every_table_has_one(spark: SparkSessio
 def test_equal_names_of_two_sites_are_two_devices_and_their_sites_are_found(
     spark: SparkSession, new_warehouse: str
 ) -> None:
-    """By the records that a gateway makes of a route with `key = "{site}/{device}"`."""
+    """Use the records that a gateway makes of a route with `key = "{site}/{device}"`."""
     gateway = GatewaySettings(id="gw-1", namespace="plant")
     route = RouteSettings(
         "{site}/{device}/{kind}", "device-thermo", key="{site}/{device}", names="escape", identity="json"
@@ -152,7 +152,7 @@ Figures = tuple[int, Decimal, Decimal, Decimal, Decimal, Decimal, Decimal, Decim
 
 
 def figures(values: Sequence[Decimal]) -> Figures:
-    """What a window holds, computed here from its values in their order in time."""
+    """Figures of a window, computed here from its values in the order of time."""
     ranked = sorted(values)
     p50, p95 = (ranked[math.ceil(Fraction(percent * len(values), 100)) - 1] for percent in (50, 95))
     return len(values), ranked[0], ranked[-1], sum(values, Decimal()), values[0], values[-1], p50, p95

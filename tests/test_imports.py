@@ -20,7 +20,7 @@ DAEMON = (
 
 
 FIRST = ("gateway.cli", "gateway.host.logs", "gateway.pipeline", "gateway.listener.listener")
-"""What is loaded until the first PUBACK."""
+"""Modules that are loaded until the first PUBACK."""
 
 
 def imported_by(*modules: str) -> set[str]:

@@ -50,7 +50,7 @@ def _refuse_useless(build: Build) -> None:
     "directory",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where each board's port (tty-NAME), EEPROM image, ledger and other files are; what is there is used again.",
+    help="Folder for each board's port (tty-NAME), EEPROM image, ledger and other files. Files in it are used again.",
 )
 @click.option(
     "--build",
@@ -65,14 +65,14 @@ def _refuse_useless(build: Build) -> None:
     show_default=True,
     metavar="HOST:PORT",
     callback=_parse_broker,
-    help="Where the MQTT build finds the gateway's listener.",
+    help="Address of the gateway's listener, for the MQTT build.",
 )
 @click.option(
     "--user-secret",
     default="",
     envvar="SLUICE_SIM_USER_SECRET",
     show_envvar=True,
-    help="Every MQTT sensor's password; its user name is its device name.",
+    help="Password of every MQTT sensor. A sensor's user name is its device name.",
 )
 @click.option(
     "--interval-ms",
@@ -86,15 +86,15 @@ def _refuse_useless(build: Build) -> None:
     default=0.0,
     show_default=True,
     type=click.FloatRange(0),
-    help="How long the boards run; 0 means until SIGTERM or Ctrl-C.",
+    help="Seconds for which the boards run; 0 means until SIGTERM or Ctrl-C.",
 )
-@click.option("--seed", default=0, show_default=True, type=int, help="Chooses temperatures, and what noise hits.")
+@click.option("--seed", default=0, show_default=True, type=int, help="Decides temperatures, and the bytes of noise.")
 @click.option(
     "--faults",
     metavar="SEED[:PER_MINUTE]",
     callback=_parse_faults,
-    help="Faults on a schedule that SEED, a number or any text, decides;"
-    f" {FAULTS_PER_MINUTE:g} a minute for each board if nothing is said.",
+    help="Have faults on a schedule. SEED, a number or any text, decides it."
+    f" Without PER_MINUTE, each board has {FAULTS_PER_MINUTE:g} a minute.",
 )
 @click.option(
     "--noise", default=0.0, show_default=True, type=click.FloatRange(0, 1), help="Share of bytes with a wrong bit."
@@ -104,30 +104,32 @@ def _refuse_useless(build: Build) -> None:
     default=0.0,
     show_default=True,
     type=click.FloatRange(-100_000, 100_000),
-    help="By how much the boards' oscillators are too fast.",
+    help="Parts per million by which the boards' oscillators are too fast.",
 )
-@click.option("--auto-reset", is_flag=True, help="Opening a board's port resets it, as an Arduino.")
+@click.option("--auto-reset", is_flag=True, help="Reset a board when its port is opened, as with an Arduino.")
 @click.option(
     "--clock-start",
     "clock_start_ms",
     metavar="MS",
     type=click.IntRange(0, CLOCK_MS_MAX),
-    help="What the boards' millisecond counters start at: 4294957296 is 10 s before the wrap.",
+    help="Start of the boards' millisecond counters: 4294957296 is 10 s before the wrap.",
 )
 @click.option(
     "--prefix",
-    help="How boards are called, before their number: s, or w with --build mqtt, if nothing is said.",
+    help="Names of boards, before their number. The default is s, or w with --build mqtt.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines: the boards, each fault, the summary.")
 def avr(count: int, directory: Path, interval_ms: int, seconds: float, seed: int, **others: Any) -> None:
     """Run 8-bit sensors s1, s2, ...: the real firmware on simulated ATmega328Ps.
 
-    Builds the firmware if need be. The gateway opens DIR/tty-s1 and so on as it would open USB adapters: set
-    serial.ports = ["DIR/tty-*"] in gateway.toml, with DIR as a whole path: the one that is printed for each board. With
-    --build mqtt the boards w1, w2, ... dial the gateway's MQTT listener instead. A board starts again with the boot
-    counter of its EEPROM. For each board DIR has NAME.ledger (what its firmware knows of its samples), NAME.samples
-    (every value, and when it was taken in truth) and NAME.faults (what was done to it, and when).
-    Exit code 1: a board could not run, no gateway opened its port, or no listener let it in.
+    The firmware is built if it is out of date. The gateway opens DIR/tty-s1 as it would open a USB adapter. Write
+    serial.ports = ["DIR/tty-*"] in gateway.toml, with the whole path that is printed for each board as DIR. With
+    --build mqtt, the boards w1, w2, ... connect to the gateway's MQTT listener instead. A board that starts again goes
+    on with the boot counter in its EEPROM.
+
+    For each board, DIR has NAME.ledger (its firmware's account of its samples), NAME.samples (every value with its true
+    time) and NAME.faults (every fault with its time). The exit code is 1 if a board could not run, if no gateway opened
+    its port, or if no listener let it in.
     """
     _refuse_useless(others["build"])
     host, port = others["broker"]

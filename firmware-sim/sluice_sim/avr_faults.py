@@ -25,23 +25,23 @@ class Command:
 
 COMMANDS: Final = {
     "reset": Command("", "pull the reset pin"),
-    "power-cycle": Command("[MS (1 to 3600000)]", "off, and on after 50 ms or so long; the modem too"),
-    "brown-out": Command("[MS (1 to 3600000)]", "the supply fails for 5 ms or so long"),
+    "power-cycle": Command("[MS (1 to 3600000)]", "switch off, and on again after MS (50 by default); the modem too"),
+    "brown-out": Command("[MS (1 to 3600000)]", "let the supply fail for MS (5 by default)"),
     "brown-out-in-write": Command(
         "[MS (1 to 3600000) [BYTES (0 to 11)]]",
-        "off and on, and a brown-out while the boot is counted in EEPROM, after 2 or so many bytes",
+        "power-cycle, with a brown-out while the boot is counted in EEPROM, after BYTES (2 by default)",
     ),
-    "unplug": Command("[in-frame]", "take the serial adapter out, or wait with it for a frame's middle", ("serial",)),
-    "plug": Command("[same]", "plug it in again, under another link, or under the first one", ("serial",)),
-    "noise": Command("SHARE (0 to 1)", "of so many of the bytes one bit is flipped, each way"),
-    "overrun": Command("BYTES (1 to 1000000)", "so many of the next bytes from the chip are lost"),
-    "baud": Command("BAUD (300 to 2000000)|auto", "the other end's speed, whatever it sets; auto: what it sets"),
-    "ppm": Command("PPM (-100000 to 100000)", "the oscillator is so much too fast"),
+    "unplug": Command("[in-frame]", "pull out the serial adapter; in-frame: in the middle of a frame", ("serial",)),
+    "plug": Command("[same]", "plug it in again, under another link; same: under the first link", ("serial",)),
+    "noise": Command("SHARE (0 to 1)", "flip one bit in this share of the bytes, each way"),
+    "overrun": Command("BYTES (1 to 1000000)", "lose the next BYTES from the chip"),
+    "baud": Command("BAUD (300 to 2000000)|auto", "speed of the other end; auto: the speed that it sets"),
+    "ppm": Command("PPM (-100000 to 100000)", "make the oscillator too fast by PPM"),
     "auto-reset": Command("on|off", "whether opening the port resets the chip, as an Arduino's DTR does", ("serial",)),
     "inhibit": Command("on|off", "the jumper that stops sampling"),
-    "erase-eeprom": Command("[counter]", "a chip erase, or as if the chip was provisioned again after it"),
-    "wifi": Command("on|off", "the access point goes out of reach, or comes back", ("mqtt",)),
-    "modem-reset": Command("", "the modem alone starts anew", ("mqtt",)),
+    "erase-eeprom": Command("[counter]", "erase the EEPROM; counter: erase only the boot counter"),
+    "wifi": Command("on|off", "whether the access point is in reach", ("mqtt",)),
+    "modem-reset": Command("", "restart the modem alone", ("mqtt",)),
 }
 
 

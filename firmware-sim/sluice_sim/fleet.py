@@ -19,7 +19,8 @@ from sluice_sim.mqtt_sensor import MqttSensor
 
 LEDGER_INTERVAL_S: Final = 2.0
 LEDGER_SHARE: Final = 20.0
-"""If the ledger takes long, it is written less often: at most a twentieth of the time goes into it."""
+"""Least pause between two writes of the ledger, as a multiple of the time that a write takes. So the ledger takes at
+most a twentieth of the time."""
 REPORT_INTERVAL_S: Final = 1.0
 DRAIN_S_MAX: Final = 10.0
 """Seconds that the end waits for outstanding acknowledgements."""

@@ -69,47 +69,48 @@ def _faults_help() -> str:
     default=0.0,
     show_default=True,
     type=click.FloatRange(0),
-    help="How long samples are taken; 0 means until SIGTERM or Ctrl-C.",
+    help="Seconds for which samples are taken; 0 means until SIGTERM or Ctrl-C.",
 )
 @click.option(
     "--ledger",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File of JSON lines, written over: what each boot of each sensor took, sent, dropped, and got acknowledged.",
+    help="File of JSON lines, which is overwritten. For each boot of each sensor it has the samples taken, sent, "
+    "dropped and acknowledged.",
 )
 @click.option(
     "--samples",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="CSV file, written over: each sample and when it was taken, whatever the sensor's own clock says.",
+    help="CSV file, which is overwritten. It has each sample and its true time, whatever the sensor's own clock says.",
 )
 @click.option(
     "--seed",
     type=int,
-    help="Repeat a run: the same boot identities, values and faults. Without it they are new.",
+    help="Repeat a run: the same boot identities, values and faults. Without a seed, they are new.",
 )
 @click.option(
     "--user-secret",
     envvar="SLUICE_SIM_USER_SECRET",
     show_envvar=True,
-    help="Every sensor's password; its user name is its device name. Without it: no user name.",
+    help="Password of every sensor. Its user name is its device name. Without a password, it sends no user name.",
 )
-@click.option("--faults", "all_faults", is_flag=True, help="Let everything go wrong, as often as listed below.")
+@click.option("--faults", "all_faults", is_flag=True, help="Have all faults, as often as listed below.")
 @click.option(
     "--fault",
     "given",
     multiple=True,
-    help="Let one thing go wrong so often, or not (0). May be repeated.",
+    help="Have one fault this often, or never (0). May be repeated.",
 )
 @click.option(
     "--time-scale",
     default=1.0,
     show_default=True,
     type=click.FloatRange(0.01, 100_000),
-    help="Compress the time of faults: with 60, an hour of theirs lasts a minute. Sampling is not compressed.",
+    help="Compress the time of faults: with 60, an hour of faults lasts a minute. Sampling is not compressed.",
 )
 @click.option(
     "--roam",
     metavar="HOST:PORT",
-    help="Another gateway's listener, that sensors roam to and back from.",
+    help="Another gateway's listener, to which sensors roam and from which they come back.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line a second, the last one at the end.")
 def fleet(  # noqa: PLR0913, PLR0917 - one for each option
@@ -128,18 +129,21 @@ def fleet(  # noqa: PLR0913, PLR0917 - one for each option
     roam: str | None,
     as_json: bool,  # noqa: FBT001 - a flag of the command line
 ) -> None:
-    """Run MQTT sensors m001, m002, ... that publish JSON to device/NAME/thermo with QoS 1, or as --fault has it.
+    """Run MQTT sensors m001, m002, ... that publish JSON to device/NAME/thermo.
 
-    Each is a small client: 64 samples held while the gateway is away, then the oldest is dropped and reported;
-    at most 4 unacknowledged; sent again with DUP on the next connection. SIGTERM or Ctrl-C ends it: no more
-    samples or faults, up to 10 s for outstanding acknowledgements, DISCONNECT, the ledger. A second one ends it at
-    once. Exit code 1: it could not do its work, or no sensor was ever let in.
+    They use QoS 1, unless --fault says otherwise. Each sensor is a small client. While the gateway is away, it holds 64
+    samples; then it drops the oldest, and reports it. At most 4 samples are sent and unacknowledged. They are sent
+    again with DUP on the next connection.
+
+    SIGTERM or Ctrl-C ends the run. No more samples are taken. Outstanding acknowledgements get up to 10 s. Then the
+    sensors disconnect, and the ledger is written. A second signal ends the run at once. The exit code is 1 if the fleet
+    could not do its work, or if no sensor was ever let in.
     """
     other = _address(roam)
     rates = _rates(_named_numbers(given), all_faults=all_faults, can_roam=other is not None)
     scale_source = click.get_current_context().get_parameter_source("time_scale")
     if rates == NONE and scale_source is ParameterSource.COMMANDLINE:
-        raise click.UsageError("--time-scale compresses the time of faults, of which there are none: add --faults")
+        raise click.UsageError("--time-scale compresses the time of faults, but there are none: add --faults")
     options = FleetOptions(
         host, port, sensors, interval_ms, seconds, ledger, seed, user_secret, rates, time_scale, other, samples
     )

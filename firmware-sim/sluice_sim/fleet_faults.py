@@ -16,7 +16,7 @@ from math import log
 from typing import Any, Final
 
 TICK_MODULUS: Final = 2**32
-"""A sensor's tick counts milliseconds in 32 bits, as the firmware's does."""
+"""Milliseconds after which a sensor's tick begins again: it has 32 bits, as the firmware's has."""
 REORDER_BLOCK: Final = 8
 """Size of the aligned blocks of sequences. Only sequences in one block may overtake each other."""
 REBOOT_S: Final = 5.0

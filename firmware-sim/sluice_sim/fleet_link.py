@@ -192,7 +192,7 @@ class SensorLink:
         self.send(answer)
 
     def end(self, why: str | None = None) -> None:
-        """Note that the present connection is gone. Without a reason, the sensor itself left."""
+        """Record that the present connection is gone. Without a reason, the sensor itself left."""
         if self.sensor.accepted:
             self.last_error = why
         self.sensor.disconnected()

@@ -151,7 +151,7 @@ class MqttSensor:
         return _packet(0x10, _field(b"MQTT") + bytes((4, flags, 0, KEEP_ALIVE_S)) + payload)
 
     def disconnected(self) -> None:
-        """Note that the connection is gone. Unacknowledged samples wait for the next connection."""
+        """Record that the connection is gone. Unacknowledged samples wait for the next connection."""
         self.accepted = False
 
     def roam(self) -> None:
@@ -320,7 +320,7 @@ class MqttSensor:
 
 
 def _begin(sample: _Sample) -> None:
-    """Note that a sample is sent for the first time, and let it report dropped samples that are not reported yet."""
+    """Record that a sample is sent for the first time. It reports dropped samples that are not reported yet."""
     boot = sample.boot
     sample.was_sent = True
     boot.sent += 1
@@ -331,7 +331,7 @@ def _begin(sample: _Sample) -> None:
 
 
 def _settle_report(sample: _Sample) -> None:
-    """Note that a sample has arrived, and its report with it."""
+    """Record that a sample has arrived, and its report with it."""
     if sample.report is not None:
         sample.boot.reported.add_range(*sample.report)
         sample.boot.report_outstanding = False

@@ -21,22 +21,24 @@ BUCKET_US_LONG = 120_000_000
 BUCKET_ARRIVALS_FIRST = 4
 """Arrivals of the first bucket. Fewer could all have waited, and come with the same pauses as between their samples."""
 BUCKET_ARRIVALS = 16
-"""Arrivals of a later bucket: each takes twice as many as the one before, up to this. More make a quick one surer."""
+"""Arrivals of a later bucket. Each bucket takes twice as many as the one before, up to this number. With more arrivals
+it is surer that one was quick."""
 STRAYS_MAX = 3
 """Buckets in a row without an arrival as early as expected, after which the clock is forgotten."""
 BUCKET_US_MAX = 600_000_000
 """Time within which two arrivals are enough, for a sensor that seldom sends."""
 WAITED_US = 60_000_000
-"""If an arrival is later than the quickest of its bucket by more than this, it waited in an outage. The arrivals before
-it are dropped, as they are too few to tell anything."""
+"""Time by which an arrival is later than the quickest of its bucket if it waited in an outage. The arrivals before it
+are dropped, as they are too few to tell anything."""
 QUICKER_US = 1_000
-"""If an arrival is quicker than the quickest of its bucket by at most this, it is passed over. Bounds allow for it."""
+"""Time by which an arrival may be quicker than the quickest of its bucket and still be passed over. Bounds allow for
+it."""
 TIGHTENED_US = 5_000
-"""If an arrival lowers the upper limit of its sample's time by more than this, it counts before its bucket ends."""
+"""Time by which an arrival must lower the upper limit of its sample's time to count before its bucket ends."""
 TIGHTEN_INTERVAL_US = 5_000_000
 _NEVER_DUE = sys.maxsize
 _RATES_APART_MIN = 1e-9
-"""Least difference of the greatest and the least rate that is reckoned with."""
+"""Least difference between the greatest and the least rate in calculations."""
 
 
 class ArrivalBuckets:
@@ -99,7 +101,7 @@ class ArrivalBuckets:
 
 
 class Bucket:
-    """Consecutive arrivals of which one was quick.
+    """Consecutive arrivals. At least one of them was quick.
 
     Which arrival was the quickest depends on the clock's rate, which is not known well. `quick_if_slow` is the quickest
     if the rate (time per tick) is the least possible one, `quick_if_fast` if it is the greatest.

@@ -36,14 +36,15 @@ LEAP_US = 1_000_000
 LEAP_JITTER_US = 100_000
 """Most by which the offset's change over a leap second may differ from a second, as the clock may be slewed too."""
 LEAP_SLACK_US = 2_000_000
-"""How far outside two looks the midnight of a leap second between them may lie."""
+"""Most by which the midnight of a leap second may lie outside the two looks around it."""
 
 Quality = Literal["synced", "bounded", "unknown"]
-"""Learnt from a wall clock that is vouched for; only known to lie between two known times; not known at all."""
+"""`synced`: learnt from a wall clock that is vouched for. `bounded`: only known to lie between two known times.
+`unknown`: not known at all."""
 
 
 Us = Annotated[int, Meta(ge=-(2**60), le=2**60)]
-"""Microseconds. More than 36,000 years are damage."""
+"""Microseconds. A value beyond 36,000 years is damaged."""
 
 
 class Look(NamedTuple):

@@ -22,7 +22,7 @@ and sys_timex.c). ntpd sets its root distance."""
 TRIES = 5
 """Tries to read two clocks without another program running in between; the closest pair counts."""
 CLOSE_NS = 20_000
-"""If two readings are farther apart than this, they tell nothing about slewing."""
+"""Nanoseconds between two readings beyond which they tell nothing about slewing."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -131,7 +131,7 @@ class DeviceClock:
         self._gather(received_us, tick_us, is_known=span is not None)
         return True
 
-    def note(self, sequence: int, tick_ms: int, now_us: int) -> bool:
+    def check_order(self, sequence: int, tick_ms: int, now_us: int) -> bool:
         """Check that a sample's tick is in order, without learning from its arrival.
 
         Returns False if the tick began anew. The clock is then forgotten.

@@ -22,7 +22,7 @@ SAVED_AT_ONCE_MAX = 50
 """Clocks written in one commit, once in SAVE_INTERVAL_US. Each writes half a kilobyte to the card."""
 SAVED_AGAIN_US = 300_000_000
 """Least time between two writes of one clock. Its older state is just as true, only less exact."""
-_UNREADABLE = "what was known of a sensor's clock cannot be read: it is learnt anew"
+_UNREADABLE = "the saved clock of a sensor cannot be read: the clock is learnt anew"
 
 log = structlog.get_logger()
 

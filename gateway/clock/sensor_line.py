@@ -1,8 +1,8 @@
 """Computes the earliest and the latest time of a clock's ticks from observations of this clock by another.
 
 An observation is a certain interval: at this tick, the other clock stood between two times. A clock's rate is near 1
-and changes slowly. All lines (offset and rate) at one tick that agree with every observation form a polygon, of which
-only the corners are needed. No probability is involved: while the limits of the rate hold, the bounds hold
+and changes slowly. All lines (offset and rate) at one tick that agree with every observation form a polygon. Only its
+corners are needed. No probability is involved: while the limits of the rate hold, the bounds hold
 (set-membership estimation; see Marzullo and Owicki, 1983, for intervals, and Milanese and Vicino, 1991).
 
 All ticks and times are in microseconds. Without I/O, without a clock.

@@ -16,7 +16,7 @@ CHANGED_US = 60_000_000
 KEPT_US = 3_600_000_000
 """Time constant by which a greater change does."""
 JITTER_US = 20
-"""Two looks may differ by this without slewing."""
+"""Most by which two looks may differ without slewing."""
 APART_US_MIN = 500_000
 
 

@@ -428,7 +428,7 @@ def _nothing_waits(device: str | None) -> str:
 )
 @config_option
 @_device
-@click.option("--quarantine", is_flag=True, help="Export the quarantine instead of what waits.")
+@click.option("--quarantine", is_flag=True, help="Export the quarantine instead of waiting rows.")
 @click.option("--json", is_flag=True, expose_value=False, help="Changes nothing: the output is JSON anyway.")
 def export(config: Path, device: str | None, quarantine: bool) -> None:  # noqa: FBT001
     """Write everything that waits to standard output as JSON lines, oldest first. Nothing is removed.

@@ -63,7 +63,7 @@ def verify(path: Path, settings: BufferSettings, *, full: bool = False) -> Itera
 
 def _pages(db: Database, check: str) -> Verdict:
     started_s = time.monotonic()
-    # A row of the answer may have several lines, of which the first is a heading.
+    # A row of the answer may have several lines. The first line is then a heading.
     answer = "\n".join(str(row) for (row,) in db.execute(f"PRAGMA {check}({FAULTS_TOLD_MAX})"))
     faults = [line for line in answer.splitlines() if not line.startswith("***")]
     if faults == ["ok"]:

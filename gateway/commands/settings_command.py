@@ -43,7 +43,7 @@ class Section(Struct, frozen=True):
 
 @click.command(
     "settings",
-    short_help="Every setting of gateway.toml: default, bounds, what it is for.",
+    short_help="Every setting of gateway.toml: default, bounds, purpose.",
     epilog="Example: sluice settings kafka",
 )
 @click.argument("words", metavar="[WORD]...", nargs=-1)

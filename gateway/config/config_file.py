@@ -125,7 +125,8 @@ _BOOTSTRAP_MAX = 32
 _LINGER_SHARE = 1 / 4
 """Greatest share of `live_age_s_max` for `linger_ms`: the time that the link takes comes on top."""
 _BANDWIDTH_LEAST = {"bytes_per_s_max": 1_000, "bytes_per_day_max": 100_000}
-"""Below these the gateway's own words to Kafka do not get through: connecting, heartbeats, acknowledgements."""
+"""Least bytes of a metered link. With fewer, the gateway's own traffic does not get through: connecting, heartbeats,
+acknowledgements."""
 _TOO_NARROW = "bytes do not carry even what connecting and heartbeats take"
 _OWN_PORTS: Mapping[Place, int] = {
     ("mqtt_listener", "port"): 1883,
@@ -134,7 +135,7 @@ _OWN_PORTS: Mapping[Place, int] = {
 }
 """Ports on which this box listens. A message proposes these, or the next that are free."""
 _SECRETS = (("mqtt_listener", "users"), ("mqtt_listener", "operators"))
-"""Sections of which nothing is shown, not even a name: if the two were mixed up, the name is the secret."""
+"""Sections whose names and values are never shown. If somebody swapped name and secret, the name is the secret."""
 _EXAMPLES: Mapping[tuple[str, ...], str] = {
     ("gateway",): '; write [gateway] with id = "the name of this box"',
     ("kafka",): '; write [kafka] with bootstrap = ["kafka.example:9092"]',

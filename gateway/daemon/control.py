@@ -99,7 +99,7 @@ class Parts:
     mqtt_brokers: Callable[[], dict[str, Any]] | None = None
     serial: Callable[[], dict[str, Any]] | None = None
 
-    def told(self) -> dict[str, object]:
+    def states(self) -> dict[str, object]:
         """Return the state of each part, by name."""
         parts = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: part() for name, part in parts.items() if part is not None}
@@ -113,7 +113,7 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
     began_us = boottime_us()
 
     async def state(_arguments: dict[str, Any]) -> object:
-        told = {} if parts is None else parts.told()
+        states = {} if parts is None else parts.states()
         counts = {**buffer.counts, **front_door.counts}
         last = front_door.counted_last
         lost = front_door.events.lost_told.total()
@@ -126,7 +126,7 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
             "lost_told": lost,
             "lost_told_us": front_door.events.lost_told_us,
             "up_s": (boottime_us() - began_us) / 1e6,
-            **told,
+            **states,
         }
 
     async def devices(arguments: dict[str, Any]) -> object:

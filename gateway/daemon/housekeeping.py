@@ -136,7 +136,7 @@ class Housekeeping:
             self._front_door.event("clock-learnt", None, offset_us=offset_us, error_us=error_us)
         elif now.revision != before.revision:
             log.warning(
-                "the wall clock was wrong although it was said to be synced: what was forwarded is corrected",
+                "the wall clock was wrong although it was said to be synced: forwarded records are corrected",
                 by_s=round((offset_us - before.offset_us(now_us)) / 1e6, 3),
                 error_us=error_us,
             )

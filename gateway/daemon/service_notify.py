@@ -67,7 +67,7 @@ async def watch(thread_answers: Callable[[], Awaitable[None]], words: Callable[[
             if late:
                 _log.error(
                     "the buffer's thread does not answer: the disk that buffer.path is on may hang; if it goes on like "
-                    "this, systemd's watchdog starts the gateway anew, and what was acknowledged is on disk",
+                    "this, systemd's watchdog starts the gateway anew; acknowledged readings are on disk",
                     waited_s=INTERVAL_S_MAX,
                 )
             await answer

@@ -57,7 +57,7 @@ NOT_JSON = (
     "its payload is not the JSON that its route declares (content_type): {}; it is sent on unchanged, as "
     "application/octet-stream: correct what the sensor sends, or content_type"
 )
-JUMPED = "the tick is not what it was to be: the next PROBE says what holds"
+JUMPED = "the tick has jumped: the next PROBE shows whether that lasts"
 RESTARTED = "the clock is learnt anew at the next reading: this box has been restarted since"
 OWN_TIMES = "the payload tells the time: no clock is learnt"
 NO_TICK = "nothing that the route reads tells a time: readings have that of their receipt"
@@ -173,7 +173,7 @@ def _pace_words(paces: Sequence[float]) -> str | None:
     much = f"{_two_digits(times)} times" if times >= 2 else f"about {(times - 1) * 100:.0f} %"
     if is_slow:
         return f"the tick runs {much} too slow: it must count milliseconds, also while the sensor sleeps"
-    return f"the tick runs {much} too fast, unless the sensor is sending what it had kept: it must count milliseconds"
+    return f"the tick runs {much} too fast, unless the sensor is sending kept readings: it must count milliseconds"
 
 
 def _two_digits(number: float) -> str:

@@ -16,7 +16,7 @@ _WHOLE_PPM = 10
 def devices_lines(listing: Listing) -> Iterator[str]:
     """Yield the table, then the notes; safe to print, and fitted to the terminal."""
     if listing.unheard:
-        yield hanging(f"what the gateway has in memory is not known: {escaped(listing.unheard)}", INDENT)
+        yield hanging(f"the gateway's memory is not known: {escaped(listing.unheard)}", INDENT)
     if not listing.devices:
         yield "no device is known yet"
         yield from _not_heard(listing)
@@ -28,7 +28,7 @@ def devices_lines(listing: Listing) -> Iterator[str]:
     yield from _notes(listing)
     yield from _not_heard(listing)
     if not listing.running:
-        yield hanging("sluice is not running: most of what may be wrong with a clock is told while it runs", INDENT)
+        yield hanging("sluice is not running: most faults of clocks are known only while it runs", INDENT)
 
 
 def _not_heard(listing: Listing) -> Iterator[str]:

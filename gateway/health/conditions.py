@@ -45,7 +45,7 @@ PILE_MIN: Final = 1_000
 START_S: Final = 20.0
 """Seconds after start before it is told that Kafka has not answered."""
 WHEN_FULL: Final = {
-    "refuse": "sensors are asked to keep what they have; those that cannot lose it (buffer.when_full)",
+    "refuse": "sensors are asked to keep their readings; those that cannot lose them (buffer.when_full)",
     "drop-oldest": "the oldest readings are dropped to make room, and counted as lost (buffer.when_full)",
 }
 _ORDER: Final = {"bad": 0, "warn": 1, "note": 2}
@@ -105,7 +105,7 @@ class Condition(Struct, frozen=True):
     todo: str = ""
 
     @property
-    def told(self) -> str:
+    def line(self) -> str:
         """All of it in a line."""
         return " ".join(filter(None, (self.words, self.means, self.todo)))
 
@@ -165,7 +165,7 @@ def conditions(facts: Facts) -> list[Condition]:
         *(() if holds else clock),
         *_settings(facts),
         *_payloads(facts),
-        *quarantined({} if facts.found is None else facts.found.quarantine_reasons),
+        *quarantined({} if facts.buffer_status is None else facts.buffer_status.quarantine_reasons),
         *_wear(facts),
     ]
     return sorted(found, key=lambda condition: _ORDER[condition.level])
@@ -177,12 +177,12 @@ def conditions(facts: Facts) -> list[Condition]:
 def _disk(facts: Facts) -> Iterator[Condition]:
     if facts.failing:
         words = f"The disk fails: {_sentence(facts.failing)}"
-        means = "No reading is acknowledged until it works again; sensors keep what they have."
+        means = "No reading is acknowledged until it works again; sensors keep their readings."
         if facts.uplink.direct_topics:
             means = _WITHOUT_DISK
         todo = "See that the card or disk is there and has room; if it stays so, replace it. sluice check says more."
         yield Condition("disk-failing", "bad", "Disk", words, means, todo)
-    for name in facts.found.set_aside if facts.found is not None else ():
+    for name in facts.buffer_status.set_aside if facts.buffer_status is not None else ():
         words = f"The buffer's file was found corrupt and set aside ({name})."
         means = "What could be read of it was saved."
         todo = "Replace the memory card if this happens again. Remove that file once you need nothing more of it."
@@ -205,7 +205,7 @@ def _buffer(facts: Facts) -> Iterator[Condition]:
         words = f"More than their share of the buffer is held by {_listed(named, facts.above_share_devices)}."
         means = f"{_capital(ABOVE_SHARE_MEANS[facts.settings.buffer.when_full])}."
         todo = (
-            "See what they send: sluice devices revoke keeps out one that was stolen. Else get Kafka reached again, or "
+            "Look at their readings: sluice devices revoke keeps out a stolen one. Else get Kafka reached again, or "
             "raise buffer.bytes_max."
         )
         yield Condition("above-share", "bad", "Buffer", words, means, todo)
@@ -353,7 +353,7 @@ def _uplink(facts: Facts) -> Iterator[Condition]:
         words = f"{_listed(map(_name, most))} {send} for more new topics than this gateway makes."
         means = f"They go to the quarantine: {counted(sum(uplink.beyond_topics.values()), 'reading')} {of} today."
         todo = (
-            "Look at what the device sends. If that is right, create the topics, or raise "
+            "Look at the device's readings. If they are right, create the topics, or raise "
             "kafka.topics_per_device_day_max or kafka.topics_created_max; if it is not, revoke its secret (sluice "
             "devices revoke)."
         )
@@ -399,7 +399,7 @@ def days(seconds: float) -> str:
 
 def _losses(facts: Facts) -> Iterator[Condition]:
     if facts.lost and facts.lost_s is not None and facts.lost_s < LOST_TOLD_S:
-        losses = {} if facts.found is None else facts.found.losses
+        losses = {} if facts.buffer_status is None else facts.buffer_status.losses
         reasons = {reason: count for reason, count in losses.items() if reason not in OWN_LOSSES}
         # Reasons are known of those that are not reported yet.
         some = "" if sum(reasons.values()) == facts.lost else "some: "
@@ -494,7 +494,7 @@ def _serial(serial: dict[str, Any]) -> Iterator[Condition]:
     for name, port in serial.get("ports", {}).items():
         if port.get("rivals"):
             words = f"{_name(name)} is read by other programs too."
-            means = f"Each gets a part of what comes: {_sentence(port['rivals'])}"
+            means = f"Each gets a part of the bytes: {_sentence(port['rivals'])}"
             yield Condition("serial-rivals", "bad", "Serial", words, means)
         if port.get("shared"):
             words = f"One name stands on several ports: {_sentence(port['shared'])}"

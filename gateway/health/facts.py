@@ -46,7 +46,7 @@ class Facts(Struct, frozen=True):
     """SQLite's words while commits fail."""
     uplink: UplinkState = field(default_factory=lambda: UplinkState(up=True))
     clock: ClockView = ClockView(synced=True)
-    found: BufferStatus | None = None
+    buffer_status: BufferStatus | None = None
     """Contents of the file; None if it could not be read."""
     room_bytes: int | None = None
     hours_until_full: float | None = None
@@ -225,7 +225,7 @@ def told_facts(
         "up_s": state.up_s,
         "full": buffer.get("bytes_used", 0) >= settings.buffer.bytes_max,
         **{name: value for name, value in buffer.items() if name in Facts.__struct_fields__},
-        "found": found,
+        "buffer_status": found,
         "lost": lost,
         "lost_s": max(0.0, (boottime_us - lost_us) / 1e6) if lost_us else None,
         "logins": state.logins,

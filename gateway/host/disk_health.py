@@ -136,13 +136,13 @@ def _file_system(disk: Disk, folder: Path) -> Iterator[Trouble]:
         yield Trouble(
             True,
             f"{disk.kind} on {disk.name} has met {counted(disk.errors, 'error')} since its last check{when}: the disk "
-            "or card may be dying (dmesg tells). Save what is on it, have it checked at the next start (fsck -f), and "
-            "replace it where they come again",
+            "or card may be dying (dmesg tells). Save its files, have it checked at the next start (fsck -f), and "
+            "replace it if they come again",
         )
 
 
 def _health(disk: Disk) -> Iterator[Trouble]:
-    replace = "have it replaced, and save what is on it before (sluice buffer export)"
+    replace = "have it replaced, and save its readings before (sluice buffer export)"
     if disk.is_protected:
         yield Trouble(
             True, f"{disk.name} is {disk.what} that takes no writes: its switch, or its end of life; {replace}"

@@ -13,7 +13,7 @@ Holder = TypeVar("Holder")
 
 
 def source_of(host: str) -> str:
-    """Return the address that counts as one host: IPv4's as it is, IPv6's /64, all of which one host may have."""
+    """Return the address that counts as one host: IPv4's as it is, and IPv6's /64, which one host may have whole."""
     if ":" not in host:
         return host
     try:

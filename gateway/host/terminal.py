@@ -40,12 +40,12 @@ class SpeakingGroup(click.Group):
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         """Read the arguments as click does; an error in them is raised with a harmless message."""
-        with self.told():
+        with self.harmless_errors():
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command as click does; an error is raised with a harmless message."""
-        with self.told():
+        with self.harmless_errors():
             return super().invoke(ctx)
 
     def words_of(self, error: click.ClickException) -> str:
@@ -53,7 +53,7 @@ class SpeakingGroup(click.Group):
         return harmless(error.format_message())
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def harmless_errors(self) -> Iterator[None]:
         """Make the messages of errors within harmless."""
         try:
             yield

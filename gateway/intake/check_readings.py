@@ -118,7 +118,7 @@ class CheckReadings:
         return Reading(opened.topic, opened.topic, datum, user)
 
     def acknowledged(self, partition: tuple[str, int], offset: int, rows: Sequence[Row], lanes: Sequence[Lane]) -> None:
-        """Note that Kafka has these rows, of these lanes, from `offset` on; -1 if it does not say where."""
+        """Record that Kafka has these rows, of these lanes, from `offset` on; -1 if it does not say where."""
         topic, number = partition
         for place, (row, lane) in enumerate(zip(rows, lanes, strict=True)):
             test = self.waiting.pop(row.datum.payload, None)

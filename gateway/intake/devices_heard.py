@@ -157,7 +157,7 @@ class Heard:
         self._begin_stretch(tick_ms, received_us)
 
     def step(self, tick_ms: int, received_us: int) -> None:
-        """Note a tick that is behind the one before, or that ends a stretch."""
+        """Record a tick that is behind the one before, or that ends a stretch."""
         ahead_ms = (tick_ms - self.tick_ms) % TICK_MODULUS
         # A counter that has wrapped is ahead.
         if ahead_ms >= TICK_MODULUS // 2 and ahead_ms < TICK_MODULUS - ORDER_SLACK_MS:
@@ -215,8 +215,8 @@ class DevicesHeard:
         """A device; None if it was not heard since the start, or is forgotten."""
         return self._by_device.get(device)
 
-    def note(self, entries: Iterable[Entry]) -> None:  # noqa: C901, PLR0912 - for every reading: each call costs
-        """Note entries that came in. Called for every reading, so it takes only a fraction of a microsecond."""
+    def record(self, entries: Iterable[Entry]) -> None:  # noqa: C901, PLR0912 - for every reading: each call costs
+        """Record entries that came in. Called for every reading, so it takes only a fraction of a microsecond."""
         by_device, latest = self._by_device, self.latest
         heard: Heard | None = None
         before: Series | None = None
@@ -263,15 +263,15 @@ class DevicesHeard:
                 heard.tells = "time" if is_told else "nothing"
 
     def told_no_tick(self, device: str, boot: str | None, received_us: int) -> None:
-        """Note that the next reading has an unreadable tick."""
+        """Record that the next reading has an unreadable tick."""
         self._met(device, boot, received_us).unreadable_us = received_us
 
     def told_odd_date(self, device: str, boot: str | None, date: ToldDate) -> None:
-        """Note that the next reading has a time that cannot be right."""
+        """Record that the next reading has a time that cannot be right."""
         self._met(device, boot, date.received_us).odd_date = date
 
     def told_fault(self, kind: FaultKind, device: str, cause: Callable[[], str], received_us: int) -> None:
-        """Note that the next reading is not what its route declares; `cause` says why."""
+        """Record that the next reading is not what its route declares; `cause` says why."""
         heard = self._met(device, None, received_us)
         faults = heard.faults = heard.faults or {}
         fault = faults.get(kind)

@@ -108,7 +108,7 @@ class FrontDoor:
         self.counts["readings"] += len(readings)
         arrivals: list[Arrivals] = []
         entries = [self._entry(reading, arrivals) for reading in readings]
-        self.heard.note(entries)
+        self.heard.record(entries)
         for together in arrivals:
             self.times.stamp(together)
         if readings and readings[-1].datum.received_us >= self.clocks.save_due_us:
@@ -226,7 +226,7 @@ class FrontDoor:
         self.counted_last[name] = device
 
     def _met_fault(self, kind: FaultKind, device: str, cause: Callable[[], str], received_us: int) -> None:
-        """Note that a payload is not what its route declares."""
+        """Record that a payload is not what its route declares."""
         self._count(kind, device)
         self.heard.told_fault(kind, device, cause, received_us)
 

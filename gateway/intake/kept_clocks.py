@@ -17,7 +17,7 @@ async def recall_clocks(buffer: Buffer, clocks: DeviceClocks) -> None:
     try:
         kept = await buffer.run(lambda file: file.marks(SENSOR_CLOCK_MARKS))
     except BufferFileError as error:
-        log.warning("sensors' clocks are learnt anew: what was kept of them cannot be read", error=str(error))
+        log.warning("sensors' clocks are learnt anew: the saved clocks cannot be read", error=str(error))
         return
     if forgotten := clocks.restore(kept):
         buffer.append((), None, forgotten)

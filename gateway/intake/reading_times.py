@@ -186,7 +186,7 @@ class IntakeTimes:
         return entry
 
     def _met(self, entry: Entry, date: ToldDate) -> None:
-        """Note that a sensor sent a time that cannot be right."""
+        """Record that a sensor sent a time that cannot be right."""
         device = entry.series.device
         self._count(f"device-time-{date.reason}", device)
         self._heard.told_odd_date(device, entry.datum.device_boot, date)

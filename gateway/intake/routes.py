@@ -56,10 +56,10 @@ class Destination:
     """The bound of a time that the sensor sent."""
     oscillator: Oscillator
     least_delay_us: int = LEAST_DELAY_US
-    """The quickest of the readings that teach the sensor's clock are under way for less than these microseconds."""
+    """Microseconds within which the quickest of the readings that teach the sensor's clock arrive."""
     variables: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-    """The route's variables as the topic has them; none if device and Kafka topic tell them all. If routes differ in
-    nothing else, the first one's count."""
+    """The route's variables as the topic has them; none if device and Kafka topic show them all. If routes differ in
+    nothing else, those of the first route count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class Route:
 
     settings: RouteSettings
     pattern: re.Pattern[str]
-    told: frozenset[str]
-    """Variables that a record's key or Kafka topic tells, as far as they need no escape."""
+    shown: frozenset[str]
+    """Variables that a record's key or Kafka topic shows, unless they are escaped."""
 
     def match(self, topic: str) -> Destination | Refusal | None:
         """The destination of a topic; None if the template does not match it."""
@@ -96,7 +96,7 @@ class Route:
         kafka_topic = _filled(of.kafka, names)
         if KAFKA_TOPIC.fullmatch(kafka_topic) is None:
             return Refusal("kafka-topic-name-invalid")
-        is_told = self.told.issuperset(variables) and names.items() >= variables.items()
+        are_shown = self.shown.issuperset(variables) and names.items() >= variables.items()
         return Destination(
             kafka_topic,
             device,
@@ -106,7 +106,7 @@ class Route:
             int(of.time_error_ms * 1000),
             of.oscillator,
             int(of.least_delay_ms * 1000),
-            () if is_told else tuple(variables.items()),
+            () if are_shown else tuple(variables.items()),
         )
 
 
@@ -132,8 +132,8 @@ def compile_route(settings: RouteSettings) -> Route:
     _check_key(settings.key)
     in_kafka, in_key = _VARIABLE.findall(settings.kafka), _VARIABLE.findall(settings.key)
     # If two variables stand in the Kafka topic, nobody can tell where one ends.
-    told = frozenset(in_key + in_kafka if len(in_kafka) == 1 else in_key)
-    return Route(settings, re.compile(pattern, re.DOTALL), told)
+    shown = frozenset(in_key + in_kafka if len(in_kafka) == 1 else in_key)
+    return Route(settings, re.compile(pattern, re.DOTALL), shown)
 
 
 def _check_variables(settings: RouteSettings, names: Sequence[str]) -> None:

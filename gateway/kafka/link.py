@@ -1,4 +1,4 @@
-"""Makes the connections of one session with Kafka, and knows what became of them and what they carried.
+"""Makes the connections of one session with Kafka, and keeps their faults and the bytes that they carried.
 
 aiokafka 0.14 sets neither keep-alive nor TCP_USER_TIMEOUT. It waits for the whole request time-out to connect, and
 tries again every 100 ms. It takes the addresses of `kafka.bootstrap` one after the other, and one lock holds up all
@@ -60,7 +60,8 @@ STAGGER_S: Final = 0.25
 BOOTSTRAP_STAGGER_S: Final = 0.5
 """Seconds before the next of `kafka.bootstrap` is tried. Each costs a slow link a handshake, perhaps for nothing."""
 OPENING_S: Final = 2.0
-"""Seconds before the next is tried if one took the connection, and TLS, versions, log-in or the first answer is due."""
+"""Seconds before the next is tried if one took the connection, but has not finished TLS, versions, log-in and the first
+answer."""
 ADDRESSES_MAX: Final = 16
 """Addresses of one name that are tried at a time."""
 PAUSE_S_MIN: Final = 0.1
@@ -76,10 +77,10 @@ CLOSING_TURNS: Final = 4
 CONNECTIONS_MAX: Final = 256
 """Connections of one session. A true cluster of 100 brokers takes 200; a false broker may name any number."""
 SCRAM_ITERATIONS_MIN: Final = 4096
-"""Fewer are refused (RFC 7677, section 4). A false broker that asks for few can guess the password from the answer, at
-little cost for each guess. Kafka itself stores no password with fewer."""
+"""Fewest iterations that a broker may ask for (RFC 7677, section 4). A false broker that asks for few can guess the
+password from the answer, at little cost for each guess. Kafka itself stores no password with fewer."""
 SCRAM_ITERATIONS_MAX: Final = 1_000_000
-"""More are refused, as they would hold this box's processor. 4096 are usual."""
+"""Most iterations that a broker may ask for. More would hold this box's processor; 4096 are usual."""
 _BOOTSTRAP: Final = ("bootstrap.invalid", 1)
 """The address that aiokafka begins with. It stands for all of `kafka.bootstrap`, and is no name of DNS (RFC 2606)."""
 
@@ -115,7 +116,7 @@ class _IterationsError(Exception):
         return Fault(
             words,
             f"have the user's password set anew at the brokers with iterations={SCRAM_ITERATIONS_MIN}, which is usual; "
-            "where they do not ask for what is said here, it is not one of them that answers: set [kafka.tls]",
+            "if the brokers do not ask for this number, it is no broker of theirs that answers: set [kafka.tls]",
             is_reached=True,
         )
 
@@ -178,7 +179,7 @@ class _Pause:
 
 
 class KafkaLink:
-    """The connections of one session with Kafka: makes them, and knows their faults and what they carried.
+    """The connections of one session with Kafka: makes them, and keeps their faults and the bytes that they carried.
 
     Raises KafkaFileError if a certificate, key or password cannot be used. It belongs to one event loop.
     """
@@ -203,7 +204,7 @@ class KafkaLink:
         self._was_cut = False
         """Whether connections were ended because the network changed."""
         self.throttled_s = 0.0
-        """Seconds for which a broker last said that it takes nothing, by a quota of its own (`throttle_time_ms`)."""
+        """Seconds for which a broker last said that it reads nothing, because of its own quota (`throttle_time_ms`)."""
         self.throttled_at_s = float("-inf")
         """When it said so (monotonic)."""
         self._closed_bytes = 0
@@ -498,7 +499,7 @@ class KafkaLink:
         return fault
 
     def _answered(self, connection: "_Connection", *, is_first: bool) -> None:
-        """Note that the broker has answered a request of the session's own."""
+        """Record that the broker has answered a request of the session's own."""
         if self._fault is not None and not self._fault.lasts:
             self._fault = None
         if is_first:
@@ -657,7 +658,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
         return sent if self._is_settled or not self.is_open else self._first_of_all(sent)
 
     async def _first_of_all(self, sent: Coroutine[Any, Any, Any]) -> Any:
-        """Note if the first request gets no answer: a broker that takes connections and answers nothing is not well."""
+        """Record if the first request gets no answer: a broker that takes connections and never answers is not well."""
         try:
             return await sent
         except TimeoutError as error:
@@ -676,7 +677,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
         return response
 
     async def _note_throttle(self, sent: Coroutine[Any, Any, Any]) -> Any:
-        """Note a broker's quota, which aiokafka ignores: the broker answers, and then reads nothing for a while."""
+        """Record a broker's quota, which aiokafka ignores: the broker answers, and then reads nothing for a while."""
         response = await sent
         # Version 0 does not have the field.
         throttle_ms = getattr(response, "throttle_time_ms", 0)

@@ -34,8 +34,8 @@ VERDICT_S = 60.0
 WAITS_S = 5.0
 """Seconds after which a topic that cannot be judged or created just now is looked at again, as its readings wait."""
 CONDEMNED_S_MIN = 15.0
-"""Seconds after which a topic is looked at again that a broker refused although its settings are well. They double each
-time, up to `USABLE_S`."""
+"""Seconds after which a topic is looked at again if a broker refused it although its settings are good. They double
+each time, up to `USABLE_S`."""
 USABLE_S = 3_600.0
 """Seconds after which a topic that is written to is looked at again. Somebody may have changed it, and a session may
 last for weeks."""

@@ -53,7 +53,7 @@ ANSWER_S_MAX: Final = 10.0
 DISKS_MIN: Final = 2
 """Brokers that must have a reading before this box needs no copy of it, if the cluster has so many."""
 RETENTION_BYTES_MIN: Final = 10_000_000
-"""A partition that keeps fewer bytes is not written to. They are ten batches, which a backlog sends in seconds."""
+"""Fewest bytes that a partition must keep to be written to: ten batches, which a backlog sends in seconds."""
 REASSIGNED_TOLD_MAX: Final = 6
 """Partitions that a shown command names. Further partitions are only counted."""
 SAID_CHARACTERS_MAX: Final = 300
@@ -61,13 +61,14 @@ SAID_CHARACTERS_MAX: Final = 300
 UNKNOWN = "topic-unknown"
 NOT_CREATED: Final = "topic-not-created"
 NAME_COLLIDES: Final = "topic-name-collides"
-"""Kafka has a topic whose name differs in '.' and '_' only."""
+"""Reason if Kafka has a topic whose name differs only in '.' and '_'."""
 SEPARATORS_MAX: Final = 4
-"""A name with more '.' and '_' is compared with no other before the broker refuses it, as too many are like it."""
+"""Most '.' and '_' in a name that is compared with other names. With more, too many names are like it, and only the
+broker can refuse it."""
 NOT_DESCRIBED: Final = "not-described"
-"""Never a reason of the quarantine, as readings of such a topic wait."""
+"""Reason if no broker describes a topic. It is never a reason of the quarantine, as the topic's readings wait."""
 BEING_MADE: Final = "being-made"
-"""Never a reason of the quarantine either."""
+"""Reason if a created topic is not known yet. It is never a reason of the quarantine either."""
 BEYOND_DEVICE: Final = "topic-limit-of-device"
 BEYOND_ALL: Final = "topic-limit"
 """Beginnings of the reasons for topics beyond `kafka.topics_per_device_day_max` and `kafka.topics_created_max`."""
@@ -562,8 +563,8 @@ def _deletes_by_size(topic: str, config: Config, settings: KafkaSettings) -> Ite
     if kept_bytes is not None and kept_bytes >= 0 and "delete" in _policies(config):
         yield Flaw(
             f"it deletes by size ({RETENTION_BYTES}={kept_bytes}, {size(kept_bytes)} of each partition), however short "
-            "a time it has kept a reading; if that is less than what comes in while nobody reads it, readings are "
-            f"lost; take the bound away: {_alter(topic, settings, f'{RETENTION_BYTES}=-1')}",
+            "a time it has kept a reading; if more comes in while nobody reads it, readings are lost; take the bound "
+            f"away: {_alter(topic, settings, f'{RETENTION_BYTES}=-1')}",
             fails=False,
         )
 
@@ -659,7 +660,7 @@ def _missing(topic: str, settings: KafkaSettings) -> str:
 
 _COLLISION: Final = (
     "Kafka keeps no two topics whose names differ in '.' and '_' only: their metrics would have one name. Change the "
-    "route so that the names differ, or delete the other topic; what waits for it is sent then"
+    "route so that the names differ, or delete the other topic; the readings that wait for it are sent then"
 )
 
 
@@ -709,8 +710,8 @@ def _forbidden(topic: str, settings: KafkaSettings, *, seen: bool) -> TopicVerdi
 def forbidden_hint(topic: str, settings: KafkaSettings) -> str:
     """Hint for a topic that this gateway may see but not write to."""
     return (
-        "the broker does not let this gateway write to it; allow it (ACL Write), and what is kept for it on this box "
-        f"is sent by itself: {allow_command(topic, settings, 'Write')}"
+        "the broker does not let this gateway write to it; allow it (ACL Write), and the readings that wait for it "
+        f"are sent by themselves: {allow_command(topic, settings, 'Write')}"
     )
 
 
@@ -722,7 +723,7 @@ def _creation_refusal(topic: str, code: int, detail: str | None, settings: Kafka
         fewer = ", and with fewer" if settings.replicas > 1 else ""
         words = (
             f"the cluster refused to create it with {_count(settings.replicas, 'replica')}{fewer}: {told}; set "
-            "kafka.replicas to what the cluster asks for at the least, and see that so many brokers are up"
+            "kafka.replicas to the least number that the cluster allows, and see that as many brokers are up"
         )
         return TopicVerdict(topic, NOT_CREATED, words)
     if error not in LASTING:

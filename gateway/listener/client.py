@@ -8,7 +8,7 @@ import abc
 from gateway.listener.access import Identity
 from gateway.listener.device_commands import FILTER_BYTES_MAX, REFUSED_FILTER, SUBSCRIPTIONS_MAX
 from gateway.listener.refusals import TOO_MANY_UNFINISHED, ClientRefusedError
-from gateway.listener.session import Batch, SessionKey, TooManyUnfinishedError
+from gateway.listener.session import ClientBatch, SessionKey, TooManyUnfinishedError
 from gateway.listener.sessions import Opening
 from gateway.listener.shared import Shared
 from gateway.mqtt.protocol import (
@@ -43,7 +43,7 @@ class Client(abc.ABC):
         """Session Present in CONNACK (section 3.2.2.2)."""
         self._client_id = connect.client_id
 
-    def handle(self, event: Event, batch: Batch, received_us: int) -> None:
+    def handle(self, event: Event, batch: ClientBatch, received_us: int) -> None:
         """Act on a packet; add to `batch` what to store and what to answer. Raises ClientRefusedError."""
         match event:
             case Publish():
@@ -66,14 +66,14 @@ class Client(abc.ABC):
     # --- publishing ---------------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def _publish(self, event: Publish, batch: Batch, received_us: int) -> None:
+    def _publish(self, event: Publish, batch: ClientBatch, received_us: int) -> None:
         """Take a PUBLISH. Raises ClientRefusedError."""
 
     @abc.abstractmethod
-    def publish_will(self, cause: str, now_s: float) -> Batch | None:
+    def publish_will(self, cause: str, now_s: float) -> ClientBatch | None:
         """Publish the will, if there is one [MQTT-3.1.2-8]; return a batch to store, if that needs one."""
 
-    def _begin(self, event: Publish, message: bytes, batch: Batch) -> bool:
+    def _begin(self, event: Publish, message: bytes, batch: ClientBatch) -> bool:
         """Take a PUBLISH with QoS 2 and the digest `message`; return whether it must be stored."""
         session, most = self.session, self._shared.settings.qos2_unfinished_max
         try:
@@ -91,7 +91,7 @@ class Client(abc.ABC):
 
     # --- subscribing --------------------------------------------------------------------------------------
 
-    def _subscribe(self, subscribe: Subscribe, batch: Batch) -> None:
+    def _subscribe(self, subscribe: Subscribe, batch: ClientBatch) -> None:
         granted = self._shared.commands.grant(self.session, self.device, subscribe.filters, batch)
         if REFUSED_FILTER in granted:
             self._shared.refusals.refused(
@@ -104,25 +104,25 @@ class Client(abc.ABC):
             )
         self._reply(suback(subscribe.packet_id, granted), batch)
 
-    def _reply(self, packet: bytes, batch: Batch) -> None:
+    def _reply(self, packet: bytes, batch: ClientBatch) -> None:
         """Answer after the commit that stores a changed session; at once if the session is not kept."""
         (batch.replies if self.session.kept else batch.at_once).append(packet)
 
     # --- a batch and its outcome --------------------------------------------------------------------------
 
-    def complete(self, batch: Batch) -> None:
+    def complete(self, batch: ClientBatch) -> None:
         """Complete a batch once all packets of its read are in it."""
         if batch.subscribed and self.session.kept:
             mark = self.session.mark()
             batch.marks[mark.key] = mark.value
 
-    def stored(self, batch: Batch) -> None:
+    def stored(self, batch: ClientBatch) -> None:
         """Record that a batch is stored."""
         self.session.committed(batch)
         if batch.commands:
             self._shared.commands.send(batch)
 
-    def not_stored(self, batch: Batch) -> bool:
+    def not_stored(self, batch: ClientBatch) -> bool:
         """Record that nothing of a batch is stored; return whether the client will send some of it again.
 
         A client sends QoS 1 and 2 again on its next connection. QoS 0 is gone.
@@ -131,7 +131,7 @@ class Client(abc.ABC):
         return len(batch.answers) > batch.qos0 or bool(batch.replies)
 
     @abc.abstractmethod
-    def leave_unanswered(self, batch: Batch) -> None:
+    def leave_unanswered(self, batch: ClientBatch) -> None:
         """Record that a batch is stored but could not be answered."""
 
     # --- the end ------------------------------------------------------------------------------------------

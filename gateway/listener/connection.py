@@ -16,7 +16,7 @@ from gateway.listener.door import Caller
 from gateway.listener.inflight import Inflight
 from gateway.listener.link import READ_BYTES_MAX, Link
 from gateway.listener.refusals import HELD_TOO_MUCH, INTAKE_REFUSED, REVOKED, ClientRefusedError
-from gateway.listener.session import Batch, Session
+from gateway.listener.session import ClientBatch, Session
 from gateway.listener.shared import Shared
 from gateway.listener.tls_connection import common_name
 from gateway.listener.turns import TURN_BYTES
@@ -35,7 +35,7 @@ from gateway.mqtt.protocol import (
 from gateway.reading import Datum, Reading
 
 REFUSAL_HOLD_S: Final = 1.0
-"""Seconds after a refusal by the intake in which CONNECT is answered with CONNACK 3."""
+"""Seconds for which CONNECT gets CONNACK 3 after the intake has refused readings."""
 
 CLOSING_COMMITS_S: Final = 2.0
 """Seconds that an ending connection waits for its commits, so that it can still acknowledge their readings."""
@@ -106,7 +106,7 @@ class Connection(Link):
             return
         now = self._heard = self._loop.time()
         self._unread += data
-        while self._unread and not self._is_in_line and self._may_act and not self._caller.share.is_used(now):
+        while self._unread and not self._is_in_line and self._may_act and not self._caller.time_share.is_used(now):
             now = self._act_on_piece()
         if self._unread:
             self.pause_or_resume()
@@ -169,7 +169,7 @@ class Connection(Link):
 
     def _act_on_piece(self, bytes_max: int = READ_BYTES_MAX) -> float:
         """Act on up to `bytes_max` received bytes by one `Intake.take`; return the event loop's time afterwards."""
-        began, share = self._loop.time(), self._caller.share
+        began, share = self._loop.time(), self._caller.time_share
         piece, self._unread = self._unread[:bytes_max], self._unread[bytes_max:]
         protocol = self._protocol
         wire_bytes = protocol.pending_bytes + len(piece)
@@ -180,7 +180,7 @@ class Connection(Link):
         return ended
 
     def _act(self, events: list[Event], wire_bytes: int) -> None:
-        batch = Batch()
+        batch = ClientBatch()
         readings, answers = batch.readings, batch.answers
         received_us = self._shared.now_us()
         writer, plain = self._writer, self._plain
@@ -212,7 +212,7 @@ class Connection(Link):
         if ending is not None:
             self._finish(ending)
 
-    def _packet(self, event: Event, batch: Batch, received_us: int) -> None:
+    def _packet(self, event: Event, batch: ClientBatch, received_us: int) -> None:
         """Act on a packet. Raises ClientRefusedError."""
         if type(event) is Connect:
             answer_connect(self._shared, self, event, common_name(self._transport), self._loop.time())
@@ -305,7 +305,7 @@ class Connection(Link):
 
     # --- readings and their acknowledgement ---------------------------------------------------------------
 
-    def _store(self, client: Client, batch: Batch, wire_bytes: int) -> None:
+    def _store(self, client: Client, batch: ClientBatch, wire_bytes: int) -> None:
         """Give a batch to the intake; `_decided` writes its answers."""
         shared, inflight = self._shared, self._inflight
         if not batch.waits and not inflight.batches:
@@ -326,7 +326,7 @@ class Connection(Link):
     def _decided(
         self,
         client: Client,
-        batch: Batch,
+        batch: ClientBatch,
         weight_bytes: int,
         stored: bool,  # noqa: FBT001 - the contract of Intake
     ) -> None:
@@ -346,7 +346,7 @@ class Connection(Link):
             self._owe_nothing()
         self.pause_or_resume()
 
-    def _write_answers(self, batch: Batch) -> None:
+    def _write_answers(self, batch: ClientBatch) -> None:
         answers = batch.answers
         if batch.untrue:
             answers = [answer for position, answer in enumerate(answers) if position not in batch.untrue]
@@ -358,7 +358,7 @@ class Connection(Link):
         if packets:
             self._transport.write(packets)
 
-    def _not_stored(self, client: Client, batch: Batch) -> None:
+    def _not_stored(self, client: Client, batch: ClientBatch) -> None:
         shared = self._shared
         if shared.intake.cannot_store:
             shared.refusing_until = self._loop.time() + REFUSAL_HOLD_S
@@ -393,7 +393,7 @@ class Connection(Link):
             return
         if self._unread and self._may_act and not self._is_in_line:
             self._is_in_line = True
-            shared.turns.stand_in_line(self._loop, self._caller.share, self.take_turn)
+            shared.turns.stand_in_line(self._loop, self._caller.time_share, self.take_turn)
         is_read_from = self._may_act and len(self._unread) <= READ_BYTES_MAX
         if is_read_from != self._is_read_from:
             self._read(is_read_from)

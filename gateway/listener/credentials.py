@@ -191,7 +191,7 @@ def add(path: Path, names: Iterable[str], now: datetime | None, *, operators: bo
     """
     made = [Made(name, new_secret()) for name in dict.fromkeys(names)]
     with _changing(path) as change:
-        known = change.found
+        known = change.before
         for each in made:
             _check_name(each.name)
             if each.name in known:
@@ -215,7 +215,7 @@ def put(path: Path, digests: Mapping[str, str], now: datetime | None) -> None:
     """
     made = None if now is None else spelled(now)
     with _changing(path) as change:
-        known = change.found
+        known = change.before
         for name in digests:
             _check_name(name)
             if name in known.operators:
@@ -232,7 +232,7 @@ def rotate(path: Path, name: str, now: datetime | None, keep_old_hours: float = 
     """
     made = Made(name, new_secret())
     with _changing(path) as change:
-        known = change.found
+        known = change.before
         if name not in known:
             raise CredentialsError(_unknown(name))
         old: list[Secret] = []
@@ -264,9 +264,9 @@ def revoke(path: Path, names: Iterable[str]) -> list[str]:
     gone = list(dict.fromkeys(names))
     with _changing(path) as change:
         for name in gone:
-            if name not in change.found:
+            if name not in change.before:
                 raise CredentialsError(_unknown(name))
-        change.to(_without(change.found.devices, gone), _without(change.found.operators, gone))
+        change.to(_without(change.before.devices, gone), _without(change.before.operators, gone))
     return gone
 
 
@@ -307,7 +307,7 @@ class _Change:
     def __init__(self, path: Path, folder: int) -> None:
         self._path = path
         self._folder = folder
-        self.found = load(path, folder)
+        self.before = load(path, folder)
 
     def to(self, devices: dict[str, Secrets], operators: dict[str, Secrets]) -> None:
         """Replace the file; it is on disk when this returns."""

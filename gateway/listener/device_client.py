@@ -4,7 +4,7 @@ from gateway.listener.access import Identity
 from gateway.listener.client import Client
 from gateway.listener.device_events import reported
 from gateway.listener.redelivery import PacketIdRun, Unanswered
-from gateway.listener.session import Batch, digest
+from gateway.listener.session import ClientBatch, digest
 from gateway.listener.sessions import Opening
 from gateway.listener.shared import Shared
 from gateway.mqtt.protocol import Connect, Publish
@@ -29,7 +29,7 @@ class DeviceClient(Client):
         self._unanswered: Unanswered | None = None
         """Messages that this connection leaves stored but unanswered."""
 
-    def _publish(self, event: Publish, batch: Batch, received_us: int) -> None:
+    def _publish(self, event: Publish, batch: ClientBatch, received_us: int) -> None:
         """Take a PUBLISH as a reading. A first try with QoS 1 takes the hot path in `Connection` instead."""
         redelivered = False
         if event.qos == 0:
@@ -66,14 +66,14 @@ class DeviceClient(Client):
         self._shared.counts["redelivery-recognised"] += 1
         return True
 
-    def publish_will(self, cause: str, now_s: float) -> Batch | None:
+    def publish_will(self, cause: str, now_s: float) -> ClientBatch | None:
         """Report the device's end and its will as an event."""
         self._shared.devices.ended(self.device, cause, self.peer, self._will, now_s)
         return None
 
     # --- a batch and its outcome --------------------------------------------------------------------------
 
-    def complete(self, batch: Batch) -> None:
+    def complete(self, batch: ClientBatch) -> None:
         if batch.readings:
             # QoS 0 has no packet identifiers.
             ids = [answer for answer in batch.answers if answer] if batch.qos0 else batch.answers
@@ -81,7 +81,7 @@ class DeviceClient(Client):
                 batch.counting_from = self._ids.advance(ids[0] & 0xFFFF, ids[-1] & 0xFFFF, len(ids))
         super().complete(batch)
 
-    def not_stored(self, batch: Batch) -> bool:
+    def not_stored(self, batch: ClientBatch) -> bool:
         self.lose_qos0(batch.qos0)
         return super().not_stored(batch)
 
@@ -91,7 +91,7 @@ class DeviceClient(Client):
             self._shared.intake.lost(self.device, "refused-qos0", count)
             self._shared.counts["refused-qos0"] += count
 
-    def leave_unanswered(self, batch: Batch) -> None:
+    def leave_unanswered(self, batch: ClientBatch) -> None:
         """Remember a stored batch that could not be answered, for the session's next connection."""
         if self._unanswered is None:
             self._unanswered = Unanswered()

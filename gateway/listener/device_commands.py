@@ -5,7 +5,7 @@ from typing import Final, NamedTuple, Protocol
 
 from gateway.listener.access import CommandTopics, matches
 from gateway.listener.refusals import ClientRefusedError, Refusals
-from gateway.listener.session import Batch, Session, TooManyCommandsError, check_room
+from gateway.listener.session import ClientBatch, Session, TooManyCommandsError, check_room
 from gateway.listener.sessions import Sessions
 from gateway.settings import ListenerSettings
 
@@ -52,7 +52,7 @@ class Commands:
         self._connection_of = connection_of
 
     def grant(
-        self, session: Session, device: str | None, filters: Sequence[tuple[str, int]], batch: Batch
+        self, session: Session, device: str | None, filters: Sequence[tuple[str, int]], batch: ClientBatch
     ) -> list[int]:
         """Subscribe a device to its own command topics, with QoS 1 at most; return the return codes for SUBACK.
 
@@ -111,7 +111,7 @@ class Commands:
             ) from error
         return Recipients(queued, at_once)
 
-    def pass_on(self, recipients: Recipients, topic: str, payload: bytes, batch: Batch) -> None:
+    def pass_on(self, recipients: Recipients, topic: str, payload: bytes, batch: ClientBatch) -> None:
         """Queue a command, to be sent when `batch` is committed; with QoS 0, send it at once."""
         for session in recipients.queued:
             session.queue(batch, topic, payload)
@@ -125,7 +125,7 @@ class Commands:
                 f"an operator's message for {topic[:80]!r} was acknowledged, but no device has subscribed to it",
             )
 
-    def send(self, batch: Batch) -> None:
+    def send(self, batch: ClientBatch) -> None:
         """Send the commands of a committed batch to the devices that are connected."""
         for session, _ in batch.commands:
             connection = self._connection_of(session)

@@ -18,16 +18,16 @@ WILL_BYTES_MAX: Final = 4_096
 WILL_TOPIC_MAX: Final = 256
 """Characters of a will's topic that a report repeats."""
 TURN_BYTES_MAX: Final = 100_000
-"""Bytes of reports between two `flush`es. The buffer has little room for the gateway's own events, and loses further
-events when it is full."""
+"""Bytes of reports between two `flush`es. The buffer has little room for the gateway's own events. When that room is
+full, further events are lost."""
 PUT_OFF_BYTES_MAX: Final = 4_000_000
 """Bytes of reports that may wait for later `flush`es; wills beyond it are counted as lost."""
 END_BYTES_MAX: Final = 700_000
 """Bytes of reports when the listener ends, as there is no later `flush`."""
 END_EVENT_BYTES_MAX: Final = 50_000
-"""Bytes of one of these reports, which names many devices."""
+"""Bytes of one report that names many devices, when the listener ends."""
 EVENT_BYTES: Final = 400
-"""Bytes that an event is taken to have beside its details."""
+"""Bytes that an event is assumed to have beside its details."""
 
 
 class ReportedWill(Struct, frozen=True, gc=False):
@@ -151,7 +151,7 @@ class DeviceEvents:
                 self._report(device, end, now_s)
 
     def finish(self, now_s: float) -> None:
-        """Report all ends put off, as the listener ends. Those beyond TURN_BYTES_MAX share events, in lists."""
+        """Report all ends that were put off. Ends beyond TURN_BYTES_MAX share events, in lists."""
         self._counts["device-not-reported"] += len(self._unsaid)
         self._unsaid.clear()
         for end in self._put_off.values():

@@ -26,7 +26,7 @@ from gateway.host.latest import Latest
 from gateway.host.places import Bucket, Places, source_of
 from gateway.host.terminal_text import counted
 from gateway.listener.refusals import Refusals
-from gateway.listener.turns import Share, Turns
+from gateway.listener.turns import TimeShare, Turns
 from gateway.settings import ListenerSettings
 
 SPARE_CONNECTIONS: Final = 64
@@ -58,7 +58,7 @@ class Port(NamedTuple):
 class Source:
     """An address and its connections that have not logged in: heard ones (`waiting`) and unheard ones (`queue`)."""
 
-    __slots__ = ("bucket", "host", "is_due", "queue", "queue_max", "share", "waiting")
+    __slots__ = ("bucket", "host", "is_due", "queue", "queue_max", "time_share", "waiting")
 
     def __init__(self, host: str, per_s: float) -> None:
         self.host = host
@@ -68,7 +68,7 @@ class Source:
         """Oldest first."""
         self.queue: dict[Caller, Port] = {}
         """Oldest first."""
-        self.share = Share()
+        self.time_share = TimeShare()
         """The share of the event loop's time that all these connections have together."""
         self.is_due = False
         """Whether the next connection is to be heard later, as soon as rate and share allow."""
@@ -77,12 +77,12 @@ class Source:
 class Caller:
     """A connection from the moment it is accepted until it is gone."""
 
-    __slots__ = ("_cut", "_places", "is_closed", "peer", "share", "socket", "source")
+    __slots__ = ("_cut", "_places", "is_closed", "peer", "socket", "source", "time_share")
 
     def __init__(self, peer: str, source: Source, places: tuple[Places["Caller"], ...] = ()) -> None:
         self.peer = peer
         self.source = source
-        self.share = source.share
+        self.time_share = source.time_share
         """The share of time that its work is charged to."""
         self.socket: socket.socket | None = None
         """The accepted socket, until the connection is heard."""
@@ -99,7 +99,7 @@ class Caller:
 
     def logged_in(self) -> None:
         """Let it keep its place, with a share of its own. An address may have any number of such connections."""
-        self.share = Share()
+        self.time_share = TimeShare()
         self.source.waiting.pop(self, None)
         for places in self._places:
             places.keep(self)
@@ -221,11 +221,11 @@ class Door:
         now_s = self._loop.time()
         while source.queue and not source.is_due:
             wait_s = source.bucket.wait_s(now_s)
-            source.is_due = wait_s > 0 or source.share.is_used(now_s)
+            source.is_due = wait_s > 0 or source.time_share.is_used(now_s)
             if wait_s > 0:
                 self._loop.call_later(wait_s, self._call_up, source)
             elif source.is_due:
-                self._turns.stand_in_line(self._loop, source.share, partial(self._take_turn, source))
+                self._turns.stand_in_line(self._loop, source.time_share, partial(self._take_turn, source))
             else:
                 self._call_next(source)
 

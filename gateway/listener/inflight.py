@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
-from gateway.listener.session import Batch
+from gateway.listener.session import ClientBatch
 from gateway.reading import READING_BYTES, Intake
 from gateway.settings import ListenerSettings
 
@@ -74,7 +74,7 @@ class Inflight:
         self.messages = 0
         self.bytes = 0
 
-    def add(self, batch: Batch, wire_bytes: int, now_s: float) -> int:
+    def add(self, batch: ClientBatch, wire_bytes: int, now_s: float) -> int:
         """Record a batch given to the intake; return the bytes that it takes in memory until it is decided.
 
         They are the bytes received (`wire_bytes`), the readings made of them, and the marks.
@@ -93,7 +93,7 @@ class Inflight:
             total.judge()
         return weight_bytes
 
-    def remove(self, batch: Batch, weight_bytes: int) -> None:
+    def remove(self, batch: ClientBatch, weight_bytes: int) -> None:
         """Record that a batch is decided. `weight_bytes` is the number that `add` returned."""
         self.batches -= 1
         self.messages -= len(batch.readings)

@@ -3,7 +3,7 @@
 from gateway.listener.access import Identity
 from gateway.listener.client import Client
 from gateway.listener.refusals import ClientRefusedError
-from gateway.listener.session import Batch, digest
+from gateway.listener.session import ClientBatch, digest
 from gateway.listener.sessions import Opening
 from gateway.listener.shared import Shared
 from gateway.mqtt.protocol import Connect, Publish
@@ -20,7 +20,7 @@ class OperatorClient(Client):
         # Discarded: a device of this name left it for the session's next connection alone, which is this one.
         shared.unanswered.pick_up(self.key)
 
-    def _publish(self, event: Publish, batch: Batch, received_us: int) -> None:
+    def _publish(self, event: Publish, batch: ClientBatch, received_us: int) -> None:
         """Pass on a command to its devices.
 
         A command is accepted or refused before its exchange is recorded. If a refused command comes again, it must not
@@ -41,13 +41,13 @@ class OperatorClient(Client):
             batch.answer_bare(event.packet_id)
         commands.pass_on(recipients, topic, event.payload, batch)
 
-    def publish_will(self, cause: str, now_s: float) -> Batch | None:
+    def publish_will(self, cause: str, now_s: float) -> ClientBatch | None:
         """Pass on the will as a command; return the batch to store, or None if there is no command."""
         del cause, now_s
         commands, will = self._shared.commands, self._will
         if will is None:
             return None
-        batch = Batch()
+        batch = ClientBatch()
         try:
             recipients = commands.recipients(will.topic, will.payload, will.qos)
         except ClientRefusedError:
@@ -56,5 +56,5 @@ class OperatorClient(Client):
         commands.pass_on(recipients, will.topic, will.payload, batch)
         return batch
 
-    def leave_unanswered(self, batch: Batch) -> None:
+    def leave_unanswered(self, batch: ClientBatch) -> None:
         """Leave nothing: a command that comes again counts as a new one."""

@@ -3,7 +3,7 @@
 from typing import Final
 
 from gateway.host.latest import Latest
-from gateway.listener.session import NOT_COUNTING, Batch, SessionKey, digest
+from gateway.listener.session import NOT_COUNTING, ClientBatch, SessionKey, digest
 
 UNANSWERED_MAX: Final = 64
 """QoS 1 messages of one connection that are remembered as stored and unanswered. The usual client has fewer under way
@@ -27,7 +27,7 @@ class Unanswered(dict[int, bytes]):
     only if its own connection reached it by counting up RESTART_REACH steps or more. A restarted client begins below.
     """
 
-    def remember(self, batch: Batch) -> None:
+    def remember(self, batch: ClientBatch) -> None:
         """Add the QoS 1 messages of a stored batch."""
         readings = iter(batch.readings)
         for position, answer in enumerate(batch.answers):

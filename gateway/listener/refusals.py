@@ -224,7 +224,7 @@ class Refusals:
             _log.info("older connections were ended in the last minute, beside those that were logged", count=again)
         if self._unlogged:
             _log.warning(
-                "refused or ended by the MQTT listener in the last minute, beside what was logged",
+                "refused or ended by the MQTT listener in the last minute, beside those that were logged",
                 reasons=dict(self._unlogged),
             )
             self._unlogged.clear()

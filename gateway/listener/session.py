@@ -50,7 +50,7 @@ class KeptSession(msgspec.Struct, frozen=True, array_like=True):
     subscriptions: dict[str, int]
 
 
-class Batch:
+class ClientBatch:
     """Everything that one read of a connection brought, stored in one commit."""
 
     __slots__ = (
@@ -61,10 +61,10 @@ class Batch:
         "counting_from",
         "exchanges",
         "follows",
+        "is_undone",
         "marks",
         "qos0",
         "readings",
-        "refused",
         "replies",
         "subscribed",
         "untrue",
@@ -88,9 +88,9 @@ class Batch:
         self.exchanges: dict[int, bytes | None] = {}
         """Changes of QoS 2 exchanges by identifier: the digest of the message if an exchange begins, None if it is
         released. Of several changes of one identifier the last counts, as all are in one commit."""
-        self.follows: list[tuple[int, Batch]] = []
+        self.follows: list[tuple[int, ClientBatch]] = []
         """Positions in `answers` that are true only if another batch under way is stored too, and that batch."""
-        self.refused = False
+        self.is_undone = False
         """Whether the batch is decided, and nothing of it was stored."""
         self.untrue: set[int] = set()
         """Positions in `answers` that must not be written although this batch is stored."""
@@ -148,7 +148,7 @@ class Session:
     """Number of commits under way that forget the session. While there are any, it gets no commands."""
     stored: dict[int, bytes] = field(default_factory=dict)
     """Committed QoS 2 exchanges: identifier to the digest of the message."""
-    changing: dict[int, list[Batch]] = field(default_factory=dict)
+    changing: dict[int, list[ClientBatch]] = field(default_factory=dict)
     """Batches under way that begin or release an exchange, in order, by identifier."""
     unfinished: int = 0
     """Number of identifiers in `stored` or `changing`."""
@@ -179,7 +179,7 @@ class Session:
         """Whether an exchange with this identifier and the digest `message` is open, whatever DUP says."""
         return self._message(packet_id) == message
 
-    def begin(self, batch: Batch, packet_id: int, message: bytes, unfinished_max: int) -> bool:
+    def begin(self, batch: ClientBatch, packet_id: int, message: bytes, unfinished_max: int) -> bool:
         """Take a PUBLISH with QoS 2 and the digest `message`; return whether it must be stored.
 
         Until PUBREL, an equal message under the same identifier is a copy [MQTT-4.3.3-2]. Another message under it
@@ -203,7 +203,7 @@ class Session:
             batch.marks[self._qos2_key(packet_id)] = message
         return True
 
-    def release(self, batch: Batch, packet_id: int, now_us: int) -> None:
+    def release(self, batch: ClientBatch, packet_id: int, now_us: int) -> None:
         """Take a PUBREL. One with an unknown identifier is answered too, as its PUBCOMP was lost.
 
         From here on a PUBLISH with the identifier is a new message, although PUBCOMP still waits for its commit.
@@ -227,7 +227,7 @@ class Session:
         under_way = self.changing.get(packet_id)
         return self.stored.get(packet_id) if under_way is None else under_way[-1].exchanges[packet_id]
 
-    def _change(self, batch: Batch, packet_id: int, message: bytes | None) -> None:
+    def _change(self, batch: ClientBatch, packet_id: int, message: bytes | None) -> None:
         """Let a batch begin an exchange, or release it if `message` is None."""
         if not self._is_in_use(packet_id):
             self.unfinished += 1
@@ -236,7 +236,7 @@ class Session:
             self.changing.setdefault(packet_id, []).append(batch)
         batch.exchanges[packet_id] = message
 
-    def _follow(self, batch: Batch, packet_id: int) -> None:
+    def _follow(self, batch: ClientBatch, packet_id: int) -> None:
         """Let a batch's next answer depend on the batch under way that began the exchange, if there is one."""
         under_way = self.changing.get(packet_id)
         if under_way is not None and under_way[-1] is not batch:
@@ -248,7 +248,7 @@ class Session:
         """The highest QoS among the subscriptions that match a topic [MQTT-3.3.5-1]; None if none matches."""
         return max((qos for topic_filter, qos in self.subscriptions.items() if matches(topic_filter)), default=None)
 
-    def queue(self, batch: Batch, topic: str, payload: bytes) -> None:
+    def queue(self, batch: ClientBatch, topic: str, payload: bytes) -> None:
         """Queue a command with QoS 1, to be sent when `batch` is committed. Call `check_room` first."""
         self.room.commands_bytes += len(topic) + len(payload)
         order = max((command.order for command in self.commands.values()), default=0) + 1
@@ -261,7 +261,7 @@ class Session:
         if self.kept:
             batch.marks[self._command_key(packet_id)] = msgspec.msgpack.encode(command)
 
-    def acknowledged(self, batch: Batch, packet_id: int) -> bool:
+    def acknowledged(self, batch: ClientBatch, packet_id: int) -> bool:
         """Take the device's PUBACK; return whether a command was waiting for it."""
         if packet_id not in self.sent_before:
             return False
@@ -319,25 +319,25 @@ class Session:
 
     # --- the outcome of a commit ----------------------------------------------------------------------------
 
-    def committed(self, batch: Batch) -> None:
+    def committed(self, batch: ClientBatch) -> None:
         """Record that a batch is stored; its `untrue` answers must not be written.
 
         An answer is untrue if its message came again while the first copy waited for a commit that failed.
         """
-        batch.untrue = {position for position, first in batch.follows if first.refused}
+        batch.untrue = {position for position, first in batch.follows if first.is_undone}
         self._decide(batch, is_stored=True)
         for session, packet_id in batch.commands:
             if packet_id in session.commands:
                 session.waiting.append(packet_id)
 
-    def undo(self, batch: Batch) -> None:
+    def undo(self, batch: ClientBatch) -> None:
         """Record that nothing of a batch is stored. Others may have failed before it, or still wait after it."""
-        batch.refused = True
+        batch.is_undone = True
         self._decide(batch, is_stored=False)
         for session, packet_id in batch.commands:
             session._drop(packet_id)  # noqa: SLF001 - of this class
 
-    def _decide(self, batch: Batch, *, is_stored: bool) -> None:
+    def _decide(self, batch: ClientBatch, *, is_stored: bool) -> None:
         # A decided batch must not keep other batches in memory.
         batch.follows.clear()
         for packet_id, message in batch.exchanges.items():

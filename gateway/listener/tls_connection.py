@@ -79,13 +79,13 @@ class TlsFiles:
         """Clients' certificates are judged by `dates`. Raises TlsFilesError."""
         self._settings = settings
         self._dates = dates
-        self._stamp = self._look()
+        self._stamp = self._stamp_now()
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
         """The context for a new connection. Changed files are read again; if they cannot be used, the old ones stay."""
         try:
-            stamp, failure = self._look(), None
+            stamp, failure = self._stamp_now(), None
         except TlsFilesError as error:
             stamp, failure = (), error
         if stamp != self._stamp:
@@ -112,7 +112,7 @@ class TlsFiles:
         """Whether clients show certificates whose dates are judged by another clock than the system's."""
         return self._settings.client_ca is not None and self._dates() is not None
 
-    def _look(self) -> tuple[object, ...]:
+    def _stamp_now(self) -> tuple[object, ...]:
         """A value that changes with the clock for dates, and with each file's time, length and inode."""
         stamps: list[object] = [self.judges]
         for name, path in self._files().items():
@@ -211,7 +211,7 @@ class TlsConnection(sslproto.SSLProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Act on one read while this connection's share of the time lasts; leave the rest to its turns."""
         self._unread += self._ssl_buffer_view[:nbytes]  # type: ignore[attr-defined]  # what was read stands there
-        while self._unread and not self._is_in_line and not self._caller.share.is_used(self._loop.time()):
+        while self._unread and not self._is_in_line and not self._caller.time_share.is_used(self._loop.time()):
             self._act_on_piece()
         if self._unread:
             self._stand_in_line()
@@ -227,7 +227,7 @@ class TlsConnection(sslproto.SSLProtocol):
         self._underlying.pause_reading()
         if not self._is_in_line:
             self._is_in_line = True
-            self._turns.stand_in_line(self._loop, self._caller.share, self._take_turn)
+            self._turns.stand_in_line(self._loop, self._caller.time_share, self._take_turn)
 
     def _take_turn(self) -> None:
         self._is_in_line = False
@@ -247,8 +247,8 @@ class TlsConnection(sslproto.SSLProtocol):
             underlying.resume_reading()
 
     def _act_on_piece(self) -> None:
-        """Give one piece to TLS; charge the work, but for the part that the connection inside was charged for."""
-        share = self._caller.share
+        """Give one piece to TLS; charge the work, except the part that was charged to the connection inside."""
+        share = self._caller.time_share
         began, before_s = self._loop.time(), share.work_s
         piece, self._unread = self._unread[:TURN_BYTES], self._unread[TURN_BYTES:]
         self._ssl_buffer_view[: len(piece)] = piece  # type: ignore[attr-defined]

@@ -37,12 +37,12 @@ class Turns:
     __slots__ = ("_is_due", "_line")
 
     def __init__(self) -> None:
-        self._line: OrderedDict[Share, deque[Callable[[], None]]] = OrderedDict()
+        self._line: OrderedDict[TimeShare, deque[Callable[[], None]]] = OrderedDict()
         """The turns that each place in line waits for."""
         self._is_due = False
         """Whether the next round is scheduled."""
 
-    def stand_in_line(self, loop: asyncio.AbstractEventLoop, share: "Share", take_turn: Callable[[], None]) -> None:
+    def stand_in_line(self, loop: asyncio.AbstractEventLoop, share: "TimeShare", take_turn: Callable[[], None]) -> None:
         """Call `take_turn` once, as the last turn of its place; a new place stands at the end of the line."""
         self._line.setdefault(share, deque()).append(take_turn)
         if not self._is_due:
@@ -66,7 +66,7 @@ class Turns:
                 loop.call_later(max(REST_S, time() - began), self._round, loop)
 
 
-class Share:
+class TimeShare:
     """The time used by one connection, or by all connections of an address that have not logged in."""
 
     __slots__ = ("_paid_until_s", "work_s")

@@ -16,16 +16,17 @@ from gateway.host.latest import Latest
 
 SESSION_BYTES: Final = 16
 SESSIONS_MAX: Final = 64
-"""Open sessions. Of more, the one that was used least lately ends."""
+"""Open sessions. Beyond it, the session that was used longest ago ends."""
 SESSION_IDLE_S: Final = 43_200.0
+"""Seconds without use after which a session ends: half a day."""
 SESSION_S: Final = 604_800.0
-"""A session ends after half a day without use, and after a week at the latest."""
+"""Seconds after which a session ends in any case: a week."""
 FAILURES_MAX: Final = 5
 FAILURES_TOTAL_MAX: Final = 20
 FAILURES_S: Final = 60.0
 """Failed log-ins of one address, and of all, within a minute. Further ones are refused unread."""
 ADDRESSES_MAX: Final = 1_000
-"""Addresses whose failures are remembered. Of more, the one that tried least lately is forgotten."""
+"""Addresses whose failures are remembered. Beyond it, the address that tried longest ago is forgotten."""
 KNOWN_MAX: Final = 64
 """Addresses that were let in. Failures and silent connections of others do not keep them out."""
 LINES_MAX: Final = 20

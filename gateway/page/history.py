@@ -1,7 +1,7 @@
 """Keeps the last hour in memory: values of devices, depth of the buffer, state of the uplink. All of it is bounded.
 
-`note` is called every few seconds. In between, a reading costs only what `DevicesHeard.note` takes to keep the newest
-of each stream.
+`record` is called every few seconds. In between, a reading costs only the time that `DevicesHeard.record` takes to keep
+the newest reading of each stream.
 """
 
 import math
@@ -29,7 +29,7 @@ SAMPLES: Final = HOUR_US // SAMPLE_US
 DECODE_US: Final = 10_000_000
 """Least microseconds between two decoded payloads of a stream."""
 STREAMS_MAX: Final = 4
-"""Streams of a device whose values are kept. Of more, one that was silent for an hour gives way."""
+"""Streams of a device whose values are kept. Beyond it, a stream that was silent for an hour gives way."""
 VALUES_MAX: Final = 6
 """Values of one payload that are kept."""
 NAME_CHARACTERS_MAX: Final = 32
@@ -40,7 +40,7 @@ WANTED_US: Final = 60_000_000
 """Microseconds for which a device that somebody looked at keeps its place."""
 BUSY_READINGS: Final = 1_000
 REST_US: Final = 8_000_000
-"""If a look finds more readings than `BUSY_READINGS`, then none is kept for `REST_US`."""
+"""Microseconds in which no reading is kept, after a look that found more than `BUSY_READINGS`."""
 MEET_US: Final = 10_000_000
 """Least microseconds between two searches for new streams while there is no place."""
 SILENT_US: Final = HOUR_US
@@ -180,7 +180,7 @@ class LiveHistory:
         missing = {device for device in devices if device not in self.traces}
         self._wanted = set(list(missing)[: self._devices_max])
 
-    def note(self, heard: DevicesHeard, sample: Sample, now_us: int) -> None:
+    def record(self, heard: DevicesHeard, sample: Sample, now_us: int) -> None:
         """Take in what came since the last look."""
         latest = heard.latest or {}
         # Of a flood, some readings are enough: most of the time this saves the effort of keeping the newest.

@@ -109,9 +109,9 @@ def _gateway(facts: Facts, versions: Mapping[str, str]) -> Iterator[Metric]:
 
 
 def _by_reason(facts: Facts, listener: Mapping[str, int]) -> Iterator[Metric]:
-    if facts.found is not None:
+    if facts.buffer_status is not None:
         kept = GaugeMetricFamily("sluice_quarantined", "Messages kept in the quarantine.", labels=["reason"])
-        for reason, count in list(facts.found.quarantine_reasons.items())[:REASONS_MAX]:
+        for reason, count in list(facts.buffer_status.quarantine_reasons.items())[:REASONS_MAX]:
             kept.add_metric([reason], count)
         yield kept
     ended = CounterMetricFamily("sluice_listener_events", "What the MQTT listener saw.", labels=["reason"])

@@ -35,16 +35,16 @@ PER_ADDRESS_MAX: Final = 12
 """Connections of one address (IPv6: its /64): a browser opens six."""
 PER_S: Final = 20.0
 BURST: Final = 100.0
-"""Connections and requests of one address, a second and at once. Those beyond it wait. A browser makes a dozen of them
-for the page, and one a second for its figures."""
+"""Connections and requests of one address, a second and at once. Further ones wait. A browser makes a dozen of them for
+the page, and one a second for its figures."""
 STRANGERS_PER_S: Final = 50.0
 STRANGERS_BURST: Final = 200.0
 """Connections and requests of all strangers: addresses where nobody has logged in, except this box itself."""
 ADDRESSES_MAX: Final = 1_024
-"""Addresses whose rate is remembered. Of more, the one that came least lately is forgotten, and gets a new burst."""
+"""Addresses whose rate is remembered. Beyond it, the one that came longest ago is forgotten, and may burst again."""
 READ_BYTES: Final = 8_192
 RETRY_S: Final = 30.0
-"""Seconds until a port that cannot be had is tried again."""
+"""Seconds until the page tries again to listen on its port."""
 TIDY_S: Final = 10.0
 LOG_INTERVAL_S: Final = 60.0
 """Least seconds between two log lines on one kind of trouble."""

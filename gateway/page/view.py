@@ -59,7 +59,7 @@ DEVICES_S: Final = 4.0
 EFFORT_SHARE: Final = 20
 """Least rest after the list of devices is made, as a multiple of its effort: it takes 5 % of the event loop at most."""
 FIRST_S: Final = 5.0
-"""Seconds that the first who looks is kept waiting at most."""
+"""Most seconds that the first viewer waits for figures."""
 HEALTH_S: Final = 1.0
 ANSWER_S: Final = 5.0
 """Seconds within which the buffer's thread has to answer."""
@@ -70,7 +70,7 @@ SHOWN_MAX: Final = 200
 QUERY_CHARACTERS_MAX: Final = 64
 ALARMS_MAX: Final = 50
 NO_KIND: Final = "a disk"
-"""Words for a disk of which nothing more is known."""
+"""Words for a disk about which nothing more is known."""
 
 _log = structlog.get_logger("sluice.status_page")
 
@@ -78,7 +78,7 @@ _log = structlog.get_logger("sluice.status_page")
 class OnDisk(Struct, frozen=True):
     """Contents of the buffer's file, and state of its disk."""
 
-    found: BufferStatus | None
+    buffer_status: BufferStatus | None
     lost: dict[str, int]
     """Readings by device that are gone for good, and were not reported yet."""
     hours: list[UsageHour]
@@ -164,13 +164,13 @@ class StatusView:
     # -- what goes on ---------------------------------------------------------------------------
 
     async def follow(self) -> None:
-        """Take note of what came in, every other second, until cancelled."""
+        """Record what came in, every other second, until cancelled."""
         try:
             while True:
                 try:
-                    self.history.note(self._front_door.heard, self._sample(), boottime_us())
+                    self.history.record(self._front_door.heard, self._sample(), boottime_us())
                 except Exception:  # noqa: BLE001 - whatever it is, readings must not suffer for a page
-                    _log.exception("the status page could not take note of what came in")
+                    _log.exception("the status page could not record the newest readings")
                 await asyncio.sleep(LOOK_S)
         finally:
             # Nobody shows the latest readings any more.
@@ -221,7 +221,7 @@ class StatusView:
         self._lost_sum = max(self._lost_sum, told.total())
 
     async def _asked(self) -> None:
-        """Note that somebody looks, and wait for the first figures."""
+        """Record that somebody looks, and wait for the first figures."""
         self._asked_s = time.monotonic()
         self._wanted.set()
         if not self._ready.is_set():
@@ -240,7 +240,7 @@ class StatusView:
             states += page.devices
             is_last = page.is_last or not page.devices
             after = page.devices[-1].device if page.devices else after
-        found = self._on_disk.found
+        found = self._on_disk.buffer_status
         places = places_on_ports(_told(self._parts.serial))
         listed = merged(
             () if found is None else found.devices,
@@ -292,7 +292,7 @@ class StatusView:
                 disk_free_min=settings.buffer.free_bytes_min,
             )
         budget = write_budget(day)
-        unreported_us = 0 if on_disk.found is None else on_disk.found.lost_us
+        unreported_us = 0 if on_disk.buffer_status is None else on_disk.buffer_status.lost_us
         lost_us = max(unreported_us, self._front_door.events.lost_told_us)
         return Facts(
             settings=settings,
@@ -305,7 +305,7 @@ class StatusView:
             failing=state.failing,
             uplink=parts.uplink(),
             clock=parts.clock(),
-            found=on_disk.found,
+            buffer_status=on_disk.buffer_status,
             room_bytes=room,
             hours_until_full=None if room is None else hours_until_full(room, day),
             disk_bytes_per_day=budget.disk_bytes_per_day,
@@ -364,7 +364,7 @@ class StatusView:
                 "per_s": self.history.per_s or _mean_per_s(facts),
                 "readings": facts.counts.get("readings", 0),
                 "lost": facts.lost,
-                "quarantined": facts.found.quarantined if facts.found is not None else None,
+                "quarantined": facts.buffer_status.quarantined if facts.buffer_status is not None else None,
             },
             "clock": {"synced": facts.clock.synced, "words": known_words(self._settings.gateway, facts.clock.error_us)},
             "disk": _disk_view(facts, self._on_disk.disk),

@@ -21,7 +21,7 @@ class BinaryFrames(NamedTuple):
 
 
 def binary_frames(received: bytes) -> BinaryFrames | None:
-    """The frames of which all of `received` consists; None if it does not. The ends may be cut off anywhere."""
+    """The frames that make up all of `received`; None if other bytes are in it. The ends may be cut off anywhere."""
     controls = sum(byte < 0x20 and byte not in _TEXT_CONTROLS for byte in received)
     if not received or controls < len(received) * _CONTROL_SHARE_MIN:
         return None

@@ -36,9 +36,9 @@ HELLO_REQUEST_INTERVAL_US = 200_000
 """Least time between two HELLO_REQUESTs. A burst of DATA of an unknown run needs one; its answer takes 35 ms."""
 BITS_PER_BYTE = 10
 WIRE_SHARE = 0.95
-"""Share of the bytes' time by the baud rate that is certain, as a UART may be some per cent off."""
+"""Share of the time by the baud rate that bytes surely take, as a UART may be some per cent off."""
 WIRE_TRIPS = 3
-"""Round trips, each as slow as a wire, that show that the port is one. A single one may have been slow otherwise."""
+"""Round trips as slow as a wire, after which the port counts as a wire. A single one may be slow for another reason."""
 SILENT_OPEN_US = 2_000_000
 """Time from a port's opening until a silent sensor is asked. A sensor that the opening has reset sends HELLO sooner."""
 
@@ -72,7 +72,7 @@ class HelloRefused:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Readings to store; hand this back to `stored` or `refused`."""
+    """Readings to store; hand this back to `stored` or `not_stored`."""
 
     sequences: tuple[int, ...]
     readings: tuple[Reading, ...]
@@ -95,7 +95,7 @@ LinkEvent = Identified | HelloRefused | Received | Lost
 class SerialLink:
     """One line from the opening of its port to its closing.
 
-    Feed it by `receive`. After each `receive`, `stored` and `refused`, and at `due_us`, write the bytes of
+    Feed it by `receive`. After each `receive`, `stored` and `not_stored`, and at `due_us`, write the bytes of
     `data_to_send`. All times are CLOCK_BOOTTIME in microseconds. No input raises.
     """
 
@@ -200,7 +200,7 @@ class SerialLink:
         self._ack_wanted = self._ack_wanted or received.run is self._run
         return received.run.settle(received.sequences, received.sequences)
 
-    def refused(self, received: Received) -> list[LinkEvent]:
+    def not_stored(self, received: Received) -> list[LinkEvent]:
         """The readings were not stored: they are taken in when the sensor sends them again."""
         return received.run.settle(received.sequences, ())
 
@@ -214,7 +214,7 @@ class SerialLink:
         run = self._run if self.knows(identified) else None
         # Samples that came since belong to this life of the run.
         end = identified.next if run is None else max(identified.next, run.highest + 1)
-        # A sequence that has gone back begins another life, of which nothing is known.
+        # A sequence that has gone back begins another life of the run. Nothing is known of that life.
         stored = frozenset() if max(recalled.stored, default=-1) >= end else recalled.stored
         told_below = 0 if recalled.told_below > identified.next else recalled.told_below
         # Samples before the first known one may have gone to another gateway.
@@ -345,7 +345,7 @@ class SerialLink:
         return losses
 
     def _reading(self, run: "_Run", data: Data, now_us: int) -> Reading:
-        if not run.clock.note(data.sequence, data.tick_ms, now_us):
+        if not run.clock.check_order(data.sequence, data.tick_ms, now_us):
             # The sensor has restarted, and neither its boot counter nor its sequence shows it.
             self._probe_due_us = now_us
             self._hello_wanted = True

@@ -29,7 +29,7 @@ _WRITE_BYTES = 9
 """Bytes of a request that writes several values, beside its data (sections 6.11 and 6.12)."""
 _FRAME_BYTES_MIN = 4
 _FRAME_BYTES_MAX = 256
-"""Serial, section 2.5.1."""
+"""Bytes of the longest frame (serial, section 2.5.1)."""
 _NOISE_BYTES_MAX = 3
 """Noise around a frame of unknown length. If more were allowed, noise would pass for a frame too often."""
 _LOOKED_AT_BYTES_MAX = 1_024

@@ -1,9 +1,9 @@
 """One line of Modbus RTU: asks its units for their registers in turn, and hands over the values.
 
 Requests and their CRC come from pymodbus. Its client is not used: it takes a late answer, to a request that was given
-up, for the answer to the next request. RTU numbers neither. Here every answer that can come is to the last request. If
-a request finds no answer, it is asked again before the unit is asked anything else. If answers to earlier attempts may
-still come, a fence shuts them out: a request of another function, which its answer names.
+up, for the answer to the next request. RTU numbers neither. Here every answer that can come belongs to the last
+request. If a request finds no answer, it is asked again before the unit is asked anything else. If answers to earlier
+attempts may still come, a fence shuts them out: a request of another function, which its answer names.
 
 Sections are those of "MODBUS over Serial Line, Specification and Implementation Guide V1.02", or, with "protocol", of
 "MODBUS Application Protocol Specification V1.1b3".
@@ -124,7 +124,7 @@ class _Unit:
         self.resting_until_s = 0.0
         """Time until which it is asked nothing, because it may still answer."""
 
-    def note(self, fault: str) -> None:
+    def record_fault(self, fault: str) -> None:
         self.turn_fault = fault
         self.count(fault)
 
@@ -354,7 +354,9 @@ class ModbusLine:
             return
         unit.begin_turn()
         if self._loop.time() > unit.due_s + unit.settings.interval_s:
-            unit.note("asked late: the line is too slow for all intervals, or waits for units that do not answer")
+            unit.record_fault(
+                "asked late: the line is too slow for all intervals, or waits for units that do not answer"
+            )
         values: dict[str, str] = {}
         received_us = 0
         answered = False
@@ -407,7 +409,7 @@ class ModbusLine:
                 # It may be the answer to an earlier attempt, and the answer to this one may follow.
                 unit.owing_until_s = self._loop.time() + self._settings.timeout_s + LATE_S_MAX
             if answer.exception is not None:
-                unit.note(_refusal_words(request, answer.exception))
+                unit.record_fault(_refusal_words(request, answer.exception))
             if answer.exception not in _NOT_IN_TIME:
                 break
         if answer is None or answer.exception in _NOT_REACHED:
@@ -432,7 +434,7 @@ class ModbusLine:
     async def _exchange(self, unit: _Unit, frame: bytes, request: Request) -> Answer | None:
         """Send a request and wait for its answer. Raises OSError or termios.error if the port fails."""
         if not await self._line_is_silent():
-            unit.note("the line is never silent: something else sends on it")
+            unit.record_fault("the line is never silent: something else sends on it")
             return None
         termios.tcflush(self._fd, termios.TCIFLUSH)
         self._received = b""
@@ -443,7 +445,7 @@ class ModbusLine:
             written = 0
         if written < len(frame):
             termios.tcflush(self._fd, termios.TCOFLUSH)
-            unit.note("the adapter takes no output")
+            unit.record_fault("the adapter takes no output")
             return None
         self._active_s = self._loop.time() + len(frame) * self._character_s
         if request == unit.asked:
@@ -453,7 +455,7 @@ class ModbusLine:
         self._awaited = None
         if answer is None:
             # Late answers, of any unit, are reported as late answers, not as what came instead.
-            unit.note(f"{request}: {other_words(self._received[self._late_until :], frame, request)}")
+            unit.record_fault(f"{request}: {other_words(self._received[self._late_until :], frame, request)}")
         elif request == unit.asked:
             self._answer_came(unit, answer)
         return answer

@@ -22,13 +22,13 @@ FUNCTIONS = {"coil": 1, "discrete": 2, "holding": 3, "input": 4}
 """The function code that reads each table (sections 6.1 to 6.4)."""
 
 _SIGNIFICANT_DIGITS = 50
-"""The longest whole number has 20 digits, a scale and an offset have 17 each."""
+"""Digits of a calculation. The longest whole number has 20, a scale and an offset have 17 each."""
 _PLAIN_DIGITS_MAX = 30
 _REGISTER_BITS = 16
 _FORMATS = {"u16": ">H", "s16": ">h", "u32": ">I", "s32": ">i", "u64": ">Q", "s64": ">q", "f32": ">f", "f64": ">d"}
 _REGISTERS_REVERSED = frozenset({"CDAB", "DCBA", "low-first"})
 _BYTES_SWAPPED = frozenset({"BADC", "DCBA"})
-"""Values of `word_order`."""
+"""Values of `word_order` that swap the two bytes of each register."""
 _EXACT = decimal.Context(prec=_SIGNIFICANT_DIGITS)
 
 

@@ -1,6 +1,6 @@
 """One open serial port: moves bytes between its descriptor and its link, and events from the link to the intake.
 
-Each read only notes two times. Each scan, and `sluice status`, make words of them.
+Each read only records two times. Each scan and `sluice status` turn them into words.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ log = structlog.get_logger()
 
 
 class PortLine(ABC):
-    """One open port, from its opening to its closing. Of a flood it reads only what the other lines can bear."""
+    """One open port, from its opening to its closing. It reads a flood no faster than the other lines can bear."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class PortLine(ABC):
             self.report_faults()
 
     def _use(self, now_us: int) -> None:
-        """Note that the bytes so far could be used."""
+        """Record that the bytes so far could be used."""
         self._used_us = now_us
         self._unused_bytes = 0
 
@@ -400,7 +400,7 @@ class FrameLine(PortLine):
                 return
 
     def _committed(self, received: Received, stored: bool) -> None:  # noqa: FBT001 - the form of Intake's `done`
-        settle = self._link.stored if stored else self._link.refused
+        settle = self._link.stored if stored else self._link.not_stored
         self._handle(settle(received))
         self._write()
 
@@ -426,7 +426,7 @@ class FrameLine(PortLine):
             self.close(why_closed("writing", error))
             return
         if self._unsent:
-            # Only one write's worth waits here. After it the link is asked again, for what holds by then.
+            # Only the bytes of one write wait here. After it the link is asked again, as its state may have changed.
             self._loop.add_writer(self._fd, self._send_rest)
 
     def _send_rest(self) -> None:

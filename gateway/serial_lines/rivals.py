@@ -73,7 +73,7 @@ def holders(ports: Collection[str]) -> dict[str, list[Holder]]:
 def rivals(ports: Mapping[str, str]) -> dict[str, str]:
     """Words for who else speaks or listens on open ports, and what to do, by real path.
 
-    `ports` has for each how to stop serving it (`leave_out` in `ports.py`).
+    `ports` has, by real path, words for how to stop serving each port (`leave_out` in `ports.py`).
     """
     found = {port: who_words(held, port, ports[port]) for port, held in holders(ports).items()}
     for port in ports:
@@ -115,7 +115,7 @@ def modem_manager_words(port: str) -> str:
     """Words for what ModemManager does to a port, and how to stop it: for this adapter, or at all."""
     adapter = next((adapter for adapter in adapters() if adapter.port == port), None)
     everywhere = "where this box has no modem, sudo systemctl disable --now ModemManager"
-    does = "it opens new ports to try them for modems, which resets an Arduino and mixes into what is read"
+    does = "it opens new ports to try them for modems, which resets an Arduino and mixes into its bytes"
     if adapter is None:
         return f"{does}; {everywhere}"
     rule = (

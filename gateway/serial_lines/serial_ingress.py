@@ -71,7 +71,7 @@ class _Unopened:
     reason: str
     """What the error means, in an installer's words."""
     explained_us: int
-    told: str
+    logged: str
     """The last reason in the log; empty if there is none."""
 
 
@@ -163,17 +163,17 @@ class SerialIngress:
     async def _scan(self) -> None:
         served = {each.line.name for each in self._open.values()}
         self._forget_closed()
-        sight = _look(self._settings)
-        await self._report_missing(sight.by_pattern, served)
-        self._report_conflicts(sight.conflicts)
-        self._unopened = {path: each for path, each in self._unopened.items() if path in sight.wanted}
-        self._hand_over(sight.wanted)
+        present = _present_ports(self._settings)
+        await self._report_missing(present.by_pattern, served)
+        self._report_conflicts(present.conflicts)
+        self._unopened = {path: each for path, each in self._unopened.items() if path in present.wanted}
+        self._hand_over(present.wanted)
         opened = [
-            path for path, each in sight.wanted.items() if path not in self._open and await self._serve(path, each)
+            path for path, each in present.wanted.items() if path not in self._open and await self._serve(path, each)
         ]
         self._report_shared_devices()
         now_us = self._now_us()
-        self._forget_gone({each.name for each in sight.wanted.values()}, now_us)
+        self._forget_gone({each.name for each in present.wanted.values()}, now_us)
         for each in self._open.values():
             if isinstance(each.line, PortLine) and not each.line.closed:
                 each.line.log_trouble(now_us)
@@ -282,12 +282,12 @@ class SerialIngress:
             reason, explained_us = await asyncio.to_thread(why_not_opened, error, name, header), now_us
         else:
             reason, explained_us = known.reason, known.explained_us
-        told = known.told if known is not None else ""
+        logged = known.logged if known is not None else ""
         # Not at the first try: udev gives a new port to its group a moment after it has made it.
-        if known is not None and told != reason:
-            told = reason
+        if known is not None and logged != reason:
+            logged = reason
             log.warning("serial port cannot be opened; it is tried at every scan", port=name, reason=reason)
-        self._unopened[path] = _Unopened(name, str(error), reason, explained_us, told)
+        self._unopened[path] = _Unopened(name, str(error), reason, explained_us, logged)
 
     async def _look_for_rivals(self) -> None:
         """Log which other programs have a port open. In a thread, as it reads the processes of this box."""
@@ -296,7 +296,7 @@ class SerialIngress:
         for path, reason in found.items():
             if self._rivals.get(path) != reason:
                 log.warning(
-                    "serial port is open in another program too: each gets a part of what comes",
+                    "serial port is open in another program too: each gets a part of the bytes",
                     port=self._open[path].line.name,
                     reason=reason,
                 )
@@ -329,7 +329,7 @@ class SerialIngress:
         return f"{', '.join(also)}: {_OWN_NAMES}" if also else None
 
 
-class _Sight(NamedTuple):
+class _PresentPorts(NamedTuple):
     """The ports that are there now, as the settings want them."""
 
     wanted: dict[str, _Wanted]
@@ -340,31 +340,31 @@ class _Sight(NamedTuple):
     """Names for which no port can be chosen, and why."""
 
 
-def _look(settings: SerialSettings) -> _Sight:
+def _present_ports(settings: SerialSettings) -> _PresentPorts:
     """Find the ports that the settings name. Sections come first, as their ports do not belong to `serial.ports`."""
-    sight = _Sight({}, {}, {})
+    present = _PresentPorts({}, {}, {})
     named: set[str] = set()
     for section in sections(settings):
         pattern = section.settings.port
         ports = ports_of(pattern)
-        sight.by_pattern[pattern] = list(ports.values())
+        present.by_pattern[pattern] = list(ports.values())
         named |= ports.keys()
         if len(ports) > 1:
             called = f"{len(ports)} ports are called so ({', '.join(sorted(ports.values()))})"
-            sight.conflicts[pattern] = f"{called}, and one sensor has one: write one; {LOOK_ALIKES}"
+            present.conflicts[pattern] = f"{called}, and one sensor has one: write one; {LOOK_ALIKES}"
             continue
         for path, name in ports.items():
-            if path in sight.wanted:
-                other = sight.wanted[path].name
-                sight.conflicts[name] = f"it leads to the same port as {other}, which is named for another sensor"
+            if path in present.wanted:
+                other = present.wanted[path].name
+                present.conflicts[name] = f"it leads to the same port as {other}, which is named for another sensor"
             else:
-                sight.wanted[path] = _Wanted(name, section)
+                present.wanted[path] = _Wanted(name, section)
     found = find(settings.ports)
-    sight.by_pattern.update(found.by_pattern)
+    present.by_pattern.update(found.by_pattern)
     for path, name in found.names.items():
         if path not in named:
-            sight.wanted[path] = _Wanted(name, None)
-    return sight
+            present.wanted[path] = _Wanted(name, None)
+    return present
 
 
 def _header(section: Section | None) -> str:

@@ -25,9 +25,10 @@ NOISE: Final = "noise"
 """Reason of a LineError without a loss: every wanted sentence of the line was read. Other bytes stood around it, or a
 sentence of another type was damaged."""
 NUMBER_CHARACTERS_MAX = 64
-"""A longer number is kept as a text, as readers of JSON, the cloud's tables among them, refuse it."""
+"""Characters of the longest number. A longer one is kept as a text, as readers of JSON refuse it, the cloud's tables
+too."""
 QUANTITY_CHARACTERS_MAX = 128
-"""A longer value is a text; no number is looked for in it."""
+"""Characters of the longest value in which a number is looked for. A longer value is a text."""
 NAME_WORDS_MAX = 4
 """Words that a name in front of a colon may have."""
 SENTENCE_MEMBER: Final = "sentence"
@@ -43,7 +44,8 @@ _QUANTITY: Final = re.compile(
     rf"{_NUMBER_PATTERN}(?:(\s*)((?:deg(?:rees)?\s+|%\s*)?[^\W\d_{_UNIT_SIGNS}][^\s\d,;|()]*[23]?"
     rf"|[{_UNIT_SIGNS}]\s?[^\s\d,;|()]*[23]?))?[\s,;|/()]*"
 )
-# Units that may be glued to a number, as `id=12ab` is not 12. A, C and F only to a fraction: `3F` may be hexadecimal.
+# Units that may follow a number without a space. No others may: `id=12ab` is not 12. A, C and F may follow only a
+# fraction, as `3F` may be hexadecimal.
 _GLUED_UNIT: Final = re.compile(
     r"[numckhMG]?(?:V|A|VA|W|Wh|Hz|Ohm|Pa|bar|g|m|s|l|L|J|N)|[CFK]|deg[CF]|RH|psi|in|ft|t|lb|oz|ppm|ppb|lx|lux|lm|dBm?"
     r"|min|h|rpm|m/s|km/h|kn|kt|mph|[um]?g/m3|m3(?:/h)?|[lL]/(?:min|h)|pH|NTU|[um]S/cm"

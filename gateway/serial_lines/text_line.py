@@ -62,7 +62,7 @@ class TextLine(PortLine):
 
     def state(self) -> dict[str, object]:
         """See `PortLine.state`."""
-        refused = self._link.refused
+        refused = self._link.last_unreadable
         return super().state() | {
             "acknowledges": False,
             "format": self._format,

@@ -120,7 +120,7 @@ class TextLink:
         return self._has_seen_a_frame
 
     @property
-    def refused(self) -> Unreadable | None:
+    def last_unreadable(self) -> Unreadable | None:
         """The last line that could not be read."""
         return self._refused
 

@@ -130,8 +130,8 @@ class BrokerClient(Client):
                 "without TLS if there is no [mqtt_brokers.tls]"
             )
         except Exception:  # noqa: BLE001 - whatever it is, packets that were read and not taken must come again
-            _log.exception("what the broker sent could not be taken, which is a fault of this gateway: report it")
-            self.end("this gateway failed to take what it sent; it will send that again")
+            _log.exception("the broker's packets could not be taken, which is a fault of this gateway: report it")
+            self.end("this gateway failed to take its packets; it will send them again")
 
     def _create_socket(self) -> socket.socket:
         return self._link

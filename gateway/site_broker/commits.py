@@ -23,7 +23,7 @@ _log = structlog.get_logger("sluice.mqtt_broker")
 
 
 @dataclass(slots=True)
-class Batch:
+class BrokerBatch:
     """Everything that one read brought, stored in one commit."""
 
     received_bytes: int
@@ -50,7 +50,7 @@ class Commits:
         self._answered: list[int] = []
         self._stopping = False
 
-    def judge(self, packet: Packet, received_us: int, batch: Batch) -> None:
+    def judge(self, packet: Packet, received_us: int, batch: BrokerBatch) -> None:
         """Judge a PUBLISH; add its answer to `batch`, and its reading if it must be stored."""
         first = packet.first
         qos = first >> 1 & 0b11
@@ -82,12 +82,12 @@ class Commits:
         datum = Datum(received_us=received_us, payload=payload, doubt=Doubt.REDELIVERED if redelivered else 0)
         batch.readings.append(Reading(topic, topic, datum))
 
-    def release(self, packet: Packet, batch: Batch) -> None:
+    def release(self, packet: Packet, batch: BrokerBatch) -> None:
         """Take a PUBREL. Raises MalformedPacketError."""
         self._deliveries.release(packet_id(packet))
         batch.answers += _ANSWER_PUBREL + packet.body[:2]
 
-    def store(self, batch: Batch) -> None:
+    def store(self, batch: BrokerBatch) -> None:
         """Store a batch, and answer the broker after the commit."""
         deliveries, client = self._deliveries, self._client
         number, marks = deliveries.batch()
@@ -107,7 +107,7 @@ class Commits:
                 deliveries.stored(number)
                 self._answer(number, answers)
                 return
-            deliveries.refused(number)
+            deliveries.not_stored(number)
             if unanswered:
                 self._intake.lost(None, "refused-qos0", unanswered)
             # A broker sends nothing again on the same connection, so there must be a new one.

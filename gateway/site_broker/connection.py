@@ -22,7 +22,7 @@ from gateway.mqtt.packet_reader import (
 )
 from gateway.mqtt.protocol import MalformedPacketError
 from gateway.site_broker.client import CLOSED, BrokerClient
-from gateway.site_broker.commits import Batch, Commits
+from gateway.site_broker.commits import BrokerBatch, Commits
 from gateway.site_broker.reach import REFUSALS, BrokerError
 from gateway.site_broker.session import BrokerSession
 from gateway.tls.dates import Dates
@@ -116,7 +116,7 @@ class BrokerConnection:
             self._connack_came(packets.pop(0))
         if client.ended.done():
             return
-        batch = Batch(sum([len(packet.body) for packet in packets]))
+        batch = BrokerBatch(sum([len(packet.body) for packet in packets]))
         received_us = self._session.now_us()
         try:
             for packet in packets:
@@ -149,11 +149,11 @@ class BrokerConnection:
         self._session.counts["connections"] += 1
         self._session.deliveries.connected(session_present=session_present)
         if not session_present:
-            self._commits.store(Batch(0))
+            self._commits.store(BrokerBatch(0))
         self._on_accepted(session_present)
         self._session.subscriptions.connected(self._client)
 
-    def _control(self, packet: Packet, batch: Batch) -> None:
+    def _control(self, packet: Packet, batch: BrokerBatch) -> None:
         """Act on a packet that carries no reading. Raises MalformedPacketError."""
         kind = packet.first & 0xF0
         if kind == PUBREL:

@@ -116,8 +116,8 @@ class Deliveries:
 
     For each connection, call `forget_marks`, commit its marks, call `connecting`, send CONNECT, and call
     `connection_refused` or `connected`. For each read, call `receive`, `receive_exactly_once` and `release`, and then
-    `batch` once. For each batch, in order, call `stored` and `acknowledged`, or `refused`. Every batch must be decided
-    before `forget_marks` is called again.
+    `batch` once. For each batch, in order, call `stored` and `acknowledged`, or `not_stored`. Every batch must be
+    decided before `forget_marks` is called again.
     """
 
     def __init__(self, prefix: str, kept: Mapping[str, bytes]) -> None:
@@ -126,7 +126,7 @@ class Deliveries:
         self._batches: dict[int, _Batch] = {}
         """Batches that are not yet decided, or not yet confirmed, by number."""
         self._preceding: dict[int, _Batch] = {}
-        """Batches of the preceding connection, of which `_expected` is made."""
+        """Batches of the preceding connection. `_expected` is made of them."""
         self._next = 0
         self._expected: dict[int, _Expected] = {}
         self._passed = 0
@@ -282,7 +282,7 @@ class Deliveries:
         batch.stored = True
         self._kept.difference_update(batch.forgets)
 
-    def refused(self, number: int) -> None:
+    def not_stored(self, number: int) -> None:
         """Record that neither the batch nor its marks were stored: the connection must end."""
         self._undo(self._batches[number].released)
 

@@ -85,7 +85,7 @@ def tls_context(tls: BrokerTlsSettings) -> ssl.SSLContext:
 
 
 async def connect(host: str, port: int, context: ssl.SSLContext | None, resolver: Executor) -> socket.socket:
-    """Connect, with TLS if there is a context. Raises OSError, of which ssl.SSLError is a kind.
+    """Connect, with TLS if there is a context. Raises OSError, also for errors of TLS.
 
     `resolver` looks up the name. A look-up goes on after its caller has stopped waiting, and in the loop's own executor
     it would block other look-ups.

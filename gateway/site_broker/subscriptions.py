@@ -119,7 +119,7 @@ class Subscriptions:
             )
         elif not code:
             _log.warning(
-                "the broker grants QoS 0 only: what it sends while this gateway is away, or is killed, is lost; "
+                "the broker grants QoS 0 only: messages from while this gateway is away, or is killed, are lost; "
                 "allow QoS 1 in the broker's settings",
                 broker=self._broker,
                 topic=name,

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 FILE_BYTES_MAX: Final = 4_000_000
 """Bytes that are read of a file: more than all authorities of the world take."""
 SOON: Final = timedelta(days=30)
-"""A certificate that expires within this time is reported."""
+"""Time before its end from which a certificate is reported."""
 
 _BEGIN = re.compile(r"^-----BEGIN ([A-Z0-9 ]+)-----", re.MULTILINE)
 _CERTIFICATE = re.compile(r"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----")

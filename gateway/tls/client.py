@@ -22,7 +22,7 @@ def client_context(ca: Path | None, certificate: Path | None, key: Path | None) 
     try:
         context = ssl.create_default_context(cafile=ca)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # A named authority counts by itself, be it a root or one below it (the default from Python 3.13 on).
+        # A named authority counts by itself, even if it is no root (the default from Python 3.13 on).
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         # Python 3.13 also refuses an authority without a key usage (RFC 5280), as `openssl req -x509` makes it. A site
         # that works on Debian 12 must work on Debian 13. The flag changes neither who is trusted nor for which names.

@@ -32,7 +32,7 @@ _TWICE = (
 _SYNTAX = (
     (
         "Invalid value",
-        'no value stands behind the =; write a text in double quotes, as in id = "barn-1", and what is no text without',
+        'no value stands behind the =; write a text in double quotes, as in id = "barn-1", and other values without',
     ),
     ("Cannot overwrite", "this name was given a value before; remove one of the two"),
     ("Cannot declare", _TWICE),
@@ -47,7 +47,7 @@ _SYNTAX = (
     ("Invalid initial character", "a name stands here that is none; write letters, digits, '_' or '-'"),
     ("Illegal character '\\n'", 'a text ends in no double quote; write one at its end, as in id = "barn-1"'),
     ("Unterminated string", 'a text ends in no double quote; write one at its end, as in id = "barn-1"'),
-    ("Unclosed", "a list or what stands in braces is not closed; write ] or } at its end"),
+    ("Unclosed", "a list or a brace is not closed; write ] or } at its end"),
     ("Unescaped '\\'", _BACKSLASH),
     ("Invalid hex value", _BACKSLASH),
     ("Escaped character", _BACKSLASH),
@@ -69,15 +69,15 @@ _TRUTHS = {
 _WENT_ON = ("Expected newline", "Unclosed")
 """tomllib's words for a value that begins as a number and goes on: 127.0.0.1."""
 _ONE_LINE = (
-    "what is in { } must stand on one line; where that is too long, write each of its settings on a line of its own, "
-    "in a section"
+    "all within { } must stand on one line; if the line is too long, write each setting on a line of its own, in a "
+    "section"
 )
 _IN_BRACES = ("Invalid initial character", "Unclosed", "Invalid value", "Expected '='")
 """tomllib's words for a line that ends within braces."""
 _QUOTED = re.compile(r"""\"(?:\\.|[^"\\])*\"|'[^']*'""")
 _ENDS_A_VALUE = frozenset(" \t\r\n\"'[]{},#")
 _NO_QUOTES = 'this is no number; put texts in double quotes, as in host = "127.0.0.1"'
-_NOT_SHOWN = "a text with an @ (not shown, for it may hold a password)"
+_NOT_SHOWN = "a text with an @ (not shown, as it may hold a password)"
 _SHOWN_MAX = 20
 """Elements of a list that a message repeats."""
 _DIGITS_SHOWN_MAX = 40

@@ -72,6 +72,4 @@ def delete_device_command(warehouse: str, namespace: str, yes: bool, unheard: bo
     with only_writer(warehouse):
         done = delete_device(spark, warehouse, namespace, device, report=lambda table: say(f"deleting from {table}"))
     until = f"{done.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    say(
-        f"deleted: {counted(done.records, 'record')} of {whose}; what it measured before {until} is refused from now on"
-    )
+    say(f"deleted: {counted(done.records, 'record')} of {whose}; readings from before {until} are refused from now on")

@@ -22,8 +22,8 @@ from spark.log.sequence_runs import Edge
 from spark.source.topic_changes import TopicOffsets
 
 WAITING_MAX = 100
-"""Heartbeats of one buffer that wait for their offsets. Of more, those that lie far apart are kept. If one is dropped,
-a window may become final a little later, but never wrongly."""
+"""Heartbeats of one buffer that wait for their offsets. Beyond it, those that lie far apart are kept. If one is
+dropped, a window may become final a little later, but never wrongly."""
 BOOTS_MAX = 20
 """Boots of a gateway whose clocks are remembered."""
 QUARANTINE_TOPIC = "gateway-quarantine"
@@ -283,7 +283,7 @@ def _sureness(edge: Edge) -> tuple[int, int]:
 
 
 def _note_buffer(gateway: GatewayState, event: GatewayEvent) -> None:
-    """Note the buffer that takes readings now. A gateway's events are in order, because they are in one partition."""
+    """Record the buffer that takes readings now. A gateway's events are in order, because they are in one partition."""
     gateway.buffers.setdefault(event.buffer, BufferState(is_former=gateway.newest is not None))
     if gateway.newest is not None and event.order <= gateway.newest:
         return
@@ -332,7 +332,7 @@ def _is_read(told: Told, held: TopicOffsets, gone: Collection[str]) -> bool:
 
 
 def _leave_out(buffer: BufferState, reads: Callable[[str], bool] | None, gone: Collection[str]) -> bool:
-    """Note the topics that a buffer writes to and the job does not read. Return True if they have changed."""
+    """Record the topics that a buffer writes to and the job does not read. Return True if they have changed."""
     if reads is None or buffer.newest is None:
         return False
     before = buffer.unread

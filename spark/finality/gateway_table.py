@@ -37,7 +37,7 @@ class GatewayTable(StateTable[tuple[str, str], GatewayState]):
         )
         self.gateways = GatewayStates(self.states)
 
-    def note(
+    def add_batch(
         self,
         events: Iterable[GatewayEvent],
         held: TopicOffsets,

@@ -62,7 +62,7 @@ class Gap(NamedTuple):
 
 
 class Proven(NamedTuple):
-    """A span of time of which all readings of a run are here, except those whose loss is explained."""
+    """A span of time. All readings of a run from it are here, except those whose loss is explained."""
 
     run: int
     from_us: int

@@ -72,7 +72,7 @@ class StreamProof(NamedTuple):
     lost: list[Within]
     """Missing numbers that are explained, with their runs; and losses told by gateways, without a run."""
     waits: list[Within]
-    """Times of which gateways may still bring readings."""
+    """Times from which gateways may still bring readings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def _numbers(gap: Gap) -> str:
 
 
 def _waits(sites: Sites, namespace: str, gateway: str) -> list[Within]:
-    """Times of which a gateway may still bring readings, with the reasons."""
+    """Times from which a gateway may still bring readings, with the reasons."""
     retired_us = sites.retired_from_us.get((namespace, gateway), FOREVER_US)
     buffers = sites.buffers.get((namespace, gateway))
     if not buffers:

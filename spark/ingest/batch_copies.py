@@ -39,14 +39,14 @@ class Copies:
         was = found.withColumn("was", F.struct("duplicate", "reject_reason"))
         self._judged = judged(was, kept).persist()
         self._ordinal = ordinal
-        self.found = self._count()
+        self.counts = self._count()
 
     def of_batch(self) -> DataFrame:
         return self._judged.where(F.col("ordinal") == self._ordinal)
 
     def of_earlier_batches(self) -> DataFrame | None:
         """The records of earlier batches whose verdict changed; None if there are none."""
-        return self._judged.where(self._is_amended()).drop("was") if self.found.amended else None
+        return self._judged.where(self._is_amended()).drop("was") if self.counts.amended else None
 
     def _is_amended(self) -> Column:
         changed = ~F.struct("duplicate", "reject_reason").eqNullSafe(F.col("was"))

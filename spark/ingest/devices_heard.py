@@ -29,7 +29,7 @@ class DevicesHeard(StateTable[StreamKey, Heard]):
             encode=lambda heard: (sorted(heard[0]), heard[1]),
         )
 
-    def note(self, census: Census) -> None:
+    def add_batch(self, census: Census) -> None:
         """Take up a batch's streams. To take them up again changes nothing."""
         for namespace, device, stream, gateway, last_us in census.heard:
             key = (namespace, device, stream)

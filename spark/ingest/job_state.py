@@ -60,7 +60,7 @@ class JobState:
         for ordinal in range(self.saved + 1, log.last):
             rows = committed_rows(spark, tables, ordinal)
             census = take_census(rows, ordinal)
-            self.note(census, events_of(rows, census), ordinal)
+            self.add_batch(census, events_of(rows, census), ordinal)
 
     @property
     def saved(self) -> int:
@@ -72,26 +72,26 @@ class JobState:
         """The start of the present checkpoint."""
         return self.starts[-1] if self.starts else None
 
-    def note(self, census: Census, events: Iterable[GatewayEvent], ordinal: int) -> Suspects:
+    def add_batch(self, census: Census, events: Iterable[GatewayEvent], ordinal: int) -> Suspects:
         """Take up a batch, with `events` from `events_of`. Return what of it came before, or twice in it."""
         self.begin_at(ordinal)
-        self._topics.note(census)
-        self._heard.note(census)
-        self._gateways.note(events, self._topics.offsets(), self._kafka.reads, self._kafka.gone)
+        self._topics.add_batch(census)
+        self._heard.add_batch(census)
+        self._gateways.add_batch(events, self._topics.offsets(), self._kafka.reads, self._kafka.gone)
         if census.events:
             self.named = self._gateways.gateways.topics()
-        return self._seen.note(census, ordinal)
+        return self._seen.add_batch(census, ordinal)
 
     def topics(self) -> Mapping[str, TopicRead]:
         """The id and the next offsets of each topic."""
         return self._topics.topics()
 
     def read_to(self, offsets: TopicOffsets, topic_ids: Mapping[str, str]) -> None:
-        """Note a batch's end offsets from Spark, also of partitions without a record in it."""
+        """Record a batch's end offsets from Spark, also of partitions without a record in it."""
         self._topics.read_to(offsets, topic_ids)
 
     def begin(self, start: ReadingStart) -> None:
-        """Note that a new checkpoint begins."""
+        """Record that a new checkpoint begins."""
         self.starts.append(start)
         self._begin(start)
 

@@ -111,7 +111,7 @@ class Seen:
         """The ordinal of the last batch that both tables have."""
         return min(self._lanes.saved, self._runs.saved)
 
-    def note(self, census: Census, ordinal: int) -> Suspects:
+    def add_batch(self, census: Census, ordinal: int) -> Suspects:
         """Take up a batch's numbers. Return those that came before, or twice in it."""
         lanes: list[tuple[str, str, int, int]] = []
         runs: list[tuple[str, str, str, str, str, int, int]] = []
@@ -141,7 +141,7 @@ class Seen:
         self._runs.save(ordinal, {SETTLED: self._settled, **so_far})
 
     def _begin(self, run: RunKey) -> None:
-        """Note that a sensor has begun to count anew. Little more will come of its boot before."""
+        """Record that a sensor has begun to count anew. Little more will come of its boot before."""
         before = self._newest.get(run[:-1])
         self._newest[run[:-1]] = run[-1]
         if before is not None:

@@ -32,7 +32,7 @@ class TopicsRead(StateTable[Partition, ReadTo]):
             encode=lambda read_to: read_to,
         )
 
-    def note(self, census: Census) -> None:
+    def add_batch(self, census: Census) -> None:
         """Take up a batch's offsets. To take them up again changes nothing."""
         self.read_to(census.next_offsets, census.topic_ids)
 

@@ -15,7 +15,7 @@ AHEAD_MAX = 1 << 20
 FAR_MAX = 1 << 12
 """Numbers above the bits that are held. More make the bits move on. So few may be damaged or forged."""
 SPANS_MAX = 64
-"""Spans of a lane's numbers and their batches. Of more, neighbours are joined."""
+"""Spans of a lane's numbers and their batches. Beyond it, neighbours are joined."""
 
 Lane = tuple[str, str]
 """Buffer and lane."""

@@ -48,7 +48,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The note in a commit of `versions`. It shows if a copy of the warehouse holds less of the version's tables."""
+    """The user metadata in a commit of `versions`. It shows if a copy of the warehouse lacks a part of the tables."""
 
     number: int
     tables: Mapping[str, int]

@@ -20,7 +20,7 @@ Direction = Literal["nearest", "backward", "forward"]
 SPAN_US_MIN = 3_600 * 1_000_000
 TOLERANCE_S_MAX = 366 * 86_400
 _EXACT = "decimal(21,0)"
-"""Type that holds the sum of two bounds, each of which may be any bigint."""
+"""Type that holds the sum of two bounds. Each bound may be any bigint."""
 
 
 def as_of(  # noqa: PLR0913, PLR0917 - two sides and the options of a join

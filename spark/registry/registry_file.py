@@ -258,7 +258,7 @@ def _checked(found: _Found) -> Registry:
         made[entry.kind].append((entry, _KINDS[entry.kind](**values), unknown))
 
     def known(kind: str, *names: str) -> list[tuple[_Entry, Any]]:
-        """Entries of which these settings are right, whatever else is wrong with them."""
+        """Entries in which these settings are right, whatever else is wrong with them."""
         return [(entry, one) for entry, one, unknown in made[kind] if unknown.isdisjoint(names)]
 
     mistakes += _double_sites(known("devices", "namespace", "device", *_SPAN))

@@ -103,7 +103,7 @@ def open_gateway_registry(spark: SparkSession, warehouse: str) -> DataFrame:
 
 
 def retired_gateways(gateway_registry: DataFrame) -> DataFrame:
-    """Retired gateways, of which nothing more is expected: `namespace`, `gateway`, `retired_from_us`."""
+    """Retired gateways, from which nothing more is expected: `namespace`, `gateway`, `retired_from_us`."""
     retired = gateway_registry.where(F.col("retired_from").isNotNull())
     return retired.select("namespace", "gateway", F.unix_micros("retired_from").alias("retired_from_us"))
 

@@ -29,7 +29,7 @@ FAILURES = (
     Failure(
         r"(?:Partitions |Cannot find initial offsets for partitions )(?:Set\()?(?P<what>[\w., -]+?)\)?"
         r"(?: have been deleted|[.] They may have been deleted)",
-        f"Kafka no longer has {{what}}, of which records were read: the topic was deleted. {GO_ON}, and records as "
+        f"Kafka no longer has {{what}}, from which records were read: the topic was deleted. {GO_ON}, and records as "
         "lost what there is not.",
     ),
     Failure(

@@ -76,7 +76,7 @@ def expect_readable(read: Mapping[str, TopicRead], now: Mapping[str, TopicNow]) 
         read_to = read[topic].next_offsets.get(partition, 0) if is_same else 0
         if read_to > offset:
             raise OpenTransactionError(
-                f"partition {partition} of topic {topic} was read up to offset {read_to}, also what was not committed. "
+                f"partition {partition} of topic {topic} was read up to offset {read_to}, uncommitted records too. "
                 f"A transaction of another producer from offset {offset} on is still open, and reading now stops "
                 "there. Nothing was read or lost. Start again once it has ended "
                 f"({abort_words(topic, partition, offset)}), or read on as before with --kafka-option "

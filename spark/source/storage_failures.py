@@ -62,7 +62,7 @@ def _of_place(text: str, error: BaseException) -> str | None:
     if (found := NO_HOST.search(text)) and KAFKA not in text[found.end() : found.end() + TRACE_CHARS]:
         return f"the warehouse's host {found['host']} cannot be found: is its name right, and does DNS answer?"
     if REFUSED.search(text):
-        return f"what is read or written is not allowed to this user: {innermost(error)}"
+        return f"this user may not read or write there: {innermost(error)}"
     return None
 
 

@@ -156,7 +156,7 @@ def trouble_words(found: Sequence[Trouble], shown_max: int = 10) -> str:
     lines = [f"- {trouble}" for trouble in found[:shown_max]]
     if len(found) > shown_max:
         lines.append(f"- and {len(found) - shown_max} more of these")
-    begin = "Kafka no longer has what is to be read next, so nothing more was read; all that was read is kept:"
+    begin = "Kafka no longer has the next records, so nothing more was read; all that was read is kept:"
     todo = (
         "See first that nobody else makes topics of these names, and that retention is longer than this job may stand "
         "still. Then run `sluice-cloud ingest` with the same options and --go-on: it reads on from what there is, and "

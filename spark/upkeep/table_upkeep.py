@@ -63,7 +63,7 @@ class Upkeep:
         """Tables that are merged beside the batches. Batches only append to them, except to recompute windows."""
         others = set(_tables_in(job.spark, tables)) - {kept.path for kept in self._beside}
         self._others = tuple(_Kept(path) for path in sorted(others))
-        self._looked_at = dict.fromkeys((kept.path for kept in (*self._beside, *self._others)), 0)
+        self._files_seen = dict.fromkeys((kept.path for kept in (*self._beside, *self._others)), 0)
         self._executor = ThreadPoolExecutor(1, "upkeep")
         self._running: Future[None] | None = None
         self._day: date | None = None
@@ -77,10 +77,10 @@ class Upkeep:
         self._batches += 1
         if self._batches % LOOK_BATCHES == 0:
             # Between batches: the job itself rewrites these tables now and then.
-            self._look(self._job.spark, self._others)
+            self._merge_all(self._job.spark, self._others)
             if self._running is None or self._running.done():
                 self.wait()
-                self._running = self._executor.submit(self._look, self._spark, self._beside)
+                self._running = self._executor.submit(self._merge_all, self._spark, self._beside)
         self._daily(_today(newest_us))
 
     def wait(self) -> None:
@@ -93,20 +93,20 @@ class Upkeep:
         self._is_ending = True
         self.wait()
 
-    def _look(self, spark: SparkSession, tables: Iterable[_Kept]) -> None:
+    def _merge_all(self, spark: SparkSession, tables: Iterable[_Kept]) -> None:
         for kept in tables:
-            failure = _failure(partial(self._look_at, spark, kept))
+            failure = _failure(partial(self._merge, spark, kept))
             if failure is not None:
                 self._warn(f"{kept.path}: its small files could not be merged, which is tried again later: {failure}")
 
-    def _look_at(self, spark: SparkSession, kept: _Kept) -> None:
+    def _merge(self, spark: SparkSession, kept: _Kept) -> None:
         files = file_count(spark, kept.path)
-        if files < self._looked_at[kept.path] + FILES_NEW_MIN:
+        if files < self._files_seen[kept.path] + FILES_NEW_MIN:
             return
         # First: if the merge fails, it is not tried again at once.
-        self._looked_at[kept.path] = files
+        self._files_seen[kept.path] = files
         self._tidy(spark, kept)
-        self._looked_at[kept.path] = file_count(spark, kept.path)
+        self._files_seen[kept.path] = file_count(spark, kept.path)
 
     def _tidy(self, spark: SparkSession, kept: _Kept) -> None:
         for files in files_by_partition(spark, kept.path, kept.partition):

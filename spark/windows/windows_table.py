@@ -53,7 +53,7 @@ LATE_S = 60
 PERCENTILES = Windows().percentiles
 
 SPANS_MAX = 32
-"""Spans of event time in a search for windows. Of more, neighbours are joined."""
+"""Spans of event time in a search for windows. Beyond it, neighbours are joined."""
 DEVICES_MAX = 200
 """Devices that are named one by one when windows are computed anew. If there are more, all devices' windows are."""
 

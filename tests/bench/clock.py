@@ -1,4 +1,4 @@
-"""`make bench-clock`: how far readings' times are from the truth, how far they may be, and what that costs the gateway.
+"""`make bench-clock`: the errors of readings' times, their bounds, and the cost of both for the gateway.
 
 BENCH_ONLY=accuracy           only these parts (their names are in PARTS)
 BENCH_QUICK=1                 everything shortened, to see that it runs: the figures mean nothing

@@ -1,4 +1,4 @@
-"""The simulated sensors whose times `make bench-clock` judges: by drift, and by the way of what they send."""
+"""The simulated sensors whose times `make bench-clock` judges: by drift, and by the delays of their readings."""
 
 import math
 import random
@@ -28,13 +28,13 @@ LATENCIES_MS = (1, 16)
 PROBES_S = (10, 60)
 SAMPLE_S = 5.0
 LIVE_HOURS = 2.0
-"""How long a sensor is listened to; with an outage, before it as well as afterwards."""
+"""Hours for which a sensor is listened to. With an outage, as many before it as after it."""
 AWAY_HOURS = 3.0
 DRAINED_PER_S = 20.0
 UNTOLD_PPM = 50
 WIFI = Network()
 BEYOND = "beyond_"
-"""Begins the names of scenarios in which what `gateway.clock.sensor_clock` takes for granted does not hold."""
+"""Prefix of the names of scenarios in which an assumption of `gateway.clock.sensor_clock` does not hold."""
 SLOW_NETWORK = Network(least_us=80_000)
 HEATED_PPM, HEATED_PERIOD_S = 300.0, 240.0
 
@@ -58,13 +58,13 @@ class Scenario:
     name: str
     ppm: int
     told: Kind
-    """What oscillator the gateway believes that they have."""
+    """Oscillator that the gateway believes the sensors to have."""
     run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What all ways made of the same readings."""
+    """Results of all clocks from the same readings."""
 
     name: str
     by_way: Mapping[str, Readings]
@@ -93,7 +93,7 @@ def scenarios() -> Iterator[Scenario]:
             for latency_ms in LATENCIES_MS:
                 name = f"serial_{ppm}ppm_probe_{probe_s}s_adapter_{latency_ms}ms"
                 yield Scenario(name, ppm, kind, partial(_serial, latency_ms, probe_s))
-    # What the settings do not tell is taken for the worst kind.
+    # If the settings do not tell the kind, it is taken for the worst one.
     yield Scenario(f"serial_{UNTOLD_PPM}ppm_untold_probe_60s_adapter_16ms", UNTOLD_PPM, "rc", partial(_serial, 16, 60))
     for ppm, kind in DRIFTS_PPM.items():
         yield Scenario(f"wifi_{ppm}ppm", ppm, kind, partial(_networked, WIFI))
@@ -108,13 +108,13 @@ def scenarios() -> Iterator[Scenario]:
 
 
 def simulate(scenario: Scenario, sensors: int) -> list[Seen]:
-    """Let all ways see the same sensors; what had waited, and what these sensors sent at once, are told apart."""
+    """Let all clocks see the same sensors. Readings that had waited are kept apart from the others."""
     at_once: dict[str, list[Judged | None]] = {}
     waited: dict[str, list[Judged | None]] = {}
     ours: dict[str, Callable[[], TickClock]] = {OURS: partial(DeviceClock, scenario.told)}
     for way, clock in (ours | SIMPLE_WAYS).items():
         for number in range(sensors):
-            # What is drawn does not depend on the clock that looks on.
+            # The draws do not depend on the clock that is judged.
             chance = random.Random(f"{scenario.name} {number}")  # noqa: S311 - a simulation
             live, late = scenario.run(chance, oscillator(chance, scenario.ppm), clock())
             at_once.setdefault(way, []).extend(live)
@@ -171,7 +171,7 @@ def _networked(
 
 
 def _away(heard_hours: float, chance: random.Random, quartz: Oscillator, clock: TickClock) -> tuple[Readings, Readings]:
-    """The network goes away after so many hours."""
+    """Readings over a network that goes away after `heard_hours`: live ones, then those that waited."""
     back_hours = heard_hours + AWAY_HOURS
     return sent_readings(
         chance,

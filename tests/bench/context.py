@@ -1,4 +1,4 @@
-"""What the parts of a bench have in common: where they work, how long they may take, how they say what they do."""
+"""Shared by the parts of a bench: their folders, their time-outs, and the words for their progress."""
 
 import time
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`make bench-gateway`: how much the gateway takes in, how fast it acknowledges, and what it needs for that.
+"""`make bench-gateway`: the gateway's rate, the time of its acknowledgements, and the resources that it needs.
 
 BENCH_ONLY=listener,latency   only these parts (their names are in PARTS)
 BENCH_QUICK=1                 everything shortened, to see that it runs: the figures mean nothing
@@ -18,7 +18,7 @@ from tests.bench.runner import Part, Suite, run
 
 PEERS = ("telegraf_disk", "telegraf_memory", "benthos_sqlite_unbatched", "benthos_sqlite")
 BUFFERED_PEERS = ("telegraf_disk", "benthos_sqlite")
-"""Those whose buffer is a file, each as its documentation recommends for throughput."""
+"""Peers whose buffer is a file. Each is set as its documentation recommends for throughput."""
 PARTS: dict[str, Part] = {
     "listener": parts_rate.listener,
     "broker": parts_rate.broker,
@@ -40,7 +40,7 @@ PARTS: dict[str, Part] = {
 
 
 def compare(results: list[Result]) -> list[Result]:
-    """How many times what each peer does the listener does, where this run measured both."""
+    """Ratios of the listener's figures to each peer's, if this run measured both."""
     rates = {each.name.removesuffix("_readings_per_s"): each.value for each in results if each.value}
     ours = rates.get("listener")
     if ours is None:

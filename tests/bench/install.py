@@ -1,4 +1,4 @@
-"""`make bench-install`: from a bare Debian to the first reading in Kafka, what the service and its page cost.
+"""`make bench-install`: an installation from a bare Debian to the first reading in Kafka, and the service's costs.
 
 BENCH_ONLY=page,questions     only these parts (their names are in PARTS)
 BENCH_QUICK=1                 everything shortened, to see that it runs: the figures mean nothing

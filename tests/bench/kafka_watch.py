@@ -10,9 +10,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 PARTITIONS = 3
 POLL_S = 0.05
-"""How exactly the last record's time is known."""
+"""Seconds of uncertainty in the last record's time."""
 STALL_S = 30.0
-"""Without a further record for so long, no more are expected."""
+"""Seconds without a further record after which no more are expected."""
 
 
 class KafkaTopic:
@@ -55,7 +55,7 @@ class KafkaTopic:
         return sum(ends.values())
 
     async def newest(self, count: int) -> list[ConsumerRecord]:
-        """The last records of each partition, so many at most."""
+        """The last records of each partition, at most `count` each."""
         ends: dict[TopicPartition, int] = await self._consumer.end_offsets(self._partitions)
         self._consumer.resume(*self._partitions)
         records: list[ConsumerRecord] = []

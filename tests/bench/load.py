@@ -1,4 +1,4 @@
-"""Runs the load generator (`load.c`) and reads what it says."""
+"""Runs the load generator (`load.c`) and reads its report."""
 
 import asyncio
 import subprocess
@@ -14,7 +14,7 @@ LOAD = BUILD / "load"
 
 
 class LoadError(RuntimeError):
-    """The generator did not do what it was asked for; the message is its own."""
+    """The generator did not do its work. The message is its own."""
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class DeviceLedger(msgspec.Struct, frozen=True):
-    """What one connection of the generator was told."""
+    """The acknowledgements that one connection of the generator got."""
 
     device: str
     boot: str
@@ -108,5 +108,5 @@ async def run_load(port: int, **options: float | str | Path | bool) -> Done:
 
 
 def read_ledger(path: Path) -> list[DeviceLedger]:
-    """What `--ledger` wrote, a connection each."""
+    """Read the file that `--ledger` wrote, which has one line for each connection."""
     return [msgspec.json.decode(line, type=DeviceLedger) for line in path.read_bytes().splitlines()]

@@ -1,4 +1,4 @@
-"""What hostile neighbours cost a good sensor: each attack beside it, against what it is without."""
+"""Measures a good sensor beside each kind of hostile neighbour, and compares it with a run without neighbours."""
 
 import asyncio
 import ssl
@@ -48,12 +48,12 @@ port = {page_port}
 
 @dataclass(frozen=True, slots=True)
 class Attacked:
-    """A gateway's settings, and what an attacker and a good sensor know of it."""
+    """A gateway's settings, and the secrets in them that an attacker and a good sensor have."""
 
     config: Path
     target: Target
     secret: str
-    """Of the good sensor."""
+    """Secret of the good sensor."""
     tls: ssl.SSLContext
 
     def good(self, *attacks: str) -> Good:
@@ -101,11 +101,11 @@ async def attack_pairs(bench: Bench) -> list[Result]:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a good sensor met beside attacks."""
+    """Figures of a good sensor beside attacks."""
 
     names: str
     ratio: float
-    """Its PUBACK p99 over what it is without them, on the same gateway."""
+    """Its PUBACK p99, as a multiple of the p99 without attacks on the same gateway."""
     refused: int
     unheard: int
     """Questions for the gateway's health that were not answered."""

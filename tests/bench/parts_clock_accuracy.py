@@ -1,4 +1,4 @@
-"""How far readings' times are from the truth, and how far they may be, by drift and by delay, in a simulated world."""
+"""Measures the errors and the bounds of readings' times, by drift and by delay, in a simulated world."""
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from tests.bench.report import Result
 from tests.support.clock_world import Judged, share
 
 SENSORS = 20
-"""Of each scenario, each with an oscillator, a temperature and delays of its own."""
+"""Sensors of each scenario. Each has its own oscillator, temperature and delays."""
 UNHEARD = "unheard_"
 AT_ONCE = "_sent_at_once"
 WORLD = "accuracy_sensors"
@@ -31,7 +31,7 @@ FIGURES: dict[str, tuple[str, str, str]] = {
     "least_squares_error_ms_p50": ("ms", "least", "p50"),
     "least_squares_error_ms_p99": ("ms", "squares", "p99"),
 }
-"""What is said of each scenario, by what begins the results' names: its unit, and its column's head in two lines."""
+"""Words for each scenario, by the prefix of its results: its unit, and the head of its column in two lines."""
 
 
 async def accuracy(bench: Bench) -> list[Result]:

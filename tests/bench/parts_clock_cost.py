@@ -1,4 +1,4 @@
-"""What it costs the gateway to learn a sensor's clock from each reading: in the whole, and by call."""
+"""Measures the cost of learning a sensor's clock from each reading: in all, and by call."""
 
 import math
 import os
@@ -19,7 +19,7 @@ from tests.support.clock_world import SECOND_US, Network, Oscillator, SerialLine
 
 TICKS = "tick"
 NO_TICKS = "tock"
-"""The same bytes under a name that the gateway does not know: what is compared is not the length of payloads."""
+"""A name of equal length that the gateway does not know, so that payloads differ in nothing else."""
 PATTERN = (NO_TICKS, TICKS, TICKS, NO_TICKS)
 """A machine that gets slower or faster by and by charges both the same."""
 QUICK_S = 13
@@ -40,7 +40,7 @@ class Ingested:
     payload_name: str
     run: FlatOut
     estimated_share: float
-    """Of the last records: those whose time is from their tick."""
+    """Share of the last records whose time is from their tick."""
 
 
 async def ingest(bench: Bench) -> list[Result]:
@@ -61,7 +61,7 @@ async def ingest(bench: Bench) -> list[Result]:
 
 
 def compare(ingested: Sequence[Ingested]) -> list[Result]:
-    """What ticks cost, from runs with and without; nothing is measured where the gateway made no times of them."""
+    """Costs of ticks, from runs with and without them. There is no result if the gateway made no times from ticks."""
     with_ticks, without = ([each for each in ingested if each.payload_name == name] for name in (TICKS, NO_TICKS))
     missing = sum(each.run.done.acknowledged - each.run.count for each in ingested)
     estimated = statistics.fmean(each.estimated_share for each in with_ticks)
@@ -99,7 +99,7 @@ async def calls(bench: Bench) -> list[Result]:
 
 
 def stamp_us(sensors: int, hz: float, known_s: int, seconds: int) -> float:
-    """CPU of `DeviceClock.stamp` for a reading, while so many sensors send over a Wi-Fi with 200 ms of jitter.
+    """CPU of `DeviceClock.stamp` for a reading, while `sensors` send over a Wi-Fi with 200 ms of jitter.
 
     They have been known for `known_s`: what a clock does depends on how much it has seen.
     """
@@ -123,7 +123,7 @@ def stamp_us(sensors: int, hz: float, known_s: int, seconds: int) -> float:
 def arrivals(  # noqa: PLR0913, PLR0917 - what sensors send
     chance: random.Random, quartz: Oscillator, sensors: int, hz: float, begin_s: int, end_s: int
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Which sensor's reading arrives, when, with which tick and sequence. Each sensor's come in their order."""
+    """Yield the arrivals: sensor, time, tick and sequence. Each sensor's arrivals come in order."""
     network = Network()
     arrived_us = [0.0] * sensors
     for sequence in range(round(begin_s * hz), round(end_s * hz)):

@@ -1,4 +1,4 @@
-"""What is left of what was acknowledged, when the gateway or the broker before it is killed; and hostile input."""
+"""Counts the acknowledged readings that survive a kill of the gateway or of the broker before it; and hostile input."""
 
 import asyncio
 import multiprocessing
@@ -20,22 +20,22 @@ from tests.support.kill_loop import KINDS, kill_loop
 from tests.support.mosquitto import Mosquitto
 
 KILL_ROUNDS = 4
-"""Each with sensors and topics of its own, so that what has to be compared fits into memory."""
+"""Readings of each case, which has sensors and topics of its own. So the comparison fits into memory."""
 
 MOSQUITTO_SETTINGS = {
     "default": (),
     "autosave": ("autosave_on_changes true", "autosave_interval 1"),
 }
-"""What its documentation offers against losing what is only in memory; both with `persistence true`."""
+"""Settings by which mosquitto's documentation protects against losing memory. Both have `persistence true`."""
 FAILURES_SHOWN = 10
 BROKER_READINGS = 1_000
-"""As many as mosquitto queues for a client by default."""
+"""Number of readings that mosquitto queues for a client by default."""
 BROKER_STALL_S = 8.0
 SUBSCRIBE_S_MAX = 20.0
 
 
 async def kill(bench: Bench) -> list[Result]:
-    """`kill -9` 200 times under load: what is missing in Kafka of what was acknowledged, and what is there twice."""
+    """Count acknowledged readings that are missing in Kafka, or twice there, after 200 times `kill -9` under load."""
     cycles = bench.pick(50, 2)
     acknowledged: Counter[str] = Counter()
     missing: Counter[str] = Counter()
@@ -80,7 +80,7 @@ async def fuzz(bench: Bench) -> list[Result]:
 
 
 async def mosquitto_killed(bench: Bench) -> list[Result]:
-    """Of 1,000 readings that mosquitto acknowledged while we were away, how many it delivers after `kill -9`."""
+    """Count the readings that mosquitto delivers after `kill -9`, of 1,000 that it acknowledged without a gateway."""
     results = []
     for name, settings in MOSQUITTO_SETTINGS.items():
         delivered = await _delivered_after_kill(bench, bench.directory / "mosquitto" / name, name, settings)

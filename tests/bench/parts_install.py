@@ -1,4 +1,4 @@
-"""What an installer and the box pay: from a bare Debian to the first reading, the service, the page, the questions."""
+"""Measures an installation from a bare Debian on: first reading, service, status page, questions."""
 
 import asyncio
 import statistics
@@ -25,7 +25,7 @@ RESTARTS = 5
 ANSWERS = ["farm/barn-1", "127.0.0.1:1", "y", "barn-1", "a password of kafka's", ENTER, "42, 43", ENTER, "n"]
 """Without a Kafka in reach, where nothing can be found out: everything is asked."""
 SETTLE_S = 30
-"""How long the service runs before its memory counts: what only its start needed may be given back by then."""
+"""Seconds that the service runs before its memory counts. By then it may have given back the memory of its start."""
 
 
 async def package(bench: Bench) -> list[Result]:

@@ -1,4 +1,4 @@
-"""How many readings a second come through to Kafka: the listener, the broker ingress, the peers."""
+"""Measures the readings a second that reach Kafka: through the listener, the broker ingress and the peers."""
 
 import os
 import statistics
@@ -23,12 +23,13 @@ WAYS = {"listener": "", "listener_disk_first": "disk_first = true\ncommit_delay_
 """By name of a rate: the lines of `[buffer]` that it is measured with."""
 
 Consumer = Callable[[Path, Measured, str, str], AbstractAsyncContextManager[Measured]]
-"""What reads from a mosquitto into a Kafka topic: given a directory, the mosquitto, Kafka's bootstrap, the topic."""
+"""Runs a program that reads from a mosquitto into a Kafka topic. Takes a folder, the mosquitto, Kafka's bootstrap and
+the topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlatOut:
-    """What the listener did with as many readings as it took."""
+    """Figures of the listener with as many readings as it took."""
 
     done: Done
     count: int
@@ -150,9 +151,10 @@ async def broker_ingress(
 async def _behind_mosquitto(
     bench: Bench, name: str, messages: int, consumer: Consumer, target: str | None = None
 ) -> Result:
-    """A number of readings through mosquitto and what reads from it, from the first PUBLISH to the last in Kafka.
+    """Send readings through mosquitto and a program that reads from it; time them.
 
-    mosquitto takes them in faster than anybody reads them, and holds what the reader cannot take yet.
+    The time runs from the first PUBLISH to the last reading in Kafka. mosquitto takes readings in faster than anybody
+    reads them, and holds what the reader cannot take yet.
     """
     directory = bench.directory / name
     topic_name = f"{name.replace('_', '-')}-thermo"

@@ -1,4 +1,4 @@
-"""What the firmware needs of the chip (flash, RAM, stack), and what a simulated board needs of this machine."""
+"""Measures the firmware's use of the chip (flash, RAM, stack), and a simulated board's use of this machine."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ STACK_FAULTS: dict[Build, tuple[str, ...]] = {
     "serial": ("noise 0.01", "overrun 200", "unplug in-frame", "plug same", "reset", "noise 0", "power-cycle"),
     "mqtt": ("wifi off", "wifi on", "modem-reset", "noise 0.001", "reset", "overrun 200", "noise 0", "power-cycle"),
 }
-"""What a board suffers while its stack is watched: resends, dialling anew, HELLO, frames that are none."""
+"""Faults of a board while its stack is measured: resends, dialling again, HELLO, bytes that are no frames."""
 STACK_INTERVAL_MS = 20
 """A full ring as well: more samples than a link in trouble can pass."""
 
@@ -60,7 +60,7 @@ def section_bytes(elf: Path) -> dict[str, int]:
 
 
 async def stack(bench: Bench) -> list[Result]:
-    """How deep the stack of both builds reaches, on a line with noise, losses, resets and connections that break."""
+    """Measure the deepest stack of both builds, on a line with noise, losses, resets and connections that break."""
     results = []
     for build in BUILDS:
         name = f"stack_bytes_peak_{build}"
@@ -78,7 +78,7 @@ async def stack(bench: Bench) -> list[Result]:
 
 
 async def _suffered(bench: Bench, build: Build) -> Run:
-    """What a board tells after all its faults."""
+    """Run a board through all its faults, and return its own figures."""
     await built(build)
     async with serial_site(bench, f"stack-{build}") as site:
         with boards(site.ports, ("d000",), STACK_INTERVAL_MS, 0.0, _network(site, build)) as (board,):
@@ -96,15 +96,15 @@ async def _suffered(bench: Bench, build: Build) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class _RealTime:
-    """What boards of one build took of this machine."""
+    """Resources of this machine that boards of one build took."""
 
     cpu_share: float
-    """Of a core, for one board."""
+    """Share of a core that one board takes."""
     lag_s_max: float
 
 
 async def avr(bench: Bench) -> list[Result]:
-    """How many boards of either build run in real time on a core, by the CPU time of a few that do not fall behind."""
+    """Estimate the boards of each build that run in real time on a core, by the CPU time of a few that keep up."""
     count = int(os.environ.get("BENCH_BOARDS", bench.pick(16, 4)))
     seconds = bench.pick(30, 5)
     results = []
@@ -145,12 +145,12 @@ async def _run(started: list[Board], seconds: float) -> _RealTime:
 
 
 def lag_s(first: Told, last: Told) -> float:
-    """By how much a chip's own time fell behind, from the samples that it took between two moments of one boot."""
+    """Seconds by which a chip's own time fell behind, from the samples that it took between two moments of one boot."""
     return last.at_s - first.at_s - (last.last.taken - first.last.taken) * REALTIME_INTERVAL_MS / 1000
 
 
 def _need_links(told: list[Told]) -> None:
-    """What a board does without its gateway is not what is measured. Raises NotMeasuredError."""
+    """Raise NotMeasuredError if a board had no gateway: its figures would then be of something else."""
     cut_off = sum(not each.acknowledged for each in told)
     if cut_off:
         raise NotMeasuredError(f"{cut_off} of {len(told)} boards got nothing acknowledged: their link does not work")

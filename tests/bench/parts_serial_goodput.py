@@ -1,4 +1,4 @@
-"""How much of a line at 38400 baud the real firmware and a real gateway make use of, and what noise leaves of that."""
+"""Measures the share of a line at 38400 baud that real firmware and a real gateway use, without noise and with it."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ DEVICE = "d000"
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What one run has shown."""
+    """Results of one run."""
 
     share: float
     """First-accepted DATA frames' bytes, of all that the line can carry one way."""

@@ -1,4 +1,4 @@
-"""What 64 serial ports cost the gateway: its CPU and memory while a sensor on each sends 10 readings a second."""
+"""Measures the CPU and memory that 64 serial ports cost, while a sensor on each sends 10 readings a second."""
 
 import asyncio
 import os
@@ -23,12 +23,12 @@ RATE = 10
 WARM_UP_S = 3.0
 """Ports are opened, devices appear, clocks are fitted: once."""
 FIFO_BYTES = 8
-"""Of a UART's FIFO of 16, half: where its driver commonly hands on."""
+"""Bytes that the driver of a UART commonly hands on at once: half of a FIFO of 16."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What one run has shown."""
+    """Results of one run."""
 
     cpu_share: float
     cpu_us_per_reading: float
@@ -86,7 +86,7 @@ async def _measure(bench: Bench, name: str, seconds: float, piece_bytes: int) ->
 
 
 def known_of(fed: Fed) -> Known:
-    """What the feeder's sensors took and measured. All of it has to be in Kafka, whatever was acknowledged."""
+    """Samples that the feeder's sensors took. All of them must be in Kafka, acknowledged or not."""
     samples = {
         Sample(device_name(port), boot_name(port), sequence): centi_celsius(port, sequence)
         for port, taken in enumerate(fed.taken)

@@ -1,4 +1,4 @@
-"""What the serial bench's parts share: a gateway with serial ports, and the comparison of samples with Kafka."""
+"""Shared by the serial bench's parts: a gateway with serial ports, and the comparison of samples with Kafka."""
 
 import asyncio
 import time
@@ -18,7 +18,8 @@ BAUD = 38_400
 LINE_BYTES_PER_S = BAUD // 10
 """8N1: ten bits a byte."""
 FRAME_BYTES_BESIDE_PAYLOAD = 24
-"""Of a DATA frame: 18 of header, 4 of CRC, 1 of COBS (up to 254 bytes), the zero that ends it."""
+"""Bytes of a DATA frame beside its payload: 18 of header, 4 of CRC, 1 of COBS (up to 254 bytes), the zero at its
+end."""
 ARRIVED_S_MAX = 15.0
 """From the last acknowledgement until the last reading is in Kafka."""
 
@@ -34,16 +35,16 @@ class Site:
 
     @property
     def ports(self) -> Path:
-        """Where the gateway looks for ports."""
+        """Folder in which the gateway looks for ports."""
         return self.directory / "ports"
 
     def network(self, device: str) -> Network:
-        """What a board of the MQTT build has to know to be let in by the listener, which knows `d000` to `d099`."""
+        """Settings for a board of the MQTT build. The listener knows the devices `d000` to `d099`."""
         secrets = secrets_path(self.directory).read_text().split()
         return Network(port=self.sluice.port, secret=secrets[int(device.removeprefix("d"))])
 
     async def settle(self, known: Known) -> Account:
-        """Compare what sensors know with what stands in Kafka, once all is there, or no more can come.
+        """Compare the sensors' samples with Kafka, once all are there or no more can come.
 
         Raises NotMeasuredError where nothing was acknowledged.
         """
@@ -60,7 +61,7 @@ class Site:
 
 
 def tell_faults(account: Account) -> None:
-    """Examples of what is missing, wrong, there twice or made up."""
+    """Examples of missing, wrong, doubled and made-up readings."""
     for kind in ("missing", "wrong", "twice", "made_up"):
         for fault in getattr(account, kind)[:EXAMPLES_MAX]:
             say(f"  {kind}: {fault}")

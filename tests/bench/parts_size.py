@@ -1,4 +1,4 @@
-"""What the gateway needs: memory, connections, room for a backlog, start-up time."""
+"""Measures the gateway's size and speed: latency, memory, connections, bytes written, start-up time."""
 
 import asyncio
 import os
@@ -104,7 +104,7 @@ async def sensors(bench: Bench) -> list[Result]:
 
 
 async def tls(bench: Bench) -> list[Result]:
-    """How many connections over TLS there are when the daemon's memory reaches 256 MB."""
+    """Count the TLS connections at which the daemon's memory reaches 256 MB."""
     count_max = bench.pick(SENSORS, 100)
     directory = bench.directory / "tls"
     directory.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ async def backlog(bench: Bench) -> list[Result]:
 
 @dataclass(slots=True)
 class _Backlog:
-    """What was seen of one backlog."""
+    """Figures of one backlog."""
 
     fill_rate: float = 0.0
     file_bytes: int = 0

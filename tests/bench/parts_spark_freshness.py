@@ -1,4 +1,4 @@
-"""How long a live reading takes until it can be read in `windows`, alone and beside a backlog that is worked off."""
+"""Measures the time until a live reading can be read in `windows`: alone, and beside a backlog."""
 
 import asyncio
 import time
@@ -21,11 +21,11 @@ WARM_S, WARM_QUICK_S = 90, 20
 ALONE_S, ALONE_QUICK_S = 90, 15
 """Before the backlog comes, and once more after it was worked off."""
 GAP_S = 15.0
-"""What came so shortly before the backlog may have waited for a batch with it."""
+"""Seconds before the backlog in which readings do not count: they may have waited for a batch with it."""
 DRAIN_S_MAX = 1_200.0
 CATCH_UP_S_MAX = 120.0
 FLUSH_S = 0.1
-"""How long a reading waits in its gateway for others."""
+"""Seconds that a reading waits in its gateway for others."""
 LEAD_S = 2.0
 TOPIC = "device-fresh"
 RATIO_MAX = 2.0
@@ -80,7 +80,7 @@ async def freshness(bench: Bench) -> list[Result]:
 
 
 def _backlog(readings: int, devices: int) -> Scenario:
-    """What as many devices measured three days ago."""
+    """Readings that as many devices measured three days ago."""
     ticks = readings // devices
     began_us = round((time.time() - 3 * DAY_S) * 1e6)
     return Scenario(f"{TOPIC}.backlog", devices, ticks, interval_s=1.0, gateways=20, begin_us=began_us, seed=2)
@@ -107,7 +107,7 @@ async def feeding(bench: Bench, scenario: Scenario) -> AsyncIterator[Feed]:
 
 
 def waited(feed: Feed, ingest: Ingest, span: Span) -> list[float]:
-    """How long each reading of a span had to wait until a batch with it was reported; infinite where none was."""
+    """Seconds that each reading of a span waited until its batch was reported; infinite if that never came."""
     return [
         seconds
         for place, times in feed.event_us.items()
@@ -117,7 +117,7 @@ def waited(feed: Feed, ingest: Ingest, span: Span) -> list[float]:
 
 
 def waited_in(times: Sequence[int], place: Place, reports: Sequence[Reported], span: Span) -> Iterable[float]:
-    """The same of one partition. `times` are of events, by offset; of live readings they only grow."""
+    """`waited` for one partition. `times` are event times by offset; those of live readings never fall."""
     ends = [_end(report.ends, place) for report in reports]
     first, last = (bisect_left(times, round(at_s * 1e6)) for at_s in span)
     batch = 0

@@ -1,4 +1,4 @@
-"""What a batch takes as the tables grow a hundredfold: by history, and by devices."""
+"""Measures a batch while the tables grow a hundredfold: by history, and by devices."""
 
 import os
 from statistics import median
@@ -16,7 +16,7 @@ BATCH, BATCH_QUICK = 50_000, 2_000
 HISTORY, HISTORY_QUICK = 200, 4
 """Batches that the older of two warehouses has taken; BENCH_HISTORY=1000 makes it 50 million records."""
 TIMES = 100
-"""How much longer than the younger one's."""
+"""Length of the older history, as a multiple of the younger one's."""
 INTERVAL_S = 30.0
 """10 million records of 1,000 devices are three and a half days then."""
 ROUNDS, ROUNDS_QUICK = 9, 1
@@ -32,7 +32,7 @@ async def history(bench: Bench) -> list[Result]:
     live = bench.pick(WARM + ROUNDS, WARM_QUICK + ROUNDS_QUICK)
     devices = bench.pick(1_000, 100)
     ticks = (batches + live) * bench.pick(BATCH, BATCH_QUICK) // devices
-    # Some are days late, so that what is old is touched too.
+    # Some are days late, so that old windows change too.
     scenario = Scenario("device-history", devices, ticks * INTERVAL_S, interval_s=INTERVAL_S, late_gateways=1)
     async with topics(bench.kafka.bootstrap, scenario.partitions_of):
         feed = await fill(bench.kafka.bootstrap, scenario, with_ledger=False)

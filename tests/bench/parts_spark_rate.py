@@ -1,4 +1,4 @@
-"""How fast the whole job is beside plain Kafka → Delta, and beside the stock recipe, which loses what comes late."""
+"""Compares the rate of the whole job with plain Kafka → Delta, and with the stock recipe, which loses late readings."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ from tests.bench.spark_stock import WATERMARKS, Stock
 BATCH, BATCH_QUICK = 100_000, 2_000
 ROUNDS, ROUNDS_QUICK = 9, 1
 WARM, WARM_QUICK = 12, 1
-"""So many batches until the compiler of Java code has little left to do: after three, the job ran at half its rate."""
+"""Batches until Java's compiler has little left to do. After three, the job ran at half its rate."""
 STREAM_BATCHES = 6
 STREAM_BATCH_QUICK = 4_000
 STREAM_ROUNDS = 3
@@ -35,7 +35,7 @@ RESENT = "_with_resends"
 
 
 def days_late(topic: str, readings: int, seconds: float) -> Scenario:
-    """1,000 devices over ten gateways, of which one comes back after three days while the others are live."""
+    """1,000 devices over ten gateways. One gateway comes back after three days while the others are live."""
     devices = min(1_000, readings // 10)
     return Scenario(topic, devices, seconds, interval_s=seconds * devices / readings, late_gateways=1)
 
@@ -152,7 +152,7 @@ def _beside_stock(bench: Bench, spark: SparkSession, feed: Feed) -> list[Result]
 
 
 def judged(feed: Feed, windows: DataFrame) -> Verdict:
-    """What a table of windows has of a feed's readings."""
+    """Compare a table of windows with a feed's readings."""
     if feed.ledger is None:
         raise ValueError("this feed was made without a ledger")
     return feed.ledger.judge(spark_kafka.counted(windows))

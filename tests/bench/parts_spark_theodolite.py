@@ -1,4 +1,4 @@
-"""Theodolite's UC2 and UC4 with a group's outage in each run: what is right, and the highest load that holds."""
+"""Theodolite's UC2 and UC4 with a group's outage in each run: right sums, and the highest load that holds."""
 
 import asyncio
 import re
@@ -42,10 +42,10 @@ LEVELS = 4
 """256 sensors, in 85 groups."""
 EXACT_S = 2_400.0
 EXACT_OUTAGE = Outage(1, 300.0, 1_500.0)
-"""Of the first of four groups, twenty minutes: longer than the shorter of stock's watermarks."""
+"""Outage of the first of four groups for twenty minutes, which is longer than the shorter of stock's watermarks."""
 BATCH, BATCH_QUICK = 20_000, 1_000
-"""Of 80 s, as a stream is read that is nearly live: in larger batches stock's watermark would hardly move, and what is
-late would pass."""
+"""Records of a batch. They are of 80 s, as when a stream is read nearly live. In larger batches stock's watermark would
+hardly move, and late readings would pass."""
 
 SENSORS = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000)
 SENSORS_QUICK = (50,)
@@ -58,11 +58,11 @@ AWAY_FROM, AWAY_UNTIL = 0.5, 0.65
 """When a quarter of the sensors has no uplink, as shares of a step. It lies around the middle of what is looked at: at
 one end, the outage itself would look like a trend."""
 ENCODE_S_PER_READING = 30e-6
-"""What making a reading's record takes at the most: all are made before a step begins."""
+"""Most seconds that making a reading's record takes. All records are made before a step begins."""
 LEAD_S = 5.0
 EMIT_S = 5.0
 SHOWN_S = 180
-"""How far back the windows go whose sums are given out again each time."""
+"""Seconds back from now whose windows get their sums printed each time."""
 FLUSH_S = 0.1
 CATCH_UP_S_MAX = 300.0
 
@@ -135,7 +135,7 @@ class Step:
 
     sensors: int
     growth: float
-    """By how many records a second the lag grows."""
+    """Records a second by which the lag grows."""
 
     @property
     def held(self) -> bool:
@@ -192,7 +192,7 @@ async def _step(bench: Bench, scenario: Scenario, ingest: Ingest) -> Step:
     ]
     growth = trend(points) if len(points) >= REPORTS_MIN else inf
     with suppress(NotMeasuredError):
-        # What is left over must not burden the next load. After one that does not hold, there is none.
+        # The rest of this load must not burden the next one. After a load that does not hold, there is no next one.
         await ingest.until(feed.ends, CATCH_UP_S_MAX)
     return Step(scenario.devices, growth)
 

@@ -1,4 +1,4 @@
-"""How fast a backlog gets to Kafka, what that costs, and what it does to live readings meanwhile."""
+"""Measures how fast a backlog gets to Kafka, its cost, and the delay of live readings meanwhile."""
 
 import asyncio
 import time
@@ -114,7 +114,7 @@ async def _drained(bench: Bench, filled: Path, rows: int, stream: str) -> _Drain
 
 
 async def _idle_rss(bench: Bench) -> float:
-    """What a daemon takes whose Kafka is up, without anything to send."""
+    """Memory of a daemon whose Kafka is up and that has nothing to send."""
     config = write_config(bench.directory / "drain" / "idle", bench.kafka.bootstrap, "idle")
     async with gateway(config) as sluice:
         await asyncio.sleep(bench.pick(IDLE_S, IDLE_QUICK_S))
@@ -126,7 +126,7 @@ async def _idle_rss(bench: Bench) -> float:
 
 @dataclass(slots=True)
 class _Probes:
-    """How long live readings took."""
+    """Seconds that live readings took."""
 
     seen_s: list[float] = field(default_factory=list)
     """From the daemon's receipt (ce_receivedtime) until a consumer on this machine had them: a little later than the

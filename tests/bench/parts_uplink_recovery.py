@@ -40,15 +40,15 @@ PATH_FAULTS_S = {
 }
 """Faults of `uplink_scene.FAULTS`, and for how many seconds at least each lasts."""
 SPREAD_S = 3.0
-"""So much longer, by chance: back-off and probes are met at every point of their way."""
+"""Most seconds by which an outage is made longer, at random. So it ends at any point of back-off and probes."""
 PAUSE_S = 2.0
 """Between two times: readings flow again."""
 REFUSED_S = 4.0
-"""How long a gateway is refused, before its file is mended."""
+"""Seconds for which a gateway is refused before its file is corrected."""
 CALM_S_MAX = 60.0
 LEDGER_SHOWN = 10
 WORDS_MAX = 2_000
-"""Of an error that brings a daemon's log with it."""
+"""Characters of an error that repeats a daemon's log."""
 USER = "gateway-1"
 
 
@@ -58,13 +58,13 @@ class Suffered:
 
     fault: str
     seconds: tuple[float, ...]
-    """Of each time: from the path being back to new readings in Kafka; infinite where none came."""
+    """Seconds of each run, from the return of the path to new readings in Kafka; infinite if none came."""
     ledger: tuple[str, ...] = ()
-    """What is wrong with the readings in Kafka, by `uplink_ledger`."""
+    """Faults of the readings in Kafka, by `uplink_ledger`."""
 
     @property
     def counted_s(self) -> list[float]:
-        """What never came back counts as long as was waited for it: a figure, and none that meets its target."""
+        """Seconds of each run. A run whose readings never came back counts as long as the test waited."""
         return [min(each, CALM_S_MAX) for each in self.seconds]
 
     def result(self) -> Result:
@@ -106,7 +106,7 @@ async def recovery(bench: Bench) -> list[Result]:
 
 
 async def random_faults(bench: Bench) -> list[Result]:
-    """A long random schedule of faults of the path, one after the other, and what it made of the readings."""
+    """Run a long random schedule of faults of the path, one after the other, and compare the readings afterwards."""
     seed = int(os.environ.get("BENCH_SEED", secrets.randbits(32)))
     count = int(os.environ.get("BENCH_FAULTS", bench.pick(RANDOM_FAULTS, RANDOM_FAULTS_QUICK)))
     say(f"random: BENCH_SEED={seed}, {count} faults")
@@ -162,7 +162,7 @@ def _spread_s() -> float:
 
 
 async def _cluster_faults(directory: Path, times: int) -> AsyncIterator[Suffered]:
-    """Of three nodes: what counts is when every partition takes new readings again."""
+    """Faults of a cluster of three nodes. The cluster is back when every partition takes new readings."""
     with kafka_cluster(directory / "nodes", 3) as cluster:
         for fault, suffer in (("leader-moved", _leaders_moved), ("rolled", _rolled)):
             site = _site(directory, fault, cluster)
@@ -188,7 +188,7 @@ async def _cluster_faults(directory: Path, times: int) -> AsyncIterator[Suffered
                 back_s = time.time()
                 # Nobody but the daemon makes the topic here; in the next round all of this is gone again.
                 replaced_s.append(await _first_after(site, back_s))
-        # What the former brokers had is lost with them: there is no ledger to compare.
+        # The former brokers' records are lost with them. So there is no ledger to compare.
         yield Suffered("broker-replaced", tuple(replaced_s))
 
 
@@ -223,7 +223,7 @@ def _site(directory: Path, name: str, cluster: Cluster, kafka: str = "", listene
 
 @asynccontextmanager
 async def _flowing(site: uplink_site.Site) -> AsyncIterator[None]:
-    """A gateway and its sensors, for the length of a block; what they have is in Kafka at its end."""
+    """A gateway and its sensors, for the length of a block. At its end, all their readings are in Kafka."""
     with site.daemon():
         async with uplink_site.fleet(site):
             await uplink_site.records_until(site.plain, site.topic(), 1, CALM_S_MAX)
@@ -323,7 +323,7 @@ async def _refused_until(
         for number in range(1, times + 1):
             await asyncio.sleep(PAUSE_S)
             await spoil(number)
-            # Whoever is connected stays so: what is new counts from the next connection on.
+            # Open connections stay. The new file counts from the next connection on.
             cluster.node(1).stop()
             cluster.node(1).start()
             await asyncio.sleep(REFUSED_S + _spread_s())

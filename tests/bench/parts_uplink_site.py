@@ -1,4 +1,4 @@
-"""What the parts of the uplink's bench have in common: a gateway, its backlog, live sensors, what it says of itself."""
+"""Shared by the parts of the uplink's bench: a gateway, its backlog, live sensors, and its own report."""
 
 import asyncio
 import json
@@ -121,7 +121,7 @@ class Payloads:
 
 
 def readings(rows: int, stream: str, begin_us: int, seed: int = 1) -> Iterator[list[Reading]]:
-    """So many readings as they came in, a commit's worth at a time: 100 devices once a second, not quite in step."""
+    """Yield `rows` readings, a commit's worth at a time: 100 devices once a second, not quite in step."""
     draw = random.Random(seed).random  # noqa: S311
     payloads = Payloads(seed)
     topics = [f"device/d{device:03d}/{stream}" for device in range(DEVICES)]
@@ -168,7 +168,7 @@ async def fill(config: Path, rows: int, stream: str = STREAM) -> float:
 
 
 async def backlog(bench: Bench, rows: int, stream: str) -> Path:
-    """The configuration of a gateway that does not run, with so many readings in its buffer; made once for a run."""
+    """The configuration of a stopped gateway with `rows` readings in its buffer, made once for a run."""
     directory = bench.directory / "filled" / f"{stream}-{rows}"
     if directory.exists():
         return directory / "gateway.toml"

@@ -26,7 +26,7 @@ AFTER_S = 20
 START_S_MAX = 180.0
 BACK_S_MAX = 60.0
 READINGS_PER_S = 1
-"""Of each gateway: one with nothing to send would not miss its broker until its next heartbeat."""
+"""Readings a second of each gateway. A gateway without any would not miss its broker until its next heartbeat."""
 EVENTS = "storm-events"
 CHUNK_BYTES = 65_536
 BAR_MAX = 60
@@ -64,7 +64,7 @@ async def storm(bench: Bench) -> list[Result]:
     while_away, after = by_second[: int(away_s)], by_second[int(away_s) :]
     for line in histogram(by_second, int(away_s)):
         say(f"storm: {line}")
-    # The first seconds have the pauses at their shortest: what lasts is what comes after.
+    # In the first seconds the pauses are shortest. The lasting rate comes afterwards.
     steady = while_away[len(while_away) // 2 :]
     return [
         Result("storm_all_back_s", first_s[-1], "s", None, f"{count} gateways, away for {away_s} s"),
@@ -77,7 +77,7 @@ async def storm(bench: Bench) -> list[Result]:
 
 
 def per_second(times: Sequence[float], begin: float, end: float) -> list[int]:
-    """How many times lie in each second from `begin` to `end`."""
+    """Count the times in each second from `begin` to `end`."""
     counted = Counter(int(each - begin) for each in times if begin <= each < end)
     return [counted[second] for second in range(int(end - begin))]
 
@@ -96,7 +96,7 @@ def histogram(by_second: Sequence[int], back: int) -> list[str]:
 
 @contextmanager
 def _gateways(directory: Path, kafka_port: int, count: int) -> Iterator[list[Measured]]:
-    """So many daemons for the length of a block."""
+    """Run `count` daemons for the length of a block."""
     with ExitStack() as stack:
         started = []
         for number in range(count):
@@ -115,7 +115,7 @@ def _gateways(directory: Path, kafka_port: int, count: int) -> Iterator[list[Mea
 
 @asynccontextmanager
 async def _heard(bootstrap: str) -> AsyncIterator[dict[str, list[float]]]:
-    """By gateway: when each of its heartbeats and events was appended (Unix times), for the length of a block."""
+    """Collect the append times (Unix) of each gateway's heartbeats and events, for the length of a block."""
     heard: dict[str, list[float]] = {}
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest")
     await consumer.start()
@@ -136,7 +136,7 @@ async def _heard(bootstrap: str) -> AsyncIterator[dict[str, list[float]]]:
 
 
 async def _until_all(heard: dict[str, list[float]], since: float, count: int, patience_s: float) -> None:
-    """Wait until so many gateways were heard since a moment."""
+    """Wait until `count` gateways were heard since a moment."""
     deadline = time.monotonic() + patience_s
     while (there := sum(times[-1] >= since for times in heard.values())) < count:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Bytes on the wire for each reading, by codec, at live rate and in backlog, and what each codec costs."""
+"""Measures bytes on the wire for each reading, by codec, at live rate and in backlog, and each codec's CPU."""
 
 import asyncio
 import json
@@ -32,34 +32,34 @@ LIVE_S, LIVE_QUICK_S = 60, 5
 WARM_UP_S = 5.0
 """Topics are made and looked up, which is done once."""
 COUNTED_AGAIN_S = 2.0
-"""The daemon counts what its connections have carried once a second."""
+"""Seconds between two counts by the daemon of the bytes that its connections have carried."""
 DRAINED_S_MAX = 300.0
 KAFKA_ADDRESS = f"{BROKERS_NET}.10"
 ETHERNET_BYTES = 14
-"""Of each packet: below IP, and another on another link."""
+"""Bytes of each packet's Ethernet header. Another link has another header."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """What readings cost: both ways, headers of TCP and IP, answers and heartbeats included."""
+    """Bytes that readings cost: both ways, with headers of TCP and IP, answers and heartbeats."""
 
     wire_bytes: float
     """For each reading, as the daemon counts."""
     interface_bytes: float
-    """The same as the gateway's network interface counts, without its Ethernet headers."""
+    """These bytes as the gateway's network interface counts them, without its Ethernet headers."""
     cpu_s_per_million: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Net:
-    """Where it is measured: an Ethernet's packet size, which the loopback has not, and nothing else on it."""
+    """A network with an Ethernet's packet size, which the loopback does not have, and without other traffic."""
 
     bench: Bench
     gateway: Namespace
     bootstrap: str
 
     def interface_bytes(self) -> int:
-        """What the gateway's interface has sent and received."""
+        """Bytes that the gateway's interface has sent and received."""
         command = ["ip", "-n", self.gateway.name, "-s", "-j", "link", "show", "eth0"]
         (link,) = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         ways = link["stats64"]["rx"], link["stats64"]["tx"]
@@ -67,7 +67,7 @@ class _Net:
 
 
 async def wire(bench: Bench) -> list[Result]:
-    """What a reading takes of the uplink, for each codec, live and in backlog, over an Ethernet of its own."""
+    """Measure a reading's bytes on the uplink, for each codec, live and in backlog, over an Ethernet of its own."""
     directory = bench.directory / "wire"
     directory.mkdir(parents=True)
     listener = Listener("GATEWAY", host=KAFKA_ADDRESS, bind="0.0.0.0")  # noqa: S104 - in a namespace of its own
@@ -174,7 +174,7 @@ class _Seen:
         return cls((await status_of(config))["wire_bytes"], interface_bytes, cpu_s, readings)
 
     def since(self, before: "_Seen") -> _Cost:
-        """What the readings between two moments cost."""
+        """Cost of the readings between two moments."""
         readings = self.readings - before.readings
         if not readings:
             raise NotMeasuredError("no readings were taken in while it was measured")

@@ -86,7 +86,7 @@ async def _peer(name: str, arguments: list[str], directory: Path, broker: Measur
 
 
 async def subscribed(peer: Measured, broker: Measured) -> None:
-    """Wait until the peer's subscription stands: what is published before it would not be kept for it.
+    """Wait until the peer's subscription stands. Messages that are published before are not kept for it.
 
     Raises NotMeasuredError.
     """

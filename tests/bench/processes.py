@@ -1,4 +1,4 @@
-"""Starts what is measured, and reads from /proc what it takes: memory, CPU, bytes written to disk."""
+"""Starts the measured programs, and reads their memory, CPU and disk writes from /proc."""
 
 import asyncio
 import hashlib
@@ -25,7 +25,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class NotMeasuredError(RuntimeError):
-    """A part cannot be measured here; the message says what is missing and what to do. The others go on."""
+    """A part cannot be measured here. The message says why and what to do. Other parts go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Measured:
 
     @property
     def disk_bytes(self) -> int:
-        """What it made the kernel write to disk so far: pages it dirtied, not the file system's own journal."""
+        """Bytes that it made the kernel write to disk so far: its dirty pages, but not the file system's journal."""
         lines = Path(f"/proc/{self.process.pid}/io").read_text().splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("write_bytes")))
 
@@ -70,7 +70,7 @@ class Measured:
 
 
 def spawn(command: Sequence[str | Path], directory: Path, port: int, log_name: str) -> Measured:
-    """Start a program that dies with this one; what it says goes to `directory`/`log_name`."""
+    """Start a program that dies with this one. Its output goes to `directory`/`log_name`."""
     log = directory / log_name
     return Measured(child_process.spawn(command, log), port, directory, log)
 

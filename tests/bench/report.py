@@ -1,4 +1,4 @@
-"""What a bench measured: the JSON file that is compared over time, and a table for people."""
+"""Writes the results of a bench: a JSON file that is compared over time, and a table for people."""
 
 import hashlib
 import os
@@ -69,7 +69,7 @@ def commit() -> str:
 
 
 def machine(directory: Path) -> dict[str, str]:
-    """What the figures depend on; `directory` is where the buffer and Kafka keep their files."""
+    """Facts that the figures depend on. `directory` is where the buffer and Kafka keep their files."""
     memory_kib = next(line.split()[1] for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line)
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
@@ -134,7 +134,7 @@ def save(path: Path, report: Report) -> Report:
 
 
 def table(report: Report) -> str:
-    """The results in lines, each target beside what was measured."""
+    """The results in lines, each target beside its measured figure."""
     rows = [("result", "value", "unit", "target", "")]
     for each in report.results:
         value = "—" if each.value is None else f"{each.value:,.3f}".rstrip("0").rstrip(".")

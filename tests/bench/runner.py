@@ -1,4 +1,4 @@
-"""Runs the parts of a bench one after the other, and saves what each has measured."""
+"""Runs the parts of a bench one after the other, and saves their results."""
 
 import asyncio
 import fcntl
@@ -18,7 +18,7 @@ from tests.bench.processes import NotMeasuredError
 from tests.bench.report import BUILD, Report, Result, calibration, commit, machine, save, table
 
 SETTLE_S = 2.0
-"""Between two parts: what the one before left to do is not charged to the next."""
+"""Seconds between two parts, so that the rest of one part's work is not charged to the next."""
 
 Part = Callable[[Bench], Awaitable[list[Result]]]
 
@@ -33,12 +33,12 @@ class Suite:
 
     name: str
     folder: str
-    """Where its parts work, in `build/bench`; gone when they have ended."""
+    """Folder of its parts in `build/bench`. It is removed when they have ended."""
     parts: Mapping[str, Part]
     unmeasured: tuple[type[Exception], ...] = (NotMeasuredError,)
-    """What says that a part cannot be measured here; the others are."""
+    """Exceptions that say that a part cannot be measured here. The other parts go on."""
     derived: Callable[[list[Result]], list[Result]] = _nothing
-    """What follows from results of several parts."""
+    """Makes results that follow from results of several parts."""
     table: Callable[[Report], str] = table
     """The report for people."""
 
@@ -66,7 +66,7 @@ async def _measure(suite: Suite, parts: list[str], *, quick: bool) -> AsyncItera
 
 
 async def _measure_and_save(suite: Suite, parts: list[str], *, quick: bool) -> Report:
-    """Run parts, and write the report after each: what goes wrong later costs nothing that was measured before."""
+    """Run parts, and write the report after each, so that a later failure costs no earlier result."""
     path = BUILD / f"{suite.name}{'-quick' if quick else ''}.json"
     measured_commit, before = commit(), list(os.getloadavg())
     calibrated = calibration(BUILD)
@@ -94,7 +94,7 @@ def _alone() -> Iterator[None]:
 
 
 def run(suite: Suite, prepare: Callable[[], None] = lambda: None) -> int:
-    """Run what BENCH_ONLY says, or all, after `prepare`.
+    """Run the parts in BENCH_ONLY, or all, after `prepare`.
 
     Gives 0 where every target that was measured is met, else 1; 2 for a part that does not exist, or without Kafka.
     """

@@ -1,4 +1,4 @@
-"""Boards in simavr that a bench switches on: the real firmware of either build, and what each board tells of itself."""
+"""Boards in simavr that a bench switches on: the real firmware of either build, and each board's own report."""
 
 import asyncio
 import os
@@ -30,19 +30,19 @@ from tests.support.board_audit import Known, known_of
 SEED = 6
 DRAIN_S_MAX = 20.0
 LEDGER_INTERVAL_S = 0.5
-"""How often a board writes its ledger (the runner's SAVE_INTERVAL_US)."""
+"""Seconds between two writes of a board's ledger (the runner's SAVE_INTERVAL_US)."""
 BUILDS: tuple[Build, ...] = ("serial", "mqtt")
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What the runner's ledger says of one boot of a board."""
+    """The runner's ledger of one boot of a board."""
 
     taken: int
     acknowledged: list[tuple[int, int]]
     """Closed ranges of sequences."""
     dropped: list[tuple[int, int]]
     stack: int
-    """How far the stack ever reached down, in bytes, since the runner's start."""
+    """Most bytes that the stack took since the runner's start."""
     stack_room: int
 
     @property
@@ -72,7 +72,7 @@ class Told:
 
 
 def read_ledger(board: Board) -> Told:
-    """What a board has last written of itself; it does so twice a second where anything has changed."""
+    """Read the last report of a board. It writes one twice a second if anything has changed."""
     with board.ledger.open("rb") as ledger:
         lines = ledger.read().splitlines()
         at_s = os.fstat(ledger.fileno()).st_mtime_ns / 1e9
@@ -80,7 +80,7 @@ def read_ledger(board: Board) -> Told:
 
 
 def known_by(board: Board) -> Known:
-    """What a board knows of its samples: complete once it is off."""
+    """Read a board's knowledge of its samples, which is complete once the board is off."""
     return known_of(board.ledger.read_text(), board.samples.read_text())
 
 
@@ -125,7 +125,7 @@ def boards(
 
 
 async def finish(started: Sequence[Board]) -> None:
-    """No more samples; wait until what the boards hold has come through."""
+    """Stop sampling, and wait until all samples of the boards have come through."""
     inhibit_sampling(started)
     # A board writes its ledger twice a second: what it says before that may be of a time when it still sampled.
     await asyncio.sleep(2 * LEDGER_INTERVAL_S + 0.2)

@@ -42,7 +42,7 @@ BOOT = 1
 HELLO_INTERVAL_S = 1.0
 RESEND_S = 1.0
 GRACE_S = 15.0
-"""How long what is held at the end may still be sent again."""
+"""Seconds at the end in which held samples may still be sent again."""
 BYTES_PER_S = 3_840
 READ_BYTES_MAX = 4_096
 
@@ -55,9 +55,9 @@ class Fed(msgspec.Struct, frozen=True):
     unacknowledged: int
     resent: int
     damaged: int
-    """What came from the gateway and was no frame."""
+    """Pieces from the gateway that were no frames."""
     late_ms_max: float
-    """How far behind its time a sample was sent: what the feeder itself could not keep up with."""
+    """Most milliseconds by which a sample was sent late, because the feeder itself did not keep up."""
     ack_p50_ms: float
     """From the last byte of a sample's first frame to the ACK that names it."""
     ack_p99_ms: float
@@ -76,12 +76,12 @@ def boot_name(port: int) -> str:
 
 
 def run_of(port: int) -> int:
-    """The same, as DATA and ACK name it."""
+    """Name of the run in DATA and ACK."""
     return BOOT ^ _incarnation(port)
 
 
 def centi_celsius(port: int, sequence: int) -> int:
-    """What a sensor measures: the same in every run, so that what arrives can be compared."""
+    """Value that a sensor measures. It is equal in every run, so that arrivals can be compared."""
     return random.Random(port << 32 | sequence).randrange(1_000, 3_000)  # noqa: S311 - repeatable, no secret
 
 
@@ -147,7 +147,7 @@ class Sensor:
                     await self.introduced.wait()
 
     async def measure(self, begin: float, samples: int) -> None:
-        """Take so many samples, the first at `begin` of the loop's time, and wait for their acknowledgement."""
+        """Take `samples` samples, the first at `begin` of the loop's time, and wait for their acknowledgement."""
         for number in range(samples):
             due = begin + number * self._interval_s
             await asyncio.sleep(due - self._loop.time())
@@ -200,7 +200,7 @@ class Sensor:
         return at
 
     def _write(self, data: bytes) -> None:
-        # What nobody reads is lost, as on a line. A piece may be due when all is over.
+        # Bytes that nobody reads are lost, as on a line. A piece may be due when all is over.
         if not self._closed:
             with suppress(BlockingIOError):
                 os.write(self._master, data)
@@ -279,7 +279,7 @@ def _say(event: dict[str, object]) -> None:
 
 
 def main() -> None:
-    """Read the options, feed, and say what came of it."""
+    """Read the options, feed, and report the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--ports", type=int, required=True)

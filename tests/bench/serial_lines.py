@@ -1,4 +1,4 @@
-"""`make bench-serial`: what the firmware needs, how much of a noisy line it uses, what serial ports cost the gateway.
+"""`make bench-serial`: the firmware's needs, its use of a noisy line, and the cost of serial ports for the gateway.
 
 BENCH_ONLY=goodput,ports      only these parts (their names are in PARTS)
 BENCH_QUICK=1                 everything shortened, to see that it runs: the figures mean nothing

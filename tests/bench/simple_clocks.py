@@ -8,9 +8,9 @@ from collections import deque
 from tests.support.clock_world import SECOND_US
 
 WINDOW_US = 600 * SECOND_US
-"""Of least squares: long ones suffer from the temperature, short ones from the jitter. At 10,000 ppm and a probe a
-minute, 48 minutes gave a median error of 25 ms; at a probe each ten seconds, two minutes gave twice the p99 of eight.
-"""
+"""Window of least squares. Long windows suffer from the temperature, short ones from the jitter. At 10,000 ppm and a
+probe a minute, 48 minutes gave a median error of 25 ms. At a probe each ten seconds, two minutes gave twice the p99 of
+eight."""
 HALF_TICK_US = 500
 """A sample's tick is the begin of its millisecond."""
 
@@ -20,7 +20,7 @@ Estimate = tuple[int, int] | None
 
 
 class Receipt:
-    """The time of receipt: what a gateway has that knows nothing of ticks."""
+    """The time of receipt, as a gateway has it that knows nothing of ticks."""
 
     def probed(self, _sent_us: int, _received_us: int, _tick_ms: int, _tick_us: int) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Fills Kafka topics with a scenario's records as the real gateway encodes them, and notes what it sent.
+"""Fills Kafka topics with a scenario's records as the real gateway encodes them, and keeps account of them.
 
 The encoder and the batches are the gateway's own: a million records take some ten seconds of one core.
 """
@@ -45,7 +45,7 @@ Place = tuple[str, int]
 
 
 class FeedError(RuntimeError):
-    """Kafka holds something else than what was fed; the message says what."""
+    """Kafka's records are not those that were fed. The message says how they differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Sending:
 
 @dataclass(slots=True)
 class Lane:
-    """What is known of a gateway's lane as it is sent."""
+    """Knowledge of a gateway's lane while it is sent."""
 
     series: list[RecordEncoder]
     """One for each device of the gateway."""
@@ -94,7 +94,7 @@ class Feed:
         self._times = BootTimes(BootClock.constant(self._boot_us, CLOCK_ERROR_US))
         self._names = [f"d{number:06d}" for number in range(scenario.devices)]
         self._partitions = [murmur2(name.encode()) % 2**31 % scenario.partitions for name in self._names]
-        # What the devices of a site measure lies apart; how far, none of the figures depends on.
+        # The devices of a site measure far apart. No figure depends on how far.
         self._middles = [
             [self._random.randrange(1_000, 9_000) for _ in scenario.metrics] for _ in range(scenario.devices)
         ]
@@ -180,7 +180,7 @@ class Feed:
         yield from self._add(due, lane.series[0], 0, row, at_us + self._boot_us)
 
     def _heartbeat_body(self, due: Due) -> dict[str, object]:
-        """As `docs/kafka-records.md` has it, but for rows and bytes, which no table depends on."""
+        """Body of a heartbeat by `docs/kafka-records.md`, without rows and bytes, which no table depends on."""
         scenario = self.scenario
         pending = []
         low_s = due.at_s

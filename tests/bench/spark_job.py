@@ -1,4 +1,4 @@
-"""Where the bench meets the job: all that it knows of it. A batch, the table of windows, `sluice-cloud ingest`."""
+"""The bench's only contact with the job: a batch, the table of windows, `sluice-cloud ingest`."""
 
 import asyncio
 import json
@@ -30,10 +30,10 @@ SLUICE_CLOUD = Path(sys.executable).with_name("sluice-cloud")
 INGEST = "bench"
 """The streaming query's id where there is none."""
 BACKLOG_OPTIONS = ("--backlog-topics", r".*[.]backlog")
-"""What `ingest` is told beside its topics where one of them, whose name ends in `.backlog`, holds a backlog."""
+"""Options of `ingest` for a topic with a backlog, whose name ends in `.backlog`."""
 READY_S_MAX = 120.0
 LOOK_S = 0.02
-"""How exactly it is known when a batch was reported."""
+"""Seconds of uncertainty in the time when a batch was reported."""
 
 
 # -- in this process ----------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def session() -> Iterator[SparkSession]:
 
 
 def declared(scenario: Scenario) -> Streams:
-    """What `streams.toml` would say of a feed's readings."""
+    """Declarations of a feed's readings, as `streams.toml` would have them."""
     metrics = tuple(Metric(name, (name,), decimals=2) for name in sorted(scenario.metrics))
     return Streams((Stream(scenario.topic, "json", metrics=metrics),))
 
@@ -67,7 +67,7 @@ class Job:
         self._upkeep = Upkeep(self._job, say)
 
     def take(self, records: DataFrame, number: int) -> None:
-        """Take a batch of what Spark's Kafka source yields with `includeHeaders` into all tables, and tidy these."""
+        """Take a batch of Spark's Kafka source (`includeHeaders`) into all tables, and do their upkeep."""
         counts = self._job.take(records, BatchId(INGEST, number), {})
         self._upkeep.after_batch(max(counts.newest_us.values(), default=None))
 
@@ -79,7 +79,7 @@ class Job:
 
 
 def windows(spark: SparkSession, warehouse: Path) -> DataFrame:
-    """What an analyst reads: `device`, `metric`, `window_start`, `n`, `sum`, one row for each window of a minute."""
+    """Windows of a minute as an analyst reads them: `device`, `metric`, `window_start`, `n`, `sum`."""
     return open_windows(spark, str(warehouse))
 
 
@@ -113,7 +113,7 @@ class Ingest:
     """Why it ended by itself."""
 
     def note(self, line: dict[str, Any]) -> None:
-        """One line of what it says."""
+        """One line of its output."""
         if "state" in line:
             self.is_ready = True
             return
@@ -163,7 +163,7 @@ async def ingesting(bootstrap: str, directory: Path, topics: str, options: Seque
 
 
 async def _follow(process: Measured, ingest: Ingest) -> None:
-    """Note each line as it is written; those that are no JSON are for people."""
+    """Record each line as it is written. Lines that are no JSON are for people."""
     with process.log.open() as log:
         rest = ""
         while True:

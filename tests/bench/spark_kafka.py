@@ -17,7 +17,7 @@ Offsets = Mapping[Place, int]
 
 
 def slices(ends: Offsets, count: int) -> list[tuple[Offsets, Offsets]]:
-    """A feed in so many batches: of each partition the same share, as a stream with a limit takes them."""
+    """Cut a feed into `count` batches with the same share of each partition, as a stream with a limit takes them."""
     cuts = [{place: end * number // count for place, end in ends.items()} for number in range(count + 1)]
     return list(pairwise(cuts))
 
@@ -36,7 +36,7 @@ def batch(spark: SparkSession, bootstrap: str, begin: Offsets, end: Offsets) -> 
 
 
 def stream(spark: SparkSession, bootstrap: str, topics: Iterable[str], records_max: int) -> DataFrame:
-    """All records of topics, so many at once."""
+    """All records of topics, at most `records_max` in a batch."""
     return (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", bootstrap)
@@ -50,7 +50,7 @@ def stream(spark: SparkSession, bootstrap: str, topics: Iterable[str], records_m
 
 
 class Tables(Protocol):
-    """What takes a stream of records, and has windows of them afterwards."""
+    """Takes a stream of records, and then has windows of them."""
 
     def writer(self, records: DataFrame) -> DataStreamWriter: ...
 

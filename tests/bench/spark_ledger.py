@@ -1,4 +1,4 @@
-"""What the windows of a feed must hold, counted as it was made; and what a table of windows has of it."""
+"""Counts what the windows of a feed must hold while the feed is made, and compares a table of windows with it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ Counted = tuple[str, str, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a table has of a feed's readings."""
+    """Comparison of a table with a feed's readings."""
 
     expected: int
     """Readings, each counted once, however often it was sent."""
@@ -40,7 +40,7 @@ class Ledger:
             window[place] += value
 
     def rows(self) -> Iterable[Counted]:
-        """As a right table of windows has them."""
+        """Rows of a right table of windows."""
         for (device, start_us), (n, *sums) in self.windows.items():
             for metric, total in zip(self.metrics, sums, strict=True):
                 yield device, metric, start_us, n, total

@@ -1,4 +1,4 @@
-"""Times ways of doing the same thing, in turns: what else the machine does is shared among them."""
+"""Times several ways of doing the same thing, in turns, so that the machine's other work is shared among them."""
 
 import math
 import time
@@ -19,7 +19,7 @@ def interleaved(ways: Mapping[str, Way], rounds: Sequence[int], warm: int) -> di
 
 
 class Rounds:
-    """The same for rounds that come by themselves, as a stream's batches do."""
+    """Rounds that come by themselves, as a stream's batches do."""
 
     def __init__(self, warm: int) -> None:
         self.seconds: dict[str, list[float]] = {}
@@ -44,5 +44,5 @@ def ratio(of: Sequence[float], to: Sequence[float]) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """By nearest rank: the least value that this share of all does not exceed."""
+    """Percentile by nearest rank: the least value that this share of all does not exceed."""
     return sorted(values)[max(1, math.ceil(share * len(values))) - 1]

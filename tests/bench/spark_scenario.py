@@ -1,4 +1,4 @@
-"""What gateways send to Kafka in a bench of the tables, told in a few numbers, and when each reading gets there."""
+"""Describes in a few numbers the records that gateways send in a bench of the tables, and when each reaches Kafka."""
 
 import heapq
 import math
@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 DAY_S = 86_400.0
 BEGIN_US = int(datetime(2026, 6, 1, 6, tzinfo=UTC).timestamp()) * 1_000_000
-"""Where a scenario does not begin now: a morning, so that hours of event time lie in one date."""
+"""Beginning of scenarios that do not begin now: a morning, so that hours of event time lie in one date."""
 CATCH_UP = 4
-"""How many times as fast as it was measured a backlog of minutes comes in."""
+"""Speed at which a backlog of minutes comes in, as a multiple of the speed at which it was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """So many gateways, the first ones, have no uplink from one moment to another; then their backlog comes in."""
+    """The first `gateways` gateways have no uplink between two moments. Then their backlog comes in."""
 
     gateways: int
     from_s: float
@@ -50,18 +50,19 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Some gateways, each with its share of the devices, and what becomes of their uplinks; seconds from its begin."""
+    """Some gateways with their devices, and their uplinks' outages. Times are seconds from the beginning."""
 
     topic: str
     devices: int
     seconds: float
-    """Of event time; each device measures all the while."""
+    """Seconds of event time. Each device measures all the while."""
     interval_s: float = 10.0
     """Between two readings of a device."""
     gateways: int = 10
     metrics: tuple[str, ...] = ("temperature", "humidity")
     late_gateways: int = 0
-    """So many gateways, the last ones, come back after days, with as many readings for each device as the others."""
+    """Number of gateways, the last ones, that come back after days. They have as many readings for each device as the
+    others."""
     late_s: float = 3 * DAY_S
     late_arrives_s: float = 0.0
     """When they come back. Their backlog arrives evenly from then to the end."""
@@ -123,7 +124,7 @@ class Scenario:
 
 
 class Due(NamedTuple):
-    """What one gateway sends at a moment: a reading of each of its devices, or a heartbeat."""
+    """The records of one gateway at a moment: a reading of each of its devices, or a heartbeat."""
 
     at_s: float
     gateway: int

@@ -13,14 +13,14 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 WATERMARKS = ("10 minutes", "1 hour")
-"""How late a reading may be. More costs state: all windows and identities of that time are kept in memory."""
+"""Most lateness of a reading. More lateness costs state: all windows and identities of that time are kept in memory."""
 VALUE_TYPE = "decimal(18,6)"
 KEY = ("device", "metric", "window_start")
 SCHEMA = "device string, metric string, window_start timestamp, n bigint, sum decimal(38,6)"
 
 
 def readings(records: DataFrame) -> DataFrame:
-    """Kafka's records (`includeHeaders`) as readings; what gateways say of themselves is left out."""
+    """Kafka's records (`includeHeaders`) as readings. Gateways' own events are left out."""
     header = F.map_from_entries("headers")
     return (
         records.select(

@@ -1,4 +1,4 @@
-"""`make bench-spark`: how fast Kafka's records become tables, what that is beside simpler ways, and what those lose.
+"""`make bench-spark`: the rate at which Kafka's records become tables, compared with simpler ways and their losses.
 
 BENCH_ONLY=append,stock       only these parts (their names are in PARTS)
 BENCH_QUICK=1                 everything shortened, to see that it runs: the figures mean nothing

@@ -26,7 +26,7 @@ from tests.bench.spark_ledger import Counted
 METRIC = "valueInW"
 CHILDREN = 4
 LAG_GROWTH_MAX = 0.05
-"""Of the load, in messages a second."""
+"""Greatest growth of the lag in messages a second, as a share of the load."""
 REPORTS_MIN = 3
 """Batches after the warm-up that a trend is seen by."""
 
@@ -65,7 +65,7 @@ def collected(sums: DataFrame) -> set[GroupSum]:
 
 
 def plain_group_sums(rows: Iterable[Counted], levels: int) -> set[GroupSum]:
-    """The same in plain Python, from what the sensors sent."""
+    """Sums of groups in plain Python, from the readings that the sensors sent."""
     sums: dict[tuple[str, int], tuple[int, int]] = {}
     for device, _, start_us, n, total in rows:
         for group in groups_of(int(device[1:]), levels):
@@ -75,7 +75,7 @@ def plain_group_sums(rows: Iterable[Counted], levels: int) -> set[GroupSum]:
 
 
 def trend(points: Iterable[tuple[float, float]]) -> float:
-    """The slope of the line that fits best, least squares: what the second grows by for one of the first."""
+    """The slope of the line that fits best by least squares: the growth of `y` for each unit of `x`."""
     exact = [(Fraction(x), Fraction(y)) for x, y in points]
     middle_x = sum(x for x, _ in exact) / len(exact)
     middle_y = sum(y for _, y in exact) / len(exact)

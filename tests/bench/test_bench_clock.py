@@ -1,4 +1,4 @@
-"""What the clock bench's figures rest on: the simple ways are right, all see the same data, and what is made of it."""
+"""The clock bench's foundations: right simple clocks, equal data for all clocks, and right figures."""
 
 import random
 
@@ -48,7 +48,7 @@ def test_the_last_offset_of_arrivals_is_of_the_one_before() -> None:
     st.lists(st.integers(0, WINDOW_US // SECOND_US - 10), min_size=2, max_size=20, unique=True),
 )
 def test_least_squares_finds_the_line_that_is_there(ppm: int, offset_us: int, tick_s: int, seconds: list[int]) -> None:
-    """However large the numbers are."""
+    """This holds for large numbers too."""
     clock = LeastSquares()
     for second in sorted(seconds):
         at_us = offset_us + (tick_s + second) * (SECOND_US + ppm)
@@ -87,7 +87,7 @@ def test_all_ways_see_the_same_readings(seen: list[Seen]) -> None:
 
 
 class Witness:
-    """A clock that notes what it is told."""
+    """A clock that records its observations."""
 
     def __init__(self, clock: TickClock) -> None:
         self._clock = clock
@@ -133,7 +133,7 @@ def test_a_whole_run_has_every_figure_and_meets_its_targets(seen: list[Seen]) ->
         assert (found[name].value is None) is (is_of_ours and "_unheard_" in name), name
 
 
-def test_what_had_waited_for_a_sensor_s_first_connection_has_no_time_and_is_counted(seen: list[Seen]) -> None:
+def test_readings_from_before_a_sensors_first_connection_have_no_time_and_are_counted(seen: list[Seen]) -> None:
     found = {each.name: each.value for each in results(seen, 1)}
     unheard = [each for each in seen if each.name in {"unheard_50ppm", "unheard_5000ppm", "unheard_10000ppm"}]
     assert all(each.timed == [] for each in unheard)

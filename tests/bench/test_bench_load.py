@@ -1,4 +1,4 @@
-"""The bench's load generator: what it says it sent, was told and would have to send again must be true."""
+"""The bench's load generator gives a true account of its packets, their acknowledgements, and its resends."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def _generator() -> None:
 
 @dataclass(frozen=True)
 class Packet:
-    """A packet of a sensor: its first byte, and for a PUBLISH what it carries."""
+    """A packet of a sensor: its first byte, and the content of a PUBLISH."""
 
     first: int
     packet_id: int = 0
@@ -113,7 +113,7 @@ async def test_the_ledger_holds_what_was_acknowledged_and_no_more(tmp_path: Path
 
 
 async def check_exit(port: int, **options: float | str | Path | bool) -> None:
-    """Run the generator, and raise what it said where its exit code is not 0."""
+    """Run the generator, and raise its output if its exit code is not 0."""
     async with load(port, **options) as running:
         await running.event("connected")
         await running.done()

@@ -1,4 +1,4 @@
-"""What the serial bench's figures rest on: the feeder's sensors, and how frames, samples and time are counted."""
+"""The serial bench's foundations: the feeder's sensors, and the counts of frames, samples and time."""
 
 import asyncio
 import json
@@ -30,14 +30,14 @@ F = TypeVar("F", bound=Frame)
 
 
 class GatewayEnd:
-    """The other end of a feeder's line: what the gateway would be."""
+    """The other end of a feeder's line, in the gateway's place."""
 
     def __init__(self, port: Path) -> None:
         self._fd = os.open(port, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
         self._decoder = FrameDecoder()
         self._heard: list[Frame] = []
         self.reads: list[tuple[float, bytes]] = []
-        """When and what each read gave."""
+        """Time and bytes of each read."""
 
     def close(self) -> None:
         os.close(self._fd)
@@ -211,7 +211,7 @@ def test_a_chip_s_lag_is_what_its_samples_fall_short_of_the_time() -> None:
 
 @pytest.mark.avr
 @pytest.mark.parametrize("build", ["serial", "mqtt"])
-async def test_what_a_board_knows_is_what_the_real_gateway_stores(tmp_path: Path, build: Build) -> None:
+async def test_a_boards_account_equals_the_readings_of_the_real_gateway(tmp_path: Path, build: Build) -> None:
     listener, ports = free_port(), tmp_path / "ports"
     ports.mkdir()
     section = f'[serial]\nports = ["{ports}/tty-*"]\nscan_interval_s = 0.1\n'
@@ -236,7 +236,7 @@ async def test_what_a_board_knows_is_what_the_real_gateway_stores(tmp_path: Path
 
 
 async def acknowledged(board: Board, count: int) -> None:
-    """Wait until a board saw so many of its samples acknowledged."""
+    """Wait until a board has `count` of its samples acknowledged."""
     async with asyncio.timeout(DEADLINE_S):
         while not board.ledger.exists() or read_ledger(board).acknowledged < count:
             await asyncio.sleep(0.1)

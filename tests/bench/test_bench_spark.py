@@ -1,4 +1,4 @@
-"""What the tables' bench counts by: its feed, its ledger and its arithmetic; the figures are worth what these are."""
+"""The foundations of the tables' bench: its feed, its ledger and its arithmetic. The figures depend on them."""
 
 import json
 from array import array
@@ -36,7 +36,7 @@ Record = tuple[Place, int, dict[str, str], bytes]
 
 
 def records(feed: Feed) -> Iterator[Record]:
-    """What a consumer gets of a feed, in the order of its batches."""
+    """Records that a consumer gets of a feed, in the order of its batches."""
     for sending in feed.sendings():
         for number, record in enumerate(DefaultRecordBatch(bytes(sending.batch._build()))):
             headers = {name: value.decode() for name, value in record.headers}
@@ -64,7 +64,7 @@ def test_readings_that_are_lost_doubled_or_wrong_are_told_apart() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5 * WINDOW_US), st.integers(-9, 9)), min_size=1))
-def test_what_some_readings_are_missing_of_is_what_is_lost(readings: list[tuple[str, int, int]]) -> None:
+def test_readings_that_a_table_lacks_are_the_lost_ones(readings: list[tuple[str, int, int]]) -> None:
     whole, part = Ledger(("t",)), Ledger(("t",))
     for number, (device, event_us, value) in enumerate(readings):
         whole.add(device, event_us, (value,))

@@ -1,4 +1,4 @@
-"""What the uplink's bench sends and how it counts: the figures are worth what these are."""
+"""The foundations of the uplink's bench: its readings and its counts. The figures depend on them."""
 
 import json
 from itertools import chain

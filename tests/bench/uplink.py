@@ -1,4 +1,4 @@
-"""`make bench-uplink`: how fast a backlog gets to Kafka, how soon the uplink is back, what it costs on the wire.
+"""`make bench-uplink`: how fast a backlog gets to Kafka, how soon the uplink is back, and the bytes on the wire.
 
 BENCH_ONLY=drain,wire         only these parts (their names are in PARTS)
 BENCH_QUICK=1                 everything shortened, to see that it runs: the figures mean nothing

@@ -157,7 +157,8 @@ def test_sensors_without_a_ledger_are_told() -> None:
 
 def test_readings_that_come_through_a_cut_path_are_told_however_long_others_wait() -> None:
     settings = DemoSettings(24, 12, 3, 0, 0, kill=False)
-    # From 6 to 18 s the path is cut; what passed it just before may be appended in its first two.
+    # From 6 to 18 s the path is cut. Records that passed it just before may be appended in the first two of these
+    # seconds.
     passed = [record("t-1", n, after_us=after_us) for n, after_us in enumerate((5_000_000, 7_999_999, 18_000_000))]
     assert run_findings(whole(served(3)), settings, outage(40), passed) == ()
     leaked = [*passed, record("t-2", 0, after_us=8_000_000), record("t-3", 0, after_us=17_999_999)]
@@ -224,7 +225,7 @@ def test_what_waits_was_neither_acknowledged_nor_dropped() -> None:
     assert Ledger("t-1", "1-aa", 3, ((0, 1),), taken=3).waiting == 1
 
 
-def test_of_a_sensors_boots_only_the_last_still_holds_anything() -> None:
+def test_only_the_last_boot_of_a_sensor_still_holds_readings() -> None:
     first, last = Ledger("t-1", "1-aa", 5, ((0, 1),), taken=5), Ledger("t-1", "2-bb", 3, ((0, 1),), taken=3)
     assert audit([first, last], [], []).waiting == 1
 

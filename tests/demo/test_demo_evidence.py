@@ -32,7 +32,7 @@ def published(
     boards: Sequence[Ledger] = (),
     taken: Mapping[Identity, int] = TAKEN,
 ) -> tuple[bool, str]:
-    """Publish a run of one sensor, ten readings of which were acknowledged; the verdict, and what was said."""
+    """Publish a run of one sensor, with ten acknowledged readings. Returns the verdict, and the output."""
     output = io.StringIO()
     chronicle = Chronicle(
         sampling_from_us=NOON_US,
@@ -45,7 +45,7 @@ def published(
     records = [
         KafkaReading(f"id-{row.sequence}", "m001", "1-aa", row.sequence, row.event_us, row.event_us) for row in ROWS
     ]
-    # What was measured in the outage came after it.
+    # Readings of the outage came after it.
     records[3:6] = [replace(record, appended_us=chronicle.restored_us) for record in records[3:6]]
     evidence = Evidence(boards, fleet, records, rows, taken)
     progress = Progress(Console(file=output, width=WIDTH))

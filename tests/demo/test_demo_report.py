@@ -20,7 +20,7 @@ SECONDS = 30
 
 
 def story(*, kill: bool = False, lost: bool = False, fleet_quality: str = "received") -> Story:
-    """A run of 30 s with an outage from 10 to 20, in which what was measured came at 20."""
+    """A run of 30 s with an outage from 10 to 20. Readings of the outage came at 20."""
     ledgers, records, readings = [], [], []
     for device in DEVICES:
         ledgers.append(Ledger(device, "1-aa", SECONDS, ((0, SECONDS - 1),)))
@@ -61,7 +61,7 @@ def story(*, kill: bool = False, lost: bool = False, fleet_quality: str = "recei
 
 
 def places(page: str, name: str) -> list[tuple[float, float]]:
-    """Where the marks of a name are drawn, 0 to 1000 from the left and from the top."""
+    """Places of the marks of a name, 0 to 1000 from the left and from the top."""
     drawn = re.findall(rf'data-name="{name}" d="([^"]*)"', page)
     return [(float(x), float(y)) for path in drawn for x, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", path)]
 
@@ -76,7 +76,7 @@ def test_every_reading_of_a_shown_sensor_is_drawn_where_it_was_taken() -> None:
         assert heights == sorted(heights, reverse=True)  # it grew warmer
 
 
-def test_what_waited_in_the_outage_is_marked_and_lies_above_the_line_of_the_prompt() -> None:
+def test_readings_that_waited_are_marked_and_lie_above_the_line_of_the_prompt_ones() -> None:
     page = report_page(story())
     waited = places(page, "waited")
     assert len(waited) == len(DEVICES) * 8  # of ten, those that waited more than two seconds

@@ -109,7 +109,7 @@ async def test_a_gateway_or_an_ingest_that_crashes_while_stopping_fails_the_demo
 
 
 async def started(children: Children, name: str = "worker", *, on_term: str) -> Child:
-    """A program that runs until SIGTERM and then does what it is told; it ignores it where that is nothing."""
+    """A program that runs until SIGTERM, and then the shell command `on_term`. If that is empty, it ignores SIGTERM."""
     script = f"trap '{on_term}' TERM; echo ready; while :; do sleep 0.05; done"
     child = children.start(name, ["sh", "-c", script], "Look.")
     async with asyncio.timeout(10):
@@ -139,7 +139,7 @@ def test_firmware_that_cannot_be_built_is_told_with_what_to_do(tmp_path: Path, m
 
 
 class DeafKafka(KafkaEnds):
-    """A broker that fails so many times before it answers."""
+    """A broker that fails `failures` times before it answers."""
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
@@ -173,7 +173,7 @@ def broker_that_ended(log: Path) -> Broker:
 
 @asynccontextmanager
 async def watched(folder: Path, kafka: KafkaEnds, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Run]:
-    """A run of which only `_watch` is tried, without a pause between its looks."""
+    """A run that only has `_watch`, without a pause between its looks."""
     monkeypatch.setattr(demo_run, "WATCH_INTERVAL_S", 0.0)
     broker = broker_that_ended(folder / "kafka.log")
     progress = Progress(Console(file=io.StringIO()))

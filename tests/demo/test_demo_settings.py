@@ -69,7 +69,7 @@ names = st.sampled_from(
 
 
 @given(st.dictionaries(names, st.one_of(st.text(max_size=6), st.integers(-5, 5_000).map(str))))
-def test_whatever_is_accepted_can_be_run(environment: dict[str, str]) -> None:
+def test_accepted_demo_settings_can_be_run(environment: dict[str, str]) -> None:
     try:
         settings = demo_settings(environment)
     except DemoSettingsError:

@@ -34,7 +34,7 @@ def processes(mark: str) -> dict[int, str]:
 
 
 def nothing_left(mark: str) -> dict[int, str]:
-    """Wait until no such program runs; what is still there after a while."""
+    """Wait until no such program runs. Returns the programs that still run after a while."""
     deadline = time.monotonic() + patience(PATIENCE_S)
     while (left := processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -72,7 +72,7 @@ def measuring_demo(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
                 line = next(lines, None)
                 assert line is not None, "".join(said)
                 said.append(line)
-            # What follows has limits of its own.
+            # The steps below have limits of their own.
             watchdog.cancel()
             yield demo, mark
         finally:

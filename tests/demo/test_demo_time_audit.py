@@ -34,7 +34,7 @@ def test_each_reading_is_held_against_when_it_was_measured() -> None:
     assert times.findings == ("1 of 3 readings were not measured within the bound of their time",)
 
 
-def test_what_does_not_say_when_it_was_measured_is_not_held_against_anybody() -> None:
+def test_times_of_receipt_are_not_judged() -> None:
     rows = [row(0, "received"), row(1, "bounded", error_us=UNBOUNDED_US), row(2)]
     times = audit_times(rows, {each.identity: NOON_US - 60_000_000 for each in rows[:2]})
     assert (times.judged, times.within, times.findings) == (0, 0, ())

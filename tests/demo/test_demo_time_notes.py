@@ -19,7 +19,7 @@ def run(device: str, bounds_us: Sequence[int], quality: str = "estimated") -> li
 
 
 def notes(rows: Sequence[TableReading], *, off_us: int = 0) -> list[str]:
-    """What is said of readings whose times are all that much after the true ones."""
+    """Notes on readings whose times are all `off_us` after the true ones."""
     times = audit_times(rows, {row.identity: row.event_us - off_us for row in rows})
     return time_notes(rows, times, ["board-1"])
 
@@ -44,7 +44,7 @@ def test_times_at_the_edge_of_their_bound_are_explained_by_the_way_they_lean(off
     assert words in note
 
 
-def test_what_is_said_of_arrivals_is_not_said_of_boards_on_serial_lines_nor_of_a_few() -> None:
+def test_the_note_on_arrivals_needs_many_and_no_serial_boards() -> None:
     assert notes(run("board-1", [1_000] * 8), off_us=-800) == []
     assert notes([*run("m1", [1_000] * 4), *run("m2", [2_000] * 5)], off_us=-800) == []
 
@@ -58,7 +58,7 @@ def test_readings_without_a_bound_are_counted_and_no_series_is_explained_that_is
 
 def test_bounded_readings_with_a_bound_are_explained() -> None:
     (note,) = notes(run("m1", [60_000_000] * 3, "bounded"))
-    assert note.startswith("Violet, `bounded`: 3 readings of which only a span of time is known")
+    assert note.startswith("Violet, `bounded`: 3 readings with only a span of time")
 
 
 def test_bounds_that_fall_all_at_once_are_counted_by_what_makes_them_fall() -> None:

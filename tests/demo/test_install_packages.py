@@ -1,4 +1,4 @@
-"""What `make` looks at before it installs Debian's packages. `test_distributions.py` has it install some."""
+"""`make` looks for missing packages before it installs Debian's. `test_distributions.py` has it install some."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What is done to simulated boards: the schedule from a seed, and commands with their mistakes in words."""
+"""Faults of simulated boards: the schedule from a seed, and commands with their mistakes in words."""
 
 import fcntl
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""The simulated board: each fault on the real firmware in simavr, and what the runner writes about it."""
+"""The simulated board: each fault on the real firmware in simavr, and the runner's files about it."""
 
 import csv
 import ctypes
@@ -60,7 +60,7 @@ class Listener:
     stored: dict[str, dict[int, bytes]] = field(default_factory=dict)
     """Payloads by boot and sequence."""
     samples: dict[int, bytes] = field(default_factory=dict)
-    """Those of the present boot."""
+    """Samples of the present boot."""
     ticks: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -96,7 +96,7 @@ class Listener:
         return oldest
 
     def until_reply(self, nonce: int) -> tuple[int, Reply]:
-        """Wait for the answer to a PROBE: when it came, in CLOCK_BOOTTIME, and what it says."""
+        """Wait for the answer to a PROBE. Returns its time in CLOCK_BOOTTIME, and its content."""
         deadline = time.monotonic() + patience(PATIENCE_S)
         while time.monotonic() < deadline:
             got = self.port.read(self.port.in_waiting or 1)
@@ -114,7 +114,7 @@ class Listener:
         return self.hellos[-1]
 
     def until_samples(self, count: int) -> None:
-        """Wait for so many more than there are."""
+        """Wait for `count` more than there are."""
         wanted = len(self.samples) + count
         self.until(lambda: len(self.samples) >= wanted)
 
@@ -161,7 +161,7 @@ def bench(tmp_path: Path, firmware: Path) -> Iterator[Bench]:
 
 
 def check(board: Board, stored: dict[str, dict[int, bytes]]) -> None:
-    """Hold what the firmware saw acknowledged, and each value, against what the listener has."""
+    """Compare the firmware's acknowledged samples, and each value, with those of the listener."""
     with board.samples.open(newline="") as file:
         taken = {(row["boot"], int(row["sequence"])): int(row["centi_celsius"]) for row in csv.DictReader(file)}
     for boot in (json.loads(entry) for entry in board.ledger.read_text().splitlines()):
@@ -443,7 +443,7 @@ def test_bytes_take_their_time_on_the_line_both_ways_however_late_the_board_is(b
     for nonce in range(80):
         probe = encode_frame(Probe(nonce))
         if nonce % 4 == 0:
-            # It lags behind then, and must not hear in its past what is sent to it now.
+            # It lags behind then, and must not hear in its past the bytes that are sent to it now.
             board.process.send_signal(signal.SIGSTOP)
             time.sleep(draw.uniform(0.01, 0.1))
         sent_us = boottime_us()
@@ -766,7 +766,7 @@ def test_wrong_arguments_of_the_runner_are_told(tmp_path: Path, firmware: Path) 
 
 @contextmanager
 def subscribed(broker: Mosquitto, heard: Path) -> Iterator[None]:
-    """Write down what boards publish, a line for each message: topic, space, payload."""
+    """Write down the boards' publications, a line for each message: topic, space, payload."""
     command = ("mosquitto_sub", "-p", str(broker.port), "-q", "1", "-t", "device/+/thermo", "-v")
     with heard.open("w") as lines, subprocess.Popen(command, stdout=lines) as peer:
         try:
@@ -822,7 +822,7 @@ def test_boards_with_a_modem_publish_through_radio_and_power_that_fail(tmp_path:
         until_more(20)
         stop_boards(boards)
         acknowledged = {sample for board in boards for sample in known(board).acknowledged}
-        # Told to end, mosquitto_sub passes over what it has not read yet.
+        # If it is told to end, mosquitto_sub skips messages that it has not read yet.
         wait_until(lambda: acknowledged <= published(heard), words="what the firmware saw acknowledged had arrived")
     assert {device for device, *_ in published(heard)} == {"w1", "w2"}, "not as boards of the other build"
     assert all(board.why_not_let_in(0) is None for board in boards)

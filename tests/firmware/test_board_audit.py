@@ -62,7 +62,7 @@ def test_each_fault_is_found_and_no_other_with_it(kind: str, records: list[Arriv
     assert f"{kind}: 1" in str(found)
 
 
-def test_what_a_run_that_a_reset_ended_dropped_need_not_be_told_but_nothing_else_may_be() -> None:
+def test_drops_of_a_run_that_a_reset_ended_may_go_unreported_but_no_others() -> None:
     later = json.dumps({"device": "s1", "boot": "8-1a2b3c4d", "acknowledged": [], "dropped": []})
     known = known_of(f"{LEDGER}\n{later}", SAMPLES)
     records = [arrived(0), arrived(1), arrived(4)]
@@ -71,7 +71,7 @@ def test_what_a_run_that_a_reset_ended_dropped_need_not_be_told_but_nothing_else
     assert len(settle(known, records, {RUN: Told(3, 2, 4)}, {}).unexplained) == 1
 
 
-def test_of_the_run_that_is_not_ended_everything_must_be_told() -> None:
+def test_a_run_that_has_not_ended_must_report_all_its_drops() -> None:
     earlier = json.dumps({"device": "s1", "boot": "6-1a2b3c4d", "acknowledged": [[0, 1]], "dropped": []})
     first = "".join(f"6-1a2b3c4d,{sequence},2150,0\n" for sequence in range(2))
     known = known_of(f"{earlier}\n{LEDGER}", SAMPLES + first)
@@ -81,7 +81,7 @@ def test_of_the_run_that_is_not_ended_everything_must_be_told() -> None:
     assert len(settle(known, records, {}, {}).unexplained) == 1
 
 
-def test_what_was_dropped_before_a_gateway_heard_of_the_run_is_in_no_loss_record() -> None:
+def test_drops_before_a_gateway_heard_of_the_run_are_in_no_loss_record() -> None:
     known = known_of(LEDGER, SAMPLES)
     records = [arrived(0), arrived(1), arrived(4)]
     assert settle(known, records, {RUN: Told(1, 3, 3)}, {RUN: 3}).faults == ()

@@ -1,4 +1,4 @@
-"""What the gateway promises, against real firmware with 2 KB of RAM on bad lines: the firmware's ledger against Kafka.
+"""The gateway's promises, with real firmware with 2 KB of RAM on bad lines: the firmware's ledger against Kafka.
 
 In every scene: nothing acknowledged is missing, no value is another than the one that was measured, nothing stands
 under two ids, and what a ring dropped is a loss record. SLUICE_TEST_SEED chooses the random schedules.
@@ -76,7 +76,7 @@ async def test_unplugged_in_the_middle_of_frames_and_plugged_in_as_another_port(
             await asyncio.sleep(0.2)
             await do(board, "plug" if number % 3 else "plug same")
             await asyncio.sleep(0.6)
-        # Longer than a ring lasts: what it drops meanwhile is a loss record.
+        # Longer than a ring lasts. Samples that it drops meanwhile become a loss record.
         await do(boards[0], "unplug")
         await asyncio.sleep(5)
         await do(boards[0], "plug")
@@ -123,7 +123,7 @@ async def test_the_gateway_is_killed_while_frames_are_in_flight(tmp_path: Path, 
 
 
 @pytest.mark.long(seconds=25)
-async def test_what_rings_drop_while_the_gateway_is_away_is_told_when_it_is_back(tmp_path: Path, kafka: Broker) -> None:
+async def test_drops_of_rings_are_reported_when_the_gateway_is_back(tmp_path: Path, kafka: Broker) -> None:
     async with scene(tmp_path, kafka, "away") as bench:
         await bench.switch_on(2, "s")
         await bench.switch_on(1, "w", options=bench.on_mqtt())
@@ -139,7 +139,7 @@ async def test_what_rings_drop_while_the_gateway_is_away_is_told_when_it_is_back
 
 
 @pytest.mark.campaign(seconds=40)
-async def test_what_rings_drop_is_told_exactly_although_the_gateway_is_killed_on_a_noisy_line(
+async def test_drops_of_rings_are_reported_exactly_although_the_gateway_is_killed_on_a_noisy_line(
     tmp_path: Path, kafka: Broker
 ) -> None:
     async with scene(tmp_path, kafka, "away-noise") as bench:
@@ -176,7 +176,7 @@ async def test_an_erased_eeprom_in_the_midst(tmp_path: Path, kafka: Broker) -> N
         boards = [*await bench.switch_on(1, "s"), *await bench.switch_on(1, "w", options=bench.on_mqtt())]
         await bench.until_acknowledged(40)
         for _ in range(2):
-            # It resets the chip. The counter begins again; what keeps its boots apart is the random part.
+            # It resets the chip. The counter begins again, and only the random part keeps its boots apart.
             for board in boards:
                 await do(board, "erase-eeprom counter")
             await asyncio.sleep(3)
@@ -219,7 +219,7 @@ async def test_a_random_schedule_of_everything_at_once(tmp_path: Path, kafka: Br
 async def run_schedule(
     boards: list[Board], build: Build, *, seed: str = str(SEED), per_minute: float = 20, seconds: float = size(10, 25)
 ) -> None:
-    """Do to the boards what a schedule says, and what ends the faults that it has begun."""
+    """Strike the boards with a schedule's faults, and end the faults that it has begun."""
     by_name = {board.device: board for board in boards}
     loop = asyncio.get_running_loop()
     began = loop.time()

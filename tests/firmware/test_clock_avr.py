@@ -55,7 +55,7 @@ PROBE_INTERVALS_S = {"often": 1.0, "seldom": size(24.0, 60.0), "fates": 2.0}
 SETTLE_S_MAX = 60.0
 READINGS_MIN = 300
 ARRIVALS_LOOKED_AT = 100
-"""Of readings that come by MQTT: five seconds' worth. Each observation is the quickest of ten seconds or more."""
+"""Readings of a bucket on MQTT: five seconds' worth. Each observation is the quickest of ten seconds or more."""
 WRAP_MS = 2**32
 WRAPS_AFTER_MS = size(10_000, 30_000)
 
@@ -78,13 +78,13 @@ class Timed:
 class Outcome:
     ppm: dict[str, float] = field(default_factory=dict)
     timed: dict[str, list[Timed]] = field(default_factory=lambda: defaultdict(list))
-    """By board, in the order in which they were stored."""
+    """Times of readings by board, in the order in which they were stored."""
     drift_ppm: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Of each board's last run, as the gateway found it."""
+    """Drift of each board's last run, as the gateway found it."""
     faults: dict[str, list[str]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """What `pytest -s` shows."""
+        """Text for `pytest -s`."""
         lines = [f"{'board':>10} {'ppm':>6} {'readings':>8} {'outside':>7}  error ms p50, max   bound ms p50, max"]
         for name, stored in self.timed.items():
             timed = [each for each in stored if each.reading.datum.event_us is not None]
@@ -115,7 +115,7 @@ async def is_reset(board: Board) -> None:
 
 
 async def loses_its_cable(board: Board) -> None:
-    """For as long as its ring holds what it measures meanwhile."""
+    """Stop the gateway for as long as a board's ring holds its samples."""
     for command in ("plug same", "plug"):
         await asyncio.sleep(RUNS_S / 4)
         await do(board, "unplug")
@@ -124,7 +124,7 @@ async def loses_its_cable(board: Board) -> None:
 
 
 async def is_stalled(board: Board) -> None:
-    """As by a busy machine: its process gets no time now and then, and makes up for it."""
+    """Stop the board's process now and then, as a busy machine would. It makes up for the time."""
     draw = random.Random(1)  # noqa: S311 - repeatable is the point
     ends = time.monotonic() + RUNS_S - 1
     while time.monotonic() < ends:
@@ -188,7 +188,7 @@ class Minute:
     boards: dict[str, Board] = field(default_factory=dict)
     clocks: DeviceClocks = field(default_factory=DeviceClocks)
     rows: list[tuple[str, Row]] = field(default_factory=list)
-    """Of each board, in the order in which they were stored."""
+    """Board and row of each reading, in the order in which they were stored."""
 
     async def run(self) -> None:
         """Serve them until each has had its fate, and all that it measured is stored."""
@@ -212,7 +212,7 @@ class Minute:
                     self.rows.append((series.device, row))
 
     def _parts(self, door: FrontDoor) -> Iterator[Coroutine[Any, Any, None]]:
-        """What takes readings in."""
+        """The parts that take readings in."""
         yield MqttListener(ListenerSettings(port=self.port, anonymous=True), door, boottime_us).run()
         for group, interval_s in PROBE_INTERVALS_S.items():
             settings = SerialSettings(
@@ -275,7 +275,7 @@ def test_no_board_had_a_clock_that_stood_still(outcome: Outcome) -> None:
 
 
 def test_every_reading_of_a_serial_line_was_taken_within_the_bound_of_its_time(outcome: Outcome) -> None:
-    """However busy this machine is."""
+    """This holds however busy this machine is."""
     for name in [*STEADY, *FATES]:
         timed = outcome.timed[name]
         # A PROBE goes before the first ACK, and no DATA comes before that: each has a time of its own.
@@ -284,7 +284,7 @@ def test_every_reading_of_a_serial_line_was_taken_within_the_bound_of_its_time(o
         assert not outside, f"{name}: {[(each.reading.datum.device_sequence, each.judged) for each in outside[:5]]}"
 
 
-def test_so_was_every_reading_that_came_by_mqtt_as_long_as_some_were_quick(outcome: Outcome) -> None:
+def test_every_reading_by_mqtt_was_taken_within_its_bound_as_long_as_some_were_quick(outcome: Outcome) -> None:
     for name in BY_MQTT:
         timed = [each for each in outcome.timed[name] if each.reading.datum.event_us is not None]
         assert len(timed) >= ARRIVALS_LOOKED_AT, "it takes some ten seconds to learn"

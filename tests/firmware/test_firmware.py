@@ -63,7 +63,7 @@ F = TypeVar("F", Hello, Data, Reply)
 
 @dataclass
 class GatewayEnd:
-    """The other end of the line: what the gateway would be."""
+    """The other end of the line, in the gateway's place."""
 
     port: serial.Serial
     decoder: FrameDecoder = field(default_factory=FrameDecoder)
@@ -72,7 +72,7 @@ class GatewayEnd:
     received: set[int] = field(default_factory=set)
     """Every sequence that ever came."""
     acked: tuple[int, int] = (0, 0)
-    """What the last ACK said: each HELLO of a run that is known is answered with it."""
+    """The last ACK. The gateway answers each HELLO of a known run with it."""
 
     def send(self, frame: Frame) -> None:
         self.port.write(encode_frame(frame))
@@ -98,7 +98,7 @@ class GatewayEnd:
         self.until(lambda: len(self.of(Data)) >= count)
 
     def listen(self, seconds: float) -> None:
-        """Read for a while, to see what does not come."""
+        """Read for a while, to see that nothing comes."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self._read()
@@ -112,7 +112,7 @@ class GatewayEnd:
             self.ack(*self.acked)
 
     def introduce(self) -> Hello:
-        """Ask for HELLO and answer it. What was received before is forgotten."""
+        """Ask for HELLO and answer it. Frames from before are forgotten."""
         self.frames.clear()
         self.send(HelloRequest())
         self.until(lambda: self.of(Hello))
@@ -299,7 +299,7 @@ def test_hello_is_repeated_until_acknowledged_and_given_when_asked_for(bench: Be
 def test_samples_come_in_order_with_tick_and_json(bench: Bench) -> None:
     line = bench.on(interval_ms=50)
     line.introduce()
-    # By windows: what answers take is measured, and a moment's pause here must not look like a loss.
+    # By windows, because the time of an answer is measured. A moment's pause here must not look like a loss.
     for count in range(WINDOW, 3 * WINDOW + 1, WINDOW):
         line.until_samples(count)
         line.ack(line.of(Data)[-1].sequence + 1)

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.avr
 
 RING = 64
 SPAN = 32
-"""As far as an ACK's bitmap reaches."""
+"""Sequences that an ACK's bitmap reaches."""
 FRAMES, MQTT = VECTORS / "frames.txt", VECTORS / "mqtt.txt"
 
 
@@ -143,7 +143,7 @@ def wire(content: bytes) -> bytes:
 def test_after_a_silence_that_filled_the_ring_a_slow_gateway_is_enough(
     host: ctypes.CDLL, sample_ms: int, commit_ms: int
 ) -> None:
-    """Each answer comes after the ring has dropped what it speaks of: it counts as a sign of life all the same."""
+    """Each answer comes after the ring has dropped its samples. It still counts as a sign of life."""
     board = HostBoard(host)
     host.core_start()
     answers: list[tuple[int, int]] = []
@@ -204,7 +204,7 @@ def test_c_receives_good_frames_of_32_bytes_at_most_and_nothing_else(
 def test_over_a_lossy_line_every_sample_ends_acknowledged_or_dropped(
     host: ctypes.CDLL, chance: random.Random, samples: int, loss: float
 ) -> None:
-    """The law of the ledger, against a gateway that keeps what it received and answers each frame.
+    """The law of the ledger, with a gateway that keeps each sample that it received, and answers each frame.
 
     True chance: Hypothesis' own runs out on a bad line, and then it leaves the example out. Half a day is usual there.
     """
@@ -299,7 +299,7 @@ def test_nobody_answers_and_the_oldest_tries_the_line_ever_more_rarely(host: cty
 
 
 def answered_after(host: ctypes.CDLL, now_ms: int, answer_ms: int, first: int, count: int) -> int:
-    """So many samples, each answered before the next is taken; gives the time of the last answer."""
+    """Take `count` samples, and answer each before the next is taken. Returns the time of the last answer."""
     for sequence in range(first, first + count):
         host.core_take(now_ms, 0)
         assert due_now(host, now_ms) == [sequence]

@@ -35,7 +35,7 @@ RING = 64
 IDLE_STEP_MS = 5
 """While nothing is on the line."""
 PIECE_BYTES_MAX = 4
-"""What 38400 baud bring in a turn of 1 ms, rounded up."""
+"""Bytes that 38400 baud bring in a turn of 1 ms, rounded up."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class ServerConnection:
     number: int
     open: bool = True
     vanished: bool = False
-    """The other side is gone without a word: what is sent is lost."""
+    """The other side is gone without a word: all bytes are lost."""
     protocol: ServerProtocol = field(default_factory=lambda: ServerProtocol(1024))
     outgoing: bytearray = field(default_factory=bytearray)
 
@@ -325,7 +325,7 @@ def test_a_board_that_knows_no_network_leaves_the_modem_alone_and_drops_what_its
 
 
 @pytest.mark.parametrize("session_kept", [True, False])
-def test_what_is_unacknowledged_goes_again_with_dup_in_order_with_its_identifiers(
+def test_unacknowledged_publishes_go_again_in_order_with_dup_and_their_identifiers(
     bench: Bench,
     session_kept: bool,  # noqa: FBT001
 ) -> None:
@@ -561,7 +561,7 @@ TROUBLES = [trouble.__func__ for trouble in vars(Troubles).values() if isinstanc
 @given(
     st.lists(st.tuples(st.sampled_from(TROUBLES), st.floats(0.01, 30)), max_size=8), st.sampled_from((50, 300, 1000))
 )
-def test_whatever_happens_every_sample_ends_acknowledged_or_reported_as_lost(
+def test_every_sample_ends_acknowledged_or_reported_as_lost(
     tmp_path_factory: pytest.TempPathFactory, troubles: list[tuple[Callable[[Bench], None], float]], sample_ms: int
 ) -> None:
     bench = started(tmp_path_factory.mktemp("board"), Network("gateway.local"), Server(), seed=5)

@@ -302,7 +302,7 @@ async def test_a_fleet_ends_after_its_seconds_and_its_sensors_take_turns() -> No
 
 
 async def test_the_same_seed_repeats_a_run_and_no_seed_never_does() -> None:
-    """Ticks are what a sensor's clock showed, and so not repeated."""
+    """Ticks are a sensor's clock, so they are not repeated."""
 
     async def payloads(seed: int | None) -> set[bytes]:
         intake = RecordingIntake()

@@ -1,4 +1,4 @@
-"""What goes wrong in a fleet: the seeded schedule, a sensor under each fault, real gateways under all of them."""
+"""Faults of a fleet: the seeded schedule, a sensor under each fault, real gateways under all of them."""
 
 import asyncio
 import json
@@ -268,7 +268,7 @@ def test_qos_0_waits_in_the_ring_while_nothing_goes_out() -> None:
     assert Gateway(sensor).sequences == [RING_SAMPLES + 1]  # another connection is not the clogged one
 
 
-def test_what_was_dropped_is_reported_with_the_next_sample_and_the_next_report_waits_for_its_puback() -> None:
+def test_the_next_sample_reports_drops_and_the_next_report_waits_for_its_puback() -> None:
     sensor = sensor_with()
     gateway = Gateway(sensor)
     gateway.sample(WINDOW)
@@ -421,7 +421,7 @@ def test_a_duplicate_on_its_way_is_forgotten_with_its_packet_identifier() -> Non
 
 
 class StoringGateway(Gateway):
-    """Stores what comes, as the intake does: by boot and sequence, and what `lost` says along with it."""
+    """Stores samples by boot and sequence, as the intake does, with their `lost`."""
 
     def __init__(self, sensor: MqttSensor, windows: dict[str, DuplicateWindow], lost: dict[str, list[int]]) -> None:
         self.windows = windows
@@ -546,7 +546,7 @@ async def test_a_sensor_that_does_not_read_gets_its_acknowledgements_later() -> 
 
 
 async def test_a_run_that_is_repeated_strikes_each_sensor_with_the_same_faults(tmp_path: Path) -> None:
-    """As far as both runs come: when they end is a matter of time."""
+    """The runs are compared as far as both come, because they do not end at the same moment."""
     intake = RecordingIntake()
 
     async def boots(ledger: Path) -> dict[str, list[tuple[str, object]]]:
@@ -579,12 +579,12 @@ async def test_more_sensors_than_open_files_are_allowed_is_said_before_anything_
 
 @dataclass
 class Stored:
-    """What a gateway's buffer holds after a run that no broker took anything of."""
+    """Content of a gateway's buffer after a run without a broker."""
 
     copies: Counter[Sample]
     payloads: dict[Sample, bytes]
     lost: Counter[tuple[str, str]]
-    """What sensors reported as dropped, by device and boot."""
+    """Samples that sensors reported as dropped, by device and boot."""
 
 
 def stored_in(buffer: Path) -> Stored:
@@ -671,7 +671,7 @@ def check_values(ledger: Ledger, stored: Stored) -> None:
 async def test_under_every_fault_and_kill_nothing_acknowledged_is_missing_and_nothing_is_stored_twice(
     tmp_path: Path, port: int
 ) -> None:
-    """QoS 0, 1 and 2 on a route whose identity is the payload's; `lost` is what was dropped."""
+    """QoS 0, 1 and 2 on a route with the payload's identity. `lost` has the dropped samples."""
     config = gateway_config(tmp_path, port)
     faults = ("--faults", "--fault", "duplicates=0.1", "--fault", "drop-outs=1", "--time-scale", "1200", "--seed", "1")
     with Fleet(tmp_path, port, "--sensors", "60", "--interval-ms", "50", *faults) as fleet:
@@ -764,7 +764,7 @@ async def test_sensors_roam_between_two_gateways_and_one_of_them_has_each_acknow
         (["--fault", "explosions=1"], "there is no fault 'explosions'"),
         (["--fault", "roams=1"], "give the other gateway by --roam"),
         (["--roam", "elsewhere"], "'elsewhere' is not HOST:PORT"),
-        (["--time-scale", "60"], "--time-scale compresses the time of faults, of which there are none"),
+        (["--time-scale", "60"], "--time-scale compresses the time of faults, but there are none"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused_with_exit_code_2(arguments: list[str], why: str) -> None:

@@ -79,7 +79,7 @@ class Modem:
         self.library.modem_exchange()
 
     def heard(self) -> str:
-        """Give what the chip got since it was last asked."""
+        """The bytes that the chip got since the last call."""
         count = ctypes.c_size_t.in_dll(self.library, "harness_to_chip_count")
         buffer = (ctypes.c_uint8 * (1 << 20)).in_dll(self.library, "harness_to_chip")
         got = bytes(buffer[: count.value])
@@ -439,7 +439,7 @@ def test_whether_a_gateway_lets_it_in_is_noted(modem: Modem, server: socket.sock
     assert modem.link() == expected, "a refusal stays the last word"
 
 
-def test_where_nobody_listens_is_noted(modem: Modem, server: socket.socket) -> None:
+def test_a_closed_port_is_noted(modem: Modem, server: socket.socket) -> None:
     port = server.getsockname()[1]
     server.close()
     modem.joined()

@@ -1,4 +1,4 @@
-"""EEPROM images: what stands where is what firmware/eeprom_layout.h says, and what does not fit is refused in words."""
+"""EEPROM images have the layout of firmware/eeprom_layout.h, and values that do not fit are refused in words."""
 
 import struct
 import subprocess

@@ -74,7 +74,7 @@ NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)
 UNKNOWN_US = spark_oracle.TIME_ERROR_UNKNOWN_US
 PARTITIONS = 3
 EVENTS = 2
-"""The partition of what gateways say of themselves."""
+"""Partition of gateways' own events."""
 
 
 # -- what is sent -------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ EVENTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What a gateway took the time for, `off` from what it was."""
+    """A gateway's clock, which is `off` from the true time."""
 
     off: timedelta
     error_us: int
@@ -166,7 +166,7 @@ sends = st.lists(st.one_of(taken, again, again, learnt), min_size=6, max_size=16
 
 
 def kafka_of(sent: Iterable[Send]) -> list[list[Sent]]:
-    """What of it stands in each partition."""
+    """The records in each partition."""
     partitions: list[list[Sent]] = [[] for _ in range(PARTITIONS)]
     all_sent: list[tuple[Sent, int]] = []
     numbers: dict[str, int] = defaultdict(int)
@@ -178,7 +178,7 @@ def kafka_of(sent: Iterable[Send]) -> list[list[Sent]]:
                 continue
             record, partition = earlier[send.which % len(earlier)]
             if partition == EVENTS:
-                # Of what a gateway says of itself there are copies, and no others.
+                # A gateway's own events only have copies.
                 record = record if not send.damaged else replace(record, damaged=True)
             else:
                 record = _sent_again(record, send, numbers)
@@ -274,12 +274,12 @@ def _correction(learnt: Learnt, numbers: dict[str, int]) -> Sent:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What must not depend on batches and deaths."""
+    """The results that must not depend on batches and deaths."""
 
     places: set[tuple[str, int, int]]
-    """Of all records that were read."""
+    """Places of all records that were read."""
     readings: set[tuple[str, tuple[str, int, int], datetime, int, int | None]]
-    """Identity and Kafka's place of what counts, its time, bound and correction."""
+    """Identity and Kafka's place of each record that counts, with its time, bound and correction."""
     windows: Mapping[spark_oracle.WindowKey, spark_oracle.WindowRow]
     rejected: set[tuple[str, int, int]]
     corrections: set[tuple[GatewayBoot, int, str, datetime]]
@@ -326,7 +326,7 @@ def expected(kafka: Sequence[Sequence[Sent]]) -> Tables:
 
 
 def found(disk: Disk, job: Job) -> Tables:
-    """What the tables say, and the state that `job` read."""
+    """The content of the tables, and the state that `job` read."""
     log = effective_log(disk)
     timed = readings(log, by_boot(disk.corrections.rows))
     islands = [(key, island) for key, seen in job.seen.runs.states.items() for island in seen.islands]
@@ -400,7 +400,7 @@ def is_broken(plan: Plan, job_type: type[Job]) -> bool:
 
 @given(plans)
 @settings(max_examples=300)
-def test_wherever_the_process_dies_all_tables_end_up_as_one_pass_makes_them(plan: Plan) -> None:
+def test_a_kill_anywhere_leaves_all_tables_as_one_pass_makes_them(plan: Plan) -> None:
     run(plan)
 
 
@@ -418,7 +418,7 @@ class DerivesBeforeLog(Job):
 
 class FinishesNothing(Job):
     def finish(self, last: int) -> None:
-        self.seen.note(self.census_of(self.rows_of(last), last), last)
+        self.seen.add_batch(self.census_of(self.rows_of(last), last), last)
 
 
 class CountsNothingAgain(Job):
@@ -530,7 +530,7 @@ class ReplacesBeforeItTells(Job):
 
 
 class TellsBeforeWindows(Job):
-    """What is told is by the corrections of then, the windows by those that a start finds."""
+    """The changes are told by the corrections of then. The windows follow the corrections that a start finds."""
 
     def derive(
         self, rows: list[LogRow], census: Census, copies: Copies | None, added: list[Part], ordinal: int
@@ -560,7 +560,7 @@ class MovesWhatCountsAlone(Job):
 
 
 class PassesOverConflictsInLog(Job):
-    """A start does not find what the batch's conflicts are copies of, and takes one of several for the only one."""
+    """A start does not find the originals of the batch's conflicts, and takes one of several for the only one."""
 
     def census_of(self, rows: list[LogRow], ordinal: int) -> Census:
         good = take_census([row for row in rows if row.reject is None], ordinal)
@@ -568,14 +568,14 @@ class PassesOverConflictsInLog(Job):
 
 
 class LooksForWhatRejectsName(Job):
-    """What a reject names is found by it, and its copies by its sensor's number are not: they would both count."""
+    """It finds a reject's number, but not the copies by its sensor's number. Both would count."""
 
     def census_of(self, rows: list[LogRow], ordinal: int) -> Census:
         return replace(take_census(rows, ordinal), nobodys_copies={})
 
 
 class LooksForRepeatedNumbersEverywhere(Job):
-    """Of a run that repeats a number all others are looked for in some batches, and only some of their copies found."""
+    """If a run repeats a number, it searches some batches for all others, and finds only some copies."""
 
     def suspects_before(self, again: CameAgain) -> Suspects:
         return again.in_batch

@@ -43,7 +43,7 @@ async def send(broker: Broker, topic: str) -> None:
 
 
 def ingest(broker: Broker, warehouse: Path, topic: str, scratch: Path, enter: Sequence[str] = ()) -> tuple[int, str]:
-    """Run `sluice-cloud ingest --once`; its exit code, and what it said on standard error."""
+    """Run `sluice-cloud ingest --once`. Returns its exit code, and its standard error."""
     command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", broker.bootstrap, "--once"]
     command += ["--warehouse", str(warehouse), "--topics", topic]
     environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED, "TMPDIR": str(scratch)}
@@ -59,7 +59,7 @@ def started_ingest(broker: Broker, warehouse: Path, topics: str, scratch: Path) 
     command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", broker.bootstrap, "--json"]
     command += ["--warehouse", str(warehouse), "--topics", topics]
     environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED, "TMPDIR": str(scratch)}
-    # Under nohup the tests ignore SIGHUP, and so would what they start.
+    # Under nohup the tests ignore SIGHUP, and so would their children.
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         process = subprocess.Popen(
@@ -108,7 +108,7 @@ def test_a_full_disk_is_told_in_one_line_and_loses_nothing(kafka: Broker, spark:
         assert list(scratch.iterdir()) == [kept]
         assert kept.stat().st_mode & 0o777 == 0o600
         text = kept.read_text()
-        # Python's trace, and what Java logged.
+        # Python's trace, and Java's log.
         assert "Traceback (most recent call last)" in text
         assert " ERROR Executor: Exception in task" in text
         disk.empty()

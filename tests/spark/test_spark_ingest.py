@@ -78,14 +78,14 @@ def lines(process: subprocess.Popen[str]) -> Iterator[Line]:
 
 
 def begin_checkpoint(warehouse: Path) -> None:
-    """Leave what a job leaves that is killed while it notes what its first batch is to read."""
+    """Leave the files of a job that is killed while it writes the offsets of its first batch."""
     offsets = warehouse / "_checkpoint" / "0" / "offsets"
     offsets.mkdir(parents=True)
     (offsets / ".0.5ebb4032-5bc7-4b30-97ad-9579a98653bb.tmp").write_text("v1\n")
 
 
 def forget_last_commit(warehouse: Path) -> None:
-    """Leave what a job leaves that is killed right after its batch."""
+    """Leave the files of a job that is killed right after its batch."""
     checkpoint = max((warehouse / "_checkpoint").iterdir(), key=lambda folder: int(folder.name))
     newest = max((checkpoint / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
     newest.unlink()
@@ -110,7 +110,7 @@ async def send(broker: Broker, topics: set[str], records: list[KafkaRecord]) -> 
 def test_from_kafka_to_tables_across_a_restart(
     kafka: Broker, spark: SparkSession, command: Command, tmp_path: Path
 ) -> None:
-    """In a process that is told to end; what follows needs none of its own."""
+    """Run in a process that is told to end. The steps after it need no process of their own."""
     warehouse = tmp_path / "warehouse"
     now = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
 
@@ -186,7 +186,7 @@ def expect_tables(spark: SparkSession, warehouse: str, expected: spark_oracle.Ta
 
 
 def expect_shown(command: Command, warehouse: Path, readings: int) -> None:
-    """Make sure that commands show so many readings, and of windows as many as they are told to."""
+    """Check that commands show all readings, and as many windows as they are asked for."""
     shown = command("windows", "--warehouse", warehouse, "--device", "42", "--limit", "3", "--json")
     assert shown.exit_code == 0, shown.output
     rows = [json.loads(line) for line in shown.stdout.splitlines()]
@@ -238,7 +238,7 @@ def test_records_that_are_large_once_unpacked_are_rejects(
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.long(seconds=180)
-def test_what_kafka_no_longer_has_stops_the_job_with_words_and_go_on_reads_what_there_is(
+def test_lost_records_stop_the_job_with_words_and_go_on_reads_the_rest(
     kafka: Broker, spark: SparkSession, command: Command, new_warehouse: str
 ) -> None:
     anew, overtaken, kept = "device-lost-anew", "device-lost-some", "device-lost-none"
@@ -283,7 +283,7 @@ def test_what_kafka_no_longer_has_stops_the_job_with_words_and_go_on_reads_what_
     assert f"lost in Kafka before it was read: topic {overtaken}: 2 records" in gone_on.stdout
     assert values() == [1, 2, 3, 4, 11, 12, 13, 21, 22, 25]
 
-    # From then on it is as it was. With more partitions a key is in another one: what is sent again counts once.
+    # From then on it is unchanged. With more partitions a key moves to another one, and a repeated record counts once.
     asyncio.run(add_partition(kafka, overtaken))
     again = replace(unread[-1], partition=2)
     asyncio.run(send(kafka, set(), [*sent(overtaken, 26, partition=2), again, *sent(overtaken, 27)]))
@@ -294,7 +294,7 @@ def test_what_kafka_no_longer_has_stops_the_job_with_words_and_go_on_reads_what_
 
 
 async def delete_before(broker: Broker, topic: str, offset: int) -> None:
-    """Have Kafka delete what a retention would."""
+    """Have Kafka delete records as a retention would."""
     async with administered(broker.bootstrap) as admin:
         await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=offset)})
 

@@ -35,9 +35,9 @@ KILLS = 10
 RECORDS = 400
 BATCH_RECORDS = 40
 WORK_S_MAX = 12.0
-"""The job dies so long at most after it began to read: a few batches of what there is."""
+"""Most seconds from the beginning of reading until the job dies: a few batches."""
 START_S_MAX = 20.0
-"""Every other time it dies so long at most after its start: while it finishes what another life left, too."""
+"""Most seconds from its start until the job dies, every other time. It may then still finish another life's work."""
 EAGER = """
 from spark.engine import delta_upkeep
 from spark.upkeep import table_upkeep

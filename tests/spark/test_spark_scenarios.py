@@ -1,4 +1,4 @@
-"""Sites that Hypothesis draws, many in one run of the job: the tables are what the oracle makes of all records."""
+"""Sites that Hypothesis draws, many in one run of the job: the tables equal the oracle's."""
 
 import random
 import shutil
@@ -70,7 +70,7 @@ def test_many_sites_at_once_are_what_the_oracle_says(
 
 
 def check_hours(warehouse: Warehouse, records: list[KafkaRecord]) -> None:
-    """What is derived from windows' figures, of windows that others add up to."""
+    """Check the figures of windows that other windows add up to."""
     expected = spark_oracle.tables(records, replace(NO_STREAMS, windows=Windows(sizes=(HOUR_S,))))
     values: dict[WindowKey, list[Decimal]] = defaultdict(list)
     for namespace, device, stream, metric, time, value, _, error_us, _, _ in expected.readings:

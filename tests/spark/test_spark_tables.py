@@ -58,7 +58,7 @@ def test_a_warehouse_may_be_copied_to_another_place(empty_warehouse: Path) -> No
     assert [file for file in files if str(empty_warehouse).encode() in file.read_bytes()] == []
 
 
-def test_neither_a_reject_nor_a_test_reading_of_the_gateway_leaves_a_hole_in_its_lane(warehouse: Warehouse) -> None:
+def test_rejects_and_test_readings_of_a_gateway_leave_no_hole_in_its_lane(warehouse: Warehouse) -> None:
     """A test reading of `sluice check` has a number in its lane, and is in no table. Its type alone tells it apart."""
     asked = reading(b'{"check": "00ff"}', reading_headers(1, event_type="sluice.gateway.check"), offset=1)
     payloads = {0: b'{"t": 1}', 2: b'{"t": 3}', 3: b"{", 4: b'{"t": 5}'}
@@ -95,7 +95,7 @@ PLACES: dict[str, tuple[object, str]] = {
     "before changes": (batch_job, "append_changes"),
     "before areas": (batch_job, "replace_area"),
 }
-"""Where a batch may die: before each commit."""
+"""Places where a batch may die: before each commit."""
 
 
 def dying(warehouse: Warehouse, number: int, records: list[KafkaRecord], place: str) -> None:
@@ -230,7 +230,7 @@ def test_times_that_cannot_be_are_rejects_and_unknown_ones_readings_without_wind
     times = (YEAR_2000, datetime(2, 1, 1, tzinfo=UTC), tomorrow_at_kafka, tomorrow_at_kafka + timedelta(microseconds=1))
     never_synced = reading(headers=reading_headers(10, error_us=2**63 - 1), offset=10)
     batch = [*readings_at(*times), reading(headers=[], offset=9), never_synced]
-    # A copy and a reject are counted as what they are.
+    # Copies and rejects are counted apart.
     asides = [replace(never_synced, offset=11), replace(never_synced, offset=12, value=b"{")]
 
     counts = warehouse.take(0, batch + asides)
@@ -328,7 +328,7 @@ def test_a_reading_of_unknown_time_gets_into_its_window_once_the_clock_is_learnt
     assert sorted(found[1:]) == known
     assert found[0][4:] == unknown
     assert [key[4] for key in sorted(warehouse.windows())] == [NOON, NOON + timedelta(seconds=60)]
-    # What comes later, and what comes again, is put right as well.
+    # Late records, and repeated ones, are put right as well.
     assert warehouse.take(2, [unsynced(4, 20), unsynced(1, 10)]).unwindowed == 0
     assert warehouse.windows()["plant", "42", "device-thermo", "t", NOON][0].n == 2
     assert warehouse.tables() == spark_oracle.tables(
@@ -337,7 +337,7 @@ def test_a_reading_of_unknown_time_gets_into_its_window_once_the_clock_is_learnt
 
 
 @pytest.mark.long(seconds=12)
-def test_what_a_batch_puts_right_itself_is_counted_the_same_when_it_comes_again(warehouse: Warehouse) -> None:
+def test_a_batch_that_comes_again_has_the_same_counts(warehouse: Warehouse) -> None:
     batch = [unsynced(1, 10), unsynced(2, 20), correction(100, {}, offset=0)]
     counts = warehouse.take(0, batch)
     assert (counts.unwindowed, counts.late, counts.revised) == (0, 2, 1)
@@ -383,7 +383,7 @@ def test_a_correction_that_a_dying_run_read_is_found_by_one_that_begins_anew(
 
 
 @pytest.mark.long(seconds=25)
-def test_what_was_told_wrong_is_taken_back_and_what_was_told_since_stays(warehouse: Warehouse) -> None:
+def test_a_wrong_correction_is_taken_back_and_later_ones_stay(warehouse: Warehouse) -> None:
     wrong_by = timedelta(days=2)
     boot_us = [10_000_000, 20_000_000, 900_000_000]
 
@@ -450,7 +450,7 @@ def test_a_number_of_a_device_counts_once_and_another_payload_under_it_is_a_conf
     counts = warehouse.take(0, [*first, duplicate, *newer, vague])
     assert (counts.duplicates, counts.rejected) == (1, 0)
     counts = warehouse.take(1, [*second, damaged, older, better])
-    # Those of the batch before, in whose places others count now, are not counted.
+    # Readings of the batch before whose places others have taken are not counted.
     assert (counts.duplicates, counts.rejected) == (2, 1)
 
     found = warehouse.tables()
@@ -509,7 +509,7 @@ def test_of_copies_the_one_with_the_best_known_time_counts(warehouse: Warehouse)
 
 
 @pytest.mark.long(seconds=50)
-def test_what_counts_is_found_among_all_copies_whatever_a_batch_is_searched_for(warehouse: Warehouse) -> None:
+def test_the_copy_that_counts_is_found_among_all_copies(warehouse: Warehouse) -> None:
     def of(device: str, record: KafkaRecord) -> KafkaRecord:
         return replace(record, key=device.encode())
 
@@ -521,7 +521,8 @@ def test_what_counts_is_found_among_all_copies_whatever_a_batch_is_searched_for(
     # A start that finishes a batch with a conflict must find the copy that counts as well.
     vague = of("two", through("a", 1, 0, offset=6, error_us=5_000))
     finished = [[vague, of("two", through("b", 3, 0, offset=7))], [replace(vague, offset=8, value=b'{"t": 2}')]]
-    # A gateway that has learnt its clock says so, and sends again what it had told by a guess, an hour off.
+    # A gateway that has learnt its clock says so, and sends again the records that it had sent with a guess, an hour
+    # off.
     guessed = unsynced(9, 10, began=NOON - timedelta(hours=1), error_us=7_200_000_000, quality="bounded")
     learnt = reading(b'{"t": 9}', reading_headers(9, time=NOON + timedelta(seconds=10), boot_us=10_000_000), offset=10)
     batches = [
@@ -538,7 +539,7 @@ def test_what_counts_is_found_among_all_copies_whatever_a_batch_is_searched_for(
 
 
 def test_a_batch_of_an_unnamed_query_is_refused(spark: SparkSession) -> None:
-    # This thread runs no query: what a batch sees with PYSPARK_PIN_THREAD=false.
+    # This thread runs no query: with PYSPARK_PIN_THREAD=false, a batch sees the same.
     with pytest.raises(QueryIdError, match="PYSPARK_PIN_THREAD"):
         running_query_id(spark)
 

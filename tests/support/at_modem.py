@@ -11,7 +11,7 @@ REDIAL_MS: Final = 1000
 
 
 class Connection(Protocol):
-    """What dialling gives: one TCP connection."""
+    """One TCP connection, as dialling gives it."""
 
     open: bool
 
@@ -36,7 +36,7 @@ class AtModem:
         self.connection: Connection | None = None
         self.transparent = False
         self.commands: list[str] = []
-        """What it was told, without line ends."""
+        """Commands that it got, without line ends."""
         self.busy_until_ms = 0
         self._echo = True
         self._pass_through = False

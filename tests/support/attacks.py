@@ -28,7 +28,7 @@ SOURCE: Final = "127.0.0.66"
 """The attacker's own address: a loopback has sixteen million."""
 GOOD: Final = "d000"
 STOLEN: Final = "d001"
-"""Whose secret the attacker has."""
+"""Device whose secret the attacker has."""
 CBOR_TOPIC: Final = "packed"
 """The first level of topics whose readings say in CBOR who took them."""
 STREAMS: Final = "streams"
@@ -37,7 +37,7 @@ SILENT: Final = 5_200
 """More connections than a gateway has places for, as it is installed."""
 GUESSERS: Final = 8
 VISITORS: Final = 12
-"""As many connections as one address may have to the status page."""
+"""Connections that one address may have to the status page."""
 SILENT_AT_PAGE: Final = 500
 PAYLOAD_BYTES: Final = 64_000
 UNANSWERED_MAX: Final = 20
@@ -55,7 +55,7 @@ class Target:
     tls_port: int
     page_port: int
     secret: str
-    """Of the stolen sensor."""
+    """Secret of the stolen sensor."""
 
     def open(self) -> socket.socket:
         return _open(self.port)
@@ -67,7 +67,7 @@ class Target:
         return _open(self.page_port)
 
     def log_in(self) -> socket.socket:
-        """As the stolen sensor, under an identifier of this process's: another's would end the connection."""
+        """Log in as the stolen sensor, under this process's own identifier: another would end the connection."""
         opened = self.open()
         opened.sendall(connect(f"{STOLEN}-{os.getpid()}", login=(STOLEN, self.secret)))
         answer = opened.recv(4)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from aiokafka import ConsumerRecord
 
 EXAMPLES_MAX = 5
-"""So many of each kind of fault are named."""
+"""Examples that are named of each kind of fault."""
 SENSOR_DROPPED = "sensor-ring-overflow"
 _SPAN = ("count", "first_sequence", "last_sequence")
 
@@ -31,7 +31,7 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class Known:
-    """What boards know: the value of each sample that they took, when that was, and what became of it."""
+    """The boards' account: the value and time of each sample that they took, and its fate."""
 
     centi_celsius: dict[Sample, int] = field(default_factory=dict)
     taken_us: dict[Sample, int] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Known:
 
 
 class Told(NamedTuple):
-    """What loss records say of one run: how many of its samples, and between which sequences, both included."""
+    """The loss records of one run: the number of lost samples, and the first and last sequence."""
 
     samples: int
     first: int
@@ -74,7 +74,7 @@ class Arrived(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a comparison found. Faults are sentences; each kind is empty where all is well."""
+    """Result of a comparison. Faults are sentences. A kind without faults is empty."""
 
     acknowledged: int
     arrived: int
@@ -143,7 +143,7 @@ def in_kafka(records: Iterable[ConsumerRecord]) -> list[Arrived]:
 
 
 def lost_in(events: Iterable[ConsumerRecord]) -> dict[tuple[str, str], Told]:
-    """What loss records say that rings dropped, by device and its boot; repeated records count once."""
+    """Samples that rings dropped, by loss records, by device and its boot. Repeated records count once."""
     lost: dict[tuple[str, str], Told] = {}
     seen = set()
     for record in events:
@@ -157,7 +157,7 @@ def lost_in(events: Iterable[ConsumerRecord]) -> dict[tuple[str, str], Told]:
 
 
 def heard_in(events: Iterable[ConsumerRecord]) -> dict[tuple[str, str], int]:
-    """By device and its boot, the oldest sequence that a serial sensor held when it was heard for the first time.
+    """The oldest sequence that a serial sensor held when it was first heard, by device and its boot.
 
     What it had dropped before is in no loss record: nobody knows that no other gateway has it.
     """
@@ -213,7 +213,7 @@ def settle(
 
 
 def _off_us(arrived: Arrived, taken_us: Mapping[Sample, int]) -> int | None:
-    """By how much a sample was taken outside the bound of its time, 0 and below: within. None: nothing to compare."""
+    """Distance of a sample from the bound of its time; 0 or less means within. None if there is nothing to compare."""
     if arrived.estimated is None or arrived.sample not in taken_us:
         return None
     event_us, error_us = arrived.estimated

@@ -20,7 +20,7 @@ from tests.support.gateways import SLUICE, consume, free_port, wait_for_port, wr
 from tests.support.waiting import patience
 
 SETTLE_S_MAX = 120.0
-"""How long boards may take to have all that they hold acknowledged, once they measure no more."""
+"""Most seconds until boards that no longer measure have all their samples acknowledged."""
 ARRIVE_S_MAX = 30.0
 UNCLOCKLIKE = ("ppm ", "its clock stood still")
 """Faults by which a board's rate jumps as no oscillator's does: what the gateway proves of times is not for those."""
@@ -69,7 +69,7 @@ class Scene:
         return boards
 
     def on_mqtt(self) -> AvrOptions:
-        """How boards with a modem find the gateway."""
+        """Settings by which boards with a modem find the gateway."""
         return AvrOptions("mqtt", Network(port=self.port))
 
     async def until_acknowledged(self, count: int) -> None:
@@ -95,7 +95,7 @@ class Scene:
         return account
 
     async def compare(self) -> Account:
-        """What boards know, against Kafka as it stands."""
+        """Compare the boards' account with Kafka as it stands."""
         all_known = Known()
         for board in self.boards:
             all_known.add(known(board))
@@ -107,7 +107,7 @@ class Scene:
         return await consume(self.kafka.bootstrap, self.topic)
 
     async def events(self) -> list[ConsumerRecord]:
-        """What the gateway told of itself and its devices."""
+        """Events of the gateway about itself and its devices."""
         return await consume(self.kafka.bootstrap, f"{self.name}-events")
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ async def scene(directory: Path, kafka: Broker, name: str) -> AsyncIterator[Scen
 
 
 def known(board: Board) -> Known:
-    """What a board knows, half a second old at the most while it runs."""
+    """A board's account, at most half a second old while it runs."""
     if not board.ledger.exists() or not board.samples.exists():
         return Known()
     found = known_of(board.ledger.read_text(), board.samples.read_text())

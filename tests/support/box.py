@@ -27,7 +27,7 @@ TREES = ROOT / "build" / "box"
 """Each release's tree, made once, as a tar file."""
 SUITES = {11: "bullseye", 12: "bookworm", 13: "trixie"}
 PACKAGES = "systemd,systemd-sysv,udev,dbus,python3,openssl,iproute2,mosquitto-clients"
-"""What the tree has: what a small server has, so that the package's own dependencies are there without a network."""
+"""Packages of the tree. A small server has them, so the package's own dependencies are there without a network."""
 PROGRAMS = {"mmdebstrap": "mmdebstrap", "systemd-nspawn": "systemd-container", "nsenter": "util-linux", "tar": "tar"}
 BOOT_S_MAX = 60.0
 STOP_S_MAX = 60.0
@@ -35,7 +35,7 @@ STOP_S_MAX = 60.0
 APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 NSPAWN = ("systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--console=pipe", "--timezone=off")
 REBOOTED = 133
-"""How systemd-nspawn ends where its box asked to be started again."""
+"""Exit code of systemd-nspawn if its box asked to be started again."""
 
 
 Made = TypeVar("Made")
@@ -52,7 +52,7 @@ class Box:
         self.root = root
         self._cgroup = cgroup
         self._log = log
-        """What its console says."""
+        """File with the console's output."""
         self._nspawn: subprocess.Popen[bytes] | None = None
         self._namespace: Namespace | None = None
         self._leader = 0
@@ -117,7 +117,7 @@ class Box:
         return ["nsenter", "--all", f"--target={self._leader}", "--", *command]
 
     def run(self, *command: str, text: str | None = None) -> str:
-        """The same for a command that must succeed; gives what it printed."""
+        """Run a command that must succeed, and return its output."""
         ended = self.call(*command, text=text)
         assert ended.returncode == 0, f"{' '.join(command)}: {ended.returncode}\n{ended.stdout}{ended.stderr}"
         return ended.stdout
@@ -143,7 +143,7 @@ class Box:
         return os.path.lexists(self.root / path.lstrip("/"))
 
     def property(self, unit: str, name: str) -> str:
-        """What systemd says of a unit, such as its ActiveState."""
+        """A property of a unit in systemd, such as ActiveState."""
         return self.run("systemctl", "show", "--value", f"--property={name}", unit).strip()
 
     def journal(self, unit: str = "sluice.service") -> str:
@@ -154,7 +154,7 @@ class Box:
         return child_process.log_tail(self._log, 30)
 
     def reboot(self) -> float:
-        """As `systemctl reboot` does it: everything is stopped in order. Gives the seconds that starting took."""
+        """Reboot as `systemctl reboot` does, with an orderly stop. Returns the seconds that starting took."""
         assert self._nspawn is not None
         self.call("systemctl", "reboot")
         assert self._nspawn.wait(STOP_S_MAX) == REBOOTED, self.console()
@@ -230,7 +230,7 @@ def _made_once(name: str, suite: str, *options: str) -> Path:
 
 
 def _make_tree(suite: str, made: Path, options: Sequence[str]) -> None:
-    """By the archive that this machine has its own packages from."""
+    """Make the tree from the archive that this machine has its own packages from."""
     site = _archive()
     if site is None:
         # Some images come without apt's lists.
@@ -293,7 +293,7 @@ def new_box(directory: Path, release: int = 12) -> Iterator[Box]:
 
 @contextmanager
 def box_or_skip(directory: Path, release: int = 12) -> Iterator[Box]:
-    """The same for a fixture: where there can be no box, its tests are skipped with the reason."""
+    """A box for a fixture. If there can be no box, its tests are skipped with the reason."""
     with entered_or_skip(new_box(directory, release)) as box:
         yield box
 

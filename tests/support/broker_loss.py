@@ -1,4 +1,4 @@
-"""What a site's own broker loses when it is killed, although it acknowledged it."""
+"""Counts the readings that a site's own broker loses when it is killed, although it acknowledged them."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ from tests.support.mosquitto import Mosquitto, publish
 from tests.support.waiting import patience
 
 QUIET_S = 0.3
-"""How long nothing comes any more before it is held to be all."""
+"""Seconds of silence after which all is taken to have come."""
 
 
 class _Counting:

@@ -1,4 +1,4 @@
-"""What the buffer's tests have in common: entries, and a buffer that is opened and closed around a block."""
+"""Shared by the buffer's tests: entries, and a buffer that is open for the length of a block."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -139,7 +139,7 @@ async def confirm(buffer: Buffer, confirmed: Sequence[Row]) -> None:
 
 
 async def losses(buffer: Buffer) -> list[Loss]:
-    """What is counted as lost, reported now."""
+    """Losses that are counted, reported now."""
     found: list[Loss] = []
 
     def report(loss: Loss) -> Entry:

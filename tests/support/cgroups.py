@@ -59,7 +59,7 @@ def new_cgroup(name: str) -> Iterator[Cgroup]:
 
 
 def _own_folders() -> list[Path]:
-    """Where this process stands in the hierarchies that systemd uses: /proc/self/cgroup, below their mount points."""
+    """Folders of this process in the hierarchies that systemd uses: /proc/self/cgroup, below their mount points."""
     mounts = _mount_points()
     own = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -70,7 +70,7 @@ def _own_folders() -> list[Path]:
 
 
 def _mount_points() -> dict[str, Path]:
-    """By controllers as in /proc/self/cgroup: none for cgroup 2."""
+    """Mount points by controllers, as in /proc/self/cgroup: none for cgroup 2."""
     found = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, about = line.partition(" - ")

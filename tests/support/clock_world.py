@@ -28,10 +28,10 @@ class Oscillator:
     """Amplitude in ppm, period in microseconds, phase in radians."""
     started_us: int = 0
     counter_us: int = 0
-    """What its counter stood at then."""
+    """State of its counter at that time."""
 
     def elapsed_us(self, true_us: float) -> float:
-        """What it counted since it was started."""
+        """Microseconds that it counted since its start."""
         time_us = true_us - self.started_us
         elapsed = time_us * (1 + self.ppm / 1e6)
         for amplitude, period_us, phase in self.sways:
@@ -40,7 +40,7 @@ class Oscillator:
         return elapsed
 
     def tick(self, true_us: float) -> tuple[int, int]:
-        """What it shows: milliseconds in 32 bits, and the microseconds below, in steps of four as our firmware's."""
+        """The shown time: milliseconds in 32 bits, and the microseconds below, in steps of four as our firmware's."""
         counter = self.counter_us + int(self.elapsed_us(true_us))
         return counter // 1000 % 2**32, counter % 1000 // 4 * 4
 
@@ -77,7 +77,7 @@ class Restless(Oscillator):
 
 
 def restless(chance: random.Random, kind: Kind, hours: float, *, counter_us: int = 0) -> Restless:
-    """As bad as a clock of this kind may be: as far off, as far to and fro, and as quickly."""
+    """A clock that is as bad as its kind may be: as far off, with as much wander, and as quickly."""
     error_ppm, wander_ppm_per_s, spread_ppm = OSCILLATORS[kind]
     least_ppm = chance.choice((-error_ppm, error_ppm - spread_ppm, chance.uniform(-error_ppm, error_ppm - spread_ppm)))
     ppm = least_ppm + spread_ppm * chance.choice((0, 1, chance.random()))
@@ -97,11 +97,12 @@ class SerialLine:
     """The delays of a round trip beside what the bytes take on the wire."""
 
     latency_us: float
-    """What the adapter waits for more to come before it hands bytes over: 16 ms for many, 1 ms for others."""
+    """Time that the adapter waits for more bytes before it hands them over: 16 ms for many adapters, 1 ms for
+    others."""
     busy: float = 0.3
-    """How often a REPLY waits behind a frame that is being sent."""
+    """Share of REPLYs that wait behind a frame that is being sent."""
     stalled: float = 0.02
-    """How often this box does something else just then."""
+    """Share of times at which this box is busy with something else."""
 
     def out_us(self, chance: random.Random) -> float:
         return chance.uniform(0, SECOND_US / 1000) + self._stall_us(chance)
@@ -116,7 +117,7 @@ class SerialLine:
 
 @dataclass(frozen=True)
 class Network:
-    """What readings are under way for: the least, jitter, and now and then a retransmission."""
+    """Delays of readings: the least delay, jitter, and now and then a retransmission."""
 
     least_us: float = 4_000
     jitter_us: float = 200_000
@@ -129,7 +130,7 @@ class Network:
 
 @dataclass(frozen=True)
 class UnkindNetwork(Network):
-    """Of 16 readings in a row one is under way for less than 50 ms, of 8 for less than 100, of 2 for less than 400.
+    """One of 16 readings in a row takes less than 50 ms, one of 8 less than 100, one of 2 less than 400.
 
     That is all that is assumed of a network; no reading is sooner than that asks for but by chance.
     """
@@ -163,7 +164,7 @@ class UnkindNetwork(Network):
 
 
 class TickClock(Protocol):
-    """What gives readings their times by their ticks: a `DeviceClock`, or a simpler way that it is compared with."""
+    """Gives readings their times by their ticks: a `DeviceClock`, or a simpler clock for comparison."""
 
     def probed(self, sent_us: int, received_us: int, tick_ms: int, tick_us: int, /) -> bool: ...
 
@@ -234,7 +235,7 @@ def sent_readings(  # noqa: PLR0913 - what a network may be like
     away_us: tuple[float, float] = (0.0, 0.0),
     drained_per_s: float = 20.0,
 ) -> tuple[list[Judged | None], list[Judged | None]]:
-    """The same of a sensor that sends over a network: those that it could send at once, and those that waited.
+    """Judge a sensor that sends over a network: readings that it sent at once, and readings that waited.
 
     Its network is away between two times: it keeps its readings, and sends them in order afterwards.
     """

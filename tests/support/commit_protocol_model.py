@@ -46,9 +46,9 @@ UNDECODABLE = "undecodable"
 ORDINAL = "sluice-ordinal"
 READINGS, COPY, CORRECTION = "readings", "copy", "correction"
 REWRITE_FACTOR = 1
-"""Of the state's tables: here small, so that they are written anew now and then."""
+"""Factor of the state's tables. It is small here, so that they are rewritten now and then."""
 ISLANDS_MAX, SETTLED_MAX = 1, 1
-"""Of runs: here small, for it is few numbers that are drawn."""
+"""Bounds of runs. They are small here, because few numbers are drawn."""
 EDGE = Edge(0, 0, "", "", "", 0, None)
 
 Row_ = TypeVar("Row_")
@@ -178,12 +178,12 @@ class Amendment:
 
 
 Member = tuple[datetime, tuple[str, str, int], Decimal, bool]
-"""Of a window: event time, identity, value, whether it came late."""
+"""One value of a window: event time, identity, value, whether it came late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a batch adds to a window."""
+    """The part that a batch adds to a window."""
 
     key: WindowKey
     members: tuple[Member, ...]
@@ -191,7 +191,7 @@ class Part:
 
 
 Figures = tuple[int, Decimal | None, Decimal | None, Decimal | None, int]
-"""Of a window, as `window_changes` tells them: n, min, max, sum, late."""
+"""Figures of a window in `window_changes`: n, min, max, sum, late."""
 EMPTY: Figures = (0, None, None, None, 0)
 
 
@@ -304,7 +304,7 @@ def figures(members: Sequence[Member]) -> Figures:
 
 
 def told_figures(changes: Iterable[Change]) -> dict[WindowKey, Figures]:
-    """What a reader of `window_changes` takes each window for: rows of `readings` add to it, others say all of it."""
+    """Windows as a reader of `window_changes` sees them. Rows of `readings` add to a window, others replace it."""
     windows: dict[WindowKey, Figures] = {}
     for change in changes:
         before = windows.get(change.key, EMPTY)
@@ -430,12 +430,12 @@ class StateTable(Generic[Key, State]):
 
 @dataclass(frozen=True, slots=True)
 class CameAgain:
-    """What of a batch came before, or twice in it."""
+    """The numbers of a batch that came before, or twice in it."""
 
     before: Suspects
-    """By these earlier batches are searched: all copies of what is found there are found."""
+    """Suspects for the search of these earlier batches. All copies of the numbers that it finds are found."""
     in_batch: Suspects
-    """By these the batch itself is searched: numbers that came in it alone, and twice, are among them."""
+    """Suspects for the search of the batch itself. Numbers that came twice in it alone are among them."""
 
 
 class Seen:
@@ -450,7 +450,7 @@ class Seen:
     def saved(self) -> int:
         return min(self.lanes.saved, self.runs.saved)
 
-    def note(self, census: Census, ordinal: int) -> CameAgain:
+    def add_batch(self, census: Census, ordinal: int) -> CameAgain:
         lanes: list[tuple[str, str, int, int]] = []
         runs: list[tuple[str, str, str, str, str, int, int]] = []
         batches: set[tuple[int, int]] = set()
@@ -584,7 +584,7 @@ class Job:
         """Count again what was committed since the state was saved, and finish the last batch."""
         last = self.last
         for ordinal in range(self.seen.saved + 1, last):
-            self.seen.note(self.census_of(self.rows_of(ordinal), ordinal), ordinal)
+            self.seen.add_batch(self.census_of(self.rows_of(ordinal), ordinal), ordinal)
         if last > self.seen.saved:
             self.finish(last)
 
@@ -601,7 +601,7 @@ class Job:
         ordinal = self.last + 1
         rows = [row_of(each, ordinal) for each in sent]
         census = self.census_of(rows, ordinal)
-        copies = self.copies(rows, self.seen.note(census, ordinal), ordinal)
+        copies = self.copies(rows, self.seen.add_batch(census, ordinal), ordinal)
         rows = with_verdicts(rows, copies)
         self.commit_log_and_derive(rows, census, copies, query, number)
 
@@ -623,10 +623,10 @@ class Job:
         rows = self.rows_of(last)
         census = self.census_of(rows, last)
         added = self.parts_of(rows, last)
-        self.derive(rows, census, self.copies(rows, self.seen.note(census, last), last), added, last)
+        self.derive(rows, census, self.copies(rows, self.seen.add_batch(census, last), last), added, last)
 
     def census_of(self, rows: list[LogRow], ordinal: int) -> Census:
-        """Of a new batch, or of one that stands in `log`, with what was said of its rows then."""
+        """Census of a new batch, or of one in `log` with the verdicts of then on its rows."""
         return take_census(rows, ordinal)
 
     def derive(
@@ -720,7 +720,7 @@ class Job:
         return again.before
 
     def before(self, ordinal: int) -> list[LogRow]:
-        """What counted when a batch began: what was found out by the batch itself is not known, or all was done."""
+        """Rows that counted when a batch began, without the batch's own findings."""
         return effective_log(self.disk, before=ordinal)
 
     def rows_of(self, ordinal: int) -> list[LogRow]:
@@ -751,7 +751,7 @@ def with_verdicts(rows: list[LogRow], copies: Copies | None) -> list[LogRow]:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """How long a process lives, and how it ends."""
+    """Length of a process's life, and its end."""
 
     commits: int
     error: type[Exception]
@@ -760,7 +760,7 @@ class Life:
 
 @dataclass(slots=True)
 class Pace:
-    """How much of each partition is read by each batch that is planned, and after which batches the state is saved."""
+    """Records of each partition that each planned batch reads, and the batches after which the state is saved."""
 
     parts: list[Offsets]
     saves: list[bool]

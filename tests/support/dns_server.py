@@ -30,7 +30,7 @@ START_S_MAX = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the server says."""
+    """The server's answers."""
 
     records: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By name: IPv4 and IPv6 addresses."""

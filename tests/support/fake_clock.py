@@ -19,11 +19,11 @@ from tests.support.waiting import patience
 
 SOURCE: Final = Path(__file__).with_name("fake_clock.c")
 YEAR_2000: Final = datetime(2000, 1, 1, tzinfo=UTC)
-"""What a board without a battery starts with."""
+"""Time with which a board without a battery starts."""
 _STA_UNSYNC: Final = 0x40
 _TIME_OK, _TIME_ERROR = 0, 5
 _UNSYNCED_US: Final = 16_000_000
-"""What the kernel has for `maxerror` while nothing sets the clock."""
+"""The kernel's `maxerror` while nothing sets the clock."""
 
 
 class Control(ctypes.Structure):
@@ -61,16 +61,16 @@ class FakeClock:
         self.reboot(wall)
 
     def environment(self) -> Mapping[str, str]:
-        """What a process of this box is to be started with."""
+        """Environment for a process of this box."""
         return {**os.environ, "LD_PRELOAD": str(self._library), "SLUICE_FAKE_CLOCK": str(self._file)}
 
     @property
     def boot_id(self) -> str:
-        """What the kernel calls this boot."""
+        """The kernel's name of this boot."""
         return self._file.with_suffix(".boot_id").read_text().strip()
 
     def wall(self) -> float:
-        """What the box takes for the time, in seconds since 1970."""
+        """Time of the box's clock, in seconds since 1970."""
         return time.time() + self._control.wall_ns / 1e9
 
     def boottime_us(self) -> int:

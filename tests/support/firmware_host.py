@@ -17,7 +17,7 @@ TAKEN, SENT, ACKNOWLEDGED, DROPPED = 2, 3, 4, 5
 _LEDGER: Final = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_uint32, ctypes.c_int32)
 _EEPROM_BYTES: Final = 1024
 _sinks: Final[dict[str, Any]] = {}
-"""What each library calls. It must outlive whoever made it: the library goes on calling."""
+"""Callbacks of each library. They must outlive their maker, because the library goes on calling them."""
 
 
 @cache
@@ -36,9 +36,9 @@ class HostBoard:
 
     library: ctypes.CDLL
     events: list[tuple[int, int]] = field(default_factory=list)
-    """What the ledger was told: event and sequence."""
+    """Events of the ledger, each with its sequence."""
     values: dict[int, int] = field(default_factory=dict)
-    """Of each sample taken, hundredths of a degree."""
+    """Hundredths of a degree of each sample taken."""
     boots: list[tuple[int, int]] = field(default_factory=list)
     """Boot and incarnation."""
     now_ms: int = 0
@@ -99,5 +99,5 @@ def load(build_name: str) -> ctypes.CDLL:
 
 
 def bitmap(following: int, stored: set[int]) -> int:
-    """What an ACK whose `next` is `following` says of those that are stored behind it."""
+    """Bitmap of an ACK with `next` at `following`, for the stored sequences behind it."""
     return sum(1 << (n - following - 1) for n in stored if following < n <= following + 32)

@@ -1,4 +1,4 @@
-"""What a gateway under test is set up with."""
+"""Fixtures that set up a gateway under test."""
 
 import pytest
 

@@ -9,7 +9,8 @@ from typing import Final
 import pytest
 
 HELD_UP_S_MAX: Final = 0.002
-"""As much as `steady_time` lets pass at a time. The kernel puts off what it hands on as often as it puts off us."""
+"""Most seconds that `steady_time` lets pass at once. The kernel delays the bytes that it hands on as often as it delays
+us."""
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ CONFIGURATION = (
     *("/etc/apt/auth.conf", "/etc/apt/auth.conf.d", "/usr/local/share/ca-certificates", "/etc/pip.conf"),
     *("/root/.config/pip", "/root/.pip", "/root/.netrc", "/root/.m2/settings.xml"),
 )
-"""Where this machine may keep log-ins, certificates and addresses of registries."""
+"""Places where this machine may keep log-ins, certificates and addresses of registries."""
 VARIABLES = re.compile(r"(PIP|MAVEN)_\w+|SSL_CERT_\w+|\w+_CA_BUNDLE|\w+_proxy", re.IGNORECASE)
 """Names of environment variables that say the same."""
 

@@ -23,7 +23,7 @@ SLUICE = Path(sys.executable).with_name("sluice")
 
 @asynccontextmanager
 async def answering(buffer: Path, answers: Mapping[str, control.Handler]) -> AsyncIterator[None]:
-    """What the commands meet of a daemon that runs with this buffer, which somebody has opened."""
+    """The control socket of a daemon with this buffer, which somebody has opened."""
     path = control.socket_path(buffer)
     serving = asyncio.create_task(control.serve(path, answers))
     try:
@@ -36,7 +36,7 @@ async def answering(buffer: Path, answers: Mapping[str, control.Handler]) -> Asy
 
 
 def uplink_told(buffer: Path) -> dict[str, Any]:
-    """What the daemon tells `sluice status` of its uplink: without a process for each time it is asked."""
+    """The daemon's report on its uplink for `sluice status`, without a process for each question."""
     found: dict[str, Any] = control.call(control.socket_path(buffer), "state")["uplink"]
     return found
 
@@ -149,7 +149,7 @@ async def consume(bootstrap: str, *topics: str) -> list[ConsumerRecord]:
 
 
 async def consume_until(bootstrap: str, count: int, *topics: str) -> list[ConsumerRecord]:
-    """What stands in the topics once there are at least `count` records."""
+    """Records of the topics, once there are at least `count`."""
     async with asyncio.timeout(patience(60)):
         while len(records := await consume(bootstrap, *topics)) < count:
             await asyncio.sleep(0.2)

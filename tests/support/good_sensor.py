@@ -81,7 +81,7 @@ class Good:
             await asyncio.sleep(RECONNECT_S)
 
     async def _ask_health(self, until: float) -> None:
-        """As a monitor on the gateway itself does."""
+        """Ask for health as a monitor on the gateway does."""
         while time.monotonic() < until:
             self.unheard += not await self._is_healthy()
             await asyncio.sleep(RECONNECT_S)

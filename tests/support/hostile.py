@@ -111,7 +111,7 @@ TEXTS: Mapping[str, bytes | None] = {
 
 
 def payloads() -> Iterator[tuple[str, str, bytes]]:
-    """What a sensor may send, and as what: kind, content type, value."""
+    """Payloads that a sensor may send: kind, content type, value."""
     for kind, value in documents({"t": 21.5}):
         yield f"JSON, {kind}", "application/json", value
     for kind, text in JSON_VALUES.items():
@@ -221,7 +221,7 @@ def corrections() -> Iterator[tuple[str, bytes]]:
 
 
 def events() -> Iterator[tuple[str, str, bytes]]:
-    """What a gateway may say of itself: kind, type, value."""
+    """Events that a gateway may send about itself: kind, type, value."""
     for kind, of_kind in (
         ("heartbeat", heartbeats()),
         ("time-correction", corrections()),
@@ -278,7 +278,7 @@ def _records() -> Iterator[tuple[str, KafkaRecord]]:
 
 
 def told(value: bytes, headers: Headers) -> KafkaRecord:
-    """What a gateway says of itself."""
+    """An event of a gateway about itself."""
     return replace(reading(value, headers, key=b"gw-1"), topic="gateway-events")
 
 

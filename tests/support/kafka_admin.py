@@ -1,4 +1,4 @@
-"""What tests ask of a running Kafka cluster: topics, leaders, ACLs, passwords.
+"""Requests of tests to a running Kafka cluster: topics, leaders, ACLs, passwords.
 
 aiokafka's admin client knows only some of these requests; the others are written down here as the protocol has them
 (Kafka's message definitions, `clients/src/main/resources/common/message`).
@@ -242,7 +242,7 @@ class VersionZero:
 
 
 class PreparedRequest:
-    """What aiokafka's client asks of a request before it sends it."""
+    """The interface of a request that aiokafka's client needs."""
 
     def __init__(self, struct: object) -> None:
         self._struct = struct

@@ -28,7 +28,7 @@ START_S_MAX = 90.0
 STOP_S_MAX = 20.0
 """A node that is asked to end hands its partitions over first, and waits for its controller where there is none."""
 STARTED = "Kafka Server started"
-"""What a node logs once the cluster has taken it in and it answers."""
+"""Log line of a node once the cluster has taken it in and it answers."""
 
 LOGGED = (
     # `java` in a namespace cannot be asked whether it is up from without: its log says it.
@@ -80,9 +80,9 @@ class Listener:
     """Capital letters and digits."""
     protocol: Protocol = "PLAINTEXT"
     host: str = LOOPBACK
-    """What clients are told: an address or a name; the same for all nodes, which differ by port."""
+    """Address or name for clients. All nodes have the same, and differ by port."""
     bind: str = LOOPBACK
-    """Where it listens: [::], of IPv4 too, in a namespace whose addresses change."""
+    """Address to listen on: [::], for IPv4 too, in a namespace whose addresses change."""
     key_store: Path | None = None
     """PEM: the private key and its certificate in one file."""
     client_ca: Path | None = None
@@ -122,11 +122,11 @@ class Node:
     """Kafka's node.id, from 1."""
     directory: Path
     ports: dict[str, int]
-    """By listener: DIRECT, CONTROLLER, and those of the cluster."""
+    """Ports by listener: DIRECT, CONTROLLER, and those of the cluster."""
     command_prefix: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
     _log_from: int = 0
-    """Where in the log the present process began."""
+    """Place in the log where the present process began."""
 
     @property
     def log(self) -> Path:

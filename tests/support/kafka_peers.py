@@ -29,9 +29,10 @@ class FakeBroker:
     """Answers what a client asks first (Kafka's protocol, version 0 of each message), as `speaking` has it."""
 
     advertised: tuple[str, int] = ("127.0.0.1", 1)
-    """What it says is its own address."""
+    """Address that it gives as its own."""
     mechanisms: tuple[str | None, ...] = ()
-    """What it offers for SASL; with any, it closes the connection of who asks for more without a log-in."""
+    """Mechanisms that it offers for SASL. If there are any, it closes a connection that asks for more without a
+    log-in."""
     takes_mechanism: bool = False
     """Whether the client's mechanism is taken, and its log-in refused then."""
     iterations: int | None = None

@@ -32,7 +32,7 @@ HANG_UP_S = 0.4
 """Sensors hang up by themselves, on average after this: acknowledgements on their way are then lost."""
 PAUSE_S = 0.005
 FINISH_S = 30.0
-"""How long the sensors may take at the end, with the daemon left alone, until nothing is in flight."""
+"""Seconds that the sensors may take at the end, with the daemon left alone, until nothing is in flight."""
 READY_S = 0.6
 """About what the daemon takes to start."""
 PINGREQ = b"\xc0\x00"
@@ -40,7 +40,7 @@ PINGREQ = b"\xc0\x00"
 
 @dataclass(frozen=True, slots=True)
 class KillOutcome:
-    """What a loop of kills came to, by kind of client."""
+    """Result of a loop of kills, by kind of client."""
 
     cycles: int
     acknowledged: dict[Kind, int]
@@ -272,7 +272,7 @@ async def _drained(config: Path) -> None:
 
 
 def _in_buffer(path: Path) -> Counter[tuple[str, int]]:
-    """How many rows each reading has in the buffer, by device and number."""
+    """Rows of each reading in the buffer, by device and number."""
     counts: Counter[tuple[str, int]] = Counter()
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         for device, payload in connection.execute(
@@ -284,7 +284,7 @@ def _in_buffer(path: Path) -> Counter[tuple[str, int]]:
 
 
 async def _in_kafka(bootstrap: str, prefix: str) -> Counter[tuple[str, int]]:
-    """How many identities each reading has in Kafka: a record that was sent again carries the same one."""
+    """Identities of each reading in Kafka. A record that was sent again has the same identity."""
     records = await consume(bootstrap, *(f"{prefix}-{kind}" for kind in KINDS))
     identities = {
         header(record, "ce_id"): (record.key.decode(), int(json.loads(record.value)["n"])) for record in records

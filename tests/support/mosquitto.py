@@ -99,7 +99,7 @@ class Link:
     port: int
     connections: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = field(default_factory=list)
     swallowed: set[asyncio.StreamWriter] = field(default_factory=set)
-    """What is to be written to these goes nowhere."""
+    """Writers whose bytes go nowhere."""
     carried_bytes: int = 0
     """From the broker to the gateway."""
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from gateway.mqtt.protocol import Connect, Disconnect, Event, ServerProtocol, Violation
 
 PACKET_BYTES_MAX = 512
-"""Of the parser under test: small, so that its bound is met often."""
+"""Bytes of the parser's largest packet: few, so that the bound is met often."""
 
 
 @dataclass(slots=True)
 class FuzzOutcome:
-    """What `fuzz` has seen. `failures` describes each case that broke a rule, with what repeats it."""
+    """Result of `fuzz`. `failures` describes each case that broke a rule, with the seed that repeats it."""
 
     cases: int = 0
     packets: int = 0

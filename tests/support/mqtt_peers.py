@@ -1,4 +1,4 @@
-"""What tests of the MQTT listener need: the listener over an intake in memory, and clients that send bare bytes."""
+"""Shared by tests of the MQTT listener: the listener over an intake in memory, and clients that send bare bytes."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ class RecordingIntake:
         self.batches: list[tuple[Sequence[Reading], Done]] = []
         """Taken and not decided, while `outcome` is None."""
         self._marks: list[Sequence[Mark]] = []
-        """Of the same batches."""
+        """Marks of the same batches."""
         self.outcome: bool | None = True
         self.cannot_store = False
         self.losses: list[tuple[str | None, str, int]] = []
@@ -62,13 +62,13 @@ class RecordingIntake:
             self.decide(True)
 
     def refuse_newest(self) -> None:
-        """What comes while too much waits already is refused at once, before what waits is decided."""
+        """Refuse the newest batch at once, before earlier ones are decided: too much waits already."""
         _, done = self.batches.pop()
         self._marks.pop()
         done(False)
 
     def forget_undecided(self) -> None:
-        """What was taken and not committed is gone, as after kill -9."""
+        """Forget batches that were taken and not committed, as `kill -9` does."""
         self.batches.clear()
         self._marks.clear()
 

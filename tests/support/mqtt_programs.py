@@ -29,13 +29,13 @@ DIGEST: Final = hashlib.sha256(SECRET.encode()).hexdigest()
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """How a client's program is started, and what it needs."""
+    """The command of a client's program, and the tools that it needs."""
 
     command: tuple[str | Path, ...]
     needs: str | None = None
     """A program on the `PATH` without which it can be neither built nor run."""
     target: str | None = None
-    """What `make` builds it as, below BUILT."""
+    """Target of `make`, below BUILT."""
 
 
 PROGRAMS: Final = {

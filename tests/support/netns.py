@@ -36,7 +36,7 @@ BROKERS_NET = "203.0.113"
 DNS_ADDRESS = f"{BROKERS_NET}.53"
 BROKERS_NET6 = "2001:db8:3"
 GATEWAY_NETS = {"eth0": ("192.0.2", "2001:db8:1"), "wwan0": ("198.51.100", "2001:db8:2")}
-"""By the gateway's interface: of IPv4, and of IPv6."""
+"""Prefixes of IPv4 and IPv6, by the gateway's interface."""
 RESOLVERS = Path("/etc/netns")
 """`ip netns exec` mounts what stands here under a namespace's name over the files of /etc."""
 RUNNING = Path("/run/netns")
@@ -62,7 +62,7 @@ class Namespace:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """What to put before a command so that it runs in here; its pid and its signals are the command's own."""
+        """Words to put before a command so that it runs in here. Its pid and its signals are the command's own."""
         return ("ip", "netns", "exec", self.name)
 
     def ip(self, *arguments: str) -> None:
@@ -111,7 +111,7 @@ class Network:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._hosts = 8
         self.interface = "eth0"
-        """Of the gateway's two the one that has the address."""
+        """The one of the gateway's two interfaces that has the address."""
 
     # -- where the gateway stands ---------------------------------------------------------------
 
@@ -157,15 +157,15 @@ class Network:
         self._forwarding("drop")
 
     def blackhole_ipv6(self) -> None:
-        """What is sent over IPv6 vanishes in the router; IPv4 goes on."""
+        """Drop packets over IPv6 in the router. IPv4 goes on."""
         self._forwarding("meta nfproto ipv6 drop")
 
     def lose_answers(self) -> None:
-        """What the gateway sends arrives; nothing comes back."""
+        """Let the gateway's packets arrive, and drop all answers."""
         self._forwarding('iifname "wan0" drop')
 
     def lose(self, percent: int) -> None:
-        """So many packets in a hundred vanish, both ways."""
+        """Drop this many packets in a hundred, both ways."""
         self._forwarding(f"numgen random mod 100 < {percent} drop")
 
     def slow(self, kbit_per_s: int) -> None:
@@ -238,7 +238,7 @@ class Network:
         self.brokers.ip("address", "del", f"{BROKERS_NET6}::{host}/128", "dev", "eth0")
 
     def name(self, name: str, *addresses: str) -> None:
-        """What a name says from here on, of IPv4 and IPv6; without addresses it does not exist (NXDOMAIN)."""
+        """Set the addresses of a name, IPv4 and IPv6. A name without addresses does not exist (NXDOMAIN)."""
         records = {key: value for key, value in self.names.records.items() if key != name}
         self._answer(dns_server.Answers(records | ({name: addresses} if addresses else {}), self.names.silent))
 
@@ -343,7 +343,7 @@ def new_network(directory: Path) -> Iterator[Network]:
 
 @contextmanager
 def network_or_skip(directory: Path) -> Iterator[Network]:
-    """The same for a fixture: where there can be no namespaces, its tests are skipped with the reason."""
+    """A network for a fixture. If there can be no namespaces, its tests are skipped with the reason."""
     with contextlib.ExitStack() as stack:
         try:
             network = stack.enter_context(new_network(directory))

@@ -43,7 +43,7 @@ class ObjectStore:
     """A started store with one bucket."""
 
     url: str
-    """Of the bucket, as Hadoop takes it."""
+    """URL of the bucket for Hadoop."""
     spark_conf: Path
     """A folder for `SPARK_CONF_DIR`: where the store is, and how to log in."""
     jars: Path

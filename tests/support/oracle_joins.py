@@ -1,4 +1,4 @@
-"""What the joins must yield, in plain Python from all readings at once. No Spark in here.
+"""Results that the joins must have, in plain Python from all readings at once. No Spark in here.
 
 Written from what the joins promise, not from how they are made: where the two disagree, one of them is wrong.
 """
@@ -33,7 +33,7 @@ class Reading:
     metric: Metric
     time_us: int
     sequence: int
-    """Of its lane; its `ce_id` too."""
+    """Number in its lane. Its `ce_id` follows from it."""
     value: Decimal
     error_us: int = 1_000
     plausible: bool = True
@@ -49,7 +49,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a window says of its values. None: does not fit in the table's decimals."""
+    """Figures of a window's values. None means that a figure does not fit in the table's decimals."""
 
     n: int
     min: Decimal
@@ -179,7 +179,7 @@ class Part:
     calibration: Calibration | None
     site: str | None
     may_overflow: bool
-    """Where numbers are so large that some on the way do not fit."""
+    """True if numbers are so large that some results on the way do not fit."""
 
 
 def calibrated_windows(readings: Iterable[Reading], registry: Registry, window_us: int) -> dict[PartKey, Part]:
@@ -219,7 +219,7 @@ def calibrated_windows(readings: Iterable[Reading], registry: Registry, window_u
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What was in the same windows of the days before."""
+    """Figures of the same windows on the days before."""
 
     days: int
     n: int

@@ -1,4 +1,4 @@
-"""What payloads hold, read in plain Python. No Spark in here, and none of the project's decoders.
+"""Contents of payloads, read in plain Python. No Spark in here, and none of the project's decoders.
 
 Written from docs/streams.md and docs/payloads.md. Where the decoders differ from it, one of them is wrong.
 """
@@ -30,7 +30,7 @@ class UnreadableError(Exception):
 
 
 class Record(Protocol):
-    """What is needed of a Kafka record."""
+    """The fields of a Kafka record that are needed here."""
 
     @property
     def topic(self) -> str: ...
@@ -39,7 +39,7 @@ class Record(Protocol):
 
 
 class Event(Protocol):
-    """What is needed of a record whose headers were read."""
+    """The fields that are needed of a record whose headers were read."""
 
     @property
     def type(self) -> str: ...
@@ -51,13 +51,13 @@ class Event(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What `decoded` must say of a reading's payload."""
+    """The right result of `decoded` for a reading's payload."""
 
     metrics: dict[str, Decimal] | None
     """In the order in which they must come."""
     undeclared: list[str] | None = None
     kind: str | None = None
-    """What stands before the colon of the reason; of values out of a declared range, all but the value."""
+    """The reason's text before the colon. If a value is out of its declared range, all of the text but the value."""
 
 
 def read_payload(event: Event) -> dict[str, Decimal]:
@@ -110,7 +110,7 @@ def bare_number(text: str) -> dict[str, object]:
 
 
 def of_type(event: Event, content_type: str) -> Outcome:
-    """The same where nothing is declared of the metrics."""
+    """The right result if no metrics are declared."""
 
     @dataclass
     class Typed:
@@ -204,7 +204,7 @@ def numbers_of(text: str) -> dict[str, str]:
 
 
 def reading_object(text: str) -> dict[str, object]:
-    """The same of a reading, in which a float that is no number stands for null."""
+    """The object of a reading, in which a float that is no number becomes null."""
     return json_object(NO_NUMBER.sub(lambda found: found[1] or "null", text.strip(AROUND)))
 
 

@@ -51,7 +51,7 @@ QUARANTINE = "gateway-quarantine"
 
 
 class Waiting(NamedTuple):
-    """What a heartbeat says that still waits."""
+    """Rows that still wait, according to a heartbeat."""
 
     rows: int
     from_us: int | None
@@ -163,7 +163,7 @@ def counted(readings: Iterable[Reading]) -> dict[int, Reading]:
 
 
 def holes(counter: Counter) -> list[Hole]:
-    """What is missing between the first and the last number."""
+    """Numbers that are missing between the first and the last one."""
     ends = counter.ends()
     missing = [n + 1 for n in ends if n + 1 not in counter.numbers and n != ends[-1]]
     found = []
@@ -201,7 +201,7 @@ def lost_between(site: Site, loss: Loss) -> tuple[float, float]:
 
 
 def is_surest(site: Site, loss: Loss, beat: Beat) -> bool:
-    """Of a boot the heartbeat that knew the time best tells of it, the first of them."""
+    """True for the heartbeat of a boot that knew the time best. If several did, the first counts."""
     same = [other for other in site.beats if (other.gateway, other.boot) == (loss.gateway, loss.boot)]
     return beat is min(same, key=lambda other: (other.error_us, other.boottime_us), default=None)
 

@@ -70,7 +70,7 @@ class Site:
         return network.run(network.router, command, log, output=log.with_suffix(".out"))
 
     def check(self, name: str) -> None:
-        """What the fleet got an acknowledgement for is in Kafka, once, in order."""
+        """Check that all readings that the fleet got acknowledged are in Kafka, once, in order."""
         self.wait_until_drained()
         told = (self.scene.directory / f"{name}.ledger").read_text()
         found = audit(acknowledged_in(told), in_kafka(self.scene.consume(TOPIC)))
@@ -86,7 +86,7 @@ def write_answers(box: Box, folder: str, bootstrap: str) -> None:
 
 
 def set_up(box: Box, bootstrap: str) -> None:
-    """As an installer does from a file of answers; then what a box without NTP needs."""
+    """Set the box up from a file of answers, as an installer does. Then add settings for a box without NTP."""
     write_answers(box, "/root", bootstrap)
     told = box.call("sluice", "setup", "--answers", "/root/sluice.toml")
     assert told.returncode in {0, 1}, told.stdout + told.stderr
@@ -103,7 +103,7 @@ def set_up(box: Box, bootstrap: str) -> None:
 
 
 def install(box: Box, package: Path) -> None:
-    """As an installer does with a file that came without a network."""
+    """Install a package as an installer does with a file that came without a network."""
     box.take(package, package.with_name(f"{package.name}.sig"))
     box.apt("install", f"/root/{package.name}")
 
@@ -125,13 +125,13 @@ def wait_for_first_reading(site: Site, patience_s: float = 60.0) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """What a running service costs."""
+    """Costs of a running service."""
 
     start_s: float
     """From the start of its process until it says that it is ready."""
     rss_mb: float
     exposure: float
-    """As `systemd-analyze security` counts it: 0 is none, 10 is a service without any restriction."""
+    """Exposure by `systemd-analyze security`: 0 is none, 10 is a service without any restriction."""
 
 
 def measure(box: Box) -> Measures:

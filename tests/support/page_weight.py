@@ -1,4 +1,4 @@
-"""What the status page weighs on the wire, and when a browser has painted something of it: for a test and the bench."""
+"""Measures the status page's bytes on the wire, and the time until a browser has painted something of it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ def browser() -> Iterator[Browser]:
 
 
 def log_in(page: Page, url: str, password: str) -> None:
-    """As a person does, until the figures are there."""
+    """Log in as a person does, and wait for the figures."""
     page.goto(url)
     page.fill("#password", password)
     page.click("button")

@@ -23,7 +23,7 @@ TEAR_BYTES = 512
 JOURNALS = apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_WAL
 
 Survival = Literal["nothing", "everything", "writes", "sectors", "prefix"]
-"""What becomes of writes that were not synced: see `Inode.survivors`."""
+"""Fate of writes that were not synced: see `Inode.survivors`."""
 Synchronous = Literal["FULL", "NORMAL", "OFF"]
 
 
@@ -44,14 +44,14 @@ class Inode:
         self.pending.clear()
 
     def fail_sync(self, chance: random.Random) -> None:
-        """What a failed sync leaves: any part may have been written, the rest never will be, whoever syncs again."""
+        """The file after a failed sync: any part may have been written. The rest never will be, whoever syncs again."""
         for change in self.pending:
             if chance.random() < 0.5:
                 _apply(self.durable, change)
         self.pending.clear()
 
     def survivors(self, chance: random.Random, survival: Survival) -> bytes:
-        """What is found after a cut.
+        """The content after a cut.
 
         `writes` keeps whole writes or loses them, in any combination, so that a later one may be there without an
         earlier; `sectors` tears each; `prefix` keeps the first ones, and half of the one that was on its way.
@@ -137,7 +137,7 @@ class CuttableDisk:
         self.card = CardContents()
         """Stays as it was at the cut."""
         self._sizes: dict[str, int] = {}
-        """How large each file was at the cut: fallocate is not seen here."""
+        """Size of each file at the cut: fallocate is not seen here."""
         self.card.load(directory)
 
     def operation(self) -> bool:
@@ -223,7 +223,7 @@ class CuttableVfs(apsw.VFS):
 
 
 class _Rows:
-    """What `execute` found, as sqlite3.Cursor gives it."""
+    """Rows that `execute` found, as sqlite3.Cursor gives them."""
 
     def __init__(self, found: list[tuple[Any, ...]], rowcount: int) -> None:
         self._found = iter(found)

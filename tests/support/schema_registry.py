@@ -25,7 +25,7 @@ class SchemaRegistry:
 
     @property
     def url(self) -> str:
-        """What `[avro] registry` of a streams file names."""
+        """Address for `[avro] registry` of a streams file."""
         return f"http://{HOST}:{self.port}{BASE}"
 
     def register(self, subject: str, schema: object) -> int:

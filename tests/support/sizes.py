@@ -1,4 +1,4 @@
-"""How much a test does: a little in `make test`, all of it in `make test-long`; and which part of that is a slice."""
+"""Sizes of tests: small in `make test`, whole in `make test-long`; and the choice of a slice."""
 
 import os
 import secrets
@@ -17,12 +17,13 @@ T = TypeVar("T")
 
 
 def size(small: T, whole: T) -> T:
-    """How much a test does. Those that ask have the mark `campaign`, or `test_sizes` fails."""
+    """Size of a test. Tests that ask for it need the mark `campaign`, or `test_sizes` fails."""
     return whole if WHOLE else small
 
 
 SEED: Final = int(os.environ.setdefault("SLUICE_TEST_SEED", str(size(1, secrets.randbits(32)))))
-"""What tests draw by: another in each run where all is done. A run begins with it; give it to repeat that run."""
+"""Seed of the tests' random draws. In whole runs it is new each time. A run prints it first; give it again to repeat
+the run."""
 
 
 def left_to_long(cases: Iterable[str], kept: Container[str], seconds: int) -> list[Any]:
@@ -32,7 +33,7 @@ def left_to_long(cases: Iterable[str], kept: Container[str], seconds: int) -> li
 
 
 def seconds(item: pytest.Item) -> int | None:
-    """How long a test takes whole, on two idle cores; None where `make test` runs all of it.
+    """Seconds that a whole test takes on two idle cores; None if `make test` runs all of it.
 
     Raises UsageError where the mark does not say.
     """

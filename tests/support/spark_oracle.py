@@ -1,4 +1,4 @@
-"""What the tables must hold, computed in plain Python from all records at once. No Spark in here.
+"""Contents that the tables must have, computed in plain Python from all records at once. No Spark in here.
 
 Written from docs/kafka-records.md and docs/tables.md, not from the jobs. If the two disagree, one is wrong.
 """
@@ -89,7 +89,7 @@ class Event:
     boot_time_us: int
     boot_time_error_us: int | None
     run: tuple[str, str, str, str, str, int] | None = None
-    """Of a reading with a sequence of its sensor's: namespace, device, stream, counter, boot, sequence."""
+    """Name of a reading with a sequence of its sensor: namespace, device, stream, counter, boot, sequence."""
     correction_version: int | None = None
 
     @property
@@ -104,7 +104,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What a gateway learnt of one of its boots' clocks."""
+    """A gateway's later knowledge of one of its boots' clocks."""
 
     boot: GatewayBoot
     version: int
@@ -136,7 +136,7 @@ WindowKey = tuple[str, str, str, str, datetime]
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What an analyst must find, whatever the batches were."""
+    """The tables that an analyst must find, whatever the batches were."""
 
     readings: list[Reading]
     windows: dict[WindowKey, WindowRow]
@@ -191,9 +191,9 @@ Copy = tuple[Event, Mapping[str, Decimal], Correction | None]
 
 
 def told_apart(copies: list[Copy], streams: Streams = NO_STREAMS) -> tuple[list[Copy], list[Copy]]:
-    """Those that count, and those of another payload than the first of their name. The others are duplicates.
+    """Return the copies that count, and copies with another payload than the first one. Others are duplicates.
 
-    A reading is named by its `ce_id`, and where its sensor sends a sequence by that.
+    A reading is named by its `ce_id`, and also by its sensor's sequence if the sensor sends one.
     """
     first_of_id: dict[str, Order] = {}
     for event, _, _ in copies:
@@ -262,7 +262,7 @@ def retimed(event: Event, told: Mapping[GatewayBoot, list[Correction]]) -> Event
 
 
 def millionths(number: int, ppm: Decimal, *, down: bool = False) -> int:
-    """So many parts in a million of a number, cut towards zero, or down to the next whole one."""
+    """`ppm` millionths of a number, cut towards zero, or with `down` to the next lower whole number."""
     product = number * int(ppm.scaleb(6))
     return product // 10**12 if down or product >= 0 else -(-product // 10**12)
 

@@ -147,7 +147,7 @@ NOTHING_WAITS = b'{"offsets": {}, "pending": [], "quarantined": [], "low_waterma
 
 
 def drawn_records(rng: random.Random, count: int) -> list[KafkaRecord]:
-    """What a site may send in a bad week: disorder, days of lateness, copies, damage, wrong and unset clocks.
+    """Records that a site may send in a bad week: disorder, days of lateness, copies, damage, wrong and unset clocks.
 
     Offsets are dense in each topic-partition. A copy keeps its key and so its partition, as on a real topic, and may
     carry another event time: the gateway may have learnt it better since.

@@ -12,7 +12,7 @@ from tests.support.spark_records import NOON, changed, reading, reading_headers
 
 GATEWAYS, DEVICES = 3, 3
 PARTITIONS = 2
-"""Of each site, once its topic has grown; before, one."""
+"""Partitions of each site, once its topic has grown. Before, it has one."""
 FAR = (datetime(2106, 2, 7, tzinfo=UTC), datetime(2000, 1, 1, tzinfo=UTC))
 """Clocks that ran over, or were never set."""
 
@@ -35,7 +35,7 @@ Step = tuple[object, ...]
 
 
 def sites(count: int) -> st.SearchStrategy[list[list[KafkaRecord]]]:
-    """So many independent sites: of each its records in the order in which Kafka took them in."""
+    """`count` independent sites. Each has its records in the order in which Kafka took them in."""
     weeks = st.lists(_STEPS, min_size=12, max_size=40)
     return st.lists(weeks, min_size=count, max_size=count).map(
         lambda found: [_Site(number).lived(steps) for number, steps in enumerate(found)]
@@ -62,10 +62,10 @@ class _Site:
     """All that a gateway ever sent, in Kafka or on its way."""
     taken_in: list[KafkaRecord] = field(default_factory=list)
     held: dict[int, list[KafkaRecord]] = field(default_factory=dict)
-    """By gateway that is away, what waits there."""
+    """Records that wait, by gateway that is away."""
     boots: dict[int, int] = field(default_factory=dict)
     sequences: dict[int, int] = field(default_factory=dict)
-    """Of each device, in its present boot."""
+    """Next sequence of each device, in its present boot."""
     lanes: dict[int, int] = field(default_factory=dict)
     offsets: dict[int, int] = field(default_factory=dict)
     partitions: int = 1

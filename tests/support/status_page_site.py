@@ -27,7 +27,7 @@ UNREACHABLE = "127.0.0.1:1"
 
 @dataclass
 class Site:
-    """Where it is reached."""
+    """Address of the page."""
 
     port: int
     mqtt_port: int

@@ -46,7 +46,7 @@ class Step:
     act: Act
     path: str = ""
     port: int = 0
-    """Of the client that a send goes to."""
+    """Port of the client that a send goes to."""
     offset: int = 0
     """In the file; of a truncation, the size."""
     data: bytes = b""
@@ -55,7 +55,7 @@ class Step:
 
 @dataclass(slots=True)
 class Record:
-    """What a daemon did, and whom it served."""
+    """System calls of a daemon, and the clients that it served."""
 
     directory: Path
     steps: list[Step] = field(default_factory=list)
@@ -145,7 +145,7 @@ async def _converse(recorded: Record, sensor: LedgerSensor, port: int, seconds: 
 
 
 def _steps(trace: Path, buffer_path: str, listening_port: int) -> Iterator[Step]:
-    """What strace wrote, as far as it is about the buffer's files or the listener's connections, in order."""
+    """Lines of strace about the buffer's files or the listener's connections, in order."""
     steps: list[Step] = []
     begun: dict[str, Step] = {}
     with trace.open() as lines:
@@ -281,7 +281,7 @@ def _acknowledged(packets: bytes) -> Iterator[int]:
 
 
 def _found(image: Path) -> Counter[tuple[str, int]]:
-    """What the real code finds on the card. Raises sqlite3.Error where it cannot use it."""
+    """Readings that the real code finds on the card. Raises sqlite3.Error if it cannot use it."""
     settings = BufferSettings(path=image / "buffer.db", free_bytes_min=0)
     with closing(BufferFile(settings, "after", lambda: CLOCK, Counter())) as file:
         (intact,) = file.connection.execute("PRAGMA integrity_check").fetchone()

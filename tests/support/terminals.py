@@ -1,4 +1,4 @@
-"""What a terminal would obey, or not show: for tests of all that is printed."""
+"""Characters that a terminal would obey, or not show: for tests of all that is printed."""
 
 import unicodedata
 

@@ -101,7 +101,7 @@ def look(child: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def assert_sees(child: subprocess.Popen[str], clock: FakeClock) -> dict[str, Any]:
-    """What a process takes for the time lies between what it is before and after."""
+    """Check that a process's time lies between the clock's times before and after."""
     before_s, before_us = clock.wall(), clock.boottime_us()
     seen = look(child)
     after_s, after_us = clock.wall(), clock.boottime_us()
@@ -139,7 +139,7 @@ def test_another_boot_has_another_name_and_begins_to_count_anew(clock: FakeClock
     assert datetime.fromtimestamp(seen["time"], UTC).year == 2010
 
 
-def test_who_waits_for_a_step_of_the_clock_is_woken_each_time(clock: FakeClock) -> None:
+def test_a_timer_that_waits_for_a_step_of_the_clock_is_woken_each_time(clock: FakeClock) -> None:
     with python(clock, TIMER) as child:
         assert child.stdout is not None
         for step in (clock.step, lambda _: clock.sync()):

@@ -56,7 +56,7 @@ def echo(network: Network) -> Iterator[Callable[[], str | None]]:
 
 
 def resolve(network: Network, name: str) -> str:
-    """What a program in the gateway's namespace is told; the resolver's own words where it is told nothing."""
+    """Address that a program in the gateway's namespace gets for a name, or else the resolver's words."""
     ask = "import socket, sys; print(socket.getaddrinfo(sys.argv[1], 1, type=socket.SOCK_STREAM)[0][4][0])"
     command = [*network.gateway.prefix, sys.executable, "-I", "-S", "-c", ask, name]
     ended = subprocess.run(
@@ -210,7 +210,7 @@ def test_names_follow_change_and_fall_silent(network: Network) -> None:
 
 
 def test_nothing_stays_behind_a_killed_run(tmp_path: Path) -> None:
-    """What it left goes when the next one starts."""
+    """The next run removes what a killed run left."""
     killed = "import sys, pathlib, signal, os; from tests.support.netns import Network, _names, _start_time\n"
     killed += "network = Network(pathlib.Path(sys.argv[1]), f'sluice-{os.getpid()}-{_start_time(os.getpid())}-1')\n"
     killed += "network.make(); print(*_names(), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
@@ -245,9 +245,7 @@ def _names_of(pid: int) -> set[str]:
     return {name for name in netns._names() if name.startswith(f"sluice-{pid}-")}
 
 
-def test_where_there_can_be_no_namespaces_the_tests_are_skipped_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_namespaces_tests_are_skipped_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with (
@@ -263,7 +261,7 @@ def test_where_there_can_be_no_namespaces_the_tests_are_skipped_with_the_reason(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root could make them")
-def test_where_there_should_be_namespaces_none_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_namespaces_fail_where_there_should_be_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(netns.NetworkUnavailableError), network_or_skip(tmp_path):

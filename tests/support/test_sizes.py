@@ -30,7 +30,7 @@ def marked_by(node: ast.AST) -> bool:
 
 @cache
 def sized_in(module: str) -> frozenset[str]:
-    """What another module of ours has that depends on `size`."""
+    """Names of another module of ours that depend on `size`."""
     path = ROOT / f"{module.replace('.', '/')}.py"
     if module == SIZES:
         return frozenset({"size"})
@@ -42,7 +42,7 @@ def sized_in(module: str) -> frozenset[str]:
 
 
 def sized(body: list[ast.stmt]) -> set[str]:
-    """What of a module depends on `size`, by itself or through something else that does."""
+    """Names of a module that depend on `size`, by themselves or through others."""
     names = set[str]()
     for node in body:
         if isinstance(node, ast.ImportFrom):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from aiokafka import ConsumerRecord
 
 EXAMPLES_MAX = 5
-"""So many of each kind of fault are named."""
+"""Examples that are named of each kind of fault."""
 
 
 class Reading(NamedTuple):
@@ -24,7 +24,7 @@ class Reading(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a record stands in Kafka."""
+    """Place of a record in Kafka."""
 
     topic: str
     partition: int
@@ -44,7 +44,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What a comparison found. The faults are sentences; each kind is empty where all is well."""
+    """Result of a comparison. Faults are sentences. A kind without faults is empty."""
 
     acknowledged: int
     """Readings that sensors got an acknowledgement for."""

@@ -48,13 +48,13 @@ class Scene:
     broker_host: int = 10
     """The last byte of the broker's present address."""
     ip_versions: tuple[int, ...] = (4,)
-    """Those for which the broker's name has an address, the gateway's first choice first."""
+    """IP versions for which the broker's name has an address, the gateway's first choice first."""
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
-    """Of the gateways that have run in it: each has a folder and topics of its own."""
+    """Numbers of the gateways that have run in it. Each has a folder and topics of its own."""
 
     @property
     def bootstrap(self) -> str:
-        """As the gateway's settings have it."""
+        """Bootstrap address for the gateway's settings."""
         return f"{KAFKA_NAME}:{self.cluster.node(1).ports[LISTENER]}"
 
     def move_broker(self) -> None:
@@ -81,7 +81,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong on the way, and how it becomes well again."""
+    """A fault on the way to Kafka, and its end."""
 
     begin: Callable[[Scene], None]
     end: Callable[[Scene], None]
@@ -125,7 +125,7 @@ FAULTS = {
     "dns-dead": Fault(_lookup_fails(lambda scene: scene.network.dns_dead()), lambda scene: scene.network.dns_alive()),
     "name-unknown": Fault(_lookup_fails(lambda scene: scene.network.name(KAFKA_NAME)), Scene.name_follows),
 }
-"""By name. Each leaves the path whole, the gateway perhaps elsewhere."""
+"""Faults by name. Each leaves the path whole, but the gateway may be elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class RunningGateway:
         return read_status(self.config.with_name("buffer.db")).rows
 
     def status(self) -> dict[str, Any]:
-        """What `sluice status --json` says."""
+        """Output of `sluice status --json`."""
         command: list[str | Path] = [SLUICE, "status", "--config", self.config, "--json"]
         ended = subprocess.run(command, capture_output=True, timeout=patience(30), check=False)
         found: dict[str, Any] = json.loads(ended.stdout)
@@ -183,11 +183,11 @@ class RunningGateway:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def log_lines(self) -> list[dict[str, Any]]:
-        """What the daemon has said. Raises ValueError for what is no line of its own, such as a traceback."""
+        """Lines of the daemon's log. Raises ValueError for text that is no line of its own, such as a traceback."""
         return [json.loads(line) for line in self.config.with_suffix(".log").read_text().splitlines()]
 
     def log_texts(self, begin: int = 0) -> Counter[str]:
-        """How often it has said what, from line `begin` on."""
+        """Number of times that each text was logged, from line `begin` on."""
         return Counter(line["event"] for line in self.log_lines()[begin:])
 
     def wait_until_calm(self, patience_s: float) -> bool:
@@ -221,7 +221,7 @@ class RunningGateway:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What stands in Kafka in the end."""
+    """Records in Kafka at the end."""
 
     records: Sequence[ConsumerRecord]
     audit: Audit
@@ -252,7 +252,7 @@ def scene_in(network: Network, directory: Path) -> Iterator[Scene]:
 
 @contextmanager
 def scene_or_skip(directory: Path) -> Iterator[Scene]:
-    """The same with a network of its own; the tests are skipped where there can be no namespaces."""
+    """A scene with a network of its own. If there can be no namespaces, the tests are skipped."""
     with network_or_skip(directory) as network, scene_in(network, directory) as scene:
         yield scene
 

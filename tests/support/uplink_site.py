@@ -26,7 +26,7 @@ DRAINED_S_MAX = 30.0
 SENSORS = 12
 """Enough that each of three partitions gets some (by Kafka's hash of their names)."""
 STREAM = "thermo"
-"""What the fleet's sensors call their stream."""
+"""Stream of the fleet's sensors."""
 
 CONFIG = """\
 [gateway]
@@ -62,11 +62,11 @@ class Site:
 
     directory: Path
     prefix: str
-    """What the names of its Kafka topics begin with."""
+    """Prefix of the names of its Kafka topics."""
     bootstrap: list[str]
-    """What the daemon is told."""
+    """Bootstrap addresses in the daemon's settings."""
     look: str = ""
-    """Where a test looks on: a plain listener; `bootstrap` without it."""
+    """A plain listener for the test's own look at Kafka. If it is empty, `bootstrap` serves."""
     kafka: str = ""
     """More lines of [kafka], and tables below it."""
     create_topics: bool = True
@@ -86,7 +86,7 @@ class Site:
 
     @property
     def log(self) -> str:
-        """What the daemon said."""
+        """The daemon's log."""
         return self.config.with_suffix(".log").read_text()
 
     @property
@@ -217,7 +217,7 @@ async def records_of(bootstrap: str, topic: str) -> list[ConsumerRecord]:
 
 
 async def records_until(bootstrap: str, topic: str, count: int, patience_s: float = BACK_S_MAX) -> list[ConsumerRecord]:
-    """What stands in a topic once there are so many. Raises TimeoutError, with how many there are."""
+    """Records of a topic, once there are `count`. Raises TimeoutError, with the number of records that there are."""
     records: list[ConsumerRecord] = []
     try:
         async with asyncio.timeout(patience(patience_s)):

@@ -1,4 +1,4 @@
-"""How tests wait: for a condition, and longer where others keep the processors busy.
+"""Waiting in tests: for a condition, and longer if others keep the processors busy.
 
 A promise in seconds is asserted as it stands, by a test with the mark `alone`. Where all that a test judges happens in
 its own process, the fixture `steady_time` has its clock stand still while others have the processor.
@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 WAIT_S = 20.0
-"""What comes soon is there by then on an idle machine, many times over."""
+"""Seconds within which an idle machine does many times over what a test waits for."""
 Result = TypeVar("Result")
 Words = str | Callable[[], str]
 
 
 def patience(seconds: float) -> float:
-    """How long to wait now for what an idle machine does within `seconds`."""
+    """Seconds to wait now for work that an idle machine does within `seconds`."""
     return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
@@ -31,7 +31,7 @@ async def until(condition: Callable[[], Result | None], seconds: float = WAIT_S,
 
 
 def wait_until(condition: Callable[[], Result | None], seconds: float = WAIT_S, words: Words = "") -> Result:
-    """The same without an event loop."""
+    """`until` without an event loop."""
     begun_s = time.monotonic()
     while not (found := condition()):
         _expect_soon(begun_s, seconds, words)

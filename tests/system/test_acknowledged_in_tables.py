@@ -79,7 +79,7 @@ class Message(NamedTuple):
 
     topic: str
     port: int | None
-    """Of a serial sensor, whose ports may change."""
+    """Port of a serial sensor, which may change."""
     has_frames: bool
     """The sensor speaks our frames: its number is not in the payload."""
     boot: int
@@ -88,7 +88,7 @@ class Message(NamedTuple):
 
 
 class Name(NamedTuple):
-    """What two messages have in common that are the same reading, but for the payload."""
+    """Facts that two messages share if they are the same reading, without the payload."""
 
     device: str
     counter: str
@@ -225,7 +225,7 @@ async def _record(world: World, gateway: GatewaySettings, row: Row) -> KafkaReco
 
 
 def expected(acknowledged: Sequence[Taken]) -> tuple[Counter[Taken], set[Taken]]:
-    """What must count, and what is another payload under a name that another message had first."""
+    """Messages that must count, and messages with another payload under a name that an earlier message had."""
     right: dict[Name, Taken] = {}
     counting: Counter[Taken] = Counter()
     conflicts: set[Taken] = set()
@@ -238,7 +238,7 @@ def expected(acknowledged: Sequence[Taken]) -> tuple[Counter[Taken], set[Taken]]
 
 
 def taken_of(event: Event) -> Taken:
-    """What a record says, by its headers."""
+    """The message of a record, by its headers."""
     record = event.record
     headers = {name: (value or b"").decode() for name, value in record.headers or ()}
     topic = None if headers["ce_subject"].startswith(PORT) else headers["ce_subject"]
@@ -257,7 +257,7 @@ def readings_among(records: Sequence[KafkaRecord]) -> list[Event]:
 @pytest.mark.campaign(seconds=20)
 @settings(max_examples=size(60, 2_000))
 @given(site=sites(list(TYPES), [None, "others"]))
-def test_what_is_acknowledged_counts_once_by_the_rules_of_the_tables(world: World, site: Site) -> None:
+def test_acknowledged_readings_count_once_by_the_rules_of_the_tables(world: World, site: Site) -> None:
     acknowledged, records = sent(world, site)
     kept, conflicts = told_apart([(event, {}, None) for event in readings_among(records)])
     assert (Counter(taken_of(event) for event, *_ in kept), {taken_of(event) for event, *_ in conflicts}) == expected(

@@ -117,7 +117,7 @@ def stored_payloads(directory: Path) -> list[str]:
 
 
 def stored_count(directory: Path) -> int:
-    """How many they are, for whoever asks two hundred times a second."""
+    """Number of stored readings, quick enough to be asked two hundred times a second."""
     ((count,),) = select("count(*)", directory)
     return int(count)
 
@@ -200,6 +200,6 @@ async def test_two_brokers_are_read_side_by_side(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_broker_loses_is_measured(tmp_path: Path) -> None:
-    """Of what it acknowledged: nothing is on disk by default; with a save at every change, all but the last or so."""
+    """By default, nothing acknowledged is on disk. With a save at every change, nearly everything is."""
     assert readings_left_after_kill(tmp_path / "default", 200) == 0
     assert readings_left_after_kill(tmp_path / "saving", 200, save_on_every_change=True) >= 198

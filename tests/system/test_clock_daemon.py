@@ -33,7 +33,7 @@ pytestmark = [
 ]
 UNREACHABLE = "127.0.0.1:1"
 SYNC_MS = 5.0
-"""What the kernel vouches for once it is synced."""
+"""Bound that the kernel gives once it is synced, in milliseconds."""
 KNOWN_US_MAX = 60_000_000
 """A bound below this is one of a clock, and not of an interval between boots."""
 PATIENCE_S = 30.0
@@ -124,7 +124,7 @@ class Box:
         )
 
     async def uplink(self, **wanted: object) -> dict[str, Any]:
-        """What the daemon tells `sluice status` of the uplink, once all of this holds."""
+        """The daemon's report on the uplink for `sluice status`, once it has all wanted values."""
         found: dict[str, Any] = {}
         async with asyncio.timeout(patience(PATIENCE_S)):
             while not found or {name: found[name] for name in wanted} != wanted:
@@ -139,7 +139,7 @@ class Box:
                 await asyncio.sleep(0.1)
 
     async def records(self) -> list[ConsumerRecord]:
-        """What is in Kafka of the sensor's, once all of it is; and nothing of it was refused."""
+        """Records of the sensor in Kafka, once all are there. None of them was refused."""
         found = await consume_until(self.brokers.plain, len(self.taken), self.topic)
         assert await consume(self.brokers.plain, f"{self.prefix}-quarantine") == []
         return found
@@ -191,7 +191,7 @@ async def test_started_in_the_year_2000_and_synced_later_every_reading_has_the_t
     assert box.log.count("uplink is down") == 0, "who connects anew by its own will is not down"
 
 
-async def test_what_ended_before_the_latest_time_that_is_known_is_not_let_in(
+async def test_a_certificate_that_ended_before_the_latest_known_time_is_not_let_in(
     brokers: Brokers, clock: FakeClock, tmp_path: Path
 ) -> None:
     box = Box(tmp_path, "ended", brokers, clock, "ENDED", hold_s=0)
@@ -207,7 +207,7 @@ async def test_what_ended_before_the_latest_time_that_is_known_is_not_let_in(
         assert (await box.uplink(up=False))["barred"]
 
 
-async def test_what_a_box_has_known_of_the_time_outlives_a_reboot_for_certificates_alone(
+async def test_a_boxs_knowledge_of_the_time_outlives_a_reboot_for_certificates_alone(
     brokers: Brokers, clock: FakeClock, tmp_path: Path
 ) -> None:
     """A certificate that ended half an hour ago: a new box cannot know; one that was synced since does, and says so."""
@@ -322,7 +322,7 @@ async def test_boots_that_were_never_synced_keep_their_order_between_those_that_
     assert times == sorted(times)
 
 
-async def test_what_went_before_the_clock_was_known_is_put_right_by_a_correction(
+async def test_a_correction_puts_right_readings_sent_before_the_clock_was_known(
     brokers: Brokers, clock: FakeClock, tmp_path: Path
 ) -> None:
     box = Box(tmp_path, "corrected", brokers, clock, "VALID", hold_s=1)

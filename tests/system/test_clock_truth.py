@@ -33,7 +33,7 @@ SAMPLE_S = 151.3
 
 
 def utc_us(real_us: float) -> float:
-    """What UTC calls a moment, as POSIX counts it: the second that is put in has the name of the one before."""
+    """UTC of a moment, as POSIX counts it: an inserted second has the name of the one before."""
     return real_us - (SECOND_US if real_us >= LEAP_US else 0)
 
 
@@ -188,7 +188,7 @@ def wireless_readings(chance: random.Random, boots: Sequence[Boot], kind: Kind, 
 
 
 def known_clocks(boots: Sequence[Boot]) -> list[BootClock]:
-    """What is known in the end: boots that were never synced lie between those that were."""
+    """Clocks that are known in the end. Boots that were never synced lie between those that were."""
     clocks = [boot.clock for boot in boots]
     seen_us = [boot.boottime_us(boot.until_us) for boot in boots]
     place = 0
@@ -210,11 +210,11 @@ class Verdict:
     told: Told
     quality: str
     off_us: float
-    """How far the time that is told is from UTC."""
+    """Microseconds between the reported time and UTC."""
     error_us: int
     """The bound that is told with it."""
     sensor_off_us: float
-    """How far the sensor's part of it is from the gateway's clock; its bound is `told.error_us`."""
+    """The sensor's part of this distance: from the gateway's clock. Its bound is `told.error_us`."""
 
 
 def verdicts(seed: int, days: float = 1.6) -> list[Verdict]:

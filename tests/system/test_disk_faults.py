@@ -263,7 +263,7 @@ def three_lanes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def payloads(path: Path) -> dict[Identity, bytes]:
-    """What a buffer holds, whatever it is, by identity."""
+    """Payloads in a buffer file by identity, whatever the state of the file."""
     with closing(sqlite3.connect(path)) as connection:
         found = connection.execute(
             "SELECT coalesce(lane.buffer_id, (SELECT value FROM meta)), lane.name, sequence, payload"
@@ -273,7 +273,7 @@ def payloads(path: Path) -> dict[Identity, bytes]:
 
 
 def counted(path: Path) -> list[tuple[str, int]]:
-    """What is counted as lost, by reason."""
+    """Losses that are counted, by reason."""
     with closing(sqlite3.connect(path)) as connection:
         return connection.execute("SELECT reason, count FROM loss").fetchall()
 
@@ -293,7 +293,7 @@ async def everything(buffer: Buffer) -> None:
 
 
 @pytest.mark.parametrize("damaged_by", ["noise", "zeros", "another page"])
-async def test_whatever_page_is_damaged_the_buffer_goes_on_and_gives_no_identity_twice(
+async def test_with_any_page_damaged_the_buffer_goes_on_and_gives_no_identity_twice(
     damaged_by: str, three_lanes: Path, tmp_path: Path
 ) -> None:
     before = payloads(three_lanes)

@@ -86,7 +86,7 @@ async def acknowledged(port: int, count: int) -> float:
 
 
 def above_share(buffer: Path) -> dict[str, int]:
-    """Who is told to hold too much, and how much."""
+    """Devices that are reported to hold too much, and how much they hold."""
     return {each["device"]: each["bytes"] for each in state_of(buffer)["buffer"]["above_share"]}
 
 
@@ -97,7 +97,7 @@ def status(config: Path) -> str:
 
 
 def broker_state(buffer: Path) -> dict[str, Any]:
-    """What the daemon tells of its one broker."""
+    """The daemon's report on its one broker."""
     (state,) = state_of(buffer)["mqtt_brokers"].values()
     return dict(state)
 

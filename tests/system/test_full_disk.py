@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(REFUSAL is not None, reason=REFUSAL or "")
 TEXT = "x" * 600
 PING_S = 0.2
 HELD_S = 1.5
-"""How long nothing may be acknowledged before it counts as held."""
+"""Seconds without an acknowledgement after which the sensors count as held."""
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ async def finished(talks: list[Talk]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What stands in a buffer: each device's readings in the buffer's order, and what is counted as lost."""
+    """Content of a buffer: each device's readings in the buffer's order, and the counted losses."""
 
     numbers: dict[str, list[int]]
     lost: Counter[str]
@@ -308,7 +308,7 @@ async def test_drop_oldest_accounts_for_each_reading_that_is_gone(disk: SmallDis
 
 
 def account(devices: list[LedgerSensor], there: Found) -> None:
-    """What was acknowledged is there, or counted as lost under its device: exactly; and the newest is what is kept."""
+    """Check that each acknowledged reading is there or counted as lost, exactly, and that the newest are kept."""
     assert sum(there.lost[sensor.device] for sensor in devices) > 0
     for sensor in devices:
         numbers = there.numbers[sensor.device]

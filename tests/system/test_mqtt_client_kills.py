@@ -29,11 +29,11 @@ COMMANDS = 10
 PAUSE_S_MAX = 0.3
 """From when all clients are under way until the gateway is killed."""
 FINISH_S = 120.0
-"""How long the clients may take for whatever is left, with the gateway left alone."""
+"""Seconds that the clients may take for the rest, with the gateway left alone."""
 
 
 class Stored(NamedTuple):
-    """How often each reading of one device is stored."""
+    """Number of times that each reading of one device is stored."""
 
     all: Counter[str]
     unmarked: Counter[str]

@@ -32,7 +32,7 @@ class Message:
     """When the gateway read a copy of it: what a stored reading is known by, as others have its value."""
 
     def packet(self, *, says_dup: bool = True) -> bytes:
-        """What the client sends now; DUP if it sent it before, where it says so."""
+        """The packet that the client sends now. It has DUP if the client sent it before and says so."""
         if self.released:
             return pubrel(self.packet_id)
         if self.qos == 2:
@@ -50,14 +50,14 @@ class Line(asyncio.Transport):
         self.clean = False
         """Its CONNECT asked for clean session."""
         self.messages: dict[int, Message] = {}
-        """What came over this connection, by packet identifier."""
+        """Messages of this connection, by packet identifier."""
         self._written = written
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         return self if name == "socket" else default
 
     def setsockopt(self, *_: int) -> None:
-        """As the listener wants it of a socket."""
+        """Do nothing: the listener sets options of a socket."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.closing
@@ -100,7 +100,7 @@ class OneClient(RuleBasedStateMachine):
         self.promised = False
         """Whether a CONNACK was read: from then on the session must be present."""
         self.waiting: list[Message] = []
-        """What the client has not finished, in its order."""
+        """Messages that the client has not finished, in its order."""
         self.next_id = {1: 1, 2: 40_001}
         self.qos2_made = 0
         self.answered: set[Message] = set()
@@ -458,7 +458,7 @@ class OneClient(RuleBasedStateMachine):
 
 
 class HealedOneClient(OneClient):
-    """As before; and at the end, with all trouble over, everything arrives."""
+    """At the end, with all trouble over, everything arrives."""
 
     def teardown(self) -> None:
         try:

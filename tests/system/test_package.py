@@ -454,7 +454,7 @@ def test_a_raspberry_pi_has_debians_release() -> None:
     assert update_command._debian({"ID": "ubuntu", "VERSION_ID": "24.04"}) == ""
 
 
-def test_who_is_not_root_is_told_to_use_sudo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_without_root_asks_for_sudo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     (tmp_path / "some.deb").write_bytes(b"")
     shown = CliRunner().invoke(main, ["update", str(tmp_path / "some.deb")])

@@ -65,7 +65,7 @@ def test_the_whole_chain_is_well_as_check_sees_it(site: Site) -> None:
     assert "read back: byte for byte" in told
 
 
-def test_nothing_of_the_caller_and_of_the_system_has_a_say_in_the_program(site: Site) -> None:
+def test_modules_of_the_caller_and_of_the_system_do_not_reach_the_program(site: Site) -> None:
     for folder in ("/root/evil", "/usr/lib/python3/dist-packages", "/usr/local/lib/python3.11/dist-packages"):
         for module in ("click", "gateway", "json", "sitecustomize"):
             site.box.run("mkdir", "-p", folder)
@@ -142,7 +142,7 @@ def test_a_reboot_and_a_power_cut_lose_nothing(site: Site) -> None:
 
 
 def drop_in(box: Box, text: str) -> None:
-    """What the service's unit says otherwise until the box is booted again; nothing, if empty."""
+    """Change the service's unit until the box is booted again; with an empty text, change it back."""
     path = "/run/systemd/system/sluice.service.d/test.conf"
     box.run("mkdir", "-p", path.rpartition("/")[0])
     box.run("tee", path, text=text)

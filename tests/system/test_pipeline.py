@@ -177,7 +177,9 @@ async def test_readings_are_acknowledged_without_kafka_and_follow_when_it_is_the
     assert [header(record, "ce_devicesequence") for record in records] == ["0", "1", "2", "3", "4"]
 
 
-async def test_what_came_in_while_kafka_was_away_goes_to_the_backlog_topic_alone(kafka: Broker, tmp_path: Path) -> None:
+async def test_readings_taken_in_while_kafka_was_away_go_to_the_backlog_topic_alone(
+    kafka: Broker, tmp_path: Path
+) -> None:
     mqtt_port, kafka_port = free_port(), free_port()
     config = write_config(tmp_path, f"127.0.0.1:{kafka_port}", mqtt_port, "away")
     lanes = '[kafka]\nbacklog_topic = "{topic}.backlog"\nlane_s_min = 1.0\nbackoff_s_max = 1.0'
@@ -269,7 +271,9 @@ async def test_order_by_device_is_kept_from_the_sensor_to_the_partition(kafka: B
     assert all(found == sorted(found) for found in sequences.values())
 
 
-async def test_what_cannot_be_forwarded_goes_aside_and_the_next_one_passes(kafka: Broker, tmp_path: Path) -> None:
+async def test_a_record_that_cannot_be_forwarded_goes_aside_and_the_next_one_passes(
+    kafka: Broker, tmp_path: Path
+) -> None:
     """Promise P6: unroutable, too large for Kafka, and a topic that would delete it early."""
     port = free_port()
     config = write_config(tmp_path, kafka.bootstrap, port, "poison")
@@ -317,7 +321,7 @@ async def test_the_heartbeat_tells_offsets_and_what_is_pending(kafka: Broker, tm
 async def test_a_lane_is_closed_with_its_count_and_offsets_are_known_after_a_kill(
     kafka: Broker, tmp_path: Path, port: int
 ) -> None:
-    """What a killed gateway had acknowledged is below the offsets that the next one tells, before it sends anything."""
+    """Readings that a killed gateway had acknowledged are below the offsets that the next one tells first."""
     config = write_config(tmp_path, kafka.bootstrap, port, "kept")
     with daemon(config, port) as process:
         for sequence in range(5):

@@ -62,7 +62,7 @@ class Stored:
 
 @dataclass(slots=True)
 class Model:
-    """What the file holds."""
+    """Content of the file."""
 
     rows: list[Stored] = field(default_factory=list)
     marks: dict[str, bytes] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Card:
             shutil.copytree(first[0], self._directory)
             self.model = first[1].copy()
         self._possible = [self.model]
-        """What the file may hold: as of the last acknowledged commit, or of an attempt since."""
+        """Contents that the file may have: of the last acknowledged commit, or of an attempt since."""
         self._copy: tuple[Path, Model] | None = None
         """A copy of the card that somebody made earlier, and what it held."""
         self._given: dict[tuple[str, str, int], str] = {}
@@ -105,11 +105,11 @@ class Card:
         self._sent: dict[str, list[Entry]] = {device: [] for device in DEVICES}
         """The latest readings of each device's present boot."""
         self._on_disk: dict[tuple[str, str, int], bytes] = {}
-        """What the duplicate windows know as long as they are asked about recent sequences only."""
+        """Readings that the duplicate windows know, as long as they are asked only about recent sequences."""
         self._in_flight: list[Entry] = []
-        """What the last attempt was to store."""
+        """Entries of the last attempt."""
         self._attempted: list[Entry] = []
-        """What all attempts since the last acknowledged commit were to store."""
+        """Entries of all attempts since the last acknowledged commit."""
         self._numbers = 0
         self.acknowledged = 0
 
@@ -212,7 +212,7 @@ class Card:
         return max((number + 1 for of, name, number in self._given if (of, name) == (buffer_id, lane)), default=0)
 
     def _commit(self, file: BufferFile, disk: CuttableDisk) -> None:
-        """What the buffer does in a transaction: delete what Kafka has, store readings, keep marks, count losses."""
+        """One transaction of the buffer: delete rows that Kafka has, store readings, keep marks, count losses."""
         entries = self._entries()
         marks = self._marks()
         confirmed = self._confirmed()
@@ -422,7 +422,7 @@ class Card:
                     self._give(file.id, name, row.sequence, row.text)
 
     def _landed(self, found: Model) -> dict[tuple[str, str, int], bytes]:
-        """Of what was not acknowledged: what the file holds now, and will recognise."""
+        """The unacknowledged readings that the file holds now, and will recognise."""
         texts = {row.text for row in found.rows}
         return {
             (entry.series.device, entry.datum.device_boot, entry.datum.device_sequence): entry.datum.payload
@@ -605,7 +605,7 @@ def cut_the_start_after_a_failed_sync(root: Path, vfs: CuttableVfs, operation: i
 def test_a_commit_whose_sync_failed_is_there_whole_or_not_at_all_when_the_power_goes_at_the_next_start(
     tmp_path: Path, survival: Survival
 ) -> None:
-    """That start finds it in the kernel's memory, where nothing tells that it is not on the card."""
+    """That start finds it in the kernel's memory. Nothing tells that it is not on the card."""
     cuts = 0
     with sqlite_over_cuttable_disks() as vfs:
         while cut_the_start_after_a_failed_sync(tmp_path / str(cuts), vfs, cuts, survival):

@@ -216,7 +216,7 @@ lines = st.lists(st.sampled_from([*ANSWERS.splitlines(), *SECRETS.splitlines(), 
 @given(
     answers=st.one_of(st.binary(max_size=60), lines.map("\n".join).map(str.encode)), secrets=st.none() | st.just(b"")
 )
-def test_whatever_lies_there_ends_in_a_report_without_secrets(
+def test_any_files_on_the_boot_partition_end_in_a_report_without_secrets(
     answers: bytes, secrets: bytes | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("fuzz")

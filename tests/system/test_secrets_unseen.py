@@ -15,7 +15,7 @@ from tests.support.mqtt_peers import connect
 from tests.support.waiting import patience
 
 HUSHED = "correct-horse-battery-staple"
-"""What somebody thought up, and types into every field that there is."""
+"""A secret that somebody made up, and types into every field that there is."""
 
 
 def sluice(config: Path, *words: str, may_fail: bool = False) -> str:
@@ -41,7 +41,7 @@ async def log_in(port: int, user: str, secret: str, client_id: str = "kitchen") 
 
 
 def measure(port: int, name: str, secret: str) -> None:
-    """As a sensor does it, with paho."""
+    """Publish a reading as a sensor does, with paho."""
     client = paho.Client(CallbackAPIVersion.VERSION2, client_id=f"paho-{name}")
     client.username_pw_set(name, secret)
     client.connect("127.0.0.1", port)

@@ -30,7 +30,7 @@ PASSWORD = "right-9d2c1b77"  # noqa: S105 - lives for the length of a test
 
 
 def documented_acls(user: str) -> Iterator[tuple[str, bool, list[kafka_admin.Operation]]]:
-    """What the page's commands let a site's user do: topic, whether that is the beginning of names, operations."""
+    """Rights that the page's commands give to a site's user: topic, whether that is a prefix, operations."""
     section = PAGE.read_text().partition("### A site's own topics\n")[2].partition("\n## ")[0].replace("\\\n", " ")
     for command in re.findall(r"kafka-acls\.sh .+", section):
         words = shlex.split(command)

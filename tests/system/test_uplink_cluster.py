@@ -29,10 +29,11 @@ pytestmark = [
 USER, PASSWORD = "gateway-1", "not-to-be-seen-7f3a"
 PARTITIONS = {0, 1, 2}
 TOLD_S_MAX = 15.0
-"""How long a cluster may be gone before `sluice status` says so."""
+"""Most seconds that a cluster may be gone before `sluice status` says so."""
 ASIDE_S_MAX = 10.0
 REDRIVEN_S_MAX = 45.0
-"""How long after a topic is mended what was set aside for it is in Kafka: topics are looked at every 15 s."""
+"""Most seconds from a topic's correction until its quarantined readings are in Kafka: topics are looked at every 15
+s."""
 LOGIN = Listener("LOGIN", "SASL_PLAINTEXT", mechanisms=("SCRAM-SHA-512",))
 
 
@@ -50,7 +51,7 @@ def cluster(nodes: Cluster) -> Cluster:
 
 
 async def make_topics(site: Site, replicas: int = 3) -> None:
-    """Those that the site needs in any case, three partitions each."""
+    """Make the topics that the site needs in any case, with three partitions each."""
     for topic in (site.topic(), site.topic("events"), site.topic("quarantine")):
         await kafka_admin.create_topic(site.plain, topic, len(PARTITIONS), replicas)
 

@@ -25,9 +25,11 @@ from tests.support.waiting import patience
 pytestmark = pytest.mark.kafka
 
 CPU_SHARE_MAX = 0.4
-"""Of one core, while the uplink is down: taking readings in costs a tenth of that, trying again without a pause all."""
+"""Most share of one core while the uplink is down. Taking readings in costs a tenth of that. Trying again without a
+pause would take a whole core."""
 TEXTS_MAX = 3
-"""So often one outage may say the same: once for a state, and once more where it was left and entered again."""
+"""Times that one outage may log the same text: once for a state, and once more if the state was left and entered
+again."""
 LINES_MAX = 15
 """Lines of the log that one outage may cost in all."""
 
@@ -155,7 +157,7 @@ def test_after_an_outage_of_ipv6(scene: Scene, fault: str, seconds: float) -> No
         judge(running, suffered.back_s)
 
 
-def test_where_ipv6_leads_nowhere_ipv4_is_taken(scene: Scene) -> None:
+def test_ipv4_is_taken_when_ipv6_leads_nowhere(scene: Scene) -> None:
     """The box has addresses of both, the name too; IPv6 comes first (RFC 6724) until its packets vanish."""
     scene.ip_versions = (6, 4)
     scene.name_follows()

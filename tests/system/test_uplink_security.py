@@ -39,7 +39,7 @@ USER = "gateway-1"
 PASSWORD = "right-9d2c1b77"  # noqa: S105 - lives for the length of a test
 WRONG_PASSWORD = "wrong-51ab03fe"  # noqa: S105
 TOLD_S_MAX = 15.0
-"""How long until a daemon whose uplink is refused says why."""
+"""Most seconds until a daemon whose uplink is refused says why."""
 LINES_MAX = 2
 """Lines of the log that one refusal may cost, however often it is tried."""
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -245,7 +245,7 @@ LET_IN: dict[str, tuple[str, Callable[[Papers], str]]] = {
     "scram-without-tls": ("OPEN", lambda papers: papers.sasl("SCRAM-SHA-512")),
 }
 LET_IN_ALWAYS = ("own-ca", "client-certificate", "scram-512")
-"""Those that `make test` has."""
+"""Cases that `make test` has."""
 
 
 @pytest.mark.parametrize("way", [*LET_IN_ALWAYS, *left_to_long(LET_IN, LET_IN_ALWAYS, 8)])
@@ -266,7 +266,7 @@ async def test_readings_flow(broker: Broker, papers: Papers, tmp_path: Path, way
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What is wrong, how it must be told, and what mends it while the daemon runs (where files do)."""
+    """One fault, its words, and its correction while the daemon runs (if files correct it)."""
 
     listener: str
     settings: Callable[[Papers], str]
@@ -330,7 +330,7 @@ REFUSED = {
     "broker-wants-tls": Refusal("TLS", lambda _papers: "", r"wants TLS"),
 }
 REFUSED_ALWAYS = ("wrong-ca", "wrong-password-scram-512", "client-certificate-missing", "password-file-missing")
-"""Those that `make test` has."""
+"""Cases that `make test` has."""
 
 
 async def told_why(site: Site, words: str) -> None:

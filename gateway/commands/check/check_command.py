@@ -60,13 +60,13 @@ def check(config: Path, create_topics: bool, as_json: bool) -> None:  # noqa: FB
                 say(_line(finding))
             findings.append(finding)
     if as_json:
-        say_json([told(finding) for finding in findings])
+        say_json([finding_json(finding) for finding in findings])
     else:
         say(_sum(findings))
     sys.exit(0 if all(finding.ok for finding in findings) else FINDING)
 
 
-def told(finding: "Finding") -> dict[str, object]:
+def finding_json(finding: "Finding") -> dict[str, object]:
     """Finding as JSON for programs."""
     return {"link": finding.link, "result": finding.result, **msgspec.to_builtins(finding)}
 

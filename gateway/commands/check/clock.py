@@ -143,7 +143,7 @@ def _as_the_daemon_sees_it(state: dict[str, Any], at_us: int) -> Iterator[Findin
     known = f"known{since}" + ("" if view.error_us is None else f", now within ± {_ms(view.error_us / 1e3)}")
     if view.steps and view.stepped_us is not None:
         last = clock_set(view, at_us)
-        yield remark(last.code, subject, f"{known}; set {counted(view.steps, 'time')} since the start. {last.told}")
+        yield remark(last.code, subject, f"{known}; set {counted(view.steps, 'time')} since the start. {last.line}")
     else:
         yield well(subject, known)
 

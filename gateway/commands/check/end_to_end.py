@@ -137,7 +137,7 @@ def _why_not_stored(settings: Settings) -> str:
 def _told(settings: Settings, state: Any, *codes: str) -> str:
     """The first condition with one of these codes, in words; empty if there is none."""
     found = conditions(told_facts(settings, state, boottime_us(), time.time()))
-    return next((each.told for each in found if each.code in codes), "")
+    return next((each.line for each in found if each.code in codes), "")
 
 
 # -- on to Kafka ----------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def remark(code: str, subject: str, words: str) -> Finding:
 
 def remark_on(condition: "Condition", subject: str) -> Finding:
     """Make a warning of a condition that `sluice status` and the status page show too."""
-    return remark(condition.code, subject, condition.told)
+    return remark(condition.code, subject, condition.line)
 
 
 def wrong(code: str, subject: str, words: str) -> Finding:

@@ -47,7 +47,7 @@ class _Tried:
 
     address: str
     host: str
-    found: dict[str, Finding] = field(default_factory=dict)
+    findings: dict[str, Finding] = field(default_factory=dict)
     """Findings by link, for the links that were tried."""
     fault: Fault | None = None
     because: str = ""
@@ -81,7 +81,7 @@ def _of_link(link: str, tried: Sequence[_Tried], kafka: KafkaSettings) -> list[F
     findings: list[Finding] = []
     leads_on = any(each.is_let_in for each in tried)
     for each in tried:
-        finding = each.found.get(link)
+        finding = each.findings.get(link)
         if finding is None:
             continue
         if not finding.ok and leads_on:
@@ -92,7 +92,7 @@ def _of_link(link: str, tried: Sequence[_Tried], kafka: KafkaSettings) -> list[F
             )
         findings.append(finding)
     if not findings:
-        before = max((each for each in tried if each.fault is not None), key=lambda each: len(each.found))
+        before = max((each for each in tried if each.fault is not None), key=lambda each: len(each.findings))
         findings.append(skipped(_NAMES[link], before.because or _before(before)))
     # A name with several ports gets one finding.
     return [structs.replace(finding, link=link) for finding in dict.fromkeys(findings)]
@@ -100,7 +100,7 @@ def _of_link(link: str, tried: Sequence[_Tried], kafka: KafkaSettings) -> list[F
 
 def _before(tried: _Tried) -> str:
     """Say what fails of an address. A failure of Kafka itself is shown further below."""
-    failed = next((finding.subject for finding in tried.found.values() if not finding.ok), None)
+    failed = next((finding.subject for finding in tried.findings.values() if not finding.ok), None)
     return f"Kafka at {tried.address} fails, see below" if failed is None else f"{failed} fails, see above"
 
 
@@ -136,15 +136,15 @@ async def _look_up(tried: _Tried, port: int, kafka: KafkaSettings) -> list[Addre
             found = await names.addresses(tried.host, port)
     except (OSError, TimeoutError, UnicodeError) as error:
         tried.fault = reach_words(error, tried.host, port, kafka, stage="name")
-        tried.found["dns"] = wrong(_CODES["dns"], subject, _told(tried.fault))
+        tried.findings["dns"] = wrong(_CODES["dns"], subject, _told(tried.fault))
         return []
     told = list(dict.fromkeys(str(address[3][0]) for address in found))
     if told == [tried.host]:
-        tried.found["dns"] = well(subject, "is an address: there is no name to look up")
+        tried.findings["dns"] = well(subject, "is an address: there is no name to look up")
     else:
         more = f" and {len(told) - ADDRESSES_TOLD_MAX} more" if len(told) > ADDRESSES_TOLD_MAX else ""
         addresses = f"{', '.join(told[:ADDRESSES_TOLD_MAX])}{more}"
-        tried.found["dns"] = well(subject, f"is {addresses} (looked up in {_ms(begun_s)})")
+        tried.findings["dns"] = well(subject, f"is {addresses} (looked up in {_ms(begun_s)})")
     return found
 
 
@@ -161,19 +161,19 @@ async def _connect(tried: _Tried, port: int, found: Sequence[Address], kafka: Ka
             bad.append((address, outcome))
     if not good:
         tried.fault = reach_words(bad[0][1], tried.host, port, kafka, stage="connect")
-        tried.found["tcp"] = wrong(_CODES["tcp"], subject, f"cannot be made: {_told(tried.fault)}")
+        tried.findings["tcp"] = wrong(_CODES["tcp"], subject, f"cannot be made: {_told(tried.fault)}")
         return False
     words = f"made: {', '.join(good)}"
     if bad:
         dead = ", ".join(str(address[3][0]) for address, _ in bad)
         fault = reach_words(bad[0][1], tried.host, port, kafka, stage="connect")
-        tried.found["tcp"] = remark(
+        tried.findings["tcp"] = remark(
             _CODES["tcp"],
             subject,
             f"{words}; but {tried.host} also leads to {dead}, which takes no connection: {_told(fault)}",
         )
     else:
-        tried.found["tcp"] = well(subject, words)
+        tried.findings["tcp"] = well(subject, words)
     return True
 
 
@@ -220,19 +220,19 @@ async def _open(tried: _Tried, settings: Settings) -> None:
 def _note_opened(tried: _Tried, kafka: KafkaSettings, tls: ssl.SSLObject | None, took: str) -> None:
     if kafka.tls is not None:
         subject = f"{_SUBJECTS['tls']} {tried.address}"
-        tried.found["tls"] = well(subject, "agreed on") if tls is None else _tls_finding(subject, tls)
+        tried.findings["tls"] = well(subject, "agreed on") if tls is None else _tls_finding(subject, tls)
     if kafka.sasl is not None:
         words = f"logged in as {kafka.sasl.user} ({kafka.sasl.mechanism}), all in {took}"
-        tried.found["sasl"] = well(f"{_SUBJECTS['sasl']} {tried.address}", words)
+        tried.findings["sasl"] = well(f"{_SUBJECTS['sasl']} {tried.address}", words)
 
 
 def _note_fault(tried: _Tried, kafka: KafkaSettings, fault: Fault) -> None:
-    """Note the stage that failed, and that TLS before it succeeded."""
+    """Record the stage that failed, and that TLS before it succeeded."""
     link = _LINK_OF.get(fault.stage)
     if link in {None, "sasl"} and kafka.tls is not None:
-        tried.found["tls"] = well(f"{_SUBJECTS['tls']} {tried.address}", "agreed on, and the certificate accepted")
+        tried.findings["tls"] = well(f"{_SUBJECTS['tls']} {tried.address}", "agreed on, and the certificate accepted")
     if link in {"tls", "sasl", "tcp"}:
-        tried.found[link] = wrong(_CODES[link], f"{_SUBJECTS[link]} {tried.address}", _told(fault))
+        tried.findings[link] = wrong(_CODES[link], f"{_SUBJECTS[link]} {tried.address}", _told(fault))
 
 
 def _tls_finding(subject: str, tls: ssl.SSLObject) -> Finding:

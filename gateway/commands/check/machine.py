@@ -217,7 +217,7 @@ def _not_writable(path: Path) -> str:
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         return (
             f"{path} is on a file system that is mounted read-only: the disk or card may be dying (dmesg tells); save "
-            "what is on it, replace it or mount it again, or write another path"
+            "its files, replace it or mount it again, or write another path"
         )
     return (
         f"{path} is {_owner(path)}'s, and {this_user()} may not write it; give it to the user that sluice runs as "

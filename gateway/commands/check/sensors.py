@@ -41,7 +41,7 @@ def _quarantine(reasons: dict[str, int], settings: Settings) -> Finding:
     most = max(reasons, key=lambda reason: (reasons[reason], reason))
     rule = f" A name has {NAME_RULE}." if most in {BAD_NAME, LONG_NAME} else ""
     taken = f" For {NO_ROUTE}: {taken_words(settings.routes)}." if most == NO_ROUTE else rule
-    return remark(found.code, QUARANTINE, found.told + taken)
+    return remark(found.code, QUARANTINE, found.line + taken)
 
 
 def _log_ins(state: dict[str, Any], *, certified: bool) -> Finding:
@@ -53,7 +53,7 @@ def _log_ins(state: dict[str, Any], *, certified: bool) -> Finding:
     counts = state.get("mqtt_listener", {})
     count = max(len(late), sum(counts.get(reason, 0) for reason in LOG_IN_REASONS))
     last = log_in_refused(late[0])
-    return remark(last.code, LOG_INS, f"{counted(count, 'log-in')} refused since the start. The last: {last.told}")
+    return remark(last.code, LOG_INS, f"{counted(count, 'log-in')} refused since the start. The last: {last.line}")
 
 
 def _is_of_this_box(refused: dict[str, Any]) -> bool:

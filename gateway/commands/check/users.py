@@ -26,7 +26,7 @@ def check_devices(settings: Settings, listener: ListenerSettings) -> Iterator[Fi
     try:
         credentials = load(path)
     except CredentialsError as error:
-        words = f"{error}. A running gateway goes on with what it read before; after a restart it lets none of them in"
+        words = f"{error}. A running gateway goes on with the last good file; after a restart it lets none of them in"
         yield from [found for found in _rights(path) if not found.ok] or [wrong("devices-file-unusable", _FILE, words)]
         return
     yield from _rights(path)

@@ -80,8 +80,8 @@ class ToWipe:
 def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT001 - click passes options by name
     """Wipe this gateway: waiting readings, secrets of devices, passwords and settings.
 
-    It first says what was not sent yet, and asks you to type the gateway's id. While the gateway runs it wipes nothing,
-    unless you let it stop the gateway. If it is interrupted, call it again.
+    It first counts what was not sent yet, and asks you to type the gateway's id. While the gateway runs it wipes
+    nothing, unless you let it stop the gateway. If it is interrupted, call it again.
 
     Files of at most 1 MB, such as secrets and settings, are overwritten before they are removed. Larger files, which
     hold readings, are only removed. On flash memory, old copies of either can survive. If that matters, make new

@@ -59,7 +59,7 @@ def status(config: Path, watch_s: float | None, as_json: bool) -> None:  # noqa:
     except BufferFileError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        say_json(told(seen))
+        say_json(glance_json(seen))
         return
     for line in screen(seen):
         say(line)
@@ -81,11 +81,11 @@ def screen(seen: Glance, beside: int = 1) -> Iterator[str]:
         yield from map(as_typed, device_lines(seen.devices, rows, terminal_width()))
 
 
-def told(seen: Glance) -> dict[str, Any]:
+def glance_json(seen: Glance) -> dict[str, Any]:
     """Glance as JSON for programs."""
     devices = None if seen.devices is None else msgspec.to_builtins(seen.devices)
     disk = None if seen.disk is None else msgspec.to_builtins(seen.disk)
-    found = msgspec.to_builtins(seen.found)
+    found = msgspec.to_builtins(seen.buffer_status)
     told_by = {"daemon": seen.answer, "unheard": seen.unheard or None, "heard": devices, "not_heard": seen.not_heard}
     return {**found, **told_by, "disk": disk, "conditions": conditions(facts_of(seen))}
 

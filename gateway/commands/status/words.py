@@ -49,7 +49,7 @@ class Glance:
     """Everything that `sluice status` shows, read at about one moment."""
 
     settings: "Settings"
-    found: "BufferStatus"
+    buffer_status: "BufferStatus"
     answer: dict[str, Any] | None
     """Daemon's answer to `state` (`gateway.daemon.control`); None if no daemon runs, or it did not answer."""
     unheard: str
@@ -59,7 +59,7 @@ class Glance:
     """Waiting rows of other lanes than the live one."""
     now: "Now"
     wall_s: float
-    """Seconds since 1970 by this box's clock, be it right or not."""
+    """Seconds since 1970 by this box's clock, right or not."""
     zone: tzinfo | None = None
     """Reader's time zone; None for this box's."""
     devices: "Sequence[DeviceRow] | None" = None
@@ -96,7 +96,7 @@ _NOT_OUR_MQTT = {
 
 def facts_of(seen: Glance) -> Facts:
     """Facts from which the conditions follow."""
-    found, room, rows = seen.found, seen.room, seen.devices or ()
+    found, room, rows = seen.buffer_status, seen.room, seen.devices or ()
     silent = (Silent(row.device, row.heard_s or 0.0) for row in rows if row.is_silent)
     missing = ((row.device, row.missing) for row in rows if row.missing and not row.no_log_in)
     facts = told_facts(
@@ -141,7 +141,7 @@ def status_lines(seen: Glance) -> Iterator[str]:
         ("payloads", "Payloads", ()),
         ("listener", "Log-ins", _listener(state.mqtt_listener)),
         ("serial", "Serial", _serial(facts.serial, seen.now.boottime_us)),
-        ("quarantine", "Quarantine", () if seen.found.quarantined else ("empty",)),
+        ("quarantine", "Quarantine", () if seen.buffer_status.quarantined else ("empty",)),
         ("lost", "Losses", _losses(seen, state)),
         ("devices", "Devices", _devices(seen, facts)),
     )
@@ -149,7 +149,7 @@ def status_lines(seen: Glance) -> Iterator[str]:
         found = [
             line
             for each in by_subject.get(subject, ())
-            for line in (f"{_LEVELS[each.level]}: {escaped(each.told)}", *_faults(state, each.code))
+            for line in (f"{_LEVELS[each.level]}: {escaped(each.line)}", *_faults(state, each.code))
         ]
         # The table of devices follows the last line.
         lines = [*found, *how] if label == "devices" else [*how, *found]
@@ -161,8 +161,8 @@ def _gateway(seen: Glance, answer: dict[str, Any], facts: Facts) -> Iterator[str
     """Name of the gateway, and whether it runs."""
     running = running_settings(answer)
     name = (running and running.gateway) or seen.settings.gateway.id
-    yield f"{escaped(name)}, {'running' if seen.found.running else 'not running'}"
-    if not seen.found.running and seen.to_start:
+    yield f"{escaped(name)}, {'running' if seen.buffer_status.running else 'not running'}"
+    if not seen.buffer_status.running and seen.to_start:
         yield escaped(seen.to_start)
     if seen.unheard:
         yield f"its {'state is' if seen.answer is None else 'devices are'} not known: {escaped(seen.unheard)}"
@@ -187,16 +187,16 @@ def _traffic(seen: Glance, facts: Facts) -> Iterator[str]:
 
 
 def _buffer(seen: Glance) -> Iterator[str]:
-    oldest = seen.found.oldest
+    oldest = seen.buffer_status.oldest
     if oldest is None:
         yield "empty: nothing waits for Kafka"
     else:
-        yield f"{counted(seen.found.rows, 'row')} safe on disk, the oldest of {told(oldest, seen.now)}"
+        yield f"{counted(seen.buffer_status.rows, 'row')} safe on disk, the oldest of {told(oldest, seen.now)}"
 
 
 def _space(seen: Glance, facts: Facts) -> Iterator[str]:
     """Room used; while the uplink is down also how long the rest lasts, and what happens then."""
-    yield f"{size(seen.found.bytes_used)}, {_used(seen):.1%} of buffer.bytes_max"
+    yield f"{size(seen.buffer_status.bytes_used)}, {_used(seen):.1%} of buffer.bytes_max"
     room = seen.room
     if facts.uplink.up or facts.full:
         return
@@ -213,7 +213,7 @@ def _space(seen: Glance, facts: Facts) -> Iterator[str]:
 
 
 def _used(seen: Glance) -> float:
-    return seen.found.bytes_used / seen.settings.buffer.bytes_max
+    return seen.buffer_status.bytes_used / seen.settings.buffer.bytes_max
 
 
 def _disk(seen: Glance, facts: Facts) -> Iterator[str]:
@@ -224,7 +224,7 @@ def _disk(seen: Glance, facts: Facts) -> Iterator[str]:
     if room.disk_bytes_per_day is not None:
         lasts = "" if room.card_days is None else f", by which a cheap card lasts {span(room.card_days * 86_400)}"
         yield f"{size(room.disk_bytes_per_day)} a day are written{lasts}"
-    elif seen.found.running and room.seen_s < SEEN_S_MIN:
+    elif seen.buffer_status.running and room.seen_s < SEEN_S_MIN:
         yield "how much is written a day is not known yet"
     spared = facts.counts.get("spared")
     if spared:
@@ -244,7 +244,7 @@ def _clock(seen: Glance, facts: Facts) -> Iterator[str]:
 
 
 def _losses(seen: Glance, state: State) -> Iterator[str]:
-    losses = seen.found.losses
+    losses = seen.buffer_status.losses
     if losses:
         yield f"{sum(losses.values()):,} not reported to Kafka yet{_by_reason(losses)}"
     if state.lost_told:
@@ -258,7 +258,7 @@ def _devices(seen: Glance, facts: Facts) -> Iterator[str]:
             yield escaped(not_heard_words(seen.not_heard))
         yield heading(seen.devices)
         return
-    number = len(seen.found.devices)
+    number = len(seen.buffer_status.devices)
     send = "sends a sequence of its own" if number == 1 else "send a sequence of their own"
     ports = facts.serial.get("ports", {})
     beside = f" ({NAMES} are under serial)" if any(map(_is_mute, ports.values())) else ""
@@ -267,7 +267,7 @@ def _devices(seen: Glance, facts: Facts) -> Iterator[str]:
 
 
 def _device_lines(seen: Glance) -> Iterator[str]:
-    devices = seen.found.devices
+    devices = seen.buffer_status.devices
     rest: tuple[DeviceStatus, ...] = ()
     if len(devices) > DEVICES_MAX:
         by_silence = sorted(devices, key=lambda device: -_silent_s(seen, device))

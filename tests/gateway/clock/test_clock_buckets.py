@@ -1,4 +1,4 @@
-"""What a bucket of arrivals tells: the true time, whichever of them was quick, and as little else as possible."""
+"""A bucket of arrivals gives bounds that hold, whichever arrival was quick, and that are as tight as possible."""
 
 import math
 
@@ -13,7 +13,7 @@ FIRST_TICK_US = 4_000_000_000_000
 
 
 def bucket(rates: tuple[float, float], arrivals: list[tuple[int, int]]) -> Bucket:
-    """Of arrivals by their ticks and when they came."""
+    """Make a bucket of arrivals, which have a tick and a time of receipt."""
     (tick_us, received_us), *others = arrivals
     made = Bucket(9, received_us, tick_us, rates, 0, LEAST_DELAY_US)
     for tick_us, received_us in others:
@@ -44,7 +44,7 @@ def test_the_true_time_is_within_what_a_bucket_tells_whichever_of_its_arrivals_w
 
 @pytest.mark.parametrize("rate", [-0.003, 0.003])
 def test_a_clock_at_either_end_of_what_its_rate_may_be_is_as_early_as_a_bucket_tells(rate: float) -> None:
-    """So nothing tighter would hold."""
+    """So no tighter bound would hold."""
     ticks_us = [FIRST_TICK_US + place * 10 * SECOND_US for place in range(16)]
     made = bucket((-0.003, 0.003), [(tick_us, tick_us + 30_000) for tick_us in ticks_us])
     told = made.observation(LEAST_DELAY_US, 0)
@@ -56,7 +56,7 @@ def test_a_clock_at_either_end_of_what_its_rate_may_be_is_as_early_as_a_bucket_t
     )
 
 
-def test_where_the_rate_is_known_well_the_quickest_arrival_tells_alone() -> None:
+def test_with_a_well_known_rate_the_quickest_arrival_decides_alone() -> None:
     arrivals = [
         (FIRST_TICK_US + place * SECOND_US, place * SECOND_US + 9_000 - (place == 7) * 3_000) for place in range(16)
     ]

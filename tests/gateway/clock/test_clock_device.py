@@ -1,4 +1,4 @@
-"""A sensor's clock: the true time lies within the bound, whatever the drift and the way of what it sends."""
+"""A sensor's clock: the true time lies within the bound, whatever the drift and the delays."""
 
 import math
 import random
@@ -35,7 +35,7 @@ KINDS: dict[Kind, float] = {"rc": 10_000, "ceramic": 5_000, "crystal": 50}
 
 @dataclass
 class Probed:
-    """A clock and what it is of, on a line without delays of its own."""
+    """A clock and its sensor, on a line without delays of its own."""
 
     quartz: Oscillator
     clock: DeviceClock
@@ -127,7 +127,7 @@ def test_whichever_of_sixteen_was_the_quick_one_the_true_time_lies_within_the_bo
 
 
 class Restarted(DeviceClock):
-    """Of a gateway whose daemon is started anew after each two hundredth reading."""
+    """The clock of a gateway whose daemon is started anew after each two hundredth reading."""
 
     __slots__ = ()
 
@@ -144,7 +144,7 @@ def check_bounds_over_a_network(seed: int, kind: Kind, sample_s: float, away: fl
     quartz = oscillator(chance, KINDS[kind], counter_us=chance.randrange(TICK_US_MODULUS))
     hours = sample_s / 4
     away_us = (0.2 * hours * HOUR_US, (0.2 + away) * hours * HOUR_US) if away else (0.0, 0.0)
-    # One of sixteen is under way for less than 50 ms: what the bound assumes.
+    # One of sixteen is under way for less than 50 ms, as the bound assumes.
     network = Network(least_us=4_000, jitter_us=60_000, lost=0.02)
     live, late = sent_readings(
         chance,
@@ -310,10 +310,10 @@ def test_a_sample_of_a_time_to_come_has_none() -> None:
 def test_samples_out_of_order_betray_a_counter_that_began_anew() -> None:
     made, now_us = probed(ppm=0, probes=5)
     tick_ms, _ = made.quartz.tick(now_us)
-    assert made.clock.note(100, tick_ms, now_us)
-    assert made.clock.note(99, tick_ms - 60_000, now_us), "sent again, or late"
-    assert made.clock.note(101, tick_ms - 900, now_us), "two tasks of one sensor"
-    assert not made.clock.note(102, 50, now_us + 1_000)
+    assert made.clock.check_order(100, tick_ms, now_us)
+    assert made.clock.check_order(99, tick_ms - 60_000, now_us), "sent again, or late"
+    assert made.clock.check_order(101, tick_ms - 900, now_us), "two tasks of one sensor"
+    assert not made.clock.check_order(102, 50, now_us + 1_000)
     assert made.clock.estimate(60, now_us + 1_000) is None
 
 
@@ -350,7 +350,7 @@ def test_arrivals_that_keep_pace_give_a_time_after_ten_seconds() -> None:
     assert clock.fit.drift_ppm is not None
 
 
-def test_what_had_waited_since_before_anything_was_known_gets_no_time() -> None:
+def test_readings_from_before_any_knowledge_of_the_clock_get_no_time() -> None:
     clock, quartz = DeviceClock(), Oscillator(0)
     hour_us = HOUR_US
     drained = [(place * SECOND_US, hour_us + place * 20_000) for place in range(3_600)]
@@ -432,7 +432,7 @@ def test_a_sequence_and_a_tick_that_begin_anew_together_place_nothing_in_the_for
     assert known[-1].error_us < 300_000, "it is learnt anew"
 
 
-def test_what_was_kept_and_comes_after_newer_readings_makes_no_other_clock() -> None:
+def test_kept_readings_after_newer_ones_make_no_other_clock() -> None:
     clock, quartz = DeviceClock(), Oscillator(3_000)
     arrivals(clock, quartz, [(second * SECOND_US, second * SECOND_US + 8_000) for second in range(1, 600)])
     clock.stamp(660 * SECOND_US, quartz.tick(659 * SECOND_US)[0], 700)
@@ -444,7 +444,7 @@ def test_what_was_kept_and_comes_after_newer_readings_makes_no_other_clock() -> 
 
 @pytest.mark.parametrize("kind", ["rc", "crystal"])
 @pytest.mark.parametrize("share", [0.95, 0.98])
-def test_what_waited_and_comes_hardly_faster_than_it_is_taken_claims_nothing(kind: Kind, share: float) -> None:
+def test_kept_readings_that_come_hardly_faster_than_they_are_taken_claim_nothing(kind: Kind, share: float) -> None:
     """Ten minutes of readings waited; each is under way for a little less than the one before."""
     clock, quartz = DeviceClock(kind), Oscillator(20)
     times = [(second * SECOND_US, round((600 + second * share) * SECOND_US)) for second in range(1, 10_000)]
@@ -602,7 +602,7 @@ def test_what_is_no_clock_says_so(data: bytes) -> None:
 @given(st.integers(-(2**70), 2**70), st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1))
 def test_no_time_and_no_tick_raises(now_us: int, tick_ms: int, sequence: int) -> None:
     made, _ = probed(ppm=0, probes=3)
-    made.clock.note(sequence, tick_ms, now_us)
+    made.clock.check_order(sequence, tick_ms, now_us)
     made.clock.estimate(tick_ms, now_us)
     made.clock.stamp(now_us, tick_ms, sequence)
 
@@ -611,7 +611,7 @@ def test_no_time_and_no_tick_raises(now_us: int, tick_ms: int, sequence: int) ->
 
 
 def thoroughly(clock: DeviceClock, received_us: int, tick_ms: int, sequence: int) -> tuple[int, int] | None:
-    """What `stamp` does, of each arrival in full."""
+    """`stamp`, with each arrival computed in full."""
     is_behind = sequence < clock.last_sequence
     known = clock.arrived(received_us, tick_ms, sequence)
     estimate = clock.estimate(tick_ms, received_us) if known else None
@@ -670,7 +670,7 @@ def test_an_arrival_that_tells_nothing_new_has_the_time_that_it_would_have_if_it
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(KINDS)), st.sampled_from([1, 40, 5_000]))
-def test_what_arrives_at_once_has_the_times_that_it_would_have_one_by_one(seed: int, kind: Kind, apart_ms: int) -> None:
+def test_readings_that_arrive_at_once_get_the_times_of_single_arrivals(seed: int, kind: Kind, apart_ms: int) -> None:
     rng = random.Random(seed)  # noqa: S311 - a scene, not a secret
     clock, twin = DeviceClock(kind), DeviceClock(kind)
     quartz = Oscillator(rng.choice([-0.3, 0.5]) * KINDS[kind], counter_us=TICK_US_MODULUS - rng.choice([10**7, 10**10]))

@@ -19,7 +19,7 @@ from tests.support.waiting import patience
 ROOT = Path(__file__).parents[3]
 DAY_US = 86_400_000_000
 READERS = {"commands/check/kafka.py", "daemon/housekeeping.py", "pipeline.py", "tls/dates.py"}
-"""What may know of it: TLS, who tells of TLS, and who wires and feeds it."""
+"""Modules that may know of the floor: TLS, reports on TLS, and the modules that wire and feed it."""
 
 
 def test_without_more_it_is_the_release() -> None:
@@ -69,7 +69,7 @@ def test_a_synced_clock_raises_it_to_what_has_passed_by_its_bound() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, DAY_US), st.integers(0, 10**9), st.floats(-1, 1)), max_size=30))
 def test_it_never_overtakes_the_truth_never_falls_and_is_seldom_written(looks: list[tuple[int, int, float]]) -> None:
-    """However a clock errs within its bound."""
+    """This holds for any error of a clock within its bound."""
     floor, truth_us, before_us, kept = ClockFloor(), RELEASED_US + DAY_US, RELEASED_US, []
     for passed_us, error_us, share in looks:
         truth_us += passed_us
@@ -104,7 +104,7 @@ async def test_it_outlives_the_process_in_the_buffer(tmp_path: Path) -> None:
 
 
 def test_nothing_but_tls_knows_of_it() -> None:
-    """Promise P5: a time is not made of it. `test_clock_daemon` has the other half: what an unsynced box says."""
+    """Promise P5: no time is made of the floor. `test_clock_daemon` tests the times of an unsynced box."""
     importing = {
         str(path.relative_to(ROOT / "gateway"))
         for path in (ROOT / "gateway").rglob("*.py")

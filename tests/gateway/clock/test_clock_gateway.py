@@ -56,7 +56,7 @@ class Box:
         self.clock = self.clock.looked(Look(int(self.boottime_us), round(self.offset_us), error_us, adjusted_us))
 
     def assert_true(self, slack_us: int = 4) -> None:
-        """What rounding to whole microseconds may cost is the slack."""
+        """`slack_us` is for rounding to whole microseconds."""
         times = BootTimes(self.clock)
         for boottime_us, true_us in self.seen:
             error_us = self.clock.error_us(boottime_us)
@@ -148,7 +148,7 @@ def test_points_that_are_given_up_leave_a_bound_that_holds(updates: list[tuple[f
         box.look(error_us)
     assert len(box.clock.points) <= POINTS_MAX
     box.assert_true()
-    # Rows of long ago keep what was known of their time: no more is lost than to the nearest updates.
+    # Old rows keep the knowledge of their time: no more is lost than to the nearest updates.
     worst_us = max(error_us for _, _, error_us, _ in [*updates, (0.0, 0.0, 5_000, 0.0)])
     first_us = box.clock.points[0].at_us
     for boottime_us, _ in box.seen:
@@ -220,7 +220,7 @@ NEW_YEAR_US = int(datetime(2027, 1, 1, tzinfo=UTC).timestamp()) * SECOND_US
 
 @given(st.sampled_from((1, -1)), st.integers(1_000, 100_000), st.floats(1.0, 3_000.0), st.floats(0.1, 5_000.0))
 def test_a_leap_second_leaves_earlier_rows_their_time(by: int, error_us: int, before_s: float, after_s: float) -> None:
-    """`by` is what a wall clock gains on true elapsed time: -1 where a second is inserted."""
+    """`by` is the wall clock's gain on true elapsed time: -1 if a second is inserted."""
     box = Box(true_us=NEW_YEAR_US - before_s * SECOND_US - (SECOND_US if by > 0 else 0))
     box.offset_us = box.true_offset_us
     box.look(error_us)
@@ -228,7 +228,7 @@ def test_a_leap_second_leaves_earlier_rows_their_time(by: int, error_us: int, be
     earlier = list(box.seen)
     box.run(0.001, 0.0, 0.0, None, 1)
     leap_at_us = int(box.boottime_us)
-    # UTC, which is what the wall clock keeps, steps; so does what is true of it from here on.
+    # The wall clock keeps UTC, which steps. So its true offset changes here.
     box.true_us += by * SECOND_US
     box.offset_us += by * SECOND_US
     box.seen.clear()
@@ -258,7 +258,7 @@ def test_a_leap_second_between_two_starts_is_one() -> None:
 
 
 @given(st.sets(st.integers(0, 19)), st.sampled_from((80_000.0, -80_000.0, 500.0)))
-def test_what_is_slewed_between_looks_that_were_not_read_well_is_seen_by_the_next(missed: set[int], ppm: float) -> None:
+def test_slewing_between_badly_read_looks_is_seen_by_the_next_look(missed: set[int], ppm: float) -> None:
     box = Box(offset_us=START_US - 50 * SECOND_US)
     box.look(1_000)
     for second in range(20):
@@ -272,7 +272,7 @@ def test_what_is_slewed_between_looks_that_were_not_read_well_is_seen_by_the_nex
     box.assert_true()
 
 
-def test_what_was_slewed_just_before_a_look_that_teaches_counts_for_what_came_before() -> None:
+def test_slewing_just_before_a_look_that_teaches_counts_for_earlier_times() -> None:
     box = Box(offset_us=START_US - 50 * SECOND_US)
     box.look(50_000)
     box.run(5, 0.0, 0.0, None, 5)
@@ -377,7 +377,7 @@ def test_boots_that_were_never_synced_lie_between_those_that_were_and_keep_their
     off_s: int,
     has_before: bool,  # noqa: FBT001 - Hypothesis calls it
 ) -> None:
-    """Each boot lasts so many seconds, and begins so many after the one before it ended; its crystal is off."""
+    """Each boot lasts some seconds, and begins some seconds after the one before it. Its crystal is off."""
     true_us = START_US
     before = None
     if has_before:

@@ -1,4 +1,4 @@
-"""The kernel's clocks: what vouches for the wall clock, and what a watch keeps of it."""
+"""The kernel's clocks: the bound of the wall clock, and the state that a watch keeps."""
 
 import time
 

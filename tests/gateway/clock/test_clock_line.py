@@ -1,4 +1,4 @@
-"""What observations allow: the truth, whatever was observed, and as little else as possible."""
+"""Observations allow the truth, whatever was observed, and as little else as possible."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""What the daemon tells of its clock: synced since when, set how often."""
+"""The daemon's report on its clock: since when it is synced, and how often it was set."""
 
 from gateway.clock.gateway_clock import BootClock, Look
 from gateway.clock.report import ClockReport, ClockView

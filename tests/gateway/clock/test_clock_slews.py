@@ -1,4 +1,4 @@
-"""What the kernel does to set the wall clock right is no fault of sensors' clocks: their bounds allow for it."""
+"""The kernel's slewing of the wall clock is no fault of sensors' clocks: their bounds allow for it."""
 
 import random
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from tests.support.clock_world import SECOND_US, Judged, Oscillator
 
 @dataclass
 class Box:
-    """A gateway that is looked at each second: CLOCK_BOOTTIME is what its crystal and the kernel make of true time."""
+    """A gateway with a look each second. Its crystal and the kernel make CLOCK_BOOTTIME of true time."""
 
     crystal_ppm: float
     true_us: float = 10_000_000.0
@@ -89,13 +89,13 @@ def test_bounds_hold_while_the_gateways_clock_is_slewed(kernel_ppm: float, way: 
         box.run(40_000 - delay_us, 0.0)
         box.look()
     assert known > 3_000
-    # What is slewed within the second until the next look is not known of yet.
+    # Slewing within the second until the next look is not known yet.
     assert outside <= 3
     assert box.slews.total_us >= abs(kernel_ppm) * 30
 
 
 @pytest.mark.parametrize("heard", ["before the first look", "after it"])
-def test_what_is_slewed_while_the_daemon_is_down_widens_what_it_had_kept(heard: str) -> None:
+def test_slewing_while_the_daemon_is_down_widens_kept_observations(heard: str) -> None:
     """For a minute, by 30 ms: a probe had said when a tick was to 2 ms."""
     box, quartz = Box(20), Oscillator(-15)
     clock = DeviceClock("crystal", box.slews)

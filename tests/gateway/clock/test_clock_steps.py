@@ -19,7 +19,7 @@ async def watched(steps: list[float], seconds: float) -> None:
 
 
 async def test_a_clock_that_is_set_is_looked_at_in_that_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The timer is real and goes off; that the kernel cancelled it, as it does for a step, is what the read says."""
+    """The timer is real and goes off. The read says that the kernel cancelled it, as it does for a step."""
     monkeypatch.setattr("gateway.clock.steps.FAR_S", int(time.time()) + 1)
     read = os.read
 
@@ -43,7 +43,7 @@ async def test_a_clock_that_is_set_is_looked_at_in_that_moment(monkeypatch: pyte
         watch.stop()
 
 
-async def test_where_the_kernel_has_no_such_timer_the_look_of_each_second_stays(
+async def test_without_the_kernels_timer_the_look_of_each_second_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Refusing:
@@ -67,7 +67,7 @@ async def test_a_timer_that_is_stopped_leaves_nothing_open() -> None:
 
 
 async def test_a_timer_that_goes_off_by_itself_is_not_armed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where seconds have 32 bits, and the clock is beyond them: it would go off at once, for ever."""
+    """If seconds have 32 bits and the clock is beyond them, the timer would go off at once, for ever."""
     monkeypatch.setattr("gateway.clock.steps.FAR_S", 1)
     steps: list[float] = []
     watch = StepWatch(lambda: steps.append(time.monotonic()))

@@ -84,7 +84,7 @@ def test_one_clock_is_not_written_at_each_reading(clocks: DeviceClocks) -> None:
     assert len(clocks.marks(400_000_000, all_of_them=True)) == 1, "at the end, whatever is new"
 
 
-def test_of_many_some_are_written_at_a_time_and_all_in_the_end(clocks: DeviceClocks) -> None:
+def test_many_clocks_are_written_some_at_a_time_and_all_in_the_end(clocks: DeviceClocks) -> None:
     names = [f"d{number}" for number in range(3 * SAVED_AT_ONCE_MAX)]
     for name in names:
         learn(clocks.of(name, "1"), 1_000_000)

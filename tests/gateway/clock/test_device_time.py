@@ -20,7 +20,7 @@ CLOCK = WallClock(NOON_US, 2_000)
 UNKNOWN = WallClock(0, None)
 LIMITS = TimeLimits(ahead_us=60_000_000, behind_us=3_600_000_000)
 ROOM_US = 1_002_000
-"""What the clock and the sensor may be off."""
+"""Most microseconds by which clock and sensor together may be off."""
 
 
 @pytest.mark.parametrize(

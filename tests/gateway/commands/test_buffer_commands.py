@@ -67,7 +67,7 @@ class Ended:
 
 
 async def beside(config: Path, *command: str, told: str = "") -> Ended:
-    """The same in a process of its own, while this one may be the daemon."""
+    """Run a command in a process of its own, while this process may be the daemon."""
     process = await asyncio.create_subprocess_exec(
         *(str(SLUICE), "buffer", *command, "--config", str(config)),
         stdin=asyncio.subprocess.PIPE,
@@ -94,7 +94,7 @@ async def front_door(config: Path) -> AsyncIterator[tuple[FrontDoor, Buffer]]:
 
 @asynccontextmanager
 async def daemon(config: Path) -> AsyncIterator[tuple[FrontDoor, Buffer]]:
-    """What of the daemon the commands meet: the buffer, and the control socket."""
+    """The parts of the daemon that the commands meet: the buffer and the control socket."""
     async with front_door(config) as (door, buffer):
         path = control.socket_path(config.with_name("buffer.db"))
         serving = asyncio.create_task(control.serve(path, control.handlers(door, buffer)))
@@ -135,7 +135,7 @@ async def config(tmp_path: Path) -> Path:
 
 
 def words_of(output: str) -> str:
-    """What is said, wherever the lines end."""
+    """The words of an output, wherever its lines end."""
     return " ".join(output.split())
 
 
@@ -355,7 +355,7 @@ def test_export_of_the_quarantine_has_it_whole(config: Path) -> None:
     assert (lines[0]["payload"], lines[1]["payload_base64"]) == ("7", "/w==")
 
 
-async def test_who_has_read_enough_may_close_the_pipe(tmp_path: Path) -> None:
+async def test_a_reader_of_an_export_may_close_the_pipe(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     async with front_door(config) as (door, _):
         await take(door, [reading("device/42/thermo", bytes(5_000)) for _ in range(500)])
@@ -511,7 +511,7 @@ def test_what_no_retry_can_mend_is_told_as_such(config: Path, reason: str) -> No
 
 
 def set_aside_for(config: Path, *reasons: str) -> None:
-    """Let what stands in the quarantine, number by number, stand there for these reasons."""
+    """Give the quarantined input, number by number, these reasons."""
     with closing(schema.connect(config.with_name("buffer.db"))) as connection:
         for number, reason in enumerate(reasons, 1):
             connection.execute("UPDATE quarantine SET reason = ? WHERE number = ?", (reason, number))

@@ -181,7 +181,7 @@ async def test_reading_everything_holds_no_transaction_and_survives_what_the_dae
         with opened(path) as db:
             export = readings(db)
             taken = [next(export) for _ in range(5)]
-            # Whoever reads what is exported may take hours; the WAL can be begun anew meanwhile.
+            # The reader of an export may take hours. Meanwhile the WAL can begin anew.
             with sqlite3.connect(path) as other:
                 busy, *_ = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             other.close()
@@ -189,7 +189,7 @@ async def test_reading_everything_holds_no_transaction_and_survives_what_the_dae
             await confirm(buffer, (await rows(buffer))[:50])
             assert await store(buffer, [entry(b"later")])
             taken += export
-    # The page that was read already, then what is left; what came later is for the next export.
+    # The page that was read already, then the rest. Later rows are for the next export.
     assert [reading.payload for reading in taken] == [str(n) for n in [*range(10), *range(50, 100)]]
 
 
@@ -208,7 +208,7 @@ def test_the_oldest_is_told_by_the_clock_where_it_is_known_and_by_lanes_where_no
             "INSERT INTO boot (boot_id, offset_us, error_us) VALUES ('earlier', ?, 1000)", (BOOT_OFFSET_US - 10**12,)
         )
         put_lane(connection, "synced", [9])
-        # Salvaged lanes are opened later, and hold what is older.
+        # Salvaged lanes are opened later, and hold older rows.
         put_lane(connection, "earlier", [9], buffer_id="00112233445566aa")
         put_lane(connection, "unsynced", [9])
     with opened(path) as db:
@@ -383,7 +383,7 @@ def test_files_that_were_set_aside_are_named(path: Path) -> None:
 
 
 def faults(path: Path, **bounds: int) -> dict[str, str]:
-    """What `verify` finds wrong, by subject."""
+    """Faults that `verify` finds, by subject."""
     found = verify(path, BufferSettings(path=path, **bounds))  # type: ignore[arg-type]
     return {verdict.subject: verdict.words for verdict in found if not verdict.ok}
 

@@ -1,4 +1,4 @@
-"""The `sluice` command: what it says of a gateway that runs, of one that does not, and of one that is in trouble."""
+"""The `sluice` command with a gateway that runs, one that does not, and one that is in trouble."""
 
 import asyncio
 import json
@@ -65,7 +65,7 @@ async def test_status_of_a_stopped_gateway(tmp_path: Path, config: Path) -> None
 
 @asynccontextmanager
 async def daemon(path: Path, state: object) -> AsyncIterator[None]:
-    """What `sluice status` meets of a daemon that would answer with this state."""
+    """A daemon, for `sluice status`, that answers with this state."""
 
     async def answer(_arguments: dict[str, Any]) -> object:
         return state
@@ -75,7 +75,7 @@ async def daemon(path: Path, state: object) -> AsyncIterator[None]:
 
 
 async def status(config: Path, *options: str) -> str:
-    """What it prints, whatever the width; in a thread, for this one answers as the daemon."""
+    """Output of `sluice status`, without line breaks. It runs in a thread, as this thread is the daemon."""
     wide = CliRunner(env={"COLUMNS": "1000"})
     shown = await asyncio.to_thread(wide.invoke, main, ["status", "--config", str(config), *options])
     assert shown.exit_code == 0, shown.output
@@ -370,7 +370,7 @@ async def test_status_of_an_outage_says_how_long_the_room_lasts(tmp_path: Path, 
 
 async def test_status_counts_what_waits_in_the_lanes_behind(tmp_path: Path, config: Path) -> None:
     await fill(tmp_path / "buffer.db")
-    # The next start opens a lane: what was there before is backlog.
+    # The next start opens a lane. Rows from before are backlog.
     async with daemon(tmp_path / "buffer.db", {"buffer": {}, "uplink": {"up": True}}):
         shown = await status(config)
     assert "3 readings and events from earlier are still to go, sent beside new ones (kafka.drain)\n" in shown
@@ -460,7 +460,7 @@ def test_an_error_keeps_its_exit_code_and_its_lines(group: click.Group) -> None:
         ("version", "sluice --version"),
     ],
 )
-def test_what_is_said_in_another_way_is_told_and_nobody_is_led_to_wiping_the_gateway(word: str, told: str) -> None:
+def test_words_of_other_programs_lead_to_the_right_command_and_never_to_reset(word: str, told: str) -> None:
     ended = CliRunner().invoke(main, [word])
     assert ended.exit_code == 2
     assert told in ended.output

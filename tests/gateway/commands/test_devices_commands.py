@@ -1,4 +1,4 @@
-"""`sluice devices add`, `rotate`, `revoke`, `list`: what a person and a program are told, and what then counts."""
+"""`sluice devices add`, `rotate`, `revoke`, `list`: the output for a person and a program, and who may then log in."""
 
 import asyncio
 import json
@@ -248,7 +248,7 @@ def test_a_damaged_file_is_told_and_left_as_it_is(tmp_path: Path, config: Path) 
     assert (tmp_path / "devices.json").read_text() == "{}}"
 
 
-def test_where_the_clock_is_not_known_the_old_secret_cannot_be_kept_for_hours(
+def test_without_a_known_clock_an_old_secret_cannot_be_kept_for_hours(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices_commands, "_now", lambda _: None)
@@ -275,7 +275,7 @@ def test_an_old_secret_that_works_for_a_while_is_told_until_when_and_listed_belo
     devices(config, "rotate", "42", "--keep-old", "2")
     new, old = devices(config, "list").stdout.splitlines()[1:]
     assert (new.split()[0], new.split()[-1]) == ("42", "-")
-    # What was heard is the device's, and not the one or the other secret's.
+    # A device was heard, whichever of its secrets it used.
     assert (old[:4].strip(), len(old.split())) == ("", 4)
 
 
@@ -283,7 +283,7 @@ def test_an_old_secret_that_works_for_a_while_is_told_until_when_and_listed_belo
 
 
 async def told_by(directory: Path, answer: object, *words: str) -> Any:
-    """What a program is told where the running gateway answers so."""
+    """Output for programs if the running gateway gives this answer."""
 
     async def answers(_arguments: dict[str, Any]) -> object:
         if isinstance(answer, Exception):
@@ -333,7 +333,7 @@ URI = "mqtt://barn-1:d51yzaxzb54p6pzp39ayv1aqkm@barn-1.local:1883"
 
 
 def modules(code: str) -> list[list[bool]]:
-    """Which modules of a code in half blocks are light."""
+    """Modules of a code in half blocks; True for light ones."""
     rows: list[list[bool]] = []
     for line in code.splitlines():
         rows += [[character in "█▀" for character in line], [character in "█▄" for character in line]]
@@ -364,7 +364,7 @@ def test_a_reader_reads_it(tmp_path: Path) -> None:
 
 def test_a_code_is_shown_unless_it_is_not_wanted_or_cannot_be(config: Path) -> None:
     shown = devices(config, "add", "42").stdout
-    # First, so that what is to be typed is still to be seen on a small screen.
+    # First, so that the text to type is still in sight on a small screen.
     assert modules(shown.partition("host ")[0])
     assert "host " in "\n".join(shown.splitlines()[-8:])
     result = CliRunner(charset="ascii").invoke(main, ["devices", "add", "43", "--config", str(config)])

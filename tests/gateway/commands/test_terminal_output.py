@@ -1,4 +1,4 @@
-"""Whatever sensors, brokers, files and settings call themselves: no command prints what a terminal obeys."""
+"""No command prints anything that a terminal obeys, whatever sensors, brokers, files and settings call themselves."""
 
 import asyncio
 import base64
@@ -86,7 +86,7 @@ async def fill(path: Path, hostile: list[str]) -> None:
 
 _folders = count()
 REPORTS = "reports"
-"""Stands as the device of what is reported of quarantined input."""
+"""Device of the reports on quarantined input."""
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_no_command_that_reads_the_buffer_prints_what_is_obeyed(
     sluice("buffer", "export", "--device", f"{first}?", *at)
     sluice("reset", "--yes-wipe", first, *at)
     assert_whole(hostile, at)
-    # Last, for they change what is there.
+    # Last, because they change the files.
     sluice("buffer", "quarantine", "retry", "--reason", first, *at)
     sluice("buffer", "quarantine", "retry", "--all", "--json", *at)
     sluice("buffer", "quarantine", "drop", "--yes", "--reason", first, *at)
@@ -214,7 +214,7 @@ DEVICES: dict[str, Any] = {
 
 
 def spoiled(value: Any) -> Any:
-    """The same answer with each name and word in it as bad as can be; what it is counted by stays."""
+    """The answer with each name and word in it replaced by the worst one. Keys of counts stay."""
     if isinstance(value, dict):
         kept = {"buffer", "uplink", "counts", "counted_last", "serial"} <= value.keys()
         named = any(isinstance(each, dict) for each in value.values()) and not kept
@@ -307,7 +307,7 @@ def test_no_word_of_settings_and_answers_is_obeyed(tmp_path_factory: pytest.Temp
     sluice("provision", "--config", folder / "other.toml", folder)
     report = (folder / "sluice-report.txt").read_text()
     assert_harmless(report)
-    # What a person breaks into lines stays so.
+    # A person's own line breaks stay.
     typed = hostile.replace("\n", "") + "x"
     for words in (("settings", typed), ("status", typed), (typed,), (f"--{typed}",)):
         sluice(*words)

@@ -1,4 +1,4 @@
-"""`[[mqtt_brokers]]`: what cannot work is told before anything starts, with its line, and no password is shown."""
+"""`[[mqtt_brokers]]`: wrong settings are reported with their line before anything starts, without passwords."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every mistake in gateway.toml gets its line, and what to write instead."""
+"""Every mistake in gateway.toml gets its line, and the correction."""
 
 import re
 import tomllib
@@ -161,7 +161,7 @@ def test_a_setting_in_the_wrong_section_is_told_where_it_belongs(section: str, s
 
 
 NUL = "\\u0000"
-"""As a TOML file writes it."""
+"""The character NUL as a TOML file writes it."""
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_secret_in_the_clear_is_refused() -> None:
 
 
 DIGEST = "1c8bfe8f801d79745c4631d09fff36c82aa37fc4cce4fc946683d7b336b63032"
-"""Of "letmein"."""
+"""SHA-256 of "letmein"."""
 
 
 @pytest.mark.parametrize("name", ["4 2", "", "+", "ward/42", "x" * 64])
@@ -557,7 +557,7 @@ def test_mistakes_of_kafkas_access(text: str, line: int, words: str) -> None:
         ('username = "gw1"', "write [kafka.sasl] with mechanism, user and password_file"),
     ],
 )
-def test_what_other_clients_of_kafka_call_it_is_told_where_it_stands(setting: str, words: str) -> None:
+def test_settings_named_as_in_other_kafka_clients_lead_to_ours(setting: str, words: str) -> None:
     ((line, message),) = mistakes(with_kafka("", f"{setting}\n"))
     assert line == 15
     assert "there is no such setting; " in message
@@ -682,9 +682,9 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ("[[routes", 1, "a name that begins with [[ ends with ]], as in [[routes]]; close them"),
         ("[", 1, "the file ends where a name should stand; write it, and close the brackets that are open"),
         ("a = {b = 1,", 1, "the file ends where a name should stand; write it, and close the brackets"),
-        ("a = [1,\n\n", 1, "a list or what stands in braces is not closed; write ] or } at its end"),
-        ("a = [", 1, "a list or what stands in braces is not closed"),
-        ("a = {b = 1", 1, "a list or what stands in braces is not closed"),
+        ("a = [1,\n\n", 1, "a list or a brace is not closed; write ] or } at its end"),
+        ("a = [", 1, "a list or a brace is not closed"),
+        ("a = {b = 1", 1, "a list or a brace is not closed"),
         ('a = "b', 1, "a text ends in no double quote"),
         ("x = 'a\ny = 1\n", 1, "a text that begins with a single quote ends in none"),
         ("x = 'a\ny = 'b'\n", 1, "a text ends in no single quote"),
@@ -692,12 +692,12 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ('a = "\x01"', 1, "a character that cannot be seen stands here; remove it"),
         ('a = "\\u12"', 1, "a backslash means something else in double quotes"),
         # Braces that go on behind the line's end.
-        ('r = [{name = "a}",  # a note\n address = 1}]', 1, "at column 21: what is in { } must stand on one line"),
-        ("r = {\n name = 1}", 1, "what is in { } must stand on one line"),
-        ("r = {name = 1\n}", 1, "what is in { } must stand on one line"),
-        ("r = {name =\n 1}", 1, "what is in { } must stand on one line"),
+        ('r = [{name = "a}",  # a note\n address = 1}]', 1, "at column 21: all within { } must stand on one line"),
+        ("r = {\n name = 1}", 1, "all within { } must stand on one line"),
+        ("r = {name = 1\n}", 1, "all within { } must stand on one line"),
+        ("r = {name =\n 1}", 1, "all within { } must stand on one line"),
         ('r = {name = "a\n}', 1, "a text ends in no double quote"),
-        ("r = [{name = 1}\n", 1, "a list or what stands in braces is not closed"),
+        ("r = [{name = 1}\n", 1, "a list or a brace is not closed"),
     ],
 )
 def test_what_is_no_toml_is_told_with_what_to_write(text: str, line: int, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Whatever stands in `gateway.toml`: it is read, or each mistake gets its line and its words, and no more."""
+"""Any text of `gateway.toml` is read, or each mistake gets its line and its words, and nothing else happens."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Whether the gateway runs with the settings that stand in the file: told by what they say, not by how they look."""
+"""Whether the gateway runs with the settings in the file: judged by their content, not by their spelling."""
 
 import os
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_the_daemon_sees_that_its_settings_were_changed_and_changed_back(tmp_pat
     assert file.change() == ""
     written(tmp_path, TEXT.replace("barn-1", "barn-9"))
     assert file.change() == ", as default/barn-1"
-    # What cannot be used now tells nothing new.
+    # A file that cannot be used now changes no answer.
     written(tmp_path, "[gateway")
     assert file.change() == ", as default/barn-1"
     config.unlink()

@@ -81,7 +81,7 @@ def test_what_will_not_do_is_told_with_its_line(line: str, told: str) -> None:
 
 
 def test_the_page_is_announced_on_its_port() -> None:
-    """By Avahi, whose own DTD is no part of this."""
+    """Avahi announces it. Avahi's own DTD is not needed for this."""
     text = re.sub(r"<!DOCTYPE[^>]*>", "", AVAHI.read_text())
     group = ET.fromstring(text)  # noqa: S314 - a file of ours
     assert group.tag == "service-group"

@@ -1,4 +1,4 @@
-"""The control socket: what a command asks of a running daemon, and what nobody else may."""
+"""The control socket: questions of commands to a running daemon, and who may not ask."""
 
 import asyncio
 import json
@@ -93,7 +93,7 @@ async def test_only_its_user_may_ask_and_the_socket_is_gone_at_the_end(path: Pat
         call(path, "echo")
 
 
-async def test_what_goes_wrong_is_told_to_the_one_who_asked_and_the_daemon_goes_on(path: Path) -> None:
+async def test_a_failed_request_is_answered_with_its_error_and_the_daemon_goes_on(path: Path) -> None:
     async with serving(path):
         with pytest.raises(RequestRefusedError, match="no such thing"):
             await ask(path, "broken")
@@ -156,7 +156,7 @@ async def test_the_socket_of_a_killed_daemon_is_replaced(path: Path) -> None:
         assert await ask(path, "echo") == {}
 
 
-async def test_who_asks_before_the_commands_are_complete_is_answered_then(tmp_path: Path) -> None:
+async def test_a_request_that_comes_early_is_answered_once_the_commands_are_complete(tmp_path: Path) -> None:
     path, commands, complete = tmp_path / "control", dict[str, Handler](), asyncio.Event()
     task = asyncio.create_task(serve(path, commands, complete))
     await until(path.exists)

@@ -1,4 +1,4 @@
-"""What the gateway says of itself once a second."""
+"""The gateway's own report once a second."""
 
 import json
 from collections import Counter
@@ -20,7 +20,7 @@ from gateway.settings import GatewaySettings, KafkaSettings, Settings
 from tests.support.buffers import entry, opened, rows, store
 
 
-def test_what_grew_too_old_is_in_the_log_once_a_minute_with_its_count() -> None:
+def test_readings_that_grew_too_old_are_logged_once_a_minute_with_their_count() -> None:
     buffer: Any = SimpleNamespace(counts=Counter())
     nobody: Any = None
     clock = ClockWatch(GatewaySettings("gw1", clock="system"))
@@ -36,7 +36,7 @@ def test_what_grew_too_old_is_in_the_log_once_a_minute_with_its_count() -> None:
     assert {line["setting"] for line in lines} == {"buffer.age_max_s"}
 
 
-def test_what_was_quarantined_is_in_the_log_at_once_and_then_once_a_minute_with_whose_it_is() -> None:
+def test_the_log_names_quarantined_devices_at_once_and_then_once_a_minute() -> None:
     quarantine = SimpleNamespace(by_reason=Counter[str](), last={})
     door: Any = SimpleNamespace(quarantine=quarantine)
     nobody: Any = None

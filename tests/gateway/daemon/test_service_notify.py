@@ -1,4 +1,4 @@
-"""What systemd hears of the daemon, at a socket like systemd's: ready, alive, stopping; nothing while it hangs."""
+"""Messages to systemd, at a socket like systemd's: ready, alive, stopping; none while the daemon hangs."""
 
 import asyncio
 import os

@@ -120,7 +120,7 @@ def reading(
 
 
 def told(received_us: int, topic: str = "device/shed/thermo", **members: object) -> Reading:
-    """What an MQTT sensor publishes."""
+    """A publication of an MQTT sensor."""
     return reading_of(topic, json.dumps(members).encode(), received_us)
 
 
@@ -171,7 +171,7 @@ async def test_of_a_gateway_that_is_stopped_the_file_tells(tmp_path: Path) -> No
     assert attic["clocks"][0]["drift_ppm"][0] < 5_000 < attic["clocks"][0]["drift_ppm"][1]
 
 
-async def test_of_several_topics_nothing_tells_after_a_restart_which_was_last(tmp_path: Path) -> None:
+async def test_the_latest_of_several_topics_is_unknown_after_a_restart(tmp_path: Path) -> None:
     topics = [f"device/shed/{stream}" for stream in ("zeta", "thermo", "alpha", "thermo")]
     async with gateway(tmp_path) as door:
         for number, topic in enumerate(topics):
@@ -488,7 +488,7 @@ async def test_a_request_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
 @given(st.sets(st.text(max_size=4), max_size=12), st.sets(st.text(max_size=4), max_size=12), st.integers(1, 5))
 def test_pages_follow_each_other_without_a_gap(heard: set[str], ticking: set[str], limit: int) -> None:
     by_readings, clocks = DevicesHeard(), DeviceClocks("boot")
-    by_readings.note(of_device(name) for name in heard - {""})
+    by_readings.record(of_device(name) for name in heard - {""})
     for name in ticking - {""}:
         clocks.of(name, "1")
 
@@ -509,7 +509,7 @@ def of_device(name: str) -> Entry:
     return entry_of(Series("t", name, name, "s", "sluice.reading", "text/plain", "s"), b"")
 
 
-async def test_what_the_marks_hold_that_is_no_clock_costs_nobody_else_anything(tmp_path: Path) -> None:
+async def test_a_mark_that_holds_no_clock_costs_other_devices_nothing(tmp_path: Path) -> None:
     async with gateway(tmp_path) as door:
         probe(door.clocks, "attic", boottime_us())
     async with opened(tmp_path / "buffer.db", boot_id()) as buffer:

@@ -1,4 +1,4 @@
-"""What is said of a device's clock, and when it is a finding."""
+"""Notes on a device's clock, and which of them are findings."""
 
 from dataclasses import dataclass
 from typing import Any

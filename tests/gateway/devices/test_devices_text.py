@@ -1,4 +1,4 @@
-"""The words of `sluice devices`: figures that hold what is so, tables that no sensor can break."""
+"""The words of `sluice devices`: true figures, and tables that no sensor can break."""
 
 import re
 
@@ -32,7 +32,7 @@ def test_who_may_log_in_and_was_not_heard_is_named() -> None:
     assert shown == [*lines(DEVICE), "not heard yet: m0, m1, m2, m3, m4 and 2 more"]
 
 
-def test_of_a_gateway_that_is_stopped_it_is_said_what_cannot_be_told() -> None:
+def test_the_listing_of_a_stopped_gateway_says_that_it_is_not_running() -> None:
     shown = list(devices_lines(Listing([DEVICE], running=False, unheard="")))
     assert shown[:-1] == lines(DEVICE)
     assert "sluice is not running" in shown[-1]
@@ -40,7 +40,7 @@ def test_of_a_gateway_that_is_stopped_it_is_said_what_cannot_be_told() -> None:
 
 def test_no_device() -> None:
     assert lines() == ["no device is known yet"]
-    assert lines(unheard="nobody listens")[0] == "what the gateway has in memory is not known: nobody listens"
+    assert lines(unheard="nobody listens")[0] == "the gateway's memory is not known: nobody listens"
 
 
 def test_streams_that_count_by_themselves_have_a_row_each() -> None:
@@ -58,7 +58,7 @@ def test_the_same_is_said_once_and_findings_first() -> None:
 
 
 def test_an_escaped_name_is_told_whole_as_it_was() -> None:
-    """However wide the terminal is."""
+    """This holds for any width of the terminal."""
     original = "a very long name " * 3 + "\x1b[2J"
     renamed = Device("x--a", None, None, None, None, (), "no tick", finding=False, original=original)
     shown = " ".join(line.strip() for line in "\n".join(lines(DEVICE, renamed)).splitlines())

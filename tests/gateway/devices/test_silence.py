@@ -1,4 +1,4 @@
-"""Who is silent: by the pauses that a device made before, whatever its readings and its boots are."""
+"""Devices that count as silent, by the pauses that they made before, whatever their readings and boots."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -45,7 +45,7 @@ def test_one_reading_makes_no_habit_and_a_week_is_no_news() -> None:
     assert not is_silent(None, habit(61, 60, 1), None)
 
 
-def test_who_was_not_heard_since_the_start_is_silent_after_ten_minutes_of_it() -> None:
+def test_a_device_not_heard_since_the_start_is_silent_ten_minutes_after_it() -> None:
     assert not is_silent(5_000.0, None, UNHEARD_S)
     assert is_silent(5_000.0, None, UNHEARD_S + 1)
     assert not is_silent(UNHEARD_S, None, 9_000.0)
@@ -56,7 +56,7 @@ def test_the_longest_pause_outlives_a_boot_and_is_of_all_streams() -> None:
     heard = DevicesHeard()
 
     def note(boot: str, second: int, series: Series = THERMO) -> Heard:
-        heard.note([entry_of(series, b"", round(second * 1e6), device_boot=boot)])
+        heard.record([entry_of(series, b"", round(second * 1e6), device_boot=boot)])
         of = heard.get("7")
         assert of is not None
         return of

@@ -1,4 +1,4 @@
-"""What the page says: each thing that may be wrong, in words that say what to do; and that all is well."""
+"""Each thing that may be wrong becomes a condition, with words on what to do. Without any, all is well."""
 
 from dataclasses import replace as dataclass_replace
 from pathlib import Path
@@ -34,7 +34,7 @@ WELL = Facts(
     rows=3,
     bytes_used=1_000_000,
     uplink=UP,
-    found=FOUND,
+    buffer_status=FOUND,
     room_bytes=500_000_000,
     hours_until_full=72.0,
     disk_free_bytes=10**9,
@@ -64,7 +64,7 @@ def test_all_is_well_in_a_sentence() -> None:
 
 def test_all_is_well_only_where_nothing_is_to_be_looked_at() -> None:
     found = replace(FOUND, quarantined=2, quarantine_reasons={"no-route": 2})
-    facts = replace(WELL, found=found, missing=(("shed", 20),))
+    facts = replace(WELL, buffer_status=found, missing=(("shed", 20),))
     top = headline(facts, conditions(facts))
     assert (top.level, top.words) == ("note", "Readings reach Kafka; 2 things to look at.")
     assert any(alarm.words == "Readings are missing of shed (≥ 20)." for alarm in conditions(facts))
@@ -105,7 +105,9 @@ def test_a_devices_file_that_cannot_be_used_says_who_is_out() -> None:
 
 def test_the_gateways_own_events_are_no_readings_that_are_lost() -> None:
     found = replace(FOUND, losses={"buffer-full": 7, "gateway-events-dropped": 2})
-    assert "lost for good (buffer-full), the last" in only(replace(WELL, lost=7, lost_s=60.0, found=found)).words
+    assert (
+        "lost for good (buffer-full), the last" in only(replace(WELL, lost=7, lost_s=60.0, buffer_status=found)).words
+    )
 
 
 def test_a_box_whose_clock_was_set_says_no_time_that_it_does_not_know() -> None:
@@ -235,13 +237,13 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
             "journalctl",
         ),
         (
-            {"found": replace(FOUND, quarantined=2, quarantine_reasons={"no-route": 2})},
+            {"buffer_status": replace(FOUND, quarantined=2, quarantine_reasons={"no-route": 2})},
             "note",
             "2 messages could not be forwarded: 2 no-route.",
             "sluice buffer quarantine ls",
         ),
         (
-            {"found": replace(FOUND, set_aside=("buffer.db.corrupt-1",))},
+            {"buffer_status": replace(FOUND, set_aside=("buffer.db.corrupt-1",))},
             "warn",
             "The buffer's file was found corrupt and set aside (buffer.db.corrupt-1).",
             "Replace the memory card",

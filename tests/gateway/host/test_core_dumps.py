@@ -1,4 +1,4 @@
-"""No dump of the daemon holds what it had in memory."""
+"""No dump of the daemon holds its memory."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""How a disk is, by what the kernel tells in /sys: cards, eMMCs, errors of the file system."""
+"""The state of a disk from the kernel's files in /sys: cards, eMMCs, errors of the file system."""
 
 import os
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def device(tmp_path: Path) -> str:
 
 
 class System:
-    """A folder that looks as /sys does, with a partition on a disk, and what is mounted."""
+    """A folder that looks like /sys, with a partition on a disk, and a list of mounts."""
 
     def __init__(self, folder: Path, device: str, kind: str = "ext4", disk: str = "mmcblk0") -> None:
         self.sys, self.mounts = folder / "sys", folder / "mountinfo"
@@ -145,7 +145,7 @@ def test_what_is_mapped_onto_a_partition_is_looked_through(tmp_path: Path, devic
     assert read_disk(tmp_path, system.sys, system.mounts).name == "mmcblk0"
 
 
-def test_where_nothing_is_told_nothing_is_said(tmp_path: Path) -> None:
+def test_a_disk_that_reports_nothing_has_no_words(tmp_path: Path) -> None:
     assert read_disk(tmp_path, tmp_path / "none", tmp_path / "none") == Disk("")
     assert list(check_disk(tmp_path / "buffer.db", tmp_path / "none", tmp_path / "none")) == []
     assert list(check_disk(tmp_path / "none/buffer.db")) == []

@@ -1,4 +1,4 @@
-"""What the daemon says of itself: whatever a client called itself, no terminal obeys it."""
+"""The daemon's log: no terminal obeys it, whatever a client calls itself."""
 
 import json
 import logging
@@ -36,7 +36,9 @@ def test_no_value_of_a_line_is_obeyed_by_a_terminal(capsys: pytest.CaptureFixtur
     assert "\nValueError: invalid literal" in said, "a stack trace keeps its lines"
 
 
-async def test_of_many_lines_of_a_kind_a_few_are_written_and_the_others_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_few_of_many_log_lines_of_a_kind_are_written_and_the_others_summed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(logs, "LINES_S", 0.2)
     log = structlog.get_logger()
     few = logs.FewLines()

@@ -23,7 +23,7 @@ class Dns:
 
     def __init__(self) -> None:
         self.address: str | None = None
-        """What it answers; None while it is dead, and whoever asks hangs."""
+        """Its answer. While it is None the server is dead, and whoever asks hangs."""
         self.asked = 0
         self.go_on = threading.Event()
         """Lets those go that hang."""
@@ -69,7 +69,7 @@ async def test_an_address_needs_no_look_up(names: NameLookup) -> None:
     assert not names._under_way
 
 
-async def test_whoever_asks_for_the_same_name_joins(dns: Dns, names: NameLookup) -> None:
+async def test_questions_for_the_same_name_share_a_look_up(dns: Dns, names: NameLookup) -> None:
     for _ in range(20):
         await asked_in_vain(names)
     assert dns.asked == 1
@@ -104,7 +104,7 @@ async def test_look_ups_that_hang_do_not_pile_up(dns: Dns, monkeypatch: pytest.M
 async def test_a_thread_that_cannot_be_started_is_an_error_of_that_time_only(
     dns: Dns, monkeypatch: pytest.MonkeyPatch, names: NameLookup
 ) -> None:
-    """As at a limit on tasks (TasksMax), or where memory is short."""
+    """This happens at a limit on tasks (TasksMax), or if memory is short."""
 
     def refuses(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -67,7 +67,7 @@ def make_link() -> None:
 
 
 class Changes:
-    """Counts what `watch` tells, and waits for it."""
+    """Counts the changes that `watch` reports, and waits for them."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -78,7 +78,7 @@ class Changes:
         self._next.set()
 
     async def settled(self) -> int:
-        """How many there were, once none has come for a while."""
+        """Number of changes, once none has come for a while."""
         while True:
             self._next.clear()
             try:
@@ -113,7 +113,7 @@ def scene_of_links_addresses_and_routes() -> None:
         await told_of(changes, "-6", "addr", "change", *address_6, *lease)
         ip("link", "set", "far0", "up")
         await told_of(changes, "link", "set", "up0", "up")
-        # What follows from a carrier is told up to a second later.
+        # Changes that follow from a carrier are reported up to a second later.
         await asyncio.sleep(1.2)
         await changes.settled()
         await told_of(changes, "route", "add", "198.51.100.0/24", "dev", "up0")
@@ -139,7 +139,7 @@ def scene_of_a_burst() -> None:
         # `ip` runs while the loop stands still, so that all of it waits in the socket at once.
         ip("-batch", "-", batch="".join(f"addr add 192.0.2.{host}/24 dev lo\n" for host in range(10, 60)))
         assert await changes.settled() == 1
-        # And while it runs: what comes soon after the first message.
+        # While it runs too: messages that come soon after the first one.
         ip("addr", "add", "192.0.2.60/24", "dev", "lo")
         await asyncio.sleep(COALESCE_S / 4)
         ip("addr", "add", "192.0.2.61/24", "dev", "lo")
@@ -248,7 +248,7 @@ def test_an_address_is_this_boxs_own_while_a_socket_can_have_it(address: str, is
     assert is_own_address(address) == is_own
 
 
-def test_where_no_socket_can_be_had_an_address_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_socket_an_address_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.host.network_watch.socket.socket", refusing_socket)
     assert is_own_address("192.0.2.1")
 
@@ -270,7 +270,7 @@ class RefusingToBind(socket.socket):
 
 
 @pytest.mark.parametrize("kind", [refusing_socket, RefusingToBind])
-async def test_where_such_a_socket_is_refused_it_is_said_once_and_the_watch_ends(
+async def test_a_refused_socket_is_logged_once_and_ends_the_watch(
     kind: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.host.network_watch.socket.socket", kind)
@@ -282,7 +282,7 @@ async def test_where_such_a_socket_is_refused_it_is_said_once_and_the_watch_ends
     assert changes.count == 0
 
 
-async def test_what_the_one_who_is_told_raises_is_not_taken_for_the_sockets() -> None:
+async def test_an_error_of_the_callback_is_not_taken_for_one_of_the_socket() -> None:
     def fails() -> None:
         raise OSError("of somebody else")
 
@@ -293,7 +293,7 @@ async def test_what_the_one_who_is_told_raises_is_not_taken_for_the_sockets() ->
             return b"changed"
 
         def bind(self, _address: object) -> None:
-            """Hear nothing of what goes on on this machine."""
+            """Hear nothing of this machine's own changes."""
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gateway.host.network_watch.socket.socket", Speaking)
@@ -327,7 +327,7 @@ def test_a_change_is_told_once_against_the_address_that_was_last_known(
         assert seen.changes([(host, 9092) for host in asked]) == []
 
 
-def test_of_many_peers_those_asked_about_last_are_remembered() -> None:
+def test_the_peers_asked_about_last_are_remembered() -> None:
     own_address = "192.0.2.1"
     seen = AddressWatch(lambda _peer: own_address)
     many = [(f"10.0.{number // 256}.{number % 256}", 9092) for number in range(HOSTS_MAX + 1)]

@@ -1,4 +1,4 @@
-"""Places, of which the longest waiting goes first; a rate with a burst; one host's address."""
+"""Places, where the longest waiting goes first; a rate with a burst; one host's address."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What proc(5) tells of the processes of this box."""
+"""Facts of proc(5) about the processes of this box."""
 
 import os
 from pathlib import Path

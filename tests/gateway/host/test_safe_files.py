@@ -81,7 +81,7 @@ def test_what_is_no_file_stays_but_for_a_socket_and_a_pipe(tmp_path: Path) -> No
         (OTHER_UID, 0o700, OTHER_UID + 1, False),
     ],
 )
-def test_whose_files_are_wiped_in_whose_folders(
+def test_the_owners_of_file_and_folder_decide_whether_it_is_wiped(
     folder_uid: int, mode: int, file_uid: int, *, is_ours: bool, tmp_path: Path
 ) -> None:
     folder, path = tmp_path / "folder", tmp_path / "folder" / "file"

@@ -1,4 +1,4 @@
-"""As root, `sluice check` judges by the user that the gateway runs as, and sees what only root is told."""
+"""`sluice check` of root judges by the user that the gateway runs as, and also sees facts for root alone."""
 
 import grp
 import json
@@ -83,7 +83,7 @@ def test_a_folder_of_roots_is_the_packages_users_where_its_settings_are(
         assert service_user.service_user(settings.DEFAULT_CONFIG, buffer) is None
 
 
-def test_who_is_not_root_stays_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_user_than_root_stays_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     before = os.getresuid()
     with as_service(tmp_path / "gateway.toml", tmp_path / "buffer.db") as user, as_root():
@@ -160,5 +160,5 @@ password_file = "{page}"
     assert f"sudo chgrp {GROUP} {config}" in as_nobody_saw["settings"]["words"]
     assert "this user (nobody) may not write it" in as_nobody_saw["buffer.path"]["words"]
     assert f"run: chown --reference={devices.parent} {devices}" in as_nobody_saw["mqtt_listener.devices_file"]["words"]
-    # What systemd hands to the service is root's alone, and no mistake.
+    # Credentials that systemd hands to the service are root's alone. That is no mistake.
     assert as_nobody_saw["status_page.password_file"]["result"] == "pass"

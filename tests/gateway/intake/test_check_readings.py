@@ -73,7 +73,7 @@ def test_one_reading_is_taken_as_it_was_handed_out() -> None:
     assert checks.reading_of("$check-0") is None
 
 
-async def test_where_kafka_has_it_is_told() -> None:
+async def test_the_place_of_a_test_reading_in_kafka_is_reported() -> None:
     checks = CheckReadings(Now())
     one, other = checks.open(), checks.open()
     assert checks.takes(reading(one))

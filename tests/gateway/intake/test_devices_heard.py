@@ -1,4 +1,4 @@
-"""Who was heard, where, and what its readings tell of their time."""
+"""Devices that were heard, where they were heard, and how their readings tell their time."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ from tests.support.buffers import changed, entry, input_of
 
 def heard_of(*entries: Entry) -> DevicesHeard:
     heard = DevicesHeard()
-    heard.note(entries)
+    heard.record(entries)
     return heard
 
 
@@ -57,7 +57,7 @@ def test_what_a_reading_tells_of_its_time() -> None:
 
 
 def ticked(*samples: tuple[int, int]) -> Heard:
-    """What is known after samples of one boot, each received at so many microseconds, with that tick."""
+    """Knowledge of a boot after its samples. Each has the microseconds of its receipt, and its tick."""
     first = entry(sequence=1)
     heard = heard_of(*(changed(first, received_us=at_us, tick_ms=tick % TICK_MODULUS) for at_us, tick in samples))
     found = heard.get("42")
@@ -74,7 +74,7 @@ def ticked(*samples: tuple[int, int]) -> Heard:
 def test_a_tick_of_milliseconds_has_its_pace_and_never_begins_anew(
     start: int, rate: float, steps: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    """Whatever its start and its rate, wherever it wraps, with delays, and with samples that are sent again."""
+    """This holds for any start, rate and wrap of the tick, with delays, and with samples that are sent again."""
     taken_ms, samples = 0, []
     for step_ms, delay_us in steps:
         taken_ms += step_ms
@@ -167,10 +167,10 @@ def test_what_is_no_reading_is_of_no_device() -> None:
 def test_memory_is_bounded_by_devices_and_by_their_topics() -> None:
     heard = DevicesHeard(devices_max=3)
     for number in range(10):
-        heard.note([entry(device=str(number)), entry(device=str(number))])
+        heard.record([entry(device=str(number)), entry(device=str(number))])
     assert list(heard) == ["7", "8", "9"]
     long = "x" * 60_000
-    heard.note([replace(entry(), series=Series("t", "42", "42", long, "sluice.reading", "", long))])
+    heard.record([replace(entry(), series=Series("t", "42", "42", long, "sluice.reading", "", long))])
     found = heard.get("42")
     assert found is not None
     assert found.subject == "x" * SUBJECT_MAX
@@ -196,7 +196,7 @@ def test_a_cause_is_looked_for_once_a_second_and_outlasts_a_boot() -> None:
 
     for at_us in (0, 999_999, 1_000_000, 1_500_000):
         heard.told_fault("payload-not-json", "42", cause, at_us)
-    heard.note([entry(sequence=1, received_us=1_500_000)])
+    heard.record([entry(sequence=1, received_us=1_500_000)])
     (told,) = heard.last_faults(1)["payload-not-json"]
     assert (told.cause, told.readings, told.told_us, told.received_us) == ("cause 2", 4, 1_000_000, 1_500_000)
     found = heard.get("42")

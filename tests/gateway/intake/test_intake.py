@@ -72,7 +72,7 @@ async def test_a_reading_gets_its_series_and_its_sensors_identity(tmp_path: Path
 
 
 async def test_each_stream_of_a_serial_sensor_keeps_its_variables(tmp_path: Path) -> None:
-    """They share port, device and Kafka topic: what tells them apart is in the variables alone."""
+    """They share port, device and Kafka topic. Only the variables tell them apart."""
     route = RouteSettings("device/{device}/{stream}", "all")
     streams = ("thermo", "light", "thermo")
     async with opened(tmp_path / "buffer.db") as buffer:
@@ -84,7 +84,7 @@ async def test_each_stream_of_a_serial_sensor_keeps_its_variables(tmp_path: Path
 
 
 async def test_a_name_is_refused_until_a_route_escapes_it_or_names_the_device(tmp_path: Path) -> None:
-    """What waits in the quarantine for its name is taken in again by a route that can."""
+    """Input that waits in the quarantine because of its name is taken in again by a route that can take it."""
     topics = ("home/aa:bb/t", "home/Living room/t", f"home/{'ü' * 40}/t")
     plain = RouteSettings("home/{device}/{stream}", "home-{stream}")
     async with opened(tmp_path / "buffer.db") as buffer:
@@ -211,7 +211,7 @@ async def test_a_payload_without_an_identity_is_stored_as_it_is(tmp_path: Path, 
         assert door.counted_last["identity-missing"] == "42"
 
 
-async def test_of_serial_lines_that_send_no_identity_none_is_missed(tmp_path: Path) -> None:
+async def test_serial_lines_without_identities_count_as_no_missing_identity(tmp_path: Path) -> None:
     topic, port = "device/42/text", "/dev/ttyUSB0"
     async with front_door(tmp_path) as (door, buffer):
         of_text = [reading_of(topic, payload, port=port) for payload in (b'{"grams":412}', b'{"boot":"b","seq":3}')]
@@ -220,7 +220,7 @@ async def test_of_serial_lines_that_send_no_identity_none_is_missed(tmp_path: Pa
         assert [row.datum.device_sequence for row in await rows(buffer)] == [None, 3, None], "one that is there is used"
 
 
-async def test_whose_it_is_that_no_route_takes(tmp_path: Path) -> None:
+async def test_the_quarantine_names_the_device_of_a_reading_without_a_route(tmp_path: Path) -> None:
     port = "/dev/serial/by-path/a"
     async with opened(tmp_path / "buffer.db") as buffer:
         door = door_of(buffer, serial_topic="farm/{stream}/{device}/x")
@@ -232,7 +232,7 @@ async def test_whose_it_is_that_no_route_takes(tmp_path: Path) -> None:
         )
         door.unreadable("wind", port, b"$", 1, "nmea-start")
         assert door.quarantine.last["nmea-start"] == ("wind", port)
-        # What a stranger publishes names nobody; who had to log in is known.
+        # A stranger's publication names nobody. A client that had to log in is known.
         assert await take(door, reading(b"1", "farm/text/42/x"), reading(b"2", "farm/text/42/x", writer="43"))
         kept = await quarantined_of(buffer, range(1, 5))
         assert [(of.device, of.topic, of.subject) for of in kept.values()] == [
@@ -249,7 +249,7 @@ async def test_ever_new_topics_take_no_memory_for_ever(tmp_path: Path) -> None:
         assert not door._topics.known
 
 
-async def test_what_no_route_takes_is_acknowledged_and_quarantined_with_its_bytes(tmp_path: Path) -> None:
+async def test_a_payload_that_no_route_takes_is_acknowledged_and_quarantined_whole(tmp_path: Path) -> None:
     async with front_door(tmp_path) as (door, buffer):
         assert await take(door, reading(b"\x00raw", topic="kitchen"), reading(b"x", writer="43"))
         unroutable, foreign = await rows(buffer)
@@ -358,7 +358,7 @@ async def test_for_what_is_taken_in_again_nobody_waits(tmp_path: Path) -> None:
         assert not mended.new_clocks.waiting
 
 
-async def test_what_kafka_refused_is_taken_in_again_as_it_was_although_its_sequence_is_known(tmp_path: Path) -> None:
+async def test_a_record_refused_by_kafka_is_replayed_unchanged_although_its_sequence_is_known(tmp_path: Path) -> None:
     async with front_door(tmp_path) as (door, buffer):
         assert await take(door, reading(b'{"boot": 1, "seq": 7}'))
         (row,) = await rows(buffer)
@@ -434,7 +434,7 @@ async def test_a_report_of_drops_that_makes_no_sense_costs_its_reading_nothing(t
         assert await take(door, reading(b'{"boot":"7-1a2b3c4d","seq":58,"lost":' + lost + b"}"))
         (row,) = await rows(buffer)
         assert await losses(door, buffer) == []
-        # What is too deep to be read at all has no identity either, as any such payload.
+        # A payload that is too deep to be read has no identity either.
         assert (row.datum.device_sequence, door.counts["lost-unreadable"]) in {(58, 1), (None, 0)}
         assert row.datum.device_sequence == 58 or len(lost) > 1_000
 
@@ -482,7 +482,7 @@ async def test_what_was_told_as_lost_and_what_is_quarantined_is_known_after_a_re
 
 
 async def test_a_serial_sensor_that_only_the_fallback_takes_is_known_by_its_name(tmp_path: Path) -> None:
-    """What it dropped is told of under that name, and what is stored of it must be found under the same."""
+    """Its losses are reported under that name, and its stored readings must be found under that name too."""
     topic, boot = "line/attic/thermo", "7-1a2b3c4d"
     samples = [reading_of(topic, b"1", port="/dev/ttyUSB0", device_boot=boot, device_sequence=n) for n in range(5, 9)]
     async with opened(tmp_path / "buffer.db") as buffer:
@@ -515,7 +515,7 @@ async def test_what_is_lost_from_the_quarantine_is_not_missing_from_a_run(tmp_pa
 
 
 async def test_what_waits_for_room_is_recalled_once_it_is_stored(tmp_path: Path) -> None:
-    """A port that is opened anew while the buffer is full: what the former line took is no loss."""
+    """A port is opened anew while the buffer is full: readings that the former line took are no loss."""
 
     def sample(sequence: int) -> Reading:
         return reading_of(
@@ -627,7 +627,7 @@ NOW_US = CLOCK.offset_us(0)
 
 
 async def record(door: FrontDoor, buffer: Buffer, payload: bytes, received_us: int) -> dict[str, str]:
-    """The headers of what becomes of a reading, by way of the file."""
+    """The headers of a reading's record, by way of the file."""
     topic = "device/42/thermo"
     assert await take(door, reading_of(topic, payload, received_us))
     row = (await rows(buffer))[-1]
@@ -642,7 +642,7 @@ async def record(door: FrontDoor, buffer: Buffer, payload: bytes, received_us: i
 
 @pytest.mark.parametrize("identity", ["json", "cbor", "binary"])
 async def test_readings_with_a_tick_get_the_time_that_follows_from_it(tmp_path: Path, identity: Any) -> None:
-    """A sensor that sends each second, and each tenth time what it had kept for ten seconds."""
+    """A sensor that sends each second, and each tenth time also the readings that it had kept for ten seconds."""
 
     def payload(sequence: int, tick_ms: int) -> bytes:
         members = {"celsius": 21.5, "boot": "7-1a2b3c4d", "seq": sequence, "tick": tick_ms}
@@ -796,7 +796,7 @@ async def test_a_sensors_time_outlives_the_quarantine_and_a_restart(tmp_path: Pa
         assert told_us(again.datum, CLOCK.around(0), DEFAULT_LIMITS) == said_us
 
 
-async def test_who_has_no_secret_leaves_room_to_those_that_have_one(
+async def test_devices_without_a_secret_leave_room_to_those_with_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And where nobody has one, nobody leaves any."""

@@ -1,4 +1,4 @@
-"""Whose readings wait for their sensor's clock, and until when."""
+"""Readings that wait for their sensor's clock, and how long they wait."""
 
 import pytest
 
@@ -125,7 +125,7 @@ def test_sensors_wait_each_by_itself(site: Site) -> None:
     assert site.new.waiting_devices == {("device-thermo", "43"), ("device-baro", "43")}
 
 
-def test_of_two_streams_that_keep_their_order_none_goes_before_the_other_may(site: Site) -> None:
+def test_two_streams_of_a_device_that_keep_their_order_wait_for_one_another(site: Site) -> None:
     site.hears()
     site.passes(30)
     site.hears(stream="device/42/hygro")
@@ -135,7 +135,7 @@ def test_of_two_streams_that_keep_their_order_none_goes_before_the_other_may(sit
     assert not site.new.waiting_devices
 
 
-def test_of_very_many_readings_none_waits(site: Site) -> None:
+def test_beyond_the_bound_no_reading_waits(site: Site) -> None:
     site.hears()
     for _ in range(READINGS_MAX):
         site.new.met(series("43"), "1", site.now_us)

@@ -18,7 +18,7 @@ CALLS_PER_ITEM = 6
 
 
 def calls(act: Callable[[], object]) -> int:
-    """How many functions it calls, those in C too."""
+    """Number of functions that it calls, functions in C too."""
     count = 0
 
     def called(_frame: FrameType, event: str, _argument: object) -> None:
@@ -34,7 +34,7 @@ def calls(act: Callable[[], object]) -> int:
 
 
 def decoded(payload: bytes) -> object:
-    """What it holds; `ValueError` where that is nothing."""
+    """The decoded value. Raises `ValueError` if there is none."""
     try:
         return decode(payload)
     except ValueError:
@@ -74,7 +74,7 @@ def test_a_string_may_come_in_chunks(chunks: list[str]) -> None:
     assert decode(data) == cbor2.loads(data) == "".join(chunks).encode()
 
 
-def test_of_what_is_tagged_the_bare_value_counts() -> None:
+def test_the_bare_value_of_a_tag_counts() -> None:
     assert decode(cbor2.dumps([cbor2.CBORTag(1, 1_700_000_000), cbor2.CBORTag(4711, ["x"])])) == [1_700_000_000, ["x"]]
     assert decode(cbor2.dumps(2**70)) == (2**70).to_bytes(9)
     assert decode(cbor2.dumps(cbor2.CBORTag(4, [-3, 21_530]))) == 21.53
@@ -192,7 +192,7 @@ def test_any_bytes_cost_no_more_than_their_number(payload: bytes) -> None:
     assert calls(lambda: decoded(payload)) <= CALLS_PER_ITEM * len(payload) + 20
 
 
-def test_so_many_levels_are_looked_into() -> None:
+def test_nesting_has_a_largest_depth() -> None:
     assert decoded(b"\x81" * DEPTH_MAX + b"\x00") is not ValueError
     assert decoded(b"\x81" * (DEPTH_MAX + 1) + b"\x00") is ValueError
 

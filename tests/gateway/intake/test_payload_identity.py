@@ -1,4 +1,4 @@
-"""Who took a reading, as each layout says it; whatever a payload holds, it costs nothing but its identity."""
+"""The identity of a reading in each layout. A damaged payload costs the identity, and nothing else."""
 
 import json
 import re
@@ -174,7 +174,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("payload", HOSTILE, ids=lambda payload: repr(payload[:20]))
-def test_of_a_hostile_payload_a_few_thousand_items_are_looked_at(
+def test_at_most_a_few_thousand_items_of_a_hostile_payload_are_looked_at(
     payload: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at: list[int] = []
@@ -360,7 +360,7 @@ def test_any_bytes_have_an_identity_or_none(payload: bytes) -> None:
         assert found is None or found.lost is UNSET or found.dropped() is None or found.seq > 0
 
 
-def test_what_is_not_of_this_version_or_too_short_has_no_binary_header() -> None:
+def test_bytes_of_another_version_or_too_few_have_no_binary_header() -> None:
     header = BINARY.pack(1, 7, 1, 2, 3)
     assert OF_BINARY(header) is not None
     assert OF_BINARY(header[:-1]) is None

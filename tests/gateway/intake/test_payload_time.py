@@ -38,7 +38,7 @@ LABELS |= {"s": 5, "t": 6, "ut": 7, "vd": 8}
 
 
 def both(pack: list[dict[str, Any]]) -> Told | None:
-    """What a pack says, in JSON and, the same, in CBOR."""
+    """The time of a pack in JSON, which must be that of the same pack in CBOR."""
     found = OF_SENML(json.dumps(pack).encode())
     assert OF_SENML_CBOR(cbor2.dumps([{LABELS[name]: of for name, of in record.items()} for record in pack])) == found
     return found
@@ -201,7 +201,7 @@ def test_a_damaged_time_costs_no_other_record_its_own(bad: object) -> None:
     pack = [{-3: 1_700_000_000, 6: bad, 2: 1}, {6: 5, 2: 2}]
     told = OF_SENML_CBOR(cbor2.dumps(pack))
     assert told is not None
-    # What is beyond all times is one, which nobody believes.
+    # A time beyond all times is a time, which nobody believes.
     assert told.us == (DEVICE_TIME_US_MAX if bad == 1e300 else 1_700_000_005_000_000)
 
 

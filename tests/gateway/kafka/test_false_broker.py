@@ -1,4 +1,4 @@
-"""Whatever listens at a broker's address, and whatever it answers: this box's memory and time are its own."""
+"""A false broker at a broker's address cannot take this box's memory or time, whatever it answers."""
 
 import asyncio
 import re
@@ -45,7 +45,7 @@ from tests.support.waiting import patience, until
 
 TWO_GIGABYTES = struct.pack(">i", 2**31 - 1)
 GROWTH_BYTES_MAX = 40_000_000
-"""What memory may grow by, whatever a broker says: the answers here would take ten times as much and more."""
+"""Most bytes by which memory may grow. The answers here would take ten times as much, and more."""
 CHUNK = bytes(65_536)
 SENT_BYTES = 1_600 * len(CHUNK)
 
@@ -57,16 +57,16 @@ def _without_experience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class FalseBroker(FakeBroker):
-    """A broker that answers as it should until it is asked what it is false in."""
+    """A broker that answers rightly until the request that it answers falsely."""
 
     falsehood: bytes | Callable[[int, tuple[str, int]], bytes] = TWO_GIGABYTES
-    """What it sends for an answer, and bytes without end behind it; or what makes a whole answer, of the correlation id
-    and its own address."""
+    """Bytes that it sends as an answer, with more bytes behind them without end. Or a function that makes a whole
+    answer from the correlation id and its own address."""
     about: int = METADATA
     after: int = 0
-    """How many such requests it answers well before."""
+    """Number of such requests that it answers well before."""
     taken_bytes: int = 0
-    """What was taken of the bytes that followed, by the client or by what lies between."""
+    """Bytes behind the answer that were taken, by the client or by the network in between."""
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while len(length := await reader.read(4)) == 4:

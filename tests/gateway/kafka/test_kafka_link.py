@@ -49,7 +49,7 @@ BYTES_RETRANSMITTED_AT = 208
 
 @pytest.fixture(autouse=True)
 def without_experience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other tests met at an address does not count."""
+    """Forget how addresses answered in other tests."""
     monkeypatch.setattr(kafka_link, "_experience", kafka_link._Experience())
 
 
@@ -59,7 +59,7 @@ def link_to(*addresses: str, **settings: Any) -> KafkaLink:
 
 @asynccontextmanager
 async def client_of(link: KafkaLink) -> AsyncIterator[AIOKafkaClient]:
-    """What producer and admin client are made of."""
+    """The client inside producer and admin client."""
     with link.entered():
         client = AIOKafkaClient(**link.options(), request_timeout_ms=5_000)
         try:
@@ -75,7 +75,7 @@ def answered_from(link: KafkaLink) -> frozenset[str]:
 
 
 def dialled_from(link: KafkaLink) -> frozenset[str]:
-    """The same in all connections, those that are still being made too."""
+    """Addresses of all connections, also of those that are still being made."""
     return frozenset(own for each in link._sockets if (own := each.own_address()) is not None)
 
 
@@ -145,7 +145,7 @@ async def test_the_admin_client_takes_the_options(kafka: Broker) -> None:
 
 @pytest.mark.kafka
 async def test_a_topic_is_not_made_by_asking_for_it_nor_are_others_told(tmp_path: Path) -> None:
-    """As where one is deleted under a session: its client asks again, and a broker makes topics by default."""
+    """A topic may be deleted under a session. Its client then asks again, and a broker makes topics by default."""
     with kafka_broker(tmp_path, auto_create_topics=True) as broker:
         link = link_to(broker.bootstrap)
         async with client_of(link) as client:
@@ -213,7 +213,7 @@ def test_the_wrapped_function_is_wrapped_once() -> None:
 
 
 def test_what_is_used_of_the_clients_private_parts_is_there() -> None:
-    """Where this fails, `_Connection` must be looked at again beside aiokafka/conn.py."""
+    """If this fails, compare `_Connection` with aiokafka/conn.py again."""
     for name in ("connect", "_do_version_lookup", "_do_sasl_handshake", "_create_reader_task", "_idle_check"):
         assert callable(getattr(aiokafka.conn.AIOKafkaConnection, name))
     for name in ("step", "_step", "create_salted_password"):
@@ -256,7 +256,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[str, int]) -> N
 async def test_an_address_that_does_not_answer_costs_the_next_one_a_moment(
     monkeypatch: pytest.MonkeyPatch, silent: tuple[str, int]
 ) -> None:
-    """As of a name with a dead IPv6 address beside one of IPv4."""
+    """An example is a name with a dead IPv6 address beside an IPv4 address."""
     async with speaking(FakeBroker()) as port:
         answering(monkeypatch, silent, ("127.0.0.1", port))
         link = link_to("kafka.example:9092")
@@ -358,7 +358,7 @@ async def test_a_sick_address_of_a_name_does_not_hide_the_next(
         assert link.fault is None
 
 
-async def test_of_more_addresses_than_are_tried_at_a_time_the_others_are_tried_next(
+async def test_addresses_beyond_those_tried_at_a_time_are_tried_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kafka_link, "ADDRESSES_MAX", 2)
@@ -413,7 +413,7 @@ async def test_a_name_that_hangs_is_bounded_like_the_rest(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("answers", [frozenset(), frozenset({API_VERSIONS})])
 async def test_a_broker_that_does_not_answer_is_told_as_that(answers: frozenset[int]) -> None:
     async with speaking(broker := FakeBroker(answers=answers)) as port:
-        # The opening is bounded by connecting's bound, what comes then by that of requests.
+        # Opening has the bound of connecting. The steps after it have the bound of requests.
         link = link_to(f"127.0.0.1:{port}", connect_timeout_s=60 if answers else 1.0)
         with link.entered():
             client = AIOKafkaClient(**link.options(), request_timeout_ms=60_000 if not answers else 300)
@@ -526,7 +526,7 @@ async def test_a_failure_for_which_no_words_are_found_has_plain_ones(monkeypatch
 
 @pytest.mark.parametrize("answers", [frozenset(), frozenset({API_VERSIONS})])
 async def test_a_connection_that_was_not_answered_is_none(answers: frozenset[int]) -> None:
-    """As of a load balancer that takes connections with nothing behind it."""
+    """An example is a load balancer that takes connections with nothing behind it."""
     async with speaking(broker := FakeBroker(answers=answers)) as port:
         link = link_to(f"127.0.0.1:{port}", connect_timeout_s=60)
         asked = asyncio.create_task(_ask(link, port))
@@ -534,7 +534,7 @@ async def test_a_connection_that_was_not_answered_is_none(answers: frozenset[int
         assert dialled_from(link) == {"127.0.0.1"}
         assert not link.peers()
         assert not answered_from(link)
-        # What is sent on a connection that was opened counts before its first answer: a batch takes its time.
+        # A batch that was sent on an open connection counts before its first answer, because it takes its time.
         assert (link.carried_bytes() > 0) == bool(answers)
         link.abort()
         with pytest.raises(KafkaConnectionError):
@@ -717,7 +717,7 @@ async def test_bytes_on_the_wire_are_those_of_both_ways_with_their_headers(host:
             writer.write(b"x" * taken)
             assert len(await reader.read()) == 1_000
             live = link.wire_bytes()
-            # Where the machine is slow, TCP sends again what is not acknowledged in time: counted as it should be.
+            # On a slow machine, TCP sends bytes again that are not acknowledged in time. They count, as they should.
             info = link_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
             (again,) = struct.unpack_from("=Q", info, BYTES_RETRANSMITTED_AT)
             assert taken + 1_000 < live - again < 1.2 * taken

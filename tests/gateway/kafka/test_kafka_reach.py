@@ -31,7 +31,7 @@ SASL = KafkaSettings(
 
 
 def caused_by(cause: BaseException) -> KafkaConnectionError:
-    """What the Kafka client makes of the end of a connection."""
+    """The Kafka client's error for the end of a connection."""
     error = KafkaConnectionError("Connection at kafka.example:9092 closed")
     error.__cause__ = cause
     return error
@@ -76,7 +76,7 @@ def test_a_look_up_that_takes_too_long_is_a_dead_dns(monkeypatch: pytest.MonkeyP
 
 
 def test_what_this_box_lacks_for_a_look_up_is_not_called_a_dead_dns() -> None:
-    # What Python makes of EAI_SYSTEM.
+    # Python's error for EAI_SYSTEM.
     error = OSError(errno.EMFILE, "Too many open files")
     fault = reach_words(error, "kafka.example", 9092, BOOTSTRAP, stage="name")
     assert fault.words == "the name kafka.example does not resolve: Too many open files"
@@ -137,7 +137,7 @@ def test_an_address_that_a_broker_gave_is_told_as_such() -> None:
 
 
 def test_an_advertised_name_that_does_not_resolve_here_is_mended_at_either_end() -> None:
-    """As of a broker in a container, which names itself by a name that is known there alone."""
+    """An example is a broker in a container, which gives a name that is known there alone."""
     fault = reach_words(socket.gaierror(socket.EAI_NONAME, "x"), "c0ffee", 9092, BOOTSTRAP, stage="name")
     assert fault.hint == (
         "set advertised.listeners of that broker to an address that this box can reach, or have this name known here, "
@@ -160,7 +160,7 @@ def test_an_advertised_name_that_does_not_resolve_here_is_mended_at_either_end()
         (ssl.SSLCertVerificationError(1, "x"), "tls", True),
     ],
 )
-def test_who_refuses_was_reached(error: BaseException, stage: Stage, *, is_reached: bool) -> None:
+def test_a_broker_that_refuses_was_reached(error: BaseException, stage: Stage, *, is_reached: bool) -> None:
     if isinstance(error, ssl.SSLCertVerificationError):
         error.verify_code, error.verify_message = 20, "x"
     assert reach_words(error, "kafka.example", 9092, SASL, stage=stage).is_reached is is_reached

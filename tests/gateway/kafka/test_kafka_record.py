@@ -45,7 +45,7 @@ def headers(row: Row, clock: BootClock = CLOCK, series: Series = SERIES) -> list
 
 
 def decoded(batch: EncodedBatch) -> list[Any]:
-    """What aiokafka's consumer makes of a batch."""
+    """A batch as aiokafka's consumer reads it."""
     found = DefaultRecordBatch(bytes(batch._build()))
     assert found.validate_crc()
     return list(found)
@@ -110,7 +110,7 @@ def test_the_variables_of_a_route_have_headers_behind_those_of_every_record() ->
 
 
 def test_two_topics_of_a_device_have_one_counter_nowhere() -> None:
-    """By any route: what a Kafka topic implies is one topic alone."""
+    """This holds for every route: a Kafka topic implies only one topic."""
     topics = ["device/42/a", "device/42/a-b", "device/42/a/b", "device-a/42/b", "42", "device/42", "a/42/b"]
     for kafka_topic in ("device-a", "device-a-b", "device-", "42", "device", "all"):
         names = [(kafka_topic, counter_of(topic, topic, "42", kafka_topic)) for topic in topics]
@@ -151,7 +151,7 @@ NO_BOUND = str(TIME_ERROR_UNKNOWN_US)
         (RECEIVED, EVENT, BOUNDED, "bounded", "1000", "0"),
     ],
 )
-def test_what_is_known_of_a_time_is_said_with_what_a_correction_needs(  # noqa: PLR0913, PLR0917 - a table
+def test_a_records_time_headers_hold_all_that_a_correction_needs(  # noqa: PLR0913, PLR0917 - a table
     row: Row, series: Series, clock: BootClock, quality: str, error_us: str, boottime_error_us: str | None
 ) -> None:
     found = dict(headers(row, clock, series))

@@ -1,4 +1,4 @@
-"""A session with Kafka: what is told where it cannot be opened, what it leaves behind, what it remembers of topics."""
+"""A session with Kafka: words if it cannot be opened, traces that it leaves, and its memory of topics."""
 
 import asyncio
 from collections.abc import Sequence

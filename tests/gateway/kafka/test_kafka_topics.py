@@ -1,4 +1,4 @@
-"""Which topics are written to, what else is said of them, and that what is told to do mends them."""
+"""Which topics are written to, which flaws are reported, and that the reported commands mend them."""
 
 import asyncio
 import json
@@ -84,7 +84,7 @@ SOUND = {
     "segment.bytes": "1073741824",
     "unclean.leader.election.enable": "false",
 }
-"""What a topic of three replicas ought to have."""
+"""Settings that a topic of three replicas ought to have."""
 THREE = frozenset({1, 2, 3})
 
 
@@ -235,7 +235,7 @@ def test_a_batch_fits_the_message_and_the_segment() -> None:
 
 @dataclass
 class Topic:
-    """A topic that somebody mends by what he is told."""
+    """A topic that somebody mends by the shown commands."""
 
     config: dict[str, str]
     replicas: list[list[int]]
@@ -314,7 +314,7 @@ def test_no_topic_that_passes_loses_readings_or_needs_one_disk_only(topic: Topic
         assert min(replicas, int(config["min.insync.replicas"])) >= 2
 
 
-def test_of_many_partitions_the_first_are_shown() -> None:
+def test_the_first_of_many_partitions_are_shown() -> None:
     (flaw,) = judged({"min.insync.replicas": "1"}, [[1]] * 50).flaws
     told = reassigned(flaw.words)
     assert [each["partition"] for each in told] == list(range(6))
@@ -412,7 +412,7 @@ def test_trouble_in_the_cluster_sends_nothing_to_the_quarantine(code: int) -> No
 
 
 class Answers:
-    """A client of three brokers, of which the first cannot be reached; its answers are aiokafka's own.
+    """A client of three brokers. The first broker cannot be reached. The answers are aiokafka's own.
 
     It describes every topic that it is asked for, but for those that it does not know or is told of a code for.
     """
@@ -427,13 +427,13 @@ class Answers:
         self._partitions = partitions
         self.asked: list[int] = []
         self.failing: dict[int, KafkaError] = {}
-        """What asking a broker ends with that is connected."""
+        """Errors of asking connected brokers."""
         self.controller: BrokerMetadata | None = None
         self.unknown: set[str] = set()
         self.codes: dict[str, int] = {}
-        """What describing these topics ends with."""
+        """Error codes of describing these topics."""
         self.creations: dict[str, list[tuple[int, str | None]]] = {}
-        """What creating these topics ends with, one time after the other, and always the last; others are made."""
+        """Results of creating these topics, one for each attempt. The last one repeats. Other topics are made."""
         self.replicas_asked: list[int] = []
         self.created_by = 0
         """The broker that was asked to create topics last."""
@@ -479,7 +479,7 @@ class Answers:
 
 
 def answers() -> Answers:
-    """Of a cluster whose topics are sound."""
+    """Answers of a cluster whose topics are sound."""
     return Answers([(0, 0, 1, [1, 2, 3], [1, 2, 3], [])], {1, 2, 3})
 
 
@@ -604,7 +604,7 @@ async def test_a_created_topic_is_looked_at_until_it_has_leaders() -> None:
     assert made.made
 
 
-async def test_where_no_client_can_create_topics_that_is_a_verdict() -> None:
+async def test_a_broker_on_which_no_client_can_create_topics_gets_a_verdict() -> None:
     class Shut(Answers):
         async def send(self, node: int, request: Any) -> Any:
             if isinstance(request, CreateTopicsRequest):
@@ -641,7 +641,7 @@ async def test_the_controller_is_asked_to_create_topics_and_any_other_broker_whe
 
 
 async def test_metadata_that_name_no_controller_are_no_trouble() -> None:
-    """While one is elected, or where clients are not told: whoever is asked hands it on, or says that it cannot."""
+    """While none is elected, or clients are not told it, a broker hands requests on, or says that it cannot."""
     (made,) = await create_topics(answers(), ["t"], SETTINGS)
     assert made.usable
     electing = answers()
@@ -790,7 +790,7 @@ async def test_the_broker_takes_batches_up_to_the_bound_and_none_above(kafka: Br
 
 
 def batch_of(size: int) -> EncodedBatch:
-    """A batch of one record that takes so many bytes."""
+    """A batch of one record that takes `size` bytes."""
     series = Series("t", "42", "42", "device/42/t", "sluice.reading", "application/json")
     encoder = RecordEncoder(GatewaySettings("gw1"), Lane(1, "lane", "boot", "buffer"), series)
     payload = size // 2

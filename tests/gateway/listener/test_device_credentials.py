@@ -135,7 +135,7 @@ def test_a_damaged_file_is_told_without_what_stands_in_it_and_never_overwritten(
 
 @given(text=st.binary(max_size=200))
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_stands_there_is_read_or_told(text: bytes, tmp_path: Path) -> None:
+def test_a_damaged_devices_file_raises_its_own_error(text: bytes, tmp_path: Path) -> None:
     file(tmp_path).write_bytes(text)
     with pytest.raises(CredentialsFileError):
         load(file(tmp_path))
@@ -186,7 +186,7 @@ def test_a_link_in_the_place_of_a_folder_leads_nowhere_where_others_can_have_mad
 
 
 @pytest.mark.parametrize("what", ["symlink", "file"])
-def test_what_a_cut_or_a_stranger_left_in_the_new_ones_place_is_replaced(what: str, tmp_path: Path) -> None:
+def test_a_leftover_in_the_place_of_the_new_file_is_replaced(what: str, tmp_path: Path) -> None:
     other, new = tmp_path / "other", tmp_path / "devices.json.new"
     other.write_text("of somebody else")
     if what == "symlink":

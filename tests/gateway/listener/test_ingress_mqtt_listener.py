@@ -52,7 +52,9 @@ async def test_a_connect_its_readings_and_the_end_may_come_at_once(intake: Recor
     assert listener.counts["disconnected"] == 1
 
 
-async def test_what_is_not_stored_is_not_acknowledged_and_the_client_must_come_again(intake: RecordingIntake) -> None:
+async def test_a_reading_that_is_not_stored_is_not_acknowledged_and_the_client_must_come_again(
+    intake: RecordingIntake,
+) -> None:
     intake.outcome = False
     async with listening(intake) as listener, connected(listener) as peer:
         peer.writer.write(publish("a", 1) + publish("b") + publish("c", 2))
@@ -122,7 +124,7 @@ async def test_the_end_of_the_listener_closes_every_connection(intake: Recording
 
 
 async def test_a_clean_stop_acknowledges_what_is_being_stored(intake: RecordingIntake) -> None:
-    """So that after a restart nothing comes twice that need not."""
+    """After a restart, nothing then comes twice without need."""
     intake.outcome = None
     async with contextlib.AsyncExitStack() as stack:
         async with listening(intake) as listener:

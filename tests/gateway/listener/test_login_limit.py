@@ -1,4 +1,4 @@
-"""Who guesses at a thought-up secret is slowed down; a secret that was made here waits for nobody's failures."""
+"""Guesses at a secret that a person chose are slowed down. Log-ins with a generated secret never wait."""
 
 import asyncio
 import time
@@ -46,7 +46,7 @@ def test_a_name_that_failed_too_often_is_not_let_in_until_a_while_has_passed() -
     assert limit.lets_in("m001", HOME, 0.0), "and it is nobody else's business"
 
 
-def test_who_guesses_from_elsewhere_does_not_keep_out_the_true_one() -> None:
+def test_guesses_from_elsewhere_do_not_keep_out_the_owner() -> None:
     limit = LoginLimit(PER_MINUTE)
     assert limit.lets_in("m001", HOME, 0.0)
     for number in range(1_000):
@@ -64,7 +64,7 @@ def test_who_guesses_from_elsewhere_does_not_keep_out_the_true_one() -> None:
     )
 )
 def test_no_name_is_judged_more_often_than_the_bounds_say(guesses: list[tuple[str, str, float]]) -> None:
-    """What counts is how often somebody learns whether a guess was right."""
+    """The bound counts how often somebody learns whether a guess was right."""
     limit, now_s = LoginLimit(PER_MINUTE), 0.0
     limit.lets_in("m001", HOME, now_s)
     judged: dict[tuple[str, bool], list[float]] = {}
@@ -93,7 +93,7 @@ def test_what_is_remembered_is_bounded_by_the_names_in_the_settings() -> None:
 
 
 async def tries(listener: Any, name: str, secret: str) -> bytes:
-    """What answers a log-in."""
+    """The answer to a log-in."""
     async with connected(listener, connect(name, login=(name, secret)), b"") as peer:
         return await peer.read(4)
 

@@ -1,4 +1,4 @@
-"""Who may connect to the MQTT listener, and what a device may hear."""
+"""Who may connect to the MQTT listener, and which commands a device may receive."""
 
 import hashlib
 
@@ -50,12 +50,12 @@ def test_who_may_connect(
     assert (found.reason if isinstance(found, Refusal) else found) == outcome
 
 
-def test_where_there_are_no_users_every_certificate_of_the_ca_names_a_device() -> None:
+def test_without_users_every_certificate_of_the_ca_names_a_device() -> None:
     connect = Connect("c", True, 60, None, None, None)
     assert identify(connect, "m007", {}, OPERATORS, anonymous=False) == Identity("m007")
 
 
-def test_where_all_users_were_taken_out_their_certificates_let_nobody_in() -> None:
+def test_certificates_let_nobody_in_when_all_users_were_taken_out() -> None:
     connect = Connect("c", True, 60, None, None, None)
     found = identify(connect, "m007", {}, OPERATORS, anonymous=False, listed=True)
     assert isinstance(found, Refusal)

@@ -1,4 +1,4 @@
-"""Commands for devices: who may send and hear them, where they wait, and what happens where they are too many."""
+"""Commands for devices: who may send and receive them, where they wait, and what happens if there are too many."""
 
 import contextlib
 import hashlib
@@ -46,7 +46,7 @@ def granted(*codes: int) -> bytes:
 
 
 def command(payload: str, packet_id: int, name: str = "m001", *, dup: bool = False) -> bytes:
-    """As an operator publishes it, and as the device gets it."""
+    """A command as an operator publishes it, and as the device gets it."""
     data = bytearray(publish(payload, packet_id, f"command/{name}/set"))
     data[0] |= 0x08 if dup else 0
     return bytes(data)
@@ -161,7 +161,7 @@ async def test_a_command_that_nobody_subscribed_to_is_acknowledged_and_counted()
 
 @pytest.mark.parametrize(("cap", "taken"), [({"commands_max": 2}, 2), ({"commands_bytes_max": 1_000}, 9)])
 async def test_a_command_beyond_the_bound_is_not_acknowledged(cap: dict[str, Any], taken: int) -> None:
-    """A command is 107 bytes here. What was acknowledged before waits for the device, and no more does."""
+    """A command is 107 bytes here. Acknowledged commands wait for the device, and no further ones do."""
     intake = RecordingIntake()
     async with listening(intake, **COMMANDED, **cap) as listener:
         async with connected(listener, device(clean=False) + subscribe("command/m001/#")) as peer:
@@ -331,7 +331,7 @@ async def test_an_operator_needs_its_secret_where_devices_need_none() -> None:
             assert await peer.read(9 + len(sent)) == ACCEPTED + granted(1) + sent
 
 
-async def test_what_a_device_publishes_to_a_command_topic_is_a_reading_for_the_routes_to_judge() -> None:
+async def test_a_devices_publish_to_a_command_topic_is_judged_by_the_routes() -> None:
     intake = RecordingIntake()
     async with (
         listening(intake, **COMMANDED) as listener,

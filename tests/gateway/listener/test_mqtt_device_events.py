@@ -1,4 +1,4 @@
-"""What is said of MQTT devices: bounded at once and in all, and never less than the truth."""
+"""Reports on MQTT devices: bounded at once and in all, and never less than the truth."""
 
 from collections import Counter
 

@@ -57,7 +57,7 @@ class Silent:
             await loop.sock_connect(made, ("127.0.0.1", self.port))
 
     def closed(self) -> int:
-        """How many of them the listener has closed."""
+        """Number of them that the listener has closed."""
         return sum(_is_closed(each) for each in self.sockets)
 
 
@@ -262,7 +262,7 @@ async def test_a_flood_of_log_ins_is_heard_at_its_rate_and_others_at_once(tmp_pa
 async def test_sensors_that_come_back_together_behind_one_address_are_all_let_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """More than are heard at once, and more than may wait: those that are closed try again."""
+    """There are more than are heard at once, and more than may wait. Closed ones try again."""
     monkeypatch.setattr(door, "QUEUE_S", 0.5)
     sensors, per_s = 140, 40
     async with listening(RecordingIntake(), new_connections_per_s_max=per_s) as listener, AsyncExitStack() as held:

@@ -1,4 +1,4 @@
-"""Back-pressure of the MQTT listener: what waits for its commit is bounded, and nobody waits unheard."""
+"""Back-pressure of the MQTT listener: bytes that wait for a commit are bounded, and nobody waits unheard."""
 
 import asyncio
 import contextlib
@@ -111,7 +111,7 @@ async def test_with_the_total_exceeded_while_the_buffer_holds_nothing_more_is_ta
         intake.decide(True)
 
 
-async def test_what_all_connections_have_waiting_is_bounded_by_the_total_and_one_read(intake: RecordingIntake) -> None:
+async def test_waiting_bytes_of_all_connections_are_bounded_by_the_total_and_one_read(intake: RecordingIntake) -> None:
     """A read of tiny readings weighs far more than its bytes, and each of many connections may bring one."""
     tiny = b"\x32\x07\x00\x03d/m\x00\x01"
     flood = tiny * (65_536 // len(tiny))

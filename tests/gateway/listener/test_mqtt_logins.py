@@ -1,4 +1,4 @@
-"""Who may log in changes as the devices' file does, at once, and a file that cannot be read changes nothing."""
+"""Who may log in changes with the devices' file at once. A file that cannot be read changes nothing."""
 
 import asyncio
 import os
@@ -229,7 +229,7 @@ async def fleet() -> AsyncIterator[dict[str, Sensor]]:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_real_clients_are_in_as_long_as_their_secret_is_good(seed: int, tmp_path: Path) -> None:
-    """Random changes against a model: whoever is connected has a good secret, and whoever has one gets in."""
+    """Random changes against a model: every connected client has a good secret, and every good secret gets in."""
     drawn = random.Random(seed)  # noqa: S311 - a test that can be repeated
     path = tmp_path / "devices.json"
     good: dict[str, str] = {}
@@ -280,7 +280,7 @@ async def test_real_clients_are_in_as_long_as_their_secret_is_good(seed: int, tm
         assert not bystander.ended.is_set()
 
 
-async def test_what_a_revoked_device_had_under_way_is_stored_and_its_will_says_nothing_of_it(tmp_path: Path) -> None:
+async def test_a_revoked_devices_readings_under_way_are_stored_and_its_will_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "devices.json"
     (made,) = add(path, ["m003"], NOW)
     intake = RecordingIntake()
@@ -309,7 +309,7 @@ async def test_what_a_revoked_device_had_under_way_is_stored_and_its_will_says_n
     assert "device-died" not in {kind for kind, _, _ in intake.events}
     (line,) = [line for line in lines if line.get("reason") == "credentials-ended"]
     assert line["user"] == "m003"
-    # Its name is known to be no secret: whoever sees it try again is to know whose power to cut.
+    # Its name is known to be no secret. It is shown, so that a person knows whose power to cut.
     assert [line["user"] for line in lines if line.get("reason") == "bad-credentials"] == ["m003"]
     assert made.secret not in str(lines)
 

@@ -35,7 +35,7 @@ from tests.support.waiting import until
         (connect(login=("m001", "")), b"\x20\x02\x00\x04", "bad-credentials"),
     ],
 )
-async def test_whoever_is_not_known_is_refused_and_nothing_of_theirs_is_taken(
+async def test_an_unknown_client_is_refused_and_none_of_its_readings_is_taken(
     first: bytes, answer: bytes, reason: str, intake: RecordingIntake
 ) -> None:
     async with listening(intake, anonymous=False, users=USERS) as listener:
@@ -125,7 +125,7 @@ async def test_while_the_intake_refuses_connack_3_answers_and_then_it_is_tried_a
             assert await peer.read(4) == puback(1)
 
 
-async def test_whoever_logged_in_and_is_turned_away_for_another_reason_is_named(intake: RecordingIntake) -> None:
+async def test_a_client_turned_away_after_its_log_in_is_named(intake: RecordingIntake) -> None:
     intake.cannot_store = True
     with capture_logs() as lines:
         async with (

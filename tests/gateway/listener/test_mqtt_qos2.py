@@ -125,19 +125,19 @@ async def test_the_same_identifier_with_another_message_is_another_message(intak
 # --- the shapes in which a PUBLISH comes again ----------------------------------------------------------------
 
 Way = Literal["same connection", "cut once", "cut three times", "killed once", "killed three times"]
-"""What lies between the first PUBLISH and the later one of the same identifier."""
+"""The events between the first PUBLISH and the later one with the same identifier."""
 WAYS: tuple[Way, ...] = ("same connection", "cut once", "cut three times", "killed once", "killed three times")
 
 
 class Shape(NamedTuple):
-    """A later PUBLISH with the identifier of an earlier one, and what MQTT 3.1.1 demands."""
+    """A later PUBLISH with the identifier of an earlier one, and the outcome that MQTT 3.1.1 demands."""
 
     exchange: Literal["open", "released"]
     sent: Literal["same", "other"]
     """The later PUBLISH's bytes."""
     dup: bool
     session: Literal["present", "absent"]
-    """What CONNACK says on the connection of the later PUBLISH."""
+    """Session Present in CONNACK, on the connection of the later PUBLISH."""
     copies: int
     """Readings of the two PUBLISHes."""
     marked: bool
@@ -226,7 +226,7 @@ async def test_a_publish_with_the_identifier_of_an_earlier_one(shape: Shape, way
 
 @pytest.mark.parametrize("payload", ["b", "a"])
 async def test_pubrel_and_the_next_publish_of_its_identifier_in_one_write_are_answered_in_order(payload: str) -> None:
-    """rumqttc does so. What comes after PUBREL is a new message, even one of the same bytes."""
+    """rumqttc does so. A PUBLISH after PUBREL is a new message, even with the same bytes."""
     intake = RecordingIntake()
     async with listening(intake) as listener, connected(listener, keeping() + publish2("a", 1)) as peer:
         assert await peer.read(8) == ACCEPTED + pubrec(1)
@@ -255,7 +255,7 @@ async def test_an_exchange_in_one_read_is_answered_and_leaves_nothing(intake: Re
     assert len(intake.stored) == 3
 
 
-async def test_where_the_commit_of_a_pubrel_fails_its_exchange_is_open_again(intake: RecordingIntake) -> None:
+async def test_a_pubrel_whose_commit_fails_opens_its_exchange_again(intake: RecordingIntake) -> None:
     async with listening(intake) as listener:
         async with connected(listener, keeping() + publish2("a", 1)) as peer:
             assert await peer.read(8) == ACCEPTED + pubrec(1)
@@ -300,12 +300,12 @@ ENDINGS = {
     "packet-too-large": b"\x32\xff\xff\xff\x7f",
     "intake-refused": publish("refused", 8),
 }
-"""What closes a connection, and the bytes that bring it about."""
+"""Reasons for closing a connection, each with bytes that cause it."""
 
 
 @pytest.mark.parametrize("reason", ENDINGS)
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_whatever_closes_a_connection_what_is_being_stored_is_answered_first(reason: str, qos: int) -> None:
+async def test_publishes_under_commit_are_answered_before_a_connection_closes(reason: str, qos: int) -> None:
     sent, answer = (publish("a", 1), puback(1)) if qos == 1 else (publish2("a", 1), pubrec(1))
     taken = pubrec(2, 3, 4)[: 4 * (4 - qos)] if reason == "too-many-unfinished" else b""
     intake = RecordingIntake()

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.listener.listener import MqttListener
 from gateway.listener.redelivery import PacketIdRun, Unanswered
-from gateway.listener.session import Batch
+from gateway.listener.session import ClientBatch
 from tests.support.buffers import reading_of
 from tests.support.mqtt_peers import (
     ACCEPTED,
@@ -25,7 +25,7 @@ COUNTED = b"".join(publish(str(number), number) for number in range(1, 71))
 
 
 async def cut_before_the_answer(listener: MqttListener, intake: RecordingIntake, peer: Peer, data: bytes) -> None:
-    """Have what a client sends stored after its connection is gone."""
+    """Store a client's messages after its connection is gone."""
     intake.outcome = None
     peer.writer.write(data)
     await until(lambda: intake.batches)
@@ -62,7 +62,7 @@ async def test_a_reading_stored_without_an_answer_is_recognised_on_the_next_conn
         (again("21.5", 70), "that one was answered, so this is another"),
     ],
 )
-async def test_whatever_is_in_doubt_is_stored(later: bytes, why: str, intake: RecordingIntake) -> None:
+async def test_a_doubtful_redelivery_is_stored(later: bytes, why: str, intake: RecordingIntake) -> None:
     async with listening(intake) as listener:
         await leave_unanswered(listener, intake, connect(), "21.5")
         stored = len(intake.stored)
@@ -102,7 +102,7 @@ async def test_only_the_very_next_connection_may_send_again(intake: RecordingInt
 
 
 async def test_an_identifier_that_a_restarted_sensor_would_use_is_not_trusted(intake: RecordingIntake) -> None:
-    """As before, and the gateway never saw the connection in between, on which the first try was lost."""
+    """The gateway also never saw the connection in between, on which the first try was lost."""
     async with listening(intake) as listener:
         async with connected(listener) as peer:
             await cut_before_the_answer(listener, intake, peer, publish("21.5", 1))
@@ -132,7 +132,7 @@ async def test_an_identifier_that_a_restarted_sensor_would_use_is_not_trusted(in
 def test_an_identifier_counts_only_if_it_was_reached_by_counting(batches: list[list[int]], trusted: list[int]) -> None:
     run = PacketIdRun()
     for identifiers in batches:
-        batch = Batch()
+        batch = ClientBatch()
         batch.answers = identifiers
         batch.readings = [reading_of("t", b"x", 0)] * len(identifiers)
         batch.counting_from = run.advance(identifiers[0], identifiers[-1], len(identifiers))

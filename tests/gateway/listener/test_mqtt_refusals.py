@@ -1,4 +1,4 @@
-"""What the log says of refusals: by device, and never more than a little."""
+"""The log of refusals names devices, and never grows by more than a little."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is remembered of exchanges that were released: the last ones, for the next connection, in few bytes."""
+"""The last released exchanges are remembered for the next connection, in few bytes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from gateway.listener.session import digest
 A, B = digest("t", b"a"), digest("t", b"b")
 
 
-def test_what_was_released_comes_again_on_a_later_connection_and_once() -> None:
+def test_a_released_delivery_comes_again_once_on_a_later_connection() -> None:
     released = Released()
     released.add(7, A, 0)
     assert not released.comes_again(7, A), "on the same connection it is a new message"
@@ -67,7 +67,7 @@ def test_the_last_are_remembered_by_identifier(exchanges: list[tuple[int, bytes]
 
 
 def knows(released: Released, packet_id: int, message: bytes) -> bool:
-    """Ask without an effect on what is asked next."""
+    """Ask without an effect on the next question."""
     asked = Released(released.packed)
     asked.resume()
     return asked.comes_again(packet_id, message)

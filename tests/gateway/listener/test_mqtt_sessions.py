@@ -1,4 +1,4 @@
-"""Sessions without I/O: what is kept, forgotten, capped, and what commits that fail leave."""
+"""Sessions without I/O: kept, forgotten and capped, also if commits fail."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gateway.listener.session import (
     SESSION_MARKS,
-    Batch,
+    ClientBatch,
     Room,
     Session,
     TooManyCommandsError,
@@ -35,14 +35,14 @@ def opened(table: Sessions, client_id: str = "m001", user: str | None = None) ->
     return opening.session
 
 
-def begin(session: Session, packet_id: int, payload: bytes) -> Batch:
-    batch = Batch()
+def begin(session: Session, packet_id: int, payload: bytes) -> ClientBatch:
+    batch = ClientBatch()
     session.begin(batch, packet_id, digest("t", payload), 10)
     return batch
 
 
-def release(session: Session, packet_id: int) -> Batch:
-    batch = Batch()
+def release(session: Session, packet_id: int) -> ClientBatch:
+    batch = ClientBatch()
     session.release(batch, packet_id, 0)
     return batch
 
@@ -57,10 +57,10 @@ def table() -> Sessions:
 
 
 def test_a_batch_of_many_kinds() -> None:
-    """What one read brought is one commit; marks say what a restart must know of it."""
+    """One read makes one commit. Its marks hold all that a restart must know of it."""
     session, _, marks = sessions().open((None, "m001"), clean=False)
     assert list(marks) == ["mqtt/session/a"]
-    batch = Batch()
+    batch = ClientBatch()
     assert session.begin(batch, 7, digest("t", b"x"), 10)
     assert not session.begin(batch, 7, digest("t", b"x"), 10)
     session.release(batch, 8, 0)
@@ -201,7 +201,7 @@ def test_a_session_that_a_clean_connect_removed_does_not_come_back(in_time: bool
 
 @pytest.mark.parametrize("kept_first", [True, False])
 def test_a_clean_connect_whose_commit_failed_removed_nothing(kept_first: bool) -> None:  # noqa: FBT001
-    """What it would have removed is as it was: there, unless that failed too."""
+    """The session that it would have removed stays as it was, unless that session's own commit failed too."""
     table = sessions()
     first = table.open((None, "m001"), clean=False)
     second = table.open((None, "m001"), clean=True)
@@ -210,7 +210,7 @@ def test_a_clean_connect_whose_commit_failed_removed_nothing(kept_first: bool) -
     assert list(table.kept.values()) == ([first.session] if kept_first else [])
 
 
-def test_of_two_clean_connects_one_is_enough(table: Sessions) -> None:
+def test_one_of_two_clean_connects_is_enough(table: Sessions) -> None:
     session = opened(table)
     one, two = table.open(session.key, clean=True), table.open(session.key, clean=True)
     assert one.marks == two.marks == {"mqtt/session/a": None}
@@ -233,7 +233,7 @@ def test_a_clean_connect_forgets_what_failed_commits_left_of_several_sessions(ta
 
 
 def test_what_could_not_be_forgotten_is_there_again(table: Sessions) -> None:
-    """As on the disk: a clean CONNECT must forget it then, and it does not give back its room before."""
+    """It is still on the disk. So a clean CONNECT must forget it, and gives back its room only then."""
     session = opened(table)
     begin(session, 7, b"x")
     over = table.expired(3_600.0, lambda _: False)
@@ -292,13 +292,13 @@ def test_an_answer_is_true_only_if_the_batch_that_it_follows_is_stored() -> None
 def test_after_any_commits_that_fail_the_session_is_as_its_marks_say(
     steps: list[tuple[str, int]], outcomes: list[bool], refused_newest: int
 ) -> None:
-    """What a restart would find, and what the next message meets, are one and the same."""
+    """A restart finds the state that the next message meets."""
     table = sessions()
     session = opened(table)
-    batches = [Batch()]
+    batches = [ClientBatch()]
     for step, packet_id in steps:
         if step == "next batch":
-            batches.append(Batch())
+            batches.append(ClientBatch())
         elif step == "release":
             session.release(batches[-1], packet_id, 0)
         else:
@@ -341,7 +341,7 @@ def test_unfinished_exchanges_of_all_sessions_are_bounded() -> None:
 def test_commands_keep_their_order_and_their_bounds() -> None:
     table = sessions(room=Room(20, 10))
     session = opened(table)
-    batch = Batch()
+    batch = ClientBatch()
     for payload in (b"1", b"2"):
         check_room([session], 2, 2)
         session.queue(batch, "t", payload)
@@ -353,7 +353,7 @@ def test_commands_keep_their_order_and_their_bounds() -> None:
     assert session.send_waiting() == b"", "not before the commit"
     session.committed(batch)
     assert session.send_waiting() == b"\x32\x06\x00\x01t\x00\x011" + b"\x32\x06\x00\x01t\x00\x022"
-    done = Batch()
+    done = ClientBatch()
     assert session.acknowledged(done, 1)
     assert done.marks == {"mqtt/command/a/1": None}
     session.resume()
@@ -364,9 +364,9 @@ def test_commands_keep_their_order_and_their_bounds() -> None:
 
 def test_a_command_whose_commit_failed_was_never_there(table: Sessions) -> None:
     session = opened(table)
-    batch = Batch()
+    batch = ClientBatch()
     session.queue(batch, "t", b"1")
     session.undo(batch)
     assert session.commands == {}
     assert table.room.commands_bytes == 0
-    assert not session.acknowledged(Batch(), 1)
+    assert not session.acknowledged(ClientBatch(), 1)

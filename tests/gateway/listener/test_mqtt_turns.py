@@ -20,7 +20,7 @@ from gateway.listener import turns
 from gateway.listener.link import READ_BYTES_MAX
 from gateway.listener.listener import MqttListener
 from gateway.listener.tls_connection import TlsConnection
-from gateway.listener.turns import AHEAD_S, REST_S, ROUND_S, SHARE, TURN_BYTES, Share, Turns
+from gateway.listener.turns import AHEAD_S, REST_S, ROUND_S, SHARE, TURN_BYTES, TimeShare, Turns
 from gateway.mqtt.protocol import Event, ServerProtocol
 from gateway.settings import TlsSettings
 from gateway.tls.client import client_context
@@ -50,7 +50,7 @@ ROUNDS = 3
 
 
 class Acted:
-    """What was acted on, in order: whose bytes, and how many. `names` are known once a connection's CONNECT came."""
+    """Bytes that were acted on, in order, with their connection. `names` are known once a connection's CONNECT came."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pieces: list[tuple[ServerProtocol, int]] = []
@@ -72,7 +72,7 @@ class Acted:
             yield self._named.get(protocol, ""), count
 
     def bytes_before(self, name: str, begin: int) -> int:
-        """How many bytes were acted on until one of `name` was, that one counted; 0 where none was yet."""
+        """Bytes that were acted on up to the first one of `name`, which counts too; 0 if there is none yet."""
         total = 0
         for whose, count in self.since(begin):
             total += count
@@ -133,7 +133,7 @@ FLOODS = {
 async def measured(
     listener: MqttListener, acted: Acted, port: int, flood: bytes, context: ssl.SSLContext | None = None
 ) -> list[int]:
-    """How many bytes of the attackers are acted on, each time, between a good sensor's sending and its turn."""
+    """Bytes of the attackers that are acted on between each sending of a good sensor and its turn."""
     attackers = [Sensor(port, f"bad{number}", context) for number in range(ATTACKERS)]
     good = Sensor(port, "good", context)
     for sensor in (*attackers, good):
@@ -178,7 +178,7 @@ def tls_site(tmp_path: Path) -> tuple[TlsSettings, ssl.SSLContext]:
 
 
 def hello(context: ssl.SSLContext) -> bytes:
-    """What a client's handshake begins with."""
+    """The beginning of a client's handshake."""
     sent = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
         context.wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
@@ -186,7 +186,7 @@ def hello(context: ssl.SSLContext) -> bytes:
 
 
 class Computed:
-    """Whose TLS was computed, in order: addresses."""
+    """Addresses whose TLS was computed, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cost_s: float = 0.0) -> None:
         self.hosts: list[str] = []
@@ -254,16 +254,16 @@ async def test_tls_is_charged_once_and_to_the_address_until_a_client_has_logged_
         begun_s = time.monotonic()
         writer.write(connect("good", keep_alive_s=0))
         assert (await reader.readexactly(4))[3] == 0
-        handshake_s = source.share.work_s
+        handshake_s = source.time_share.work_s
         assert 2 * cost_s <= handshake_s
-        own = made._caller.share
-        assert own is not source.share
+        own = made._caller.time_share
+        assert own is not source.time_share
         assert own.work_s == 0
         for number in range(1, 4):
             writer.write(publish("x", number, topic="d/m"))
             assert await reader.readexactly(4) == puback(number)
         assert 3 * cost_s <= own.work_s <= time.monotonic() - begun_s
-        assert source.share.work_s == handshake_s
+        assert source.time_share.work_s == handshake_s
         writer.transport.abort()
 
 
@@ -388,12 +388,12 @@ async def test_the_listener_ends_while_some_stand_in_line(intake: RecordingIntak
 # --- the line itself ------------------------------------------------------------------------------------------
 
 
-async def order_in_line(*stands: tuple[str, int, Share]) -> str:
-    """Whose turns came in which order, where each comes back at once until it has had so many."""
+async def order_in_line(*stands: tuple[str, int, TimeShare]) -> str:
+    """The order of turns. Each place comes back at once until it has had its number of turns."""
     line, order = Turns(), ""
     loop = asyncio.get_running_loop()
 
-    def stand(name: str, times: int, share: Share) -> None:
+    def stand(name: str, times: int, share: TimeShare) -> None:
         def turn() -> None:
             nonlocal order
             order += name
@@ -409,16 +409,16 @@ async def order_in_line(*stands: tuple[str, int, Share]) -> str:
 
 
 async def test_the_line_keeps_its_order() -> None:
-    assert await order_in_line(("a", 3, Share()), ("b", 2, Share()), ("c", 1, Share())) == "abcaba"
+    assert await order_in_line(("a", 3, TimeShare()), ("b", 2, TimeShare()), ("c", 1, TimeShare())) == "abcaba"
 
 
 async def test_those_who_have_one_share_have_one_place_in_line() -> None:
-    share = Share()
-    assert await order_in_line(("a", 2, share), ("b", 2, share), ("x", 3, Share())) == "axbxaxb"
+    share = TimeShare()
+    assert await order_in_line(("a", 2, share), ("b", 2, share), ("x", 3, TimeShare())) == "axbxaxb"
 
 
 async def test_between_two_rounds_the_loop_is_left_to_others_for_as_long_as_a_round_takes() -> None:
-    loop, line, share, rounds, turn_s = asyncio.get_running_loop(), Turns(), Share(), 0, 5 * ROUND_S
+    loop, line, share, rounds, turn_s = asyncio.get_running_loop(), Turns(), TimeShare(), 0, 5 * ROUND_S
 
     def turn() -> None:
         nonlocal rounds
@@ -447,7 +447,7 @@ async def test_a_turn_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_share_is_used_by_a_burst_and_comes_back_with_time() -> None:
-    share, burst_s = Share(), AHEAD_S * SHARE
+    share, burst_s = TimeShare(), AHEAD_S * SHARE
     share.use(100.0, 100.0 + burst_s / 2)
     assert not share.is_used(100.0)
     share.use(100.0, 100.0 + burst_s)

@@ -1,4 +1,4 @@
-"""A few thousand of the cases that the bench runs a million of; and that the fuzzer finds what it looks for."""
+"""A few thousand of the fuzzer's cases (the bench runs a million), and a test that it finds faults."""
 
 import pytest
 

@@ -49,7 +49,7 @@ def test_packets_come_out_as_they_went_in(packets: list[tuple[int, int]], cuts: 
 
 
 def test_a_large_packet_is_looked_at_once_and_not_at_each_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes in hundreds of reads; joining what is there at each would cost the square of its length."""
+    """It comes in hundreds of reads. Joining them at each read would cost the square of its length."""
     looked = 0
 
     def counted(data: bytes, position: int) -> tuple[int, int] | None:

@@ -269,7 +269,7 @@ def test_whoever_speaks_something_else_is_called_what_it_is(data: bytes, words: 
     assert [each for each in words if each not in violation.message] == []
 
 
-def test_what_came_before_a_violation_is_kept_and_what_comes_after_is_not() -> None:
+def test_packets_before_a_violation_are_kept_and_those_after_it_are_not() -> None:
     good = publish(0x32, b"t", b"21.5", 1)
     protocol = ServerProtocol(CAP)
     events = protocol.receive(CONNECTED + good + publish(0x32, b"t/#", b"", 2) + good)

@@ -1,4 +1,4 @@
-"""The last hour in memory: values, curves, what is missing, and that all of it is bounded."""
+"""The last hour in memory: values, curves, gaps, and the bound of each."""
 
 import json
 from collections.abc import Iterable
@@ -39,11 +39,11 @@ class Box:
         self.history = LiveHistory(devices_max, self.now_us)
 
     def take(self, *entries: Entry) -> None:
-        self.heard.note([changed(each, received_us=self.now_us) for each in entries])
+        self.heard.record([changed(each, received_us=self.now_us) for each in entries])
 
     def look(self, sample: Sample = QUIET, after_us: int = LOOK_US) -> None:
         self.now_us += after_us
-        self.history.note(self.heard, sample, self.now_us)
+        self.history.record(self.heard, sample, self.now_us)
 
 
 def reading(device: str = "42", payload: str = "21.5", stream: str = "thermo", sequence: int | None = None) -> Entry:

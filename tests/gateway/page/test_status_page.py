@@ -37,7 +37,7 @@ CONNECTIONS_MAX = 16
 
 
 class StubView:
-    """What the server asks, without a gateway behind it."""
+    """The view that the server asks, without a gateway behind it."""
 
     def __init__(self) -> None:
         self.gateway = "barn-1"
@@ -175,7 +175,7 @@ def test_a_wrong_password_lets_nobody_in_and_has_its_line(served: Served) -> Non
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was hashed: that costs."""
+    """Passwords that were hashed, which takes time."""
     verify, found = verify_password, list[str]()
 
     def noted(password: str, line: str) -> bool:
@@ -352,7 +352,7 @@ def test_a_name_that_is_not_ours_is_refused(served: Served) -> None:
     assert answered.startswith((b"HTTP/1.1 400", b"HTTP/1.1 421"))
 
 
-def test_who_asks_from_elsewhere_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_from_another_network_are_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     come_from(monkeypatch, "127.0.0.1", "203.0.114.5")
     for path in ("/", "/health", "/app.js"):
         answer, body = served.ask(path)
@@ -374,7 +374,7 @@ def test_paths_and_methods_that_there_are_none_of(served: Served) -> None:
 
 
 def spoken(served: Served, data: bytes, *, seconds: float = 5) -> bytes:
-    """What comes back for bare bytes, until the connection is closed."""
+    """Bytes that come back for bare bytes, until the connection is closed."""
     answered = b""
     with socket.create_connection(("127.0.0.1", served.port), timeout=seconds) as channel, suppress(OSError):
         channel.sendall(data)
@@ -436,7 +436,7 @@ def test_one_address_does_not_get_all_connections(served: Served, monkeypatch: p
 
 
 def come_from(monkeypatch: pytest.MonkeyPatch, begin: str, other: str) -> None:
-    """Have whoever comes from an address that begins so come from another, as far as the server knows."""
+    """Let clients of an address with this beginning come from another address, as far as the server knows."""
     accept = socket.socket.accept
 
     def accepting(listening: socket.socket) -> tuple[socket.socket, Any]:
@@ -518,7 +518,7 @@ def test_beyond_an_address_bound_its_oldest_goes(served: Served) -> None:
 def test_an_address_that_asks_without_end_is_answered_at_its_rate_and_others_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By requests on one connection, and by connections: one that asks often cannot have more by the other."""
+    """Requests on one connection and new connections share one bound. Who asks often gets no more by the other way."""
     burst, per_s = 20, 10.0
     with serving(tmp_path, per_s=per_s, burst=burst) as served, of_the_lan(served, monkeypatch) as connect:
         began_s = time.monotonic()
@@ -545,9 +545,7 @@ def test_strangers_together_have_a_rate_too(tmp_path: Path, monkeypatch: pytest.
         assert served.ask("/health")[0].status == 200
 
 
-def test_who_waits_for_its_turn_and_makes_room_leaves_no_socket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiting_connection_that_makes_room_leaves_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path, per_s=0.001, burst=1.0) as served, of_the_lan(served, monkeypatch) as connect:
         waiting = [connect(1) for _ in range(3 * PER_ADDRESS_MAX)]
         for closed in waiting[1 : 2 * PER_ADDRESS_MAX]:

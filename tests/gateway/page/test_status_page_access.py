@@ -116,7 +116,7 @@ def test_failures_of_one_address_keep_it_out_for_a_while() -> None:
     assert log_ins.wait_s("10.0.0.1", FAILURES_S) == 0
 
 
-def test_what_succeeded_is_no_failure_and_failures_elsewhere_do_not_keep_it_out() -> None:
+def test_log_ins_that_succeed_are_not_slowed_by_failures_elsewhere() -> None:
     log_ins = LogIns()
     for second in range(50):
         log_ins.begin("10.0.0.1", second)
@@ -129,7 +129,7 @@ def test_what_succeeded_is_no_failure_and_failures_elsewhere_do_not_keep_it_out(
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.floats(0, 20)), max_size=100))
 def test_no_more_than_so_many_guesses_a_minute(tries: list[tuple[int, float]]) -> None:
-    """Whoever tries, from however many addresses."""
+    """This holds for any number of addresses."""
     log_ins, now_s = LogIns(), 0.0
     guesses: list[tuple[float, str]] = []
     for number, pause_s in tries:

@@ -27,7 +27,7 @@ PHONE: ViewportSize = {"width": 390, "height": 844}
 DESKTOP: ViewportSize = {"width": 1280, "height": 800}
 PICTURES = Path("build/page")
 MISTAKES = re.compile(r"Content Security|TypeError: (?!Failed to fetch)|ReferenceError|SyntaxError|RangeError")
-"""In the console: what is no network's doing."""
+"""Console messages that the network does not cause."""
 KILOBYTES_MAX = 60
 FIRST_PAINT_MS_MAX = 2_000
 """On an idle machine it takes a tenth."""

@@ -1,4 +1,4 @@
-"""The status page's password file: what stands for a password, and what is no password at all."""
+"""The status page's password file: lines that stand for a password, and lines that do not."""
 
 import os
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_what_is_longer_than_any_password_is_not_hashed() -> None:
 @settings(max_examples=200)
 @given(st.text(max_size=200) | st.from_regex(r"\Ascrypt\$[0-9]{1,9}\$[0-9]{1,4}\$[0-9]{1,4}\$[0-9a-f]*\$[0-9a-f]*\Z"))
 def test_any_line_but_the_right_one_lets_nobody_in(line: str) -> None:
-    """Whatever costs it asks for: none takes more memory than the bound."""
+    """A line may ask for any cost. None takes more memory than the bound."""
     parsed = _parsed(line)
     if parsed is not None:
         n, r, p, _, _ = parsed
@@ -84,7 +84,7 @@ def test_what_systemd_hands_over_comes_first(tmp_path: Path, monkeypatch: pytest
 def test_a_folder_of_systemds_that_cannot_be_looked_into_hands_over_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As root nothing is forbidden, but a name may be too long."""
+    """Nothing is forbidden to root, but a name may be too long."""
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", "/" + "x" * 300)
     path = tmp_path / "status-page"
     path.write_text(LINE + "\n")

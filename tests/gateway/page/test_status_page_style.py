@@ -1,4 +1,4 @@
-"""The page's files: nothing in them is of anybody else, and what they show can be read in sunlight."""
+"""The page's files use nothing of anybody else, and can be read in sunlight."""
 
 import re
 from importlib.resources import files

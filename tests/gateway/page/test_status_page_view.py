@@ -1,4 +1,4 @@
-"""What the page is given: devices and their values, who is silent, whether the gateway does its work, Prometheus."""
+"""The page's figures: devices and their values, silence, whether the gateway does its work, Prometheus."""
 
 import asyncio
 import json
@@ -80,10 +80,10 @@ class Box:
         assert await stored
 
     def look(self) -> None:
-        self.view.history.note(self.front_door.heard, self.view._sample(), boottime_us())
+        self.view.history.record(self.front_door.heard, self.view._sample(), boottime_us())
 
     async def refreshed(self) -> None:
-        """What `refresh` does once."""
+        """One round of `refresh`."""
         await self.view._look_at_the_file()
         self.view._rows = await self.view._list_devices()
         self.view._ready.set()
@@ -189,7 +189,7 @@ async def test_an_offline_and_a_full_gateway_is_healthy_and_a_failing_one_is_not
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view, "HEALTH_S", 0)
-    # What is set here is not measured anew.
+    # Values that are set here are not measured anew.
     monkeypatch.setattr(box.buffer._commits, "_measure", lambda **_: None)
     assert await box.view.health() == {"status": "ok"}
     box.uplink = UplinkState(error="secret.example refuses the password of barn-1")
@@ -300,7 +300,7 @@ async def test_devices_beyond_the_bound_have_no_label(tmp_path: Path) -> None:
 async def test_a_mistake_while_gathering_is_logged_and_tried_again(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "LOOK_S", 0.01)
     monkeypatch.setattr(view, "DEVICES_S", 0.01)
-    monkeypatch.setattr(box.view.history, "note", lambda *_: 1 / 0)
+    monkeypatch.setattr(box.view.history, "record", lambda *_: 1 / 0)
     monkeypatch.setattr(box.view, "_list_devices", lambda: 1 / 0)
     tasks = [asyncio.create_task(box.view.follow()), asyncio.create_task(box.view.refresh())]
     assert (await box.state())["devices"]["total"] == 0
@@ -346,24 +346,24 @@ async def test_who_looks_after_a_while_sees_nothing_that_is_old(box: Box, monkey
 
 
 def test_a_file_that_cannot_be_read_is_not_known(tmp_path: Path) -> None:
-    assert look_at_the_file(tmp_path / "none.db").found is None
+    assert look_at_the_file(tmp_path / "none.db").buffer_status is None
     path = tmp_path / "other.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE other (x)")
     connection.close()
     found = look_at_the_file(path)
-    assert found.found is None
+    assert found.buffer_status is None
     assert found.disk_free_bytes
 
 
 def test_a_payload_of_the_latest_reading_is_the_entry_itself() -> None:
-    """What the front door keeps is no copy."""
+    """The front door keeps no copy."""
     from gateway.intake.devices_heard import DevicesHeard
     from tests.support.buffers import entry
 
     heard, one = DevicesHeard(), replace(entry())
     heard.latest = {}
-    heard.note([one])
+    heard.record([one])
     (kept,) = heard.latest.values()
     assert isinstance(kept, Entry)
     assert kept is one

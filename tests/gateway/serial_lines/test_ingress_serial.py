@@ -111,7 +111,7 @@ class PtySensor:
         await self.write(b"".join(encode_frame(frame) for frame in frames))
 
     async def opened(self) -> None:
-        """Wait until the gateway has opened the port, of which clearing HUPCL is the last step."""
+        """Wait until the gateway has opened the port. Clearing HUPCL is its last step."""
         await until(lambda: not termios.tcgetattr(self._slave)[2] & termios.HUPCL)
 
     def listen(self) -> bool:
@@ -144,7 +144,7 @@ class PtySensor:
                 os.write(self._slave, bytes(1 if refused_in_a_row else 512))
                 refused_in_a_row = 0
             except BlockingIOError:
-                # The kernel still moves what it has from one of its buffers to the next.
+                # The kernel still moves bytes from one of its buffers to the next.
                 refused_in_a_row += 1
                 await asyncio.sleep(0.002)
 
@@ -158,7 +158,7 @@ class PtySensor:
 
 @dataclass
 class Bench:
-    """A directory of ports, and what the ingress that serves it has handed over."""
+    """A directory of ports, and the readings that its ingress has handed over."""
 
     ports: Path
     intake: RecordingIntake
@@ -211,13 +211,13 @@ async def bench(idle: Bench) -> AsyncIterator[Bench]:
 
 
 def devices(ingress: SerialIngress) -> dict[str, str | None]:
-    """Who is at the other end of each open port, as far as it is known."""
+    """The device on each open port, as far as it is known."""
     ports: Any = ingress.state()["ports"]
     return {name: state["device"] for name, state in ports.items()}
 
 
 def port_state(ingress: SerialIngress, sensor: PtySensor) -> dict[str, Any]:
-    """What `sluice status` is told of a port."""
+    """State of a port for `sluice status`."""
     ports: Any = ingress.state()["ports"]
     found: dict[str, Any] = ports[str(sensor.port)]
     return found
@@ -322,7 +322,7 @@ async def test_what_the_sensors_ring_dropped_is_reported_as_lost(bench: Bench) -
     assert bench.intake.losses == [("attic", "sensor-ring-overflow", 5)]
 
 
-async def test_what_the_ring_dropped_while_the_gateway_was_away_is_told_once_however_often_the_port_comes_back(
+async def test_readings_dropped_by_the_ring_are_reported_once_although_the_port_comes_back_twice(
     bench: Bench,
 ) -> None:
     # Of an earlier start of the gateway, the buffer holds up to 40.
@@ -480,7 +480,7 @@ async def test_a_sensor_that_does_not_read_holds_up_nobody(bench: Bench, monkeyp
     assert reading.topic == "device/other/thermo"
     assert await other.expect(Ack) == Ack(7 ^ INCARNATION, 1, 0)
 
-    # What waited is sent when the line takes it again.
+    # Bytes that waited are sent when the line takes them again.
     assert await deaf.expect(Ack) == Ack(7 ^ INCARNATION, 1, 0)
     await deaf.send(deaf.data(1))
     _, done = await bench.intake.next()
@@ -503,7 +503,7 @@ async def test_a_file_that_is_no_port_is_reported_once_and_stops_nothing(bench: 
 
 
 async def refused_with(bench: Bench, monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]) -> str:
-    """What is logged of a port whose opening fails so."""
+    """Log of a port whose opening fails in this way."""
     with capture_logs() as logs:
         with monkeypatch.context() as patch:
             patch.setattr(serial_ingress, "open_port", lambda _name, _baud: fail())
@@ -579,7 +579,7 @@ async def test_a_pattern_that_finds_nothing_yet_is_no_trouble_and_a_port_that_is
 
 
 def gone(ingress: SerialIngress) -> dict[str, Any]:
-    """What `sluice status` is told of ports that are there no more."""
+    """Ports for `sluice status` that are gone."""
     found: Any = ingress.state()["gone"]
     return dict(found)
 
@@ -600,7 +600,7 @@ async def test_a_port_that_went_with_its_sensor_is_missed_until_it_is_back_or_th
         assert gone(ingress)[str(attic.port)]["devices"] == ("attic",)
         idle.skipped_us += 40_000_000
         assert 40 <= gone(ingress)[str(attic.port)]["gone_s"] < 40 + DEADLINE_S
-        # The port is back, whoever is on it now.
+        # The port is back, whichever sensor is on it now.
         back = idle.plug("ttyUSB0", "attic")
         await back.opened()
         await until(lambda: set(gone(ingress)) == {str(cellar.port)})
@@ -694,7 +694,7 @@ async def test_a_port_of_text_is_read_as_text_and_by_nobody_else(idle: Bench) ->
 async def test_text_that_finds_no_room_is_lost_and_counted(idle: Bench) -> None:
     async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(weight.port),)):
         await weight.opened()
-        # What it was saying as the port was opened is no line.
+        # Half a line from the time of the opening is no line.
         await weight.write(b"ams=0\ngrams=1\n")
         _, done = await idle.intake.next()
         done(False)
@@ -722,7 +722,7 @@ async def test_a_line_that_cannot_be_read_goes_to_the_quarantine_and_is_told_onc
 
 
 async def test_a_name_that_comes_later_than_its_port_takes_the_port_over(tmp_path: Path, idle: Bench) -> None:
-    """As udev does it: /dev/ttyUSB0 is there first, its link in by-path a moment after."""
+    """udev makes /dev/ttyUSB0 first, and its link in by-path a moment later."""
     link = tmp_path / "by-path-2"
     async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(link),)) as ingress:
         await weight.opened()
@@ -972,7 +972,7 @@ async def test_a_sensor_with_our_frames_on_a_port_of_text_is_recognised(idle: Be
         async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(weight.port),)) as ingress:
             await weight.opened()
             await listed(ingress, weight)
-            # Noise that ends a line, so that what comes is refused line by line.
+            # Noise that ends a line, so that the bytes are refused line by line.
             await weight.write(b"\nnoise\n\0" + hello)
             await until(lambda: port_state(ingress, weight)["trouble"] is not None)
             trouble = port_state(ingress, weight)["trouble"]
@@ -1066,7 +1066,7 @@ async def test_a_port_of_text_takes_no_more_than_its_baud_carries(idle: Bench, m
         await asyncio.sleep(1)
         flood.cancel()
         took_s = time.monotonic() - begun
-        # 115,200 baud are 11,520 bytes a second; what a read goes beyond that is paid for by a pause.
+        # 115,200 baud are 11,520 bytes a second. A pause makes up for the excess of a read.
         assert 0 < taken <= took_s * 14_400 + 2 * port_line.READ_BYTES_MAX
 
 
@@ -1075,7 +1075,7 @@ async def test_a_board_that_is_a_usb_device_is_read_in_time_whatever_its_baud_sa
     async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(weight.port),)):
         await weight.opened()
         begun = time.monotonic()
-        # 5 kB/s, of which 9,600 baud would carry a fifth: the first window alone would let some 4 kB through.
+        # 5 kB/s. At 9,600 baud, a fifth of that would pass. The first window alone would let some 4 kB through.
         for number in range(200):
             await weight.write(b"grams=%041d\n" % (1000 + number) * 2)
             await asyncio.sleep(max(0.0, begun + (number + 1) * 0.02 - time.monotonic()))
@@ -1106,7 +1106,7 @@ async def test_a_flood_is_read_slowly_and_its_neighbour_at_once(bench: Bench) ->
         await asyncio.sleep(0.02)
     task.cancel()
     took_s = time.monotonic() - begun + port_line.FLOOD_WINDOW_US / 1e6
-    # What the kernel holds of a terminal comes on top.
+    # The kernel's own buffer of a terminal comes on top.
     assert written <= took_s * port_line.FLOOD_BYTES_PER_S_MAX + port_line.READ_BYTES_MAX + 65_536
 
 
@@ -1202,7 +1202,7 @@ def test_what_is_not_configured_is_not_imported() -> None:
 
 
 class CommittingIntake(RecordingIntake):
-    """Stores at the next turn of the loop, and knows what it has: as the buffer does, in memory."""
+    """Stores at the next turn of the loop, and knows its readings: as the buffer does, but in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1254,7 +1254,7 @@ def random_nonce() -> int:
 
 
 def account(board: Board) -> dict[str, Any]:
-    """What the firmware knows of its present boot."""
+    """The firmware's account of its present boot."""
     if not board.ledger.exists():
         return {}
     ledger: dict[str, Any] = json.loads(board.ledger.read_text().splitlines()[-1])

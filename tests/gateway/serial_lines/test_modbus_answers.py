@@ -1,4 +1,4 @@
-"""What came after a request: answers among other bytes, and words for what is no answer."""
+"""Bytes after a request: answers among other bytes, and words for bytes that are no answer."""
 
 import struct
 
@@ -198,5 +198,5 @@ def test_bits_are_told_as_registers_are(table: str, data_bytes: int, words: str)
 
 
 @given(st.binary(max_size=2_000))
-def test_whatever_comes_there_are_words_for_it(heard: bytes) -> None:
+def test_any_bytes_heard_are_an_answer_or_have_words(heard: bytes) -> None:
     assert find_answer(heard, ASKED, REQUEST) is not None or len(other_words(heard, ASKED, REQUEST)) < 120

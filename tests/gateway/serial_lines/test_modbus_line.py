@@ -42,7 +42,7 @@ DEADLINE_S = 30.0
 
 @dataclass
 class RecordingIntake:
-    """Stands for the buffer: what is taken is committed at once, unless the test says otherwise."""
+    """Stands for the buffer: readings are committed at once, unless the test says otherwise."""
 
     readings: list[Reading] = field(default_factory=list)
     losses: Counter[tuple[str | None, str]] = field(default_factory=Counter)
@@ -77,13 +77,13 @@ class RecordingIntake:
         self.details.append(details)
 
     def of(self, device: str) -> list[dict[str, Any]]:
-        """What a device's readings say, in order."""
+        """Readings of a device, in order."""
         return [
             msgspec.json.decode(each.datum.payload) for each in self.readings if each.topic == f"device/{device}/modbus"
         ]
 
     async def next_of(self, device: str, count: int = 1) -> list[dict[str, Any]]:
-        """So many of its readings that come from now on."""
+        """The next `count` readings of a device from now on."""
         before = len(self.of(device))
         await until(lambda: len(self.of(device)) >= before + count)
         return self.of(device)[before:]
@@ -119,7 +119,7 @@ class Wire:
 
 
 REQUEST_BYTES = 8
-"""Of a request that reads registers: unit, function, address, count, CRC."""
+"""Bytes of a request that reads registers: unit, function, address, count, CRC."""
 
 
 class Puppet:
@@ -132,7 +132,7 @@ class Puppet:
         self.counts: list[int] = []
         """Registers of each request."""
         self.answer: Callable[[bytes], None] = self.send
-        """What becomes of each answer's frame."""
+        """Sends or changes each answer's frame."""
         self.silent: set[tuple[int, int]] = set()
         """Unit and address of requests that find no answer."""
         self.send_raw = wire.send
@@ -171,7 +171,7 @@ def registers(*addresses: int, **members: Any) -> tuple[ModbusRegister, ...]:
 
 
 def brief(state: Mapping[str, Any], device: str) -> dict[str, object]:
-    """Of a line's state, how one unit does."""
+    """The state of one unit in a line's state, in short."""
     return {name: state[device][name] for name in ("unit", "answers", "fault")}
 
 
@@ -181,7 +181,7 @@ def unit(number: int, device: str, *values: ModbusRegister, interval_s: float = 
 
 @dataclass
 class Bench:
-    """A line's near end, and what the gateway that polls it has handed over."""
+    """A line's near end, and the readings that its gateway has handed over."""
 
     wire: Wire
     intake: RecordingIntake
@@ -225,7 +225,7 @@ async def server(
     to_units: Callable[[bytes], bytes] = bytes,
     to_gateway: Callable[[bytes], bytes] = bytes,
 ) -> AsyncIterator[None]:
-    """pymodbus' server at the far end of the line, and what the line does to bytes on their way."""
+    """pymodbus' server at the far end of the line, with the line's faults."""
     far = Wire(bench.wire.port.with_name("units"))
     units = {device.id for device in devices}
     # The server answers for units that it has not, too; on a line nobody does.
@@ -630,7 +630,7 @@ async def test_a_fence_parts_an_answer_that_may_still_come_from_the_next_request
 
 
 def in_order(puppet: Puppet, delay_s: Callable[[int], float], step_s: float = 0.001) -> None:
-    """Answer in order, each so long after its request, by its address, and none sooner than `step_s` after another."""
+    """Answer in order, after a time that depends on the request's address, and at least `step_s` apart."""
     loop = asyncio.get_running_loop()
     free_s = 0.0
 
@@ -676,7 +676,7 @@ async def test_a_late_refusal_of_what_was_asked_before_is_not_taken_for_that_of_
 
 
 def lateness_s(fault: object, request: str = "holding 0") -> float:
-    """How late an answer is told to be; 0 where something else is told."""
+    """Seconds by which an answer is reported to be late; 0 if something else is reported."""
     found = re.fullmatch(rf"{request}: answers late \(([0-9.]+) s\): raise timeout_s above that", str(fault))
     return float(found[1]) if found else 0.0
 
@@ -757,7 +757,7 @@ async def test_an_answer_to_what_was_asked_before_the_port_was_opened_is_taken_f
     bench: Bench, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meter = unit(1, "meter", *registers(0, 100), interval_s=600)
-    # The kernel hands on what is sent later than that on a busy machine.
+    # On a busy machine, the kernel hands on later bytes even later.
     timeout_s = patience(0.2)
     monkeypatch.setattr(modbus_line, "LATE_S_MAX", 2 * timeout_s)
     in_order(puppet, lambda address: 1.5 * timeout_s if address else 0)
@@ -865,7 +865,7 @@ async def test_noise_and_a_late_answer_of_another_unit_before_the_answer(bench: 
 async def test_what_came_instead_of_an_answer_is_told(bench: Bench, puppet: Puppet, frame: bytes, words: str) -> None:
     puppet.answer = lambda _frame: puppet.send(frame)
     with capture_logs() as logs:
-        # Our clock stands still while we are held up, and not while the kernel holds up what it hands on.
+        # Our clock stands still while we are held up, but not while the kernel holds up our bytes.
         async with bench.polling(unit(1, "meter"), retries=0) as line:
 
             def fault() -> str:
@@ -1061,7 +1061,7 @@ async def test_a_line_that_is_never_silent_is_not_spoken_on(bench: Bench, puppet
         fault = "the line is never silent: something else sends on it"
         try:
             await until(lambda: brief(line.units(), "meter") == {"unit": 1, "answers": False, "fault": fault})
-            # Three and a half characters. Where the thread had no turn for so long, the line was silent.
+            # Three and a half characters. If the thread had no turn for that time, the line was silent.
             assert puppet.asked == [] or max(pauses_s) > 0.1
         finally:
             quiet.set()

@@ -145,7 +145,7 @@ def test_halving_ends_at_single_values_and_loses_none(registers: list[ModbusRegi
 
 
 @given(REGISTERS)
-def test_neither_the_answer_to_a_fence_nor_its_refusal_can_be_one_to_what_was_asked(
+def test_an_answer_to_a_fence_never_fits_the_request_before_it(
     registers: list[ModbusRegister],
 ) -> None:
     for asked in requests(registers):
@@ -287,7 +287,7 @@ def test_a_value_is_written_as_a_person_would(members: dict[str, Any], number: i
 
 
 @given(st.binary(min_size=8, max_size=8), st.floats(1e-300, 1e12), st.floats(-1e300, 1e300))
-def test_whatever_a_unit_holds_the_payload_is_json_and_short(raw: bytes, scale: float, offset: float) -> None:
+def test_a_payload_of_any_register_is_short_json(raw: bytes, scale: float, offset: float) -> None:
     text = decoded(register(0, type="f64", scale=scale, offset=offset), raw)
     assert json.loads(text) is None or isinstance(json.loads(text), int | float)
     assert len(text) < 100

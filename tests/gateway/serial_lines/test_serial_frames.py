@@ -1,4 +1,4 @@
-"""Frames of the serial line: what goes over the wire, and that nothing else is ever taken for a frame."""
+"""Frames of the serial line on the wire, and that nothing else is ever taken for a frame."""
 
 import zlib
 from itertools import pairwise

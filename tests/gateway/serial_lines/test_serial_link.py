@@ -1,4 +1,4 @@
-"""The gateway's side of a serial line: acknowledged means on disk, and what is lost is known, whatever gets lost."""
+"""The gateway's side of a serial line: acknowledged means on disk, and every loss is known, whatever gets lost."""
 
 import zlib
 from collections import deque
@@ -56,7 +56,7 @@ RUN = HELLO.run
 START_US = 1_000_000
 NONCE = 0xC0FFEE
 UNKNOWN = Recalled(frozenset(), 0)
-"""Of a run that the buffer never heard of."""
+"""The buffer's knowledge of a run that it never heard of."""
 
 
 def new_link() -> SerialLink:
@@ -149,7 +149,7 @@ def test_what_is_being_committed_is_not_handed_over_twice(link: SerialLink) -> N
 
 
 def test_a_refused_commit_is_not_acknowledged_and_the_sensors_repetition_is_taken(link: SerialLink) -> None:
-    assert link.refused(only(send(link, data(0)))) == []
+    assert link.not_stored(only(send(link, data(0)))) == []
     assert answers(link) == []
     link.stored(only(send(link, data(0))))
     assert answers(link) == [Ack(RUN, 1, 0)]
@@ -240,14 +240,14 @@ def test_what_an_earlier_link_stored_is_known_exactly() -> None:
     assert answers(link) == [Ack(RUN, 45, 0b1)]
 
 
-def test_what_is_recalled_does_not_pass_for_what_a_sensor_with_a_failed_boot_counter_sends() -> None:
+def test_recalled_sequences_do_not_hide_new_samples_of_a_failed_boot_counter() -> None:
     link, event = identified(replace(HELLO, oldest=0, next=2))
     assert link.recall(event, Recalled(frozenset(range(20)), 0)) == []
     assert only(send(link, data(0), data(1))).sequences == (0, 1)
     assert answers(link) == [], "not before they are stored"
 
 
-def test_what_is_dropped_before_it_is_known_what_is_stored_is_told_then_and_in_order() -> None:
+def test_drops_before_the_recall_are_reported_after_it_in_order() -> None:
     link, event = identified(replace(HELLO, oldest=41, next=105))
     first, second = only(send(link, data(50, 45))), only(send(link, data(60, 60)))
     link.stored(first)
@@ -272,7 +272,7 @@ def test_a_sample_that_was_damaged_before_the_gateway_died_is_lost_once_the_ring
 
 
 @pytest.mark.parametrize("stored", [frozenset(range(20)), frozenset()])
-def test_what_was_told_before_the_gateway_restarted_is_not_told_again(stored: frozenset[int]) -> None:
+def test_losses_reported_before_a_restart_are_not_reported_again(stored: frozenset[int]) -> None:
     link, event = identified(replace(HELLO, oldest=35, next=99))
     assert link.recall(event, Recalled(stored, 30)) == [Lost("attic", "7-1a2b3c4d", 30, 34)]
 
@@ -290,7 +290,7 @@ def test_of_a_sequence_that_has_gone_back_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize("told_below", [0, 3])
-def test_what_has_come_before_the_buffer_could_be_read_is_no_other_life_of_the_run(told_below: int) -> None:
+def test_samples_from_before_the_recall_are_no_other_life_of_the_run(told_below: int) -> None:
     link, event = identified(replace(HELLO, oldest=40, next=41))
     link.stored(only(send(link, data(40, 40), data(41, 40))))
     recalled = Recalled(frozenset({*range(16), 40, 41}), told_below)
@@ -302,7 +302,7 @@ def test_recalling_nothing_says_nothing_of_a_run_that_nobody_knew() -> None:
     assert link.recall(event, UNKNOWN) == []
 
 
-def test_what_is_recalled_late_belongs_to_the_run_that_was_asked_for() -> None:
+def test_a_late_recall_belongs_to_the_run_that_was_asked_for() -> None:
     link, event = identified(replace(HELLO, oldest=5, next=9))
     send(link, replace(HELLO, boot=8, oldest=0, next=3))
     answers(link)
@@ -322,12 +322,12 @@ def test_what_the_ring_dropped_is_lost_once_and_next_moves_on(link: SerialLink) 
     assert [only(send(link, data(5, oldest=5))).sequences] == [(5,)]
 
 
-def test_what_is_being_committed_when_the_ring_drops_it_is_lost_only_if_the_commit_fails(link: SerialLink) -> None:
+def test_a_dropped_reading_under_commit_is_lost_only_if_the_commit_fails(link: SerialLink) -> None:
     first = only(send(link, data(0)))
     second = only(send(link, data(1, oldest=1)))
     link.stored(second)
     assert answers(link) == [Ack(RUN, 0, 0b1)]
-    assert link.refused(first) == [Lost("attic", "7-1a2b3c4d", 0, 0)]
+    assert link.not_stored(first) == [Lost("attic", "7-1a2b3c4d", 0, 0)]
     assert send(link, data(1, oldest=1)) == []
     assert answers(link) == [Ack(RUN, 2, 0)]
 
@@ -414,7 +414,7 @@ def test_a_reply_gives_readings_their_time(link: SerialLink) -> None:
 
 
 def after_slow_trips(link: SerialLink, trips: int) -> Reading:
-    """A reading that comes behind so many round trips of 8 ms."""
+    """A reading that comes after `trips` round trips of 8 ms."""
     for _ in range(trips):
         due_us = link.due_us
         assert answers(link, due_us) == [Probe(NONCE)]
@@ -443,7 +443,7 @@ def test_a_port_that_is_no_wire_takes_no_time_for_its_bytes(link: SerialLink) ->
     assert abs(reading.datum.event_us - (START_US + 1_000 + 104_500)) <= 20
 
 
-def test_where_nothing_is_known_of_a_wire_slow_round_trips_show_none(link: SerialLink) -> None:
+def test_slow_round_trips_show_no_wire_when_nothing_is_known_of_it(link: SerialLink) -> None:
     """A busy machine, and a board that is a USB device itself: it may have read its tick at either end of each."""
     link.claim_no_wire()
     send(link, Reply(NONCE, 900, 0), now_us=START_US + 8_000)
@@ -503,7 +503,7 @@ def test_garbage_gives_no_event_and_no_answer(pieces: list[bytes]) -> None:
     for piece in pieces:
         assert link.receive(piece, START_US) == []
     assert answers(link) == []
-    # The zero ends what the garbage began.
+    # The zero ends the garbage.
     only(link.receive(b"\0" + encode_frame(data(0)), START_US))
 
 
@@ -535,7 +535,7 @@ def test_a_sensor_that_says_anything_at_all_neither_raises_nor_fills_memory(step
     for step in steps:
         if isinstance(step, bool):
             if committing:
-                (link.stored if step else link.refused)(committing.popleft())
+                (link.stored if step else link.not_stored)(committing.popleft())
         else:
             committing.extend(event for event in send(link, step) if isinstance(event, Received))
         answers(link)
@@ -544,7 +544,7 @@ def test_a_sensor_that_says_anything_at_all_neither_raises_nor_fills_memory(step
 
 
 class ModelSensor:
-    """A sensor by docs/frames.md, with a ring of 6 and a window of 4; it checks what every ACK promises."""
+    """A sensor by docs/frames.md, with a ring of 6 and a window of 4. It checks each ACK's promise."""
 
     def __init__(self, disk: set[tuple[int, int]]) -> None:
         self.disk = disk
@@ -617,7 +617,7 @@ class LossyLine(RuleBasedStateMachine):
             received = self.committing.popleft()
             if succeeds:
                 self.disk |= numbered(received)
-            self.note((self.link.stored if succeeds else self.link.refused)(received))
+            self.note((self.link.stored if succeeds else self.link.not_stored)(received))
 
     @rule()
     def recall(self) -> None:
@@ -666,7 +666,7 @@ class LossyLine(RuleBasedStateMachine):
             self.recall()
         assert self.sensor.held == []
         accounted = {sequence for boot, sequence in self.disk | self.lost if boot == self.sensor.boot}
-        # What the ring dropped before anything was known of this run, nobody can tell from what others have.
+        # Nobody can tell samples that the ring dropped before this run was known from samples that others have.
         assert accounted == set(range(min(accounted), self.sensor.next))
         assert not self.disk & self.lost
 

@@ -1,4 +1,4 @@
-"""What a ring dropped is counted once, whichever line finds it out."""
+"""A sample that a ring dropped is counted once, whichever line finds it out."""
 
 from gateway.serial_lines.frame_link import Identified, Lost
 from gateway.serial_lines.port_line import RUNS_MAX, RingLosses
@@ -8,7 +8,7 @@ BOOT = "7-1a2b3c4d"
 
 
 class Counting(MemoryIntake):
-    """An intake that notes what it is told of as lost."""
+    """An intake that records losses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def test_of_ever_new_runs_only_so_many_are_remembered() -> None:
     assert len(ring._told_below) == RUNS_MAX
 
 
-def test_what_a_sensor_with_a_failed_boot_counter_drops_is_told_although_its_sequences_were() -> None:
+def test_drops_of_a_failed_boot_counter_are_reported_although_their_sequences_were_before() -> None:
     intake = Counting()
     ring = RingLosses(intake)
     for following, first, last in ((0, 0, 4999), (5064, 4990, 5002), (3, 3, 299)):

@@ -1,4 +1,4 @@
-"""Which ports a setting means, how one is opened, and what is said where that fails."""
+"""Which ports a setting means, how a port is opened, and the words if that fails."""
 
 import errno
 import fcntl
@@ -62,7 +62,7 @@ def test_a_port_is_opened_raw_ours_alone_and_without_hanging_up_at_its_closing(t
     flags, speed = termios.tcgetattr(port.fileno())[2], termios.tcgetattr(port.fileno())[4]
     assert not flags & termios.HUPCL
     assert flags & termios.CSTOPB
-    # A terminal keeps no parity: the library is asked what it set.
+    # A terminal keeps no parity, so ask the library for its setting.
     assert (port.parity, port.bytesize) == (serial.PARITY_EVEN, 7)
     assert speed == termios.B9600
     with pytest.raises(serial.SerialException) as refusal:
@@ -98,7 +98,7 @@ def test_a_real_port_is_closed_to_programs_that_ask_for_no_lock(
 
 
 def test_usb_cdc_is_known_whatever_a_port_is_called(tmp_path: Path) -> None:
-    """By its device number, as Linux' devices.txt has it: names are udev's, and anybody's."""
+    """The device number in Linux' devices.txt decides. Names are given by udev, and by anybody."""
     for name, numbers, is_cdc in (("sensor", (166, 3), True), ("ttyACM0", (188, 0), False), ("pty", (136, 7), False)):
         node = tmp_path / name
         try:
@@ -141,11 +141,11 @@ def test_what_nobody_took_is_dropped_before_the_closing(
 def test_an_error_of_the_system_is_explained_and_named_where_that_helps(number: int, words: str) -> None:
     told = why_not_opened(OSError(number, os.strerror(number)), "/dev/ttyUSB0")
     assert told.startswith(words)
-    # What sets a terminal's attributes has an error of its own.
+    # Setting a terminal's attributes raises an error of its own.
     assert why_not_opened(termios.error(number, os.strerror(number)), "/dev/ttyUSB0") == told
 
 
-def test_what_to_write_instead_depends_on_the_section_that_names_the_port() -> None:
+def test_the_remedy_for_a_port_depends_on_the_section_that_names_it() -> None:
     told = why_not_opened(OSError(errno.ENOTTY, ""), "/dev/ttyUSB0", "[[serial.text]]")
     assert told == "it is no serial port: write the port that the sensor is on"
     assert leave_out("serial.ports") == "take the port out of serial.ports"

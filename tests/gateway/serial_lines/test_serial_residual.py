@@ -1,4 +1,4 @@
-"""What the frame check lets through: shown by very many random corruptions, and measured on half of its bits.
+"""Damage that passes the frame check: shown by very many random corruptions, and measured on half of its bits.
 
 A CRC-32 lets a random corruption pass once in 2^32, about four thousand million: more than can be tried. Its lower 16
 bits are a check too, which lets one pass in 65,536, and that can be seen: the corruptions are as random as they should
@@ -59,7 +59,7 @@ def passes_16_bits(piece: bytes, sent: Collection[bytes]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.campaign(seconds=30)
-def test_of_many_random_corruptions_none_becomes_a_wrong_reading() -> None:
+def test_no_random_corruption_becomes_a_wrong_reading() -> None:
     rng = random.Random(8)  # noqa: S311 - repeatable
     judged = passed_16_bits = 0
     wrong = []

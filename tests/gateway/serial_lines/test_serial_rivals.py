@@ -50,7 +50,7 @@ def process(program: str, *arguments: str) -> Iterator[int]:
         started.communicate()
 
 
-def test_who_has_a_port_open_is_named_and_this_process_is_not(port: str) -> None:
+def test_other_processes_that_have_a_port_open_are_named(port: str) -> None:
     assert holders((port,)) == {}
     with process("port = open(sys.argv[1])", port) as pid:
         assert [holder.process for holder in holders((port, "/dev/null"))[port]] == [pid]
@@ -60,7 +60,7 @@ def test_who_has_a_port_open_is_named_and_this_process_is_not(port: str) -> None
 def test_a_login_is_seen_by_its_terminal_whatever_it_shows_of_its_files(
     port: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A login console is root's, and what it has open is told to root alone; which terminal it has, to everybody."""
+    """A login console is root's. Only root may see its open files, but everybody may see its terminal."""
     monkeypatch.setattr("gateway.serial_lines.rivals.opened_by", lambda _process: [])
     # The first terminal that the leader of a session opens becomes its own.
     with process("os.open(sys.argv[1], os.O_RDWR)", port) as pid:

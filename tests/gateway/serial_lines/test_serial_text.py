@@ -31,10 +31,10 @@ def sentence(content: str, start: str = "$") -> bytes:
 
 @dataclass(frozen=True)
 class Recording:
-    """What an instrument writes, and what must come of it."""
+    """The lines of an instrument, and the readings that must come of them."""
 
     settings: str
-    """Of its `[[serial.text]]`."""
+    """Settings of its `[[serial.text]]`."""
     stream: bytes
     payloads: list[str]
     unreadable: dict[str, int]
@@ -158,7 +158,7 @@ class Instrument:
         port.symlink_to(os.ttyname(self._slave))
 
     def wait_until_opened(self) -> None:
-        """Until the gateway has opened the port, of which clearing HUPCL is the last step."""
+        """Wait until the gateway has opened the port. Clearing HUPCL is its last step."""
         wait_until(lambda: not termios.tcgetattr(self._slave)[2] & termios.HUPCL)
 
     def write(self, stream: bytes) -> None:
@@ -198,7 +198,7 @@ class Site:
         return ended.stdout
 
     def readings(self) -> dict[str, list[dict[str, Any]]]:
-        """What waits to be forwarded, by device; what the gateway says of itself waits among it."""
+        """Readings that wait to be forwarded, by device. The gateway's own events wait among them."""
         found: dict[str, list[dict[str, Any]]] = {}
         for line in self.sluice("buffer", "export").splitlines():
             row = json.loads(line)

@@ -1,4 +1,4 @@
-"""What becomes of the lines that real instruments and sketches write, and that nothing in them is made up."""
+"""Lines of real instruments and sketches become readings, and nothing in the readings is made up."""
 
 import json
 import re
@@ -396,7 +396,7 @@ def test_a_sentence_that_nobody_asked_for_is_passed_over(line: str) -> None:
     "line", ["$GPGSV,1,1,00*00", "$GPGSV,1,1,00*", "!AIVDM,1*0", "$GPRMX,000020*65", "$GPRMX,0*1$A,*"]
 )
 def test_a_damaged_sentence_that_nobody_asked_for_is_noise_once(line: str) -> None:
-    """Of the fourth, a wanted one, a bit of the type was damaged."""
+    """The fourth is a wanted sentence with a damaged bit in its type."""
     assert judged(settings("nmea", sentences={"RMC": ("time",)}), line) == ([], NOISE)
 
 

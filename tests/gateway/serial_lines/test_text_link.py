@@ -96,7 +96,7 @@ def test_the_line_that_was_joined_in_the_middle_is_no_fault() -> None:
     assert not sensor.faults
 
 
-def test_where_a_line_proves_that_it_is_whole_the_first_one_counts() -> None:
+def test_the_first_line_counts_when_it_proves_that_it_is_whole() -> None:
     assert payloads(link("json").receive(b'{"t":1}\n', 0)) == ['{"t":1}']
     assert payloads(link("nmea").receive(sentence(b"WIMTW,17.5") + b"\n", 0)) == ['{"sentence":"WIMTW","1":17.5}']
     for line_format, half in (("json", b'"t":1}\n'), ("nmea", sentence(b"WIMTW,17.5")[4:] + b"\n")):
@@ -141,7 +141,7 @@ def test_a_line_of_the_longest_length_is_read_and_a_longer_one_told_before_its_e
     assert len(payloads(sensor.receive(longest + b"\n", 0))) == 1
     assert sensor.receive(longest, 0) == []
     assert sensor.receive(b"99", 0) == [Unreadable(longest, "line-too-long")]
-    # What follows is part of it, up to its end.
+    # Further bytes are part of it, up to its end.
     assert sensor.receive(b" t=5" * 1000, 0) == []
     assert payloads(sensor.receive(b" t=5\nt=6\n", 0)) == ['{"t":6}']
     assert sensor.faults == {"line-too-long": 1}
@@ -168,7 +168,7 @@ def test_a_megabyte_of_noise_is_next_to_nothing_where_lines_carry_no_checksum(
 
 
 def heard_at(sent_baud: int, heard_baud: int, data: bytes) -> bytes:
-    """What a UART makes of bytes (8N1) that come at another speed: it samples each bit in its middle."""
+    """Bytes (8N1) as a UART reads them at another speed: it samples each bit in its middle."""
     bits = [1] * 20 + [bit for byte in data for bit in (0, *((byte >> place) & 1 for place in range(8)), 1)] + [1] * 20
 
     def level(time_s: float) -> int:
@@ -223,7 +223,7 @@ def test_sentences_that_nobody_asked_for_are_no_loss_with_or_without_a_checksum(
     assert (unread(events), sensor.faults, sensor.noisy) == ({}, {}, 20)
 
 
-def test_what_stands_in_front_of_whole_sentences_is_counted_once_and_is_no_loss_where_it_was_none() -> None:
+def test_text_before_whole_sentences_counts_once_and_is_no_loss_unless_it_was_wanted() -> None:
     sensor = joined("nmea")
     sent = b"+GPSRD:$GPGGA,000019*72\r\n$GPGGA,0123$GPRMC,000020*65\r\n\xff$GPROT,1*43\r\n"
     events = sensor.receive(sent, 0)
@@ -311,7 +311,7 @@ def test_frames_of_a_binary_protocol_are_told_from_text_and_noise() -> None:
         sensor = joined("nmea")
         sensor.receive(stream, 0)
         assert sensor.binary_frames is None
-    # Whoever has written a reading has proved that it writes text.
+    # A sensor that has written a reading has proved that it writes text.
     sensor = joined()
     sensor.receive(b"t=1\n" + b"".join(DUST), 0)
     assert sensor.binary_frames is None
@@ -378,17 +378,17 @@ def test_frames_are_recognised_however_they_are_cut_until_a_reading_has_come() -
     sensor.receive(sentence(b"GPGLL,1") + b"\r\n", 0)
     assert payloads(sensor.receive(sentence(b"GPGLL,1") + b"\r\n", 0)) != []
     seen = [sensor.sends_frames]
-    # A sensor whose text is read has proved what it is.
+    # A sensor whose text was read has proved that it writes text.
     sensor.receive(b"\0" + hello, 0)
     assert [*seen, sensor.sends_frames] == [False, False]
 
 
-def test_what_was_refused_last_and_whether_there_are_lines_at_all_is_known() -> None:
+def test_a_text_link_knows_its_last_unreadable_line_and_whether_lines_came() -> None:
     sensor = link()
     sensor.receive(b"\x01\xff" * 1_000, 0)
     assert not sensor.has_seen_a_line
     sensor = link()
-    assert sensor.refused is None
+    assert sensor.last_unreadable is None
     sensor.receive(b"\nt: 1\nt=2\nready\nt=3\n", 0)
     assert sensor.has_seen_a_line
-    assert sensor.refused == Unreadable(b"ready", "no-pairs")
+    assert sensor.last_unreadable == Unreadable(b"ready", "no-pairs")

@@ -1,4 +1,4 @@
-"""What a broker delivers again, against model brokers that count their identifiers up or take the lowest free one."""
+"""Repeated deliveries of model brokers, which count their identifiers up or take the lowest free one."""
 
 import copy
 import random
@@ -40,7 +40,7 @@ def disk() -> dict[str, bytes]:
 
 @pytest.fixture
 def deliveries(disk: dict[str, bytes]) -> Deliveries:
-    """Those of a connection whose CONNECT was sent."""
+    """Deliveries of a connection whose CONNECT was sent."""
     deliveries = Deliveries(PREFIX, disk)
     deliveries.connecting()
     return deliveries
@@ -61,7 +61,7 @@ def counting() -> tuple[Deliveries, dict[str, bytes], int]:
 
 
 def store(deliveries: Deliveries, disk: dict[str, bytes]) -> int:
-    """Store what was taken; the number of its batch."""
+    """Store the deliveries so far. Returns the number of their batch."""
     number, marks = deliveries.batch()
     keep(disk, marks)
     deliveries.stored(number)
@@ -116,7 +116,7 @@ def test_what_the_buffer_refused_is_stored_when_it_comes_again() -> None:
     deliveries, disk, last = counting()
     deliveries.receive(last + 1, A, duplicate=False)
     number, _ = deliveries.batch()
-    deliveries.refused(number)
+    deliveries.not_stored(number)
     reconnect(deliveries, disk)
     assert deliveries.receive(last + 1, A, duplicate=True) is Judgement.NEW
 
@@ -128,7 +128,7 @@ def test_another_payload_under_a_known_identifier_is_stored() -> None:
 
 
 def test_behind_the_first_that_is_unknown_nothing_is_recognised() -> None:
-    """What never came stands behind everything that was stored: so what follows it cannot be stored."""
+    """A message that never came stands behind all stored ones. So the messages after it cannot be stored."""
     deliveries, disk, last = counting()
     deliver(deliveries, disk, last + 1, A)
     again = killed(disk)
@@ -163,12 +163,12 @@ def test_a_connection_that_was_refused_costs_nothing() -> None:
 
 
 def test_what_was_refused_twice_is_in_no_mark() -> None:
-    """By the buffer, and then by a CONNACK: what is on disk again must be stored."""
+    """The buffer refuses it, and then a CONNACK does. Marks that are on disk again must be of stored messages."""
     deliveries, disk, last = counting()
     deliver(deliveries, disk, last + 1, A)
     deliveries.receive(last + 2, B, duplicate=False)
     number, _ = deliveries.batch()
-    deliveries.refused(number)
+    deliveries.not_stored(number)
     keep(disk, deliveries.forget_marks())
     deliveries.connecting()
     keep(disk, deliveries.connection_refused())
@@ -177,7 +177,7 @@ def test_what_was_refused_twice_is_in_no_mark() -> None:
     assert again.receive(last + 2, B, duplicate=True) is not Judgement.STORED
 
 
-def test_what_sections_left_behind_that_are_gone_is_forgotten() -> None:
+def test_sessions_of_removed_sections_are_forgotten() -> None:
     brokers = [BrokerSettings("One", ("#",)), BrokerSettings("two", ("#",), client_id="a/b")]
     of_one, of_two = "broker/One:1883/sluice-gw1/", "broker/two:1883/a%2Fb/"
     kept = dict.fromkeys(
@@ -289,7 +289,7 @@ def test_qos_2_of_a_broker_that_lost_its_state_is_stored(deliveries: Deliveries)
 def test_a_refused_batch_takes_its_qos_2_identifiers_back(deliveries: Deliveries, disk: dict[str, bytes]) -> None:
     deliveries.receive_exactly_once(7, A, duplicate=False)
     number, _ = deliveries.batch()
-    deliveries.refused(number)
+    deliveries.not_stored(number)
     reconnect(deliveries, disk)
     assert deliveries.receive_exactly_once(7, A, duplicate=True) is not Judgement.STORED
 
@@ -318,7 +318,7 @@ class Message:
     packet_id: int = 0
     sent: bool = False
     released: bool = False
-    """QoS 2: PUBREC came, PUBREL is what is sent."""
+    """QoS 2: after its PUBREC, the client sends PUBREL."""
 
 
 @dataclass
@@ -385,7 +385,7 @@ class Model:
         self.present = False
 
     def run(self, steps: int) -> None:
-        """Anything in any order; what gets on more often than what fails."""
+        """Anything in any order. Steps forward are more frequent than failures."""
         ways = {
             self.publish: 6,
             self.broker_reads: 6,
@@ -543,7 +543,7 @@ class Model:
             self.taken.append(Batch(number, [], [], marks, []))
 
     def settle(self) -> None:
-        """What was taken is decided before CONNECT is sent."""
+        """Decide all batches that were taken, before CONNECT is sent."""
         self.commit(len(self.taken))
         self.gateway_acknowledges()
 
@@ -555,7 +555,7 @@ class Model:
         self.excused |= self.at_risk
 
     def gateway_is_killed(self) -> None:
-        """What it wrote may still arrive (`broker_reads` came before), or not."""
+        """Its last bytes may still arrive (if `broker_reads` came before), or not."""
         self.down.clear()
         self.up.clear()
         self.taken.clear()

@@ -1,4 +1,4 @@
-"""The broker ingress with a real mosquitto: what is taken and acknowledged, who may connect, what is said."""
+"""The broker ingress with a real mosquitto: readings and acknowledgements, who may connect, and its words."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ def intake() -> MemoryIntake:
 
 @pytest.fixture
 async def said() -> AsyncIterator[list[Any]]:
-    """What the ingress logs."""
+    """Collect the log of the ingress."""
     with structlog.testing.capture_logs() as entries:
         yield entries
 
@@ -217,7 +217,7 @@ async def test_a_session_that_was_never_subscribed_is_subscribed(tmp_path: Path,
 
 
 async def test_what_is_to_be_subscribed_is_on_disk_before(tmp_path: Path, intake: MemoryIntake) -> None:
-    """Else a gateway that is killed before SUBACK, and then gets other topics, would not know what to unsubscribe."""
+    """Otherwise a gateway that is killed before SUBACK, and gets other topics, would not know its subscriptions."""
     del tmp_path
     kept: list[bytes | None] = []
 
@@ -318,7 +318,7 @@ async def test_a_fault_before_the_connection_ends_nothing(said: list[Any]) -> No
 
 
 async def test_a_refused_connection_changes_nothing_of_what_is_known(intake: MemoryIntake) -> None:
-    """CONNACK 3 while a broker starts: what was stored before it is recognised after it."""
+    """CONNACK 3 while a broker starts: messages that were stored before it are recognised after it."""
 
     async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\x20\x02\x00\x03")
@@ -526,7 +526,7 @@ async def test_why_the_broker_refuses_is_said(said: list[Any], code: int, words:
 
 
 async def test_nothing_counts_before_connack(said: list[Any], intake: MemoryIntake) -> None:
-    """Section 3.2: the first packet is CONNACK. A delivery before it would be judged by what may be void."""
+    """Section 3.2: the first packet is CONNACK. A delivery before it would be judged by marks that may be void."""
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A PUBACK, which looks like a CONNACK but for its type.
@@ -574,7 +574,7 @@ async def test_what_is_no_broker_is_said_to_be_none(said: list[Any]) -> None:
 
 
 async def test_a_refused_subscription_is_said_and_the_others_go_on(said: list[Any]) -> None:
-    """mosquitto grants what its access list forbids: this broker answers as those do that say so."""
+    """mosquitto grants topics that its access list forbids. This broker answers like brokers that refuse them."""
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1_000)
@@ -613,7 +613,7 @@ async def test_a_suback_that_does_not_fit_is_no_answer(said: list[Any]) -> None:
 
 
 async def test_the_private_parts_of_paho_are_as_they_were() -> None:
-    """The version is pinned for their sake; these are what `site_broker.client` relies on."""
+    """The version is pinned for their sake: `site_broker.client` relies on them."""
     ours, brokers = await connected_pair()
     assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000, "a black hole is noticed"
     assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

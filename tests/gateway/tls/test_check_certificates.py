@@ -1,4 +1,4 @@
-"""Certificates and keys as `sluice check` reads them: against what OpenSSL says of the same files."""
+"""Certificates and keys as `sluice check` reads them, against OpenSSL on the same files."""
 
 import os
 import ssl
@@ -171,7 +171,7 @@ def test_files_that_cannot_be_used_are_told_apart(pair: tuple[Path, Path], tmp_p
 
 
 def damage(lines: list[str], how: str) -> str:
-    """What editors, mail programs and the clipboard do to a PEM file."""
+    """Damage a PEM file as editors, mail programs and the clipboard do."""
     first, *body, last = lines
     texts = {
         "indented": "\n".join(f"  {line}" for line in lines),
@@ -210,7 +210,7 @@ def test_a_file_that_tls_refuses_is_damaged_and_its_key_is_not_to_blame(
 
 
 @given(st.data())
-def test_what_is_said_of_a_file_is_what_tls_does_with_it(
+def test_the_verdict_on_a_file_is_what_tls_does_with_it(
     pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     lines = pair[0].read_text().splitlines() * data.draw(st.integers(1, 2))

@@ -1,4 +1,4 @@
-"""Whom the gateway trusts when it connects: the authorities that are named, and nobody else."""
+"""The gateway trusts the named authorities when it connects, and nobody else."""
 
 import shutil
 import ssl
@@ -17,7 +17,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def issuing(root: Authority, tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """An authority below the root: what signs at most companies."""
+    """An authority below the root, which signs at most companies."""
     signed = root.sign("issuing", "DNS:issuing\nbasicConstraints=critical,CA:TRUE")
     folder = tmp_path_factory.mktemp("issuing")
     shutil.copy(signed.certificate, folder / "ca.pem")
@@ -44,7 +44,7 @@ def connect(client: ssl.SSLContext, server: Identity) -> None:
 
 
 def with_chain(broker: Identity, *authorities: Authority) -> Identity:
-    """What a broker shows: its certificate, and those above it."""
+    """The chain that a broker shows: its certificate, and the authorities above it."""
     shown = broker.certificate.with_suffix(".chain.pem")
     shown.write_text("".join(each.read_text() for each in (broker.certificate, *(a.certificate for a in authorities))))
     return Identity(shown, broker.key)
@@ -68,7 +68,7 @@ def test_nobody_else_is_trusted(root: Authority, issuing: Authority) -> None:
     beside = root.sign("beside")
     with pytest.raises(ssl.SSLCertVerificationError, match="unable to get local issuer certificate"):
         connect(client_context(issuing.certificate, None, None), beside)
-    # The root is named, and nobody shows what is between it and the broker.
+    # The root is named, and nobody shows the authority between it and the broker.
     with pytest.raises(ssl.SSLCertVerificationError, match="unable to get local issuer certificate"):
         connect(client_context(root.certificate, None, None), issuing.sign("broker"))
     with pytest.raises(ssl.SSLCertVerificationError, match="IP address mismatch"):

@@ -1,4 +1,4 @@
-"""Certificates in a box that does not know the time: what has ended for certain is refused, and nothing else eased."""
+"""Certificates in a box without the time: those that have surely ended are refused, and nothing else changes."""
 
 import asyncio
 import shutil
@@ -48,18 +48,18 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def ended(authority: Authority) -> Identity:
-    """What was valid from three days ago to yesterday."""
+    """A certificate that was valid from three days ago to yesterday."""
     return authority.sign("ended", valid=(-3 * DAY, -DAY))
 
 
 @pytest.fixture(scope="module")
 def coming(authority: Authority) -> Identity:
-    """What is valid from tomorrow on."""
+    """A certificate that is valid from tomorrow on."""
     return authority.sign("coming", valid=(DAY, 3 * DAY))
 
 
 class Box:
-    """What is known of the time, by days from the true one; None is a clock that can be trusted."""
+    """A box's knowledge of the time, in days from the true time; None for a clock that can be trusted."""
 
     def __init__(self, passed: float | None, latest: float | None = None) -> None:
         self.passed, self.latest = passed, latest
@@ -109,10 +109,10 @@ def test_the_log_says_once_that_dates_are_judged_otherwise() -> None:
 # -- what is let pass ---------------------------------------------------------------------------------
 
 
-def test_what_ended_before_the_floor_is_refused_and_what_may_hold_is_let_pass(
+def test_certificates_that_ended_before_the_floor_are_refused_and_others_pass(
     authority: Authority, ended: Identity, coming: Identity
 ) -> None:
-    """Whatever this machine's clock says, by which one of them has ended and the other not begun."""
+    """This holds whatever this machine's clock says. By it, one of them has ended, and the other has not begun."""
     for passed, shown in ((-2, ended), (-9000, ended), (0, coming), (1.5, coming), (-9000, coming)):
         connect(judged(authority.certificate, Box(passed)), shown)
     with pytest.raises(CertificateDateError, match=r"has expired on \d{4}-\d\d-\d\d, and it is \d{4}-") as refused:
@@ -122,7 +122,9 @@ def test_what_ended_before_the_floor_is_refused_and_what_may_hold_is_let_pass(
         connect(client_context(authority.certificate, None, None), ended)
 
 
-def test_what_has_not_begun_is_refused_where_a_clock_was_synced_once(authority: Authority, coming: Identity) -> None:
+def test_a_certificate_that_has_not_begun_is_refused_once_the_clock_was_synced(
+    authority: Authority, coming: Identity
+) -> None:
     connect(judged(authority.certificate, Box(0, 2)), coming)
     with pytest.raises(CertificateDateError, match=r"is not valid before .* and it is .* at most"):
         connect(judged(authority.certificate, Box(0, 0.5)), coming)

@@ -100,7 +100,7 @@ documents = st.recursive(
 
 
 @given(documents, documents)
-def test_what_comes_of_it_says_what_it_is_to_say(before: dict[str, Any], after: dict[str, Any]) -> None:
+def test_the_edited_text_says_the_new_document(before: dict[str, Any], after: dict[str, Any]) -> None:
     text = edited(toml_text(before, {}), after, {})
     assert text is None or tomllib.loads(text) == after
 

@@ -17,7 +17,7 @@ PROGRAM = (
 
 
 def run(jars: Path, classes_told: Path) -> str:
-    """Start Spark with these jars, and have Java tell where it had each class from; return what was printed."""
+    """Start Spark with these jars, and have Java print where it had each class from. Returns the output."""
     environment = os.environ | {
         "SLUICE_SPARK_JARS": str(jars),
         "SLUICE_SPARK_JAVA_OPTIONS": f"{SHORT_LIVED} -Xlog:class+load:file={classes_told}",

@@ -1,4 +1,4 @@
-"""Whatever devices, payloads and topics call themselves: no command of the cloud side prints what a terminal obeys."""
+"""No command of `sluice-cloud` prints anything that a terminal obeys, whatever devices, payloads and topics hold."""
 
 import json
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""What `sluice-cloud` shows a person: tables that fit the terminal."""
+"""Output of `sluice-cloud` for a person: tables that fit the terminal."""
 
 from decimal import Decimal
 

@@ -1,4 +1,4 @@
-"""What `sluice-cloud` looks at before it starts Spark: the folder of the tables, and whether Kafka answers."""
+"""Checks of `sluice-cloud` before it starts Spark: the folder of the tables, and whether Kafka answers."""
 
 import errno
 import socket
@@ -61,7 +61,7 @@ def test_a_warehouse_is_small_by_all_the_files_in_it(tmp_path: Path) -> None:
     assert not holds_little(str(tmp_path))
 
 
-def test_what_cannot_be_told_of_a_warehouse_is_no_sign_that_it_is_small(tmp_path: Path) -> None:
+def test_a_warehouse_of_unknown_size_does_not_pass_for_a_small_one(tmp_path: Path) -> None:
     (tmp_path / "v1").symlink_to(tmp_path.parent)
     assert not holds_little(str(tmp_path))
     assert not holds_little("s3a://bucket/warehouse")

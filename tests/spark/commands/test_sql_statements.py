@@ -53,7 +53,7 @@ READS = (
 def test_what_reads_is_carried_out_and_what_writes_is_not(spark: SparkSession, new_warehouse: str) -> None:
     log = log_path(folder_of(new_warehouse, 1))
     tables = [f"delta.`{path}`" for path in (versions_path(new_warehouse), log)]
-    # Of what they read a row is enough.
+    # One row of the result is enough.
     for view in ("readings", "log", "windows"):
         spark.range(1).selectExpr("'42' AS device").createOrReplaceTempView(view)
 

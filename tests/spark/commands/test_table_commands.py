@@ -1,4 +1,4 @@
-"""What `sluice-cloud` prints of the tables: all that was asked for, or a word of what is left out."""
+"""`sluice-cloud` prints all rows that were asked for, or says how many it leaves out."""
 
 import json
 import shutil
@@ -66,7 +66,7 @@ def filled(spark: SparkSession, empty_warehouse: Path, tmp_path_factory: pytest.
 
 @pytest.fixture
 def filled_copy(filled: str, tmp_path: Path) -> str:
-    """The same of the test's own."""
+    """A copy of `filled` for one test."""
     return str(shutil.copytree(filled, tmp_path / "warehouse"))
 
 
@@ -97,7 +97,7 @@ def test_json_has_every_column_of_a_window(spark: SparkSession, filled: str) -> 
 
 
 @pytest.mark.long(seconds=15)
-def test_of_a_narrow_terminal_the_reasons_of_a_status_are_the_last_to_go(
+def test_a_narrow_terminal_cuts_the_reasons_of_a_status_last(
     spark: SparkSession, filled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert spark is not None
@@ -161,7 +161,7 @@ def test_a_warehouse_that_is_not_there_is_told_before_spark_is_started(
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where commands keep what they need while they run."""
+    """Folder in which commands keep their files while they run."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -184,7 +184,7 @@ def test_commands_end_quietly_and_by_a_signal_with_their_java_and_all_that_they_
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["looked\n", "at work\n"]
         process.send_signal(signal.SIGTERM)
-        # Whoever reads on waits for Java as well: it has the same output.
+        # A reader of the output waits for Java as well, because Java has the same output.
         printed, told = process.communicate(timeout=patience(300))
     assert (process.returncode, printed) == (-signal.SIGTERM, ""), told
     assert "ERROR" not in told, told

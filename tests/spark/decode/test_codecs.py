@@ -1,4 +1,4 @@
-"""Packed, CBOR, SenML and Avro payloads: what the decoders read, against what was written."""
+"""Packed, CBOR, SenML and Avro payloads: the decoders read the values that were written."""
 
 import json
 import math
@@ -167,7 +167,7 @@ ITEMS = st.recursive(
 
 
 def as_numbers(item: object) -> object:
-    """The same with floats as decimals."""
+    """The item with floats as decimals."""
     if isinstance(item, float):
         return Decimal(repr(item)) if math.isfinite(item) else None
     if isinstance(item, list):
@@ -421,7 +421,7 @@ def climate(number: int, celsius: float = 21.53, pascal: int | None = 101_325) -
 
 
 class Registry(BaseHTTPRequestHandler):
-    """What a Confluent-compatible registry answers."""
+    """The answers of a Confluent-compatible registry."""
 
     schemas: dict[int, str]
     failures: list[int]
@@ -525,7 +525,7 @@ CODECS = {
 
 
 def test_whatever_comes_is_read_or_refused_in_words() -> None:
-    """Each value goes to each codec: what the content type says is not what the declaration says."""
+    """Each value goes to each codec: the content type may contradict the declaration."""
     binary = replace(CLIMATE, codec="binary")
     for name, _, payload in hostile.payloads():
         for codec in CODECS.values():

@@ -137,7 +137,7 @@ PLAIN_TEXTS = [
 
 
 def drawn_number(rng: random.Random) -> str:
-    """Numbers as sensors and languages print them, and near what a decimal(18,6) can hold."""
+    """Numbers as sensors and languages print them, and near the bounds of a decimal(18,6)."""
     digits = str(rng.getrandbits(rng.choice([4, 20, 40, 64, 100])))
     match rng.randrange(6):
         case 0:
@@ -169,7 +169,7 @@ def drawn_text(rng: random.Random) -> str:
 
 
 def found_in(spark: SparkSession, records: list[KafkaRecord], streams: Streams = NO_STREAMS) -> list[Outcome]:
-    """What Spark makes of the records, in their order."""
+    """Spark's results for the records, in their order."""
     placed = [replace(record, offset=offset) for offset, record in enumerate(records)]
     rows = decoded(typed_records(kafka_frame(spark, placed)), streams).orderBy("offset").collect()
     assert [row.value for row in rows] == [record.value for record in records]
@@ -203,7 +203,7 @@ BYTES = reading_headers(content_type="application/octet-stream")
 
 
 def test_a_member_that_is_no_number_is_null_and_its_neighbours_count(spark: SparkSession) -> None:
-    """Under a declaration, and of what a gateway does not call JSON."""
+    """Payloads with a declaration, and payloads that a gateway does not call JSON."""
     texts = [
         b'{"boot":"b1","seq":2,"t":nan,"u":40}',
         b'{"boot":"b1","seq":2,"u":40,"t":-Infinity}\0',
@@ -487,7 +487,7 @@ def test_a_declared_value_out_of_range_is_told(spark: SparkSession) -> None:
     assert [row.reject_reason for row in rows] == [f"out-of-range: {words}" for words in texts.values()]
 
 
-def test_what_is_declared_of_an_inner_object_is_not_read_from_the_top(spark: SparkSession) -> None:
+def test_fields_declared_of_an_inner_object_are_not_read_from_the_top(spark: SparkSession) -> None:
     texts = ['{"t": 1, "n": 2}', '{"t": 1, "n": {"x": 2}}', '{"t": 1, "n": {"x": {"o": 2}}}', '{"n": 2}', '{"n.x": 2}']
     records = [replace(reading(text.encode()), topic="device-nested") for text in texts]
 
@@ -541,7 +541,7 @@ def test_a_record_that_cannot_be_read_says_why_and_keeps_its_bytes(spark: SparkS
             oracle_payloads.read_payload(spark_oracle.read_headers(record))
 
 
-def test_what_a_gateway_says_of_itself_is_neither_a_measurement_nor_a_reject(spark: SparkSession) -> None:
+def test_a_gateways_own_events_are_neither_measurements_nor_rejects(spark: SparkSession) -> None:
     event = reading(b'{"depth": 7}', reading_headers(18, event_type="sluice.gateway.heartbeat"), key=b"gw-1")
     records = typed_records(kafka_frame(spark, [replace(event, topic="gateway-events")]))
 

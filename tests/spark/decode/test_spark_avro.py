@@ -65,7 +65,7 @@ def climate(celsius: float, **more: object) -> dict[str, object]:
 
 
 FOUND = {"lux": Decimal("300.25"), "litres": Decimal("-1.5")}
-"""Of each of them."""
+"""Metrics of each of the payloads."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def test_avro_by_a_real_registry_whose_schema_grows(spark: SparkSession, job: Jo
         framed(spark, one, SCHEMA, climate(21.53)),
         framed(spark, unknown, SCHEMA, climate(21.53)),
         framed(spark, plain, NO_RECORD, "21.53"),
-        # A writer that has a new field, of which nothing was ever asked.
+        # A writer with a new field that nobody asked for.
         framed(spark, two, GROWN, climate(22.5, humidity={"long": 45})),
     )
     job.run()

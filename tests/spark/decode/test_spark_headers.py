@@ -108,7 +108,7 @@ def test_headers_become_typed_columns(spark: SparkSession) -> None:
     assert (taken.buffer, taken.ce_id) == ("00112233445566aa", "00112233445566aa-0123456789ab-17")
     assert (taken.time_error_us, taken.boot_time_us) == (2**63 - 1, 123456789)
     assert (taken.device_boot, taken.device_sequence) == ("7-1a2b3c4d", 17)
-    # What a gateway says of itself is kept, and is neither a measurement nor a reject.
+    # A gateway's own events are kept. They are neither measurements nor rejects.
     assert (heartbeat.device_boot, heartbeat.device_sequence) == (None, None)
     assert (heartbeat.metrics, heartbeat.reject_reason) == (None, None)
 

@@ -1,4 +1,4 @@
-"""`streams.toml`: what it declares, and how its mistakes are told."""
+"""`streams.toml`: its declarations, and the words for its mistakes."""
 
 import pickle
 import re
@@ -311,7 +311,7 @@ def test_all_mistakes_are_told_together_in_the_order_of_their_lines() -> None:
         (PACKED + "layout = [3]\nmetrics.t = {}", ["streams.s.layout[0]"]),
         (PACKED + 'layout = [{ nam = "t", type = "u8" }]\nmetrics.t = {}', ["streams.s.layout[0].nam"]),
         (PACKED + "layout = [{ skip = 0 }]\nmetrics.t = {}", ["streams.s.layout[0].skip"]),
-        # What a metric is read from is not known.
+        # The member of the metric is not known.
         (PACKED + 'layout = [{ name = "t", type = "u8" }]\nmetrics.u.form = "t"', ["streams.s.metrics.u.form"]),
         (ONE + 'metrics.t.from = "u"\nmetrics.u.from = 3', ["streams.s.metrics.u.from"]),
         (ONE + "[streams.s.metrics.t]\nmin = 1e12\nmax = 3", ["streams.s.metrics.t.min"]),
@@ -377,7 +377,7 @@ window_changes_days = 50
 
 @pytest.mark.slow
 @pytest.mark.campaign(seconds=12)
-def test_whatever_stands_in_the_file_is_declared_or_told_as_a_mistake() -> None:
+def test_any_content_of_the_file_is_declared_or_reported_as_a_mistake() -> None:
     parsed(ALL)
     lines = ALL.splitlines()
     for place, line in list(enumerate(lines))[:: size(3, 1)]:

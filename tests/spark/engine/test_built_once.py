@@ -1,4 +1,4 @@
-"""What is built once is what would be built each time: of other rows, arguments and columns too."""
+"""An expression that is built once gives the results of one that is built each time."""
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -47,7 +47,7 @@ def test_another_session_of_the_same_spark_uses_what_was_built(spark: SparkSessi
     assert again[0].lane_sequence == 7
 
 
-def test_what_was_built_is_the_same_object_until_its_arguments_are_others() -> None:
+def test_a_built_expression_is_one_object_until_its_arguments_change() -> None:
     made: list[str] = []
 
     @built_once

@@ -55,7 +55,7 @@ with interpreted_if(spark, small=True):
     rows = found.collect()
 print(json.dumps(sorted(int(row.metrics[0].value) for row in rows)))
 """
-"""What the job does in Python, without Kafka and tables. Only the driver has the project."""
+"""Program that does the job's work in Python, without Kafka and tables. Only the driver has the project."""
 RECORDS = 40
 
 
@@ -74,7 +74,7 @@ def drawn() -> list[KafkaRecord]:
 
 @pytest.fixture
 def ran() -> Iterator[Path]:
-    """Where Spark's workers leave what they ran, a folder for each executor: it is not to be had elsewhere."""
+    """Folder where Spark's workers leave a folder for each executor. It shows which programs they ran."""
     apps = Path(pyspark.__file__).parent / "work"
     rmtree(apps, ignore_errors=True)
     yield apps
@@ -82,13 +82,14 @@ def ran() -> Iterator[Path]:
 
 
 def submit(folder: Path, *program: str) -> str:
-    """Run a program with two executors; return what it printed."""
+    """Run a program with two executors. Returns its output."""
     package = folder / "sluice.zip"
     with zipfile.ZipFile(package, "w") as archive:
         for file in sorted((PROJECT / "spark").rglob("*.py")):
             archive.write(file, file.relative_to(PROJECT))
     settings = {
-        # The interpreter that this environment was made of: neither the project nor what it needs is installed in it.
+        # The interpreter that this environment was made of. Neither the project nor its dependencies are installed in
+        # it.
         "spark.pyspark.python": str(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"),
         "spark.pyspark.driver.python": sys.executable,
         "spark.driver.defaultJavaOptions": SHORT_LIVED,
@@ -122,7 +123,7 @@ def test_executors_of_their_own_read_what_python_decodes(tmp_path: Path, ran: Pa
     program = tmp_path / "decoding.py"
     program.write_text(DECODING)
     assert json.loads(submit(tmp_path, str(program), str(PROJECT))) == list(range(RECORDS))
-    # Each of the two had some of it to do: it fetched what decodes.
+    # Each of the two had a part of the work: it fetched the decoders.
     assert len(list(ran.glob("*/*/sluice.zip"))) == 2
 
 

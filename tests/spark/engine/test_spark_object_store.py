@@ -54,7 +54,7 @@ with interpreted_if(spark, small=True):
 
 
 def run_program(store: ObjectStore, *program: str) -> str:
-    """Run a program that has Spark and the way to the store; return what it printed."""
+    """Run a program with Spark and access to the store. Returns its output."""
     environment = os.environ | {
         "SPARK_CONF_DIR": str(store.spark_conf),
         "SLUICE_SPARK_JARS": str(store.jars),

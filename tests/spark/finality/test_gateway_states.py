@@ -1,4 +1,4 @@
-"""How far gateways say they have come: which heartbeat counts."""
+"""Which heartbeats count, and how far gateways have come by them."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -162,7 +162,7 @@ def test_a_heartbeat_promises_nothing_that_lies_ahead_of_kafkas_own_time() -> No
 
 
 @pytest.mark.parametrize("kind", [HEARTBEAT_TYPE, SET_ASIDE_TYPE])
-def test_whatever_a_gateway_says_is_told_or_changes_what_tables_can_hold(kind: str) -> None:
+def test_hostile_events_of_a_gateway_leave_states_that_tables_can_hold(kind: str) -> None:
     states = GatewayStates()
     bodies = hostile.heartbeats() if kind == HEARTBEAT_TYPE else hostile.documents(hostile.SET_ASIDE)
     for place, (name, value) in enumerate(bodies):
@@ -199,7 +199,7 @@ def test_a_former_buffer_is_kept_until_its_successor_tells_of_it() -> None:
     # The card is put back.
     states.take([event(4, body())], {})
     assert [row.buffer for row in states.rows() if row.until_us is None] == ["0011"]
-    # The other one was damaged, and what could be read of it is taken over.
+    # The other one was damaged, and its readable rows are taken over.
     set_aside = event(5, json.dumps({"device": None, "file": "x", "buffer": "22" * 8, "rows": None}).encode())
     states.take([set_aside._replace(type=SET_ASIDE_TYPE)], {})
     assert [row.buffer for row in states.rows()] == ["0011"]
@@ -228,7 +228,7 @@ def test_any_split_into_batches_ends_the_same(beats: list[tuple[int, bool]], cut
     states = GatewayStates()
     places = [0, *sorted(min(cut, len(events)) for cut in cuts), len(events)]
     for first, last in pairwise(places):
-        # What `log` holds only grows; a state that was stored goes on where it was.
+        # The content of `log` only grows. A stored state goes on where it was.
         states.take(events[first:last], {TOPIC: {0: first}})
         states = GatewayStates({key: stored_and_read(state) for key, state in states.gateways.items()})
     # The same once more: nothing changes.

@@ -1,4 +1,4 @@
-"""How final the job's own windows are: through batches, a restart, losses and what Kafka has lost."""
+"""Finality of the job's own windows: through batches, a restart, losses, and records that Kafka has lost."""
 
 import json
 from collections.abc import Iterable
@@ -76,7 +76,7 @@ def event(kind: str, at_s: float, body: dict[str, object], offset: int) -> Kafka
 
 
 def heartbeat(at_s: float, acknowledged: int, offset: int, **changes: object) -> KafkaRecord:
-    """What the gateway says: up to which offset Kafka has acknowledged, and that nothing else waits."""
+    """A heartbeat: the offset up to which Kafka has acknowledged, and that nothing else waits."""
     body: dict[str, object] = {
         "offsets": {"device-thermo": {"0": acknowledged}},
         "pending": [],
@@ -113,7 +113,7 @@ def take(job: BatchJob, number: int, records: Iterable[KafkaRecord], topic_id: s
 
 
 def said(spark: SparkSession, warehouse: str, size_s: int | None = None) -> list[tuple[int, str, str | None]]:
-    """When each window begins, and what is said of it."""
+    """Beginning and verdict of each window."""
     windows = open_windows(spark, warehouse, size_s).orderBy("window_start").collect()
     return [
         (round(row.window_start.timestamp() - NOON.timestamp()), row.status, row.basis)
@@ -125,14 +125,14 @@ def said(spark: SparkSession, warehouse: str, size_s: int | None = None) -> list
 @pytest.mark.long(seconds=75)
 def test_numbers_heartbeats_and_what_was_lost_tell_what_is_final(spark: SparkSession, new_warehouse: str) -> None:
     def told() -> dict[str, list[tuple[str, str | None]]]:
-        """What is said of the windows of each device, in their order."""
+        """The status of each device's windows, in their order."""
         found: dict[str, list[tuple[str, str | None]]] = {"42": [], "43": []}
         for row in open_windows(spark, new_warehouse).orderBy("window_start").collect():
             found[row.device].append((row.status, row.basis))
         return found
 
     def uncounted(*numbers: int) -> list[KafkaRecord]:
-        """Of another device, in another partition."""
+        """Records of another device, in another partition."""
         return [replace(each, key=b"43", partition=1) for each in counted(*numbers, boot=None, lane="c" * 12)]
 
     job = BatchJob(spark, new_warehouse)
@@ -152,7 +152,7 @@ def test_numbers_heartbeats_and_what_was_lost_tell_what_is_final(spark: SparkSes
         "43": [("provisional", "watermark"), ("provisional", "watermark"), ("provisional", None)],
     }
 
-    # A process that begins anew reads that, and of what was missing some; the rest its sensor had lost.
+    # A new process reads that, and some of the missing readings. Their sensor had lost the rest.
     job = BatchJob(spark, new_warehouse)
     take(job, 1, [*uncounted(*range(121, 131)), *counted(70, 74), loss(80, 71, 73, 1)])
     job.save()
@@ -167,7 +167,7 @@ def test_numbers_heartbeats_and_what_was_lost_tell_what_is_final(spark: SparkSes
         (71, 73, True, ["sensor-ring-overflow"]),
     ]
 
-    # What Kafka lost unread may have been of any time before, and of any device.
+    # Records that Kafka lost unread may be of any earlier time, and of any device.
     now = {"device-thermo": TopicNow("id-2", {0: 130, 1: 140}, {0: 130, 1: 150})}
     losses = (Loss("device-thermo", "id-1", 1, 131, 140),)
     going_on = GoingOn({"device-thermo": {0: 130, 1: 140}}, losses)
@@ -225,7 +225,7 @@ def test_a_device_that_often_loses_a_reading_costs_no_more_memory_for_it(
     gaps = open_gaps(spark, warehouse).orderBy("first").collect()
     assert [(gap.first, gap.last) for gap in gaps] == [(each, each) for each in lost[:-1]]
 
-    # Those of a minute come late, and again what was there: one as it was, the others by way of another gateway.
+    # Readings of a minute come late, and earlier ones come again: one unchanged, the others by another gateway.
     late = counted(*(each for each in lost if 59 <= each < 130))
     again = [*counted(81), *counted(82, 64, 8, lane=OTHER_LANE)]
     again = [replace(each, offset=1_000 + each.offset) for each in again]
@@ -281,7 +281,7 @@ def test_a_heartbeat_counts_once_all_that_it_speaks_of_was_read(spark: SparkSess
     (gateway,) = open_gateways(spark, warehouse).collect()
     assert (gateway.gateway, gateway.heartbeat_time, gateway.waiting) == ("gw-1", None, 1)
 
-    # A process that begins anew knows all that: what was saved, and what came after.
+    # A new process knows all that: the saved state, and the records after it.
     take(job, 1, counted(121, boot=None))
     job = BatchJob(spark, warehouse)
     take(job, 2, counted(*range(122, 131), boot=None))
@@ -317,7 +317,9 @@ def test_a_reject_is_a_loss_until_it_could_be_read(spark: SparkSession, new_ware
 
 
 @pytest.mark.long(seconds=30)
-def test_what_kafka_lost_before_it_was_read_is_a_loss_of_each_gateway(spark: SparkSession, new_warehouse: str) -> None:
+def test_records_that_kafka_lost_before_they_were_read_are_losses_of_each_gateway(
+    spark: SparkSession, new_warehouse: str
+) -> None:
     warehouse = new_warehouse
     job = BatchJob(spark, warehouse)
     start = first_start(1)
@@ -343,7 +345,7 @@ def test_what_kafka_lost_before_it_was_read_is_a_loss_of_each_gateway(spark: Spa
 
 
 @pytest.mark.long(seconds=100)
-def test_what_was_said_of_windows_stays_when_log_keeps_nothing_of_them(spark: SparkSession, new_warehouse: str) -> None:
+def test_the_status_of_windows_stays_when_the_log_has_forgotten_them(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
     job = BatchJob(spark, warehouse, parse_streams('unknown = "accept"\n[retention]\nlog_days = 30\n', Path("s.toml")))
     # 70 to 74 were lost by the sensor, 125 cannot be read, and one topic fell silent.
@@ -369,7 +371,7 @@ def test_what_was_said_of_windows_stays_when_log_keeps_nothing_of_them(spark: Sp
     assert open_log(spark, warehouse).count() == 1
     assert (said(spark, warehouse), open_gaps(spark, warehouse).count()) == before
 
-    # A replay knows less of what it cannot read any more; what is lost it does not forget.
+    # A replay knows less about records that it can no longer read. It does not forget losses.
     losses = {(row.reason, row["count"]) for row in read_losses(spark, job.tables).collect()}
     assert losses == {("sensor-ring-overflow", 5), (REJECTED, 1)}
     version = replay(spark, warehouse, None, None, only_writer, lambda _: None)

@@ -1,4 +1,4 @@
-"""Whether windows are final, and what is missing: examples, and drawn sites against the oracle."""
+"""The finality of windows, and missing numbers: examples, and drawn sites against the oracle."""
 
 import json
 import random
@@ -83,7 +83,7 @@ def evidence_of(
     rng: random.Random | None = None,
     corrections: Sequence[Correction] = (),
 ) -> Evidence:
-    """What the job makes of sites, in batches if there is a source of chance."""
+    """The job's evidence on sites, taken in batches if there is a source of chance."""
     rng = rng or random.Random(0)  # noqa: S311
     gateways: list[GatewayRow] = []
     boots: dict[GatewayBoot, Edge] = {}
@@ -258,7 +258,7 @@ HOLEY = every_second([*range(101), *range(105, 181)])
 def said(
     spark: SparkSession, sites: dict[str, Site], start_s: int = 60, end_s: int = 120
 ) -> dict[str, tuple[str, str | None, str | None]]:
-    """What is said of a window of the sensor's, by site."""
+    """The verdict on a window of the sensor's, by site."""
     window = [Window(name, "42", THERMO, at(start_s), at(end_s)) for name in sites]
     found = verdicts(spark, evidence_of(spark, sites), window)
     return {key.namespace: (row.status, row.basis, row.why) for key, row in found.items()}
@@ -418,7 +418,7 @@ def test_corrections_move_the_ends(spark: SparkSession) -> None:
         losses=[RING_OVERFLOW._replace(told_error_us=UNKNOWN_US)],
     )
     evidence = evidence_of(spark, {"s": readings}, corrections=[told])
-    # Their own boot time is exact, so that a correction can say what the time was.
+    # Their own boot time is exact, so that a correction can give the true time.
     columns = {
         name: F.col(name).withField("boot_time_error_us", F.lit(0).cast("bigint"))
         for name in ("first_edge", "last_edge")
@@ -503,7 +503,7 @@ def test_one_devices_windows_need_only_what_is_known_of_it(spark: SparkSession, 
     found = with_status(windows, stored)
     scans = [line for line in str(found._jdf.queryExecution().executedPlan()).splitlines() if "FileScan" in line]
     assert len(scans) >= len(names)
-    # What a gateway could not name the device of is searched by that.
+    # A loss without a device is searched by the gateway.
     assert all("EqualTo(device,42)" in scan or "IsNull(device)" in scan for scan in scans)
     assert [row.status for row in found.collect()] == ["complete_with_loss"]
 
@@ -512,7 +512,7 @@ def test_one_devices_windows_need_only_what_is_known_of_it(spark: SparkSession, 
 
 
 def drawn_site(rng: random.Random) -> Site:
-    """A few minutes of a few sensors that roam between gateways, restart, and lose what nobody, or a gateway, tells."""
+    """A few minutes of a few sensors that roam between gateways, restart, and lose readings, reported or not."""
     gateways = ["gw-1", "gw-2", "gw-3"][: rng.randrange(1, 4)]
     site = Site(reads={THERMO, POWER}, held={THERMO: {0: rng.randrange(50, 150)}})
     gateway_clocks = {(gateway, boot): rng.randrange(-50, 200) for gateway in gateways for boot in ("boot-1", "boot-2")}

@@ -15,7 +15,7 @@ from spark.log.warehouse_version import Published
 @pytest.mark.parametrize(
     ("commits", "there", "kept"),
     [
-        # Each commit: hours before the last one, what it adds, what it takes out.
+        # Each commit: hours before the last one, the files that it adds, the files that it removes.
         ([(1, "a", ""), (0, "b", "")], "ab", 2),
         ([(2, "a", ""), (1, "b", ""), (0, "c", "")], "ac", 1),
         # Made one file of two, which a vacuum deleted.
@@ -104,7 +104,7 @@ def test_a_warehouse_whose_files_were_put_back_in_its_place_is_seen(tmp_path: Pa
     assert was_copied(str(tmp_path))
     note_place(str(tmp_path))
     assert not was_copied(str(tmp_path))
-    # As `rsync -a` puts them: their times are those of the backup, and what is the same already is left.
+    # As `rsync -a` puts them: their times are those of the backup, and unchanged files are left.
     for file, seconds_ago in ((newest, 3_600), (tmp_path / "_place", 60)):
         os.utime(file, (time.time() - seconds_ago,) * 2)
     assert was_copied(str(tmp_path))

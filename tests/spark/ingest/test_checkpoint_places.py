@@ -1,4 +1,4 @@
-"""A checkpoint and tables that are not of one moment: whatever is put back beside what, all of Kafka gets read."""
+"""A checkpoint and tables of different moments: all of Kafka gets read, whichever of the two was put back."""
 
 import asyncio
 import signal
@@ -44,7 +44,7 @@ class Site:
         asyncio.run(send(kafka, {topic}, []))
 
     def run(self) -> str:
-        """Ten more readings, and a run; what it says at its start."""
+        """Ten more readings, and a run. Returns its output at the start."""
         more = [sent(sequence, self.topic) for sequence in range(self.count, self.count + 10)]
         self.count += 10
         asyncio.run(send(self.kafka, set(), more))

@@ -1,4 +1,4 @@
-"""What is kept for so long, and no longer: what of the tables can still change then, and what stays as it is."""
+"""Rows are kept for their time and no longer. Some windows can still change then, and others stay as they are."""
 
 from dataclasses import replace
 from datetime import date, timedelta
@@ -44,7 +44,7 @@ def declared(text: str = DECLARED) -> Streams:
 
 
 def sent(sequence: int, *, days: float = 0, late_days: float = 0) -> KafkaRecord:
-    """A reading of so many days after the first, which Kafka took in so much later."""
+    """A reading of some days after the first, which Kafka took in some time later."""
     time = NOON + timedelta(days=days)
     headers = reading_headers(sequence, time=time, boot_error_us=5)
     record = reading(b'{"t": %d}' % sequence, headers, offset=sequence)
@@ -56,7 +56,7 @@ def take(job: BatchJob, number: int, records: list[KafkaRecord]) -> None:
 
 
 def windows(spark: SparkSession, warehouse: str) -> dict[date, int]:
-    """By date, how many values there are in windows."""
+    """Number of values in windows, by date."""
     rows = read_parts(spark, seen_tables(spark, warehouse)).groupBy("window_date").agg(F.sum("n").alias("n"))
     return {row.window_date: row.n for row in rows.collect()}
 
@@ -66,13 +66,13 @@ def sequences(spark: SparkSession, warehouse: str) -> list[int]:
 
 
 def filled(spark: SparkSession, warehouse: str) -> dict[date, int]:
-    """Make tables whose `log` no longer has what a window was made of; by date, how many values windows have."""
+    """Make tables whose `log` lacks the readings of a window. Returns the number of values in windows by date."""
     days = {1: 10, 2: 60, 3: 100, 4: 71}
     records = [sent(sequence, days=day, late_days=28 if sequence == 4 else 0) for sequence, day in days.items()]
     take(BatchJob(spark, warehouse, declared()), 0, records)
     assert windows(spark, warehouse) == {(NOON + timedelta(days=day)).date(): 1 for day in days.values()}
 
-    # Removing files takes seconds for each table, and has nothing to do with what is looked at here.
+    # Removing files takes seconds for each table, and does not matter here.
     with patch.object(table_upkeep, "vacuum"):
         shown = CliRunner().invoke(main, ["maintain", "--warehouse", warehouse])
 
@@ -100,7 +100,7 @@ def test_windows_outlive_log_and_count_nothing_twice(spark: SparkSession, new_wa
         "files": (TODAY - timedelta(days=7)).date(),
     }
 
-    # A copy of what is gone; a reading that waited for longer than log keeps any; one that came in time.
+    # A copy of a removed reading; a reading that waited for longer than log keeps any; one that came in time.
     take(
         BatchJob(spark, warehouse),
         1,
@@ -118,7 +118,7 @@ def test_windows_outlive_log_and_count_nothing_twice(spark: SparkSession, new_wa
 
 
 @pytest.mark.long(seconds=60)
-def test_of_closed_windows_nothing_changes_by_corrections_or_replays(spark: SparkSession, new_warehouse: str) -> None:
+def test_corrections_and_replays_do_not_change_closed_windows(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
     filled(spark, warehouse)
     job = BatchJob(spark, warehouse)
@@ -129,7 +129,7 @@ def test_of_closed_windows_nothing_changes_by_corrections_or_replays(spark: Spar
     job.save()
     assert windows(spark, warehouse) == {(NOON + timedelta(days=60)).date(): 1}
 
-    # A replay knows nothing of closed windows but what they hold.
+    # Of closed windows, a replay knows only their figures.
     shown = windows(spark, warehouse)
     changes = read_changes(spark, warehouse).count()
     replay(spark, warehouse, None, None, only_writer, lambda _: None)

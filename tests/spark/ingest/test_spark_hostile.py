@@ -53,7 +53,7 @@ SOME_TEXT = "(an empty text|NUL|the year (0|1, east|9999|9999, west)|a time with
 NO_NUMBER = f"(null|true|NaN|Infinity|a list|an object|half a surrogate|{SOME_TEXT})"
 SOME_HEADER = r"(empty|NUL|5,000 digits|-?2\^\d+( - 1)?|1e300|NaN|deep|slashes|the year (0|1|9999))"
 RIGHTLY_TAKEN = (
-    # Numbers; and payloads with a good number beside what is none.
+    # Numbers; and payloads with a good number beside a bad one.
     "value: (JSON|number|SenML), (t: |v: |bt: |bv: |vb: )?less than nothing",
     f"value: JSON, unknown: (less than nothing|a long text|null|NaN|Infinity|true|a list|an object|{SOME_TEXT})",
     r"value: JSON, unknown: (-?2\^\d+( - 1)?|1e-?\d+)",
@@ -63,13 +63,13 @@ RIGHTLY_TAKEN = (
     "value: SenML, bn: half a surrogate",
     "value: CBOR, t: NUL",
     r"value: SenML in CBOR, (6|-3): NUL",
-    # What nobody looks into: members that are not known, or not needed, as far as they are JSON.
+    # Members that nobody reads: unknown or unneeded ones, as far as they are JSON.
     "(heartbeat|heartbeat, pending|buffer-set-aside), unknown: (?!deep|half|NaN|Infinity).*",
     "(loss|time-correction), unknown: (?!deep|half|NaN|Infinity|500,000|a fraction|bad UTF-8).*",
     "time-correction, device: (?!deep|half|NaN|Infinity|500,000|a fraction|bad UTF-8).*",
     "buffer-set-aside, (device|file|rows): (?!deep|half|NaN|Infinity).*",
     r"(heartbeat|heartbeat, pending|buffer-set-aside), \w+ twice",
-    # Right values: names of nobody, ends of what can be, and what is not known.
+    # Right values: names of nobody, ends of the range, and unknown values.
     "heartbeat, (low_watermark: null|oldest_age_s: (a fraction of 5,000 digits|1e-999999999|null))",
     "heartbeat, pending, (nothing|(from|to): (null|the year 9999))",
     f"heartbeat, (pending, lane: |topic, ){SOME_TEXT}",
@@ -91,7 +91,7 @@ RIGHTLY_TAKEN = (
     "lane number 9007199254740992",
     # A correction of its boot, one of those above, puts it right.
     "header ce_time: the year 9999",
-    # Nothing bounds such a time; what the event says of others is bounded.
+    # Nothing bounds such a time. The event's times of other things are bounded.
     "(heartbeat, |loss, )?ends: 9223372036854775807, .*",
     "(heartbeat, |loss, )?ends: .*, 2026-.*",
     "(heartbeat|loss), ends: .*",
@@ -100,7 +100,7 @@ RIGHTLY_TAKEN = (
 
 
 PART = 10
-"""Of so many records of the hostile set, `make test` takes one."""
+"""Records of the hostile set for each one that `make test` takes."""
 
 
 def good(sequence: int) -> KafkaRecord:
@@ -125,7 +125,7 @@ def test_each_hostile_record_is_set_aside_and_nothing_else_is(spark: SparkSessio
     job.take(kafka_frame(spark, [good(40)]), BatchId("query", 1), {})
     BatchJob(spark, new_warehouse, warn=told.append).save()
 
-    # No reader raised: each said itself what was wrong.
+    # No reader raised: each gave its reason itself.
     assert (counts.rows, told) == (len(mixed), [])
     readings = open_readings(spark, new_warehouse).select("device", "device_sequence", "event_time").collect()
     assert sorted(row.device_sequence for row in readings if row.device == "good") == list(range(41))
@@ -188,14 +188,14 @@ def raising_decoder(_: "Streams") -> Callable[[Column], Column]:
 
 
 def raising_boot(boots: "dict[str, Edge]", edge: "Edge") -> None:
-    """What the driver reckons from a heartbeat, and raises for one."""
+    """The driver's step for a heartbeat, which raises for one of them."""
     if edge.gateway_boot == BAD_BOOT:
         raise OverflowError("int too big to convert")
     note_boot(boots, edge)
 
 
 def raising_losses(table: "AppendTable", rows: DataFrame, ordinal: int) -> None:
-    """What is derived after `log` was committed, and raises for one."""
+    """A derivation after `log` was committed, which raises for one record."""
     if losses_in(rows).where(F.col("device") == BAD_DEVICE).count():
         raise ZeroDivisionError("division by zero")
     append_losses(table, rows, ordinal)
@@ -319,7 +319,7 @@ def test_whatever_records_fail_are_found_and_no_others(places: DataFrame, bad: s
 
 def test_what_is_no_records_fault_sets_nothing_aside(places: DataFrame) -> None:
     calls = iter(range(1_000))
-    # A disk that is full, whatever is taken; a Spark that failed once; an error that says what it is.
+    # A disk that is full, whatever is taken; a Spark that failed once; an error that names itself.
     assert culprits(places, lambda _: OSError("No space left on device")) == []
     assert culprits(places, lambda part: ValueError("bad") if next(calls) == 3 and part else None) == []
     assert culprits(places, lambda part: ValueError("No space left on device") if 7 in part else None) == []

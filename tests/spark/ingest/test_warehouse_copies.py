@@ -112,7 +112,7 @@ def test_a_mix_of_moments_becomes_one_warehouse_again(spark: SparkSession, new_w
     assert told_in_changes(spark, copy) == counted(made)
     print(told)  # noqa: T201 - the same
 
-    # One that is at rest is taken as it is: what was deleted from it, or folded, stays so.
+    # A copy of tables at rest is taken as it is: deleted and folded rows stay so.
     at_rest = Path(shutil.copytree(copy, tmp_path / "at-rest"))
     notes = sorted(at_rest.rglob("_delta_log/*"))
     assert was_copied(str(at_rest))
@@ -121,12 +121,12 @@ def test_a_mix_of_moments_becomes_one_warehouse_again(spark: SparkSession, new_w
 
 
 def counted(warehouse: Warehouse) -> dict[object, int]:
-    """How many values each window holds."""
+    """Number of values in each window."""
     return {key: row.n for key, (row, _) in warehouse.windows().items()}
 
 
 def told_in_changes(spark: SparkSession, path: Path) -> dict[object, int]:
-    """How many values each window holds, by what `window_changes` tells of it."""
+    """Number of values in each window, by `window_changes`."""
     counts: dict[object, int] = {}
     for row in read_changes(spark, str(path)).withColumn("us", F.unix_micros("window_start")).orderBy("at").collect():
         key = (row.namespace, row.device, row.stream, row.metric, at(row.us))

@@ -1,4 +1,4 @@
-"""Times of a few records in Python, against what Spark makes of all readings."""
+"""Times of a few records in Python, against Spark's times of all readings."""
 
 import random
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What was seen of a lane, against a plain set of numbers."""
+"""The numbers seen of a lane, against a plain set of numbers."""
 
 from unittest.mock import patch
 
@@ -37,13 +37,13 @@ def test_a_number_that_comes_twice_in_a_batch_is_told() -> None:
 
 
 @given(BATCHES, st.sampled_from([16, 500, lane_sequences.AHEAD_MAX]))
-def test_what_comes_again_is_what_a_set_says(batches: list[list[int]], ahead_max: int) -> None:
+def test_repeated_numbers_are_those_of_a_set(batches: list[list[int]], ahead_max: int) -> None:
     with patch.object(lane_sequences, "AHEAD_MAX", ahead_max):
         check(batches, is_exact=True)
 
 
 @given(BATCHES, st.sampled_from([16, 500]), st.integers(1, 8))
-def test_where_numbers_never_come_what_came_again_is_still_told(
+def test_repeated_numbers_are_found_although_other_numbers_never_come(
     batches: list[list[int]], ahead_max: int, far_max: int
 ) -> None:
     with patch.multiple(lane_sequences, AHEAD_MAX=ahead_max, FAR_MAX=far_max):
@@ -51,7 +51,7 @@ def test_where_numbers_never_come_what_came_again_is_still_told(
 
 
 def check(batches: list[list[int]], *, is_exact: bool) -> None:
-    """Against a set. Where the bits may have moved on, what never came may be told too, if it lies below them."""
+    """Against a set. If the bits may have moved on, numbers below them may be reported although they never came."""
     lane = SeenLane()
     seen: set[int] = set()
     came_in: dict[int, int] = {}

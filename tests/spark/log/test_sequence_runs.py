@@ -1,4 +1,4 @@
-"""What stands in `log` of a device's own numbers, against a plain set of them."""
+"""A device's own numbers in `log`, against a plain set of numbers."""
 
 import statistics
 import time
@@ -71,7 +71,7 @@ def test_a_backlog_closes_the_hole_that_an_outage_left() -> None:
     assert merge(islands, [island(11, 20, 2)]) == ((Island(1, 30, edge(1), edge(30), 0, 2),), [])
 
 
-def test_what_comes_again_is_told_and_changes_nothing_but_a_surer_time() -> None:
+def test_repeats_are_overlaps_and_change_nothing_but_a_surer_time() -> None:
     islands = (island(1, 10), island(20, 30))
     assert merge(islands, [island(5, 25, 1)]).overlaps == [(5, 10), (20, 25)]
     assert merge(islands, [island(20, 30)]).islands == islands
@@ -151,7 +151,7 @@ def test_a_backlog_that_is_worked_off_stays_in_memory_while_live_readings_get_lo
     assert run.islands[0] == Island(0, 19_999, edge(0), edge(19_999), 0, 199)
 
 
-def test_what_comes_late_is_looked_for_near_the_time_when_it_was_missing() -> None:
+def test_late_readings_are_looked_for_near_the_time_when_they_were_missing() -> None:
     run = SeenRun()
     searched: list[int] = []
     for batch in range(3_000):
@@ -166,7 +166,7 @@ def test_what_comes_late_is_looked_for_near_the_time_when_it_was_missing() -> No
     assert statistics.median(searched) < 200
 
 
-def test_what_is_missing_between_numbers_at_the_ends_of_their_range_still_is_a_number_of_64_bits() -> None:
+def test_the_count_of_missing_numbers_has_64_bits_even_across_the_whole_range() -> None:
     far = SeenRun((island(-(2**63), -(2**63)), island(0, 0, 1), island(2**63 - 1, 2**63 - 1, 2)))
     run, _ = settle(far, 0, 1)
     assert [(span.first, span.last, span.missing) for span in run.settled] == [(-(2**63), 2**63 - 1, 2**63 - 1)]

@@ -1,4 +1,4 @@
-"""What is declared of streams, and what becomes of records that do not keep to it."""
+"""Declarations of streams, and the fate of records that do not keep to them."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -64,7 +64,7 @@ RECORDS = [
     sent(3, "21.5"),
     sent(4, "21.5", "device-new"),
     sent(4, "21.6", "device-new", offset=5),
-    # Both at the very edge of what can be.
+    # Both at the very edge of the range.
     sent(60, '{"t": 1}'),
     sent(61, '{"t": 1}'),
 ]
@@ -218,5 +218,5 @@ def test_a_reading_that_was_rejected_for_a_foreign_header_can_be_read_again(
     assert shown.exit_code == 0, shown.output
     assert [row.value for row in values(spark, new_warehouse)] == [Decimal("21.5")]
     rejects = open_quarantine(spark, new_warehouse).orderBy("offset").collect()
-    # What the present program says of a header; and a value that was cut stays what it was.
+    # The present program's reason for a header; and a value that was cut stays as it was.
     assert [row.reason for row in rejects] == ["header: ce_specversion is missing", f"header: {TOO_LARGE}"]

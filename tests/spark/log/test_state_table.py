@@ -1,4 +1,4 @@
-"""States that are written now and then: what a start finds, and how often Delta is committed to."""
+"""States that are written now and then: what a start finds, and how often they are committed."""
 
 from pathlib import Path
 

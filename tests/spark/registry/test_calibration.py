@@ -90,7 +90,7 @@ def test_a_calibration_is_not_certain_where_another_may_be_the_right_one(spark: 
     registry = Registry(calibrations=(calibration(60, None, "2"),))
     bounds = [(10, 50_000_000), (10, 49_999_999), (60, 0), (70, 10_000_000), (70, 10_000_001), (70, UNKNOWN_ERROR_US)]
     readings = [reading(second, 1, n, error_us=error_us) for n, (second, error_us) in enumerate(bounds)]
-    # What a clock says that cannot be right tells of no span, whatever its bound.
+    # A time that cannot be right belongs to no span, whatever its bound.
     readings.append(replace(readings[2], sequence=9, plausible=False))
     rows = calibrated(readings_frame(spark, readings), calibrations_frame(spark, registry)).orderBy("lane_sequence")
     assert [row.calibration_certain for row in rows.collect()] == [False, True, True, True, False, False, False]

@@ -1,4 +1,4 @@
-"""What the analysts' page of joins shows can be run as it stands there."""
+"""The examples on the analysts' page of joins can be run as they stand there."""
 
 import re
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_the_pages_examples_run(
     (tmp_path / "registry.toml").write_text(toml)
     monkeypatch.chdir(tmp_path)
     warehouse = str(tmp_path / "warehouse")
-    # What the first block opens, of a warehouse that an ingest has filled.
+    # The tables that the first block opens, in a warehouse that an ingest has filled.
     opening, *examples = blocks("python")
     names: dict[str, object] = {
         "spark": spark,

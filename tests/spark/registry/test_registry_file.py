@@ -1,4 +1,4 @@
-"""The registry's files: what they may say, one digest for one content, and words for every mistake."""
+"""The registry's files: their content, one digest for one content, and words for every mistake."""
 
 import random
 from contextlib import suppress
@@ -95,7 +95,7 @@ def test_a_small_sites_registry_is_one_toml_file() -> None:
 
 @pytest.mark.parametrize("device", ["north/42", "x--B-C3BC-ro-20-1/x--app-40-ttn"])
 def test_a_device_may_have_other_names_before_its_own(device: str) -> None:
-    """As routes call it whose `key` has more than `{device}`."""
+    """Routes whose `key` has more than `{device}` give such names."""
     found = parse_registry(SITE.replace('device = "42"', f'device = "{device}"'), PATH)
     assert {each.device for each in found.devices} == {each.device for each in found.calibrations} == {device}
     for wrong in (f"{device}/", f"/{device}", f"{device}//1", f"{device}/B ro"):
@@ -410,7 +410,7 @@ def test_spans_are_refused_where_a_reading_would_have_two(
 
 
 @pytest.mark.slow
-def test_whatever_stands_in_a_registry_is_taken_or_told_as_a_mistake(tmp_path: Path) -> None:
+def test_any_content_of_a_registry_is_taken_or_reported_as_a_mistake(tmp_path: Path) -> None:
     lines = SITE.splitlines()
     for place, line in enumerate(lines):
         name, equals, _ = line.partition(" = ")

@@ -102,7 +102,7 @@ def test_days_have_bounds(spark: SparkSession, days: int) -> None:
 
 @st.composite
 def past_readings(draw: st.DrawFn) -> list[Reading]:
-    """Of twelve devices, on few days at few times: what comes in is late by days for others."""
+    """Readings of twelve devices, on few days at few times. Some come in days later than others."""
     drawn = draw(
         st.lists(
             st.tuples(
@@ -132,7 +132,7 @@ def test_history_is_what_the_oracle_says_and_what_is_late_touches_what_is_told(
     found = found_history(with_history(windows_frame(spark, before), days))
     assert found == oracle_joins.history(before, MINUTE_US, days)
 
-    # A job that kept this, and is told what changed, has the same as one that computes all of it anew.
+    # A job that keeps the results, and learns the changes, has the same results as a job that computes them all anew.
     windows = windows_frame(spark, readings)
     touched = history_touched(windows_frame(spark, late), days).cache()
     assert touched.count() == touched.dropDuplicates().count()

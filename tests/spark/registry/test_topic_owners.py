@@ -60,7 +60,7 @@ def values(spark: SparkSession, warehouse: str) -> list[tuple[str, str, int]]:
     return sorted((row.gateway, row.stream, int(row.value)) for row in rows)
 
 
-def test_who_speaks_in_anothers_topic_or_in_anothers_name_is_a_reject_and_costs_nobody_a_reading(
+def test_messages_in_anothers_topic_or_name_are_rejects_and_cost_nobody_a_reading(
     spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_job, "REGISTRY_S", 0.0)
@@ -87,7 +87,7 @@ def test_who_speaks_in_anothers_topic_or_in_anothers_name_is_a_reject_and_costs_
     job.save()
     assert {row.gateway for row in open_gateways(spark, new_warehouse).collect()} == {"gw-2"}
 
-    # The registry was wrong of one of them: what it sent is read after all, once.
+    # The registry was wrong about one gateway. Its records are read after all, once.
     mended = Registry(gateways=(*REGISTRY.gateways[:2], Gateway("plant", "gw-3", topics=("site7.*", "device-thermo"))))
     load_registry(spark, new_warehouse, mended)
     take(job, 2, said("site7.device-thermo", "gw-3", 3, 102))
@@ -99,7 +99,7 @@ def test_who_speaks_in_anothers_topic_or_in_anothers_name_is_a_reject_and_costs_
 
 @pytest.mark.long(seconds=25)
 def test_a_replay_judges_all_records_by_the_registry_as_it_is_then(spark: SparkSession, new_warehouse: str) -> None:
-    """Whose topics are others now: what was believed is a reject, and what was a reject is read, heartbeats too."""
+    """Other gateways own the topics then. Believed records become rejects, and rejects are read, heartbeats too."""
     load_registry(spark, new_warehouse, REGISTRY)
     job = BatchJob(spark, new_warehouse)
     topic, events = "site7.device-thermo", "site7.gateway-events"

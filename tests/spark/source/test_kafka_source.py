@@ -1,4 +1,4 @@
-"""What Spark reads of a real Kafka: whose topics, how many records at once, from where to where, by which log-in."""
+"""Spark reads a real Kafka: topics, records at once, first and last offsets, log-ins."""
 
 import asyncio
 import shutil
@@ -157,7 +157,7 @@ def test_what_others_say_is_freed_of_secrets() -> None:
 
 
 def ran(frame: DataFrame, checkpoint: Path) -> tuple[list[str], list[StreamingQueryProgress]]:
-    """Run a stream to its present end; what it read, as topic-partition-offset, and its batches."""
+    """Run a stream to its present end. Returns the records that it read, as topic-partition-offset, and its batches."""
     read: list[str] = []
 
     def take(batch: DataFrame, _: int) -> None:
@@ -314,7 +314,7 @@ def test_what_a_producer_took_back_is_not_read(kafka: Broker, spark: SparkSessio
     again = kafka_range(spark, source, "earliest", "latest")
     assert {f"{row.topic}-{row.partition}-{row.offset}" for row in again.collect()} == committed
 
-    # Whoever wants all of it says so.
+    # A reader that wants all of it says so.
     everything = replace(source, options=kafka_options(["isolation.level=read_uncommitted"]))
     assert kafka_range(spark, everything, "earliest", "latest").count() == 11
 
@@ -459,7 +459,9 @@ def plan(frame: DataFrame) -> str:
 @needs_openssl
 @pytest.mark.kafka
 @pytest.mark.spark
-def test_who_is_not_let_in_is_told_why(secure: tuple[Cluster, Authority], spark: SparkSession, tmp_path: Path) -> None:
+def test_a_refused_connection_to_kafka_has_words(
+    secure: tuple[Cluster, Authority], spark: SparkSession, tmp_path: Path
+) -> None:
     cluster, authority = secure
     (bootstrap,) = cluster.addresses("LOGIN")
     right = kafka_options([], secrets_file(tmp_path, authority))
@@ -475,7 +477,7 @@ def test_who_is_not_let_in_is_told_why(secure: tuple[Cluster, Authority], spark:
             topics_now(spark, bootstrap, options, ".*")
         assert PASSWORD not in str(told.value)
 
-    # Whoever names it in a heartbeat does not stop the job.
+    # A heartbeat that names it does not stop the job.
     source = KafkaSource(bootstrap, "nothing-else", right, named=())
     with TopicWatch(spark, bootstrap, right, source.every_pattern) as watch:
         choice = TopicChoice(spark, watch, source)

@@ -1,4 +1,4 @@
-"""Which topics `sluice-cloud ingest` reads, and what it says of those that it leaves out."""
+"""Which topics `sluice-cloud ingest` reads, and its words about those that it leaves out."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ def _session_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def once(broker: Broker, warehouse: Path, *options: str) -> str:
-    """All that `ingest` says as it reads what there is now."""
+    """All output of `ingest` as it reads the present records."""
     command = ["ingest", "--once", "--bootstrap", broker.bootstrap, "--warehouse", str(warehouse), *options]
     ran = CliRunner().invoke(main, command)
     assert ran.exit_code == 0, ran.output
@@ -78,7 +78,7 @@ def sent(sequence: int, topic: str) -> KafkaRecord:
 
 
 def heartbeat(number: int, offsets: Mapping[str, int], **changes: object) -> KafkaRecord:
-    """What a gateway says that had these offsets acknowledged, `number` minutes after it began."""
+    """A heartbeat of a gateway with these acknowledged offsets, `number` minutes after its start."""
     at = BEGUN + timedelta(minutes=number)
     body: dict[str, Any] = {
         "offsets": {topic: {"0": offset} for topic, offset in offsets.items()},
@@ -174,7 +174,7 @@ def test_topics_that_heartbeats_name_while_it_runs_are_taken_up(
 
 
 @pytest.mark.long(seconds=60)
-def test_what_a_pattern_leaves_out_is_told_and_keeps_windows_provisional(
+def test_topics_that_a_pattern_leaves_out_are_reported_and_keep_windows_provisional(
     broker: Broker, spark: SparkSession, tmp_path: Path
 ) -> None:
     warehouse = tmp_path / "warehouse"

@@ -53,7 +53,7 @@ def test_a_transaction_is_told_once_and_only_if_it_stays_open() -> None:
     assert held_back_lines([]) == ["no open transaction holds records back any more"]
 
 
-def test_what_was_read_beyond_an_open_transaction_is_told_but_of_the_same_topic_alone() -> None:
+def test_reading_beyond_an_open_transaction_is_reported_for_the_same_topic_alone() -> None:
     expect_readable({"device-thermo": TopicRead("AAA", {0: 10})}, now(14, 10))
     expect_readable({"device-thermo": TopicRead("BBB", {0: 12})}, now(14, 10))
     expect_readable({"device-thermo": TopicRead("AAA", {0: 12})}, now(14, None))
@@ -64,7 +64,7 @@ def test_what_was_read_beyond_an_open_transaction_is_told_but_of_the_same_topic_
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.usefixtures("interpreted")
-def test_what_waits_behind_an_open_transaction_is_told_and_read_later(
+def test_records_behind_an_open_transaction_are_reported_and_read_later(
     kafka: Broker, spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The tests' session outlives the command, and so do their signal handlers.

@@ -1,4 +1,4 @@
-"""A topic that is not what it was is noticed, said in words, and gone on from with nothing lost in silence."""
+"""A topic that was replaced is noticed and reported, and reading goes on without a silent loss."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ def test_what_has_only_grown_is_no_trouble() -> None:
 
 
 def test_a_topic_made_anew_is_read_from_its_beginning() -> None:
-    # Its offsets go beyond those that were read, so that nothing but the id tells.
+    # Its offsets go beyond those that were read, so that only the id tells.
     anew = now("BBB", {0: 0, 1: 5}, {0: 150, 1: 60})
 
     assert troubles(READ, anew) == [TopicMadeAnew("device-thermo", "AAA", "BBB")]
@@ -81,7 +81,7 @@ def test_fewer_partitions_and_lost_records_are_told() -> None:
     assert troubles(READ, now(earliest={0: 0}, latest={0: 100})) == [PartitionsShrunk("device-thermo", 2, 1)]
     truncated = now(latest={0: 90, 1: 40})
     assert troubles(READ, truncated) == [TopicTruncated("device-thermo", 0, 100, 90)]
-    # Which of the 90 are others than those that were read nobody knows: they are read again.
+    # Nobody knows which of the 90 were read before: they are read again.
     assert going_on(READ, truncated).starting == {"device-thermo": {0: 0, 1: 40}}
 
 
@@ -130,9 +130,9 @@ def test_each_offset_is_read_before_or_after_or_recorded_as_lost(
             }
             if topic in read:
                 assert all(offset < was_read or offset in lost for offset in range(start))
-            # What can still be read is not called lost.
+            # Records that can still be read are not called lost.
             assert not lost & set(range(start, found.latest[partition]))
-    # Going on is what a trouble is needed for: without one it loses nothing.
+    # Going on is only for troubles: without one it loses nothing.
     if not troubles(read, there):
         assert all(loss.partition not in read[loss.topic].next_offsets for loss in gone_on.losses)
     # And once gone on, all is well.

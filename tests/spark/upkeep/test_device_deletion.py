@@ -61,7 +61,7 @@ def take(job: BatchJob, number: int, records: list[KafkaRecord]) -> None:
 
 
 def seen(spark: SparkSession, warehouse: str) -> dict[str, dict[str, int]]:
-    """By device, in how many rows of which tables it is."""
+    """Number of rows by table, for each device."""
     tables = seen_tables(spark, warehouse)
     frames = {
         "readings": open_readings(spark, warehouse),
@@ -81,7 +81,7 @@ def seen(spark: SparkSession, warehouse: str) -> dict[str, dict[str, int]]:
 
 
 def told_on_disk(spark: SparkSession, warehouse: str, tables: list[str] | None = None) -> set[str]:
-    """The devices of which some file of a table, current or not, tells more than the place of their records."""
+    """The devices of which a file of a table, current or not, holds more than the place of their records."""
     found = [spark.createDataFrame([], "device string")]
     for path in tables or delta_tables(spark, warehouse):
         if path == deletions_path(warehouse) or not list(Path(path).rglob("*.parquet")):
@@ -111,7 +111,7 @@ def test_what_a_device_sent_is_deleted_and_stays_so(spark: SparkSession, new_war
     # Each place in Kafka is still accounted for.
     assert open_log(spark, warehouse).count() == len(FIRST)
 
-    # Kafka is read once more, and a gateway brings what it still had: of before the deletion, or of nobody knows when.
+    # Kafka is read once more, and a gateway brings its last readings: from before the deletion, or of an unknown time.
     later = done.at + timedelta(hours=2)
     unbounded = {"ce_timeerror": b"9223372036854775807"}
     unknown = sent("42", 9, time=later)
@@ -170,7 +170,7 @@ def test_the_command_asks_first_and_deletes_for_good(spark: SparkSession, new_wa
     assert (counts.deleted, counts.duplicates) == (2, 1)
     log = [log_path(job.tables)]
     assert told_on_disk(spark, new_warehouse, log) == {"42", "43"}
-    # Seconds for each table: the long test of what a device sent looks at all of them.
+    # Seconds for each table. The long test of a device's data looks at all of them.
     with patch.object(table_upkeep, "delta_tables", return_value=log):
         assert maintain(job, NOON.date(), keep_days=0) == []
     assert told_on_disk(spark, new_warehouse, log) == {"43"}
@@ -185,7 +185,7 @@ def test_a_device_that_nobody_heard_of_is_not_refused_by_mistake(spark: SparkSes
     assert mistyped.output.startswith("Error: there is nothing of 4Z in namespace plant here: is the name right?")
     assert read_deletions(spark, new_warehouse) == {}
 
-    # Where its records have expired, what outlives them is asked too.
+    # If its records have expired, the tables that outlive them are asked too.
     job = BatchJob(spark, new_warehouse)
     take(job, 0, FIRST[:1])
     job.save()
@@ -193,7 +193,7 @@ def test_a_device_that_nobody_heard_of_is_not_refused_by_mistake(spark: SparkSes
     known = [is_known(spark, new_warehouse, "plant", device) for device in ("42", "4Z")]
     assert known == [True, False]
 
-    # Said in so many words, twice: a job that broke off may be finished.
+    # Stated outright, twice: a job that broke off may be finished.
     for options in (["--unheard"], []):
         assert CliRunner().invoke(main, [*command, *options]).exit_code == 0
     assert read_deletions(spark, new_warehouse).keys() == {("plant", "4Z")}

@@ -33,7 +33,7 @@ pytestmark = [
 
 
 class Site:
-    """The same records every time, in topics of their own. Kafka took them in one second after the other."""
+    """Equal records every time, in topics of their own. Kafka took them in one second after the other."""
 
     def __init__(self, kafka: Broker, spark: SparkSession, warehouse: str, topics: str) -> None:
         self.kafka, self.spark, self.warehouse = kafka, spark, warehouse
@@ -53,7 +53,7 @@ class Site:
         return CliRunner().invoke(main, command)
 
     def read_again(self) -> list[tuple[str, int, int]]:
-        """The places of what the last replay read from Kafka. Whatever was read how, it stands there once."""
+        """Places of the records that the last replay read from Kafka. Each stands there once, however it was read."""
         log = open_log(self.spark, self.warehouse).select("topic", "partition", "offset", "ingest", "ordinal").collect()
         places = [(row.topic, row.partition, row.offset) for row in log]
         assert len(places) == len(set(places))
@@ -88,7 +88,7 @@ def test_kafka_is_read_once_more_from_offsets_on(kafka: Broker, spark: SparkSess
     version = current_version(spark, new_warehouse)
     assert version is not None
 
-    # What cannot be read is told, and leaves the tables as they are.
+    # Unreadable records are reported, and leave the tables as they are.
     for wrong, words in (
         ('{"device-none": {"0": 0}}', "Kafka's topic device-none is not the one that `log` was last read from"),
         ('{"device-thermo-again": {"7": 0}}', "partition 7 of device-thermo-again"),
@@ -111,7 +111,7 @@ def test_kafka_is_read_once_more_from_a_time_on_and_the_job_goes_on(
     site.ingest(first)
     before = spark_oracle.tables(first)
     assert site.tables() == before
-    # `log` has what a replay read from Kafka before.
+    # `log` has the records that a replay read from Kafka before.
     assert site.replay('{"device-thermo-since": {"0": 0, "1": 0}}').exit_code == 0
 
     # Of all topics, by Kafka's clock.

@@ -1,4 +1,4 @@
-"""A replay makes the same tables from the same records, or those that mended declarations make of them."""
+"""A replay makes equal tables from equal records, or the tables of corrected declarations."""
 
 import random
 import threading
@@ -58,7 +58,7 @@ sizes = [120]
 
 
 def views(spark: SparkSession, warehouse: str) -> tuple[DataFrame, DataFrame]:
-    """What stands in them but for the batches that it is of."""
+    """Content of the views, without the numbers of batches."""
     return open_readings(spark, warehouse).drop("ordinal"), open_windows(spark, warehouse).drop("ordinal")
 
 
@@ -203,7 +203,7 @@ def test_what_another_replay_left_unfinished_is_begun_anew(spark: SparkSession, 
 
 
 @pytest.mark.long(seconds=30)
-def test_what_a_replay_changed_is_told_though_it_died_before_it_could(spark: SparkSession, new_warehouse: str) -> None:
+def test_changes_of_a_replay_that_died_are_reported_by_the_next_job(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
     records = drawn_records(random.Random(8), 40)  # noqa: S311
     BatchJob(spark, warehouse).take(kafka_frame(spark, records), BatchId("query", 0), {})
@@ -258,7 +258,7 @@ def test_the_version_that_readers_see_does_not_depend_on_clocks(spark: SparkSess
 
     now = open_version(spark, new_warehouse)
     assert (now.number, now.registry) == (3, "registry-3")
-    # What read v1 before, and notes something of it now, takes nobody back.
+    # A program that read v1 before, and writes to it now, takes nobody back.
     change_version(spark, new_warehouse, lambda _: Version(1, registry="registry-4"))
     assert open_version(spark, new_warehouse).number == 3
 

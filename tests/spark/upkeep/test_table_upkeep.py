@@ -80,11 +80,11 @@ def test_files_become_few_and_rows_stay(
         if before:
             assert [file_count(spark, path) for path in paths] == [1] * len(paths)
             expect_contents(spark, warehouse, before)
-            # What is folded is one row a window: all of them are of one minute.
+            # A folded window is one row: all of them are of one minute.
             assert read_parts(spark, job.tables).count() == 1
 
     assert [file_count(spark, path) for path in paths] == [2] * len(paths)
-    # A job that goes on knows what came.
+    # A job that goes on knows the numbers that came.
     counts = BatchJob(spark, warehouse).take(
         kafka_frame(spark, [sent(BATCHES - 1), sent(99)]), BatchId("query", 99), {}
     )
@@ -131,7 +131,7 @@ def test_tables_are_put_in_order_while_a_batch_is_on_its_way_into_them(
     rows = open_windows(spark, new_warehouse).orderBy("window_start").select("window_start", "n", "sum").collect()
     assert [(row.n, row["sum"]) for row in rows] == [(3, 5), (1, 1)]
     assert open_readings(spark, new_warehouse).count() == 4
-    # Of the last batch, what was computed anew took the place of what had been folded.
+    # Windows of the last batch that were computed anew replaced folded ones.
     assert read_parts(spark, job.tables).count() == 2
 
 
@@ -164,7 +164,7 @@ def test_upkeep_beside_the_batches_is_alone_where_it_must_be_and_ends_when_asked
     monkeypatch.setattr(table_upkeep, "compact", compact_slowly)
     monkeypatch.setattr(table_upkeep, "maintain", maintained)
     monkeypatch.setattr(table_upkeep, "first_made", lambda *_: NOON.date() - timedelta(days=1))
-    # What removes rows waits until nothing else writes the same tables.
+    # Work that removes rows waits until nothing else writes the same tables.
     threading.Timer(1.0, go_on.set).start()
     Upkeep(job, pytest.fail).after_batch(newest_us)
     assert done == ["log", "fold, alone", "window_changes", "maintain"]
@@ -184,7 +184,7 @@ def test_upkeep_beside_the_batches_is_alone_where_it_must_be_and_ends_when_asked
 
     monkeypatch.setattr(ending, "wait", wait)
     ending.end()
-    # What was being written is; the others are left for the next run.
+    # The merge under way is finished; the others are left for the next run.
     assert done == ["log"]
 
 

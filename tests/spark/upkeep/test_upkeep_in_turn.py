@@ -1,4 +1,4 @@
-"""What is done to tables beside the batches, in turn on one warehouse. `make test-long` tries each alone, harder."""
+"""Upkeep of tables beside the batches, in turn on one warehouse. `make test-long` tries each part alone, and harder."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""`sluice check`: which topics it judges, and what a real broker lets it say of them."""
+"""`sluice check` on topics: which it judges, and its findings with a real broker."""
 
 import asyncio
 from pathlib import Path
@@ -201,7 +201,7 @@ def test_a_topic_that_is_not_written_to_says_where_its_readings_go() -> None:
     assert "topic-not-created; no right" in found.words
 
 
-def test_who_runs_the_commands_is_said_once() -> None:
+def test_the_words_on_the_admins_commands_come_once() -> None:
     none = Finding("topic a", ok=False, words="kafka-acls.sh --add")
     assert _with_admin_words([none]) == [none]
     command = f"x; kafka-acls.sh {ADMIN_CONFIG} --add"

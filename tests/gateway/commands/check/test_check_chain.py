@@ -206,7 +206,7 @@ def test_a_link_that_fails_is_the_only_one_that_does(
     assert failed.link == link
     assert re.search(words, failed.words), failed.words
     before, behind = UPLINK[: UPLINK.index(link)], UPLINK[UPLINK.index(link) + 1 :]
-    # What stands in files on this box is looked at all the same.
+    # Files on this box are checked all the same.
     asked = [each for each in findings if not each.subject.startswith("kafka.")]
     assert results(asked, *before) == {each: {"pass"} for each in before}
     assert results(asked, *behind) == {each: {"skipped"} for each in behind}

@@ -107,7 +107,7 @@ def test_a_date_that_cannot_be_is_wrong_whoever_vouches_for_it(tmp_path: Path) -
 # -- what the installer says ----------------------------------------------------------------------
 
 
-def test_whoever_wrote_system_vouches_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_clock_is_vouched_for_by_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_of(tmp_path, 'clock = "system"\nsystem_clock_error_ms = 250')
     found = judged(settings, showing(LATER, 250_000))
     how, words = found["clock"]
@@ -189,7 +189,7 @@ async def test_how_the_daemon_sees_it(tmp_path: Path) -> None:
         (UplinkState(up=True), True, "The running sluice has known the time before, and goes on by that"),
     ],
 )
-async def test_what_becomes_of_readings_while_the_kernel_does_not_vouch_for_it(
+async def test_the_check_says_which_times_readings_get_from_an_unsynced_clock(
     tmp_path: Path, uplink: UplinkState | None, *, synced: bool, words: str
 ) -> None:
     view = ClockView(synced, 15_000 if synced else None, boottime_us() - 3_600_000_000)

@@ -67,7 +67,7 @@ def test_a_damaged_file_fails_with_what_to_do(tmp_path: Path) -> None:
     (finding,) = found(tmp_path, WRITTEN)
     assert (finding.subject, finding.ok) == ("mqtt_listener.devices_file", False)
     assert "put back a copy of it" in finding.words
-    assert "goes on with what it read before" in finding.words
+    assert "goes on with the last good file" in finding.words
 
 
 def test_a_name_in_both_places_is_told(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The test reading of `sluice check` where it does not come through: what the gateway that runs says is passed on."""
+"""The test reading of `sluice check` if it does not come through: the reasons of the running gateway are passed on."""
 
 import asyncio
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ async def looked(
     listener: ListenerSettings | None = None,
     instead: Mapping[str, Handler] = MappingProxyType({}),
 ) -> list[Finding]:
-    """What is found beside a gateway that says this of itself."""
+    """Findings about a gateway that reports this state."""
     checks = CheckReadings(boottime_us)
 
     async def check_open(_arguments: dict[str, Any]) -> object:
@@ -104,7 +104,7 @@ async def test_a_gateway_that_kafka_refuses_has_a_code_of_its_own(tmp_path: Path
     assert waits.code == code
 
 
-async def test_what_is_not_stored_is_told_with_what_the_buffer_says(tmp_path: Path) -> None:
+async def test_a_test_reading_that_is_not_stored_is_reported_with_the_buffers_reason(tmp_path: Path) -> None:
     async def not_stored(_arguments: dict[str, Any]) -> object:
         await asyncio.sleep(0)
         return {"stored": False}
@@ -123,7 +123,7 @@ async def test_without_a_way_to_kafka_it_is_not_looked_for_there(tmp_path: Path)
     assert skipped.words.startswith("not checked: 127.0.0.1:1 leads nowhere; the test reading waits on disk")
 
 
-async def test_where_clients_need_a_certificate_it_goes_in_behind_the_listener(tmp_path: Path) -> None:
+async def test_a_test_reading_goes_in_behind_a_listener_that_needs_certificates(tmp_path: Path) -> None:
     authority = make_authority(tmp_path / "ca")
     pair = authority.sign("gateway")
     tls = TlsSettings(pair.certificate, pair.key, free_port(), authority.certificate)

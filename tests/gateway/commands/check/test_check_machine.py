@@ -1,4 +1,4 @@
-"""What `sluice check` sees on this box: each mistake under its setting's name, and nothing changed by looking."""
+"""`sluice check` on this box: each mistake stands under its setting's name, and the check changes nothing."""
 
 import asyncio
 import errno
@@ -66,7 +66,7 @@ def write_config(folder: Path, more: str = "", **changes: str) -> Path:
 
 
 def findings(config: Path) -> dict[str, Finding]:
-    """By subject; where several have the same one, the last."""
+    """Findings by subject. If several have one subject, the last counts."""
     return {finding.subject: finding for finding in machine.check_machine(load(config), config)}
 
 
@@ -76,7 +76,7 @@ def judgement(finding: Finding) -> str:
 
 @pytest.fixture(autouse=True)
 def _no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the machine's own disk is like is not for these tests to know."""
+    """Keep the machine's own disk out of these tests."""
     monkeypatch.setattr(machine, "check_disk", lambda _buffer: [])
 
 
@@ -491,7 +491,7 @@ def test_a_certificate_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "by this box's clock, which says 1970-01-01 and is not synced" in words
 
 
-def test_what_ended_before_the_latest_time_that_is_known_has_ended_whatever_an_unsynced_clock_says(
+def test_a_certificate_that_ended_before_the_floor_has_ended_whatever_an_unsynced_clock_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = self_signed(tmp_path)
@@ -527,7 +527,7 @@ async def test_the_latest_time_that_is_known_is_read_beside_a_running_gateway_al
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_whom_clients_may_take_this_box_for(tmp_path: Path) -> None:
+def test_the_check_names_the_hosts_of_the_certificate(tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path, "barn-1.example")
     config = with_tls(tmp_path, certificate, key)
     found = findings(config)["mqtt_listener.tls"]
@@ -552,7 +552,9 @@ def one_day_only(folder: Path) -> tuple[str, datetime]:
     return file.read_text(), dates.end
 
 
-def test_of_a_chain_the_first_must_hold_and_of_authorities_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_certificate_of_a_chain_and_one_authority_must_be_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     certificate, key = self_signed(tmp_path)
     valid = certificate.read_text()
     old, end = one_day_only(tmp_path)
@@ -698,7 +700,7 @@ def test_heartbeats_that_leave_nothing_of_a_metered_link(tmp_path: Path, bound: 
     found = findings(write_config(tmp_path, f"{bound}\n"))["kafka.heartbeat_interval_s"]
     assert judgement(found) == "warn"
     assert words in found.words
-    # What it says to write will do.
+    # The proposed settings work.
     seconds = found.words.partition("; write ")[2].split()[0]
     mended = bound.replace("\nheartbeat_interval_s = 1.5", "") + f"\nheartbeat_interval_s = {seconds}\n"
     assert "kafka.heartbeat_interval_s" not in findings(write_config(tmp_path, mended))

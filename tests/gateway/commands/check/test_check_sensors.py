@@ -1,4 +1,4 @@
-"""`sluice check` on what came in: a quarantine that holds something, log-ins that were refused."""
+"""`sluice check` on sensors' input: a quarantine with input in it, and refused log-ins."""
 
 import asyncio
 import sqlite3
@@ -45,7 +45,7 @@ def put_aside(folder: Path, *reasons: str) -> None:
         )
 
 
-async def test_what_the_quarantine_of_a_stopped_gateway_holds_is_told_and_no_file_made(tmp_path: Path) -> None:
+async def test_the_quarantine_of_a_stopped_gateway_is_shown_and_no_file_is_made(tmp_path: Path) -> None:
     assert told(settings_in(tmp_path)) == {}, "no gateway has run here"
     async with opened(tmp_path / "buffer.db", boot_id()):
         pass

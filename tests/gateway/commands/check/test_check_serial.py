@@ -1,4 +1,4 @@
-"""What `sluice check` says of serial lines: ports, who else wants them, and lines that are too slow."""
+"""`sluice check` on serial lines: ports, other programs that want them, and lines that are too slow."""
 
 import os
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ FTDI = (0x0403, 0x6001, "A5069RR4")
 
 @pytest.fixture(autouse=True)
 def quiet_box(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other program, and no adapter but those that a test plugs in."""
+    """No other program, and no adapters except those that a test plugs in."""
     monkeypatch.setattr(serial_lines, "running", lambda _program: None)
     monkeypatch.setattr(serial_lines, "brltty_words", lambda: None)
     monkeypatch.setattr(serial_lines, "holders", lambda _ports: {})
@@ -262,7 +262,7 @@ def test_a_number_of_the_kernel_may_be_another_adapters_after_a_restart(
     assert told()[0].endswith(f"write {by_id}/x")
     plug(monkeypatch, Adapter(ports[0], *CH340, "1-1"), Adapter(ports[1], *CH340, "1-2"))
     assert told()[0].endswith(f"write {by_path}/x")
-    # What is named by where it is plugged in stays.
+    # A port that is named by its socket stays.
     settings = SerialSettings(text=(text(f"{by_path}/x"),))
     assert told() == []
 

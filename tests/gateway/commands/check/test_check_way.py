@@ -49,7 +49,7 @@ async def test_a_dead_address_is_a_warning_where_another_leads_on() -> None:
     assert found.answering == (f"127.0.0.1:{port}",)
 
 
-async def test_of_several_dead_addresses_each_is_told() -> None:
+async def test_each_dead_address_is_reported() -> None:
     found = await way("127.0.0.1:1", "127.0.0.1:2")
     assert [each.subject for each in found.findings if each.result == "fail"] == [
         "connection to 127.0.0.1:1",
@@ -59,7 +59,7 @@ async def test_of_several_dead_addresses_each_is_told() -> None:
     assert found.why_not == "no address of kafka.bootstrap leads to a broker that lets this gateway in, see above"
 
 
-async def test_what_takes_connections_and_is_no_broker_is_kafkas_own_failure(tmp_path: Path) -> None:
+async def test_a_server_that_is_no_broker_fails_the_kafka_check_alone(tmp_path: Path) -> None:
     async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-OpenSSH_9.2p1\r\n")
 

@@ -1,4 +1,4 @@
-"""`sluice reset`: all that is of a site goes from the box, after it was said what that is, and only if it is meant."""
+"""`sluice reset`: everything of a site goes from the box, after it was listed, and only after a confirmation."""
 
 import os
 import re
@@ -37,7 +37,7 @@ page_password = "page-51ab03fe"
 
 @pytest.fixture(autouse=True)
 def no_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine runs is none of these tests'."""
+    """Keep the services of this machine out of these tests."""
     monkeypatch.setattr(service, "is_active", lambda _config: False)
 
 
@@ -355,7 +355,7 @@ def test_a_link_that_comes_after_the_question_leads_root_nowhere(site: Site, mon
     assert f"NOT WIPED: {buffer}: it is a symbolic link" in done.output
 
 
-def test_of_ones_own_no_link_is_followed_either(tmp_path: Path) -> None:
+def test_a_link_among_ones_own_files_is_not_followed_either(tmp_path: Path) -> None:
     bootstrap = '[kafka]\nbootstrap = ["127.0.0.1:1"]\n'
     config, mine = tmp_path / "gateway.toml", tmp_path / "mine"
     config.write_text(f'[gateway]\nid = "barn-1"\n[buffer]\npath = "{tmp_path}/buffer.db"\n{bootstrap}')

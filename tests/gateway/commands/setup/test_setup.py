@@ -1,4 +1,4 @@
-"""`sluice setup --answers`: what answers become, what is told of wrong ones, and that nothing is ever half-written."""
+"""`sluice setup --answers`: settings from answers, words for wrong answers, and that nothing is half-written."""
 
 import os
 import pwd
@@ -184,7 +184,7 @@ def test_a_clock_that_is_not_synced_is_told_first_with_what_to_do(
     assert told in shown
     assert shown.index(told) < shown.index("next: ")
     assert inside or "this is a" not in shown
-    # What is vouched for is not doubted.
+    # A vouched clock is not doubted.
     answers = write(tmp_path / "given", ANSWERS.replace("[kafka]", 'clock = "system"\n[kafka]'))
     assert "is not synced" not in setup(config, "--answers", answers, "--no-check").output
     assert config_file.load(config).gateway.clock == "system"
@@ -476,14 +476,14 @@ documents = st.dictionaries(names, st.one_of(values, st.dictionaries(names, valu
 
 
 @given(documents)
-def test_whatever_stands_in_a_document_is_read_back_as_it_is_written(document: dict[str, Any]) -> None:
+def test_any_document_is_read_back_as_it_was_written(document: dict[str, Any]) -> None:
     text = toml_text(document, {})
     assert tomllib.loads(text) == document
     assert unseen_mistakes(text) == [], "what is written is taken"
 
 
 def told_of(read: Callable[[str, Path], object], text: str) -> tuple[object, str | None]:
-    """What was read, or the mistakes that were told."""
+    """The value that was read, or the mistakes that were reported."""
     try:
         return read(text, Path("a.toml")), None
     except ConfigError as error:
@@ -577,7 +577,7 @@ def test_a_first_setup_that_is_killed_leaves_no_settings_and_the_next_one_comple
     config, answers = tmp_path / "etc" / "gateway.toml", write(tmp_path / "given")
     steps = 0
     while killed_at(name, steps, config, answers) == -signal.SIGKILL:
-        # The last renaming is the one that counts; what comes after it is the folder's sync.
+        # The last renaming counts. After it, only the folder is synced.
         if config.exists():
             assert name == "sync_folder"
             assert_set_up(config, "barn-1", "kafka-9d2c1b77")
@@ -603,7 +603,7 @@ def test_a_second_setup_that_is_killed_leaves_what_was_in_place(name: str, tmp_p
     assert_set_up(config, "barn-2", "other-9d2c1b77")
 
 
-def test_what_a_killed_setup_has_left_is_wiped_by_the_next_whatever_that_writes(tmp_path: Path) -> None:
+def test_the_next_setup_wipes_the_files_of_a_killed_one(tmp_path: Path) -> None:
     config = tmp_path / "etc" / "gateway.toml"
     assert killed_at("_rename", 0, config, write(tmp_path / "given")) == -signal.SIGKILL
     assert b"kafka-9d2c1b77\n" in state(config.parent).values()
@@ -775,7 +775,7 @@ def test_what_is_wiped_is_overwritten_first(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hunter2")
     secret.chmod(0o400)
-    # Who has it open sees what became of its bytes.
+    # An open descriptor shows the overwritten bytes.
     with secret.open("rb") as seen:
         wipe(secret)
         assert seen.read() == bytes(7)

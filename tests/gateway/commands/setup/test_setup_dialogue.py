@@ -28,7 +28,7 @@ from gateway.page.password import verify_password
 from tests.support.setup_dialogue import ANYWAY, CTRL_C, ENTER, PROMPT, TLS, at_a_terminal, questions_asked, set_up
 
 NOWHERE = "127.0.0.1:1"
-"""Where no Kafka is."""
+"""Address without a Kafka."""
 PASSWORD = "right-9d2c1b77"  # noqa: S105 - lives for the length of a test
 WITHOUT_KAFKA = ["north-farm/barn-1", NOWHERE, "y", "barn-1", PASSWORD, ENTER, "42, 43", ENTER, ENTER]
 """Answers to all that is asked where Kafka cannot be reached."""
@@ -69,7 +69,7 @@ def test_a_whole_setup_without_a_network(tmp_path: Path, config: Path) -> None:
     assert mode(tmp_path / "credentials") == 0o700
     assert PASSWORD not in shown
     assert PASSWORD not in config.read_text()
-    # What is shown once is what counts.
+    # The secret that is shown once is the one that counts.
     secrets = dict(re.findall(r"^    (status page|42|43) +(\S+)\r$", shown, re.MULTILINE))
     assert verify_password(secrets["status page"], (tmp_path / "credentials" / "status-page").read_text())
     devices = credentials.load(tmp_path / "devices.json").devices
@@ -186,7 +186,7 @@ def test_nobody_is_anonymous_but_in_so_many_words(tmp_path: Path, config: Path) 
     assert files_below(tmp_path) == {"gateway.toml"}
 
 
-def test_what_was_answered_is_shown_before_it_is_written_and_what_is_not_well_at_the_end(tmp_path: Path) -> None:
+def test_answers_are_shown_before_they_are_written_and_troubles_at_the_end(tmp_path: Path) -> None:
     config = tmp_path / "gateway.toml"
     with at_a_terminal("setup", "--config", config) as terminal:
         terminal.answer("barn-1")
@@ -248,7 +248,7 @@ def test_that_kafka_speaks_no_tls_is_answered_where_it_cannot_be_found_out(confi
         terminal.type("n")
         for answer in ("none", "none", "none", ENTER):
             terminal.answer(answer)
-        # What can take nothing in is told before it is written, and after.
+        # Settings without any source of readings are reported before they are written, and after.
         shown = " ".join(terminal.until(PROMPT).split())
         assert "127.0.0.1:1, without TLS" in shown
         assert "sensors nothing comes in: neither by MQTT nor by serial port" in shown
@@ -321,7 +321,7 @@ def test_ctrl_c_at_any_question_leaves_nothing(answered: int, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_settings_are_called_elsewhere_is_what_kafkas_troubles_speak_of() -> None:
+def test_kafkas_troubles_use_the_names_that_answers_and_questions_give_settings() -> None:
     told = "".join(ast.unparse(ast.parse(inspect.getsource(reach))).split())
     for name in {**IN_ANSWERS, **IN_QUESTIONS}:
         assert "".join(name.split()) in told, name
@@ -347,7 +347,7 @@ typed = st.one_of(
 
 @pytest.mark.slow
 @given(st.lists(typed, min_size=20, max_size=60), st.booleans())
-def test_whatever_is_typed_nothing_is_written_before_the_end(answers: list[str], reached: bool) -> None:  # noqa: FBT001
+def test_setup_writes_nothing_before_the_last_answer(answers: list[str], reached: bool) -> None:  # noqa: FBT001
     left = iter(answers)
 
     def next_answer(*_arguments: object, default: str = "", **_options: object) -> str:
@@ -375,6 +375,6 @@ def test_whatever_is_typed_nothing_is_written_before_the_end(answers: list[str],
             return
         finally:
             assert not list(Path(folder).iterdir())
-        # What the questions let through makes settings.
+        # Answers that pass the questions make valid settings.
         planned = plan(Given(told.answers, Path("answers"), {}), config, Existing(), is_watched=True, ca=told.ca)
         assert planned.made.settings.gateway.id == told.answers.gateway.id

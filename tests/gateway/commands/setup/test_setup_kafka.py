@@ -1,4 +1,4 @@
-"""`sluice setup` with a real Kafka: what it finds out by itself, and what it says of wrong answers."""
+"""`sluice setup` with a real Kafka: the facts that it finds out by itself, and its words about wrong answers."""
 
 import asyncio
 import shutil
@@ -106,7 +106,7 @@ def test_a_whole_setup_with_a_log_in(broker: Broker, tmp_path: Path, config: Pat
     assert first.ok, first.words
 
 
-def test_where_kafka_wants_no_log_in_nobody_is_asked_for_one(broker: Broker, config: Path) -> None:
+def test_setup_asks_for_no_log_in_that_kafka_does_not_want(broker: Broker, config: Path) -> None:
     with at_a_terminal("setup", "--config", config) as terminal:
         terminal.answer("north-farm/barn-1")
         terminal.answer(f"tls://{broker.cluster.bootstrap}")
@@ -145,7 +145,7 @@ def test_answers_are_tried_before_they_are_written(broker: Broker, tmp_path: Pat
     code, told = answered(tmp_path, broker.at("OPEN"), "false", PASSWORD)
     assert code == 0, told
     assert f"ok    Kafka at {broker.at('OPEN')}: answers" in told
-    # No files of what was tried lie around.
+    # No files of a trial are left.
     assert {path.name for path in tmp_path.iterdir()} == {"answers.toml", "gateway.toml", "secrets", "credentials"}
 
 

@@ -63,7 +63,7 @@ def unanswered(_: object, *__: object) -> NoReturn:
 async def test_what_was_lost_is_told_after_it_was_reported(tmp_path: Path) -> None:
     async with gateway(tmp_path) as door:
         door.lost("barn", "refused-qos0", 5)
-        # A loss is counted in the next commit, and reported by what keeps house.
+        # A loss is counted in the next commit, and reported by the housekeeping.
         await take(door, reading_of("device/barn/thermo", b"{}", boottime_us()))
         await until(lambda: True)
         before = json.loads(await status(tmp_path, "--json"))

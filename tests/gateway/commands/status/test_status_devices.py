@@ -1,4 +1,4 @@
-"""The devices in `sluice status`: who is in trouble comes first, and what fits is shown."""
+"""The devices in `sluice status`: devices in trouble come first, as many as fit."""
 
 import msgspec
 from hypothesis import given
@@ -19,7 +19,7 @@ def device(name: str, heard_s: float | None = 1.0, *, clock: bool = True, findin
 
 
 def state(name: str, readings: int, seconds: float, missing: int | None = 0, lost: int = 0) -> DeviceState:
-    """Of a device that was heard for so long."""
+    """State of a device that was heard for `seconds`."""
     heard = HeardState("", False, "7-1", "tick", readings, 1, 1 + round(seconds * 1e6), missing=missing)
     return DeviceState(name, heard, (), lost)
 
@@ -146,7 +146,7 @@ def test_no_more_lines_than_there_is_room_for(rows: list[DeviceRow], rows_max: i
 
 def noted(heard: DevicesHeard, sequences: list[int | None], topic: str = "device/42/thermo", boot: str = "7-1") -> None:
     series = Series("t", "42", "42", topic, "sluice.reading", "application/json", topic)
-    heard.note([entry_of(series, b"", device_boot=boot, device_sequence=sequence) for sequence in sequences])
+    heard.record([entry_of(series, b"", device_boot=boot, device_sequence=sequence) for sequence in sequences])
 
 
 def missing(heard: DevicesHeard) -> int | None:

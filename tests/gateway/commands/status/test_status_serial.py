@@ -1,4 +1,4 @@
-"""The words of `sluice status` on serial lines: what is heard there, and what cannot acknowledge."""
+"""The words of `sluice status` on serial lines: devices heard, and lines that cannot acknowledge."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The words of `sluice status`: what an installer reads of an uplink that is up, down, used up or in part unwell."""
+"""The words of `sluice status` for an installer, with an uplink that is up, down, used up or in part unwell."""
 
 import dataclasses
 from collections import deque
@@ -62,7 +62,7 @@ def glance(uplink: dict[str, Any] | None, *, rows: int = 18_204, running: bool =
 
 
 def uplink(seen: Glance) -> list[str]:
-    """What is said of the uplink: the first line without its label, then those that go on."""
+    """Lines on the uplink: the first one without its label, then those that continue it."""
     lines = [*status_lines(seen)]
     begin = next(number for number, line in enumerate(lines) if line.startswith("uplink"))
     end = next(number for number, line in enumerate(lines) if line.startswith("buffer"))
@@ -75,7 +75,7 @@ def test_what_the_daemon_says_of_its_uplink_is_read_whole() -> None:
     assert facts_of(glance({"up": "an answer of another version"})).uplink == UplinkState(up=True)
 
 
-def test_of_another_versions_answer_each_member_is_read_by_itself() -> None:
+def test_each_member_of_another_versions_answer_is_read_by_itself() -> None:
     answer = {
         "buffer": {"full": True, "failing": 7},
         "clock": {"synced": False},
@@ -127,13 +127,15 @@ def test_a_null_anywhere_in_the_answer_is_told_as_unknown(place: tuple[str | int
 
 def test_losses_are_those_that_were_reported_and_those_that_were_not() -> None:
     found = structs.replace(
-        glance(None).found, losses={"buffer-full": 3, "event-refused": 9}, lost_us=glance(None).now.boottime_us - 10**7
+        glance(None).buffer_status,
+        losses={"buffer-full": 3, "event-refused": 9},
+        lost_us=glance(None).now.boottime_us - 10**7,
     )
     told = {"lost_told": 2, "lost_told_us": found.lost_us - 10**7}
     for answer, words in ((told, "5 readings are lost for good (some: buffer-full)"), ({}, "3 readings are lost for")):
         (condition,) = (
             each
-            for each in conditions(facts_of(glance(None, found=found, answer=answer)))
+            for each in conditions(facts_of(glance(None, buffer_status=found, answer=answer)))
             if each.code == "readings-lost"
         )
         assert condition.words.startswith(words)
@@ -181,7 +183,7 @@ def test_a_gateway_that_runs_with_other_settings_goes_by_their_name() -> None:
     assert not any("settings were" in line for line in status_lines(glance({"up": True}, answer={"settings": told})))
 
 
-def test_who_was_not_heard_and_how_a_stopped_gateway_is_started() -> None:
+def test_the_status_names_unheard_devices_and_how_to_start_a_stopped_gateway() -> None:
     lines = [*status_lines(glance({"up": True}, devices=[], not_heard=("42", "43")))]
     assert lines[-2:] == ["devices     not heard yet: 42, 43", f"{' ' * INDENT}none heard yet"]
     stopped = [*status_lines(glance(None, running=False, to_start="start it: sudo systemctl start sluice"))]
@@ -213,7 +215,7 @@ def test_names_from_outside_are_escaped() -> None:
     assert line.startswith(r"warn: d\x1b1 sends for more new topics than this gateway makes. They go to the quarantine")
 
 
-def test_who_speaks_something_else_to_the_mqtt_port_is_told_with_what_to_do() -> None:
+def test_the_status_has_a_remedy_for_another_protocol_on_the_mqtt_port() -> None:
     counts = {"connected": 9, "mosquitto-bridge-level": 2, "http-on-mqtt-port": 1, "packet-too-large": 1}
     lines = [*status_lines(glance({"up": True}, answer={"mqtt_listener": counts}))]
     at = next(number for number, line in enumerate(lines) if line.startswith("listener"))
@@ -303,7 +305,7 @@ def test_what_was_sent_again_is_told_beside_what_came_in() -> None:
             "room for 999.0 MB more; how long that lasts is shown after 10 min of running",
         ),
         (RoomLeft(5_000, None, 7_200), "room for 5.0 kB more; nothing came in during the last 2 h that sluice ran"),
-        (RoomLeft(0, 0.0, 7_200), "no room for more; when it is full, sensors are asked to keep what they have"),
+        (RoomLeft(0, 0.0, 7_200), "no room for more; when it is full, sensors are asked to keep their readings"),
     ],
 )
 def test_room_is_told_as_far_as_it_is_known(room: RoomLeft, words: str) -> None:
@@ -332,7 +334,7 @@ def test_a_full_buffer_is_told_once() -> None:
     assert any("safe on this box; there is no room for more." in line for line in lines)
 
 
-def test_who_holds_more_than_its_share_of_the_buffer_is_named() -> None:
+def test_the_status_names_devices_with_more_than_their_share_of_the_buffer() -> None:
     above = [{"device": name, "bytes": 2_000_000, "readings": 7} for name in ("attic\x1b[2J", "", *"abcdef")][:6]
     answer = {"buffer": {"full": False, "above_share": above, "above_share_devices": 9}, "uplink": DOWN}
     (line,) = [line for line in status_lines(glance(DOWN, answer=answer)) if "More than their share" in line]
@@ -464,8 +466,8 @@ def test_one_is_told_as_one() -> None:
     assert any(line.startswith("buffer      1 row safe on disk") for line in lines)
     assert any("1 reading or event from earlier is still to go" in line for line in lines)
     assert any(" 1 reading or event is safe on this box" in line for line in uplink(glance(DOWN, rows=1)))
-    found = structs.replace(glance(None).found, devices=(DeviceStatus("42", "b", 1, None),))
-    assert "devices     1 that sends a sequence of its own" in [*status_lines(glance(None, found=found))]
+    found = structs.replace(glance(None).buffer_status, devices=(DeviceStatus("42", "b", 1, None),))
+    assert "devices     1 that sends a sequence of its own" in [*status_lines(glance(None, buffer_status=found))]
 
 
 def device(name: str, age_s: float | None) -> DeviceStatus:
@@ -475,13 +477,13 @@ def device(name: str, age_s: float | None) -> DeviceStatus:
 
 
 def devices(*found: DeviceStatus, answer: dict[str, Any] | None = None) -> list[str]:
-    """What is said of them: the first line, and the names and what follows of the others."""
-    seen = glance(None, found=structs.replace(glance(None).found, devices=found), answer=answer)
+    """Lines on devices: the first one, then each further name with the words after it."""
+    seen = glance(None, buffer_status=structs.replace(glance(None).buffer_status, devices=found), answer=answer)
     lines = [*status_lines(seen)]
     return lines[next(number for number, line in enumerate(lines) if line.startswith("devices")) :]
 
 
-def test_of_many_devices_those_that_are_silent_for_longest_are_told() -> None:
+def test_the_status_lists_the_devices_that_are_silent_for_longest() -> None:
     few = [device(f"s{number:02}", number / 10) for number in range(DEVICES_MAX)]
     # All in the order of their names, where there is room for all.
     assert [line.split(",")[0].strip() for line in devices(*few)[1:]] == [each.device for each in few]

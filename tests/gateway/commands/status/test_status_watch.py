@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 def looks(*counts: tuple[float, int, int]) -> list[Glance]:
-    """One at each time, with what had come in and gone out by then."""
+    """Return glances, one at each time, with the counts of then."""
     found = []
     before: deque[tuple[float, int, int, int]] = deque()
     for at_s, readings, sent in counts:
@@ -104,7 +104,7 @@ def test_it_goes_on_while_the_gateway_stops_and_starts_and_ctrl_c_ends_it(config
         encoding="utf-8",
         env={**os.environ, "TERM": "xterm"},
         timeout=patience(20),
-        # In the background of a shell, what is started ignores Ctrl-C.
+        # A shell's background programs ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
