@@ -34,7 +34,7 @@ PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
 TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static chromium fonts-dejavu-core
 WITH_SERVERS := kafka or spark or avr or box
 TEST_JARS := build/jars/kafka_classes.done build/jars/registry.done build/jars/s3.done build/jars/s3proxy.done
-SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
+SIDE_BY_SIDE = $(BIN)/pytest --dist loadfile --no-loadscope-reorder --numprocesses
 SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 # Tests start our programs some thousand times. Bytecode is kept, whatever the environment says of it.
 unexport PYTHONDONTWRITEBYTECODE
@@ -46,16 +46,17 @@ demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
 
 test: LEFT_OUT := and not long
+test-long: SPARKS := --numprocesses 2 --dist loadfile
 test-long test-slice: export SLUICE_TEST_WHOLE := 1
 
-# Most tests wait more than they compute. Those of Spark, in two sessions, take longest and run beside all others. Tests
-# of one file share servers, boards and boxes. A failure does not stop the rest. Promises in seconds are judged at the
-# end, when nothing of ours competes.
+# Most tests wait more than they compute. Those of Spark run beside all others, one after the other: in `make test` they
+# share one Java, for each computes half a minute until it is warm. They take as long as all others, so these leave the
+# processor to them. Tests of one file share servers, boards and boxes. A failure does not stop the rest. Promises in
+# seconds are judged at the end, when nothing of ours competes.
 test test-long: test-tools
 	@$(COMPILE); failed=0; \
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --durations 15 -m "spark and not alone $(LEFT_OUT)" > build/test-spark.log 2>&1 & spark=$$!; \
-	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or alone) $(LEFT_OUT)" || failed=1; \
-	$(BIN)/pytest --numprocesses 3 --dist loadfile --durations 15 -m "($(WITH_SERVERS)) and not (spark or alone) $(LEFT_OUT)" || failed=1; \
+	$(BIN)/pytest $(SPARKS) --durations 15 -m "spark and not alone $(LEFT_OUT)" > build/test-spark.log 2>&1 & spark=$$!; \
+	nice -n 3 $(SIDE_BY_SIDE) 5 --durations 15 -m "not (spark or alone) $(LEFT_OUT)" || failed=1; \
 	wait $$spark || failed=1; \
 	cat build/test-spark.log; \
 	$(BIN)/pytest --durations 0 -m "alone $(LEFT_OUT)" || failed=1; \
@@ -63,7 +64,7 @@ test test-long: test-tools
 
 test-fast: build/apt-test install build/tests.done
 	@$(COMPILE)
-	$(SIDE_BY_SIDE) --ignore tests/system -m "not ($(WITH_SERVERS) or slow or long or alone)"
+	$(SIDE_BY_SIDE) 8 --ignore tests/system -m "not ($(WITH_SERVERS) or slow or long or alone)"
 
 test-slice: test-tools
 	@$(COMPILE); failed=0; \

@@ -1,13 +1,15 @@
 """Fixtures that several test modules share, and how Hypothesis runs in all of them."""
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from tests.support.sizes import SEED, WHOLE, size, slice_of
+from tests.support.sizes import SEED, WHOLE, estimate_s, size, slice_of
 
 pytest_plugins = [
     "tests.support.fixtures_boxes",
@@ -53,6 +55,7 @@ def pytest_report_header() -> str:
     return f"SLUICE_TEST_SEED={SEED}"
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("spark") is not None and item.get_closest_marker("timeout") is None:
@@ -62,3 +65,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = set(slice_of(items, number))
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [item for item in items if item in chosen]
+    if not config.getoption("loadscopereorder", default=True):
+        # Pytest-xdist would begin the files with most tests first. A long file that begins last keeps one core idle.
+        takes_s = defaultdict[Path, float](float)
+        for item in items:
+            takes_s[item.path] += estimate_s(item)
+        items.sort(key=lambda item: -takes_s[item.path])

@@ -105,47 +105,47 @@ async def send(broker: Broker, topics: set[str], records: list[KafkaRecord]) -> 
             )
 
 
-@pytest.mark.campaign(seconds=80)
+def sent(sequence: int, topic: str, now: datetime, payload: str = '{"t": 21.5, "u": 1e-3}') -> KafkaRecord:
+    headers = reading_headers(sequence, time=now + timedelta(seconds=7 * sequence))
+    return replace(reading(payload.encode(), headers), topic=topic, partition=sequence % 2, timestamp=now)
+
+
+def minutes_ago() -> datetime:
+    return datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
+
+
+@pytest.mark.long(seconds=60)
+def test_topics_that_appear_are_taken_up_and_the_job_ends_when_it_is_told(kafka: Broker, tmp_path: Path) -> None:
+    """A process of its own, as `make demo` has one, which `make test` runs."""
+    now = minutes_ago()
+    with ingest(kafka, tmp_path / "warehouse", "--interval-s", "2", topics="device-appear-.*") as process:
+        told = lines(process)
+        assert next(told) == {"state": "ready", "topics": []}
+        for name in ("device-appear-a", "device-appear-b"):
+            asyncio.run(send(kafka, {name}, [sent(sequence, name, now) for sequence in range(4)]))
+            batches = read_until(told, {name: {"0": 2, "1": 2}})
+            assert sum(batch["rows"] for batch in batches) == 4
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(300) == 0
+
+
+@pytest.mark.campaign(seconds=50)
 @pytest.mark.usefixtures("interpreted")
 def test_from_kafka_to_tables_across_a_restart(
     kafka: Broker, spark: SparkSession, command: Command, tmp_path: Path
 ) -> None:
-    """Run in a process that is told to end. The steps after it need no process of their own."""
     warehouse = tmp_path / "warehouse"
-    now = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
-
-    def sent(sequence: int, topic: str, payload: str = '{"t": 21.5, "u": 1e-3}') -> KafkaRecord:
-        headers = reading_headers(sequence, time=now + timedelta(seconds=7 * sequence))
-        return replace(reading(payload.encode(), headers), topic=topic, partition=sequence % 2, timestamp=now)
-
+    now = minutes_ago()
     heartbeat = replace(
         reading(b'{"depth": 3}', reading_headers(99, event_type="sluice.gateway.heartbeat")),
         topic="gateway-events-ingest",
     )
-    first = [sent(sequence, "device-ingest-a") for sequence in range(20)] + [heartbeat]
-    second = [sent(sequence, "device-ingest-b") for sequence in range(20, 24)]
+    first = [sent(sequence, "device-ingest-a", now) for sequence in range(20)] + [heartbeat]
+    second = [sent(sequence, "device-ingest-b", now) for sequence in range(20, 24)]
+    second += [first[4], sent(24, "device-ingest-a", now, "{")]
+    second += [sent(sequence, "device-ingest-a", now) for sequence in (2, 25)]
     # Names that contain one that matches: none of them is read.
     others = {"x-device-ingest-a", "x-gateway-events-ingest", "gateway-events-ingest-x"}
-    resent = [first[4], sent(24, "device-ingest-a", "{"), sent(2, "device-ingest-a"), sent(25, "device-ingest-a")]
-
-    begin_checkpoint(warehouse)
-    with ingest(kafka, warehouse, "--interval-s", "2") as process:
-        told = lines(process)
-        assert next(told) == {"state": "ready", "topics": []}
-        # Nothing matches the pattern yet; topics that appear are found.
-        elsewhere = [sent(50, topic) for topic in sorted(others)]
-        asyncio.run(send(kafka, {"device-ingest-a", "gateway-events-ingest"} | others, elsewhere + first))
-        batches = read_until(told, {"device-ingest-a": {"0": 10, "1": 10}, "gateway-events-ingest": {"0": 1, "1": 0}})
-        assert sum(batch["rows"] for batch in batches) == 21
-        asyncio.run(send(kafka, {"device-ingest-b"}, second))
-        (batch, *_) = read_until(told, {"device-ingest-b": {"0": 2, "1": 2}})
-        assert set(batch) == {
-            *("batch", "rows", "duplicates", "rejected", "late", "revised", "unwindowed", "deleted"),
-            *("corrections", "undeclared", "undeclared_more", "lag", "behind_s", "end_offsets", "seconds"),
-        }
-        assert not others & set(batch["end_offsets"])
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(300) == 0
 
     def run() -> list[Line]:
         options = ["--bootstrap", kafka.bootstrap, "--warehouse", warehouse, "--topics", TOPICS, "--json", "--once"]
@@ -153,21 +153,34 @@ def test_from_kafka_to_tables_across_a_restart(
         assert ran.exit_code == 0, ran.output
         return list(map(json.loads, ran.stdout.splitlines()))
 
-    asyncio.run(send(kafka, set(), resent))
+    begin_checkpoint(warehouse)
+    elsewhere = [sent(50, topic, now) for topic in sorted(others)]
+    asyncio.run(send(kafka, {"device-ingest-a", "gateway-events-ingest"} | others, elsewhere + first))
+    ready, batch = run()
+    assert ready == {"state": "ready", "topics": ["device-ingest-a", "gateway-events-ingest"]}
+    assert set(batch) == {
+        *("batch", "rows", "duplicates", "rejected", "late", "revised", "unwindowed", "deleted"),
+        *("corrections", "undeclared", "undeclared_more", "lag", "behind_s", "end_offsets", "seconds"),
+    }
+    assert batch["rows"] == 21
+    ends = {"device-ingest-a": {"0": 10, "1": 10}, "gateway-events-ingest": {"0": 1, "1": 0}}
+    assert batch["end_offsets"] == ends
+
+    asyncio.run(send(kafka, {"device-ingest-b"}, second))
     # The checkpoint was damaged meanwhile: a new one begins where the tables end.
     rmtree(warehouse / "_checkpoint" / "0" / "offsets")
     ready, *batches = run()
     assert str(warehouse / "_checkpoint" / "0") in ready.pop("new_checkpoint")
     assert ready == {"state": "ready", "topics": ["device-ingest-a", "device-ingest-b", "gateway-events-ingest"]}
-    assert [(b["rows"], b["duplicates"], b["rejected"], b["late"], b["lag"]) for b in batches] == [(4, 2, 1, 2, 0)]
+    assert [(b["rows"], b["duplicates"], b["rejected"], b["late"], b["lag"]) for b in batches] == [(8, 2, 1, 10, 0)]
 
     if WHOLE:
         # A crash before the checkpoint noted the batch: it is done again, changes nothing, and ends well.
         forget_last_commit(warehouse)
         _ready, *batches = run()
-        assert [(b["rows"], b["lag"]) for b in batches] in ([(4, None)], [(4, 0)])
+        assert [(b["rows"], b["lag"]) for b in batches] in ([(8, None)], [(8, 0)])
 
-    all_sent = first + second + resent
+    all_sent = first + second
     expected = spark_oracle.tables(replace(record, offset=offset) for offset, record in enumerate(all_sent))
     expect_tables(spark, str(warehouse), expected)
     assert open_log(spark, str(warehouse)).count() == len(all_sent)

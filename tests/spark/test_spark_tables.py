@@ -2,9 +2,10 @@
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from spark import batch_job
-from spark.batch_job import BatchJob
+from spark.batch_job import BatchCounts, BatchJob
+from spark.engine.interpreted_queries import interpreted_if
 from spark.ingest.seen_table import runs_path, settled_path
 from spark.ingest_job import QueryIdError, running_query_id
 from spark.log.amendments import amendments_path
@@ -58,29 +60,107 @@ def test_a_warehouse_may_be_copied_to_another_place(empty_warehouse: Path) -> No
     assert [file for file in files if str(empty_warehouse).encode() in file.read_bytes()] == []
 
 
-def test_rejects_and_test_readings_of_a_gateway_leave_no_hole_in_its_lane(warehouse: Warehouse) -> None:
+HOLED, MAKING_UP = "00000000ab1e", "000000facade"
+"""Lanes."""
+
+
+def of_a_lane_with_others() -> list[KafkaRecord]:
     """A test reading of `sluice check` has a number in its lane, and is in no table. Its type alone tells it apart."""
-    asked = reading(b'{"check": "00ff"}', reading_headers(1, event_type="sluice.gateway.check"), offset=1)
-    payloads = {0: b'{"t": 1}', 2: b'{"t": 3}', 3: b"{", 4: b'{"t": 5}'}
-    others = [reading(payload, reading_headers(n), offset=n) for n, payload in payloads.items()]
-    warehouse.take(0, [others[0], asked, *others[1:]])
-    tables = warehouse.tables()
-    assert [each[6] for each in tables.readings] == [f"{BUFFER}-{LANE}-{number}" for number in (0, 2, 4)]
-    assert tables.rejected == {others[2].place}
-    (lane,) = warehouse.job.state._seen._lanes.states.values()
-    assert (lane.below, lane.above) == (5, 0)
+    types = {1: "sluice.gateway.check"}
+    payloads = (b'{"t": 1}', b'{"check": "00ff"}', b'{"t": 3}', b"{", b'{"t": 5}')
+    return [
+        reading(payload, reading_headers(n, lane=HOLED, event_type=types.get(n, "sluice.reading")), offset=1_000 + n)
+        for n, payload in enumerate(payloads)
+    ]
 
 
-def test_a_batch_keeps_a_bounded_number_of_names_that_nobody_declared(warehouse: Warehouse) -> None:
-    """A program that makes up a name for each number would else fill the driver with them."""
+def of_names_made_up() -> list[KafkaRecord]:
+    """A program that makes up a name for each number would fill the driver with them."""
     payloads = [
         json.dumps({"t": 1, **{f"n{number:03}": 10**13 for number in range(first, first + 16)}})
         for first in range(0, 128, 16)
     ]
-    counts = warehouse.take(
-        0, [reading(text.encode(), reading_headers(number), offset=number) for number, text in enumerate(payloads)]
-    )
-    assert counts.undeclared == {"device-thermo": {f"n{number:03}" for number in range(101)}}
+    return [
+        reading(text.encode(), reading_headers(n, lane=MAKING_UP), offset=2_000 + n) for n, text in enumerate(payloads)
+    ]
+
+
+def of_odd_times() -> list[KafkaRecord]:
+    usual = reading_headers()
+    headers = {
+        "ce_time": [
+            *("0001-01-01T00:00:00.000000Z", "0002-01-01T00:00:00.000000Z", "1969-12-31T23:59:59.999999Z"),
+            "1970-01-01T00:00:00.000000Z",
+            *("2106-02-07T06:28:15.000000Z", "2106-02-07T06:28:16.000000Z", "9999-12-31T23:59:59.999999Z"),
+            *("0000-01-01T00:00:00.000000Z", "10000-01-01T00:00:00.000000Z", "2026-02-30T00:00:00.000000Z"),
+            *("NaN", "", "yesterday", "1750000000", "-62135596800000001"),
+        ],
+        "ce_receivedtime": [
+            "0001-01-01T00:00:00.000000Z",
+            "0002-01-01T00:00:00.000000Z",
+            "9999-12-31T23:59:59.999999Z",
+            "NaN",
+        ],
+        "ce_timeerror": ["0", str(2**63 - 1), str(2**63), "-1", "NaN", "1e3", ""],
+        "ce_boottime": ["-1", str(-(2**63)), str(2**63 - 1), str(2**63), "NaN", ""],
+        "ce_timequality": ["", "device", "guessed"],
+    }
+    faults = [changed(usual, name, text) for name, texts in headers.items() for text in texts]
+    faults += [reading_headers(boot_error_us=error_us) for error_us in (0, 2**63 - 1, 2**63, -1)]
+    # Each with an identity of its own, and a correction that would move all of them.
+    records = [
+        reading(headers=changed(changed(each, "ce_id", f"{BUFFER}-{LANE}-{n}"), "ce_lanesequence", str(n)), offset=n)
+        for n, each in enumerate(faults)
+    ]
+    moving = correction(999, {"supersedes": True, "rate_ppm": 100_000, "error_growth_ppm": 100_000}, offset=999)
+    return [*records, moving]
+
+
+@dataclass(frozen=True, slots=True)
+class OneBatch:
+    """A warehouse with one batch of records that have nothing to do with one another."""
+
+    warehouse: Warehouse
+    records: list[KafkaRecord]
+    counts: BatchCounts
+    tables: spark_oracle.Tables
+
+
+@pytest.fixture(scope="module")
+def one_batch(spark: SparkSession, empty_warehouse: Path, tmp_path_factory: pytest.TempPathFactory) -> OneBatch:
+    """To be looked at only: a batch of many records takes no longer than one of few."""
+    records = [*of_a_lane_with_others(), *of_names_made_up(), *of_odd_times()]
+    path = shutil.copytree(empty_warehouse, tmp_path_factory.mktemp("one") / "warehouse")
+    with interpreted_if(spark, small=True):
+        warehouse = Warehouse(spark, path)
+        counts = warehouse.take(0, records)
+        return OneBatch(warehouse, records, counts, warehouse.tables())
+
+
+def test_neither_a_reject_nor_a_test_reading_of_the_gateway_leaves_a_hole_in_its_lane(one_batch: OneBatch) -> None:
+    names = [each[6] for each in one_batch.tables.readings if HOLED in each[6]]
+    assert names == [f"{BUFFER}-{HOLED}-{number}" for number in (0, 2, 4)]
+    places = {record.place for record in of_a_lane_with_others()}
+    assert one_batch.tables.rejected & places == {of_a_lane_with_others()[3].place}
+    lane = one_batch.warehouse.job.state._seen._lanes.states[BUFFER, HOLED]
+    assert (lane.below, lane.above) == (5, 0)
+
+
+def test_a_batch_keeps_a_bounded_number_of_names_that_nobody_declared(one_batch: OneBatch) -> None:
+    assert one_batch.counts.undeclared == {"device-thermo": {f"n{number:03}" for number in range(101)}}
+
+
+def test_no_reading_is_lost_because_of_its_time(one_batch: OneBatch) -> None:
+    expected = spark_oracle.tables(of_odd_times())
+    assert (len(expected.readings), len(expected.rejected)) == (18, 21)
+    expected = spark_oracle.tables(one_batch.records)
+    assert one_batch.counts.rows == len(one_batch.records)
+    found = one_batch.tables
+    assert found.rejected == expected.rejected
+    assert found.readings == expected.readings
+    assert found == expected
+    dates = open_log(one_batch.warehouse.spark, one_batch.warehouse.path).select("event_date").distinct()
+    assert {row.event_date for row in dates.collect()} == {date.fromisoformat(IMPLAUSIBLE_DATE), NOON.date()}
 
 
 class CrashError(Exception):
@@ -244,48 +324,6 @@ def test_times_that_cannot_be_are_rejects_and_unknown_ones_readings_without_wind
     rejects = open_quarantine(spark, warehouse.path).orderBy("offset").select("offset", "kind").collect()
     expected = {1: "implausible-time", 2: "implausible-time", 4: "implausible-time", 9: "header", 12: "undecodable"}
     assert {row.offset: row.kind for row in rejects} == expected
-
-
-def test_no_reading_is_lost_because_of_its_time(warehouse: Warehouse, spark: SparkSession) -> None:
-    usual = reading_headers()
-    headers = {
-        "ce_time": [
-            *("0001-01-01T00:00:00.000000Z", "0002-01-01T00:00:00.000000Z", "1969-12-31T23:59:59.999999Z"),
-            "1970-01-01T00:00:00.000000Z",
-            *("2106-02-07T06:28:15.000000Z", "2106-02-07T06:28:16.000000Z", "9999-12-31T23:59:59.999999Z"),
-            *("0000-01-01T00:00:00.000000Z", "10000-01-01T00:00:00.000000Z", "2026-02-30T00:00:00.000000Z"),
-            *("NaN", "", "yesterday", "1750000000", "-62135596800000001"),
-        ],
-        "ce_receivedtime": [
-            "0001-01-01T00:00:00.000000Z",
-            "0002-01-01T00:00:00.000000Z",
-            "9999-12-31T23:59:59.999999Z",
-            "NaN",
-        ],
-        "ce_timeerror": ["0", str(2**63 - 1), str(2**63), "-1", "NaN", "1e3", ""],
-        "ce_boottime": ["-1", str(-(2**63)), str(2**63 - 1), str(2**63), "NaN", ""],
-        "ce_timequality": ["", "device", "guessed"],
-    }
-    faults = [changed(usual, name, text) for name, texts in headers.items() for text in texts]
-    faults += [reading_headers(boot_error_us=error_us) for error_us in (0, 2**63 - 1, 2**63, -1)]
-    # Each with an identity of its own, and a correction that would move all of them.
-    records = [
-        reading(headers=changed(changed(each, "ce_id", f"{BUFFER}-{LANE}-{n}"), "ce_lanesequence", str(n)), offset=n)
-        for n, each in enumerate(faults)
-    ]
-    records.append(correction(999, {"supersedes": True, "rate_ppm": 100_000, "error_growth_ppm": 100_000}, offset=999))
-
-    counts = warehouse.take(0, records)
-
-    expected = spark_oracle.tables(records)
-    assert counts.rows == len(records)
-    assert (len(expected.readings), len(expected.rejected)) == (18, 21)
-    found = warehouse.tables()
-    assert found.rejected == expected.rejected
-    assert found.readings == expected.readings
-    assert found == expected
-    dates = open_log(spark, warehouse.path).select("event_date").distinct()
-    assert {row.event_date for row in dates.collect()} == {date.fromisoformat(IMPLAUSIBLE_DATE), NOON.date()}
 
 
 def unsynced(  # noqa: PLR0913 - one argument for each thing that varies

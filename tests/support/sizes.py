@@ -45,6 +45,12 @@ def seconds(item: pytest.Item) -> int | None:
     return int(mark.kwargs["seconds"])
 
 
+def estimate_s(item: pytest.Item) -> float:
+    """About how long a test takes, as far as its marks tell: enough to know which files take longest."""
+    has = {mark.name for mark in item.iter_markers()}
+    return seconds(item) or (5.0 if has & {"kafka", "avr", "box", "slow"} else 0.1)
+
+
 def slice_of(items: Sequence[pytest.Item], number: int) -> list[pytest.Item]:
     """Give one of SLICES parts of the tests that `make test` leaves out or makes smaller: all take about as long.
 

@@ -271,7 +271,7 @@ def test_acknowledged_readings_count_once_by_the_rules_of_the_tables(world: Worl
 def test_what_is_acknowledged_is_in_the_tables(spark: SparkSession, new_warehouse: str, world: World) -> None:
     examples: list[tuple[Site, list[Taken], list[KafkaRecord]]] = []
 
-    @settings(max_examples=size(100, 300), phases=[Phase.generate])
+    @settings(max_examples=size(40, 300), phases=[Phase.generate])
     # What else there is has to be declared: it would be in the quarantine.
     @given(site=sites(["json", "json", "none"], [None]))
     def draw(site: Site) -> None:

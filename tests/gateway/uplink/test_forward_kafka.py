@@ -362,7 +362,9 @@ async def test_a_device_that_makes_streams_up_gets_its_bound_of_topics_and_delay
     assert "They go to the quarantine: 180 readings of it today." in shown
     log = config.with_suffix(".log").read_text()
     assert log.count("a device sends for more new topics than this gateway makes") == 1
-    assert len([line for line in log.splitlines() if "junk" in line]) <= 12, log
+    # A busy broker leaves some unanswered for a while, which is told of each.
+    told = [line for line in log.splitlines() if "junk" in line and "a partition takes" not in line]
+    assert len(told) <= 12, log
     # A restart is no new day: what was not made is not made now, and what was is gone on with.
     with daemon(config, port):
         await asyncio.to_thread(sent_streams, port, "7", range(150, 250))
