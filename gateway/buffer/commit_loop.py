@@ -239,6 +239,7 @@ class CommitLoop:
         if not topics or not self.attachment.is_attached:
             return
         admitted: list[Row] = []
+        failure: Exception | None = None
         if self._outgoing.admits:
             try:
                 for append in self._queue.admissible(topics):
@@ -248,18 +249,20 @@ class CommitLoop:
                     if not rows:
                         self._loop.call_soon_threadsafe(self.release)
             except Exception as error:  # noqa: BLE001 - what cannot be admitted is committed, or refused by that
-                if schema.is_of_disk(error):
-                    self._fail(error)
-        if self.state_watch.has_failed_for(REFUSED_AFTER_S):
-            # Others must not wait for the disk, as Kafka takes what they bring.
-            refused = self._queue.refuse_first(topics)
-            self._announce([(append.done, False) for append in refused if append.done is not None])
+                failure = error if schema.is_of_disk(error) else None
         if admitted:
             size = sum([len(row.datum.payload) for row in admitted])
             self._outgoing.extend(admitted, size)
             self.meter.add(len(admitted), size)
             self._note_rows()
             self._loop.call_soon_threadsafe(self.committed.set)
+        if failure is not None:
+            # Behind the rows that were admitted: it may put another file in place of theirs.
+            self._fail(failure)
+        if self.state_watch.has_failed_for(REFUSED_AFTER_S):
+            # Others must not wait for the disk, as Kafka takes what they bring.
+            refused = self._queue.refuse_first(topics)
+            self._announce([(append.done, False) for append in refused if append.done is not None])
 
     def release(self) -> None:
         """Acknowledge the oldest appends of the front whose rows are durable. On the event loop."""

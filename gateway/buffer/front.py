@@ -10,6 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 
 from gateway.buffer.commit_queue import Append
 from gateway.buffer.rows import PendingRows, Row, Span
@@ -163,9 +164,13 @@ class Front:
         return settled
 
     def take_back(self) -> list[Append]:
-        """Take out all rows. Return their appends, which may not be acknowledged."""
+        """Take out all rows. Return the appends that may not be acknowledged.
+
+        An append that follows one of these is one of them, even if Kafka has its rows: it may be a resend of theirs.
+        """
         with self._lock:
-            left = [admitted.append for admitted in self._admitted if admitted.left]
-            self._admitted = deque(admitted for admitted in self._admitted if not admitted.left)
+            durable = deque(takewhile(lambda admitted: not admitted.left, self._admitted))
+            back = [admitted.append for admitted in islice(self._admitted, len(durable), None)]
+            self._admitted = durable
             self._rows.clear()
-            return left
+            return back

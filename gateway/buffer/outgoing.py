@@ -78,7 +78,7 @@ class OutgoingRows:
         rows = self.read(file, after, limit)
         reached = Position(rows[-1].lane, rows[-1].sequence) if rows else after
         if not rows or reached == file.lanes.last_stored:
-            newest = self.front.rows()
+            newest = [row for row in self.front.rows() if (row.lane, row.sequence) > reached]
             with self._lock:
                 self._tail.follow(reached, newest)
             return rows or newest[:limit]

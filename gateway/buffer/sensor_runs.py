@@ -236,16 +236,19 @@ class DeviceRuns:
         self._catch_up()
         if not self._unsaved or Position(span.lane, span.last) <= self._saved:
             return True
-        self._save(last, SAVED_AT_ONCE_MAX if bytes_max is None else bytes_max // WINDOW_BYTES)
-        return not self._unsaved or bytes_max is not None
+        is_saved = self._save(last, SAVED_AT_ONCE_MAX if bytes_max is None else bytes_max // WINDOW_BYTES)
+        return is_saved or bytes_max is not None
 
     def save_now(self, last: Position) -> None:
         """Write all windows, as no row of the file tells what `admit` was told."""
         if self._unsaved:
             self._save(last, len(self._unsaved))
 
-    def _save(self, last: Position, limit: int) -> None:
-        """Write the least recently used windows and, once all are written, the place up to which they are valid."""
+    def _save(self, last: Position, limit: int) -> bool:
+        """Write the least recently used windows and, once all are written, the place up to which they are valid.
+
+        Returns whether all are written.
+        """
         for run in self._unpruned:
             self._forget_older(run)
         self._pruning, self._unpruned = self._unpruned, []
@@ -268,7 +271,8 @@ class DeviceRuns:
             del self._unsaved[run]
             self._windows.pop(run, None)
             self._windows[run] = known
-        if not self._unsaved:
+        is_saved = not self._unsaved
+        if is_saved:
             self._connection.execute(
                 "INSERT OR REPLACE INTO meta VALUES (?, ?)", (_SAVED_NAME, f"{last.lane} {last.sequence}")
             )
@@ -277,6 +281,9 @@ class DeviceRuns:
             for run in list(self._windows)[: len(self._windows) - RUNS_MAX]:
                 del self._windows[run]
             self._by_series.clear()
+        # Once the front's rows are durable, their windows have to know them.
+        self._unsaved |= {run: known for run, known in saved if (run[0], run[2]) in ahead}
+        return is_saved
 
     def _catch_up(self) -> None:
         """Enter rows into the windows that were added since the windows were written."""

@@ -80,8 +80,8 @@ _COUNTED: Final = {
 }
 """By count of readings that are not as declared: what is wrong with them, what it means and what to do."""
 _WITHOUT_DISK: Final = (
-    "Kafka takes readings without it, and they are acknowledged. Those of QoS 2 and of a site's broker are not. If "
-    "Kafka goes away too, none is acknowledged, and sensors keep what they have."
+    "Kafka takes readings without it, and they are acknowledged. Those of QoS 2, serial frames and a site's broker are "
+    "not. If Kafka goes away too, none is acknowledged, and sensors keep what they have."
 )
 """What it means that nothing can be written, while Kafka has readings before the disk."""
 _DISK_FIRST: Final = {

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from msgspec.structs import replace
 
 from gateway.buffer.buffer import Buffer
+from gateway.buffer.file import BufferFile
 from gateway.settings import BufferSettings
 from tests.support.buffers import BOOT, CLOCK
 
@@ -47,8 +48,14 @@ class RestartedBuffer(RuleBasedStateMachine):
         """Go on from a copy of what is on disk at this moment, with the WAL as it stands."""
         self.copies += 1
         after = self.directory / f"{self.copies}.db"
-        for suffix in ("", "-wal"):
-            shutil.copy(f"{self.settings.path}{suffix}", f"{after}{suffix}")
-        self.loop.run_until_complete(self.buffer.close())
-        self.settings = replace(self.settings, path=after)
+
+        def copy(_: BufferFile) -> None:
+            for suffix in ("", "-wal"):
+                shutil.copy(f"{self.settings.path}{suffix}", f"{after}{suffix}")
+
+        # Between two commits, so that both files are of one moment.
+        self.loop.run_until_complete(self.buffer.run(copy))
+        former, self.settings = self.buffer, replace(self.settings, path=after)
+        # First, as what becomes of the former one matters no more.
         self._open()
+        self.loop.run_until_complete(former.close())
