@@ -80,7 +80,7 @@ def test_a_warehouse_of_unknown_size_does_not_pass_for_a_small_one(tmp_path: Pat
         ("java.io.IOException: Input/output error\n\tat org.apache.hadoop.fs.X", "the disk of /wh fails"),
         ("Mkdirs failed to create file:/proc/none/v1 (exists=false)", "the disk of /wh is full"),
         ("Mkdirs failed to create file:/no/such/v1 (exists=false)", "may this user write there"),
-        ("AccessDeniedException: bucket", "is not allowed to this user"),
+        ("AccessDeniedException: bucket", "this user may not read or write there"),
         (
             "java.net.UnknownHostException: node\n\tat org.apache.hadoop.ipc.X",
             "the warehouse's host node cannot be found",

@@ -91,7 +91,7 @@ def test_a_person_is_told_what_happened_and_what_to_do() -> None:
     assert "topic device-power has been deleted" in words
     assert "topic device-thermo has been deleted and made anew (its id was AAA and is BBB)" in words
     assert "sluice-cloud ingest` with the same options and --go-on" in words
-    assert "the 20 records from offset 100 to 119" in trouble_words(troubles(READ, now(earliest={0: 120, 1: 0})))
+    assert "20 records from offset 100 to 119" in trouble_words(troubles(READ, now(earliest={0: 120, 1: 0})))
     many = troubles({f"t{number}": TopicRead("A", {0: 0}) for number in range(40)}, {})
     assert "and 30 more of these" in trouble_words(many)
 
