@@ -20,7 +20,7 @@ from gateway.buffer.losses import count_losses, counted_losses, dropped_by_senso
 from gateway.buffer.quarantine import DROPPED, Quarantine
 from gateway.buffer.read_rows import check_sqlite, gone_rows, read_rows, sequences_of
 from gateway.buffer.room import Room
-from gateway.buffer.rows import Entry, Lane, Loss, Outstanding, Position, Quarantined, Row, Series, Span
+from gateway.buffer.rows import Entry, Lane, Loss, Outstanding, Position, Quarantined, Row, Series, Span, spans_of
 from gateway.buffer.salvage.salvage import SALVAGE_PREFIX, Progress, kept_marks
 from gateway.buffer.sensor_runs import DeviceRuns
 from gateway.buffer.series import SeriesTable
@@ -248,7 +248,7 @@ class BufferFile:
         if not rows:
             return
         lane = self.lanes.find(rows[0].lane)
-        there = sequences_of(self.connection, Span(lane.number, rows[0].sequence, rows[-1].sequence))
+        there = {sequence for span in spans_of(rows) for sequence in sequences_of(self.connection, span)}
         new = [row for row in rows if row.sequence not in there]
         routed = [row for row in new if row.series in numbers]
         insert_rows(self.connection, [replace(row, series=numbers[row.series]) for row in routed])
