@@ -42,6 +42,7 @@ from gateway.buffer.rows import (
     Series,
     Span,
     earliest_event_us,
+    spans_of,
 )
 from gateway.buffer.salvage.salvage import SALVAGE_PREFIX, Progress, kept_marks
 from gateway.buffer.sensor_runs import RUNS_MAX, DeviceRuns
@@ -370,7 +371,7 @@ class BufferFile:
         if not rows:
             return
         lane = self.lanes.find(rows[0].lane)
-        there = sequences_of(self.connection, Span(lane.number, rows[0].sequence, rows[-1].sequence))
+        there = {sequence for span in spans_of(rows) for sequence in sequences_of(self.connection, span)}
         new = [row for row in rows if row.sequence not in there]
         routed = [row for row in new if row.series in numbers]
         insert_rows(self.connection, [replace(row, series=numbers[row.series]) for row in routed])

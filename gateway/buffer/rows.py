@@ -197,19 +197,6 @@ ROW_COLUMNS = (*Row.__struct_fields__[:-1], *Datum.__struct_fields__)
 """Columns of the table `reading`, in its order."""
 
 
-def is_sound(row: Row) -> bool:
-    """Whether every field has its type. A damaged file may hold anything."""
-    datum = row.datum
-    numbers = (row.lane, row.sequence, row.series, datum.received_us, datum.event_error_us, datum.doubt)
-    optional = (datum.event_us, datum.tick_ms, datum.device_sequence, datum.device_time_us)
-    return (
-        all(type(number) is int for number in numbers)
-        and all(number is None or type(number) is int for number in optional)
-        and (datum.device_boot is None or type(datum.device_boot) is str)
-        and type(datum.payload) is bytes
-    )
-
-
 def spans_of(rows: Sequence[Row]) -> list[Span]:
     """Ordered rows as spans without holes."""
     if rows and rows[-1].lane == rows[0].lane and rows[-1].sequence - rows[0].sequence == len(rows) - 1:

@@ -255,23 +255,30 @@ def _value(data: bytes, serial: int, start: int) -> tuple[Value, int]:
 
 def free_pages(header: FileHeader, fetch: Fetch, page_count: int) -> Iterator[int]:
     """The numbers of the free pages (section 1.5). Raises PageError where the list is damaged."""
-    trunk, left, seen = header.first_trunk, header.free_pages, set[int]()
-    while trunk:
-        page = fetch(trunk)
-        next_trunk, count = struct.unpack(">2I", page[:8])
-        if trunk in seen or 8 + 4 * count > header.usable_bytes or count + 1 > left:
+    number, left, seen = header.first_trunk, header.free_pages, set[int]()
+    while number:
+        next_trunk, leaves = trunk(fetch(number), header.usable_bytes, page_count)
+        if number in seen or len(leaves) + 1 > left:
             raise PageError("the freelist is longer than it may be")
-        leaves = struct.unpack(f">{count}I", page[8 : 8 + 4 * count])
-        # Refuse the whole trunk page, as one wrong number would hide a page that is in use.
-        if any(not 2 <= number <= page_count for number in (*leaves, next_trunk or 2)) or len(set(leaves)) < count:
-            raise PageError("the freelist has pages that there are not")
-        seen.add(trunk)
-        left -= count + 1
-        yield trunk
+        seen.add(number)
+        left -= len(leaves) + 1
+        yield number
         yield from leaves
-        trunk = next_trunk
+        number = next_trunk
     if left:
         raise PageError(f"the freelist ends {left} pages too early")
+
+
+def trunk(page: bytes, usable_bytes: int, page_count: int) -> tuple[int, tuple[int, ...]]:
+    """The next trunk page of the freelist, and the leaf pages of this one (section 1.5). Raises PageError."""
+    next_trunk, count = struct.unpack(">2I", page[:8])
+    if 8 + 4 * count > usable_bytes:
+        raise PageError("a trunk page of the freelist with too many pages")
+    leaves = struct.unpack(f">{count}I", page[8 : 8 + 4 * count])
+    # Refuse the whole trunk page, as one wrong number would hide a page that is in use.
+    if any(not 2 <= number <= page_count for number in (*leaves, next_trunk or 2)) or len(set(leaves)) < count:
+        raise PageError("the freelist has pages that there are not")
+    return next_trunk, leaves
 
 
 def wal(read: Callable[[int, int], bytes]) -> Wal:

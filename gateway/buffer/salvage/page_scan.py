@@ -1,7 +1,8 @@
-"""Finds rows in a damaged buffer file page by page, where SQLite's b-trees do not lead to them any more.
+"""Finds rows in a damaged buffer file page by page, without SQLite.
 
-Only pages count that the file still uses, as far as the freelist or the table's tree tells. Nothing is ever changed.
-Memory: a byte for each page, and an index of a bounded number of pages.
+A table's tree leads to its pages. Rows to which it does not lead are found on the other pages that the file still uses,
+as far as the freelist or the tree tells. Nothing is ever changed.
+Memory: some 80 bytes for each page with rows, and 200 bytes for each run of pages that a tree has lost.
 """
 
 import heapq
@@ -9,25 +10,24 @@ import os
 import sqlite3
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache, partial
 from itertools import chain, pairwise
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from gateway.buffer import sqlite_pages
-from gateway.buffer.rows import ROW_COLUMNS, Quarantined, Row, Span
+from gateway.buffer.rows import Quarantined, Row
 from gateway.buffer.schema import MIGRATIONS
 from gateway.buffer.sqlite_pages import (
-    FILE_HEADER_BYTES,
     INTERIOR_INDEX,
     INTERIOR_TABLE,
     LEAF_INDEX,
-    LEAF_TABLE,
     BtreePage,
     Cell,
     FileHeader,
@@ -35,24 +35,38 @@ from gateway.buffer.sqlite_pages import (
     Value,
 )
 
-INDEX_PAGES_MAX = 100_000
-"""Pages whose order is kept in memory. If there are more, the file is read several times."""
 PAYLOAD_BYTES_MAX = 300_000_000
 """Bytes of one row, at most: more than any ingress lets in. A damaged length must not use up the memory."""
 SMALL_BYTES_MAX = 1_000_000
 """Bytes of one row of a small table, at most: sensors wait for these tables."""
-PAGES_CACHED_MAX = 64
-LOCAL_BYTES_MIN = 300
-"""Bytes of payload and boot below which a row never has overflow pages of 4096 bytes."""
+_KEY_BITS = 125
+KEY_MAX = 1 << _KEY_BITS
+"""Above every key."""
+_SEQUENCE_BITS = 62
+SEQUENCE_MAX = (1 << _SEQUENCE_BITS) - 1
+"""The last sequence, or number of the quarantine, that a key can hold."""
+_NUMBER_BITS = 32
+"""Bits of a page number."""
+_PAGES_CACHED = 64
+_LEVELS_MAX = 20
+"""Levels of a tree, at most. Those of SQLite's largest file are fewer."""
 _OFFSET_MIN_US = 10**15
 """Least offset of a synced wall clock. Without it, rows of the index of `usage` look like those of `boot`."""
 
-Key = tuple[int, int]
-"""The order of rows: (lane, sequence), or (0, number)."""
 Rest = Callable[[], None]
-"""Called after each page: lets others work, and raises if the scan is to end."""
-Keyed = Callable[[bytes, BtreePage], list[tuple[Key, Cell]]]
-"""Returns the entries of a page that belong to one table, with their keys."""
+"""Called before each page is read: lets others work, and raises if the scan is to end."""
+Keyed = Callable[[bytes, BtreePage], list[tuple[int, Cell]]]
+"""Returns the entries of a page that belong to one table, with their keys: see `key_of`, or a rowid."""
+
+
+def key_of(lane: int, sequence: int) -> int:
+    """A row's key: later rows, of higher lanes or sequences, have higher keys."""
+    return (lane << _SEQUENCE_BITS) + sequence
+
+
+def lane_of(key: int) -> int:
+    """The lane of a row's key."""
+    return key >> _SEQUENCE_BITS
 
 
 def no_rest() -> None:
@@ -83,6 +97,7 @@ SHAPES = {
     "device_run": Shape("sssiib", 6, has_rowid=False),
     "mark": Shape("sb", 2, has_rowid=False),
     "loss": Shape("ssssiiiII", 9, has_rowid=False),
+    "sqlite_sequence": Shape("si", 2, has_rowid=True),
 }
 
 
@@ -103,9 +118,10 @@ class DamagedPages:
     page_bytes = usable_bytes = sqlite_pages.PAGE_BYTES_DEFAULT
     """The page size of Sluice's files. Any other size in a header is damage."""
 
-    def __init__(self, path: Path, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> None:
+    def __init__(self, path: Path, payload_bytes_max: int = PAYLOAD_BYTES_MAX, rest: Rest = no_rest) -> None:
         """Raises OSError if the file is missing or cannot be opened."""
         self._payload_bytes_max = payload_bytes_max
+        self._rest = rest
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._wal_fd = -1
         self._wal: dict[int, int] = {}
@@ -116,7 +132,7 @@ class DamagedPages:
                 self._wal_fd = os.open(path.with_name(path.name + "-wal"), os.O_RDONLY | os.O_CLOEXEC)
                 pages_max += os.fstat(self._wal_fd).st_size // self.page_bytes
                 with suppress(PageError):
-                    wal = sqlite_pages.wal(lambda start, size: _read(self._wal_fd, start, size))
+                    wal = sqlite_pages.wal(lambda start, size: self._read(self._wal_fd, start, size))
                     if wal.page_bytes == self.page_bytes:
                         # A page number beyond both files must not use up the memory.
                         self._wal = {number: place for number, place in wal.pages.items() if number <= pages_max}
@@ -129,11 +145,6 @@ class DamagedPages:
             self.close()
             raise
 
-    @property
-    def has_commits_in_wal(self) -> bool:
-        """Whether the WAL holds commits."""
-        return bool(self._wal)
-
     def close(self) -> None:
         os.close(self._fd)
         if self._wal_fd >= 0:
@@ -145,201 +156,219 @@ class DamagedPages:
             raise PageError(f"there is no page {number}")
         place = self._wal.get(number)
         if place is None:
-            content = _read(self._fd, (number - 1) * self.page_bytes, self.page_bytes)
+            content = self._read(self._fd, (number - 1) * self.page_bytes, self.page_bytes)
         else:
-            content = _read(self._wal_fd, place, self.page_bytes)
+            content = self._read(self._wal_fd, place, self.page_bytes)
         if len(content) < self.page_bytes:
             raise PageError(f"page {number} is cut off, or cannot be read")
         return content
 
-    def _overflow(self, number: int) -> bytes:
-        content = self.page(number)
-        if not any(content):
-            # An empty page would end a chain like any other page. A card gives one for a block that it has lost.
-            raise PageError(f"page {number} is empty")
-        return content
+    def _read(self, fd: int, start: int, size: int) -> bytes:
+        """Read bytes; none if the disk refuses, as a block that a card cannot read is damage like any other."""
+        self._rest()
+        try:
+            return os.pread(fd, size, start)
+        except OSError:
+            return b""
 
     def btree(self, number: int) -> tuple[bytes, BtreePage]:
         """A b-tree page. Raises PageError if it is none."""
         content = self.page(number)
         return content, sqlite_pages.btree_page(content, number, self.usable_bytes)
 
-    def values(self, content: bytes, cell: Cell) -> tuple[Value, ...]:
-        """The record of an entry. Raises PageError if it, or one of its overflow pages, is damaged."""
-        fetched = sqlite_pages.payload(content, cell, self.usable_bytes, self._overflow, self._payload_bytes_max)
-        return sqlite_pages.record(fetched)
+    def values(self, content: bytes, cell: Cell, visit: Callable[[int], None] = lambda _: None) -> tuple[Value, ...]:
+        """The record of an entry. Raises PageError if it, or one of its overflow pages, is damaged.
+
+        `visit` is called with the number of each overflow page, and may raise PageError too.
+        """
+
+        def fetch(number: int) -> bytes:
+            page = self.page(number)
+            visit(number)
+            if not any(page) and number not in self._wal:
+                # It would end a chain like any other page. A card gives zeros for a block that it has lost. The WAL has
+                # checksums, so its zeros are believed.
+                raise PageError(f"page {number} is empty")
+            return page
+
+        return sqlite_pages.record(
+            sqlite_pages.payload(content, cell, self.usable_bytes, fetch, self._payload_bytes_max)
+        )
 
     def free(self) -> tuple[bytearray, bool]:
-        """By page number: 1 if it is free, as far as the freelist can be read; and whether all of it could be read."""
+        """By page number: 1 if it is free; and whether the freelist is whole. A damaged one tells of no page."""
         free = bytearray(self.count + 1)
-        if self.header is None:
-            return free, False
-        try:
-            for number in sqlite_pages.free_pages(self.header, self.page, self.count):
-                free[number] = 1
-        except PageError:
-            return free, False
-        return free, True
-
-
-def _read(fd: int, start: int, size: int) -> bytes:
-    """Read bytes; none if the disk refuses, as a block that a card cannot read is damage like any other."""
-    try:
-        return os.pread(fd, size, start)
-    except OSError:
-        return b""
+        if self.header is not None:
+            with suppress(PageError):
+                for number in sqlite_pages.free_pages(self.header, self.page, self.count):
+                    free[number] = 1
+                return free, True
+        return bytearray(self.count + 1), False
 
 
 # -- trees ------------------------------------------------------------------------------------------
 
 
-class Tree(NamedTuple):
-    """The pages that can be reached from a table's root."""
+class Entry(NamedTuple):
+    """An entry of a tree, and where it stands."""
 
-    reached: bytearray
-    """By page number: 1 if it was reached."""
-    known: bool
-    """Whether no page is hidden, as no interior page is damaged. Leaves may be."""
-    unreadable: int
-    """Pages that the tree leads to, but that do not belong to it."""
+    key: int
+    number: int
+    """Number of its page."""
+    content: bytes
+    cell: Cell
+    last: int
+    """The last key of its page."""
 
-    def numbers(self) -> Iterator[int]:
-        number = -1
-        while (number := self.reached.find(1, number + 1)) >= 0:
-            yield number
+
+class Tree:
+    """Follows a table's tree from its root.
+
+    All leaves of a tree are on one level. An unreadable page on it is a leaf, and costs only its own rows. On any other
+    level it hides further pages.
+    """
+
+    def __init__(self, pages: DamagedPages, root: int, keyed: Keyed) -> None:
+        self._pages = pages
+        self._root = root
+        self._keyed = keyed
+        self.reached = bytearray(pages.count + 1)
+        """By page number: 1 if the tree leads to the page, 2 if some of its keys do not belong there."""
+        self.above = -1
+        """Entries up to this key are passed over, with their pages. May grow between two entries."""
+        self.gaps: list[tuple[int, int]] = []
+        """Keys between which entries are missing: behind the first, and up to the second."""
+        self._is_whole = True
+        self._levels: set[int] = set()
+        """The levels of leaves."""
+        self._lost: set[int] = set()
+        """The levels of unreadable pages."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether no page is hidden, as no interior page is damaged. Leaves may be."""
+        return self._is_whole and len(self._levels) == 1 and self._lost <= self._levels
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the tree leads to all of its entries."""
+        return self.is_known and not self.gaps
+
+    def entries(self) -> Iterator[Entry]:
+        """The entries in order. Entries out of order are left out."""
+        last = -1
+        for entry in self._below(self._root, 0, 0, KEY_MAX):
+            if last < entry.key or not last:
+                last = entry.key
+                yield entry
+            else:
+                # A sound page in the wrong place is out of order.
+                _add_gap(self.gaps, last, last)
+                self.reached[entry.number] = 2
+
+    def _below(self, number: int, level: int, low: int, high: int) -> Iterator[Entry]:
+        """The entries of a page and of those below it. Their keys lie between two of entries further up."""
+        if high <= self.above:
+            return
+        try:
+            content, page, keyed = self._opened(number, level)
+        except PageError:
+            _add_gap(self.gaps, low, high)
+            return
+        keys = {cell: key for key, cell in keyed if low <= key <= high}
+        self.reached[number] = 1 if len(keys) == len(keyed) else 2
+        if len(keys) < len(page.cells) or not page.whole:
+            _add_gap(self.gaps, low, high)
+        # If an entry's key is damaged, the next one is the bound of the pages before both.
+        bounds = [high]
+        for cell in reversed(page.cells):
+            bounds.append(keys.get(cell, bounds[-1]))
+        last = keyed[-1][0] if keyed else low
+        for place, cell in enumerate(page.cells):
+            if page.children:
+                yield from self._below(page.children[place], level + 1, low, bounds[-1 - place])
+            low = keys.get(cell, low)
+            if cell in keys and low > self.above and page.kind != INTERIOR_TABLE:
+                yield Entry(low, number, content, cell, last)
+        if page.children:
+            yield from self._below(page.children[-1], level + 1, low, high)
+
+    def _opened(self, number: int, level: int) -> tuple[bytes, BtreePage, list[tuple[int, Cell]]]:
+        """A page of this tree with its entries. Raises PageError if it is none."""
+        if not 0 < number < len(self.reached) or self.reached[number] or level > _LEVELS_MAX:
+            self._is_whole = False
+            raise PageError(f"page {number} cannot be there")
+        try:
+            content, page = self._pages.btree(number)
+            keyed = self._keyed(content, page)
+            if not keyed and (number != self._root or page.cells):
+                raise PageError(f"page {number} is of another table")  # noqa: TRY301
+        except PageError:
+            self._lost.add(level)
+            raise
+        if page.children:
+            self._is_whole = self._is_whole and page.whole
+        else:
+            self._levels.add(level)
+        return content, page, keyed
+
+
+def _add_gap(gaps: list[tuple[int, int]], low: int, high: int) -> None:
+    """Add the keys behind `low`, up to `high`, to gaps that stay in order and do not touch each other."""
+    start, end = bisect_left(gaps, low, key=itemgetter(1)), bisect_right(gaps, high, key=itemgetter(0))
+    touching = [*gaps[start:end], (low, high)]
+    gaps[start:end] = [(min(low for low, _ in touching), max(high for _, high in touching))]
 
 
 @cache
-def _roots_of_schema() -> dict[str, int]:
-    """The root pages of a new file of this schema, which never move."""
+def _of_schema(statement: str) -> tuple[tuple[Any, ...], ...]:
+    """The rows of a query of a new file of this schema."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as file:
-        for statement in chain.from_iterable(MIGRATIONS):
-            file.execute(statement)
-        return dict(file.execute("SELECT name, rootpage FROM sqlite_master").fetchall())
+        for migration in chain.from_iterable(MIGRATIONS):
+            file.execute(migration)
+        return tuple(file.execute(statement))
 
 
 def _roots(pages: DamagedPages) -> dict[str, int]:
     """Root pages by the names of tables and indexes: from the file, else from this schema."""
     found: dict[str, int] = {}
-    for number in _tree(pages, 1, lambda values: len(values) == 5, no_rest).numbers():
-        with suppress(PageError):
-            content, page = pages.btree(number)
-            for cell in page.cells if page.kind == LEAF_TABLE else ():
-                with suppress(PageError):
-                    match pages.values(content, cell):
-                        case (str(), str(name), str(), int(root), _) if 1 < root <= pages.count:
-                            found[name] = root
-    return _roots_of_schema() | found
+    for _, values in _records(pages, 1, lambda _, values: len(values) == 5)[0]:
+        match values:
+            case (str(), str(name), str(), int(root), _) if 1 < root <= pages.count:
+                found[name] = root
+    # In a new file they are the same, and they never move.
+    return dict(_of_schema("SELECT name, rootpage FROM sqlite_master")) | found
 
 
-def _tree(
+def _records(
     pages: DamagedPages,
     root: int,
-    is_of: Callable[[tuple[Value, ...]], bool],
-    rest: Rest,
-    ranks_of: Callable[[DamagedPages, int, bytes], list[int] | None] | None = None,
-) -> Tree:
-    """Follow a tree down from its root, level by level.
+    is_of: Callable[[int | None, tuple[Value, ...]], bool],
+    claim: Callable[[bytes, Cell], None] = lambda *_: None,
+) -> tuple[list[Record], bool]:
+    """The readable records of a small table, and whether these are all. `is_of` says which belong to it.
 
-    All leaves of a tree are on one level. An unreadable page on it is a leaf, and costs only its own rows. On any other
-    level it hides further pages. `is_of` says whether a record belongs to this table. `ranks_of` gives the ranks of a
-    page's entries, or of a leaf's first and last entry, if their order is to be checked.
+    `claim` is called with each of its entries.
     """
-    reached, queued = bytearray(pages.count + 1), bytearray(pages.count + 1)
-    level = _queue([root], queued)
-    known, unreadable = bool(level), 0
-    # Between two pages of a level there is an entry further up, by which SQLite finds its way.
-    between, last = array("q"), -1
-    while level:
-        below: list[int] = []
-        between_below = array("q")
-        kinds: set[int] = set()
-        for place, number in enumerate(level):
-            rest()
-            try:
-                content = pages.page(number)
-                start = FILE_HEADER_BYTES if number == 1 else 0
-                kind = content[start]
-                page = None
-                if number != root and not any(content[start + 3 : start + 5]):
-                    raise PageError("a page without entries, which only a root may be")  # noqa: TRY301
-                # One leaf shows which table all leaves belong to. Each interior page is checked.
-                if kind in {INTERIOR_INDEX, INTERIOR_TABLE} or kind not in kinds:
-                    page = sqlite_pages.btree_page(content, number, pages.usable_bytes)
-                    _expect(pages, content, page, is_of)
-            except PageError:
-                kinds.add(0)
-                unreadable += 1
-                continue
-            kinds.add(kind)
-            reached[number] = 1
-            is_leaf = kind in {LEAF_INDEX, LEAF_TABLE}
-            if ranks_of is not None and not (is_leaf and number == root):
-                # A sound page in the wrong place is out of order, and so is a damaged entry between two pages.
-                ranks = ranks_of(pages, number, content)
-                following = between[place : place + 1]
-                if ranks is None:
-                    unreadable += 1
-                elif not is_leaf:
-                    between_below.extend(ranks)
-                    between_below.extend(following)
-                else:
-                    unreadable += ranks[0] <= last or any(rank <= ranks[-1] for rank in following)
-                    last = following[0] if following else ranks[-1]
-            if page is not None and page.children:
-                new = _queue(page.children, queued)
-                known = known and page.whole and len(new) == len(page.children)
-                below += new
-        kinds_known = kinds - {0}
-        known = known and bool(kinds_known) and (len(kinds) == 1 or (len(kinds_known) == 1 and not below))
-        level, between = below, between_below
-    return Tree(reached, known, unreadable)
+    found: list[Record] = []
 
+    def keyed(content: bytes, page: BtreePage) -> list[tuple[int, Cell]]:
+        # They all have one key, as their order is that of texts.
+        if page.kind == INTERIOR_TABLE:
+            return [(0, cell) for cell in page.cells]
+        of_page: list[tuple[int, Cell]] = []
+        for cell in page.cells:
+            with suppress(PageError):
+                record = cell.rowid, pages.values(content, cell)
+                if is_of(*record):
+                    found.append(record)
+                    of_page.append((0, cell))
+        return of_page
 
-def _queue(numbers: Sequence[int], queued: bytearray) -> list[int]:
-    """The existing page numbers, each once for the whole tree."""
-    new = []
-    for number in numbers:
-        if 0 < number < len(queued) and not queued[number]:
-            queued[number] = 1
-            new.append(number)
-    return new
-
-
-def _reading_ranks(pages: DamagedPages, number: int, content: bytes) -> list[int] | None:
-    """The ranks of `reading` rows on a page, or of a leaf's first and last row; None if an entry is no row."""
-    with suppress(PageError):
-        if content[0] == INTERIOR_INDEX:
-            page = sqlite_pages.btree_page(content, number, pages.usable_bytes)
-            keyed = reading_keys(content, page)
-            return [_rank(key) for key, _ in keyed] if len(keyed) == len(page.cells) else None
-        edges = sqlite_pages.edge_cells(content, number, pages.usable_bytes)
-        match [_beginning(content, cell, 2) for cell in edges]:
-            case [(int(lane), int(sequence)), (int(last_lane), int(last_sequence))]:
-                return [_rank((lane, sequence)), _rank((last_lane, last_sequence))]
-    return None
-
-
-def _quarantine_ranks(pages: DamagedPages, number: int, content: bytes) -> list[int] | None:
-    """Such ranks of `quarantine`. A number above the leaves is the last one that may come before it (section 1.6)."""
-    with suppress(PageError):
-        if content[0] == INTERIOR_TABLE:
-            page = sqlite_pages.btree_page(content, number, pages.usable_bytes)
-            return [2 * _rank((0, max(cell.rowid or 0, 0))) + 1 for cell in page.cells] if page.whole else None
-        edges = sqlite_pages.edge_cells(content, number, pages.usable_bytes)
-        return [2 * _rank((0, max(cell.rowid or 0, 0))) for cell in edges] or None
-    return None
-
-
-def _expect(pages: DamagedPages, content: bytes, page: BtreePage, is_of: Callable[[tuple[Value, ...]], bool]) -> None:
-    """Raise PageError if a page has records, but none of this table."""
-    if page.kind == INTERIOR_TABLE or not page.cells:
-        return
-    for cell in page.cells:
-        with suppress(PageError):
-            if is_of(pages.values(content, cell)):
-                return
-    raise PageError("a page of another table")
+    tree = Tree(pages, root, keyed)
+    for entry in tree.entries():
+        claim(entry.content, entry.cell)
+    return found, tree.is_sound
 
 
 # -- the small tables -------------------------------------------------------------------------------
@@ -358,48 +387,27 @@ class Small:
     """Whether no deleted row is in it."""
 
 
-def read_small(pages: DamagedPages, names: Sequence[str]) -> Small:
-    """Read small tables and indexes by their own trees: quick, whatever the size of the file."""
+def read_small(
+    pages: DamagedPages, names: Iterable[str], claim: Callable[[bytes, Cell], None] = lambda *_: None
+) -> Small:
+    """Read small tables and indexes by their own trees: quick, whatever the size of the file.
+
+    `claim` is called with each of their entries.
+    """
     small = Small()
     roots = _roots(pages)
     for name in names:
-        root = roots.get(name, 0)
-        tree = _tree(pages, root, lambda values, name=name: _fits(name, values), no_rest)  # type: ignore[misc]
-        found, whole = [], tree.known
-        for number in tree.numbers():
-            try:
-                content, page = pages.btree(number)
-            except PageError:
-                whole = False
-                continue
-            entries = [entry for entry in _records(pages, content, page) if is_shaped(name, *entry)]
-            found += entries
-            whole = whole and page.whole and (page.kind == INTERIOR_TABLE or len(entries) == len(page.cells))
-        small.rows[name] = found
-        if whole and not tree.unreadable:
+        small.rows[name], is_whole = _records(pages, roots.get(name, 0), partial(is_shaped, name), claim)
+        if is_whole:
             small.whole.add(name)
     return small
 
 
-def _fits(name: str, values: tuple[Value, ...]) -> bool:
-    return is_shaped(name, 0 if SHAPES[name].has_rowid else None, values)
-
-
-def _records(pages: DamagedPages, content: bytes, page: BtreePage) -> list[Record]:
-    """The readable records of a page."""
-    found: list[Record] = []
-    for cell in page.cells if page.kind != INTERIOR_TABLE else ():
-        with suppress(PageError):
-            found.append((cell.rowid, pages.values(content, cell)))
-    return found
-
-
-def scan_small(pages: DamagedPages, rest: Rest) -> Small:
+def scan_small(pages: DamagedPages) -> Small:
     """Look for the small tables, and for the lanes of rows, on every page that is not known to be free."""
     free, is_certain = pages.free()
     small = Small(rows={name: [] for name in SHAPES}, certain=is_certain)
     for number in range(2, pages.count + 1):
-        rest()
         if free[number]:
             continue
         with suppress(PageError):
@@ -410,14 +418,23 @@ def scan_small(pages: DamagedPages, rest: Rest) -> Small:
                 continue
             page = sqlite_pages.btree_page(content, number, pages.usable_bytes)
             keys = reading_keys(content, page)
-            if keys:
-                small.row_lanes |= {lane for (lane, _), _ in keys}
-            else:
-                for record in _records(pages, content, page):
+            small.row_lanes |= {lane_of(key) for key, _ in keys}
+            for cell in () if keys or page.kind == INTERIOR_TABLE else page.cells:
+                with suppress(PageError):
+                    record = cell.rowid, pages.values(content, cell)
                     for name in SHAPES:
                         if is_shaped(name, *record):
                             small.rows[name].append(record)
     return small
+
+
+def lanes_of_rows(pages: DamagedPages) -> Iterator[int]:
+    """Lane numbers of the rows that the tree leads to, by a few pages each."""
+    tree = Tree(pages, _roots(pages).get("reading", 0), reading_keys)
+    for entry in tree.entries():
+        lane = lane_of(entry.key)
+        tree.above = key_of(lane + 1, 0) - 1
+        yield lane
 
 
 def _only_lane(pages: DamagedPages, number: int, content: bytes) -> int | None:
@@ -432,32 +449,35 @@ def _only_lane(pages: DamagedPages, number: int, content: bytes) -> int | None:
     return None
 
 
-# -- rows, in their order ---------------------------------------------------------------------------
+# -- rows -------------------------------------------------------------------------------------------
 
 
-def reading_keys(content: bytes, page: BtreePage) -> list[tuple[Key, Cell]]:
-    """The entries of a page that begin like rows of `reading`, by lane and sequence."""
+def reading_keys(content: bytes, page: BtreePage) -> list[tuple[int, Cell]]:
+    """The entries of a page that begin like rows of `reading`, in order."""
     if page.kind not in {LEAF_INDEX, INTERIOR_INDEX}:
         return []
-    keyed: list[tuple[Key, Cell]] = []
+    keyed: list[tuple[int, Cell]] = []
     for cell in page.cells:
         with suppress(PageError):
             lane, sequence = _beginning(content, cell, 2)
-            if type(lane) is int and type(sequence) is int and lane > 0 and sequence >= 0:
-                keyed.append(((lane, sequence), cell))
+            if type(lane) is int and type(sequence) is int and lane > 0 and 0 <= sequence <= SEQUENCE_MAX:
+                keyed.append((key_of(lane, sequence), cell))
     return _ascending(keyed)
 
 
-def quarantine_keys(content: bytes, page: BtreePage) -> list[tuple[Key, Cell]]:
+def quarantine_keys(content: bytes, page: BtreePage) -> list[tuple[int, Cell]]:
     """The entries of a page that begin like rows of `quarantine`, by number."""
-    if page.kind != LEAF_TABLE:
-        return []
-    keyed: list[tuple[Key, Cell]] = []
+    keyed: list[tuple[int, Cell]] = []
     for cell in page.cells:
+        if cell.rowid is None or not 0 < cell.rowid <= SEQUENCE_MAX:
+            continue
         with suppress(PageError):
+            if page.kind == INTERIOR_TABLE:
+                keyed.append((cell.rowid, cell))
+                continue
             match _beginning(content, cell, 4):
-                case (None, str(), int(), str()) if cell.rowid is not None and cell.rowid > 0:
-                    keyed.append(((0, cell.rowid), cell))
+                case (None, str(), int(), str()):
+                    keyed.append((cell.rowid, cell))
     return _ascending(keyed)
 
 
@@ -468,12 +488,12 @@ def _beginning(content: bytes, cell: Cell, columns: int) -> tuple[Value, ...]:
     return values
 
 
-def _ascending(keyed: list[tuple[Key, Cell]]) -> list[tuple[Key, Cell]]:
+def _ascending(keyed: list[tuple[int, Cell]]) -> list[tuple[int, Cell]]:
     """The longest ascending run of keys. SQLite keeps keys in order, so the others are damaged."""
     if all(before[0] < after[0] for before, after in pairwise(keyed)):
         return keyed
     # For each length of a run: the least key that it can end with. For each key: the one before it in its run.
-    ends: list[Key] = []
+    ends: list[int] = []
     last: list[int] = []
     before: list[int] = []
     for place, (key, _) in enumerate(keyed):
@@ -481,7 +501,7 @@ def _ascending(keyed: list[tuple[Key, Cell]]) -> list[tuple[Key, Cell]]:
         ends[length : length + 1] = [key]
         last[length : length + 1] = [place]
         before.append(last[length - 1] if length else -1)
-    run: list[tuple[Key, Cell]] = []
+    run: list[tuple[int, Cell]] = []
     place = last[-1]
     while place >= 0:
         run.append(keyed[place])
@@ -489,307 +509,213 @@ def _ascending(keyed: list[tuple[Key, Cell]]) -> list[tuple[Key, Cell]]:
     return run[::-1]
 
 
-class Wanted:
-    """The rows that a scan is to find: those of spans that do not overlap."""
-
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self._spans = sorted(spans)
-        self._starts = [(span.lane, span.first) for span in self._spans]
-
-    def __call__(self, key: Key) -> bool:
-        place = bisect_right(self._starts, key) - 1
-        return place >= 0 and self._spans[place].lane == key[0] and key[1] <= self._spans[place].last
+def _as_row(values: tuple[Value, ...]) -> Row:
+    # Bytes are told to be known. Else a text, as a damaged type makes one, would be read as base64.
+    return msgspec.convert((*values[:3], values[3:]), Row, builtin_types=(bytes,))
 
 
-class Scan:
-    """Rows of one table in a damaged file's pages, whether or not its tree leads there; each once, in order."""
+def _as_input(values: tuple[Value, ...]) -> Quarantined:
+    columns = (name for (name,) in _of_schema("SELECT name FROM pragma_table_info('quarantine')"))
+    return Quarantined.checked(dict(zip(columns, values, strict=False)))
 
-    def __init__(self, pages: DamagedPages, table: str, keyed: Keyed, rest: Rest) -> None:
-        self._pages = pages
-        self._keyed = keyed
-        self._rest = rest
-        self._cached: dict[int, tuple[bytes, list[tuple[Key, Cell]]]] = {}
-        root = _roots(pages).get(table, 0)
-        self._kinds = {LEAF_INDEX, INTERIOR_INDEX} if table == "reading" else {LEAF_TABLE}
-        if table == "reading":
-            self._tree = _tree(pages, root, _is_reading, rest, _reading_ranks)
-        else:
-            self._tree = _tree(pages, root, _is_quarantined, rest, _quarantine_ranks)
-        self._free, freelist_whole = pages.free()
-        # A page that the tree uses is not free, even if the freelist, which may be older, says so.
-        contradicted = any(self._free[number] for number in self._tree.numbers())
-        self._by_freelist = freelist_whole and not contradicted
-        if contradicted:
-            # The tree, too, may be the older of the two.
-            self._tree = self._tree._replace(known=False)
-        self.certain = self._by_freelist or self._tree.known
-        """Whether no row is found that had been deleted from the file."""
-        self.is_faulty = False
-        """Whether unreadable entries were met. Readers of `entries` set it too."""
-        self._owners: array[int] | None = None
 
-    @property
-    def is_tree_sound(self) -> bool:
-        """Whether the tree leads to all of its pages, as far as the beginnings of the pages tell."""
-        return self._tree.known and not self._tree.unreadable
+T = TypeVar("T")
 
-    def is_whole(self) -> bool:
-        """Whether every row that the file had was found; known once `entries` has ended."""
-        return self.is_tree_sound and not self.is_faulty and not self.has_strays()
 
-    def has_strays(self) -> bool:
-        """Whether used pages hold rows of this table although its tree does not lead there."""
-        for number in range(2, self._pages.count + 1):
-            self._rest()
-            if self._by_freelist and not self._free[number] and not self._tree.reached[number]:
-                with suppress(PageError):
-                    content = self._pages.page(number)
-                    if content[0] in self._kinds and self._read(number)[1]:
-                        return True
-        return False
+class Table(NamedTuple, Generic[T]):
+    """A table whose rows are searched for."""
 
-    def _is_live(self, number: int) -> bool:
-        if self._by_freelist:
-            return not self._free[number]
-        if self._tree.known:
-            return bool(self._tree.reached[number])
-        return bool(self._tree.reached[number]) or not self._free[number]
+    name: str
+    keyed: Keyed
+    of_values: Callable[[tuple[Value, ...]], T]
 
-    def entries(self, after: Key, wanted: Callable[[Key], bool]) -> Iterator[tuple[Key, tuple[Value, ...]]]:
-        """Keys and records behind a key, in order."""
-        if not self.certain and self._owners is None:
-            self._owners = self._owned()
-        horizon: Key | None = after
-        while horizon is not None:
-            index, horizon = self._index(after, wanted)
-            for key, number, place in self._merged(index, after, horizon, wanted):
-                if key <= after:
-                    continue  # another page had it
-                try:
-                    content, keyed = self._page(number)
-                    values = self._values(key, content, keyed[place][1])
-                except PageError:
-                    self.is_faulty = True
-                    continue
-                after = key
-                yield key, values
-            if horizon is not None:
-                # All keys before the horizon are done.
-                after = max(after, (horizon[0], horizon[1] - 1))
 
-    def _index(self, after: Key, wanted: Callable[[Key], bool]) -> tuple[list[tuple[Key, int]], Key | None]:
-        """Pages by their first key, and the key from which on the index had no room, or None."""
-        index: list[tuple[Key, int]] = []
-        horizon: Key | None = None
-        for number in range(2, self._pages.count + 1):
-            self._rest()
-            if not self._is_live(number):
-                continue
-            try:
-                content, page = self._pages.btree(number)
-            except PageError:
-                continue
-            keyed = self._keyed(content, page)
-            if self._tree.reached[number] and page.kind != INTERIOR_TABLE:
-                self.is_faulty |= not page.whole or len(keyed) < len(page.cells)
-            first = next((key for key, _ in keyed if key > after and wanted(key)), None)
-            if first is None or (horizon is not None and first >= horizon):
-                continue
-            index.append((first, number))
-            if len(index) > 2 * INDEX_PAGES_MAX:
-                index.sort()
-                del index[INDEX_PAGES_MAX + 1 :]
-                last, _ = index.pop()
-                # All keys before the horizon are in the index. At least one key is, however many pages begin with it.
-                horizon = max(last, (index[0][0][0], index[0][0][1] + 1))
-        index.sort()
-        return index, horizon
+READING = Table("reading", reading_keys, _as_row)
+QUARANTINE = Table("quarantine", quarantine_keys, _as_input)
 
-    def _merged(
-        self, index: Sequence[tuple[Key, int]], after: Key, horizon: Key | None, wanted: Callable[[Key], bool]
-    ) -> Iterator[tuple[Key, int, int]]:
-        """Keys in order, with page and place on it. For equal keys, pages that the tree leads to come first."""
-        heap: list[tuple[Key, bool, int, int]] = []
-        opened = 0
-        while heap or opened < len(index):
-            while opened < len(index) and (not heap or index[opened][0] <= heap[0][0]):
-                self._push(heap, index[opened][1], -1, after, wanted)
-                opened += 1
-            if not heap:
-                continue
-            key, _, number, place = heapq.heappop(heap)
-            if horizon is not None and key >= horizon:
-                return
-            yield key, number, place
-            self._rest()
-            self._push(heap, number, place, after, wanted)
 
-    def _push(
-        self,
-        heap: list[tuple[Key, bool, int, int]],
-        number: int,
-        place: int,
-        after: Key,
-        wanted: Callable[[Key], bool],
-    ) -> None:
-        """Push the next key of a page behind a place on the heap."""
-        with suppress(PageError):
-            _, keyed = self._page(number)
-            for following in range(place + 1, len(keyed)):
-                key = keyed[following][0]
-                if key > after and wanted(key):
-                    heapq.heappush(heap, (key, not self._tree.reached[number], number, following))
-                    return
+class Overflow:
+    """Which row each overflow page belongs to. A deleted row may still lead to pages that another row has now."""
 
-    def _page(self, number: int) -> tuple[bytes, list[tuple[Key, Cell]]]:
-        found = self._cached.pop(number, None) or self._read(number)
-        self._cached[number] = found
-        if len(self._cached) > PAGES_CACHED_MAX:
-            del self._cached[next(iter(self._cached))]
-        return found
+    def __init__(self, pages: DamagedPages, is_ordered: Mapping[int, bool]) -> None:
+        """`is_ordered` has all lanes that may have rows, and whether these came in the order of their keys.
 
-    def _read(self, number: int) -> tuple[bytes, list[tuple[Key, Cell]]]:
-        content, page = self._pages.btree(number)
-        return content, self._keyed(content, page)
-
-    def _owned(self) -> "array[int]":
-        """By overflow page, the newest row that claims it. An older row that claims it too had been deleted.
-
-        Without a freelist and a tree, nothing else tells which rows are gone.
+        Adopted rows came beside others.
         """
-        owners = array("q", bytes(8 * (self._pages.count + 1)))
+        self._pages = pages
+        # The quarantine has the lane 0.
+        self._is_ordered = {**is_ordered, 0: True}
+        # 0 is a page that no row has claimed.
+        self._owners: array[int] = array("q", bytes(8 * (pages.count + 1)))
+
+    def claim(self, content: bytes, cell: Cell, key: int | None = None) -> None:
+        """Note the pages of a row, by its key; or of an entry of another table, which is no row's then.
+
+        A row whose pages are not as many as they should be claims none: it cannot be read anyway.
+        """
+        if not cell.overflow or (key is not None and lane_of(key) not in self._is_ordered):
+            return
+        numbers: list[int] = []
+        with suppress(PageError):
+            self._pages.values(content, cell, numbers.append)
+            owner = _NO_ROW if key is None else _rank(key)
+            for number in numbers:
+                self._owners[number] = self._newer(self._owners[number], owner)
+
+    def is_of(self, number: int, key: int) -> bool:
+        """Whether an overflow page belongs to a row that has claimed it."""
+        return self._owners[number] == _rank(key)
+
+    def _newer(self, owner: int, other: int) -> int:
+        """Which of two has a page; neither, if nothing tells which came later."""
+        if owner in {0, other}:
+            return other
+        lanes = {owner >> _RANK_BITS, other >> _RANK_BITS}
+        is_told = (lanes == {0} or 0 not in lanes) and all(self._is_ordered.get(lane, False) for lane in lanes)
+        return max(owner, other) if is_told else _NO_ROW
+
+
+_NO_ROW = -1
+_RANK_BITS = 40
+
+
+def _rank(key: int) -> int:
+    """A key in 8 bytes, for an array. No sound file has higher lanes or sequences."""
+    return min(lane_of(key), 2**22 - 1) << _RANK_BITS | min(key & SEQUENCE_MAX, (1 << _RANK_BITS) - 1)
+
+
+class Scan(Generic[T]):
+    """Rows of one table in a damaged file, whether or not its tree leads to them; each once, in order."""
+
+    def __init__(self, pages: DamagedPages, table: Table[T], overflow: Overflow) -> None:
+        """Before `rows`, all tables must have claimed their pages of `overflow`."""
+        self._pages = pages
+        self._table = table
+        self._overflow = overflow
+        self._page = lru_cache(_PAGES_CACHED)(self._read)
+        tree = Tree(pages, _roots(pages).get(table.name, 0), table.keyed)
+        self._reached = tree.reached
+        led = self._led_pages(tree)
+        self._free, freelist_whole = pages.free()
+        # A page that the tree uses is not free, even if the freelist, which may be older, says so. The tree, too, may
+        # be the older of the two.
+        agree = not any(free and reached for free, reached in zip(self._free, self._reached, strict=True))
+        self._by_freelist = freelist_whole and agree
+        self._by_tree = tree.is_known and agree
+        self.certain = self._by_freelist or self._by_tree
+        """Whether no row is found that had been deleted from the file."""
+        strays = self._stray_pages()
+        self.is_whole = agree and tree.is_known and not (strays and self._by_freelist)
+        """Whether every row outside of `gaps` was found; known once `rows` has ended."""
+        self.gaps = tree.gaps
+        """Keys that are not found: behind the first of each pair, and up to the second. In order."""
+        self.ends: dict[int, tuple[int, int]] = {}
+        """By lane: the first and the last sequence known to have been there, even if the rows are unreadable."""
+        self._spans = sorted(led + strays)
+        """Pages with rows: see `_packed`."""
+
+    def _led_pages(self, tree: Tree) -> list[int]:
+        """Follow the tree to its end."""
+        led: list[int] = []
+        seen = bytearray(len(tree.reached))
+        for entry in tree.entries():
+            self._overflow.claim(entry.content, entry.cell, entry.key)
+            if not seen[entry.number]:
+                seen[entry.number] = 1
+                led.append(_packed(entry.key, entry.last, entry.number))
+        return [page for page in led if self._is_led(_unpacked(page)[2])]
+
+    def _stray_pages(self) -> list[int]:
+        strays: list[int] = []
         for number in range(2, self._pages.count + 1):
-            self._rest()
-            with suppress(PageError):
-                if not self._is_live(number):
-                    continue
+            if not self._is_led(number):
                 content, keyed = self._read(number)
                 for key, cell in keyed:
-                    if cell.overflow:
-                        rank = _rank(key)
-                        for page in self._chain(content, cell):
-                            owners[page] = max(owners[page], rank)
-        return owners
+                    self._overflow.claim(content, cell, key)
+                if keyed:
+                    strays.append(_packed(keyed[0][0], keyed[-1][0], number))
+        return strays
 
-    def _chain(self, content: bytes, cell: Cell) -> list[int]:
-        numbers: list[int] = []
+    def _is_led(self, number: int) -> bool:
+        """Whether the tree leads to a page, and all of its keys belong there."""
+        return self._reached[number] == 1
 
-        def fetch(number: int) -> bytes:
-            numbers.append(number)
-            return self._pages.page(number)
+    def rows(self, is_wanted: Callable[[int], bool] = lambda _: True) -> Iterator[tuple[int, T | None]]:
+        """The wanted rows with their keys, in order. None is a row that was there, and that this page does not give."""
+        done = -1
+        for key, number, content, cell in self._merged():
+            if key <= done:
+                continue  # another page had it
+            row: T | None = None
+            wanted = is_wanted(key)
+            if wanted:
+                with suppress(PageError, msgspec.ValidationError):
+                    row = self._table.of_values(self._values(key, number, content, cell))
+                self.is_whole = self.is_whole and row is not None
+            if row is not None or self._is_led(number):
+                self._note_end(key)
+                if wanted:
+                    yield key, row
+            if row is not None or not wanted:
+                done = key
 
+    def _note_end(self, key: int) -> None:
+        # Rows that had perhaps been deleted prove nothing.
+        if self.certain:
+            lane, sequence = lane_of(key), key & SEQUENCE_MAX
+            self.ends[lane] = self.ends.get(lane, (sequence, 0))[0], sequence
+
+    def _merged(self) -> Iterator[tuple[int, int, bytes, Cell]]:
+        """Keys in order, each with its page. For equal keys, pages that the tree leads to come first."""
+        heap: list[tuple[int, bool, int, int, int]] = []
+        for page in chain(self._spans, [_packed(KEY_MAX, 0, 0)]):
+            following, last_of_following, number_of_following = _unpacked(page)
+            while heap and heap[0][0] < following:
+                key, is_stray, number, place, last = heap[0]
+                content, keyed = self._page(number)
+                if place < len(keyed) and keyed[place][0] == key:
+                    yield key, number, content, keyed[place][1]
+                else:
+                    # The disk does not give the page any more.
+                    self.is_whole = False
+                    _add_gap(self.gaps, key - 1, max(key, last))
+                    keyed = []
+                if place + 1 < len(keyed):
+                    heapq.heapreplace(heap, (keyed[place + 1][0], is_stray, number, place + 1, last))
+                else:
+                    heapq.heappop(heap)
+            is_stray = not self._is_led(number_of_following)
+            heapq.heappush(heap, (following, is_stray, number_of_following, 0, last_of_following))
+
+    def _read(self, number: int) -> tuple[bytes, list[tuple[int, Cell]]]:
+        """A page's content and rows, none if the file does not use it."""
+        is_live = self._reached[number] or (not self._free[number] and (self._by_freelist or not self._by_tree))
         with suppress(PageError):
-            sqlite_pages.payload(content, cell, self._pages.usable_bytes, fetch, PAYLOAD_BYTES_MAX)
-        return [number for number in numbers if number <= self._pages.count]
+            content, page = self._pages.btree(number) if is_live else (b"", None)
+            if page is not None and page.kind != INTERIOR_TABLE:
+                return content, self._table.keyed(content, page)
+        return b"", []
 
-    def _values(self, key: Key, content: bytes, cell: Cell) -> tuple[Value, ...]:
-        if cell.overflow and self._owners is not None:
-            rank = _rank(key)
-            if any(self._owners[page] != rank for page in self._chain(content, cell)):
-                raise PageError("an overflow page that a newer row has")
-        return self._pages.values(content, cell)
+    def _values(self, key: int, number: int, content: bytes, cell: Cell) -> tuple[Value, ...]:
+        return self._pages.values(content, cell, partial(self._check_overflow, key, is_led=self._is_led(number)))
 
-
-class OverflowCheck:
-    """Checks overflow pages of rows that SQLite gives, as SQLite takes any page for the last of a chain.
-
-    Keys in order cost little.
-    """
-
-    def __init__(self, pages: DamagedPages) -> None:
-        self._pages = pages
-        self._root = _roots(pages).get("reading", 0)
-        self._path: dict[int, tuple[bytes, BtreePage, list[Key]]] = {}
-        """The pages from the root down to the last key."""
-
-    def is_damaged(self, row: Row) -> bool:
-        """Whether a row is known to be damaged. If the row cannot be found here, SQLite is believed."""
-        if len(row.datum.payload) + len(row.datum.device_boot or "") < LOCAL_BYTES_MIN:
-            return False
-        key, number, path = (row.lane, row.sequence), self._root, self._path
-        self._path = {}
-        while number not in self._path:
-            try:
-                content, page, keys = self._path[number] = path.get(number) or self._read(number)
-            except PageError:
-                return False
-            place = bisect_left(keys, key)
-            if place < len(keys) and keys[place] == key:
-                try:
-                    self._pages.values(content, page.cells[place])
-                except PageError:
-                    return True
-                return False
-            if not page.children:
-                return False
-            number = page.children[place]
-        return False
-
-    def _read(self, number: int) -> tuple[bytes, BtreePage, list[Key]]:
-        content, page = self._pages.btree(number)
-        keys = [key for key, _ in reading_keys(content, page)]
-        if len(keys) < len(page.cells) or not page.whole:
-            raise PageError("a page that cannot be followed")
-        return content, page, keys
+    def _check_overflow(self, key: int, page: int, *, is_led: bool) -> None:
+        """Raise PageError if an overflow page is free, or belongs to another row, as far as that can be known."""
+        # A freelist that cannot be trusted tells nothing of a row that the tree leads to.
+        is_free = self._free[page] and (self._by_freelist or not is_led)
+        if not self._by_freelist:
+            with suppress(PageError):
+                _, leaves = sqlite_pages.trunk(self._pages.page(page), self._pages.usable_bytes, self._pages.count)
+                is_free = is_free or bool(leaves) or not is_led
+        if is_free or not self._overflow.is_of(page, key):
+            raise PageError(f"page {page} is free, or belongs to another row")
 
 
-def _rank(key: Key) -> int:
-    """A key in 8 bytes. Later rows, of higher lanes or sequences, have higher ranks."""
-    return min(key[0], 2**22 - 1) << 40 | min(key[1], 2**40 - 1)
+def _packed(first: int, last: int, number: int) -> int:
+    """A page as one number, for little memory: its first and last key, and its number."""
+    return (first << _KEY_BITS | last) << _NUMBER_BITS | number
 
 
-def found_rows(scan: Scan, after: Key, wanted: Callable[[Key], bool]) -> Iterator[Row]:
-    """Rows of `reading`, in order."""
-    for _, values in scan.entries(after, wanted):
-        try:
-            # Bytes are told to be known. Else a text, as a damaged type makes one, would be read as base64.
-            row = msgspec.convert((*values[:3], values[3:]), Row, builtin_types=(bytes,))
-        except msgspec.ValidationError:
-            scan.is_faulty = True
-        else:
-            yield row
-
-
-def found_quarantined(scan: Scan, after: int, wanted: Callable[[Key], bool]) -> Iterator[tuple[int, Quarantined]]:
-    """Quarantined input with its numbers, in order."""
-    for (_, number), values in scan.entries((0, after), wanted):
-        columns = dict(zip(_QUARANTINE_COLUMNS, values[1:], strict=False))
-        try:
-            input_ = Quarantined.checked(columns)
-        except msgspec.ValidationError:
-            scan.is_faulty = True
-        else:
-            yield number, input_
-
-
-_READING_COLUMNS = range(len(ROW_COLUMNS) - 2, len(ROW_COLUMNS) + 1)
-"""Rows stored before the last two columns were added lack these."""
-_QUARANTINE_COLUMNS = (
-    "boot_id",
-    "received_us",
-    "device",
-    "subject",
-    "reason",
-    "payload",
-    "series",
-    "topic",
-    "writer",
-    "event_us",
-    "event_error_us",
-    "tick_ms",
-    "device_boot",
-    "device_sequence",
-    "doubt",
-    "device_time_us",
-)
-
-
-def _is_reading(values: tuple[Value, ...]) -> bool:
-    return len(values) in _READING_COLUMNS and type(values[0]) is int and type(values[1]) is int
-
-
-def _is_quarantined(values: tuple[Value, ...]) -> bool:
-    match values:
-        case (None, str(), int(), str(), *_):
-            return True
-    return False
+def _unpacked(page: int) -> tuple[int, int, int]:
+    keys = page >> _NUMBER_BITS
+    return keys >> _KEY_BITS, keys & (KEY_MAX - 1), page & ((1 << _NUMBER_BITS) - 1)

@@ -1,7 +1,7 @@
 """Takes readable rows out of a buffer file that SQLite found corrupt. Rows keep their identity.
 
-It first follows SQLite's b-trees, in order. Then it takes rows that these do not lead to from the pages themselves
-(`buffer.salvage.page_scan`). The file was set aside (`buffer.salvage.aside`), and is never changed here.
+They come from the file's pages (`buffer.salvage.page_scan`). The file was set aside (`buffer.salvage.aside`), and is
+never changed here.
 """
 
 import re
@@ -9,47 +9,38 @@ import secrets
 import sqlite3
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from gateway.buffer.boots import adopt_boots, is_ordered, order_by_lanes
-from gateway.buffer.rows import (
-    QUARANTINE_COLUMNS,
-    ROW_COLUMNS,
-    Lane,
-    Loss,
-    Quarantined,
-    Row,
-    Series,
-    Span,
-    is_sound,
-    spans_of,
-)
+from gateway.buffer.rows import Lane, Loss, Quarantined, Row, Series, Span, joined, span_at
 from gateway.buffer.salvage.aside import final_name
 from gateway.buffer.salvage.page_scan import (
+    QUARANTINE,
+    READING,
+    SEQUENCE_MAX,
     SHAPES,
     SMALL_BYTES_MAX,
     DamagedPages,
-    OverflowCheck,
+    Overflow,
     Rest,
     Scan,
     Small,
-    Wanted,
-    found_quarantined,
-    found_rows,
-    is_shaped,
+    key_of,
+    lane_of,
+    lanes_of_rows,
     no_rest,
-    quarantine_keys,
     read_small,
-    reading_keys,
     scan_small,
 )
 from gateway.clock.kernel_clock import boottime_us
@@ -62,20 +53,12 @@ UNKNOWN_BOOT = "unknown"
 """The gateway boot of rows whose lane could not be read. Its clock is unknown."""
 WAIT_S = 5.0
 """Seconds until a salvage tries again, if there is no room or the disk refuses."""
-_SEQUENCE_MAX = 2**62
-_UNREADABLE = (sqlite3.Error, OverflowError, UnicodeDecodeError)
-"""Errors from reading a damaged file. SQLite's messages may themselves hold damaged text."""
-QUARANTINE_CHUNK_ROWS = 100
 CHUNK_BYTES = 1_000_000
 """Payload bytes above which a chunk ends."""
 GAPS_MAX = 1_000
-"""Gaps that are remembered, to which the b-trees do not lead. Beyond it, the nearest gaps are joined."""
+"""Gaps that are remembered in case that the disk gives their rows later. Beyond it, the first are given up."""
 WORK_S = 0.01
 """Seconds that a scan works before it lets the daemon work for as long."""
-_QUARANTINE = "SELECT number, {} FROM quarantine WHERE number >= ? ORDER BY number LIMIT ?"
-_ROWS = "SELECT {} FROM reading WHERE lane = ? AND sequence >= ? ORDER BY sequence LIMIT ?"
-_OF_OLDER_FILES = {"doubt": "0", "event_error_us": "0"}
-"""Values, if not NULL, of columns that a file is too old to have."""
 _COPIED_TABLES = ("boot", "mark", "device_run", "loss")
 """Small tables that are taken over as they are."""
 _SECOND_COPIES = {"lane": "lane_copy", "series": "sqlite_autoindex_series_1"}
@@ -94,17 +77,24 @@ _ASIDE = re.compile(r"[^/\0]+\.corrupt-\d{8}T\d{6}\.\d{6}")
 _ROW_BYTES_MIN = 12
 """Least bytes that a row of `reading` takes in a page."""
 
+T = TypeVar("T", Row, Quarantined)
+Chunk = Sequence[tuple[int, T | None]]
+"""Rows of one lane with their keys, in order. None is a row that cannot be read."""
+
 log = structlog.get_logger()
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Progress of one file's salvage, kept as a mark so that the next start goes on with it."""
+    """Progress of one file's salvage, kept as a mark so that the next start goes on with it.
+
+    The rows come in order, so the last one tells the place.
+    """
 
     lanes: dict[int, int]
     """Lane numbers of the damaged file, with their numbers in the new file."""
     lane: int
     sequence: int
-    """The last row that was taken over, with `lane`."""
+    """The last row that was taken over, or could not be, with `lane`."""
     dense: list[int]
     """Lanes of the damaged file that had no holes."""
     expected: int | None
@@ -113,36 +103,30 @@ class Progress(msgspec.Struct, frozen=True):
     holes: int = 0
     """Rows known to be missing between those that were taken over."""
     torn: bool = False
-    """Whether an end of a lane is damaged: an unknown number of further rows is missing."""
+    """Whether an unknown number of further rows may be missing."""
     quarantined: int = 0
-    """The last number of the quarantine that was taken over. The quarantine goes before the rows."""
+    """The last number of the quarantine, as of the rows. The quarantine goes before the rows."""
     quarantine_missing: int = 0
     """Numbers of the quarantine that could not be read: one for each input, unless it had been taken out before."""
     quarantine_torn: bool = False
-    """Whether an unknown part of the quarantine is missing."""
-    quarantine_ended: bool = False
-    walked: bool = False
-    """Whether the b-trees were followed to their ends. The pages are then searched for the rest."""
+    """Whether an unknown part of the quarantine may be missing."""
     gaps: list[Span] = []
-    """Spans, in the damaged file's lanes, that the b-trees did not lead to. Rows may be there, or never have been."""
-    unseen: list[Span] = []
-    """Spans between rows that the b-trees led to, in lanes with holes. If the trees are sound, no rows were there."""
+    """Spans up to the last row, in the damaged file's lanes, to which the tree did not lead. If the disk gives their
+    rows at a later start, they are taken over too."""
+    forgotten: bool = False
+    """Whether there were too many gaps: rows of the first ones are missing, even if the disk gives them later."""
     crowded: bool = False
-    """Whether there were so many gaps that some were joined: rows between them come again, and it is unknown how many
-    are missing."""
-    scanned: tuple[int, int] = (-1, -1)
-    """Lane and sequence of the last row that was taken over from the pages."""
+    """Whether a former version had joined gaps. Rows between them come again, so nobody knows how many are missing."""
     ends: dict[int, tuple[int, int]] = {}
     """By lane, the first and the last row known to have been there."""
     quarantine_gaps: list[Span] = []
-    """Gaps in the quarantine's numbers, under the lane 0."""
-    quarantine_unseen: list[Span] = []
-    """Numbers between those that its b-tree led to, without an error. If the tree is sound, they were deleted."""
-    quarantine_scanned: int = 0
+    """Such spans of the quarantine's numbers, under the lane 0."""
     rows_max: int | None = None
     """Most rows that a file of its size can hold."""
     ended: bool = False
     """Whether the salvage has ended, and only the file's name does not say so yet."""
+    version: int = 1
+    """Former versions stored none."""
 
     def missing(self) -> int | None:
         """Rows that are lost, at least, once it has ended; None if the number is unknown."""
@@ -151,7 +135,7 @@ class Progress(msgspec.Struct, frozen=True):
         # A damaged number far from its place makes a hole that never was.
         believable = self.rows_max is None or self.holes + self.taken <= self.rows_max
         known = max(self.holes if believable else 0, (self.expected or 0) - self.taken)
-        unknown = self.torn or not self.lanes or not (believable or self.expected)
+        unknown = self.torn or self.forgotten or not self.lanes or not (believable or self.expected)
         return None if known == 0 and unknown else known
 
     def losses(self, boot_id: str) -> list[Loss]:
@@ -163,6 +147,62 @@ class Progress(msgspec.Struct, frozen=True):
             for what, count in (("buffer", self.missing()), ("quarantine", quarantine))
             if count != 0
         ]
+
+
+class _FormerProgress(Progress, frozen=True):
+    """A mark, perhaps of a former version. That followed the trees first, and searched the pages for the rest then."""
+
+    walked: bool = False
+    """Whether the trees were followed to their ends."""
+    unseen: list[Span] = []
+    """Spans between rows that the trees led to, in lanes with holes."""
+    scanned: tuple[int, int] = (-1, -1)
+    """Lane and sequence of the last row that was taken over from the pages."""
+    quarantine_unseen: list[Span] = []
+    quarantine_scanned: int = 0
+    version: int = 0
+
+    def of_today(self) -> Progress:
+        """The progress as this version has it. Rows that may not have been taken over stand in gaps."""
+        of_today = Progress(**{name: getattr(self, name) for name in Progress.__struct_fields__})
+        place, gaps, quarantine_gaps = (self.lane, self.sequence), self.gaps, self.quarantine_gaps
+        if self.version == 0:
+            ends = self.ends
+            if not ends and self.sequence >= 0:
+                ends = {self.lane: (0, self.sequence)}
+            gaps = [*gaps, *self.unseen]
+            if self.scanned < (0, 0):
+                for lane in self.lanes:
+                    first, last = ends.get(lane, (SEQUENCE_MAX, -1))
+                    gaps += [Span(lane, 0, first - 1), Span(lane, last + 1, SEQUENCE_MAX)]
+            if self.walked:
+                place = max(self.lanes, default=-1), SEQUENCE_MAX
+            of_today = replace(
+                of_today, version=1, ends=ends, quarantined=max(self.quarantined, self.quarantine_scanned)
+            )
+            gaps = _behind(gaps, *self.scanned)
+            quarantine_gaps = _behind([*quarantine_gaps, *self.quarantine_unseen], 0, self.quarantine_scanned)
+        # Former versions had higher sequences, and a mark may be damaged. No row could end a gap that reaches so far.
+        lane, sequence = place
+        return replace(
+            of_today,
+            lane=lane,
+            sequence=min(sequence, SEQUENCE_MAX),
+            gaps=_possible(gaps),
+            quarantine_gaps=_possible(quarantine_gaps),
+        )
+
+
+def _behind(spans: Iterable[Span], lane: int, sequence: int) -> list[Span]:
+    """The spans' rows behind a row."""
+    cut = (span._replace(first=max(span.first, sequence + 1)) if span.lane == lane else span for span in spans)
+    return [span for span in cut if span.lane >= lane]
+
+
+def _possible(spans: Iterable[Span]) -> list[Span]:
+    """The spans' rows that a scan can find, as joined spans."""
+    cut = (Span(lane, max(first, 0), min(last, SEQUENCE_MAX)) for lane, first, last in spans)
+    return joined(span for span in cut if span.first <= span.last)
 
 
 @dataclass(slots=True)
@@ -276,24 +316,20 @@ class Salvage(threading.Thread):
 
     def _give_up(self) -> None:
         """Count the rest of a file as lost if this program fails on it: the next file must not wait."""
-        self._replace(torn=True, quarantine_torn=True)
-        self._hand_over(finished=True)
+        self._hand_over(finished=True, torn=True, quarantine_torn=True)
 
     def _read_file(self) -> None:
-        found = RowContext()
-        connection = open_damaged(self._aside)
-        try:
-            if connection is not None:
-                _read_tables(connection, found)
-            _read_pages(self._aside, found, ("series",), self._rest)
-            if not self._progress.walked:
-                self._walk(connection, found.series)
-        finally:
-            if connection is not None:
-                connection.close()
-        with suppress(FileNotFoundError), closing(DamagedPages(self._aside)) as pages:
-            self._scan_quarantine(pages, found.series)
-            self._scan_rows(pages, found.series)
+        beside = RowContext()
+        # Until it was read to its end.
+        self._progress = replace(self._progress, torn=True, quarantine_torn=True)
+        _read_pages(self._aside, beside, ("series", _SECOND_COPIES["series"]), ("series",), self._rest)
+        with suppress(FileNotFoundError), closing(DamagedPages(self._aside, rest=self._rest)) as pages:
+            overflow = Overflow(pages, {lane: lane in self._progress.dense for lane in self._progress.lanes})
+            last_numbers = read_small(pages, SHAPES, overflow.claim).rows["sqlite_sequence"]
+            given = [number for _, (name, number) in last_numbers if name == QUARANTINE.name]
+            quarantine, reading = Scan(pages, QUARANTINE, overflow), Scan(pages, READING, overflow)
+            self._take_quarantine(quarantine, beside.series, given)
+            self._take_rows(reading, beside.series)
         self._hand_over(finished=True)
 
     def _rest(self) -> None:
@@ -303,221 +339,110 @@ class Salvage(threading.Thread):
                 raise _StoppedError
             self._work_until_s = time.monotonic() + WORK_S
 
-    def _walk(self, connection: sqlite3.Connection | None, series: dict[int, Series]) -> None:
-        """Follow the b-trees, and note the gaps to which they do not lead."""
-        progress = self._progress
-        if connection is not None:
-            self._read_quarantine(connection, series)
-            with closing(DamagedPages(self._aside)) as pages:
-                self._read_lanes(connection, OverflowCheck(pages), series)
-        else:
-            for lane in progress.lanes:
-                if lane >= progress.lane:
-                    first = progress.sequence + 1 if lane == progress.lane else 0
-                    self._note_gaps([Span(lane, first, _SEQUENCE_MAX)], torn=True)
-            if not progress.quarantine_ended:
-                self._note_quarantine_gap(Span(0, progress.quarantined + 1, _SEQUENCE_MAX))
-        self._replace(walked=True)
+    def _take_quarantine(self, scan: Scan[Quarantined], series: dict[int, Series], given: Sequence[object]) -> None:
+        """Take the quarantine over before the rows, as it is small; then note what is missing.
 
-    def _replace(self, **changes: object) -> None:
-        self._progress = msgspec.structs.replace(self._progress, **changes)
-
-    def _read_quarantine(self, connection: sqlite3.Connection, series: dict[int, Series]) -> None:
-        """Read the quarantine before the rows: it is small, and its place in the file is known."""
-        if self._progress.quarantine_ended:
-            return
-        last = _last_quarantined(connection)
-        while True:
-            start = self._progress.quarantined + 1
-            chunk, failed = _read_quarantine_chunk(connection, start)
-            if chunk:
-                numbers = [start - 1, *(number for number, _ in chunk)]
-                start = numbers[-1] + 1
-                self._note_unseen([Span(0, before + 1, after - 1) for before, after in pairwise(numbers)])
-                self._replace(quarantined=start - 1)
-                self._hand_over(quarantined=[input_ for _, input_ in chunk], series=series)
-            elif not failed:
-                break
-            if failed:
-                jumped = _after_damage(lambda number: _is_quarantine_readable(connection, number), start)
-                after = max(start, (last or 0) + 1) if jumped is None else jumped
-                known = jumped is not None or last is not None
-                self._note_quarantine_gap(Span(0, start, after - 1 if known else _SEQUENCE_MAX))
-                self._replace(
-                    quarantined=after - 1, quarantine_missing=self._progress.quarantine_missing + after - start
-                )
-                if jumped is None:
-                    break
-        self._note_unseen([Span(0, self._progress.quarantined + 1, _SEQUENCE_MAX)])
-        self._replace(quarantine_ended=True)
-
-    def _note_unseen(self, spans: Sequence[Span]) -> None:
-        self._replace(quarantine_unseen=_joined([*self._progress.quarantine_unseen, *spans]))
-
-    def _note_quarantine_gap(self, gap: Span) -> None:
-        """Remember numbers to which the b-tree does not lead. The last one may be beyond all existing numbers."""
-        self._replace(
-            quarantine_torn=self._progress.quarantine_torn or gap.last == _SEQUENCE_MAX,
-            quarantine_gaps=_joined([*self._progress.quarantine_gaps, gap]),
-        )
-
-    def _read_lanes(self, connection: sqlite3.Connection, check: OverflowCheck, series: dict[int, Series]) -> None:
-        for lane in sorted(self._progress.lanes):
-            if lane < self._progress.lane:
-                continue
-            after = self._progress.sequence if lane == self._progress.lane else -1
-            for found in salvaged_rows(connection, lane, after):
-                if isinstance(found, Span):
-                    # In a lane with holes, the number of rows in a gap is unknown.
-                    self._note_gaps([found], torn=lane not in self._progress.dense)
-                    continue
-                whole = [row for row in found if not check.is_damaged(row)]
-                self._note_gaps((), torn=len(whole) < len(found) and lane not in self._progress.dense)
-                self._count_rows(lane, whole)
-                self._replace(lane=lane, sequence=found[-1].sequence)
-                self._hand_over(
-                    [msgspec.structs.replace(row, lane=self._progress.lanes[lane]) for row in whole], series=series
-                )
-            self._look_at_the_ends(connection, lane)
-
-    def _count_rows(self, lane: int, rows: Sequence[Row], *, certain: bool = True) -> None:
-        """Count rows that are taken over, in order, and rows missing between those known to have been in their lane.
-
-        Rows before a lane's first row may be in Kafka, so they are not missing. Rows that had perhaps been deleted
-        prove nothing.
+        `given` holds the last number that the quarantine gave, if it is known.
         """
-        holes, gaps = self._progress.holes, []
-        ends = self._progress.ends.get(lane)
-        for _, first, last in spans_of(rows):
-            if ends is None:
-                ends = (first, last)
-            elif first > ends[1]:
-                holes += first - ends[1] - 1
-                if first > ends[1] + 1:
-                    gaps.append(Span(lane, ends[1] + 1, first - 1))
-                ends = (ends[0], last)
-            elif last < ends[0]:
-                holes += ends[0] - last - 1
-                ends = (first, ends[1])
-            else:
-                holes -= last - first + 1
-        self._replace(taken=self._progress.taken + len(rows))
-        if certain and ends is not None:
-            self._replace(ends=self._progress.ends | {lane: ends})
+        start = self._progress.quarantined
+        for chunk in self._chunks(scan, {0}, start, self._progress.quarantine_gaps):
+            inputs = [input_ for _, input_ in chunk if input_ is not None]
+            self._hand_over(inputs=inputs, series=series, **self._after_inputs(scan, chunk[-1][0], chunk))
+        _, last = scan.ends.get(0, (0, 0))
+        last = max(last, *(min(number, SEQUENCE_MAX) for number in given if isinstance(number, int)), 0)
+        self._progress = replace(self._progress, **self._after_inputs(scan, last, []))
+        torn = _is_torn(scan, start, self._progress.quarantine_gaps)
+        self._progress = replace(self._progress, quarantine_torn=torn)
+
+    def _after_inputs(self, scan: Scan[Quarantined], number: int, chunk: Chunk[Quarantined]) -> dict[str, Any]:
+        """The progress once a chunk is taken over that ends at a number."""
+        known = self._progress.quarantine_gaps
+        gaps = _without([*known, *_hidden(scan, [0], self._progress.quarantined, chunk, number)], chunk)
+        missing = self._progress.quarantine_missing + _size(gaps) - _size(known)
+        return {
+            "quarantined": max(self._progress.quarantined, number),
+            # All of them count as missing, also those that are forgotten.
+            "quarantine_gaps": gaps[-GAPS_MAX:],
+            # Numbers that a former version did not know to be missing may be found.
+            "quarantine_missing": max(0, missing),
+        }
+
+    def _take_rows(self, scan: Scan[Row], series: dict[int, Series]) -> None:
+        """Take the rows over; then note what is missing."""
+        lanes = sorted(self._progress.lanes)
+        place = start = -1 if self._progress.lane < 0 else key_of(self._progress.lane, self._progress.sequence)
+        for chunk in self._chunks(scan, {*lanes}, start, self._progress.gaps):
+            gaps = _without([*self._progress.gaps, *_hidden(scan, lanes, place, chunk, chunk[-1][0])], chunk)
+            place = max(place, chunk[-1][0])
+            lane = lane_of(chunk[0][0])
+            rows = [replace(row, lane=self._progress.lanes[lane]) for _, row in chunk if row is not None]
+            ends = {lane: (chunk[0][0] & SEQUENCE_MAX, chunk[-1][0] & SEQUENCE_MAX)} if scan.certain else {}
+            self._hand_over(
+                rows,
+                series=series,
+                taken=self._progress.taken + len(rows),
+                lane=lane_of(place),
+                sequence=place & SEQUENCE_MAX,
+                gaps=gaps[-GAPS_MAX:],
+                forgotten=self._progress.forgotten or len(gaps) > GAPS_MAX,
+                **self._after_rows(ends, len(rows)),
+            )
+        torn = _is_torn(scan, start, self._progress.gaps)
+        self._progress = replace(self._progress, torn=torn, **self._after_rows(scan.ends, 0))
+
+    def _after_rows(self, ends: Mapping[int, tuple[int, int]], taken: int) -> dict[str, Any]:
+        """The progress once lanes are known to reach so far, and so many rows of them are taken over.
+
+        Rows before a lane's first row may be in Kafka, so they are not missing.
+        """
+        holes, known = self._progress.holes, {**self._progress.ends}
+        for lane, (first, last) in ends.items():
+            first_before, last_before = known.get(lane, (first, first - 1))
+            known[lane] = min(first, first_before), max(last, last_before)
             if lane in self._progress.dense:
-                self._replace(holes=holes)
-                if not self._progress.walked:
-                    self._note_gaps(gaps)
-            elif gaps and not self._progress.walked:
-                self._replace(unseen=_joined([*self._progress.unseen, *gaps]))
+                holes += known[lane][1] - known[lane][0] - (last_before - first_before) - taken
+        return {"holes": holes, "ends": known}
 
-    def _note_gaps(self, gaps: Sequence[Span], *, torn: bool = False) -> None:
-        """Remember gaps to which the b-trees do not lead."""
-        if gaps or torn:
-            joined = _joined([*self._progress.gaps, *gaps])
-            crowded = self._progress.crowded or len(joined) >= GAPS_MAX
-            self._replace(gaps=joined, torn=self._progress.torn or torn, crowded=crowded)
+    def _chunks(self, scan: Scan[T], lanes: Container[int], place: int, gaps: Sequence[Span]) -> Iterator[Chunk[T]]:
+        """Rows of one lane each, with their keys: those behind a place, and those of gaps before it."""
 
-    def _look_at_the_ends(self, connection: sqlite3.Connection, lane: int) -> None:
-        """Count rows known to be before or after the readable rows of a lane, and note whether more are missing."""
-        first, last = (_end_sequence(connection, lane, end) for end in ("ASC", "DESC"))
-        from_, to = self._progress.ends.get(lane, (None, -1))
-        if from_ is not None:
-            # There are rows, so an end that says "no rows" is nonsense.
-            first, last = (None if end == -1 else end for end in (first, last))
-        if first is None:
-            self._note_gaps([Span(lane, 0, _SEQUENCE_MAX if from_ is None else from_ - 1)], torn=True)
-        if last is None:
-            self._note_gaps([Span(lane, to + 1, _SEQUENCE_MAX)], torn=True)
-        if first is None or last is None or last < 0:
-            return
-        # The rows at the ends were there, even if their payloads cannot be read.
-        hidden = [Span(lane, to + 1 if from_ is not None else first, last)]
-        if from_ is not None:
-            hidden.append(Span(lane, first, from_ - 1))
-        hidden = [span for span in hidden if span.first <= span.last]
-        self._note_gaps(hidden)
-        if lane in self._progress.dense:
-            ends = (first if from_ is None else min(first, from_), max(to, last))
-            holes = sum(span.last - span.first + 1 for span in hidden)
-            self._replace(holes=self._progress.holes + holes, ends=self._progress.ends | {lane: ends})
+        def is_wanted(key: int) -> bool:
+            lane = lane_of(key)
+            # All rows of other lanes had been deleted.
+            return lane in lanes and (key > place or span_at(gaps, lane, key & SEQUENCE_MAX) is not None)
 
-    def _scan_rows(self, pages: DamagedPages, series: dict[int, Series]) -> None:
-        """Take over rows in pages that the b-trees do not lead to."""
-        scan = Scan(pages, "reading", reading_keys, self._rest)
-        if not self._progress.gaps and scan.is_tree_sound and not scan.has_strays():
-            return  # rows that are missing all the same are nowhere
-        if self._progress.scanned < (0, 0):
-            # A sound page may be in the wrong place. SQLite then misreads it without an error.
-            beyond: list[Span] = []
-            for lane in self._progress.lanes:
-                first, last = self._progress.ends.get(lane, (_SEQUENCE_MAX, -1))
-                beyond += [Span(lane, 0, first - 1), Span(lane, last + 1, _SEQUENCE_MAX)]
-            self._note_gaps([*beyond, *self._progress.unseen], torn=not self._progress.gaps)
-        rows: list[Row] = []
+        chunk: list[tuple[int, T | None]] = []
         size = 0
-        for row in found_rows(scan, self._progress.scanned, Wanted(self._progress.gaps)):
-            if rows and (row.lane != rows[0].lane or len(rows) >= CHUNK_ROWS or size >= CHUNK_BYTES):
-                self._hand_over_scanned(rows, series, certain=scan.certain)
-                rows, size = [], 0
-            rows.append(row)
-            size += len(row.datum.payload)
-        if rows:
-            self._hand_over_scanned(rows, series, certain=scan.certain)
-        # If every row that the file had was found, nothing is missing, whatever the b-trees hid.
-        self._replace(torn=not scan.is_whole() and (self._progress.torn or not scan.certain))
-
-    def _hand_over_scanned(self, rows: Sequence[Row], series: dict[int, Series], *, certain: bool) -> None:
-        lane = rows[0].lane
-        self._count_rows(lane, rows, certain=certain)
-        self._replace(scanned=(lane, rows[-1].sequence))
-        self._hand_over([msgspec.structs.replace(row, lane=self._progress.lanes[lane]) for row in rows], series=series)
-
-    def _scan_quarantine(self, pages: DamagedPages, series: dict[int, Series]) -> None:
-        scan = Scan(pages, "quarantine", quarantine_keys, self._rest)
-        gaps = self._progress.quarantine_gaps
-        if not scan.is_tree_sound or scan.has_strays():
-            # A sound page may be in the wrong place, so input may be missing without an error.
-            gaps = _joined([*gaps, *self._progress.quarantine_unseen])
-            self._replace(quarantine_torn=True)
-        if not gaps:
-            return
-        chunk: list[tuple[int, Quarantined]] = []
-        size = 0
-        for number, input_ in found_quarantined(scan, self._progress.quarantine_scanned, Wanted(gaps)):
-            chunk.append((number, input_))
-            size += len(input_.datum.payload)
-            if len(chunk) >= QUARANTINE_CHUNK_ROWS or size >= CHUNK_BYTES:
-                self._hand_over_quarantined(chunk, series)
+        for key, row in scan.rows(is_wanted):
+            if chunk and (lane_of(key) != lane_of(chunk[0][0]) or len(chunk) >= CHUNK_ROWS or size >= CHUNK_BYTES):
+                yield chunk
                 chunk, size = [], 0
+            chunk.append((key, row))
+            size += 0 if row is None else len(row.datum.payload)
         if chunk:
-            self._hand_over_quarantined(chunk, series)
-        self._replace(quarantine_torn=self._progress.quarantine_torn and not scan.is_whole())
-
-    def _hand_over_quarantined(self, chunk: Sequence[tuple[int, Quarantined]], series: dict[int, Series]) -> None:
-        counted = [gap for gap in self._progress.quarantine_gaps if gap.last < _SEQUENCE_MAX]
-        was_counted = Wanted(counted)
-        self._replace(
-            quarantine_scanned=chunk[-1][0],
-            quarantine_missing=self._progress.quarantine_missing - sum(was_counted((0, number)) for number, _ in chunk),
-        )
-        self._hand_over(quarantined=[input_ for _, input_ in chunk], series=series)
+            yield chunk
 
     def _hand_over(
         self,
         rows: Sequence[Row] = (),
+        inputs: Sequence[Quarantined] = (),
         *,
-        quarantined: Sequence[Quarantined] = (),
         series: dict[int, Series] | None = None,
         finished: bool = False,
+        **changes: object,
     ) -> None:
-        """Have a batch adopted, however long that takes. Its progress is never ahead of the file."""
-        batch = SalvagedBatch(self._aside, self._into, rows, quarantined, series or {}, self._progress, finished)
+        """Have a batch adopted with these changes of the progress, however long that takes."""
+        progress = replace(self._progress, **changes)
+        if not (rows or inputs or finished):
+            self._progress = progress
+            return
+        batch = SalvagedBatch(self._aside, self._into, rows, inputs, series or {}, progress, finished)
         while True:
             if self._stopping.is_set():
                 raise _StoppedError
             try:
                 if self._adopt(batch):
+                    self._progress = progress
                     return
             except BufferFileError as error:
                 log.debug("salvaged rows have to wait", error=str(error))
@@ -528,47 +453,38 @@ class _StoppedError(Exception):
     """The salvage is to end here."""
 
 
-def _joined(gaps: Sequence[Span]) -> list[Span]:
-    """Gaps in order, without overlaps. At most `GAPS_MAX`: the nearest are joined, so that none gets lost."""
-    joined: list[Span] = []
-    for gap in sorted(gaps):
-        if joined and joined[-1].lane == gap.lane and gap.first <= joined[-1].last + 1:
-            joined[-1] = joined[-1]._replace(last=max(joined[-1].last, gap.last))
-        elif gap.first <= gap.last:
-            joined.append(gap)
-    while len(joined) > GAPS_MAX:
-        between = [
-            (after.first - before.last, place)
-            for place, (before, after) in enumerate(pairwise(joined))
-            if before.lane == after.lane
-        ]
-        if not between:
-            break  # so many lanes have one gap each
-        _, place = min(between)
-        joined[place : place + 2] = [joined[place]._replace(last=joined[place + 1].last)]
-    return joined
+def _is_torn(scan: Scan[T], start: int, gaps: Sequence[Span]) -> bool:
+    """Whether uncounted rows may be missing. Those up to a start, outside of gaps, were taken over before."""
+    return not scan.is_whole or any(high > start or gaps for _, high in scan.gaps)
 
 
-def open_damaged(path: Path) -> sqlite3.Connection | None:
-    """A connection that reads the file with its WAL; None if SQLite cannot, so that only the pages are left."""
-    uri = path.resolve().as_uri()
-    # A read-only connection leaves the WAL as it is. `immutable` skips the WAL, so it is only tried if that has no
-    # commits.
-    for query in ("mode=ro", "mode=ro&immutable=1"):
-        connection: sqlite3.Connection | None = None
-        try:
-            connection = sqlite3.connect(f"{uri}?{query}", uri=True, isolation_level=None, check_same_thread=False)
-            connection.execute("PRAGMA query_only = 1")
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        except _UNREADABLE:
-            if connection is not None:
-                connection.close()
-        else:
-            return connection
-        with suppress(FileNotFoundError), closing(DamagedPages(path)) as pages:
-            if pages.has_commits_in_wal:
-                return None
-    return None
+def _hidden(scan: Scan[T], lanes: Iterable[int], place: int, chunk: Chunk[T], end: int) -> Iterator[Span]:
+    """Spans behind a place, up to an end, that are not found, or that a chunk lacks."""
+    gaps = scan.gaps[bisect_left(scan.gaps, place, key=itemgetter(1)) : bisect_left(scan.gaps, end, key=itemgetter(0))]
+    gaps += [(key - 1, key) for key, row in chunk if row is None]
+    for low, high in gaps:
+        for lane in lanes:
+            first = max(low + 1, place + 1, key_of(lane, 0))
+            last = min(high, end, key_of(lane, SEQUENCE_MAX))
+            if first <= last:
+                yield Span(lane, first & SEQUENCE_MAX, last & SEQUENCE_MAX)
+
+
+def _without(spans: Iterable[Span], chunk: Chunk[T]) -> list[Span]:
+    """Joined spans without the rows of a chunk."""
+    keys = [key for key, row in chunk if row is not None]
+    left: list[Span] = []
+    for lane, first, last in joined(spans):
+        start = first
+        for key in keys[bisect_left(keys, key_of(lane, first)) : bisect_right(keys, key_of(lane, last))]:
+            left.append(Span(lane, start, (key & SEQUENCE_MAX) - 1))
+            start = (key & SEQUENCE_MAX) + 1
+        left.append(Span(lane, start, last))
+    return [span for span in left if span.first <= span.last]
+
+
+def _size(gaps: Iterable[Span]) -> int:
+    return sum(gap.last - gap.first + 1 for gap in gaps)
 
 
 def read_beside(path: Path, known: Lane | None) -> RowContext:
@@ -577,12 +493,12 @@ def read_beside(path: Path, known: Lane | None) -> RowContext:
     if known is not None:
         _add_lane(found, _DAEMON, known.number, known.name, known.boot_id, known.buffer_id)
         found.own = known.buffer_id
-    connection = open_damaged(path)
-    if connection is not None:
-        with closing(connection):
-            _read_tables(connection, found)
-    # Sensors wait for a new file, so all pages are read only if rows would otherwise have no lane.
-    _read_pages(path, found, ("lane",), no_rest)
+    # Sensors wait for a new file, so all pages are read only if rows would otherwise have no lane. The salvage itself
+    # reads the series.
+    tables = [table for table in SHAPES if table not in {"series", _SECOND_COPIES["series"], "sqlite_sequence"}]
+    _read_pages(path, found, tables, ("lane",), no_rest)
+    with suppress(FileNotFoundError), closing(DamagedPages(path)) as pages:
+        found.row_lanes |= {*lanes_of_rows(pages)}
     lanes = _settled(found)
     # Numbers never come back. If both copies have forgotten a lane, it was empty: its rows had been deleted.
     gone_below = max(lanes, default=0) if _agree(found) else 0
@@ -597,55 +513,14 @@ def read_beside(path: Path, known: Lane | None) -> RowContext:
     return found
 
 
-def _read_tables(connection: sqlite3.Connection, found: RowContext) -> None:
-    """Add everything that SQLite can read."""
-    with suppress(*_UNREADABLE, TypeError):
-        (own,) = connection.execute("SELECT value FROM meta WHERE name = 'buffer_id'").fetchone()
-        found.own = found.own or own
-        found.whole.add("meta")
-    # The tables first, then the indexes that hold the same: data damaged in one may be whole in the other.
-    for table, columns, source in (
-        ("lane", "name, boot_id, buffer_id", "lane"),
-        ("lane_copy", "name, boot_id, buffer_id", "lane INDEXED BY lane_copy WHERE name > ''"),
-        (_LANE_NAMES, "name, NULL, NULL", f"lane INDEXED BY {_LANE_NAMES} WHERE name > ''"),
-    ):
-        found_all, rows = _readable(connection, f"SELECT number, {columns} FROM {source}")
-        added = [_add_lane(found, table, *row) for row in rows]
-        if found_all and all(added):
-            found.whole.add(table)
-    for number, floor in _readable(connection, "SELECT number, event_from_us FROM lane")[1]:
-        if type(number) is int and (floor is None or type(floor) is int):
-            found.floors[number] = floor
-    fields = "topic, key, device, subject, type, content_type"
-    # The index has no stream; the Kafka topic then stands for it.
-    for table, columns, source in (
-        ("series", f"{fields}, coalesce(stream, '')", "series"),
-        (_SECOND_COPIES["series"], fields, "series INDEXED BY sqlite_autoindex_series_1 WHERE topic > ''"),
-    ):
-        found_all, rows = _readable(connection, f"SELECT number, {columns} FROM {source}")
-        added = [_add_series(found, *row) for row in rows]
-        if found_all and all(added):
-            found.whole.add(table)
-    found.row_lanes |= set(_lanes_of_rows(connection))
-    for table in _COPIED_TABLES:
-        found_all, rows = _readable(connection, f"SELECT * FROM {table}")
-        # A damaged schema gives other columns.
-        found.tables[table] = [values for values in rows if is_shaped(table, None, values)]
-        if found_all and len(found.tables[table]) == len(rows):
-            found.whole.add(table)
-
-
-def _read_pages(path: Path, found: RowContext, needed: Sequence[str], rest: Rest) -> None:
-    """Add tables that SQLite could not read, by their trees; search all pages if a needed table is not known whole."""
-    lacking = [table for table in SHAPES if table not in found.whole]
-    if not lacking:
-        return
-    with suppress(FileNotFoundError), closing(DamagedPages(path, SMALL_BYTES_MAX)) as pages:
-        small = read_small(pages, lacking)
+def _read_pages(path: Path, found: RowContext, tables: Sequence[str], needed: Sequence[str], rest: Rest) -> None:
+    """Add small tables and indexes; search all pages if a needed table is not whole."""
+    with suppress(FileNotFoundError), closing(DamagedPages(path, SMALL_BYTES_MAX, rest)) as pages:
+        small = read_small(pages, tables)
         found.whole |= small.whole
         _add_small(found, small)
         if found.lacks(needed):
-            small = scan_small(pages, rest)
+            small = scan_small(pages)
             for table in _ONCE_ONLY:
                 small.rows.pop(table)
             _add_small(found, small)
@@ -674,15 +549,10 @@ def _add_small(found: RowContext, small: Small) -> None:
         found.tables.setdefault(table, []).extend(values for _, values in rows[table])
 
 
-def _add_lane(found: RowContext, source: str, number: object, *copy: Any) -> bool:
-    """Add a copy of a lane's name, boot and file; return whether it says all that its source can."""
-    if type(number) is not int or type(copy[0]) is not str:
-        return False
-    if any(value is not None and type(value) is not str for value in copy):
-        return False
-    found.copies.setdefault(number, {}).setdefault(source, copy)
-    # Older lanes belong to the file itself, but do not say so.
-    return source == _LANE_NAMES or (copy[1] is not None and (copy[2] or found.own) is not None)
+def _add_lane(found: RowContext, source: str, number: object, *copy: Any) -> None:
+    """Add a copy of a lane's name, boot and file."""
+    if type(number) is int:
+        found.copies.setdefault(number, {}).setdefault(source, copy)
 
 
 def _settled(found: RowContext) -> dict[int, Lane]:
@@ -725,26 +595,14 @@ def _agree(found: RowContext) -> bool:
     )
 
 
-def _add_series(found: RowContext, number: object, *texts: object) -> bool:
-    """Add a series, and return whether this is one."""
+def _add_series(found: RowContext, number: object, *texts: object) -> None:
+    """Add a series, unless this is none."""
     if not isinstance(number, int) or not all(isinstance(text, str) for text in texts):
-        return False
+        return
     known = found.series.get(number)
     if known is None or not known.stream:
         *columns, stream = cast("list[str]", texts if len(texts) > _SERIES_COLUMNS else [*texts, ""])
         found.series[number] = Series.of_columns(columns, stream)
-    return True
-
-
-def _lanes_of_rows(connection: sqlite3.Connection) -> Iterator[int]:
-    """Lane numbers of rows, as far as they can be found."""
-    lane = 0
-    with suppress(*_UNREADABLE, TypeError):
-        while True:
-            (lane,) = connection.execute("SELECT min(lane) FROM reading WHERE lane > ?", (lane,)).fetchone()
-            if not isinstance(lane, int):
-                return
-            yield lane
 
 
 def kept_marks(marks: Mapping[str, bytes]) -> dict[str, Progress]:
@@ -754,11 +612,7 @@ def kept_marks(marks: Mapping[str, bytes]) -> dict[str, Progress]:
         name = key.removeprefix(SALVAGE_PREFIX)
         if name != key and _ASIDE.fullmatch(name):
             with suppress(msgspec.DecodeError):
-                progress = msgspec.json.decode(value, type=Progress)
-                if not progress.ends and progress.sequence >= 0:
-                    # Former versions did not store the ends.
-                    progress = msgspec.structs.replace(progress, ends={progress.lane: (0, progress.sequence)})
-                kept[name] = progress
+                kept[name] = msgspec.json.decode(value, type=_FormerProgress).of_today()
     return kept
 
 
@@ -869,138 +723,3 @@ def _first_lanes(lanes: Mapping[int, Lane]) -> list[tuple[str, int]]:
     for number in sorted(lanes):
         first.setdefault(lanes[number].boot_id, number)
     return list(first.items())
-
-
-def _last_quarantined(connection: sqlite3.Connection) -> int | None:
-    """The last number that the quarantine has given; None if it cannot be read."""
-    with suppress(*_UNREADABLE):
-        found = connection.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'quarantine'").fetchone()[0]
-        return 0 if found is None else found if isinstance(found, int) else None
-    return None
-
-
-def _read_quarantine_chunk(connection: sqlite3.Connection, start: int) -> tuple[list[tuple[int, Quarantined]], bool]:
-    """Inputs from a number on, with their numbers, and whether damage ended them."""
-    chunk: list[tuple[int, Quarantined]] = []
-    size = 0
-    try:
-        statement = _QUARANTINE.format(_columns(connection, "quarantine", QUARANTINE_COLUMNS))
-        for number, *values in connection.execute(statement, (start, QUARANTINE_CHUNK_ROWS)):
-            # A number of another type or out of order, or a field of another type, means that this is another page.
-            if type(number) is not int or number < (chunk[-1][0] + 1 if chunk else start):
-                return chunk, True
-            input_ = Quarantined.checked(dict(zip(QUARANTINE_COLUMNS, values, strict=True)))
-            chunk.append((number, input_))
-            size += len(input_.datum.payload)
-            if size >= CHUNK_BYTES:
-                break
-    except (*_UNREADABLE, msgspec.ValidationError):
-        return chunk, True
-    return chunk, False
-
-
-def _columns(connection: sqlite3.Connection, table: str, fields: Sequence[str]) -> str:
-    """Columns of a table for a SELECT, with defaults for those that its file is too old to have."""
-    there = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
-    return ", ".join(name if name in there else _OF_OLDER_FILES.get(name, "NULL") for name in fields)
-
-
-def _is_quarantine_readable(connection: sqlite3.Connection, number: int) -> bool:
-    chunk, failed = _read_quarantine_chunk(connection, number)
-    return bool(chunk) or not failed
-
-
-def salvaged_rows(connection: sqlite3.Connection, lane: int, after: int) -> Iterator[list[Row] | Span]:
-    """The readable rows of a lane behind a sequence, in order and in chunks, and the damaged spans between."""
-    start = after + 1
-    last = _end_sequence(connection, lane, "DESC")
-    while True:
-        chunk, failed = _read_chunk(connection, lane, start)
-        if chunk:
-            yield chunk
-            start = chunk[-1].sequence + 1
-        elif not failed and (last is None or start > last):
-            return
-        if failed or not chunk:
-            # A page with other content may also end the rows too early.
-            jumped = _after_damage(lambda sequence: _is_readable(connection, lane, sequence, last), start)
-            yield Span(lane, start, _SEQUENCE_MAX if jumped is None else jumped - 1)
-            if jumped is None:
-                return
-            start = jumped
-
-
-def _end_sequence(connection: sqlite3.Connection, lane: int, order: Literal["ASC", "DESC"]) -> int | None:
-    """The first or the last sequence of a lane, -1 if it has no rows; None if that end is damaged."""
-    try:
-        found = connection.execute(
-            f"SELECT lane, sequence FROM reading WHERE lane = ? ORDER BY sequence {order} LIMIT 1", (lane,)
-        ).fetchone()
-    except _UNREADABLE:
-        return None
-    if found is None:
-        return -1
-    # A page in the wrong place gives rows of another lane.
-    return found[1] if found[0] == lane and isinstance(found[1], int) else None
-
-
-def _read_chunk(connection: sqlite3.Connection, lane: int, start: int) -> tuple[list[Row], bool]:
-    """Rows from a sequence on, and whether damage ended them."""
-    rows: list[Row] = []
-    size = 0
-    try:
-        # One row more than is returned. The next row shows that the last one is in its place.
-        statement = _ROWS.format(_columns(connection, "reading", ROW_COLUMNS))
-        for values in connection.execute(statement, (lane, start, CHUNK_ROWS + 1)):
-            row = Row.of_columns(values)
-            # A damaged page may also read as nonsense.
-            if not is_sound(row) or row.lane != lane:
-                return rows, True
-            if row.sequence < (rows[-1].sequence + 1 if rows else start):
-                # One of the two is damaged. It may be the earlier one, so rows with too high numbers are left out.
-                return [before for before in rows if before.sequence < row.sequence], True
-            if len(rows) >= CHUNK_ROWS or size >= CHUNK_BYTES:
-                return rows, False
-            rows.append(row)
-            size += len(row.datum.payload)
-    except _UNREADABLE:
-        return rows, True
-    return rows, False
-
-
-def _is_readable(connection: sqlite3.Connection, lane: int, sequence: int, last: int | None) -> bool:
-    rows, failed = _read_chunk(connection, lane, sequence)
-    return bool(rows) or (not failed and (last is None or sequence > last))
-
-
-def _after_damage(is_readable: Callable[[int], bool], start: int) -> int | None:
-    """The first sequence behind `start` from which rows can be read again; None if there is none.
-
-    Doubles its step until something is readable, then halves it back to the edge of the damage.
-    """
-    bad, step = start, 1
-    while not is_readable(bad + step):
-        bad += step
-        step *= 2
-        if bad > _SEQUENCE_MAX:
-            return None
-    good = bad + step
-    while good - bad > 1:
-        middle = (good + bad) // 2
-        if is_readable(middle):
-            good = middle
-        else:
-            bad = middle
-    return good
-
-
-def _readable(
-    connection: sqlite3.Connection, statement: str, parameters: Sequence[object] = ()
-) -> tuple[bool, list[tuple[Any, ...]]]:
-    """The rows of a statement up to the first unreadable one, and whether these are all."""
-    rows: list[tuple[Any, ...]] = []
-    try:
-        rows.extend(connection.execute(statement, parameters))
-    except _UNREADABLE:
-        return False, rows
-    return True, rows

@@ -12,11 +12,12 @@ from unittest import mock
 import msgspec
 import pytest
 
+from gateway.buffer import read_rows
 from gateway.buffer.attachment import Attachment
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.file import BufferFile
 from gateway.buffer.losses import has_losses
-from gateway.buffer.rows import START, Loss, Position, Row, Span, spans_of
+from gateway.buffer.rows import START, Loss, Position, Span, spans_of
 from gateway.buffer.salvage import page_scan, salvage
 from gateway.buffer.schema import corruption
 from gateway.buffer.sqlite_pages import INTERIOR_INDEX, PageError, btree_page
@@ -311,7 +312,7 @@ async def test_what_stands_on_whole_pages_comes_back_from_a_file_with_a_hole_or_
         with suppress(PageError):
             part = bytes(content[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
             keys = page_scan.reading_keys(part, btree_page(part, page + 1, PAGE_BYTES))
-            intact |= {sequence for (lane, sequence), _ in keys if lane == number}
+            intact |= {key - page_scan.key_of(number, 0) for key, _ in keys if page_scan.lane_of(key) == number}
     path.write_bytes(content)
     async with opened(path, "boot-2") as buffer:
         with suppress(BufferFileError):
@@ -371,17 +372,11 @@ async def test_a_restored_copy_never_gives_an_identity_again(tmp_path: Path) -> 
     assert len(found[0] | found[1]) == 3
 
 
-def test_damage_is_jumped_over_in_few_steps(path: Path) -> None:
-    """Rows on both sides of a damaged stretch are read, whatever its length."""
+def test_rows_on_both_sides_of_a_damaged_stretch_are_read_in_order(path: Path) -> None:
     damage(path, 0.5)
-    connection = sqlite3.connect(path)
-    found: list[Row] = []
-    for chunk in salvage.salvaged_rows(connection, 1, -1):
-        if isinstance(chunk, Span):
-            continue
-        found += chunk
-    connection.close()
-    sequences = [row.sequence for row in found]
+    with closing(page_scan.DamagedPages(path)) as pages:
+        scan = page_scan.Scan(pages, page_scan.READING, page_scan.Overflow(pages, {1: True, 2: True, 3: True}))
+        sequences = [row.sequence for _, row in scan.rows() if row is not None]
     assert sequences == sorted(set(sequences))
     assert sequences[0] == 0
     assert sequences[-1] == ROWS - 1
@@ -745,11 +740,61 @@ async def test_a_salvage_that_is_cut_off_before_the_file_is_renamed_is_not_begun
         assert not await losses(buffer)
 
 
-def test_a_mark_of_an_older_version_says_what_was_taken_over() -> None:
-    name = "buffer.db.corrupt-20260101T000000.000000"
-    progress = salvage.Progress({1: 1}, 1, 1499, [1], None, taken=1500)
-    kept = salvage.kept_marks({salvage.SALVAGE_PREFIX + name: msgspec.json.encode(progress)})
-    assert kept[name].ends == {1: (0, 1499)}
+@pytest.mark.parametrize(
+    ("older", "left"),
+    [
+        ({"sequence": 1499, "taken": 1_500}, range(1_500, ROWS)),
+        (
+            {"walked": True, "sequence": ROWS - 1, "taken": ROWS - 100, "holes": 100, "gaps": [(1, 200, 299)]},
+            range(200, 300),
+        ),
+        (
+            {"walked": True, "sequence": ROWS - 1, "taken": ROWS - 50, "holes": 50, "gaps": [(1, 200, 299)]}
+            | {"scanned": (1, 249), "ends": {1: (0, ROWS - 1)}},
+            range(250, 300),
+        ),
+    ],
+)
+async def test_a_salvage_that_an_older_version_began_goes_on(
+    path: Path, monkeypatch: pytest.MonkeyPatch, older: dict[str, object], left: range
+) -> None:
+    """It followed the trees, remembered the gaps, and then searched the pages for their rows."""
+    damage(path, 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(Attachment, "_adopt_now", refuse)
+        async with opened(path) as buffer:
+            await find_damage(buffer)
+            (mark,) = await marks_of(buffer, salvage.SALVAGE_PREFIX)
+            found = salvage.kept_marks(await marks_of(buffer, mark))[mark.removeprefix(salvage.SALVAGE_PREFIX)]
+            same = {"lanes": found.lanes, "lane": 1, "dense": [1], "expected": ROWS}
+            await append(buffer, [], [Mark(mark, msgspec.json.encode(same | older))])
+    async with opened(path) as buffer:
+        done = await salvaged(buffer)
+        assert sorted(sequence for _, _, sequence in await identities(buffer)) == [*left]
+        assert (done.progress.taken, done.progress.holes) == (ROWS, 0)
+
+
+async def test_rows_that_are_taken_over_are_compared_with_those_of_their_sequences_alone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with all between them: a lane may have a million rows."""
+    asked: list[Span] = []
+    sequences_of = read_rows.sequences_of
+    monkeypatch.setattr(
+        "gateway.buffer.file.sequences_of",
+        lambda file, span: asked.append(span) or sequences_of(file, span),  # type: ignore[func-returns-value]
+    )
+    async with opened(path) as buffer:
+        found = [row for row in await rows(buffer) if row.sequence in {0, 1, ROWS - 1}]
+
+        def adopt(file: BufferFile) -> None:
+            with file.transaction():
+                file.adopt(found, [], {1: entry().series})
+
+        await buffer.run(adopt)
+        assert asked == spans_of(found)
+        assert len(asked) == 2
+        assert len(await identities(buffer)) == ROWS
 
 
 async def test_reading_a_damaged_file_changes_neither_it_nor_its_wal(path: Path) -> None:
