@@ -50,8 +50,8 @@ test-long: SPARKS := --numprocesses 2 --dist loadfile
 test-long test-slice: export SLUICE_TEST_WHOLE := 1
 
 # Most tests wait more than they compute. Those of Spark run beside all others, one after the other: in `make test` they
-# share one Java, for each computes half a minute until it is warm. They take as long as all others, so these leave the
-# processor to them. Tests of one file share servers, boards and boxes. A failure does not stop the rest. Promises in
+# share one Java, for each computes half a minute until it is warm. They end last, so the others leave the processor to
+# them. Tests of one file share servers, boards and boxes. A failure does not stop the rest. Promises in
 # seconds are judged at the end, when nothing of ours competes.
 test test-long: test-tools
 	@$(COMPILE); failed=0; \
