@@ -107,6 +107,8 @@ class CommitLoop:
         """Whether the file says that rows may go to Kafka without the disk."""
         self._quiet_due_s = math.inf
         """When what waits for a commit of something else gets one of its own."""
+        self._committed_s = time.monotonic()
+        """When the last commit was made."""
         self._made_room = False
         """Whether the last commit dropped rows to make room."""
 
@@ -195,7 +197,8 @@ class CommitLoop:
         elif self.attachment.is_attached and self.file.is_crowded:
             self._quiet_due_s = 0.0
         elif self._quiet_due_s == math.inf:
-            self._quiet_due_s = time.monotonic() + QUIET_S
+            # After a long rest it is due at once: a start after a crash reckons from the last commit.
+            self._quiet_due_s = max(time.monotonic(), self._committed_s + QUIET_S)
         return self._quiet_due_s
 
     def _settle(self, future: Future[object], function: Callable[[], object]) -> None:
@@ -386,6 +389,7 @@ class CommitLoop:
         """The file's transaction. After it, the rows that it added are counted and kept in memory."""
         with self.file.transaction():
             yield
+        self._committed_s = time.monotonic()
         if self.file.written:
             if self._outgoing.written(self.file.written):
                 self._queue.delete_soon()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from msgspec.structs import replace
 
 from gateway.buffer import schema
-from gateway.buffer.boots import BootTable, Correction
+from gateway.buffer.boots import SEEN_SAVE_S, BootTable, Correction
 from gateway.buffer.commit_queue import Append
 from gateway.buffer.deletion import Deletion
 from gateway.buffer.dropping import Dropping
@@ -59,7 +59,8 @@ OFFSETS_BEHIND = Mark("uplink/offsets-behind", b"1")
 """Mark that is kept while Kafka may have more of this gateway's records than the kept offsets say."""
 SIGN_OF_LIFE_S = 900.0
 """Seconds between two commits, at most, while rows go to Kafka without the disk."""
-SIGN_OF_LIFE_US = int(SIGN_OF_LIFE_S * 1e6)
+SIGN_OF_LIFE_US = int((SIGN_OF_LIFE_S + SEEN_SAVE_S) * 1e6)
+"""Microseconds after a boot's latest known time within which its next commit came, if there was anything to lose."""
 UNSAVED_RUNS_MAX = RUNS_MAX // 2
 UNSAVED_SERIES_MAX = 1_000
 """Duplicate windows and series that wait in memory for a commit of something else."""

@@ -145,12 +145,12 @@ class Quarantine:
 
     def keep(self, input_: Quarantined) -> None:
         """Store input whole. If it exceeds the bounds, older input makes room (`quarantine-overflow`)."""
-        number = self._connection.execute(
-            f"INSERT INTO quarantine ({_COLUMNS}) VALUES ({', '.join('?' * len(QUARANTINE_COLUMNS))})",
+        (number,) = self._connection.execute(
+            f"INSERT INTO quarantine ({_COLUMNS}) VALUES ({', '.join('?' * len(QUARANTINE_COLUMNS))}) RETURNING number",
             (*astuple(replace(input_, boot_id=input_.boot_id or self._boot_id))[:-1], *astuple(input_.datum)),
-        ).lastrowid
+        ).fetchone()
         self._spans = None
-        self._held.setdefault(input_.device, _Held(after=(number or 1) - 1))
+        self._held.setdefault(input_.device, _Held(after=number - 1))
         self._count(input_.device, 1, len(input_.datum.payload) + 2 * len(input_.subject.encode()))
         self._by_rows.grown(input_.device)
         self._by_bytes.grown(input_.device)

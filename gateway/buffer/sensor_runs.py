@@ -27,7 +27,9 @@ RUNS_MAX = 20_000
 """Duplicate windows kept in the file and in memory, a kilobyte each; the least recently used go first."""
 SAVE_ROWS = 20_000
 """Rows after which windows are written; a start reads at most so many again."""
-SAVE_S = 10.0
+SAVE_S = 300.0
+"""Seconds between two savings of the windows while no row is deleted. With Kafka away, they would be most of what a
+reading writes beside its row."""
 SAVED_AT_ONCE_MAX = 1_000
 """Windows written in one transaction; the next ones write the others."""
 WINDOW_BYTES = 1_000

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.buffer import commit_loop
 from gateway.buffer.buffer import Buffer
+from gateway.buffer.commit_loop import QUIET_S
 from gateway.buffer.file import AHEAD_MARK, OFFSETS_BEHIND
 from gateway.buffer.rows import Entry, Position, Row, spans_of
 from gateway.buffer.schema import corruption
@@ -229,6 +230,19 @@ async def test_a_start_after_a_cut_tells_what_may_be_lost_and_asks_for_offsets(t
         assert loss.first_us <= loss.last_us
         assert await marks_of(buffer, OFFSETS_BEHIND.key) == {OFFSETS_BEHIND.key: b"1"}
         assert await marks_of(buffer, AHEAD_MARK) == {}
+
+
+async def test_the_first_row_after_a_long_rest_is_a_sign_of_life(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        # The last commit was long ago.
+        buffer._commits._committed_s -= QUIET_S
+        before = path.with_name("buffer.db-wal").read_bytes()
+        outcome = append(buffer, [entry(b"1")])
+        await live(buffer, 1)
+        await until(lambda: path.with_name("buffer.db-wal").read_bytes() != before)
+        assert on_disk(path, tmp_path) == []
+        assert not outcome.done()
 
 
 async def test_a_dead_disk_stops_nothing_that_kafka_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
