@@ -69,6 +69,7 @@ anonymous = true
 [kafka]
 bootstrap = ["{bootstrap}"]
 create_topics = true
+one_replica_is_enough = true
 events_topic = "{prefix}-events"
 quarantine_topic = "{prefix}-quarantine"
 heartbeat_interval_s = 0.5
