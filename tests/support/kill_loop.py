@@ -11,13 +11,22 @@ import signal
 import sqlite3
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tests.support.gateways import SLUICE, consume, free_port, header, wait_for_port, write_config
+from demo.kafka_broker import Broker
+from tests.support.gateways import (
+    SLUICE,
+    consume,
+    free_port,
+    header,
+    uplink_told,
+    wait_for_port,
+    write_config,
+)
 from tests.support.waiting import patience
 
 Kind = Literal["qos1-sequence", "qos2", "qos1"]
@@ -35,6 +44,8 @@ FINISH_S = 30.0
 """Seconds that the sensors may take at the end, with the daemon left alone, until nothing is in flight."""
 READY_S = 0.6
 """About what the daemon takes to start."""
+STALL_S = 0.8
+"""A slow Kafka stands still for up to so long, so that some readings wait for it in vain."""
 PINGREQ = b"\xc0\x00"
 
 
@@ -49,6 +60,8 @@ class KillOutcome:
     duplicates: dict[Kind, int]
     """Stored under more than one identity. At least once is all that QoS 1 without a sequence can be."""
     refused_connections: int
+    direct: int
+    """Kills at which Kafka had readings before the disk."""
 
 
 @dataclass(slots=True)
@@ -206,21 +219,46 @@ async def _converse(
         await asyncio.sleep(PAUSE_S)
 
 
-def kill_loop(cycles: int, directory: Path, seconds_per_cycle: float, bootstrap: str | None, seed: int) -> KillOutcome:
+def kill_loop(cycles: int, directory: Path, seconds_per_cycle: float, broker: Broker | None, seed: int) -> KillOutcome:
     """Start the daemon so often, and end it by `kill -9` after up to `seconds_per_cycle` under load.
 
-    With Kafka at `bootstrap` what counts is what stands there in the end; without, what stands in the buffer.
-    Raises TimeoutError where the sensors cannot finish at the end.
+    With a broker, what counts is what stands there in the end, and the broker is slow in every second cycle. Without,
+    what counts is what stands in the buffer. Raises TimeoutError where the sensors cannot finish at the end.
     """
-    return asyncio.run(_kill_loop(cycles, directory, seconds_per_cycle, bootstrap, seed))
+    return asyncio.run(_kill_loop(cycles, directory, seconds_per_cycle, broker, seed))
+
+
+@asynccontextmanager
+async def _stalling(broker: Broker, chance: random.Random) -> AsyncIterator[None]:
+    """Let a broker stand still again and again: it has what it was sent, or not, and does not answer."""
+
+    async def stall() -> None:
+        while True:
+            broker.process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(chance.uniform(0, STALL_S))
+            broker.process.send_signal(signal.SIGCONT)
+            await asyncio.sleep(chance.uniform(0, STALL_S))
+
+    stalls = asyncio.create_task(stall())
+    try:
+        yield
+    finally:
+        stalls.cancel()
+        await asyncio.gather(stalls, return_exceptions=True)
+        broker.process.send_signal(signal.SIGCONT)
 
 
 async def _kill_loop(
-    cycles: int, directory: Path, seconds_per_cycle: float, bootstrap: str | None, seed: int
+    cycles: int, directory: Path, seconds_per_cycle: float, broker: Broker | None, seed: int
 ) -> KillOutcome:
+    bootstrap = None if broker is None else broker.bootstrap
+    direct = 0
     chance = random.Random(seed)  # noqa: S311 - repeatable is the point
     port = free_port()
     config = write_config(directory, bootstrap or UNREACHABLE, port, f"kill{seed}")
+    if broker is None:
+        # Each exchange of QoS 2 has two commits.
+        config.write_text(config.read_text().replace("[buffer]", "[buffer]\ncommit_delay_ms = 0"))
     sensors = [LedgerSensor(kind, f"{kind}-{number}") for kind in KINDS for number in range(SENSORS_PER_KIND)]
     finishing = asyncio.Event()
     with config.with_suffix(".log").open("ab") as log:
@@ -233,14 +271,20 @@ async def _kill_loop(
             async with asyncio.TaskGroup() as tasks:
                 for sensor in sensors:
                     tasks.create_task(serve(sensor, port, random.Random(chance.random()), finishing))  # noqa: S311
-                for _ in range(cycles):
+                for cycle in range(cycles):
                     daemon = start()
                     if chance.random() < 0.15:
                         # Now and then before it listens, or just when it does.
                         await asyncio.sleep(chance.uniform(0, 2 * READY_S))
                     else:
                         await asyncio.to_thread(wait_for_port, port, daemon)
-                        await asyncio.sleep(chance.uniform(0, seconds_per_cycle))
+                        until_kill = asyncio.sleep(chance.uniform(0, seconds_per_cycle))
+                        if broker is not None and cycle % 2:
+                            async with _stalling(broker, chance):
+                                await until_kill
+                        else:
+                            await until_kill
+                        direct += await asyncio.to_thread(_is_direct, config)
                     daemon.send_signal(signal.SIGKILL)
                     await asyncio.to_thread(daemon.wait)
                 daemon = start()
@@ -256,7 +300,14 @@ async def _kill_loop(
         identities = _in_buffer(config.with_name("buffer.db"))
     else:
         identities = await _in_kafka(bootstrap, f"kill{seed}")
-    return _compare(cycles, sensors, identities)
+    return _compare(cycles, sensors, identities, direct)
+
+
+def _is_direct(config: Path) -> bool:
+    """Whether the daemon gives readings to Kafka first; False if it does not answer yet."""
+    with suppress(Exception):
+        return bool(uplink_told(config.with_name("buffer.db"))["direct_topics"])
+    return False
 
 
 async def _finished(sensors: Sequence[LedgerSensor]) -> None:
@@ -292,7 +343,9 @@ async def _in_kafka(bootstrap: str, prefix: str) -> Counter[tuple[str, int]]:
     return Counter(identities.values())
 
 
-def _compare(cycles: int, sensors: Sequence[LedgerSensor], identities: Counter[tuple[str, int]]) -> KillOutcome:
+def _compare(
+    cycles: int, sensors: Sequence[LedgerSensor], identities: Counter[tuple[str, int]], direct: int
+) -> KillOutcome:
     acknowledged: dict[Kind, int] = dict.fromkeys(KINDS, 0)
     missing: dict[Kind, int] = dict.fromkeys(KINDS, 0)
     duplicates: dict[Kind, int] = dict.fromkeys(KINDS, 0)
@@ -300,7 +353,8 @@ def _compare(cycles: int, sensors: Sequence[LedgerSensor], identities: Counter[t
         acknowledged[sensor.kind] += len(sensor.acknowledged)
         missing[sensor.kind] += sum((sensor.device, number) not in identities for number in sensor.acknowledged)
         duplicates[sensor.kind] += sum(identities[sensor.device, number] > 1 for number in range(sensor.next_number))
-    return KillOutcome(cycles, acknowledged, missing, duplicates, sum(sensor.refusals for sensor in sensors))
+    refusals = sum(sensor.refusals for sensor in sensors)
+    return KillOutcome(cycles, acknowledged, missing, duplicates, refusals, direct)
 
 
 def _packet(type_: int, body: bytes) -> bytes:

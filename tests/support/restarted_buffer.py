@@ -22,6 +22,8 @@ class RestartedBuffer(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="sluice-buffer-"))
         self.settings = BufferSettings(path=self.directory / "0.db", **{"commit_delay_ms": 0, **settings})  # type: ignore[arg-type]
         self.copies = 0
+        self.is_cut = False
+        """Whether the power is gone: no acknowledgement counts any more."""
         self._open()
 
     def _open(self) -> None:
@@ -50,6 +52,7 @@ class RestartedBuffer(RuleBasedStateMachine):
         after = self.directory / f"{self.copies}.db"
 
         def copy(_: BufferFile) -> None:
+            self.is_cut = True
             for suffix in ("", "-wal"):
                 shutil.copy(f"{self.settings.path}{suffix}", f"{after}{suffix}")
 
@@ -58,4 +61,5 @@ class RestartedBuffer(RuleBasedStateMachine):
         former, self.settings = self.buffer, replace(self.settings, path=after)
         # First, as what becomes of the former one matters no more.
         self._open()
+        self.is_cut = False
         self.loop.run_until_complete(former.close())

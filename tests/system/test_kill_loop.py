@@ -47,11 +47,16 @@ def test_nothing_acknowledged_is_missing_after_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.kafka
-def test_nothing_acknowledged_is_missing_in_kafka_after_some_kills(kafka: Broker, tmp_path: Path) -> None:
-    outcome = kill_loop(4, tmp_path, 2.0, kafka.bootstrap, 5)
+@pytest.mark.campaign(seconds=280)
+def test_nothing_acknowledged_is_missing_in_kafka_after_kills(kafka: Broker, tmp_path: Path) -> None:
+    """Kafka has readings first, and is slow at half of the kills.
+
+    A reading that only Kafka had may be sent again, and stands there twice, with the same boot and sequence.
+    """
+    outcome = kill_loop(size(6, 60), tmp_path, 4.0, kafka, 5)
     assert outcome.missing == dict.fromkeys(KINDS, 0)
-    assert outcome.duplicates["qos1-sequence"] == 0
     assert outcome.duplicates["qos2"] == 0
+    assert outcome.direct >= size(1, 20), outcome
 
 
 def test_the_loop_finds_a_gateway_that_acknowledges_before_its_commit(
