@@ -265,6 +265,8 @@ class Attachment:
             bare = [replace(damaged, found=None) for damaged in (*kept, *given_up)]
             adopt_beside(file.connection, bare, file.salvaged)
         file.connection.execute("RELEASE beside")
+        # A file that this process had open was cut off by its damage alone: what was in its front goes on.
+        file.take_up_cut_off(is_end=not self._known)
         file.boots.adopted()
         for damaged in kept:
             lanes = {number: file.salvaged[lane.name] for number, lane in damaged.lanes.items()}

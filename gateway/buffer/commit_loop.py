@@ -38,7 +38,7 @@ from gateway.settings import BufferSettings
 
 AGE_CHECK_S = 60.0
 REFUSED_AFTER_S = 10.0
-"""Seconds for which the disk may fail until what needs it is refused, if Kafka takes what others bring."""
+"""Seconds for which nothing may be written until what needs the disk is refused, if Kafka takes what others bring."""
 QUIET_S = SIGN_OF_LIFE_S
 """Seconds that marks and duplicate windows wait for a commit that is made for something else."""
 END_S = 2.0
@@ -243,7 +243,9 @@ class CommitLoop:
             return
         admitted: list[Row] = []
         failure: Exception | None = None
-        if self._outgoing.admits:
+        failing = self.state_watch.state.failing is not None
+        if self._outgoing.admits and not (failing and self.file.is_crowded):
+            append = None
             try:
                 for append in self._queue.admissible(topics):
                     rows = self.file.admit(append)
@@ -253,6 +255,9 @@ class CommitLoop:
                         self._loop.call_soon_threadsafe(self.release)
             except Exception as error:  # noqa: BLE001 - what cannot be admitted is committed, or refused by that
                 failure = error if schema.is_of_disk(error) else None
+                if append is not None and (failure is None or self.state_watch.has_stopped_for(REFUSED_AFTER_S)):
+                    # Kafka cannot have it first, and while the disk fails nobody can have it.
+                    append.is_unfit = True
         if admitted:
             size = sum([len(row.datum.payload) for row in admitted])
             self._outgoing.extend(admitted, size)
@@ -262,9 +267,9 @@ class CommitLoop:
         if failure is not None:
             # Behind the rows that were admitted: it may put another file in place of theirs.
             self._fail(failure)
-        if self.state_watch.has_failed_for(REFUSED_AFTER_S):
+        if self.state_watch.has_stopped_for(REFUSED_AFTER_S):
             # Others must not wait for the disk, as Kafka takes what they bring.
-            refused = self._queue.refuse_first(topics)
+            refused = self._queue.refuse_first(topics, failing=self.state_watch.state.failing is not None)
             self._announce([(append.done, False) for append in refused if append.done is not None])
 
     def release(self) -> None:
@@ -283,11 +288,13 @@ class CommitLoop:
             return
         if not self._is_attached():
             return
-        due = self._queue.due(now_s, self.file.room.commit_bytes_max, closing=closing, full=self.state_watch.state.full)
+        topics = self._outgoing.direct_topics if self._outgoing.admits and not closing else frozenset()
+        bytes_max, full = self.file.room.commit_bytes_max, self.state_watch.state.full
+        due = self._queue.due(now_s, bytes_max, closing=closing, full=full, topics=topics)
         if due.is_time_to_delete:
             # Taken after `due` is made: rows that are confirmed from here on set a new time to delete.
             due.confirmed = self._outgoing.take_confirmed()
-        age_due = bool(self._settings.age_max_s) and now_s >= self._age_due_s
+        age_due = bool(self._settings.age_max_s) and now_s >= self._age_due_s and bool(self.file.lanes.rows)
         due.is_quiet_due = closing or now_s >= self._quiet_due()
         due.is_front_due = closing or now_s >= self._front_due_s()
         dropped = self.counts["dropped"]
@@ -308,7 +315,7 @@ class CommitLoop:
             self._outgoing.put_marks_back(due.marks)
             self._queue.put_back(due.losses)
             self._fail(error)
-            if not schema.is_of_disk(error) and self.attachment.is_attached and not self._outgoing.front:
+            if not schema.is_of_disk(error) and self.attachment.is_attached:
                 self._commit_one_by_one([*due.own, *due.readings])
             return
         self.state_watch.recover()
@@ -330,6 +337,7 @@ class CommitLoop:
             drops = self._settings.when_full == "drop-oldest"
             if age_due or (drops and (file.room.is_full(coming) or file.shares.limits(coming, now_s))):
                 due.confirmed += self._outgoing.take_confirmed()
+                due.marks |= self._outgoing.take_marks()
             rest = file.deletion.delete_some(due.confirmed)
             file.keep_marks(due.marks.values())
             if due.losses:
@@ -442,8 +450,11 @@ class CommitLoop:
     def _finish(self, due: Due, outcome: "_Outcome", *, dropped: int) -> None:
         """Take decided appends off the queue, and announce them. `dropped` is the count of dropped rows before."""
         self._queue.settled((*due.own, *outcome.settled))
-        is_front_left = due.is_front_due and bool(self._outgoing.front)
-        without_room = len(outcome.settled) < len(due.readings) or (is_front_left and not self.file.written)
+        if due.is_front_due and self._outgoing.front:
+            # A large front takes several commits.
+            without_room = not self.file.written
+        else:
+            without_room = len(outcome.settled) < len(due.readings)
         # If deletions or droppings made room, the next commit follows at once.
         is_stuck = (
             without_room
@@ -453,6 +464,7 @@ class CommitLoop:
             and self.counts["dropped"] == dropped
         )
         self.state_watch.is_stuck = is_stuck
+        self.state_watch.note_progress(made=bool(due.confirmed or outcome.settled or self.file.written))
         self._measure(without_room=without_room or self._made_room)
         self._queue.retry_after(RETRY_S if is_stuck else 0.0)
         outcomes = [(append.done, True) for append in (*due.own, *outcome.stored) if append.done is not None]
@@ -463,6 +475,12 @@ class CommitLoop:
     def _commit_one_by_one(self, appends: Sequence[Append]) -> None:
         """Commit each append by itself: one that no disk can store must not keep out the others for ever."""
         outcomes: list[tuple[Done, bool]] = []
+        try:
+            with self._transaction():
+                self.file.write_front()
+        except Exception as error:  # noqa: BLE001 - Kafka may have it yet, and nothing comes before it
+            self._fail(error)
+            return
         for append in appends:
             stored = False
             try:

@@ -34,7 +34,7 @@ Call = tuple[Callable[[], object], Future[object]]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Append:
     entries: Sequence[Entry]
     marks: Sequence[Mark]
@@ -45,11 +45,13 @@ class Append:
     origin: Origin = PLAIN
     is_own: bool = False
     """Whether it is one of the gateway's own events."""
+    is_unfit: bool = False
+    """Whether it cannot get its numbers before its commit."""
 
     @property
     def needs_disk(self) -> bool:
         """Whether the file has to have more of it than Kafka can have: marks, losses, numbers, quarantined input."""
-        if self.marks or self.origin.is_recalled:
+        if self.marks or self.origin.is_recalled or self.is_unfit:
             return True
         return any(entry.lost is not None or entry.quarantined is not None for entry in self.entries)
 
@@ -235,13 +237,18 @@ class CommitQueue:
         with self._wake:
             return now_s < self._retry_s
 
-    def due(self, now_s: float, bytes_max: int, *, closing: bool, full: bool) -> Due:
-        """The work that is due now: the oldest readings, as many as one commit may hold, and losses to count."""
+    def due(
+        self, now_s: float, bytes_max: int, *, closing: bool, full: bool, topics: Container[str] = frozenset()
+    ) -> Due:
+        """The work that is due now: the oldest readings, as many as one commit may hold, and losses to count.
+
+        What came last and goes to one of these `topics` may be admitted first.
+        """
         with self._wake:
             due = Due()
             if closing or now_s >= self._append_due_s:
-                due.own = list(self._own)
-                due.readings = self._oldest(bytes_max)
+                due.own = [] if _is_admissible(self._own, topics) else list(self._own)
+                due.readings = [] if _is_admissible(self._readings, topics) else self._oldest(bytes_max)
                 due.has_all = len(due.readings) == len(self._readings)
             due.is_time_to_delete = closing or full or now_s >= self._delete_due_s
             if due.is_time_to_delete:
@@ -309,13 +316,19 @@ class CommitQueue:
                 (self._own if append.is_own else self._readings).appendleft(append)
             self._wake.notify()
 
-    def refuse_first(self, topics: Container[str]) -> list[Append]:
-        """Remove the oldest readings that need the disk, and so keep others from Kafka."""
+    def refuse_first(self, topics: Container[str], *, failing: bool) -> list[Append]:
+        """Remove the oldest appends that need the disk, and so keep others from Kafka.
+
+        If the disk is not `failing` but full, marks alone stay, as they need no room.
+        """
         refused = []
         with self._wake:
-            while self._readings and not (self._readings[0].is_of(topics) and not self._readings[0].needs_disk):
-                refused.append(self._readings.popleft())
-                self._release(refused[-1])
+            for waiting in (self._own, self._readings):
+                while waiting and (waiting[0].needs_disk or not waiting[0].is_of(topics)):
+                    if not failing and not waiting[0].entries:
+                        break
+                    refused.append(waiting.popleft())
+                    self._release(refused[-1])
         return refused
 
     def delay_appends(self, now_s: float) -> None:
@@ -348,6 +361,11 @@ class CommitQueue:
         """Fail all functions that were not run."""
         for _, future in self._calls:
             future.set_exception(_closed())
+
+
+def _is_admissible(waiting: Sequence[Append], topics: Container[str]) -> bool:
+    """Whether the oldest append can be admitted."""
+    return bool(waiting) and waiting[0].is_of(topics) and not waiting[0].needs_disk
 
 
 def _closed() -> BufferFileError:

@@ -209,10 +209,10 @@ class BufferFile:
         `bytes_max` bounds the payloads.
         """
         if not self.written:
+            pending = self.front.pending()
             rows = self.written = self.front.rows(bytes_max)
             if rows:
                 insert_rows(self.connection, rows)
-                pending = self.front.pending()
                 self.lanes.added(len(rows), rows[-1].sequence, NOTHING_US if pending is None else pending.event_from_us)
                 self.shares.come(
                     (self.series.find(row.series).device, Position(row.lane, row.sequence), len(row.datum.payload))
@@ -353,6 +353,14 @@ class BufferFile:
         if boot_id == self._boot_id:
             last_us = min(last_us, boottime_us())
         return Loss("", UNCLEAN_END, boot_id, 0, seen_us, last_us)
+
+    def take_up_cut_off(self, *, is_end: bool) -> None:
+        """Take up what a damaged file's marks say of its last commits, and whether its program ended with it."""
+        cut_off = self._cut_off()
+        if cut_off is not None and is_end:
+            self.count_losses([cut_off])
+        # The marks that were read may be old, or too few.
+        self.keep_marks([Mark(AHEAD_MARK, None), OFFSETS_BEHIND])
 
     # -- damaged files --------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ class Admitted:
     """Earliest event time of its entries."""
     left: int
     """Rows that neither Kafka nor the disk has yet."""
+    devices: frozenset[str]
 
 
 class Front:
@@ -47,7 +48,8 @@ class Front:
 
     def add(self, append: Append, rows: Sequence[Row], event_from_us: int) -> None:
         """Add an append with its rows: consecutive ones of the current lane, behind all others. There may be none."""
-        admitted = Admitted(append, time.monotonic(), event_from_us, len(rows))
+        devices = frozenset(entry.series.device for entry in append.entries)
+        admitted = Admitted(append, time.monotonic(), event_from_us, len(rows), devices)
         with self._lock:
             self._admitted.append(admitted)
             for row in rows:
@@ -99,7 +101,7 @@ class Front:
                 first = row.sequence if first is None else first
                 boot, sequence = row.datum.device_boot, row.datum.device_sequence
                 if boot is not None and sequence is not None:
-                    for device in {entry.series.device for entry in admitted.append.entries}:
+                    for device in admitted.devices:
                         by_run.setdefault((device, boot), set()).add(sequence)
         return first, by_run
 
@@ -164,7 +166,7 @@ class Front:
         return settled
 
     def take_back(self) -> list[Append]:
-        """Take out all rows. Return the appends that may not be acknowledged.
+        """Give up the appends that may not be acknowledged, and return them. Their rows stay, as nobody has them yet.
 
         An append that follows one of these is one of them, even if Kafka has its rows: it may be a resend of theirs.
         """
@@ -172,5 +174,4 @@ class Front:
             durable = deque(takewhile(lambda admitted: not admitted.left, self._admitted))
             back = [admitted.append for admitted in islice(self._admitted, len(durable), None)]
             self._admitted = durable
-            self._rows.clear()
             return back

@@ -85,6 +85,8 @@ class DeviceRuns:
         # By the fields of an entry. Two series of one counter (a sensor at another port) share a window.
         self._by_series: dict[tuple[Series, str], tuple[Run, _Known]] = {}
         self._unsaved: dict[Run, _Known] = {}
+        self._short: dict[Run, _Known] = {}
+        """Runs whose windows were written without rows of the front. They are written again once these are durable."""
         self._used_last: _Known | None = None
         """The run at the end of `_unsaved`, if any."""
         self._saved = START
@@ -104,7 +106,7 @@ class DeviceRuns:
     @property
     def unsaved(self) -> int:
         """Windows that the file does not have as they are."""
-        return len(self._unsaved)
+        return len(self._unsaved) + len(self._short)
 
     def begin(self) -> None:
         """Begin a transaction."""
@@ -236,6 +238,8 @@ class DeviceRuns:
         no reading is lost.
         """
         self._catch_up()
+        if Position(span.lane, span.last) > self._saved:
+            self._take_up_short()
         if not self._unsaved or Position(span.lane, span.last) <= self._saved:
             return True
         is_saved = self._save(last, SAVED_AT_ONCE_MAX if bytes_max is None else bytes_max // WINDOW_BYTES)
@@ -243,6 +247,7 @@ class DeviceRuns:
 
     def save_now(self, last: Position) -> None:
         """Write all windows, as no row of the file tells what `admit` was told."""
+        self._take_up_short()
         if self._unsaved:
             self._save(last, len(self._unsaved))
 
@@ -283,9 +288,13 @@ class DeviceRuns:
             for run in list(self._windows)[: len(self._windows) - RUNS_MAX]:
                 del self._windows[run]
             self._by_series.clear()
-        # Once the front's rows are durable, their windows have to know them.
-        self._unsaved |= {run: known for run, known in saved if (run[0], run[2]) in ahead}
+        self._short |= {run: known for run, known in saved if (run[0], run[2]) in ahead}
         return is_saved
+
+    def _take_up_short(self) -> None:
+        """Have the windows written that lack rows of the front. These rows may be durable by now."""
+        self._unsaved = {**self._short, **self._unsaved}
+        self._short = {}
 
     def _catch_up(self) -> None:
         """Enter rows into the windows that were added since the windows were written."""
@@ -306,7 +315,7 @@ class DeviceRuns:
 
     def _known(self, run: Run) -> _Known:
         self._catch_up()
-        known = self._unsaved.get(run) or self._windows.get(run)
+        known = self._unsaved.get(run) or self._short.get(run) or self._windows.get(run)
         if known is None:
             known = self._windows[run] = _Known(self._stored_window(run))
         return known

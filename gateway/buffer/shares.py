@@ -182,7 +182,7 @@ class Shares:
     def _begin(self) -> None:
         self.forget()
         self.is_active = True
-        self._end = self._lanes.last
+        self._end = self._lanes.last_stored
         self._count_due_s = 0.0
         for device, size in self._connection.execute(_OF_SERIES):
             self._add(device, size, BEHIND_ALL)

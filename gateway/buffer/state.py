@@ -63,7 +63,8 @@ class StateWatch:
         """Whether there is no room, and nothing left to drop."""
         self.has_said_full = False
         self._full_seen_s = 0.0
-        self._failing_since_s = 0.0
+        self._stopped_since_s: float | None = None
+        """Since when nothing is stored or deleted (monotonic); None if something is."""
         self._look_s = 0.0
         """When to look again for devices above their share."""
         self._limits_some = False
@@ -125,7 +126,6 @@ class StateWatch:
     def fail(self, words: str) -> None:
         """Note that nothing can be read or written, for this reason."""
         if self.state.failing is None:
-            self._failing_since_s = time.monotonic()
             log.error(
                 "buffer cannot be read or written: until it can, only what Kafka takes first is acknowledged; it is "
                 "tried each second",
@@ -133,10 +133,18 @@ class StateWatch:
                 path=str(self._settings.path),
             )
         self.state.failing = words
+        self.note_progress(made=False)
 
-    def has_failed_for(self, seconds: float) -> bool:
-        """Whether no commit was written for so long, and all failed."""
-        return self.state.failing is not None and time.monotonic() >= self._failing_since_s + seconds
+    def note_progress(self, *, made: bool) -> None:
+        """Note that something was stored or deleted, or that it was tried in vain."""
+        if made or not self.cannot_store:
+            self._stopped_since_s = None
+        elif self._stopped_since_s is None:
+            self._stopped_since_s = time.monotonic()
+
+    def has_stopped_for(self, seconds: float) -> bool:
+        """Whether nothing was stored or deleted for so long, as the disk fails or has no room."""
+        return self._stopped_since_s is not None and time.monotonic() >= self._stopped_since_s + seconds
 
     def recover(self) -> None:
         """Note that a commit was written."""

@@ -22,8 +22,8 @@ class Tail:
     def __init__(self) -> None:
         self._rows: list[Row] = []
         self._bytes = 0
-        self._after = Position(0, 0)
-        """If there are rows: every waiting row behind this position is here."""
+        self._after: Position | None = None
+        """Every waiting row behind this position is here, or was until the tail took no more; None if nobody knows."""
         self.is_at_end = False
         """Whether the newest rows are here."""
 
@@ -31,6 +31,7 @@ class Tail:
         """Drop all rows, as some are gone or have other numbers."""
         self._rows.clear()
         self._bytes = 0
+        self._after = None
 
     def follow(self, after: Position, rows: Sequence[Row]) -> None:
         """Begin anew: `rows` are all that wait behind a position, which the forwarder has reached."""
@@ -43,7 +44,7 @@ class Tail:
         """Add new rows, and their payload bytes."""
         if not self.is_at_end or not rows:
             return
-        if not self._rows:
+        if self._after is None:
             self._after = Position(rows[0].lane, rows[0].sequence - 1)
         self._rows += rows
         self._bytes += payload_bytes
@@ -52,9 +53,9 @@ class Tail:
     def read(self, after: Position, limit: int) -> list[Row] | None:
         """Up to `limit` rows that follow a position; None if the file must be read."""
         rows = self._rows
-        if not rows or after < self._after or after.lane > rows[0].lane:
+        if self._after is None or after < self._after or (rows and after.lane > rows[0].lane):
             return None
-        skip = bisect_right(rows, after.sequence, key=_sequence) if after.lane == rows[0].lane else 0
+        skip = bisect_right(rows, after.sequence, key=_sequence) if rows and after.lane == rows[0].lane else 0
         found = rows[skip : skip + limit]
         return found if found or self.is_at_end else None
 
@@ -65,4 +66,4 @@ class Tail:
             gone = rows[: bisect_right(rows, span.last, key=_sequence)]
             self._bytes -= sum([len(row.datum.payload) for row in gone])
             del rows[: len(gone)]
-            self._after = max(self._after, Position(span.lane, span.last))
+            self._after = max(self._after or Position(0, 0), Position(span.lane, span.last))

@@ -43,6 +43,9 @@ class DirectTopics:
 
     def answered(self, topic: str, seconds: float) -> None:
         """Note how long a broker took to answer for a topic."""
+        if self._left_s <= 0:
+            # However quick Kafka is, the disk comes first.
+            return
         if seconds > self._left_s:
             self._quick.discard(topic)
             self._slow.add(topic)
@@ -59,8 +62,8 @@ class DirectTopics:
         self._due_s, self._parked = now_s + LOOK_S, of_parked
         direct = set()
         disk_first = dict.fromkeys(sorted(self._slow)[:DISK_FIRST_TOLD_MAX], SLOW)
-        for topic in self._quick - of_parked:
-            verdict = await self._memory.verdicts.of(self._session.admin, topic)
+        verdicts = await self._memory.verdicts.of_all(self._session.admin, sorted(self._quick - of_parked))
+        for topic, verdict in verdicts.items():
             if not verdict.usable:
                 continue
             if not is_safe(verdict, self._kafka):
@@ -83,6 +86,8 @@ class DirectTopics:
         if marks is None or not partitions:
             return False
         if marks:
+            # Also for the next commit: an older mark may wait for it, which forgets the offsets of another cluster.
+            self._buffer.keep(marks)
             try:
                 await self._buffer.transact(lambda file: file.keep_marks(marks), self._buffer_id)
             except BufferFileError:

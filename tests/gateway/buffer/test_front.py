@@ -12,9 +12,11 @@ import pytest
 from gateway.buffer import commit_loop
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.commit_loop import QUIET_S
-from gateway.buffer.file import AHEAD_MARK, OFFSETS_BEHIND
+from gateway.buffer.file import AHEAD_MARK, OFFSETS_BEHIND, BufferFile
+from gateway.buffer.room import Room
 from gateway.buffer.rows import Entry, Position, Row, spans_of
 from gateway.buffer.schema import corruption
+from gateway.buffer.sensor_runs import DeviceRuns
 from gateway.reading import Mark
 from tests.support.buffers import append, entry, failure, is_held, losses, marks_of, opened, store
 from tests.support.waiting import until
@@ -303,3 +305,94 @@ async def test_what_fills_half_of_the_memory_is_committed_at_once(tmp_path: Path
             await buffer.answers()
         assert await asyncio.wait_for(outcomes[80], 5), "Kafka has taken nothing, and the disk all of it"
         assert all(outcome.result() for outcome in outcomes[:80])
+
+
+async def test_what_a_clean_end_refuses_is_no_duplicate_when_it_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk takes the windows yet, and must not be told of rows that it does not take."""
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        outcome = append(buffer, [entry(b"1", sequence=1)])
+        await live(buffer, 1)
+        monkeypatch.setattr(Room, "is_full", lambda *_: True)
+    assert not outcome.result()
+    monkeypatch.undo()
+    async with opened(path) as buffer:
+        assert await store(buffer, [entry(b"1", sequence=1)])
+        assert buffer.counts["duplicate"] == 0
+        assert buffer.state.rows == 1
+
+
+async def test_a_full_disk_refuses_what_needs_it_and_lets_others_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_loop, "REFUSED_AFTER_S", 1.0)
+    async with direct(tmp_path / "buffer.db") as buffer:
+        monkeypatch.setattr(Room, "is_full", lambda *_: True)
+        with_mark, behind = append(buffer, [entry(b"1")], [Mark("mqtt/1", b"x")]), append(buffer, [entry(b"2")])
+        await take(buffer, await live(buffer, 1))
+        assert await behind
+        assert not with_mark.result()
+        monkeypatch.undo()
+
+
+async def test_a_sensor_that_nothing_is_known_of_holds_up_nobody_on_a_disk_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_loop, "REFUSED_AFTER_S", 0.5)
+    async with direct(tmp_path / "buffer.db") as buffer:
+        done = append(buffer, [entry(b"0", sequence=0)])
+        await take(buffer, await live(buffer, 1))
+        assert await done
+
+        def fails(*_: object) -> None:
+            raise sqlite3.OperationalError("disk I/O error")
+
+        monkeypatch.setattr(DeviceRuns, "_stored_window", fails)
+        monkeypatch.setattr(BufferFile, "transaction", fails)
+        rebooted, known = append(buffer, [entry(b"1", boot="2-00000002", sequence=0)]), append(buffer, [entry(b"2")])
+        await take(buffer, await live(buffer, 1, after=0))
+        assert await known
+        assert not rebooted.result()
+        monkeypatch.undo()
+
+
+async def test_many_rows_of_the_front_make_no_buffer_full(tmp_path: Path) -> None:
+    async with direct(tmp_path / "buffer.db", bytes_max=4_000_000) as buffer:
+        outcomes = [append(buffer, [entry(bytes(800))]) for _ in range(500)]
+        await live(buffer, 500)
+        buffer.end_direct()
+        later = append(buffer, [entry(b"later")])
+        assert await asyncio.wait_for(later, 10)
+        assert all(outcome.result() for outcome in outcomes)
+        assert not buffer._state_watch.has_said_full
+
+
+async def test_at_its_end_the_forwarder_does_not_ask_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with direct(tmp_path / "buffer.db") as buffer:
+        done = append(buffer, [entry(b"0")])
+        rows = await live(buffer, 1)
+        await take(buffer, rows)
+        assert await done
+        monkeypatch.setattr(BufferFile, "read", None)
+        assert await buffer.read(Position(buffer.lane.number, 0), 10) == (buffer.id, [])
+
+
+async def test_a_damaged_file_of_a_start_that_was_cut_off_tells_of_it_too(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        after = tmp_path / "after.db"
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", f"{after}{suffix}")
+    with closing(sqlite3.connect(after)) as file:
+        file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (page,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'meta'").fetchone()
+    with after.open("r+b") as damaged:
+        damaged.seek((page - 1) * 4096)
+        damaged.write(b"\xff" * 4096)
+    async with opened(after) as buffer:
+        await until(lambda: bool(buffer.attachment.salvaged) or bool(buffer.attachment.set_aside))
+        assert OFFSETS_BEHIND.key in await marks_of(buffer, OFFSETS_BEHIND.key)
+        assert await marks_of(buffer, AHEAD_MARK) == {}
+        assert "unclean-end" in {loss.reason for loss in await losses(buffer)}
