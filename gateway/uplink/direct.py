@@ -62,7 +62,9 @@ class DirectTopics:
         self._due_s, self._parked = now_s + LOOK_S, of_parked
         direct = set()
         disk_first = dict.fromkeys(sorted(self._slow)[:DISK_FIRST_TOLD_MAX], SLOW)
-        verdicts = await self._memory.verdicts.of_all(self._session.admin, sorted(self._quick - of_parked))
+        # While the disk fails, a slow topic is better than none.
+        topics = self._quick if self._buffer.state.failing is None else self._memory.proven
+        verdicts = await self._memory.verdicts.of_all(self._session.admin, sorted(topics - of_parked))
         for topic, verdict in verdicts.items():
             if not verdict.usable:
                 continue

@@ -37,16 +37,7 @@ async def in_kafka(bootstrap: str) -> set[Reading]:
 
 @needs_strace
 @pytest.mark.kafka
-@pytest.mark.parametrize(
-    "first_back",
-    [
-        # Not run, as it takes minutes to fail: in 40 s no reading more is acknowledged, and sensors are refused.
-        pytest.param(
-            "kafka", marks=pytest.mark.xfail(run=False, reason="Kafka that is back is no help to a dead disk")
-        ),
-        "disk",
-    ],
-)
+@pytest.mark.parametrize("first_back", ["kafka", "disk"])
 async def test_whichever_comes_back_first_has_what_is_acknowledged(
     tmp_path: Path, port: int, first_back: Literal["kafka", "disk"]
 ) -> None:
