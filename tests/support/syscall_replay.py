@@ -111,7 +111,8 @@ def record(directory: Path, seconds: float) -> Record:
     port = free_port()
     config = write_config(directory, UNREACHABLE, port, "recorded")
     # A small buffer, whose WAL is begun anew every few commits.
-    config.write_text(config.read_text().replace("[buffer]", "[buffer]\nbytes_max = 1000000\nfair_from = 1\ncommit_delay_ms = 0"))
+    small = "[buffer]\nbytes_max = 1000000\nfair_from = 1\ncommit_delay_ms = 0"
+    config.write_text(config.read_text().replace("[buffer]", small))
     trace = directory / "trace"
     recorded = Record(directory, sensors=[LedgerSensor(kind, kind, window=5) for kind in KINDS])
     options = ("--seccomp-bpf", "-yy", "-xx", "-s", "2000000", "-o", str(trace), "-e", f"trace={CALLS}")
