@@ -561,6 +561,8 @@ class CommitLoop:
         return True
 
     def _note_salvaged_rows(self) -> None:
+        # They stand before the newest rows, where nobody looks any more.
+        self._outgoing.forget_newest()
         self._note_rows()
         self._loop.call_soon_threadsafe(self.committed.set)
 

@@ -18,6 +18,7 @@ from gateway.buffer import schema, state
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.commit_queue import DELETE_DELAY_S
 from gateway.buffer.deletion import DELETED_SPANS_MAX, Deletion
+from gateway.buffer.file import OFFSETS_BEHIND
 from gateway.buffer.lanes import LANE_PREFIX
 from gateway.buffer.losses import LOSS_TYPE, loss_body
 from gateway.buffer.read_rows import READ_BYTES_MAX
@@ -704,6 +705,7 @@ async def test_a_late_confirmation_of_a_replaced_file_takes_nothing_from_the_new
             "uplink/budget": b"1",
             "uplink/cluster": b"A",
             "uplink/offset": b"10",
+            OFFSETS_BEHIND.key: OFFSETS_BEHIND.value,
         }
 
 
