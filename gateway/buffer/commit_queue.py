@@ -238,7 +238,7 @@ class CommitQueue:
             return now_s < self._retry_s
 
     def due(
-        self, now_s: float, bytes_max: int, *, closing: bool, full: bool, topics: Container[str] = frozenset()
+        self, now_s: float, bytes_max: int, *, closing: bool, full: bool, topics: frozenset[str] = frozenset()
     ) -> Due:
         """The work that is due now: the oldest readings, as many as one commit may hold, and losses to count.
 
@@ -363,9 +363,9 @@ class CommitQueue:
             future.set_exception(_closed())
 
 
-def _is_admissible(waiting: Sequence[Append], topics: Container[str]) -> bool:
-    """Whether the oldest append can be admitted."""
-    return bool(waiting) and waiting[0].is_of(topics) and not waiting[0].needs_disk
+def _is_admissible(waiting: Sequence[Append], topics: frozenset[str]) -> bool:
+    """Whether the oldest append can be admitted. Without topics, even one without entries cannot be."""
+    return bool(waiting and topics) and waiting[0].is_of(topics) and not waiting[0].needs_disk
 
 
 def _closed() -> BufferFileError:
