@@ -294,7 +294,9 @@ class CommitLoop:
         if due.is_time_to_delete:
             # Taken after `due` is made: rows that are confirmed from here on set a new time to delete.
             due.confirmed = self._outgoing.take_confirmed()
-        age_due = bool(self._settings.age_max_s) and now_s >= self._age_due_s and bool(self.file.lanes.rows)
+        age_due = bool(self._settings.age_max_s) and now_s >= self._age_due_s
+        if age_due and not self.file.lanes.rows:
+            age_due, self._age_due_s = False, now_s + AGE_CHECK_S
         due.is_quiet_due = closing or now_s >= self._quiet_due()
         due.is_front_due = closing or now_s >= self._front_due_s()
         dropped = self.counts["dropped"]

@@ -105,8 +105,8 @@ class DeviceRuns:
 
     @property
     def unsaved(self) -> int:
-        """Windows that the file does not have as they are."""
-        return len(self._unsaved) + len(self._short)
+        """Windows that the file does not have, but for those that lack rows of the front alone."""
+        return len(self._unsaved)
 
     def begin(self) -> None:
         """Begin a transaction."""
