@@ -258,7 +258,7 @@ class Buffer:
 
         def keep(file: BufferFile) -> list[Span]:
             # This runs between two commits, so nothing is being dropped.
-            gone = self._outgoing.front.without(file.gone(spans))
+            gone = file.gone(spans)
             self._outgoing.keep_from_drop_now(kept)
             return gone
 
@@ -269,10 +269,6 @@ class Buffer:
         self._outgoing.keep_from_drop_now([])
         if self.state.full:
             self._queue.retry_after(0.0)
-
-    async def gone(self, spans: Sequence[Span], buffer_id: str) -> list[Span]:
-        """Rows of these spans that are gone. Raises BufferFileError."""
-        return await self.run(lambda file: self._outgoing.front.without(file.gone(spans)), buffer_id)
 
     def confirm(self, buffer_id: str, spans: Sequence[Span]) -> None:
         """Take in that Kafka or the quarantine has rows: they are acknowledged, and deleted from the file.
@@ -303,10 +299,17 @@ class Buffer:
 
         Raises BufferFileError.
         """
-        if topics and not self._outgoing.direct_topics:
-            # The next start has to know that Kafka may have rows of which this file knows nothing.
-            await self.run(lambda _: self._commits.go_ahead(), buffer_id)
-        self._outgoing.go_direct(topics)
+        if not topics:
+            self.end_direct()
+            return
+
+        def go(_: BufferFile) -> None:
+            # The next start has to know that Kafka may have rows of which this file knows nothing. Both on the thread:
+            # another file may take this one's place between them.
+            self._commits.go_ahead()
+            self._outgoing.go_direct(topics)
+
+        await self.run(go, buffer_id)
         self._queue.look_again()
 
     def end_direct(self) -> None:

@@ -55,9 +55,9 @@ class Append:
             return True
         return any(entry.lost is not None or entry.quarantined is not None for entry in self.entries)
 
-    def is_of(self, topics: Container[str]) -> bool:
-        """Whether all entries go to these Kafka topics."""
-        return all(entry.series.topic in topics for entry in self.entries)
+    def is_admissible(self, topics: Container[str]) -> bool:
+        """Whether it may get its numbers before its commit: all of it goes to these Kafka topics and needs no disk."""
+        return all(entry.series.topic in topics for entry in self.entries) and not self.needs_disk
 
 
 @dataclass(slots=True)
@@ -242,7 +242,7 @@ class CommitQueue:
     ) -> Due:
         """The work that is due now: the oldest readings, as many as one commit may hold, and losses to count.
 
-        What came last and goes to one of these `topics` may be admitted first.
+        Appends whose oldest goes to these `topics` alone are left out, as it can be admitted without a commit.
         """
         with self._wake:
             due = Due()
@@ -295,7 +295,7 @@ class CommitQueue:
             return [
                 append
                 for waiting in (self._own, self._readings)
-                for append in takewhile(lambda each: each.is_of(topics) and not each.needs_disk, waiting)
+                for append in takewhile(lambda each: each.is_admissible(topics), waiting)
             ]
 
     def admitted(self, append: Append) -> None:
@@ -324,7 +324,7 @@ class CommitQueue:
         refused = []
         with self._wake:
             for waiting in (self._own, self._readings):
-                while waiting and (waiting[0].needs_disk or not waiting[0].is_of(topics)):
+                while waiting and not waiting[0].is_admissible(topics):
                     if not failing and not waiting[0].entries:
                         break
                     refused.append(waiting.popleft())
@@ -365,7 +365,7 @@ class CommitQueue:
 
 def _is_admissible(waiting: Sequence[Append], topics: frozenset[str]) -> bool:
     """Whether the oldest append can be admitted. Without topics, even one without entries cannot be."""
-    return bool(waiting and topics) and waiting[0].is_of(topics) and not waiting[0].needs_disk
+    return bool(waiting and topics) and waiting[0].is_admissible(topics)
 
 
 def _closed() -> BufferFileError:

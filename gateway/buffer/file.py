@@ -265,8 +265,8 @@ class BufferFile:
         return read_rows(self.connection, after, limit, self.lanes.last)
 
     def gone(self, spans: Iterable[Span]) -> list[Span]:
-        """Rows of these spans that are gone."""
-        return gone_rows(self.connection, spans)
+        """Rows of these spans that are neither in the file nor in the front."""
+        return self.front.without(gone_rows(self.connection, spans))
 
     def outstanding(self, queued: Sequence[Entry]) -> Outstanding:
         """Everything that Kafka does not have yet. Entries in `queued` wait for their commit."""

@@ -28,6 +28,7 @@ class Admitted:
     left: int
     """Rows that neither Kafka nor the disk has yet."""
     devices: frozenset[str]
+    """Devices of its entries."""
 
 
 class Front:

@@ -245,7 +245,7 @@ class Supply:
         drops = self._buffer.drops
         if rows and cursor.drops != drops:
             ahead = spans_of(rows)
-            gone = await self._buffer.gone(ahead, self.buffer_id)
+            gone = await self._buffer.run(lambda file: file.gone(ahead), self.buffer_id)
             rows = cursor.ahead = without(rows, gone)
             cursor.drops = drops
         if not rows:

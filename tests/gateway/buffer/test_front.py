@@ -47,6 +47,14 @@ async def live(buffer: Buffer, count: int, after: int = -1) -> list[Row]:
             await asyncio.sleep(0.001)
 
 
+def cut(path: Path, folder: Path) -> Path:
+    """The file that a power cut at this moment would leave."""
+    after = folder / "after.db"
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{path}{suffix}", f"{after}{suffix}")
+    return after
+
+
 def on_disk(path: Path, folder: Path) -> list[tuple[int, bytes]]:
     """What a power cut at this moment would leave: sequence and payload of each row."""
 
@@ -182,9 +190,7 @@ async def test_a_cut_forgets_no_resend_of_what_nobody_acknowledged(tmp_path: Pat
         await live(buffer, 1, after=0)
         await buffer.transact(lambda file: file.save_windows())
         assert not held.done()
-        after = tmp_path / "after.db"
-        for suffix in ("", "-wal"):
-            shutil.copy(f"{path}{suffix}", f"{after}{suffix}")
+        after = cut(path, tmp_path)
     async with opened(after) as buffer:
         assert await store(buffer, [entry(b"1", sequence=1), entry(b"2", sequence=2)])
         assert buffer.counts["duplicate"] == 1
@@ -206,9 +212,7 @@ async def test_a_lane_that_was_cut_off_ends_behind_what_is_durable(tmp_path: Pat
         rows = await live(buffer, 10)
         await take(buffer, [*rows[:5], *rows[6:8]])
         await buffer.transact(lambda file: file.keep_marks([Mark("a", b"b")]))
-        after = tmp_path / "after.db"
-        for suffix in ("", "-wal"):
-            shutil.copy(f"{path}{suffix}", f"{after}{suffix}")
+        after = cut(path, tmp_path)
     async with opened(path) as buffer:
         await buffer.transact(lambda file: file.report_lanes("start", report))
     async with opened(after) as buffer:
@@ -220,9 +224,7 @@ async def test_a_lane_that_was_cut_off_ends_behind_what_is_durable(tmp_path: Pat
 async def test_a_start_after_a_cut_tells_what_may_be_lost_and_asks_for_offsets(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     async with direct(path) as buffer:
-        after = tmp_path / "after.db"
-        for suffix in ("", "-wal"):
-            shutil.copy(f"{path}{suffix}", f"{after}{suffix}")
+        after = cut(path, tmp_path)
     async with opened(path) as buffer:
         assert await losses(buffer) == []
         assert await marks_of(buffer, AHEAD_MARK) == {}
@@ -382,9 +384,7 @@ async def test_at_its_end_the_forwarder_does_not_ask_the_disk(tmp_path: Path, mo
 async def test_a_damaged_file_of_a_start_that_was_cut_off_tells_of_it_too(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     async with direct(path) as buffer:
-        after = tmp_path / "after.db"
-        for suffix in ("", "-wal"):
-            shutil.copy(f"{path}{suffix}", f"{after}{suffix}")
+        after = cut(path, tmp_path)
     with closing(sqlite3.connect(after)) as file:
         file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         (page,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'meta'").fetchone()
