@@ -120,6 +120,11 @@ class Buffer:
         return self.attachment.file.lanes.current
 
     @property
+    def lane_has_hole(self) -> bool:
+        """Whether numbers of that lane were skipped, so that it is not complete beyond them."""
+        return self.attachment.file.lanes.has_hole
+
+    @property
     def direct_topics(self) -> frozenset[str]:
         """Kafka topics whose rows may go to Kafka before the disk."""
         return self._outgoing.direct_topics

@@ -153,6 +153,7 @@ class BufferFile:
         self._forget_last()
         self.series.begin()
         self._runs.begin()
+        is_at_commit = False
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             self.boots.save(self._clock(), boottime_us(), time.monotonic())
@@ -160,9 +161,10 @@ class BufferFile:
             self.series.save()
             self.lanes.save_counts(self.front.first_behind(self.written))
             self.room.extend()
+            is_at_commit = True
             self.connection.execute("COMMIT")
         except BaseException:
-            self.lanes.restore(before)
+            self.lanes.restore(before, may_be_stored=is_at_commit)
             self._forget_last()
             self.series.restore()
             self._runs.restore()
@@ -172,6 +174,9 @@ class BufferFile:
                 self.connection.execute("ROLLBACK")
             self.quarantine.measure()
             raise
+        if self.inserted or self.written:
+            # A commit that changes nothing writes nothing.
+            self.lanes.forget_spent()
         self.series.saved()
         self._runs.committed()
         self.boots.settle()
@@ -193,6 +198,8 @@ class BufferFile:
             entry.series: known.get(entry.series) or self.series.number(entry.series) for entry in append.entries
         }
         new, _ = self._runs.judge(append.entries, self.lanes.current.number, self._counts)
+        if new:
+            self.lanes.skip_spent()
         lane, sequence = self.lanes.current.number, self.lanes.next_sequence
         rows = [
             Row(lane, number, numbers[entry.series], entry.datum) for number, entry in enumerate(new, start=sequence)
@@ -200,7 +207,8 @@ class BufferFile:
         if rows:
             self.lanes.number(len(rows))
             self.lanes.go_ahead()
-        self.front.add(append, rows, min(map(earliest_event_us, new), default=NOTHING_US))
+        series = [entry.series for entry in new]
+        self.front.add(append, rows, series, min(map(earliest_event_us, new), default=NOTHING_US))
         return rows
 
     def write_front(self, bytes_max: int | None = None) -> bool:

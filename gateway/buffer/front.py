@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 
 from gateway.buffer.commit_queue import Append
-from gateway.buffer.rows import PendingRows, Row, Span
+from gateway.buffer.rows import PendingRows, Row, Series, Span
 
 
 @dataclass(slots=True)
@@ -27,8 +27,6 @@ class Admitted:
     """Earliest event time of its entries."""
     left: int
     """Rows that neither Kafka nor the disk has yet."""
-    devices: frozenset[str]
-    """Devices of its entries."""
 
 
 class Front:
@@ -39,36 +37,38 @@ class Front:
         self._counts = counts
         self._lock = threading.Lock()
         self._lane = 0
-        self._rows: dict[int, tuple[Row, Admitted]] = {}
-        """By sequence, in order: rows that neither Kafka nor the disk has yet."""
+        self._rows: dict[int, tuple[Row, Series, Admitted]] = {}
+        """By sequence, in order: rows that neither Kafka nor the disk has yet, and their series."""
         self._admitted: deque[Admitted] = deque()
         """In order: appends that were not announced yet."""
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, append: Append, rows: Sequence[Row], event_from_us: int) -> None:
-        """Add an append with its rows: consecutive ones of the current lane, behind all others. There may be none."""
-        devices = frozenset(entry.series.device for entry in append.entries)
-        admitted = Admitted(append, time.monotonic(), event_from_us, len(rows), devices)
+    def add(self, append: Append, rows: Sequence[Row], series: Iterable[Series], event_from_us: int) -> None:
+        """Add an append with its rows: consecutive ones of the current lane, behind all others. There may be none.
+
+        `series` are those of each row.
+        """
+        admitted = Admitted(append, time.monotonic(), event_from_us, len(rows))
         with self._lock:
             self._admitted.append(admitted)
-            for row in rows:
+            for row, of in zip(rows, series, strict=True):
                 self._lane = row.lane
-                self._rows[row.sequence] = row, admitted
+                self._rows[row.sequence] = row, of, admitted
 
     @property
     def since_s(self) -> float | None:
         """When the oldest row came (monotonic); None without rows."""
         with self._lock:
-            for _, admitted in self._rows.values():
+            for *_, admitted in self._rows.values():
                 return admitted.since_s
         return None
 
     def rows(self, bytes_max: int | None = None) -> list[Row]:
         """The rows, in order. With `bytes_max`, only the first ones: payloads of so many bytes, but at least one."""
         with self._lock:
-            found = [row for row, _ in self._rows.values()]
+            found = [row for row, *_ in self._rows.values()]
         if bytes_max is None:
             return found
         size = 0
@@ -83,8 +83,8 @@ class Front:
         with self._lock:
             if not self._rows:
                 return None
-            rows = [row for row, _ in self._rows.values()]
-            event_from_us = min(admitted.event_from_us for _, admitted in self._rows.values())
+            rows = [row for row, *_ in self._rows.values()]
+            event_from_us = min(admitted.event_from_us for *_, admitted in self._rows.values())
         return PendingRows(event_from_us, rows[0].datum.received_us, rows[-1].datum.received_us, len(rows))
 
     def first_behind(self, rows: Sequence[Row]) -> int | None:
@@ -93,17 +93,16 @@ class Front:
         with self._lock:
             return next((sequence for sequence in self._rows if sequence > last), None)
 
-    def first_and_sequences(self) -> tuple[int | None, dict[tuple[str, str], set[int]]]:
-        """The first sequence, and the sensors' own sequences by device and device boot."""
-        by_run: dict[tuple[str, str], set[int]] = {}
+    def first_and_sequences(self) -> tuple[int | None, dict[tuple[str, str, str], set[int]]]:
+        """The first sequence, and the sensors' own sequences by device, counter and device boot."""
+        by_run: dict[tuple[str, str, str], set[int]] = {}
         first = None
         with self._lock:
-            for row, admitted in self._rows.values():
+            for row, series, _ in self._rows.values():
                 first = row.sequence if first is None else first
                 boot, sequence = row.datum.device_boot, row.datum.device_sequence
                 if boot is not None and sequence is not None:
-                    for device in admitted.devices:
-                        by_run.setdefault((device, boot), set()).add(sequence)
+                    by_run.setdefault((series.device, series.counter, boot), set()).add(sequence)
         return first, by_run
 
     def without(self, spans: Iterable[Span]) -> list[Span]:
@@ -156,7 +155,7 @@ class Front:
         for sequence in sequences:
             found = pop(sequence, None)
             if found is not None:
-                found[1].left -= 1
+                found[2].left -= 1
 
     def take_settled(self) -> list[Append]:
         """Take out the oldest appends whose rows are all durable. They may be acknowledged, in this order."""

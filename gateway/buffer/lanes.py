@@ -42,10 +42,17 @@ class LaneCount(Struct, frozen=True, omit_defaults=True):
     """Whether its beginning was reported."""
     closed: bool = False
     """Whether its end was reported."""
+    hole: int | None = None
+    """Its first number that no row has, if there is one. Its end is reported there."""
 
     def plus(self, numbers: int, rows: int) -> "LaneCount":
         """The counts with more numbers given, and more rows that wait."""
         return msgspec.structs.replace(self, next=self.next + numbers, rows=self.rows + rows)
+
+    @property
+    def end(self) -> int:
+        """The number below which each number has, or had, its row."""
+        return self.next if self.hole is None else min(self.next, self.hole)
 
     def minus(self, rows: int) -> "LaneCount":
         """The counts with fewer waiting rows, wherever they stood."""
@@ -155,6 +162,8 @@ class LanesState:
     """The last sequence of the current lane that the file has had."""
     is_ahead: bool = False
     """Whether numbers of the current lane were given that no row of the file may tell."""
+    spent: int = 0
+    """Numbers of the current lane below this one may be on disk, with rows of a commit that failed."""
 
 
 class Lanes:
@@ -176,6 +185,11 @@ class Lanes:
     def next_sequence(self) -> int:
         """The sequence of the next row in the current lane."""
         return self._state.counts[self._state.current.number].next
+
+    @property
+    def has_hole(self) -> bool:
+        """Whether numbers of the current lane were skipped. May be read on any thread."""
+        return self._state.counts[self.current.number].hole is not None
 
     @property
     def last(self) -> Position:
@@ -201,10 +215,28 @@ class Lanes:
         """A copy of the state before a transaction."""
         return replace(self._state, floor=replace(self._state.floor), counts=dict(self._state.counts))
 
-    def restore(self, before: LanesState) -> None:
-        """Restore the state, after a transaction was rolled back."""
-        self._state = before
+    def restore(self, before: LanesState, *, may_be_stored: bool) -> None:
+        """Restore the state, after a transaction was rolled back.
+
+        After a COMMIT that failed, its rows `may_be_stored`: if the program ends before another commit has taken their
+        place in the WAL, the next start may find them.
+        """
+        failed, self._state = self._state, before
         before.touched.clear()
+        if may_be_stored and failed.current == before.current:
+            before.spent = max(before.spent, failed.counts[failed.current.number].next)
+
+    def skip_spent(self) -> None:
+        """Skip the numbers that a row of a failed commit may have, as Kafka gets the next one. Needs no transaction."""
+        number, spent = self.current.number, self._state.spent
+        count = self._state.counts[number]
+        if count.next < spent:
+            hole = count.next if count.hole is None else count.hole
+            self._state.counts[number] = msgspec.structs.replace(count, next=spent, hole=hole)
+
+    def forget_spent(self) -> None:
+        """Note that a commit has taken the place of those that failed."""
+        self._state.spent = 0
 
     # -- the lanes themselves -------------------------------------------------------------------
 
@@ -226,7 +258,7 @@ class Lanes:
         state.current = replace(lane, number=self._insert(lane))
         state.counts[state.current.number] = LaneCount()
         state.floor, state.floor_saved_us, state.floor_due_s = EventFloor(), NOTHING_US, 0.0
-        state.stored, state.is_ahead = -1, False
+        state.stored, state.is_ahead, state.spent = -1, False, 0
 
     def adopt(self, lane: Lane) -> int:
         """The number here of another file's lane. Names are unique for ever; two files may hold parts of one lane."""
@@ -255,7 +287,7 @@ class Lanes:
                 reports.append(report("lane-opened", state.current, 0, reason))
                 state.counts[number] = msgspec.structs.replace(count, opened=True)
             elif number != state.current.number and not count.closed:
-                reports.append(report("lane-closed", self.find(number), count.next, reason))
+                reports.append(report("lane-closed", self.find(number), count.end, reason))
                 state.counts[number] = msgspec.structs.replace(count, closed=True)
             else:
                 continue

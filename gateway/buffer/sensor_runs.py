@@ -267,10 +267,7 @@ class DeviceRuns:
             last = Position(last.lane, first - 1)
         self._connection.executemany(
             _SAVE,
-            [
-                (*run, *known.received, known.window.to_bytes(ahead.get((run[0], run[2]), frozenset())))
-                for run, known in saved
-            ],
+            [(*run, *known.received, known.window.to_bytes(ahead.get(run, frozenset()))) for run, known in saved],
         )
         self._used_last = None
         # A dict keeps insertion order: windows just used move to the end, and the oldest are in front.
@@ -288,7 +285,7 @@ class DeviceRuns:
             for run in list(self._windows)[: len(self._windows) - RUNS_MAX]:
                 del self._windows[run]
             self._by_series.clear()
-        self._short |= {run: known for run, known in saved if (run[0], run[2]) in ahead}
+        self._short |= {run: known for run, known in saved if run in ahead}
         return is_saved
 
     def _take_up_short(self) -> None:

@@ -50,6 +50,7 @@ class LaneTurns:
                 is_up=is_up,
                 live_age_s=0.0 if oldest_us is None else (boottime_us() - oldest_us) / 1e6,
                 backlog_lanes=self._buffer.state.backlog_lanes,
+                has_hole=self._buffer.lane_has_hole,
             )
             if reason is not None and await self._begin(reason):
                 self._policy.begun(now_s, is_up=is_up)

@@ -20,11 +20,12 @@ class LanePolicy:
         """Least age in seconds at which a lane ends as a session begins. It doubles each time, until the uplink is
         up."""
 
-    def reason(self, now_s: float, *, is_up: bool, live_age_s: float, backlog_lanes: int) -> str | None:
+    def reason(self, now_s: float, *, is_up: bool, live_age_s: float, backlog_lanes: int, has_hole: bool) -> str | None:
         """The reason to begin a new lane now; None to go on with this one.
 
         `live_age_s` is the age of the oldest live reading that Kafka does not have. `backlog_lanes` is the number of
-        earlier lanes that hold readings. Times are a monotonic clock's, in seconds.
+        earlier lanes that hold readings. `has_hole` says that the lane has skipped numbers. Times are a monotonic
+        clock's, in seconds.
         """
         age_s = now_s - self._began_s
         if is_up:
@@ -33,9 +34,7 @@ class LanePolicy:
         if self._is_up is None and (is_up or not is_young):
             # Kafka was reached soon, so the whole lane is live; or this lane belongs to the outage.
             self._is_up = is_up
-        if is_young:
-            return None
-        if backlog_lanes + 1 >= self._kafka.lanes_max:
+        if is_young or backlog_lanes + 1 >= self._kafka.lanes_max:
             return None
         if is_up and not self._is_up:
             return "uplink-up"
@@ -43,7 +42,7 @@ class LanePolicy:
             return "uplink-down"
         if is_up and live_age_s > self._kafka.live_age_s_max:
             return "uplink-slow"
-        return None
+        return "commit-failed" if has_hole else None
 
     def reason_at_session(self, now_s: float, *, backlog_lanes: int) -> str | None:
         """The reason to begin a new lane as a session begins, before anything is sent; None to go on with this one.

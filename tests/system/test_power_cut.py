@@ -45,6 +45,7 @@ FRONT_MAX = 40
 """Rows that wait for Kafka, fewer than a duplicate window holds."""
 DEVICES = ("7", "42", "43")
 CLOCK = BootClock.constant(1_700_000_000_000_000, 1_000)
+THERMO = Series("device-thermo", "42", "42", "device/42/thermo", "sluice.reading", "text/plain")
 EVENTS = Series("gateway-events", "gw1", "", "loss", LOSS_TYPE, "application/json")
 SURVIVALS: tuple[Survival, ...] = get_args(Survival)
 
@@ -124,6 +125,8 @@ class Card:
         """Their numbers, by file and lane."""
         self._stored_numbers: dict[tuple[str, str], set[int]] = {}
         """Those of them that the disk had."""
+        self._holes: dict[tuple[str, str], int] = {}
+        """The first number that was skipped, by file and lane."""
         self._in_flight: list[Entry] = []
         """Entries of the last attempt."""
         self._attempted: list[Entry] = []
@@ -265,7 +268,7 @@ class Card:
         missing = set(range(count)) - durable
         if missing:
             raise PromiseBrokenError(f"lane {lane.name} is closed with {count} rows, and nobody has {missing}")
-        if count <= max(self._stored_numbers.get(of, {-1})):
+        if count <= max(self._stored_numbers.get(of, {-1})) and count != self._holes.get(of):
             raise PromiseBrokenError(f"lane {lane.name} is closed with {count} rows, and has given more")
 
     # -- before the disk ------------------------------------------------------------------------
@@ -276,10 +279,16 @@ class Card:
             return
         entries = [entry for entry in self._entries() if entry.quarantined is None][:FRONT_MAX]
         expected = Model()
+        before = file.lanes.next_sequence
         self._on_disk |= self._insert(expected, entries, file)
         self._in_flight = []
         self._unsettled += entries
         rows = file.admit(Append(entries, (), None, 0, 0))
+        if rows and rows[0].sequence > before:
+            # A commit has failed, and these numbers may be on disk.
+            skipped = rows[0].sequence - before
+            self._holes.setdefault((file.id, file.lanes.current.name), before)
+            expected.rows = [replace(row, sequence=row.sequence + skipped) for row in expected.rows]
         if [(row.lane, row.sequence) for row in rows] != [(row.lane, row.sequence) for row in expected.rows]:
             raise PromiseBrokenError(f"{len(rows)} rows were admitted where {len(expected.rows)} are new")
         self._in_front += expected.rows
@@ -752,20 +761,19 @@ def test_the_cuts_find_a_file_that_counts_on_what_only_the_front_has(
         cut(2_000, tmp_path, SEED)
 
 
+def open_on(vfs: CuttableVfs, disk: CuttableDisk) -> BufferFile:
+    vfs.mount(disk)
+    settings = BufferSettings(path=disk.directory / "buffer.db", bytes_max=1_000_000, free_bytes_min=0)
+    return BufferFile(settings, "boot", lambda: CLOCK, Counter())
+
+
 def cut_the_start_after_a_failed_sync(root: Path, vfs: CuttableVfs, operation: int, survival: Survival) -> bool:
     """Let the power go before an operation of that start, and see what the next one finds; False where it has fewer."""
-
-    def start(disk: CuttableDisk) -> BufferFile:
-        vfs.mount(disk)
-        settings = BufferSettings(path=disk.directory / "buffer.db", bytes_max=1_000_000, free_bytes_min=0)
-        return BufferFile(settings, "boot", lambda: CLOCK, Counter())
-
     (root / "card").mkdir(parents=True)
     disk = CuttableDisk(root / "card", random.Random(SEED))  # noqa: S311
-    series = Series("device-thermo", "42", "42", "device/42/thermo", "sluice.reading", "text/plain")
-    with closing(start(disk)) as file:
+    with closing(open_on(vfs, disk)) as file:
         with file.transaction():
-            file.insert([entry_of(series, b"%d" % number * 100) for number in range(100)])
+            file.insert([entry_of(THERMO, b"%d" % number * 100) for number in range(100)])
         before = _observe(file)
         disk.sync_fails = lambda: True
         with suppress(sqlite3.OperationalError), file.transaction():
@@ -777,10 +785,10 @@ def cut_the_start_after_a_failed_sync(root: Path, vfs: CuttableVfs, operation: i
         assert _observe(file) == before
         disk.sync_fails = lambda: False
     disk.cut_at = disk.operations + operation
-    with suppress(PowerCut), closing(start(disk)):
+    with suppress(PowerCut), closing(open_on(vfs, disk)):
         disk.cut_at = None
     disk.image(root / "left", survival)
-    with closing(start(CuttableDisk(root / "left", disk.chance))) as file:
+    with closing(open_on(vfs, CuttableDisk(root / "left", disk.chance))) as file:
         assert _observe(file) in (before, after), f"seed {SEED}, cut before operation {operation}"
     return disk.is_cut
 
@@ -795,6 +803,52 @@ def test_a_commit_whose_sync_failed_is_there_whole_or_not_at_all_when_the_power_
         while cut_the_start_after_a_failed_sync(tmp_path / str(cuts), vfs, cuts, survival):
             cuts += 1
     assert cuts > 20
+
+
+def test_a_number_of_a_commit_whose_sync_failed_goes_to_no_row_that_kafka_may_have_first(tmp_path: Path) -> None:
+    ends: list[int] = []
+
+    def report(kind: str, _: Lane, count: int, __: str) -> Entry:
+        ends.extend([count] if kind == "lane-closed" else [])
+        return entry_of(EVENTS, b"")
+
+    disk = CuttableDisk(tmp_path, random.Random(SEED))  # noqa: S311
+    with sqlite_over_cuttable_disks() as vfs:
+        with closing(open_on(vfs, disk)) as file:
+            disk.sync_fails = lambda: True
+            with suppress(sqlite3.OperationalError), file.transaction():
+                file.insert([entry_of(THERMO, b"on disk")] * 2)
+            disk.sync_fails = lambda: False
+            (row,) = file.admit(Append([entry_of(THERMO, b"in Kafka")], (), None, 0, 0))
+            file.front.confirm([Span(row.lane, row.sequence, row.sequence)])
+        with closing(open_on(vfs, disk)) as file:
+            found = _read(file)
+            assert [row.datum.payload for row in found] == [b"on disk"] * 2
+            assert row.sequence not in [each.sequence for each in found]
+            disk.sync_fails = lambda: True
+            with suppress(sqlite3.OperationalError), file.transaction():
+                file.insert([entry_of(THERMO, b"lost")] * 2)
+            disk.sync_fails = lambda: False
+            file.admit(Append([entry_of(THERMO, b"written")], (), None, 0, 0))
+            with file.transaction():
+                file.insert([entry_of(THERMO, b"behind it")])
+            file.front.written(file.written)
+            holes = [file.lanes.has_hole]
+            with file.transaction():
+                file.begin_lane("commit-failed", report)
+            assert [*holes, file.lanes.has_hole] == [True, False]
+            assert ends == [2, 0], "the first lane held two rows; none of the second lane's stands before its hole"
+            ends.clear()
+        with closing(open_on(vfs, disk)) as file:
+            again = [entry_of(THERMO, b"a"), entry_of(THERMO, b"b")]
+            disk.sync_fails = lambda: True
+            with suppress(sqlite3.OperationalError), file.transaction():
+                file.insert(again)
+            disk.sync_fails = lambda: False
+            with file.transaction():
+                file.insert(again)
+            (row,) = file.admit(Append([entry_of(THERMO, b"c")], (), None, 0, 0))
+            assert row.sequence == 2, "the numbers went to the rows that came again"
 
 
 def test_a_file_of_an_older_version_survives_cuts_while_it_is_migrated(tmp_path: Path) -> None:

@@ -24,9 +24,17 @@ KAFKA = KafkaSettings(("kafka.example:9092",), lane_s_min=10.0, live_age_s_max=3
 GATEWAY = GatewaySettings("gw1")
 
 
-def reason(policy: LanePolicy, now_s: float, *, up: bool, live_age_s: float = 0.0, behind: int = 0) -> str | None:
+def reason(  # noqa: PLR0913 - all that a policy is asked
+    policy: LanePolicy,
+    now_s: float,
+    *,
+    up: bool,
+    live_age_s: float = 0.0,
+    behind: int = 0,
+    has_hole: bool = False,
+) -> str | None:
     """Ask, and begin the lane if there is to be one."""
-    found = policy.reason(now_s, is_up=up, live_age_s=live_age_s, backlog_lanes=behind)
+    found = policy.reason(now_s, is_up=up, live_age_s=live_age_s, backlog_lanes=behind, has_hole=has_hole)
     if found is not None:
         policy.begun(now_s, is_up=up)
     return found
@@ -64,6 +72,11 @@ def test_an_outage_shorter_than_a_lane_begins_none(policy: LanePolicy) -> None:
     assert reason(policy, 103.0, up=True) is None
     assert reason(policy, 106.0, up=False) is None
     assert reason(policy, 120.0, up=False) is None, "it went down again within that lane"
+
+
+def test_a_lane_that_skipped_numbers_ends(policy: LanePolicy) -> None:
+    assert reason(policy, 5.0, up=True, has_hole=True) is None, "it has just begun"
+    assert reason(policy, 20.0, up=True, has_hole=True) == "commit-failed"
 
 
 def test_a_link_slower_than_the_intake_makes_backlog_of_what_waits_too_long(policy: LanePolicy) -> None:
