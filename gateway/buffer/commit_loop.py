@@ -322,7 +322,8 @@ class CommitLoop:
             return
         self.state_watch.recover()
         self._finish(due, outcome, dropped=dropped)
-        if due.has_all and len(outcome.settled) == len(due.readings):
+        is_all = due.has_all and len(outcome.settled) == len(due.readings)
+        if is_all or (self._outgoing.is_behind and not self._queue.is_crowded):
             self._queue.delay_appends(now_s)
 
     def _store(self, due: Due, *, age_due: bool, closing: bool) -> "_Outcome":

@@ -21,6 +21,8 @@ from tests.support.certificates import make_authority
 from tests.support.good_sensor import Good, attacked
 
 SETTLE_S = 2.0
+CONNECTIONS = 4
+"""Of the good sensor. The p99 of one connection's readings would be one or two of them."""
 BUFFER_BYTES_MAX = 200_000_000
 NO_KAFKA = "127.0.0.1:9"
 ROUTES = """
@@ -58,7 +60,7 @@ class Attacked:
 
     def good(self, *attacks: str) -> Good:
         """A sensor that keeps to the rules; over TLS beside an attack on TLS."""
-        return Good(self.target, self.secret, self.tls if OVER_TLS & set(attacks) else None)
+        return Good(self.target, self.secret, self.tls if OVER_TLS & set(attacks) else None, CONNECTIONS)
 
 
 def write_attacked(directory: Path, bootstrap: str, topic: str, bytes_max: int = BUFFER_BYTES_MAX) -> Attacked:

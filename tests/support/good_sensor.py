@@ -36,6 +36,8 @@ class Good:
     secret: str
     tls: ssl.SSLContext | None = None
     """With it, it speaks TLS."""
+    connections: int = 1
+    """Connections on which it sends. Each waits for its PUBACK before the next reading."""
     answered_ms: list[float] = field(default_factory=list)
     """From each PUBLISH to its PUBACK."""
     refused: int = 0
@@ -56,13 +58,14 @@ class Good:
     async def measure(self, seconds: float) -> None:
         """Send readings, and now and then log in, and ask for the gateway's health, for so long."""
         until = time.monotonic() + seconds
-        await asyncio.gather(self._send(until), self._come_back(until), self._ask_health(until))
+        sending = [self._send(until, f"{GOOD}-{number}") for number in range(self.connections)]
+        await asyncio.gather(*sending, self._come_back(until), self._ask_health(until))
 
-    async def _send(self, until: float) -> None:
+    async def _send(self, until: float, client_id: str) -> None:
         number = 0
         while time.monotonic() < until:
             try:
-                async with self._logged_in(GOOD) as (reader, writer):
+                async with self._logged_in(client_id) as (reader, writer):
                     while time.monotonic() < until:
                         number += 1
                         self.answered_ms.append(await self._reading(reader, writer, 1 + number % 65_535))

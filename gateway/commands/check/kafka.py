@@ -49,7 +49,6 @@ WITHOUT_TLS = (
 _FILES = frozenset({"kafka.tls.ca", "kafka.tls.certificate", "kafka.tls.key", "kafka.sasl.password_file"})
 """Settings that name files, which `check_machine` checks."""
 _VARIABLE = re.compile(r"\{[a-z][a-z0-9_]*\}")
-_ANY = "[A-Za-z0-9._-]"
 _TOPIC = "{topic}"
 """Variable of `kafka.backlog_topic`, for the topic whose backlog it names."""
 
@@ -274,7 +273,7 @@ def _routes_without_topics(settings: Settings, topics: set[str]) -> list[Finding
     findings = []
     for route in settings.routes:
         first, *rest = _VARIABLE.split(route.kafka)
-        if rest and (first or rest[-1]) and not any(_pattern(first, rest).fullmatch(topic) for topic in topics):
+        if rest and (first or rest[-1]) and not any(_can_make(first, rest, topic) for topic in topics):
             words = (
                 "no such topic exists, so readings for such a topic go to the quarantine; create the topics that your "
                 "sensors need, with message.timestamp.type=LogAppendTime, or set kafka.create_topics = true"
@@ -314,10 +313,9 @@ def wanted_topics(settings: Settings, existing: set[str]) -> set[str]:
         if not rest:
             streams.add(route.kafka)
         elif first or rest[-1]:
-            pattern = _pattern(first, rest)
-            made = {name for name in existing if pattern.fullmatch(name) and not name.startswith(INTERNAL_PREFIX)}
+            made = {name for name in existing if _can_make(first, rest, name) and not name.startswith(INTERNAL_PREFIX)}
             # `device-{stream}` also matches the names of its own backlogs. A backlog has no backlog of its own.
-            backlogs |= {name for name in made if pattern.fullmatch(_stream_of(name, kafka.backlog_topic))}
+            backlogs |= {name for name in made if _can_make(first, rest, _stream_of(name, kafka.backlog_topic))}
             streams |= made - backlogs
     if kafka.backlog_topic is not None:
         backlogs |= {kafka.backlog_topic.replace(_TOPIC, name) for name in streams}
@@ -333,15 +331,22 @@ def _stream_of(name: str, backlog_topic: str | None) -> str:
     return name[len(before) : len(name) - len(after)] if is_backlog else ""
 
 
-def _pattern(first: str, rest: list[str]) -> re.Pattern[str]:
-    """Pattern of the names that a template can make: its fixed parts, with some text for each variable.
+def _can_make(first: str, rest: list[str], name: str) -> bool:
+    """Whether a template can make a name: its fixed parts, with at least a character for each variable.
 
-    Each inner part matches where it first occurs, and nowhere else (atomic groups). So no name in the cluster makes the
-    match slow. No match is missed, because all variables take the same characters.
+    Each inner part is looked for where it first occurs, and nowhere else. So no name in the cluster makes the search
+    slow. No name is missed, because all variables take the same characters: those of a topic.
     """
     *inner, last = rest
-    middle = "".join(f"(?>{_ANY}+?{re.escape(part)})" for part in inner)
-    return re.compile(f"{re.escape(first)}{middle}{_ANY}+{re.escape(last)}")
+    if not name.startswith(first):
+        return False
+    at = len(first)
+    for part in inner:
+        found = name.find(part, at + 1)
+        if found == -1:
+            return False
+        at = found + len(part)
+    return len(name) - len(last) > at and name.endswith(last)
 
 
 def _findings(verdict: TopicVerdict, created: TopicVerdict | None, settings: Settings) -> list[Finding]:

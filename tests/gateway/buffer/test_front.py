@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.buffer import commit_loop
+from gateway.buffer import commit_loop, tail
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.commit_loop import QUIET_S
 from gateway.buffer.file import AHEAD_MARK, OFFSETS_BEHIND, BufferFile
@@ -379,6 +379,21 @@ async def test_at_its_end_the_forwarder_does_not_ask_the_disk(tmp_path: Path, mo
         assert await done
         monkeypatch.setattr(BufferFile, "read", None)
         assert await buffer.read(Position(buffer.lane.number, 0), 10) == (buffer.id, [])
+
+
+async def test_commits_take_their_time_while_the_forwarder_is_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else sensors that send whatever is taken would keep it behind, and every row on the disk."""
+    monkeypatch.setattr(tail, "TAIL_ROWS_MAX", 0)
+    # A commit of this file holds two of these rows.
+    async with direct(tmp_path / "buffer.db", commit_delay_ms=600, bytes_max=1_000_000) as buffer:
+        append(buffer, [entry(b"behind which nothing is kept in memory")])
+        await live(buffer, 1)
+        first, *_, last = [append(buffer, [entry(bytes(40_000))]) for _ in range(4)]
+        assert await first
+        assert await is_held(last, 0.4)
+        assert await last
 
 
 async def test_a_damaged_file_of_a_start_that_was_cut_off_tells_of_it_too(tmp_path: Path) -> None:
