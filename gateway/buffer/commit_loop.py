@@ -317,8 +317,9 @@ class CommitLoop:
             self._outgoing.put_marks_back(due.marks)
             self._queue.put_back(due.losses)
             self._fail(error)
-            if not schema.is_of_disk(error) and self.attachment.is_attached:
-                self._commit_one_by_one([*due.own, *due.readings])
+            appends = [*due.own, *due.readings]
+            if appends and not schema.is_of_disk(error) and self.attachment.is_attached:
+                self._commit_one_by_one(appends)
             return
         self.state_watch.recover()
         self._finish(due, outcome, dropped=dropped)
@@ -352,7 +353,7 @@ class CommitLoop:
             if is_front_stored:
                 outcome = self._fitting(due.readings, may_drop=drops and not rest, now_s=now_s)
             else:
-                # What comes behind the front has to wait for it.
+                # What came later has to wait for it.
                 outcome, due.own = _Outcome((), ()), []
             # Inserted after the dropping: otherwise an event could be dropped at once, and still be announced as
             # stored.
@@ -381,9 +382,9 @@ class CommitLoop:
             self.file.keep_marks([Mark(AHEAD_MARK, None)])
 
     def _write_front(self, due: Due, *, may_drop: bool) -> bool:
-        """Write the front if it is due, or if readings come behind it. Returns whether nothing of it is left."""
+        """Write the front if it is due. Returns whether nothing of it is due any more."""
         file = self.file
-        if not (due.is_front_due or due.own or due.readings) or not file.front:
+        if not due.is_front_due or not file.front:
             return True
         bytes_max = file.room.commit_bytes_max
         coming = sum([row_bytes(len(row.datum.payload)) for row in file.front.rows(bytes_max)])
@@ -478,19 +479,14 @@ class CommitLoop:
     def _commit_one_by_one(self, appends: Sequence[Append]) -> None:
         """Commit each append by itself: one that no disk can store must not keep out the others for ever."""
         outcomes: list[tuple[Done, bool]] = []
-        try:
-            with self._transaction():
-                self.file.write_front()
-        except Exception as error:  # noqa: BLE001 - Kafka may have it yet, and nothing comes before it
-            self._fail(error)
-            return
+        is_any_stored = False
         for append in appends:
             stored = False
             try:
                 with self._transaction():
                     self.file.keep_marks(append.marks)
                     self.file.insert(append.entries)
-                stored = True
+                stored = is_any_stored = True
             except Exception as error:
                 if schema.is_of_disk(error):
                     break
@@ -498,7 +494,7 @@ class CommitLoop:
             self._queue.settled((append,))
             if append.done is not None:
                 outcomes.append((append.done, stored))
-        else:
+        if is_any_stored:
             self.state_watch.recover()
         self._announce(outcomes)
         self._loop.call_soon_threadsafe(self.committed.set)

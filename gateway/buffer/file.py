@@ -212,7 +212,7 @@ class BufferFile:
         return rows
 
     def write_front(self, bytes_max: int | None = None) -> bool:
-        """Write the front, as other rows may come behind it. Returns whether all of it is written.
+        """Write the front, as Kafka does not have it in time. Returns whether all of it is written.
 
         `bytes_max` bounds the payloads.
         """
@@ -255,7 +255,6 @@ class BufferFile:
         """Append entries that are no retransmissions: the gateway's own, and input that was judged before."""
         if not entries:
             return
-        self.write_front()
         first = Position(self.lanes.current.number, self.lanes.next_sequence)
         rows, event_from_us = insert_entries(self.connection, entries, first, self.series, self.quarantine.keep)
         if rows:

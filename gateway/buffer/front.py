@@ -1,8 +1,8 @@
-"""The rows that Kafka may have before the disk: numbered, in memory, behind all rows of the file.
+"""The rows that Kafka may have before the disk: numbered, in memory, in one lane with the newest rows of the file.
 
 A reading is acknowledged at its first durable copy. If Kafka's replicas have its row first, the row never touches the
-disk. If not, a commit writes it, together with every other row that is still here. So the file and the front make one
-lane: whatever is not in the file is here or in Kafka.
+disk. If not, a commit writes it, together with every other row that is still here. Whatever number of the lane is not
+in the file is here or in Kafka.
 """
 
 import threading

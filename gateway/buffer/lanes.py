@@ -58,6 +58,10 @@ class LaneCount(Struct, frozen=True, omit_defaults=True):
         """The counts with fewer waiting rows, wherever they stood."""
         return msgspec.structs.replace(self, rows=self.rows - rows)
 
+    def without(self, number: int) -> "LaneCount":
+        """The counts if no row has a number, or none may have it."""
+        return msgspec.structs.replace(self, hole=number if self.hole is None else min(self.hole, number))
+
     def mark(self, lane_name: str) -> Mark:
         return Mark(LANE_PREFIX + lane_name, msgspec.json.encode(self))
 
@@ -231,8 +235,7 @@ class Lanes:
         number, spent = self.current.number, self._state.spent
         count = self._state.counts[number]
         if count.next < spent:
-            hole = count.next if count.hole is None else count.hole
-            self._state.counts[number] = msgspec.structs.replace(count, next=spent, hole=hole)
+            self._state.counts[number] = msgspec.structs.replace(count.without(count.next), next=spent)
 
     def forget_spent(self) -> None:
         """Note that a commit has taken the place of those that failed."""
@@ -347,7 +350,7 @@ class Lanes:
         number = state.current.number
         state.counts[number] = state.counts[number].plus(0, rows)
         state.rows += rows
-        state.stored = last
+        state.stored = max(state.stored, last)
         state.floor.add(event_from_us)
         # Save the floor at once if it fell, but only now and then if it rose.
         now_s = time.monotonic()
@@ -387,7 +390,8 @@ class Lanes:
     def save_counts(self, first_ahead: int | None) -> None:
         """Save the counts that the remaining rows cannot tell.
 
-        `first_ahead` is the first number whose row neither the file nor Kafka has. After a crash the lane ends there.
+        `first_ahead` is the first number whose row neither the file nor Kafka has. After a crash the lane ends there,
+        even if the file has rows behind it.
         """
         state = self._state
         if state.is_ahead:
@@ -396,7 +400,7 @@ class Lanes:
             is_current = number == state.current.number
             lane, count = state.current if is_current else self.find(number), state.counts[number]
             if is_current and first_ahead is not None:
-                count = msgspec.structs.replace(count, next=first_ahead)
+                count = count.without(first_ahead)
             if lane.buffer_id == self._buffer_id:
                 keep_marks(self._connection, [count.mark(lane.name)])
         state.touched.clear()

@@ -85,12 +85,14 @@ class OutgoingRows:
         """Rows that follow a position, from the file. At its end, new rows are kept in memory again."""
         rows = self.read(file, after, limit)
         reached = Position(rows[-1].lane, rows[-1].sequence) if rows else after
+        newest = [row for row in self.front.rows() if (row.lane, row.sequence) > after]
         if not rows or reached == file.lanes.last_stored:
-            newest = [row for row in self.front.rows() if (row.lane, row.sequence) > reached]
             with self._lock:
-                self._tail.follow(reached, newest)
-            return rows or newest[:limit]
-        return rows
+                self._tail.follow(reached, [row for row in newest if (row.lane, row.sequence) > reached])
+            if not rows:
+                return newest[:limit]
+        between = [row for row in newest if (row.lane, row.sequence) < reached]
+        return sorted([*rows, *between], key=_place) if between else rows
 
     def read(self, file: BufferFile, after: Position, limit: int) -> list[Row]:
         """Rows of the file, except confirmed ones that wait for their deletion."""
@@ -199,6 +201,10 @@ class OutgoingRows:
 def replaced() -> BufferFileError:
     """The error for numbers of a replaced file, which mean other rows in this one."""
     return BufferFileError("the buffer file was replaced in between: what was read from it is void")
+
+
+def _place(row: Row) -> Position:
+    return Position(row.lane, row.sequence)
 
 
 def _append_span(spans: list[Span], span: Span) -> None:

@@ -231,9 +231,10 @@ class Shares:
         """Count rows that were added to the current lane: device, place, payload bytes."""
         if not self.is_active:
             return
-        for device, (lane, sequence), payload_bytes in rows:
-            size = row_bytes(payload_bytes)
-            self._add(device, size, Position(lane, sequence - 1)).added += size
+        for device, place, payload_bytes in rows:
+            if self._is_counted(place):
+                size = row_bytes(payload_bytes)
+                self._add(device, size, Position(place.lane, place.sequence - 1)).added += size
 
     def adopted(self, device: str, place: Position, payload_bytes: int) -> None:
         """Count a row that was taken over from a damaged file."""

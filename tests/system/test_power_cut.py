@@ -76,6 +76,10 @@ class Model:
     quarantine: list[bytes] = field(default_factory=list)
     losses: Counter[tuple[str, str]] = field(default_factory=Counter)
 
+    def sort(self) -> None:
+        """Order the rows as they are read: one of the front may come behind later ones."""
+        self.rows.sort(key=lambda row: (row.lane, row.sequence))
+
     def copy(self) -> "Model":
         return replace(
             self,
@@ -127,6 +131,8 @@ class Card:
         """Those of them that the disk had."""
         self._holes: dict[tuple[str, str], int] = {}
         """The first number that was skipped, by file and lane."""
+        self._ends: dict[tuple[str, str], int] = {}
+        """The first number that nobody had at the last commit, by file and lane."""
         self._in_flight: list[Entry] = []
         """Entries of the last attempt."""
         self._attempted: list[Entry] = []
@@ -248,6 +254,7 @@ class Card:
             return entry_of(Series("events", "gw", "", kind, f"sluice.gateway.{kind}", "text/plain"), self._payload())
 
         after.rows += self._in_front
+        after.sort()
         with file.transaction():
             file.begin_lane("", report)
             for row in file.inserted:
@@ -268,7 +275,7 @@ class Card:
         missing = set(range(count)) - durable
         if missing:
             raise PromiseBrokenError(f"lane {lane.name} is closed with {count} rows, and nobody has {missing}")
-        if count <= max(self._stored_numbers.get(of, {-1})) and count != self._holes.get(of):
+        if count in self._stored_numbers.get(of, set()) or count < self._ends.get(of, 0):
             raise PromiseBrokenError(f"lane {lane.name} is closed with {count} rows, and has given more")
 
     # -- before the disk ------------------------------------------------------------------------
@@ -315,6 +322,7 @@ class Card:
             if self.chance.random() < 0.5:
                 file.save_windows()
             after.rows += self._in_front[: len(file.written)]
+            after.sort()
             self._possible.append(after)
         self._acknowledge(file, disk, after)
 
@@ -345,8 +353,11 @@ class Card:
         if confirmed is not None:
             gone = range(confirmed.first, confirmed.last + 1)
             after.rows = [row for row in after.rows if row.lane != confirmed.lane or row.sequence not in gone]
-        after.rows += self._in_front
+        is_front_due = self.chance.random() < 0.5
+        if is_front_due:
+            after.rows += self._in_front
         on_disk = self._insert(after, entries, file)
+        after.sort()
         for key, value in marks:
             after.marks.pop(key, None)
             if value is not None:
@@ -360,7 +371,8 @@ class Card:
             rest = confirmed
             while rest is not None:
                 rest = file.deletion.delete(rest)
-            file.write_front()
+            if is_front_due:
+                file.write_front()
             file.insert(entries)
             file.keep_marks(marks)
             if losses:
@@ -382,6 +394,9 @@ class Card:
         self.acknowledged += len(file.inserted)
         file.front.written(file.written)
         del self._in_front[: len(file.written)]
+        of = file.id, file.lanes.current.name
+        first = self._in_front[0].sequence if self._in_front else file.lanes.next_sequence
+        self._ends[of] = min(first, self._holes.get(of, first))
         for row in (*file.written, *file.inserted):
             text = _text(row.datum.payload, file.series.find(row.series).type)
             of = file.id, file.lanes.find(row.lane).name
@@ -437,8 +452,6 @@ class Card:
         """Counters become rows that tell of them, in one commit: no loss is told twice or never."""
         after = self.model.copy()
         with file.transaction():
-            file.write_front()
-            after.rows += self._in_front
             first = file.lanes.next_sequence
             file.report_losses(_report, 1_000)
             # The records' order is the file's: what they say in all is ours to check.
