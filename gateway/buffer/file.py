@@ -222,9 +222,15 @@ class BufferFile:
             if rows:
                 insert_rows(self.connection, rows)
                 self.lanes.added(len(rows), rows[-1].sequence, NOTHING_US if pending is None else pending.event_from_us)
+                series = [self.series.find(row.series) for row in rows]
                 self.shares.come(
-                    (self.series.find(row.series).device, Position(row.lane, row.sequence), len(row.datum.payload))
-                    for row in rows
+                    (of.device, Position(row.lane, row.sequence), len(row.datum.payload))
+                    for row, of in zip(rows, series, strict=True)
+                )
+                self._runs.written(
+                    (of, row.datum.device_boot)
+                    for row, of in zip(rows, series, strict=True)
+                    if row.datum.device_boot is not None and row.datum.device_sequence is not None
                 )
         return self.front.first_behind(self.written) is None
 

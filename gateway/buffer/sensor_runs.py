@@ -10,7 +10,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 import structlog
 from msgspec.structs import replace
@@ -85,8 +85,11 @@ class DeviceRuns:
         # By the fields of an entry. Two series of one counter (a sensor at another port) share a window.
         self._by_series: dict[tuple[Series, str], tuple[Run, _Known]] = {}
         self._unsaved: dict[Run, _Known] = {}
+        """Runs that rows of the file have changed. A row is not deleted before its run's window is written."""
+        self._quiet: dict[Run, _Known] = {}
+        """Runs that rows of the front have changed. Their windows wait for `save_now`."""
         self._short: dict[Run, _Known] = {}
-        """Runs whose windows were written without rows of the front. They are written again once these are durable."""
+        """Runs whose windows were written without rows of the front. They are written again by `save_now`."""
         self._used_last: _Known | None = None
         """The run at the end of `_unsaved`, if any."""
         self._saved = START
@@ -106,7 +109,7 @@ class DeviceRuns:
     @property
     def unsaved(self) -> int:
         """Windows that the file does not have, but for those that lack rows of the front alone."""
-        return len(self._unsaved)
+        return len(self._unsaved) + len(self._quiet)
 
     def begin(self) -> None:
         """Begin a transaction."""
@@ -137,7 +140,9 @@ class DeviceRuns:
     def _change(self, run: Run, known: _Known) -> None:
         """Remember how a run was, as a transaction is about to change it."""
         if self._changed is not None and known.before is None:
-            known.before = known.window.copy(), known.received, run in self._unsaved
+            # Also if this transaction has written it: that may be rolled back.
+            is_unsaved = any(run in runs for runs in (self._unsaved, self._quiet, self._short, self._written))
+            known.before = known.window.copy(), known.received, is_unsaved
             self._changed[run] = known
 
     def load(self, entries: Iterable[Entry]) -> None:
@@ -192,11 +197,19 @@ class DeviceRuns:
             received = lane, received_us
             if received > known.received:  # noqa: PLR1730 - a call of max() takes three times as long
                 known.received = received
-            if known is not self._used_last:
+            if self._changed is None:
+                self._quiet[run] = known
+            elif known is not self._used_last:
                 # Move it to the end, as windows are written in the order of their last use.
                 self._unsaved.pop(run, None)
                 self._unsaved[run] = self._used_last = known
         return verdict
+
+    def written(self, rows: Iterable[tuple[Series, str]]) -> None:
+        """Note rows of the front that the file has now: the series and device boot of each."""
+        for series, boot in rows:
+            run, known = self._run_of(series, boot)
+            self._unsaved.setdefault(run, known)
 
     def remember_lost(self, input_: Quarantined) -> None:
         """Enter lost input into its window, unless it was judged: a later recall would report it as lost again."""
@@ -218,7 +231,7 @@ class DeviceRuns:
             "SELECT topic FROM device_run WHERE device = ? AND boot = ?", (device, boot)
         )
         runs = {(device, counter, boot) for (counter,) in counters}
-        runs |= {run for run in self._unsaved if run[0] == device and run[2] == boot}
+        runs |= {run for run in chain(self._unsaved, self._quiet) if run[0] == device and run[2] == boot}
         return frozenset().union(*(self._known(run).window.sequences() for run in runs))
 
     def save_if_due(self, last: Position, now_s: float) -> None:
@@ -238,8 +251,6 @@ class DeviceRuns:
         no reading is lost.
         """
         self._catch_up()
-        if Position(span.lane, span.last) > self._saved:
-            self._take_up_short()
         if not self._unsaved or Position(span.lane, span.last) <= self._saved:
             return True
         is_saved = self._save(last, SAVED_AT_ONCE_MAX if bytes_max is None else bytes_max // WINDOW_BYTES)
@@ -247,7 +258,8 @@ class DeviceRuns:
 
     def save_now(self, last: Position) -> None:
         """Write all windows, as no row of the file tells what `admit` was told."""
-        self._take_up_short()
+        self._unsaved = {**self._quiet, **self._short, **self._unsaved}
+        self._quiet, self._short = {}, {}
         if self._unsaved:
             self._save(last, len(self._unsaved))
 
@@ -273,6 +285,8 @@ class DeviceRuns:
         # A dict keeps insertion order: windows just used move to the end, and the oldest are in front.
         for run, known in saved:
             del self._unsaved[run]
+            self._quiet.pop(run, None)
+            self._short.pop(run, None)
             self._windows.pop(run, None)
             self._windows[run] = known
         is_saved = not self._unsaved
@@ -287,11 +301,6 @@ class DeviceRuns:
             self._by_series.clear()
         self._short |= {run: known for run, known in saved if run in ahead}
         return is_saved
-
-    def _take_up_short(self) -> None:
-        """Have the windows written that lack rows of the front. These rows may be durable by now."""
-        self._unsaved = {**self._short, **self._unsaved}
-        self._short = {}
 
     def _catch_up(self) -> None:
         """Enter rows into the windows that were added since the windows were written."""
@@ -312,7 +321,7 @@ class DeviceRuns:
 
     def _known(self, run: Run) -> _Known:
         self._catch_up()
-        known = self._unsaved.get(run) or self._short.get(run) or self._windows.get(run)
+        known = self._unsaved.get(run) or self._quiet.get(run) or self._short.get(run) or self._windows.get(run)
         if known is None:
             known = self._windows[run] = _Known(self._stored_window(run))
         return known

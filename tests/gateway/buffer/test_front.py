@@ -167,6 +167,22 @@ async def test_what_needs_the_disk_goes_there_and_leaves_the_front_to_kafka(tmp_
         assert buffer.counts["spared"] == 2
 
 
+async def test_what_is_deleted_takes_no_windows_of_the_front_to_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        for number in range(20):
+            append(buffer, [entry(b"1", f"d{number}", sequence=1)])
+        await take(buffer, await live(buffer, 20))
+        assert await append(buffer, [entry(b"2", sequence=1)], [Mark("mqtt/1", b"x")])
+        await take(buffer, await live(buffer, 1, after=19))
+        await until(lambda: not on_disk(path, tmp_path))
+        with closing(sqlite3.connect(path)) as file:
+            assert file.execute("SELECT device FROM device_run").fetchall() == [("42",)]
+    async with direct(path) as buffer:
+        assert await append(buffer, [entry(b"1", f"d{number}", sequence=1) for number in range(20)])
+        assert buffer.counts["duplicate"] == 20, "a clean end has written them"
+
+
 async def test_a_resend_is_acknowledged_with_its_first_copy(tmp_path: Path) -> None:
     async with direct(tmp_path / "buffer.db") as buffer:
         first, again = (append(buffer, [entry(b"1", sequence=7)]) for _ in range(2))
