@@ -78,11 +78,22 @@ class OutgoingRows:
         rows = self.read(file, after, limit)
         reached = Position(rows[-1].lane, rows[-1].sequence) if rows else after
         if not rows or reached == file.lanes.last_stored:
-            newest = [row for row in self.front.rows() if (row.lane, row.sequence) > reached]
-            with self._lock:
-                self._tail.follow(reached, newest)
+            newest = self._follow(reached)
             return rows or newest[:limit]
         return rows
+
+    def read_memory(self, file: BufferFile, after: Position, limit: int) -> list[Row]:
+        """Rows that follow a position, as far as they are in memory. From here on, all new ones are kept there."""
+        with self._lock:
+            found = self._tail.read_behind(after, limit)
+        return self._follow(max(after, file.lanes.last_stored))[:limit] if found is None else found
+
+    def _follow(self, reached: Position) -> list[Row]:
+        """Keep in memory the rows behind a position, which is not before the file's end. Returns these rows."""
+        newest = [row for row in self.front.rows() if (row.lane, row.sequence) > reached]
+        with self._lock:
+            self._tail.follow(reached, newest)
+        return newest
 
     def read(self, file: BufferFile, after: Position, limit: int) -> list[Row]:
         """Rows of the file, except confirmed ones that wait for their deletion."""
