@@ -117,8 +117,9 @@ class Intake(Protocol):
         `done(True)` is called on the event loop once each reading has a durable copy: on disk, or with Kafka's
         replicas. Marks are on disk then. Only now may the readings be acknowledged. `done(False)` means that none was
         stored: too much waits already, a device holds more than its share, or the gateway stops. Then withhold the
-        acknowledgement, and count readings that cannot be sent again by `lost`. Calls of `done(True)` come in the order
-        of `take`. Marks without readings need no room in a full buffer, but wait for everything taken before them.
+        acknowledgement, and count readings that cannot be sent again by `lost`. For one device, or for a site's broker,
+        calls of `done(True)` come in the order of `take`. Those for others may overtake them, as their Kafka topics
+        answer sooner. Marks without readings need no room in a full buffer, but wait for everything taken before them.
         """
 
     async def marks(self, prefix: str) -> dict[str, bytes]:

@@ -93,7 +93,8 @@ class Attachment:
         self.file: BufferFile
         self.is_attached = False
         self.rewinds = 0
-        """Grows when rows are stored before rows already read. Readers must then begin at START again."""
+        """Grows when rows are stored before rows already read, or when passed over ones should be tried again. Readers
+        must then begin at START again."""
         self.set_aside: deque[SetAside] = deque(maxlen=REMEMBERED_MAX)
         """Files that were replaced since the start. The reporter removes them."""
         self.salvaged: deque[SalvagedBatch] = deque(maxlen=REMEMBERED_MAX)
@@ -161,7 +162,11 @@ class Attachment:
         self._begin_salvages()
 
     def replace(self, error: Exception) -> None:
-        """Set the damaged file aside, and begin a new file that takes over its readable rows."""
+        """Set the damaged file aside, and begin a new file that takes over its readable rows. Raises OSError.
+
+        On a dead disk nothing changes: every file looks damaged there, and Kafka needs the numbers of this one.
+        """
+        buffer_aside.try_disk(self._settings.path)
         log.error("buffer is corrupt: set aside, a new one takes over what can be read of it", error=str(error))
         self._put_aside()
         self._begin_anew()

@@ -219,7 +219,10 @@ class Buffer:
         return found._replace(stored=found.stored | waiting)
 
     async def _until_settled(self) -> None:
-        """Wait until everything appended before is stored or refused. Raises BufferFileError if too much waits."""
+        """Wait until everything appended before is stored or refused, or has its numbers.
+
+        Raises BufferFileError if too much waits.
+        """
         settled: asyncio.Future[bool] = self._loop.create_future()
 
         def done(stored: bool) -> None:  # noqa: FBT001 - the form of Intake's `done`
@@ -234,18 +237,21 @@ class Buffer:
     # -- what goes out --------------------------------------------------------------------------
 
     async def read(self, after: Position, limit: int) -> tuple[str, list[Row]]:
-        """Rows that follow a position, oldest first, and the id of their file."""
+        """Rows that follow a position, oldest first, and the id of their file.
+
+        Rows that the disk does not give are passed over. `Attachment.rewinds` grows when they should be tried again.
+        """
         buffer_id, rows = self._outgoing.newest(after, limit)
         if rows is not None:
             return buffer_id, rows
-        return await self.run(lambda file: (file.id, self._outgoing.read_newest(file, after, limit)))
+        return await self.run(lambda file: (file.id, self._commits.read_newest(after, limit)))
 
     async def read_backlog(self, after: Position, limit: int, before_lane: int) -> tuple[str, list[Row]]:
         """Rows as `read` gives them, of lanes before `before_lane` only."""
 
         def read(file: BufferFile) -> tuple[str, list[Row]]:
             # Cut here, not in SQL. SQL would silently leave out rows whose lane a damaged page made up.
-            return file.id, [row for row in self._outgoing.read(file, after, limit) if row.lane < before_lane]
+            return file.id, [row for row in self._commits.read_file(after, limit) if row.lane < before_lane]
 
         return await self.run(read)
 

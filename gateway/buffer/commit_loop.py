@@ -26,9 +26,9 @@ from gateway.buffer.attachment import Attachment
 from gateway.buffer.commit_queue import OWN_BYTES_MAX, RETRY_S, Append, CommitQueue, Done, Due, merge_losses
 from gateway.buffer.file import AHEAD_MARK, SIGN_OF_LIFE_S, BufferFile
 from gateway.buffer.losses import has_losses
-from gateway.buffer.outgoing import OutgoingRows
+from gateway.buffer.outgoing import OutgoingRows, replaced
 from gateway.buffer.room import row_bytes
-from gateway.buffer.rows import Entry, Loss, LossKey, Row
+from gateway.buffer.rows import Entry, Loss, LossKey, Position, Row
 from gateway.buffer.shares import ABOVE_SHARE, Judged
 from gateway.buffer.state import StateWatch
 from gateway.buffer.wear import WriteMeter, add_usage
@@ -37,10 +37,10 @@ from gateway.reading import BufferFileError, Doubt, Mark
 from gateway.settings import BufferSettings
 
 AGE_CHECK_S = 60.0
+READ_AGAIN_S = 30.0
+"""Seconds until readers look again for rows that they have passed over, as the disk could not be read."""
 REFUSED_AFTER_S = 10.0
 """Seconds for which nothing may be written until what needs the disk is refused, if Kafka takes what others bring."""
-QUIET_S = SIGN_OF_LIFE_S
-"""Seconds that marks and duplicate windows wait for a commit that is made for something else."""
 END_S = 2.0
 """Seconds that the thread's end waits for the event loop."""
 LOSSES_REPORTED_MAX = 200
@@ -111,6 +111,8 @@ class CommitLoop:
         """When the last commit was made."""
         self._made_room = False
         """Whether the last commit dropped rows to make room."""
+        self._read_again_s = math.inf
+        """When readers should look again for rows that they were not given, as the file could not be read."""
 
     def open(self) -> None:
         """Open the file, begin this start's lane, and start the thread. Raises BufferFileError."""
@@ -150,6 +152,7 @@ class CommitLoop:
                     self._settle(future, function)
                 if not closing:
                     self._admit()
+                    self._send_back()
                 self._commit(time.monotonic(), closing=closing)
             self._end()
         except BaseException as error:  # noqa: BLE001 - a bug: acknowledgements would wait for ever
@@ -173,7 +176,8 @@ class CommitLoop:
 
     def _due_s(self) -> float:
         """When the next commit is due, whatever the queue holds."""
-        due_s = min(self.state_watch.due_s, self.file.shares.count_due_s if self.attachment.is_attached else math.inf)
+        count_due_s = self.file.shares.count_due_s if self.attachment.is_attached else math.inf
+        due_s = min(self.state_watch.due_s, count_due_s, self._read_again_s)
         if self.state_watch.cannot_store:
             # The queue's retries wake the thread, as somebody may free or mend the disk.
             return due_s
@@ -198,7 +202,7 @@ class CommitLoop:
             self._quiet_due_s = 0.0
         elif self._quiet_due_s == math.inf:
             # After a long rest it is due at once: a start after a crash reckons from the last commit.
-            self._quiet_due_s = max(time.monotonic(), self._committed_s + QUIET_S)
+            self._quiet_due_s = max(time.monotonic(), self._committed_s + SIGN_OF_LIFE_S)
         return self._quiet_due_s
 
     def _settle(self, future: Future[object], function: Callable[[], object]) -> None:
@@ -255,9 +259,8 @@ class CommitLoop:
                         self._loop.call_soon_threadsafe(self.release)
             except Exception as error:  # noqa: BLE001 - what cannot be admitted is committed, or refused by that
                 failure = error if schema.is_of_disk(error) else None
-                if append is not None and (failure is None or self.state_watch.has_stopped_for(REFUSED_AFTER_S)):
-                    # Kafka cannot have it first, and while the disk fails nobody can have it.
-                    append.is_unfit = True
+                if append is not None:
+                    self._judge_unknown(append, is_of_disk=failure is not None)
         if admitted:
             size = sum([len(row.datum.payload) for row in admitted])
             self._outgoing.extend(admitted, size)
@@ -272,8 +275,22 @@ class CommitLoop:
             refused = self._queue.refuse_first(topics, failing=self.state_watch.state.failing is not None)
             self._announce([(append.done, False) for append in refused if append.done is not None])
 
+    def _judge_unknown(self, append: Append, *, is_of_disk: bool) -> None:
+        """Decide what becomes of an append whose sender is not known, as the file could not be asked."""
+        if not is_of_disk:
+            append.is_unfit = True
+            return
+        now_s = time.monotonic()
+        append.unknown_since_s = append.unknown_since_s or now_s
+        if self.state_watch.has_stopped_for(REFUSED_AFTER_S) or now_s >= append.unknown_since_s + REFUSED_AFTER_S:
+            # Nobody can have it, and others must not wait behind it.
+            self._queue.admitted(append)
+            self._queue.released((append,))
+            self._announce([(append.done, False)] if append.done is not None else [])
+            self._queue.look_again()
+
     def release(self) -> None:
-        """Acknowledge the oldest appends of the front whose rows are durable. On the event loop."""
+        """Acknowledge the appends of the front that may be acknowledged now. On the event loop."""
         settled = self._outgoing.front.take_settled()
         if settled:
             self._queue.released(settled)
@@ -337,6 +354,8 @@ class CommitLoop:
         usage = self.meter.due(now_s)
         self._made_room = False
         with self._transaction():
+            if self.state_watch.state.failing is not None:
+                file.probe()
             coming = sum(append.disk_bytes for append in due.readings)
             drops = self._settings.when_full == "drop-oldest"
             if age_due or (drops and (file.room.is_full(coming) or file.shares.limits(coming, now_s))):
@@ -533,6 +552,45 @@ class CommitLoop:
         except BaseException:
             self._queue.put_back(losses)
             raise
+
+    # -- reading for the forwarder --------------------------------------------------------------
+
+    def read_newest(self, after: Position, limit: int) -> list[Row]:
+        """Rows that follow a position. If the file cannot be read, those in memory: Kafka needs no disk for them."""
+        file = self.file
+        try:
+            return self._outgoing.read_newest(file, after, limit)
+        except (sqlite3.Error, OSError) as error:
+            self._pass_over(file, error)
+            return self._outgoing.read_memory(file, after, limit)
+
+    def read_file(self, after: Position, limit: int) -> list[Row]:
+        """Rows of the file that follow a position; none if it cannot be read."""
+        file = self.file
+        try:
+            return self._outgoing.read(file, after, limit)
+        except (sqlite3.Error, OSError) as error:
+            self._pass_over(file, error)
+            return []
+
+    def _pass_over(self, file: BufferFile, error: sqlite3.Error | OSError) -> None:
+        """Have readers pass over what the disk does not give. Raises the error if it is another one.
+
+        Raises BufferFileError if another file has taken this one's place.
+        """
+        if not schema.is_unreadable(error):
+            raise error
+        self._fail(error)
+        if self.file is not file or not self.attachment.is_attached:
+            raise replaced() from error
+        self._read_again_s = min(self._read_again_s, time.monotonic() + READ_AGAIN_S)
+
+    def _send_back(self) -> None:
+        """Send readers back to rows that they have passed over, if it is time."""
+        if time.monotonic() >= self._read_again_s:
+            self._read_again_s = math.inf
+            self.attachment.rewinds += 1
+            self._loop.call_soon_threadsafe(self.committed.set)
 
     # -- the file, and how it fares -------------------------------------------------------------
 

@@ -47,6 +47,8 @@ class Append:
     """Whether it is one of the gateway's own events."""
     is_unfit: bool = False
     """Whether it cannot get its numbers before its commit."""
+    unknown_since_s: float | None = None
+    """Since when the file could not be asked what it knows of its sender (monotonic)."""
 
     @property
     def needs_disk(self) -> bool:

@@ -57,8 +57,11 @@ AHEAD_MARK = "ahead/boot"
 """Mark that is kept while rows may go to Kafka without the disk, with the boot's id. A clean end forgets it."""
 OFFSETS_BEHIND = Mark("uplink/offsets-behind", b"1")
 """Mark that is kept while Kafka may have more of this gateway's records than the kept offsets say."""
+PROBE = Mark("probe", b"")
+"""Mark that is written and deleted in one commit."""
 SIGN_OF_LIFE_S = 900.0
-"""Seconds between two commits, at most, while rows go to Kafka without the disk."""
+"""Seconds between two commits, at most, while rows go to Kafka without the disk. So long, marks and duplicate windows
+wait for a commit that is made for something else."""
 SIGN_OF_LIFE_US = int((SIGN_OF_LIFE_S + SEEN_SAVE_S) * 1e6)
 """Microseconds after a boot's latest known time within which its next commit came, if there was anything to lose."""
 UNSAVED_RUNS_MAX = RUNS_MAX // 2
@@ -279,7 +282,7 @@ class BufferFile:
 
     def gone(self, spans: Iterable[Span]) -> list[Span]:
         """Rows of these spans that are neither in the file nor in the front."""
-        return self.front.without(gone_rows(self.connection, spans))
+        return gone_rows(self.connection, self.front.without(spans))
 
     def outstanding(self, queued: Sequence[Entry]) -> Outstanding:
         """Everything that Kafka does not have yet. Entries in `queued` wait for their commit."""
@@ -309,6 +312,10 @@ class BufferFile:
         salvaging = (lane for progress in self._salvages() for lane in progress.lanes.values())
         self.lanes.open({*self.salvaged.values(), *salvaging})
         self.boots.forget_unneeded()
+
+    def probe(self) -> None:
+        """Have the open transaction write to the disk. A commit that changes nothing succeeds on a dead one."""
+        self.keep_marks([PROBE, Mark(PROBE.key, None)])
 
     # -- beside the rows ------------------------------------------------------------------------
 
@@ -343,6 +350,8 @@ class BufferFile:
 
         Entries in `judged` were taken in once before: they are not compared with what their sensors sent.
         """
+        # Input may be a copy of a row that only the front has. Before the input goes, the disk must have one of them.
+        self.write_front()
         # Another caller may have taken some of them.
         there = self.quarantine.find([*entries, *judged]).keys()
         self.insert([entry for number, entry in entries.items() if number in there])

@@ -7,10 +7,9 @@ in the file is here or in Kafka.
 
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
 
 from gateway.buffer.commit_queue import Append
 from gateway.buffer.rows import PendingRows, Row, Series, Span
@@ -25,6 +24,8 @@ class Admitted:
     """When its entries got their numbers (monotonic)."""
     event_from_us: int
     """Earliest event time of its entries."""
+    ordered_by: frozenset[Hashable]
+    """Its devices, or its broker. Of the appends that share one, none is acknowledged before an earlier one."""
     left: int
     """Rows that neither Kafka nor the disk has yet."""
 
@@ -39,7 +40,7 @@ class Front:
         self._lane = 0
         self._rows: dict[int, tuple[Row, Series, Admitted]] = {}
         """By sequence, in order: rows that neither Kafka nor the disk has yet, and their series."""
-        self._admitted: deque[Admitted] = deque()
+        self._admitted: list[Admitted] = []
         """In order: appends that were not announced yet."""
 
     def __len__(self) -> int:
@@ -50,7 +51,10 @@ class Front:
 
         `series` are those of each row.
         """
-        admitted = Admitted(append, time.monotonic(), event_from_us, len(rows))
+        # A device's append without rows may be a resend of an earlier one. A broker counts on the order of its answers.
+        of_broker = (append.origin,) if append.origin.is_broker else ()
+        ordered_by = frozenset[Hashable]((*(entry.series.device for entry in append.entries), *of_broker))
+        admitted = Admitted(append, time.monotonic(), event_from_us, ordered_by, len(rows))
         with self._lock:
             self._admitted.append(admitted)
             for row, of in zip(rows, series, strict=True):
@@ -105,6 +109,11 @@ class Front:
                     by_run.setdefault((series.device, series.counter, boot), set()).add(sequence)
         return first, by_run
 
+    def series(self, number: int) -> Series | None:
+        """The series of a number, if a row has it."""
+        with self._lock:
+            return next((of for row, of, _ in self._rows.values() if row.series == number), None)
+
     def without(self, spans: Iterable[Span]) -> list[Span]:
         """The parts of spans whose rows are not here."""
         with self._lock:
@@ -158,20 +167,25 @@ class Front:
                 found[2].left -= 1
 
     def take_settled(self) -> list[Append]:
-        """Take out the oldest appends whose rows are all durable. They may be acknowledged, in this order."""
-        settled = []
+        """Take out the appends that may be acknowledged, in order: their rows are durable, and nothing holds them."""
         with self._lock:
-            while self._admitted and not self._admitted[0].left:
-                settled.append(self._admitted.popleft().append)
-        return settled
+            settled, self._admitted = self._settled_and_held()
+        return [admitted.append for admitted in settled]
 
     def take_back(self) -> list[Append]:
-        """Give up the appends that may not be acknowledged, and return them. Their rows stay, as nobody has them yet.
-
-        An append that follows one of these is one of them, even if Kafka has its rows: it may be a resend of theirs.
-        """
+        """Give up the appends that may not be acknowledged, and return them. Their rows stay if nobody has them yet."""
         with self._lock:
-            durable = deque(takewhile(lambda admitted: not admitted.left, self._admitted))
-            back = [admitted.append for admitted in islice(self._admitted, len(durable), None)]
-            self._admitted = durable
-            return back
+            self._admitted, held = self._settled_and_held()
+        return [admitted.append for admitted in held]
+
+    def _settled_and_held(self) -> tuple[list[Admitted], list[Admitted]]:
+        settled: list[Admitted] = []
+        held: list[Admitted] = []
+        waiting: set[Hashable] = set()
+        for admitted in self._admitted:
+            if admitted.left or not waiting.isdisjoint(admitted.ordered_by):
+                waiting |= admitted.ordered_by
+                held.append(admitted)
+            else:
+                settled.append(admitted)
+        return settled, held

@@ -84,15 +84,38 @@ class OutgoingRows:
     def read_newest(self, file: BufferFile, after: Position, limit: int) -> list[Row]:
         """Rows that follow a position, from the file. At its end, new rows are kept in memory again."""
         rows = self.read(file, after, limit)
-        reached = Position(rows[-1].lane, rows[-1].sequence) if rows else after
-        newest = [row for row in self.front.rows() if (row.lane, row.sequence) > after]
+        reached = _place(rows[-1]) if rows else after
         if not rows or reached == file.lanes.last_stored:
-            with self._lock:
-                self._tail.follow(reached, [row for row in newest if (row.lane, row.sequence) > reached])
+            newest = self._follow(reached)
             if not rows:
                 return newest[:limit]
-        between = [row for row in newest if (row.lane, row.sequence) < reached]
+        return self._with_front(rows, after)
+
+    def read_memory(self, file: BufferFile, after: Position, limit: int) -> list[Row]:
+        """Rows that follow a position, as far as they are in memory. From here on, all new ones are kept there."""
+        with self._lock:
+            found = self._tail.read_behind(after, limit)
+        if found is None:
+            found = self._follow(max(after, file.lanes.last_stored))[:limit]
+        return self._with_front(found, after)
+
+    def _with_front(self, rows: list[Row], after: Position) -> list[Row]:
+        """Rows in order, with those of the front between a position and the last of them."""
+        known = {_place(row) for row in rows} if self.front else set()
+        last = _place(rows[-1]) if rows else None
+        between = [
+            row
+            for row in self.front.rows()
+            if after < _place(row) and (last is None or _place(row) < last) and _place(row) not in known
+        ]
         return sorted([*rows, *between], key=_place) if between else rows
+
+    def _follow(self, reached: Position) -> list[Row]:
+        """Keep in memory the rows behind a position, which is not before the file's end. Returns these rows."""
+        newest = [row for row in self.front.rows() if _place(row) > reached]
+        with self._lock:
+            self._tail.follow(reached, newest)
+        return newest
 
     def read(self, file: BufferFile, after: Position, limit: int) -> list[Row]:
         """Rows of the file, except confirmed ones that wait for their deletion."""

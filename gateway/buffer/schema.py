@@ -207,6 +207,13 @@ _OF_DISK = frozenset(
 )
 
 
+def is_unreadable(error: Exception) -> bool:
+    """Whether the disk does not give what stands on it. If it says EIO, SQLite calls the file corrupt."""
+    code = getattr(error, "sqlite_errorcode", None)
+    is_failure = code is not None and code & 0xFF == sqlite3.SQLITE_IOERR
+    return is_failure or isinstance(error, OSError) or (isinstance(error, sqlite3.Error) and is_corruption(error))
+
+
 def is_of_disk(error: Exception) -> bool:
     """Whether the disk or the file is at fault, so that a retry may succeed, rather than the data to be stored."""
     code = getattr(error, "sqlite_errorcode", None)

@@ -70,7 +70,14 @@ class SeriesTable:
         if unsaved is not None:
             return unsaved
         statement = "SELECT stream, topic, key, device, subject, type, content_type FROM series WHERE number = ?"
-        stream, *columns = find_one(self._connection, statement, number)
+        try:
+            stream, *columns = find_one(self._connection, statement, number)
+        except sqlite3.Error:
+            # A disk that cannot be read must not keep from Kafka what is in memory.
+            of_front = self._front.series(number)
+            if of_front is None:
+                raise
+            return of_front
         return Series.of_columns(columns, stream)
 
     @property
@@ -102,7 +109,8 @@ class SeriesTable:
         unsaved = {**self._saving, **self._unsaved}
         self._unsaved = {number: series for number, series in unsaved.items() if number < self._first_new}
         if len(unsaved) > len(self._unsaved):
-            self.numbers.clear()
+            # The others stay: perhaps the disk cannot even be read.
+            self.numbers = {series: number for series, number in self.numbers.items() if number < self._first_new}
         self._unsaved_numbers = {series.columns: number for number, series in self._unsaved.items()}
         self._saving = {}
 

@@ -59,6 +59,12 @@ class Tail:
         found = rows[skip : skip + limit]
         return found if found or self.is_at_end else None
 
+    def read_behind(self, after: Position, limit: int) -> list[Row] | None:
+        """Rows as `read` gives them, though others may stand between the position and them; None if the end is gone."""
+        if self._after is None or not self.is_at_end:
+            return None
+        return self.read(max(after, self._after), limit)
+
     def forget(self, span: Span) -> None:
         """Drop the rows up to the end of a confirmed span."""
         rows = self._rows

@@ -5,6 +5,7 @@ nearly all packets are, becomes a reading here.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -56,6 +57,7 @@ class Connection(Link):
         "_plain",
         "_protocol",
         "_shared",
+        "_under_way",
         "_unread",
         "_user",
         "_waits_for_commit",
@@ -79,6 +81,8 @@ class Connection(Link):
         """Packets after a CONNECT that waits for the commit of its session; None while no CONNECT waits."""
         self._clean = False
         self._inflight = Inflight(shared.settings, shared.inflight)
+        self._under_way: deque[ClientBatch] = deque()
+        """Batches that wait for a commit, or for an earlier one of them, in order."""
         self._waits_for_commit = False
         self._unread = b""
         """Bytes received but not acted on yet: at most READ_BYTES_MAX and one read."""
@@ -308,7 +312,7 @@ class Connection(Link):
     def _store(self, client: Client, batch: ClientBatch, wire_bytes: int) -> None:
         """Give a batch to the intake; `_decided` writes its answers."""
         shared, inflight = self._shared, self._inflight
-        if not batch.waits and not inflight.batches:
+        if not batch.waits and not self._under_way:
             # There is nothing to store, and no earlier batch to wait for.
             client.stored(batch)
             if self._cause is None:
@@ -319,32 +323,35 @@ class Connection(Link):
             self._end_for_too_much_waiting()
             return
         client.complete(batch)
-        weight_bytes = inflight.add(batch, wire_bytes, self._loop.time())
+        inflight.add(batch, wire_bytes, self._loop.time())
+        self._under_way.append(batch)
         self.pause_or_resume()
-        shared.store(batch.readings, partial(self._decided, client, batch, weight_bytes), batch.marks)
+        shared.store(batch.readings, partial(self._decided, client, batch), batch.marks)
 
-    def _decided(
-        self,
-        client: Client,
-        batch: ClientBatch,
-        weight_bytes: int,
-        stored: bool,  # noqa: FBT001 - the contract of Intake
-    ) -> None:
-        """Acknowledge a stored batch; if the client is gone, remember the batch for its next connection."""
-        self._inflight.remove(batch, weight_bytes)
+    def _decided(self, client: Client, batch: ClientBatch, stored: bool) -> None:  # noqa: FBT001 - as Intake has it
+        """Acknowledge stored batches, in the order of their messages [MQTT-4.6.0-2], and undo a refused one at once."""
+        under_way = self._under_way
+        batch.is_stored = stored
         if not stored:
+            under_way.remove(batch)
+            self._inflight.remove(batch)
             self._not_stored(client, batch)
-        else:
-            client.stored(batch)
-            if (self._cause is None or self._owes) and not self._transport.is_closing():
-                self._write_answers(batch)
-            else:
-                client.leave_unanswered(batch)
-            if batch.untrue:
-                self.dismiss(INTAKE_REFUSED, "the first copy of a message that came again could not be stored")
-        if self._owes and not self._inflight.batches:
+        while under_way and under_way[0].is_stored:
+            self._stored(client, under_way.popleft())
+        if self._owes and not under_way:
             self._owe_nothing()
         self.pause_or_resume()
+
+    def _stored(self, client: Client, batch: ClientBatch) -> None:
+        """Acknowledge a stored batch; if the client is gone, remember the batch for its next connection."""
+        self._inflight.remove(batch)
+        client.stored(batch)
+        if (self._cause is None or self._owes) and not self._transport.is_closing():
+            self._write_answers(batch)
+        else:
+            client.leave_unanswered(batch)
+        if batch.untrue:
+            self.dismiss(INTAKE_REFUSED, "the first copy of a message that came again could not be stored")
 
     def _write_answers(self, batch: ClientBatch) -> None:
         answers = batch.answers
@@ -414,7 +421,7 @@ class Connection(Link):
             self._cause = reason
             self._retire()
             self._owes = True
-            if self._inflight.batches and not self._shared.intake.cannot_store:
+            if self._under_way and not self._shared.intake.cannot_store:
                 self._end_within(CLOSING_COMMITS_S, self._owe_nothing)
             else:
                 self._owe_nothing()
@@ -438,4 +445,4 @@ class Connection(Link):
         self._caller.ends()
         client = self._client
         if client is not None and self._shared.sessions.get(client.key) is self:
-            client.retire(under_way=self._inflight.batches > 0)
+            client.retire(under_way=bool(self._under_way))

@@ -63,27 +63,26 @@ class InflightTotal:
 
 
 class Inflight:
-    """Batches, messages and bytes of one connection that wait for a commit."""
+    """Messages and bytes of one connection that wait for a commit."""
 
-    __slots__ = ("_settings", "_total", "batches", "bytes", "messages")
+    __slots__ = ("_settings", "_total", "bytes", "messages")
 
     def __init__(self, settings: ListenerSettings, total: InflightTotal) -> None:
         self._settings = settings
         self._total = total
-        self.batches = 0
         self.messages = 0
         self.bytes = 0
 
-    def add(self, batch: ClientBatch, wire_bytes: int, now_s: float) -> int:
-        """Record a batch given to the intake; return the bytes that it takes in memory until it is decided.
+    def add(self, batch: ClientBatch, wire_bytes: int, now_s: float) -> None:
+        """Record a batch given to the intake.
 
-        They are the bytes received (`wire_bytes`), the readings made of them, and the marks.
+        It weighs the bytes received (`wire_bytes`), the readings made of them, and the marks.
         """
         messages = len(batch.readings)
         weight_bytes = wire_bytes + READING_BYTES * messages
         if batch.marks:
             weight_bytes += sum(MARK_BYTES + len(value or b"") for value in batch.marks.values())
-        self.batches += 1
+        batch.weight_bytes = weight_bytes
         self.messages += messages
         self.bytes += weight_bytes
         total = self._total
@@ -91,15 +90,13 @@ class Inflight:
         total.bytes += weight_bytes
         if total.bytes > total.bytes_max and not total.beyond:
             total.judge()
-        return weight_bytes
 
-    def remove(self, batch: ClientBatch, weight_bytes: int) -> None:
-        """Record that a batch is decided. `weight_bytes` is the number that `add` returned."""
-        self.batches -= 1
+    def remove(self, batch: ClientBatch) -> None:
+        """Record that a batch is decided."""
         self.messages -= len(batch.readings)
-        self.bytes -= weight_bytes
+        self.bytes -= batch.weight_bytes
         total = self._total
-        total.bytes -= weight_bytes
+        total.bytes -= batch.weight_bytes
         if total.beyond or not total.bytes:
             total.judge()
 

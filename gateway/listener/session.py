@@ -61,6 +61,7 @@ class ClientBatch:
         "counting_from",
         "exchanges",
         "follows",
+        "is_stored",
         "is_undone",
         "marks",
         "qos0",
@@ -68,6 +69,7 @@ class ClientBatch:
         "replies",
         "subscribed",
         "untrue",
+        "weight_bytes",
     )
 
     def __init__(self) -> None:
@@ -90,6 +92,8 @@ class ClientBatch:
         released. Of several changes of one identifier the last counts, as all are in one commit."""
         self.follows: list[tuple[int, ClientBatch]] = []
         """Positions in `answers` that are true only if another batch under way is stored too, and that batch."""
+        self.is_stored = False
+        """Whether it is stored. It may still wait for earlier batches of its connection."""
         self.is_undone = False
         """Whether the batch is decided, and nothing of it was stored."""
         self.untrue: set[int] = set()
@@ -98,6 +102,8 @@ class ClientBatch:
         """Commands that this batch queues: their session and packet identifier."""
         self.counting_from = NOT_COUNTING
         """First identifier of the run that the batch belongs to (`listener.redelivery.PacketIdRun`)."""
+        self.weight_bytes = 0
+        """Bytes that it takes in memory until it is decided."""
 
     def answer_bare(self, answer: int) -> None:
         """Add an answer that belongs to no reading of this batch."""

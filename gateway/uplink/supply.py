@@ -100,11 +100,10 @@ class Supply:
             raise _replaced()
         is_ordered = self._kafka.drain == "oldest-first"
         if self._buffer.attachment.rewinds != self._rewinds:
-            # Rows were put before those that were read.
+            # Rows were put before those that were read, or were passed over.
             self._rewinds = self._buffer.attachment.rewinds
             self._backlog.rewind(START)
-            if is_ordered:
-                self._live.rewind(START)
+            self._live.rewind(START if is_ordered else Position(self.live_lane, -1))
         lane = self._buffer.lane.number
         if lane == self.live_lane:
             return False

@@ -45,8 +45,9 @@ class RecordingIntake:
         if self.outcome is not None:
             asyncio.get_running_loop().call_soon(self.decide, self.outcome)
 
-    def decide(self, stored: bool) -> None:  # noqa: FBT001 - as `done` has it
-        (readings, done), marks = self.batches.pop(0), self._marks.pop(0)
+    def decide(self, stored: bool, place: int = 0) -> None:  # noqa: FBT001 - as `done` has it
+        """Decide a batch, by default the oldest. Too much may wait for the newest; Kafka may have a later one first."""
+        (readings, done), marks = self.batches.pop(place), self._marks.pop(place)
         if stored:
             self.commits += 1
             self.stored += readings
@@ -60,12 +61,6 @@ class RecordingIntake:
     def decide_all(self) -> None:
         while self.batches:
             self.decide(True)
-
-    def refuse_newest(self) -> None:
-        """Refuse the newest batch at once, before earlier ones are decided: too much waits already."""
-        _, done = self.batches.pop()
-        self._marks.pop()
-        done(False)
 
     def forget_undecided(self) -> None:
         """Forget batches that were taken and not committed, as `kill -9` does."""

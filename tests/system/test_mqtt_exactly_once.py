@@ -164,7 +164,7 @@ class OneClient(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.intake.batches)
     def refuse_newest(self) -> None:
-        self.in_loop(self.intake.refuse_newest)
+        self.in_loop(lambda: self.intake.decide(False, -1))
         self.settle()
 
     def settle(self) -> None:

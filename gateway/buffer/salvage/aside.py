@@ -3,6 +3,8 @@
 The name itself says how far the work has come, as renaming needs no room on the disk.
 """
 
+import errno
+import os
 import sqlite3
 from contextlib import closing, suppress
 from datetime import UTC, datetime
@@ -13,11 +15,27 @@ from gateway.host.safe_files import sync_folder
 
 _UNFINISHED = ".unfinished"
 _SALVAGED = ".salvaged"
+_TRIAL_BYTES = 4_096
 _PARTS = ("-wal", "-shm")
 _FILLED_BY_USE = ("reading", "quarantine", "mark", "loss", "device_run")
 """Tables that are empty in a file that was only made."""
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 """Errors from reading a damaged file. SQLite's messages may themselves hold damaged text."""
+
+
+def try_disk(path: Path) -> None:
+    """Make sure that the disk takes a new file beside this one, if it has room. Raises OSError."""
+    trial = path.with_name(f"{path.name}.trial")
+    try:
+        with trial.open("wb") as file:
+            file.write(bytes(_TRIAL_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+    finally:
+        trial.unlink(missing_ok=True)
 
 
 def begin(path: Path) -> Path:

@@ -1,6 +1,8 @@
 """Rows that Kafka may have before the disk: when they are written, acknowledged, and what a cut leaves of them."""
 
 import asyncio
+import errno
+import os
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator
@@ -8,20 +10,38 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.buffer import commit_loop, tail
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.commit_loop import QUIET_S
-from gateway.buffer.file import AHEAD_MARK, OFFSETS_BEHIND, BufferFile
+from gateway.buffer.file import AHEAD_MARK, OFFSETS_BEHIND, SIGN_OF_LIFE_S, BufferFile
 from gateway.buffer.room import Room
 from gateway.buffer.rows import Entry, Position, Row, spans_of
 from gateway.buffer.schema import corruption
-from gateway.buffer.sensor_runs import DeviceRuns
+from gateway.clock.kernel_clock import boottime_us
+from gateway.clock.sensor_clocks import DeviceClocks
+from gateway.intake.new_clocks import NewClocks
 from gateway.reading import Mark
-from tests.support.buffers import append, entry, failure, is_held, losses, marks_of, opened, store
+from gateway.settings import KafkaSettings
+from gateway.uplink.supply import Supply
+from tests.support.buffers import (
+    append,
+    changed,
+    entry,
+    failure,
+    input_of,
+    is_held,
+    losses,
+    marks_of,
+    opened,
+    series_of,
+    store,
+)
+from tests.support.dead_disk import dead_disk
 from tests.support.waiting import until
 
 TOPIC = "device-thermo"
+OTHER = "device-other"
 
 
 @asynccontextmanager
@@ -257,7 +277,7 @@ async def test_the_first_row_after_a_long_rest_is_a_sign_of_life(tmp_path: Path)
     path = tmp_path / "buffer.db"
     async with direct(path) as buffer:
         # The last commit was long ago.
-        buffer._commits._committed_s -= QUIET_S
+        buffer._commits._committed_s -= SIGN_OF_LIFE_S
         before = path.with_name("buffer.db-wal").read_bytes()
         outcome = append(buffer, [entry(b"1")])
         await live(buffer, 1)
@@ -289,6 +309,146 @@ async def test_a_dead_disk_stops_nothing_that_kafka_takes(tmp_path: Path, monkey
         assert await late
         await buffer.run(lambda _: file.connection.execute("PRAGMA query_only = OFF").fetchone())
         await until(lambda: failure(buffer) is None)
+
+
+async def test_a_topic_that_takes_nothing_holds_up_no_other_while_the_disk_is_dead(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path, disk_after_ms=100) as buffer:
+        await buffer.go_direct(frozenset([TOPIC, OTHER]), buffer.id)
+        known = [append(buffer, [to_other(b"known", 9)]), append(buffer, [entry(b"known", sequence=9)])]
+        await take(buffer, await live(buffer, 2))
+        assert await asyncio.gather(*known) == [True, True]
+        with dead_disk(path):
+            stuck = append(buffer, [to_other(b"0", sequence=0)])
+            await live(buffer, 1, after=1)
+            again = append(buffer, [to_other(b"0", sequence=0)])
+            of_both = append(buffer, [to_other(b"1", sequence=1), entry(b"2", "both")])
+            rows = await live(buffer, 2, after=2)
+            await buffer.go_direct(frozenset([TOPIC]), buffer.id)
+            await until(lambda: failure(buffer) is not None)
+            served = append(buffer, [entry(b"3")])
+            await take(buffer, rows[1:])
+            await take(buffer, await live(buffer, 1, after=4))
+            assert await asyncio.wait_for(served, 5)
+            for held in (stuck, again, of_both):
+                assert not held.done(), "of it or of its first copy, nobody has a row"
+        assert all(await asyncio.wait_for(asyncio.gather(stuck, again, of_both), 10))
+
+
+def to_other(payload: bytes, sequence: int) -> Entry:
+    made = entry(payload, "other", sequence)
+    return changed(made, series=replace(made.series, topic=OTHER))
+
+
+async def test_a_disk_that_cannot_be_read_keeps_nothing_in_memory_from_kafka(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "TAIL_ROWS_MAX", 5)
+    path = tmp_path / "buffer.db"
+    async with direct(path, disk_after_ms=100) as buffer:
+        known = append(buffer, [entry(b"0", sequence=0)])
+        await take(buffer, await live(buffer, 1))
+        assert await known
+        await buffer.transact(lambda _: None)
+        with dead_disk(path):
+            outcomes = []
+            for number in range(1, 11):
+                outcomes.append(append(buffer, [entry(b"%d" % number, sequence=number)]))
+                await buffer.answers()
+            await until(lambda: failure(buffer) is not None)
+            assert not buffer._outgoing.admits, "the forwarder has fallen too far behind"
+            rows = await live(buffer, 6)
+            assert (await series_of(buffer, rows[0].series)).topic == TOPIC
+            await take(buffer, rows)
+            rows = await live(buffer, 4, after=6)
+            await take(buffer, rows)
+            assert await asyncio.wait_for(asyncio.gather(*outcomes), 10) == [True] * 10
+            # A new session begins from the beginning.
+            assert (await buffer.read(Position(buffer.lane.number, -1), 10))[1] == []
+            assert (await buffer.read_backlog(Position(0, -1), 10, buffer.lane.number))[1] == []
+            later = append(buffer, [entry(b"11", sequence=11)])
+            await take(buffer, await live(buffer, 1))
+            assert await asyncio.wait_for(later, 10)
+
+
+async def test_what_a_disk_that_could_not_be_read_holds_goes_out_once_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path, disk_after_ms=100) as buffer:
+        assert await store(buffer, [entry(b"on disk")])
+        kafka = KafkaSettings(bootstrap=("kafka:9092",))
+        clocks = NewClocks(0.0, DeviceClocks(), boottime_us)
+        for_reading = Supply(buffer, kafka, lambda: (), clocks)
+
+        async def given(supply: Supply) -> list[bytes]:
+            supply.follow()
+            live_rows, backlog = await supply.next(lambda _: 1e9, None, False)
+            return [row.datum.payload for row in (*live_rows, *backlog)]
+
+        assert await given(for_reading) == [b"on disk"]
+        assert await given(for_reading) == []
+        await buffer.go_direct(frozenset([TOPIC]), buffer.id)
+        with dead_disk(path):
+            monkeypatch.setattr(commit_loop, "READ_AGAIN_S", 0.5)
+            append(buffer, [entry(b"in memory")])
+            await until(lambda: failure(buffer) is not None)
+            supply = Supply(buffer, kafka, lambda: (), clocks)
+            assert await given(supply) == [b"in memory"]
+        rewinds = buffer.attachment.rewinds
+        await until(lambda: buffer.attachment.rewinds > rewinds)
+        assert await given(supply) == [b"on disk", b"in memory"], "nobody has acknowledged any"
+
+
+async def test_a_file_that_looks_damaged_stays_where_the_disk_takes_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite calls it corrupt if a disk answers EIO."""
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        outcome, former = append(buffer, [entry(b"1")]), buffer.id
+        with monkeypatch.context() as dead:
+
+            def fail(_: int) -> None:
+                raise OSError(errno.EIO, "the disk is dead")
+
+            dead.setattr(os, "fsync", fail)
+            await buffer.run(lambda _: buffer._commits._fail(corruption("a page cannot be read")))
+            await take(buffer, await live(buffer, 1))
+            assert await outcome
+        assert buffer.id == former
+        assert not list(tmp_path.glob("*.corrupt-*"))
+
+
+async def test_a_commit_that_fails_forgets_no_series_that_were_known(tmp_path: Path) -> None:
+    """A disk that cannot be read would not tell their numbers again."""
+    path = tmp_path / "buffer.db"
+    async with direct(path, disk_after_ms=100) as buffer:
+        append(buffer, [entry(b"0")])
+        await take(buffer, await live(buffer, 1))
+        with dead_disk(path):
+            # Another sensor's readings need the disk, which has not seen it yet.
+            append(buffer, [entry(b"1", "new")], [Mark("mqtt/1", b"x")])
+            await until(lambda: failure(buffer) is not None)
+            known = await buffer.run(lambda file: dict(file.series.numbers))
+            assert [series.device for series in known] == ["42"]
+
+
+async def test_input_that_is_taken_in_again_is_gone_only_once_a_copy_is_durable(tmp_path: Path) -> None:
+    """It may be a copy of a row that only the front has."""
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        reading = entry(b"1", sequence=1)
+        input_ = input_of("no-route", b"1", "42", "device/42/thermo", device_boot="1-00000001", device_sequence=1)
+        assert await store(buffer, [changed(entry(b"report", "gateway"), quarantined=input_)])
+        await take(buffer, await live(buffer, 1))
+        append(buffer, [reading])
+        await live(buffer, 1, after=0)
+        (number,) = [number for number, *_ in await buffer.run(lambda file: file.quarantine.of_topics(0, 10))]
+        await buffer.transact(lambda file: file.requeue({number: reading}, {}))
+        assert await buffer.run(lambda file: file.quarantine.rows) == 0
+        assert buffer.counts["duplicate"] == 1
+        assert b"1" in [payload for _, payload in on_disk(path, tmp_path)]
 
 
 async def test_a_replaced_file_takes_the_front_again_and_says_so(tmp_path: Path) -> None:
@@ -360,23 +520,19 @@ async def test_a_sensor_that_nothing_is_known_of_holds_up_nobody_on_a_disk_that_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_loop, "REFUSED_AFTER_S", 0.5)
-    async with direct(tmp_path / "buffer.db") as buffer:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
         done = append(buffer, [entry(b"0", sequence=0)])
         await take(buffer, await live(buffer, 1))
         assert await done
-
-        def fails(*_: object) -> None:
-            error = sqlite3.OperationalError("disk I/O error")
-            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
-            raise error
-
-        monkeypatch.setattr(DeviceRuns, "_stored_window", fails)
-        monkeypatch.setattr(BufferFile, "transaction", fails)
-        rebooted, known = append(buffer, [entry(b"1", boot="2-00000002", sequence=0)]), append(buffer, [entry(b"2")])
-        await take(buffer, await live(buffer, 1, after=0))
-        assert await known
-        assert not rebooted.result()
-        monkeypatch.undo()
+        await buffer.run(lambda file: file.connection.execute("PRAGMA shrink_memory").fetchone())
+        with dead_disk(path):
+            rebooted = append(buffer, [entry(b"1", boot="2-00000002", sequence=0)])
+            known = append(buffer, [entry(b"2")])
+            await take(buffer, await live(buffer, 1, after=0))
+            assert await known
+            assert not rebooted.result()
+            assert failure(buffer) is not None, "a commit of nothing tells nothing of the disk"
 
 
 async def test_many_rows_of_the_front_make_no_buffer_full(tmp_path: Path) -> None:

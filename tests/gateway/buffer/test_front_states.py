@@ -57,6 +57,7 @@ class Sent:
     """An append, and what was said of it."""
 
     number: int
+    devices: frozenset[str]
     texts: list[bytes]
     """What must be durable if it is acknowledged: payloads, quarantined input, and marks."""
     outcome: bool | None = None
@@ -126,7 +127,7 @@ class FrontMachine(RestartedBuffer):
     def _append(self, entries: Sequence[Entry], marks: Sequence[Mark] = ()) -> None:
         quarantined = [each.quarantined.datum.payload for each in entries if each.quarantined is not None]
         texts = [*(each.datum.payload for each in entries), *quarantined, *(mark.key.encode() for mark in marks)]
-        sent = Sent(len(self.sent), texts)
+        sent = Sent(len(self.sent), frozenset(each.series.device for each in entries), texts)
         self.sent.append(sent)
         buffer = self.buffer
 
@@ -135,8 +136,8 @@ class FrontMachine(RestartedBuffer):
                 return  # the power had gone
             if sent.outcome is not None:
                 self.faults.append(f"append {sent.number} was answered twice")
-            if stored and any(later.outcome for later in self.sent[sent.number + 1 :]):
-                self.faults.append(f"append {sent.number} was acknowledged behind a later one")
+            if stored and any(later.outcome and later.devices & sent.devices for later in self.sent[sent.number + 1 :]):
+                self.faults.append(f"append {sent.number} was acknowledged behind a later one of its device")
             sent.outcome = stored
             if stored:
                 self.acknowledged.update(sent.texts)

@@ -11,6 +11,7 @@ from tests.support.mqtt_peers import (
     PINGREQ,
     PINGRESP,
     UNAVAILABLE,
+    Peer,
     RecordingIntake,
     connect,
     connected,
@@ -45,6 +46,38 @@ async def test_a_flood_waits_in_the_network_while_its_commit_takes_long(intake: 
                 while intake.batches:
                     intake.decide(True)
                 await asyncio.sleep(0.005)
+        assert listener.shared.inflight.bytes == 0
+
+
+async def deliver(peer: Peer, intake: RecordingIntake, number: int) -> None:
+    """Have the intake take a message in a batch of its own."""
+    peer.writer.write(publish(str(number), number))
+    await until(lambda: len(intake.batches) == number)
+
+
+async def test_pubacks_come_in_the_order_of_the_messages_whichever_is_stored_first(intake: RecordingIntake) -> None:
+    async with listening(intake) as listener, connected(listener, connect(), ACCEPTED) as peer:
+        intake.outcome = None
+        for number in range(1, 5):
+            await deliver(peer, intake, number)
+        intake.decide(True, 1)
+        intake.decide(True, 1)
+        assert await peer.silent()
+        intake.decide(True)
+        assert await peer.read(12) == puback(1, 2, 3)
+        intake.decide(True)
+        assert await peer.read(4) == puback(4)
+        assert listener.shared.inflight.bytes == 0
+
+
+async def test_what_waits_for_a_refused_message_is_answered_without_it(intake: RecordingIntake) -> None:
+    async with listening(intake) as listener, connected(listener, connect(), ACCEPTED) as peer:
+        intake.outcome = None
+        for number in range(1, 3):
+            await deliver(peer, intake, number)
+        intake.decide(True, 1)
+        intake.decide(False)
+        assert await peer.read_to_end() == puback(2)
         assert listener.shared.inflight.bytes == 0
 
 

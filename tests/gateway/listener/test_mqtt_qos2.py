@@ -316,7 +316,7 @@ async def test_publishes_under_commit_are_answered_before_a_connection_closes(re
         peer.writer.write(PINGREQ + ENDINGS[reason])
         assert await peer.read(2) == PINGRESP
         if reason == "intake-refused":
-            intake.refuse_newest()
+            intake.decide(False, -1)
         assert listener.counts[reason] == 1
         assert await peer.silent()
         peer.writer.write(publish("not taken", 9))
