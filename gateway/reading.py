@@ -130,7 +130,8 @@ class Intake(Protocol):
     ) -> None:
         """Count readings that are gone for good, to be forwarded as a loss record (promise P4).
 
-        `sequences` are the sensor's boot, and the first and last sequence number that are lost, if they are known.
+        `sequences` are the sensor's boot, and the first and last sequence number that are lost, if they are known. With
+        `count` 0, some of these numbers may be lost. The record then says so of these numbers alone.
         """
 
     def event(self, kind: str, device: str | None, **details: object) -> None:
@@ -143,14 +144,16 @@ class Recalled(NamedTuple):
     stored: frozenset[int]
     """Sequence numbers stored or in the quarantine; complete for the last `WINDOW_SEQUENCES` up to the highest."""
     told_below: int
-    """Losses below this sequence number have been reported."""
+    """Losses below this sequence number have been reported, or are none of this gateway's."""
+    known_from: int = 0
+    """Below this sequence number, Kafka may have some that `stored` lacks: a crash took the knowledge of them."""
 
 
 class SerialIntake(Intake, Protocol):
     """The front door of the buffer, as serial lines see it."""
 
-    async def recall(self, device: str, boot: str) -> Recalled:
-        """Return the buffer's knowledge of one run (one boot) of a device.
+    async def recall(self, device: str, boot: str, held: range) -> Recalled:
+        """Return the buffer's knowledge of one run (one boot) of a device, which holds these sequence numbers.
 
         An ingress calls this for a run that an earlier connection or start may have known. It waits until the run's
         earlier readings are stored or refused. Raises BufferFileError.

@@ -204,13 +204,20 @@ class Buffer:
         """Turn counted losses into rows that report them; return how many. Raises BufferFileError."""
         return await self.run(lambda _: self._commits.report_losses(report))
 
-    async def recall(self, device: str, boot: str) -> Recalled:
+    async def recall(self, device: str, boot: str, held: range) -> Recalled:
         """See `SerialIntake.recall`. Raises BufferFileError."""
+
+        def recall(file: BufferFile) -> Recalled:
+            if not file.knows_ring(device, boot):
+                # Before any loss of the run: later starts reckon from here, whatever Kafka alone has by then.
+                self._commits.transact(lambda same: same.note_ring(device, boot, held))
+            return file.recall(device, boot, held)
+
         entries = [entry.quarantined or entry for entry in self._queue.waiting()]
         # The boot of a serial sensor has a random part, so no two sensors share one.
         of_run = [entry.datum.device_sequence for entry in entries if entry.datum.device_boot == boot]
         waiting = frozenset(sequence for sequence in of_run if sequence is not None)
-        found = await self.run(lambda file: file.recall(device, boot))
+        found = await self.run(recall)
         if waiting <= found.stored:
             return found
         # Readings, perhaps of an earlier line, wait for room: they may yet be stored or refused. The windows were read

@@ -52,8 +52,8 @@ class Append:
 
     @property
     def needs_disk(self) -> bool:
-        """Whether the file has to have more of it than Kafka can have: marks, losses, numbers, quarantined input."""
-        if self.marks or self.origin.is_recalled or self.is_unfit:
+        """Whether the file has to have more of it than Kafka can have: marks, losses, quarantined input."""
+        if self.marks or self.is_unfit:
             return True
         return any(entry.lost is not None or entry.quarantined is not None for entry in self.entries)
 

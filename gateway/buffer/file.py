@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from gateway.buffer import schema
+from gateway.buffer import rings, schema
 from gateway.buffer.boots import SEEN_SAVE_S, BootTable, Correction
 from gateway.buffer.commit_queue import Append
 from gateway.buffer.deletion import Deletion
@@ -24,8 +24,6 @@ from gateway.buffer.losses import (
     counted_losses,
     dropped_by_sensor,
     forget_losses,
-    note_told,
-    told_below,
 )
 from gateway.buffer.quarantine import DROPPED, Quarantine
 from gateway.buffer.read_rows import check_sqlite, gone_rows, read_rows, sequences_of
@@ -135,7 +133,7 @@ class BufferFile:
                     self.count_losses([Loss("", "buffer-unreadable", boot_id, 0, now_us, now_us)])
                 if cut_off is not None:
                     self.count_losses([cut_off])
-                    self.keep_marks([Mark(AHEAD_MARK, None), OFFSETS_BEHIND])
+                    self.keep_marks([Mark(AHEAD_MARK, None), OFFSETS_BEHIND, rings.begin_again(self.lanes.current)])
         except BaseException:
             self.abandon()
             raise
@@ -290,10 +288,26 @@ class BufferFile:
         newest = PendingRows.joined(self.front.pending(), PendingRows.of(queued))
         return Outstanding(self.lanes.pending(newest), list(self.quarantine.spans()), is_salvaging)
 
-    def recall(self, device: str, boot: str) -> Recalled:
+    def recall(self, device: str, boot: str, held: range) -> Recalled:
         """See `SerialIntake.recall`."""
         stored = self._runs.recent_sequences(device, boot) | self.quarantine.sequences(boot)
-        return Recalled(stored, told_below(self.connection, device, boot))
+        told_below = rings.told_below(self.connection, device, boot)
+        known_from = rings.known_from(self.connection, device, boot)
+        return Recalled(
+            stored,
+            # What came before the first known number may have gone to another gateway.
+            min(stored, default=held.start) if told_below is None else told_below,
+            held.stop if known_from is None else known_from,
+        )
+
+    def knows_ring(self, device: str, boot: str) -> bool:
+        """Whether the file says from which number on it knows all of a sensor's run."""
+        return rings.known_from(self.connection, device, boot) is not None
+
+    def note_ring(self, device: str, boot: str, held: range) -> None:
+        """Have the file say it, of a sensor that holds these numbers."""
+        _, told_below, _ = self.recall(device, boot, held)
+        rings.note_known(self.connection, device, boot, told_below, held.stop)
 
     # -- lanes ----------------------------------------------------------------------------------
 
@@ -330,7 +344,7 @@ class BufferFile:
     def count_losses(self, losses: Sequence[Loss]) -> None:
         """Count readings that never became rows."""
         count_losses(self.connection, losses)
-        note_told(self.connection, losses)
+        rings.note_told(self.connection, losses)
 
     def report_losses(self, report: Callable[[Loss], Entry], limit: int) -> int:
         """Turn loss counters into rows that report them; return how many."""
@@ -382,7 +396,7 @@ class BufferFile:
         if cut_off is not None and is_end:
             self.count_losses([cut_off])
         # The marks that were read may be old, or too few.
-        self.keep_marks([Mark(AHEAD_MARK, None), OFFSETS_BEHIND])
+        self.keep_marks([Mark(AHEAD_MARK, None), OFFSETS_BEHIND, rings.begin_again(self.lanes.current)])
 
     # -- damaged files --------------------------------------------------------------------------
 

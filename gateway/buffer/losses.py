@@ -16,11 +16,6 @@ OWN_LOSSES = frozenset({EVENTS_DROPPED, EVENT_REFUSED})
 """Reasons for losses of the gateway's own events, which are no readings."""
 UNCLEAN_END = "unclean-end"
 """Reason for what a crash may have taken of readings that nobody sends again. Its count is 0: nobody knows it."""
-TOLD_MARK = "ring/"
-"""Prefix of marks that say how far ring losses are counted; the device follows. Stored in one commit with the
-counter."""
-TOLD_MAX = 20_000
-"""Such marks that are kept; beyond it, those of devices without a duplicate window go."""
 LOSS_TYPE = "sluice.gateway.loss"
 """`ce_type` of a loss record."""
 
@@ -102,32 +97,6 @@ def count_losses(connection: sqlite3.Connection, losses: Iterable[Loss]) -> None
     )
 
 
-def note_told(connection: sqlite3.Connection, losses: Iterable[Loss]) -> None:
-    """Mark how far ring losses are counted, in the transaction that counts them."""
-    told = [
-        (f"{TOLD_MARK}{loss.device}", f"{loss.last_sequence + 1} {loss.device_boot}".encode())
-        for loss in losses
-        if loss.reason == SENSOR_DROPPED and loss.device and loss.last_sequence is not None
-    ]
-    if not told:
-        return
-    connection.executemany("INSERT OR REPLACE INTO mark VALUES (?, ?)", told)
-    beginning = (TOLD_MARK, TOLD_MARK + chr(0x10FFFF))
-    (kept,) = connection.execute("SELECT count(*) FROM mark WHERE key BETWEEN ? AND ?", beginning).fetchone()
-    if kept > TOLD_MAX:
-        connection.execute(
-            "DELETE FROM mark WHERE key BETWEEN ? AND ? AND substr(key, ?) NOT IN (SELECT device FROM device_run)",
-            (*beginning, len(TOLD_MARK) + 1),
-        )
-
-
-def told_below(connection: sqlite3.Connection, device: str, boot: str) -> int:
-    """The sequence of a device's run below which all ring losses are counted; 0 if unknown."""
-    found = connection.execute("SELECT value FROM mark WHERE key = ?", (f"{TOLD_MARK}{device}",)).fetchone()
-    below, of_boot = found[0].decode().split(" ", 1) if found else ("0", boot)
-    return int(below) if of_boot == boot else 0
-
-
 def dropped_by_sensor(entry: Entry, boot_id: str) -> Loss:
     """The ring loss that an entry reports."""
     first, last = entry.lost or (0, -1)
@@ -170,7 +139,10 @@ def losses_of_rows(connection: sqlite3.Connection, span: Span, reason: str) -> l
 
 
 def told_loss(record: bytes) -> Loss:
-    """The loss in a loss record's body."""
+    """The loss in a loss record's body.
+
+    If nobody can count it, its numbers are left out: a counter adds losses up, and would cover the numbers between.
+    """
     said = msgspec.json.decode(record, type=_Reported)
     return Loss(
         said.device or "",
@@ -180,6 +152,6 @@ def told_loss(record: bytes) -> Loss:
         said.first_boottime_us,
         said.last_boottime_us,
         said.device_boot or "",
-        said.first_sequence,
-        said.last_sequence,
+        said.first_sequence if said.count else None,
+        said.last_sequence if said.count else None,
     )

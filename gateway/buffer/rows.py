@@ -81,8 +81,6 @@ class Origin:
     """Whether it is a device with a secret of its own. Others may write under made-up names."""
     leaves_room: bool = False
     """Whether it has no secret while other devices here do: the last room is theirs."""
-    is_recalled: bool = False
-    """Whether the file tells what the sender dropped (`SerialIntake.recall`), so it must know each number in time."""
     is_broker: bool = False
     """Whether it brings many devices' readings in one stream: refusing one means refusing all that follow."""
 

@@ -7,7 +7,7 @@ from functools import partial
 from msgspec import UNSET
 
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.losses import EVENT_REFUSED
+from gateway.buffer.losses import EVENT_REFUSED, loss_body
 from gateway.buffer.rows import Entry, Loss, Origin, Quarantined
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.clock.sensor_dates import TimeLimits
@@ -44,7 +44,6 @@ class FrontDoor:
         """`has_secrets` says that devices of this site have secrets of their own."""
         self._buffer = buffer
         self._guest = Origin(leaves_room=has_secrets)
-        self._recalled = Origin(leaves_room=has_secrets, is_recalled=True)
         self._broker = Origin(leaves_room=has_secrets, is_broker=True)
         self._routes = routes
         self._topics = ResolvedTopics(routes, gateway)
@@ -82,15 +81,8 @@ class FrontDoor:
 
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
         """See `Intake.take`. A device that holds more than its share of the buffer is refused."""
-        origin = self._guest
-        if readings:
-            first = readings[0]
-            if first.writer is not None:
-                origin = _WITH_SECRET
-            elif first.datum.device_sequence is not None:
-                # Frames of a serial line: their numbers alone tell what the sensor's ring has dropped.
-                origin = self._recalled
-        self._take(readings, done, marks, origin)
+        has_secret = bool(readings) and readings[0].writer is not None
+        self._take(readings, done, marks, _WITH_SECRET if has_secret else self._guest)
 
     def take_of_broker(
         self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()
@@ -116,9 +108,9 @@ class FrontDoor:
             self._buffer.keep(self.clocks.marks(readings[-1].datum.received_us))
         self._buffer.append(entries, done, marks, origin)
 
-    async def recall(self, device: str, boot: str) -> Recalled:
+    async def recall(self, device: str, boot: str, held: range) -> Recalled:
         """See `SerialIntake.recall`."""
-        return await self._buffer.recall(device, boot)
+        return await self._buffer.recall(device, boot, held)
 
     async def marks(self, prefix: str) -> dict[str, bytes]:
         """See `Intake.marks`."""
@@ -129,9 +121,12 @@ class FrontDoor:
     ) -> None:
         """See `Intake.lost`."""
         now_us = self.now_us()
-        self._buffer.count_loss(
-            Loss(device or "", reason, self._buffer.boot_id, count, now_us, now_us, *(sequences or ("", None, None)))
-        )
+        loss = Loss(device or "", reason, self._buffer.boot_id, count, now_us, now_us, *(sequences or ("", None, None)))
+        if count:
+            self._buffer.count_loss(loss)
+        else:
+            # A counter would add it up with others, and would then cover the numbers between them.
+            self._append_own("loss", device, loss_body(loss))
 
     def unreadable(self, device: str, subject: str, payload: bytes, received_us: int, reason: str) -> None:
         """See `SerialIntake.unreadable`."""
@@ -144,7 +139,10 @@ class FrontDoor:
 
     def event(self, kind: str, device: str | None, **details: object) -> None:
         """See `Intake.event`."""
-        event = self.events.event_entry(kind, {"device": device, **details})
+        self._append_own(kind, device, {"device": device, **details})
+
+    def _append_own(self, kind: str, device: str | None, body: dict[str, object]) -> None:
+        event = self.events.event_entry(kind, body)
         self._buffer.append_own(event, lambda stored: None if stored else self.lost(device, EVENT_REFUSED))
 
     def routed(  # noqa: C901, PLR0912 - for every reading: each call costs

@@ -87,6 +87,8 @@ class Lost:
     boot: str
     first: int
     last: int
+    is_sure: bool = True
+    """If not, Kafka may have some of them, acknowledged before a crash of the gateway."""
 
 
 LinkEvent = Identified | HelloRefused | Received | Lost
@@ -195,7 +197,7 @@ class SerialLink:
         return events + self._hand_over(arrived)
 
     def stored(self, received: Received) -> list[LinkEvent]:
-        """The readings are on disk: acknowledge them."""
+        """The readings have a durable copy: acknowledge them."""
         # A sensor that has restarted since does not wait for the ACK of its former run.
         self._ack_wanted = self._ack_wanted or received.run is self._run
         return received.run.settle(received.sequences, received.sequences)
@@ -215,17 +217,21 @@ class SerialLink:
         # Samples that came since belong to this life of the run.
         end = identified.next if run is None else max(identified.next, run.highest + 1)
         # A sequence that has gone back begins another life of the run. Nothing is known of that life.
-        stored = frozenset() if max(recalled.stored, default=-1) >= end else recalled.stored
-        told_below = 0 if recalled.told_below > identified.next else recalled.told_below
-        # Samples before the first known one may have gone to another gateway.
-        first = told_below or min(stored, default=identified.oldest)
+        stored, first = recalled.stored, recalled.told_below
+        if max(stored, default=-1) >= end:
+            stored, first = frozenset(), identified.oldest
+        elif first > identified.next:
+            first = min(stored, default=identified.oldest)
+        # Samples that the sensor took after this HELLO came to nobody before.
+        known_from = min(recalled.known_from, identified.next)
         # Further back, samples that the windows do not name may have been stored and forgotten.
         first = max(first, max(stored, default=-1) + 1 - WINDOW_SEQUENCES)
         losses: list[LinkEvent] = [
-            *spans_lost(identified.device, identified.boot, first, identified.oldest, stored),
+            Lost(identified.device, identified.boot, *span)
+            for span in spans_lost(first, identified.oldest, stored, known_from)
         ]
         if run is not None:
-            losses += run.recall(stored)
+            losses += run.recall(stored, known_from)
         return losses
 
     def knows(self, identified: Identified) -> bool:
@@ -334,13 +340,13 @@ class SerialLink:
             case _Place.NEW:
                 run.committing.add(data.sequence)
                 arrived.append((data.sequence, self._reading(run, data, now_us)))
-            case _Place.ON_DISK:
+            case _Place.DURABLE:
                 self._ack_wanted = True
             case _Place.BEYOND:
                 self._ignored["beyond-window"] += 1
                 self._ack_wanted = True
             case _Place.COMMITTING:
-                # Its ACK follows the commit.
+                # Its ACK follows its durable copy.
                 pass
         return losses
 
@@ -394,18 +400,19 @@ class SerialLink:
 class _Place(Enum):
     NEW = "new"
     COMMITTING = "committing"
-    ON_DISK = "on-disk"
-    """On disk, or known to be lost: acknowledged again, not stored again."""
+    DURABLE = "durable"
+    """Has a durable copy, or is known to be lost: acknowledged again, not stored again."""
     BEYOND = "beyond"
 
 
 class _Run:
-    """One boot of one sensor on this link: the sequences on disk, and the sensor's clock."""
+    """One boot of one sensor on this link: the sequences with a durable copy, and the sensor's clock."""
 
     __slots__ = (
         "_device_topic",
+        "_durable",
+        "_known_from",
         "_oldest",
-        "_on_disk",
         "_stored_before",
         "_topics",
         "_undecided",
@@ -427,8 +434,9 @@ class _Run:
         # It may also have stored samples that its bitmaps named, and that the sensor then let go. Until those are
         # recalled, skipped spans wait here: the first sequence, and the one after the last.
         self._stored_before: frozenset[int] | None = None
+        self._known_from = 0
         self._undecided: list[tuple[int, int]] = []
-        self._on_disk: set[int] = set()
+        self._durable: set[int] = set()
         self.committing: set[int] = set()
 
     def goes_on_with(self, hello: Hello) -> bool:
@@ -441,11 +449,14 @@ class _Run:
     @property
     def highest(self) -> int:
         """Highest sequence that has come, or is known to be lost."""
-        return max((self.next - 1, *self._on_disk, *self.committing))
+        return max((self.next - 1, *self._durable, *self.committing))
 
-    def recall(self, stored: frozenset[int]) -> list[LinkEvent]:
-        """Take in all sequences that earlier links stored: if the sensor drops them, nothing is lost."""
-        self._stored_before = stored
+    def recall(self, stored: frozenset[int], known_from: int) -> list[LinkEvent]:
+        """Take in all sequences that earlier links stored: if the sensor drops them, nothing is lost.
+
+        Below `known_from`, they may have stored more.
+        """
+        self._stored_before, self._known_from = stored, known_from
         undecided, self._undecided = self._undecided, []
         return [lost for first, end in undecided for lost in self._lost(first, end)]
 
@@ -456,18 +467,18 @@ class _Run:
         return self._device_topic.replace("{stream}", f"stream-{stream}")
 
     def judge(self, sequence: int) -> _Place:
-        if sequence < self.next or sequence in self._on_disk:
-            return _Place.ON_DISK
+        if sequence < self.next or sequence in self._durable:
+            return _Place.DURABLE
         if sequence in self.committing:
             return _Place.COMMITTING
         if sequence > min(self.next + BITMAP_BITS, SEQUENCE_MAX):
             return _Place.BEYOND
         return _Place.NEW
 
-    def settle(self, sequences: tuple[int, ...], on_disk: tuple[int, ...]) -> list[LinkEvent]:
-        """The commit of `sequences` has ended, and `on_disk` of them are stored."""
+    def settle(self, sequences: tuple[int, ...], durable: tuple[int, ...]) -> list[LinkEvent]:
+        """It is decided what becomes of `sequences`: `durable` of them are stored."""
         self.committing.difference_update(sequences)
-        self._on_disk.update(on_disk)
+        self._durable.update(durable)
         return self._advance()
 
     def drop_below(self, oldest: int) -> list[LinkEvent]:
@@ -476,18 +487,18 @@ class _Run:
         return self._advance()
 
     def ack(self) -> Ack:
-        bitmap = sum(1 << (sequence - self.next - 1) for sequence in self._on_disk)
+        bitmap = sum(1 << (sequence - self.next - 1) for sequence in self._durable)
         return Ack(self.hello.run, self.next, bitmap)
 
     def _advance(self) -> list[LinkEvent]:
-        """Move `next` past sequences on disk or lost, and return new losses. Lost ranges take one step each."""
+        """Move `next` past sequences stored or lost, and return new losses. Lost ranges take one step each."""
         losses: list[LinkEvent] = []
         while self.next not in self.committing:
-            if self.next in self._on_disk:
-                self._on_disk.remove(self.next)
+            if self.next in self._durable:
+                self._durable.remove(self.next)
                 self.next += 1
             elif self.next < self._oldest:
-                end = min((s for s in self._on_disk | self.committing if s < self._oldest), default=self._oldest)
+                end = min((s for s in self._durable | self.committing if s < self._oldest), default=self._oldest)
                 losses += self._lost(self.next, end)
                 self.next = end
             else:
@@ -497,18 +508,25 @@ class _Run:
     def _lost(self, first: int, end: int) -> Sequence[Lost]:
         """The spans from `first` up to, but not including, `end` that no earlier link stored; none until `recall`."""
         if self._stored_before is not None:
-            return [*spans_lost(self.hello.device, self.boot, first, end, self._stored_before)]
+            spans = spans_lost(first, end, self._stored_before, self._known_from)
+            return [Lost(self.hello.device, self.boot, *span) for span in spans]
         if self._undecided and self._undecided[-1][1] == first:
             first, _ = self._undecided.pop()
         self._undecided.append((first, end))
         return []
 
 
-def spans_lost(device: str, boot: str, first: int, end: int, stored: frozenset[int]) -> Iterator[Lost]:
-    """The spans from `first` up to, but not including, `end` that are not stored."""
+def spans_lost(first: int, end: int, stored: frozenset[int], known_from: int = 0) -> Iterator[tuple[int, int, bool]]:
+    """The spans from `first` up to, but not including, `end` that are not in `stored`.
+
+    Each has its first and last sequence, and whether it is surely lost. Below `known_from` it may be stored.
+    """
     for known in (*sorted(s for s in stored if first <= s < end), end):
-        if first < known:
-            yield Lost(device, boot, first, known - 1)
+        sure = max(first, min(known, known_from))
+        if first < sure:
+            yield first, sure - 1, False
+        if sure < known:
+            yield sure, known - 1, True
         first = known + 1
 
 

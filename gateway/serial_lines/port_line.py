@@ -50,12 +50,13 @@ class RingLosses:
             del self._told_below[run]
 
     def tell(self, lost: Lost) -> None:
-        """Count a loss, except what was reported already. On each line, the losses of a run come in ascending order."""
+        """Report a loss, except what was reported already. On each line, losses of a run come in ascending order."""
         run = lost.device, lost.boot
         first = max(lost.first, self._told_below.get(run, 0))
         self._told_below[run] = max(first, lost.last + 1)
         if first <= lost.last:
-            self._intake.lost(lost.device, SENSOR_DROPPED, lost.last - first + 1, (lost.boot, first, lost.last))
+            count = lost.last - first + 1 if lost.is_sure else 0
+            self._intake.lost(lost.device, SENSOR_DROPPED, count, (lost.boot, first, lost.last))
 
 
 READ_BYTES_MAX = 4096
@@ -388,7 +389,8 @@ class FrameLine(PortLine):
         """Ask the buffer what it has of this run, to find what the sensor dropped while nobody listened."""
         while True:
             try:
-                recalled = await self._intake.recall(identified.device, identified.boot)
+                held = range(identified.oldest, identified.next)
+                recalled = await self._intake.recall(identified.device, identified.boot, held)
             except BufferFileError as error:
                 if not self._link.knows(identified):
                     log.warning("what a sensor dropped before is not known", device=identified.device, error=str(error))

@@ -58,6 +58,7 @@ class Gap(NamedTuple):
     from_us: int
     to_us: int
     explained: bool
+    """Whether losses tell of them all. Those of a loss that nobody could count may still come."""
     reasons: list[str]
 
 
@@ -95,6 +96,8 @@ class _Run:
     islands: list[TimedIsland]
     reasons: dict[int, set[str]] = field(default_factory=dict)
     """Reasons of the explained holes, by place. The hole of place n is behind island n."""
+    uncounted: dict[int, set[str]] = field(default_factory=dict)
+    """Reasons of further holes that are explained only together with losses that nobody could count."""
 
     def holes(self) -> list[tuple[int, int]]:
         return [(before.last + 1, after.first - 1) for before, after in pairwise(self.islands)]
@@ -200,15 +203,8 @@ def _explain_by_numbers(runs: list[_Run], losses: Iterable[TimedLoss]) -> None:
     A loss record says how many numbers of a range are lost. If more are missing there, nobody knows which are lost and
     which may still come. Then it explains none.
     """
-    clusters: list[_Cluster] = []
-    numbered = [(loss.first_sequence, loss.last_sequence or 0, loss) for loss in losses if _has_numbers(loss)]
-    for first, last, loss in sorted((first, last, loss) for first, last, loss in numbered if first is not None):
-        before = clusters[-1] if clusters else None
-        if before is not None and first <= before.last:
-            reasons = before.reasons | {loss.reason}
-            clusters[-1] = _Cluster(before.first, max(last, before.last), before.size + loss.size, reasons)
-        else:
-            clusters.append(_Cluster(first, last, loss.size, {loss.reason}))
+    told = list(losses)
+    clusters = _clusters(loss for loss in told if loss.size)
     ends = [cluster.last for cluster in clusters]
     parts: list[tuple[_Run, int, int, int]] = []
     missing = [0] * len(clusters)
@@ -223,9 +219,40 @@ def _explain_by_numbers(runs: list[_Run], losses: Iterable[TimedLoss]) -> None:
     for run in runs:
         holes = run.holes()
         for place, of_hole in groupby((part for part in parts if part[0] is run), key=lambda part: part[1]):
-            told = [(number, part) for _, _, number, part in of_hole if clusters[number].size >= missing[number]]
-            if sum(part for _, part in told) == holes[place][1] - holes[place][0] + 1:
-                run.reasons[place] = {reason for number, _ in told for reason in clusters[number].reasons}
+            enough = [(number, part) for _, _, number, part in of_hole if clusters[number].size >= missing[number]]
+            if sum(part for _, part in enough) == holes[place][1] - holes[place][0] + 1:
+                run.reasons[place] = {reason for number, _ in enough for reason in clusters[number].reasons}
+    uncounted = _clusters(loss for loss in told if not loss.size)
+    if uncounted and len(runs) == 1:
+        # Of several counters, nobody knows which one's numbers these are.
+        counted = [cluster for cluster, lacking in zip(clusters, missing, strict=True) if cluster.size >= lacking]
+        _explain_uncounted(runs[0], sorted([*counted, *uncounted], key=lambda cluster: cluster.first))
+
+
+def _clusters(losses: Iterable[TimedLoss]) -> list[_Cluster]:
+    """Losses with numbers, in order of these, put together where they overlap."""
+    clusters: list[_Cluster] = []
+    numbered = [(loss.first_sequence, loss.last_sequence or 0, loss) for loss in losses if _has_numbers(loss)]
+    for first, last, loss in sorted((first, last, loss) for first, last, loss in numbered if first is not None):
+        before = clusters[-1] if clusters else None
+        if before is not None and first <= before.last:
+            reasons = before.reasons | {loss.reason}
+            clusters[-1] = _Cluster(before.first, max(last, before.last), before.size + loss.size, reasons)
+        else:
+            clusters.append(_Cluster(first, last, loss.size, {loss.reason}))
+    return clusters
+
+
+def _explain_uncounted(run: _Run, told: list[_Cluster]) -> None:
+    """Explain holes whose numbers all lie within losses, of which nobody could count some. `told` are in order."""
+    for place, (first, last) in enumerate(run.holes()):
+        near = [cluster for cluster in told if cluster.first <= last and cluster.last >= first]
+        untold = first
+        for cluster in near:
+            if cluster.first <= untold:
+                untold = max(untold, cluster.last + 1)
+        if untold > last:
+            run.uncounted[place] = {reason for cluster in near for reason in cluster.reasons}
 
 
 def _explain_by_times(runs: list[_Run], losses: list[TimedLoss]) -> None:
@@ -281,8 +308,8 @@ def _gaps(number: int, run: _Run) -> list[Gap]:
             before.last_at,
             after.first_at,
             *span_us,
-            place in run.reasons,
-            sorted(run.reasons.get(place, ())),
+            place in run.reasons or place in run.uncounted,
+            sorted(run.reasons.get(place) or run.uncounted.get(place, set())),
         )
         for place, ((before, after), span_us) in enumerate(zip(pairwise(run.islands), run.spans_us(), strict=True))
     ]

@@ -3,8 +3,8 @@
 The first rule that fits counts. The window is [s, e). If the bounds of times leave a question open, the answer that
 promises less is taken.
 
-1. The device's numbers go from a reading before s to a reading after e, and every gap is explained by a loss record:
-   basis `sequence`. The window is `complete_with_loss` if a gap may lie in it, or else `complete`.
+1. The device's numbers go from a reading before s to a reading after e, and every gap is explained by loss records
+   that count: basis `sequence`. The window is `complete_with_loss` if a gap may lie in it, or else `complete`.
 2. A gap that nothing explains may lie in the window: `provisional`, basis `sequence`.
 3. No later reading of the stream came: `provisional`, and the basis is null.
 4. Every gateway that ever served the device, and was not retired before s, has acknowledged past e and holds nothing of

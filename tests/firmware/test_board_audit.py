@@ -5,7 +5,18 @@ import json
 import pytest
 from aiokafka import ConsumerRecord
 
-from tests.support.board_audit import Account, Arrived, Sample, Told, heard_in, in_kafka, known_of, lost_in, settle
+from tests.support.board_audit import (
+    Account,
+    Arrived,
+    Sample,
+    Told,
+    heard_in,
+    in_kafka,
+    known_of,
+    lost_in,
+    perhaps_lost_in,
+    settle,
+)
 
 BOOT = "7-1a2b3c4d"
 LEDGER = json.dumps({"device": "s1", "boot": BOOT, "acknowledged": [[0, 1], [4, 4]], "dropped": [[2, 3]]})
@@ -88,6 +99,19 @@ def test_drops_before_a_gateway_heard_of_the_run_are_in_no_loss_record() -> None
     assert len(settle(known, records, {RUN: DROPPED}, {RUN: 3}).unexplained) == 1
 
 
+def test_drops_that_nobody_could_count_are_told_and_no_others_are_hidden_by_them() -> None:
+    known = known_of(LEDGER, SAMPLES)
+    records = [arrived(0), arrived(1), arrived(4)]
+    both = {Sample("s1", BOOT, 2), Sample("s1", BOOT, 3)}
+    for lost, perhaps in (({}, both), ({RUN: Told(1, 3, 3)}, {Sample("s1", BOOT, 2), Sample("s1", BOOT, 1)})):
+        found = settle(known, records, lost, {}, perhaps)
+        assert found.faults_of_killed == ()
+        assert found.faults == found.uncounted
+        assert len(found.uncounted) == 2
+    assert len(settle(known, records, {}, {}, {Sample("s1", BOOT, 2)}).unexplained) == 1
+    assert len(settle(known, records, {RUN: DROPPED}, {}, both).unexplained) == 1
+
+
 def test_the_first_hello_says_from_where_on_a_run_is_known() -> None:
     def appeared(oldest: int) -> ConsumerRecord:
         body = {"device": "s1", "port": "tty-s1", "boot": BOOT, "oldest": oldest, "next": oldest + 9}
@@ -125,3 +149,6 @@ def test_losses_are_added_up_and_repeated_records_count_once() -> None:
 
     events = [loss("a", 4, 5), loss("b", 9, 11), loss("a", 4, 5), loss("c", 0, 99, "refused-qos0")]
     assert lost_in(events) == {RUN: Told(5, 4, 11)}
+    uncounted = record(b"gw1", events[1].value.replace(b'"count": 3', b'"count": 0'), ce_id="d")
+    assert lost_in([*events, uncounted]) == {RUN: Told(5, 4, 11)}
+    assert perhaps_lost_in([*events, uncounted]) == {Sample("s1", BOOT, sequence) for sequence in (9, 10, 11)}

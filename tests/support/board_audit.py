@@ -7,7 +7,7 @@ import csv
 import io
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import NamedTuple
@@ -91,19 +91,24 @@ class Account:
     """In Kafka, and never measured."""
     unexplained: tuple[str, ...]
     """Runs of which the ring dropped more than Kafka has and loss records tell of, or less."""
+    uncounted: tuple[str, ...]
+    """Samples that loss records call perhaps lost."""
 
     @property
     def faults(self) -> tuple[str, ...]:
-        return (*self.faults_of_killed, *self.twice)
+        return (*self.faults_of_killed, *self.twice, *self.uncounted)
 
     @property
     def faults_of_killed(self) -> tuple[str, ...]:
-        """The faults if the gateway was killed: a sample that Kafka had, and no sensor was told of, comes again."""
+        """The faults if the gateway was killed: a sample that Kafka had, and no sensor was told of, comes again.
+
+        And which samples only Kafka had, nobody knows any more.
+        """
         return (*self.missing, *self.wrong, *self.mistimed, *self.made_up, *self.unexplained)
 
     def __str__(self) -> str:
         lines = [f"{self.acknowledged} acknowledged, {self.arrived} in Kafka"]
-        for kind in ("missing", "wrong", "mistimed", "twice", "made_up", "unexplained"):
+        for kind in ("missing", "wrong", "mistimed", "twice", "made_up", "unexplained", "uncounted"):
             faults = getattr(self, kind)
             lines += [f"{kind}: {len(faults)}", *(f"  {fault}" for fault in faults[:EXAMPLES_MAX])]
         return "\n".join(lines)
@@ -149,11 +154,22 @@ def lost_in(events: Iterable[ConsumerRecord]) -> dict[tuple[str, str], Told]:
     for record in events:
         headers = {name: value.decode() for name, value in record.headers}
         body = json.loads(record.value)
-        if body.get("reason") == SENSOR_DROPPED and headers["ce_id"] not in seen:
+        if body.get("reason") == SENSOR_DROPPED and body["count"] and headers["ce_id"] not in seen:
             seen.add(headers["ce_id"])
             run, told = (body["device"], body["device_boot"]), Told(*(body[name] for name in _SPAN))
             lost[run] = lost[run].and_also(told) if run in lost else told
     return lost
+
+
+def perhaps_lost_in(events: Iterable[ConsumerRecord]) -> set[Sample]:
+    """Samples that rings may have dropped, by loss records without a count."""
+    bodies = [json.loads(record.value) for record in events]
+    return {
+        Sample(body["device"], body["device_boot"], sequence)
+        for body in bodies
+        if body.get("reason") == SENSOR_DROPPED and not body["count"]
+        for sequence in range(body["first_sequence"], body["last_sequence"] + 1)
+    }
 
 
 def heard_in(events: Iterable[ConsumerRecord]) -> dict[tuple[str, str], int]:
@@ -175,6 +191,7 @@ def settle(
     arrived: Iterable[Arrived],
     lost: Mapping[tuple[str, str], Told],
     heard: Mapping[tuple[str, str], int],
+    perhaps_lost: Collection[Sample] = frozenset(),
 ) -> Account:
     """Compare. Raises ValueError where nothing was acknowledged."""
     if not known.acknowledged:
@@ -192,7 +209,7 @@ def settle(
         if off_us is not None and off_us > 0:
             mistimed.append(f"{each.sample} was taken {off_us} us outside its bound: {each.estimated}")
     gone: dict[tuple[str, str], Told] = {}
-    for sample in known.dropped - ids.keys():
+    for sample in known.dropped - ids.keys() - set(perhaps_lost):
         run, told = (sample.device, sample.boot), Told(1, sample.sequence, sample.sequence)
         if sample.sequence >= heard.get(run, 0):
             gone[run] = gone[run].and_also(told) if run in gone else told
@@ -209,6 +226,7 @@ def settle(
             for run in sorted(gone.keys() | lost.keys())
             if not _explains(lost.get(run), gone.get(run), ended=run in known.ended)
         ),
+        uncounted=tuple(f"{each} is perhaps lost" for each in sorted(perhaps_lost)),
     )
 
 

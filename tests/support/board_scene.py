@@ -5,7 +5,7 @@ import json
 import signal
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -15,8 +15,17 @@ from aiokafka import ConsumerRecord
 from demo.kafka_broker import Broker
 from gateway.buffer.status import read_status
 from sluice_sim.avr import AvrOptions, Board, Network, inhibit_sampling, start_boards, stop_boards
-from tests.support.board_audit import Account, Known, heard_in, in_kafka, known_of, lost_in, settle
-from tests.support.gateways import SLUICE, consume, free_port, wait_for_port, write_config
+from tests.support.board_audit import (
+    Account,
+    Known,
+    heard_in,
+    in_kafka,
+    known_of,
+    lost_in,
+    perhaps_lost_in,
+    settle,
+)
+from tests.support.gateways import SLUICE, consume, free_port, uplink_told, wait_for_port, write_config
 from tests.support.waiting import patience
 
 SETTLE_S_MAX = 120.0
@@ -51,11 +60,23 @@ class Scene:
             self._gateway = subprocess.Popen([SLUICE, "run", "--config", self.config], stderr=log)  # noqa: ASYNC220
         await asyncio.to_thread(wait_for_port, self.port, self._gateway)
 
-    def kill_gateway(self) -> None:
-        """End it by `kill -9`."""
+    async def until_direct(self) -> None:
+        """Wait until the gateway gives readings to Kafka before the disk."""
+        async with asyncio.timeout(patience(SETTLE_S_MAX)):
+            while not await asyncio.to_thread(self._is_direct):
+                await asyncio.sleep(0.1)
+
+    def _is_direct(self) -> bool:
+        with suppress(Exception):
+            # The topics of readings and of events.
+            return bool(uplink_told(self.directory / "buffer.db")["direct_topics"] > 1)
+        return False
+
+    def end_gateway(self, by: signal.Signals = signal.SIGKILL) -> None:
+        """End it by `kill -9`, or cleanly by another signal."""
         assert self._gateway is not None
-        self._gateway.kill()
-        self._gateway.wait()
+        self._gateway.send_signal(by)
+        self._gateway.wait(20)
 
     async def switch_on(
         self, count: int, prefix: str, *, interval_ms: int = 50, options: AvrOptions | None = None
@@ -88,7 +109,7 @@ class Scene:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience(ARRIVE_S_MAX)
         # Losses are counted, then reported, each within a second or so.
-        while (account := await self.compare()).faults or read_status(self.directory / "buffer.db").rows:
+        while (account := await self.compare()).faults_of_killed or read_status(self.directory / "buffer.db").rows:
             if loop.time() > deadline:
                 break
             await asyncio.sleep(0.5)
@@ -100,7 +121,8 @@ class Scene:
         for board in self.boards:
             all_known.add(known(board))
         events = await self.events()
-        return settle(all_known, in_kafka(await self.records()), lost_in(events), heard_in(events))
+        told = lost_in(events), heard_in(events), perhaps_lost_in(events)
+        return settle(all_known, in_kafka(await self.records()), *told)
 
     async def records(self) -> list[ConsumerRecord]:
         """The readings in Kafka."""

@@ -4,7 +4,7 @@ Written from docs/tables.md and docs/kafka-records.md: sets of numbers and of lo
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -211,7 +211,7 @@ def of_readings(site: Site) -> list[Loss]:
 
 
 def explained(site: Site, device: str) -> set[Hole]:
-    """The holes of a device that losses explain."""
+    """The holes of a device that counted losses explain."""
     missing = [hole for counter in counters(site) if counter.device == device for hole in holes(counter)]
     losses = [loss for loss in of_readings(site) if loss.device == device]
     by_numbers = {hole for hole in missing if explained_by_numbers(hole, missing, losses)}
@@ -222,28 +222,50 @@ def explained(site: Site, device: str) -> set[Hole]:
     return by_numbers | {hole for hole in left if explained_by_time(hole, left, timed)}
 
 
-def explained_by_numbers(hole: Hole, missing: list[Hole], losses: list[Loss]) -> bool:
-    numbered = [loss for loss in losses if loss.device_boot == hole.boot and loss.first_sequence is not None]
+def told_of(site: Site, device: str) -> set[Hole]:
+    """The holes of a device that losses explain, if losses that nobody could count tell of all their numbers."""
+    known = [counter for counter in counters(site) if counter.device == device]
+    boots = [counter.boot for counter in known]
+    missing = [hole for counter in known for hole in holes(counter)]
+    losses = [loss for loss in of_readings(site) if loss.device == device]
 
-    def told(loss: Loss) -> set[int]:
-        return set(range(loss.first_sequence or 0, (loss.last_sequence or 0) + 1))
+    def is_told(hole: Hole) -> bool:
+        uncounted = [loss for loss in losses if loss.device_boot == hole.boot and not loss.lost]
+        numbers = {number for loss in uncounted for number in numbers_of(loss)}
+        return boots.count(hole.boot) == 1 and explained_by_numbers(hole, missing, losses, numbers)
+
+    return explained(site, device) | {hole for hole in missing if is_told(hole)}
+
+
+def numbers_of(loss: Loss) -> set[int]:
+    """The numbers of a loss."""
+    return set() if loss.first_sequence is None else set(range(loss.first_sequence, (loss.last_sequence or 0) + 1))
+
+
+def explained_by_numbers(
+    hole: Hole, missing: list[Hole], losses: list[Loss], others: Container[int] = frozenset()
+) -> bool:
+    """Whether counted losses explain all numbers of a hole but `others`."""
+    numbered = [loss for loss in losses if loss.device_boot == hole.boot and numbers_of(loss) and loss.lost]
 
     def is_missing(number: int) -> int:
         return sum(other.boot == hole.boot and other.first <= number <= other.last for other in missing)
 
     def speaks_of(number: int) -> bool:
         """Whether a loss that overlaps others tells of this number, and all that are missing there are lost."""
-        together = [loss for loss in numbered if number in told(loss)]
+        together = [loss for loss in numbered if number in numbers_of(loss)]
         while more := [
-            loss for loss in numbered if loss not in together and any(told(loss) & told(one) for one in together)
+            loss
+            for loss in numbered
+            if loss not in together and any(numbers_of(loss) & numbers_of(one) for one in together)
         ]:
             together += more
         # The same record twice is two losses.
         together = [loss for loss in numbered if loss in together]
-        numbers = {n for loss in together for n in told(loss)}
+        numbers = {n for loss in together for n in numbers_of(loss)}
         return bool(together) and sum(loss.lost for loss in together) >= sum(is_missing(n) for n in numbers)
 
-    return all(speaks_of(number) for number in range(hole.first, hole.last + 1))
+    return all(number in others or speaks_of(number) for number in range(hole.first, hole.last + 1))
 
 
 def explained_by_time(hole: Hole, left: list[Hole], timed: list[tuple[tuple[float, float], Loss]]) -> bool:
@@ -270,7 +292,7 @@ def explained_by_time(hole: Hole, left: list[Hole], timed: list[tuple[tuple[floa
 def gaps(site: Site) -> list[GapRow]:
     rows = []
     for counter in counters(site):
-        known = explained(site, counter.device)
+        known = told_of(site, counter.device)
         rows += [
             GapRow(hole.device, hole.stream, hole.counter, hole.boot, hole.first, hole.last, hole in known)
             for hole in holes(counter)
@@ -293,7 +315,7 @@ def status(site: Site, device: str, stream: str, start_us: int, end_us: int) -> 
         lossy = any(hole in known and may_lie_in(hole) for counter in proven for hole in holes(counter))
         return "complete_with_loss" if lossy else "complete", "sequence"
     near = [hole for counter in own for hole in holes(counter) if may_lie_in(hole)]
-    if any(hole not in known for hole in near):
+    if any(hole not in told_of(site, device) for hole in near):
         return "provisional", "sequence"
     heard = [r.time_us for r in site.readings if (r.device, r.stream) == (device, stream) and r.error_us != UNKNOWN_US]
     if not any(time_us >= end_us for time_us in heard):

@@ -585,7 +585,7 @@ class Card:
                 continue
             device, boot, sequence = identity
             if (device, boot) not in known:
-                known[device, boot] = file.recall(device, boot).stored
+                known[device, boot] = file.recall(device, boot, range(0)).stored
             text = _text(entry.datum.payload, entry.series.type)
             if sequence in known[device, boot]:
                 if text not in there:

@@ -21,7 +21,7 @@ from gateway.buffer.schema import corruption
 from gateway.clock.kernel_clock import boottime_us
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.intake.new_clocks import NewClocks
-from gateway.reading import Mark
+from gateway.reading import Mark, Recalled
 from gateway.settings import KafkaSettings
 from gateway.uplink.supply import Supply
 from tests.support.buffers import (
@@ -273,6 +273,70 @@ async def test_a_start_after_a_cut_tells_what_may_be_lost_and_asks_for_offsets(t
         assert await marks_of(buffer, AHEAD_MARK) == {}
 
 
+SENSOR = "42", "1-00000001"
+
+
+def numbered(*sequences: int) -> list[Entry]:
+    return [entry(b"%d" % sequence, sequence=sequence) for sequence in sequences]
+
+
+async def test_after_a_cut_the_numbers_that_kafka_alone_has_are_not_known(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        assert await buffer.recall(*SENSOR, range(5, 9)) == Recalled(frozenset(), 5, 0)
+        done = append(buffer, numbered(*range(5, 12)))
+        await take(buffer, await live(buffer, 7))
+        assert await done
+        known = Recalled(frozenset(range(5, 12)), 5, 0)
+        assert await buffer.recall(*SENSOR, range(12, 12)) == known
+        after = cut(path, tmp_path)
+    async with opened(path) as buffer:
+        assert await buffer.recall(*SENSOR, range(20, 30)) == known, "a clean end stores them"
+    async with opened(after) as buffer:
+        # Not from 30 on, as the sensor has given its numbers up to 29 to somebody before.
+        assert await buffer.recall(*SENSOR, range(20, 30)) == Recalled(frozenset(), 5, 30)
+        assert await store(buffer, numbered(20, 21))
+    async with opened(after) as buffer:
+        assert await buffer.recall(*SENSOR, range(30, 40)) == Recalled(frozenset({20, 21}), 5, 30)
+        # Of another run, any may have been in Kafka too.
+        assert await buffer.recall("42", "2-00000001", range(3, 7)) == Recalled(frozenset(), 3, 7)
+
+
+async def test_a_run_that_a_cut_made_unknown_is_so_at_every_start_until_it_is_heard(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        await buffer.recall(*SENSOR, range(1))
+        after = cut(path, tmp_path)
+    # Its first number was 0: none is another gateway's.
+    for _ in range(2):
+        async with opened(after):
+            pass
+    async with opened(after) as buffer:
+        assert await buffer.recall(*SENSOR, range(8, 9)) == Recalled(frozenset(), 0, 9)
+
+
+async def test_of_a_sensor_from_before_runs_were_noted_the_file_knows_all_until_a_cut(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        assert await store(buffer, numbered(3, 4))
+    async with direct(path) as buffer:
+        after = cut(path, tmp_path)
+    async with opened(path) as buffer:
+        assert await buffer.recall(*SENSOR, range(9, 12)) == Recalled(frozenset({3, 4}), 3, 0)
+    async with opened(after) as buffer:
+        assert await buffer.recall(*SENSOR, range(9, 12)) == Recalled(frozenset({3, 4}), 3, 12)
+
+
+async def test_a_run_is_noted_by_one_commit(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        await buffer.recall(*SENSOR, range(1))
+        before = path.with_name("buffer.db-wal").read_bytes()
+        for _ in range(3):
+            await buffer.recall(*SENSOR, range(1))
+        assert path.with_name("buffer.db-wal").read_bytes() == before
+
+
 async def test_the_first_row_after_a_long_rest_is_a_sign_of_life(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     async with direct(path) as buffer:
@@ -454,6 +518,7 @@ async def test_input_that_is_taken_in_again_is_gone_only_once_a_copy_is_durable(
 async def test_a_replaced_file_takes_the_front_again_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     async with direct(path) as buffer:
+        assert (await buffer.recall(*SENSOR, range(1))).known_from == 0
         outcome = append(buffer, [entry(b"1"), entry(b"2")])
         rows = await live(buffer, 2)
         former = buffer.id
@@ -462,6 +527,7 @@ async def test_a_replaced_file_takes_the_front_again_and_says_so(tmp_path: Path)
         buffer.confirm(former, spans_of(rows))
         _, found = await buffer.read(Position(0, -1), 10)
         assert [(row.datum.payload, row.datum.doubt) for row in found] == [(b"1", 1), (b"2", 1)]
+        assert (await buffer.recall(*SENSOR, range(8, 9))).known_from == 9, "what Kafka alone had went with the file"
 
 
 async def test_at_a_clean_end_the_front_is_on_the_disk(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.commit_queue import DELETE_DELAY_S
-from gateway.buffer.rows import Origin, Quarantined, Series, spans_of
+from gateway.buffer.losses import losses_of_rows
+from gateway.buffer.rows import Origin, Position, Quarantined, Series, spans_of
 from gateway.buffer.sensor_runs import DeviceRuns, Run
 from gateway.clock.gateway_clock import BootClock, BootTimes
 from gateway.clock.rfc3339 import rfc3339
@@ -33,10 +34,13 @@ from gateway.reading import BufferFileError, Doubt, Reading, Recalled
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.settings import GatewaySettings, KafkaSettings, PayloadIdentity, RouteSettings, TimeSource
 from tests.support.buffers import CLOCK, changed, fill, input_of, opened, quarantined_of, reading_of, rows, series_of
+from tests.support.waiting import until
 
 JSON_ROUTE = RouteSettings("device/{device}/{stream}", "device-{stream}", identity="json")
 KAFKA = KafkaSettings(bootstrap=("127.0.0.1:1",))
 GATEWAY = GatewaySettings("gw1", "north")
+HELD = range(0)
+"""A sensor that holds nothing."""
 
 
 @asynccontextmanager
@@ -325,6 +329,47 @@ async def test_losses_outlive_a_restart_until_they_are_reported(tmp_path: Path) 
         )
 
 
+async def test_losses_that_nobody_could_count_are_not_added_up(tmp_path: Path) -> None:
+    """Together they would say that the numbers between them may be lost too."""
+    run = "7-00000001"
+    async with front_door(tmp_path) as (door, buffer):
+        door.lost("attic", "sensor-ring-overflow", 2, (run, 1, 2))
+        door.lost("attic", "sensor-ring-overflow", 0, (run, 5, 6))
+        door.lost("attic", "sensor-ring-overflow", 0, (run, 20, 29))
+        assert await door.events.report_losses() == 1
+        told = [json.loads(row.datum.payload) for row in await rows(buffer)]
+        kinds = {(await series_of(buffer, row.series)).type for row in await rows(buffer)}
+        assert kinds == {"sluice.gateway.loss"}
+        assert sorted((body["count"], body["first_sequence"], body["last_sequence"]) for body in told) == [
+            (0, 5, 6),
+            (0, 20, 29),
+            (2, 1, 2),
+        ]
+        assert {(body["device"], body["device_boot"], body["reason"]) for body in told} == {
+            ("attic", run, "sensor-ring-overflow")
+        }
+        # Records that are dropped unsent are counted again, added up, and then tell no numbers.
+        (span,) = spans_of(await rows(buffer))
+        await buffer.transact(lambda file: file.count_losses(losses_of_rows(file.connection, span, "buffer-full")))
+        assert await door.events.report_losses() == 1
+        again = json.loads((await rows(buffer))[-1].datum.payload)
+        assert (again["count"], again["first_sequence"], again["last_sequence"]) == (2, 1, 2)
+
+
+async def test_frames_of_a_serial_line_wait_for_no_disk(tmp_path: Path) -> None:
+    sample = reading_of("device/attic/thermo", b"1", port="/dev/ttyUSB0", device_boot="7-1a", device_sequence=3)
+    async with opened(tmp_path / "buffer.db", disk_after_ms=60_000) as buffer:
+        beginning = Position(buffer.lane.number, -1)
+        await buffer.read(beginning, 10)
+        await buffer.go_direct(frozenset(["device-thermo"]), buffer.id)
+        taken = asyncio.create_task(take(door_of(buffer, JSON_ROUTE), sample))
+        await until(lambda: buffer.state.rows == 1)
+        _, (row,) = await buffer.read(beginning, 10)
+        buffer.confirm(buffer.id, spans_of([row]))
+        assert await taken
+        assert buffer.counts["spared"] == 1
+
+
 OTHER_ROUTE = RouteSettings("kitchen/{device}", "kitchen")
 
 
@@ -452,20 +497,20 @@ async def test_the_sequences_of_a_run_are_known_across_restarts_and_streams(tmp_
         return reading(b'{"boot":"%s","seq":%d}' % (boot.encode(), sequence), f"device/42/{stream}")
 
     async with front_door(tmp_path) as (door, buffer):
-        assert (await door.recall("42", "7")).stored == frozenset()
+        assert (await door.recall("42", "7", HELD)).stored == frozenset()
         assert await take(
             door, *(sample(sequence) for sequence in range(100)), sample(100, "door"), sample(3, boot="8")
         )
         expected = frozenset(range(36, 101))
-        assert (await door.recall("42", "7")).stored == expected
-        assert (await door.recall("42", "8")).stored == {3}
-        assert (await door.recall("43", "7")).stored == frozenset()
+        assert (await door.recall("42", "7", HELD)).stored == expected
+        assert (await door.recall("42", "8", HELD)).stored == {3}
+        assert (await door.recall("43", "7", HELD)).stored == frozenset()
     async with front_door(tmp_path) as (door, buffer):
-        assert (await door.recall("42", "7")).stored == expected
+        assert (await door.recall("42", "7", HELD)).stored == expected
         buffer.confirm(buffer.id, spans_of(await rows(buffer)))
         assert await take(door, sample(101))
     async with front_door(tmp_path) as (door, _):
-        assert (await door.recall("42", "7")).stored == frozenset(range(37, 102)), "101 took the place of 36"
+        assert (await door.recall("42", "7", HELD)).stored == frozenset(range(37, 102)), "101 took the place of 36"
 
 
 async def test_what_was_told_as_lost_and_what_is_quarantined_is_known_after_a_restart(tmp_path: Path) -> None:
@@ -477,8 +522,8 @@ async def test_what_was_told_as_lost_and_what_is_quarantined_is_known_after_a_re
         door.lost("attic", "sensor-ring-overflow", 8, ("7-1a2b3c4d", 2, 9))
         await asyncio.sleep(DELETE_DELAY_S * 2)
     async with front_door(tmp_path) as (door, _):
-        assert await door.recall("attic", "7-1a2b3c4d") == Recalled(frozenset({0, 1}), 10)
-        assert await door.recall("attic", "8-1a2b3c4d") == Recalled(frozenset(), 0)
+        assert await door.recall("attic", "7-1a2b3c4d", HELD) == Recalled(frozenset({0, 1}), 10)
+        assert await door.recall("attic", "8-1a2b3c4d", HELD) == Recalled(frozenset(), 0)
 
 
 async def test_a_serial_sensor_that_only_the_fallback_takes_is_known_by_its_name(tmp_path: Path) -> None:
@@ -491,7 +536,7 @@ async def test_a_serial_sensor_that_only_the_fallback_takes_is_known_by_its_name
         door = FrontDoor(buffer, routes, gateway, KAFKA, lambda: 5)
         door.lost("attic", "sensor-ring-overflow", 5, (boot, 0, 4))
         assert await take(door, *samples)
-        assert await door.recall("attic", boot) == Recalled(frozenset(range(5, 9)), 5)
+        assert await door.recall("attic", boot, HELD) == Recalled(frozenset(range(5, 9)), 5)
         assert await take(door, reading(b"1", topic))
         of_serial, of_mqtt = (await rows(buffer))[0], (await rows(buffer))[-1]
         assert (await series_of(buffer, of_serial.series)).key == "attic"
@@ -507,11 +552,11 @@ async def test_what_is_lost_from_the_quarantine_is_not_missing_from_a_run(tmp_pa
     async with opened(tmp_path / "buffer.db", quarantine_rows_max=2) as buffer:
         door = door_of(buffer, JSON_ROUTE, serial_topic="{stream}/{device}/x")
         assert await take(door, sample(0), *(sample(n, "no/attic/x") for n in (1, 2, 3)), sample(4))
-        assert (await door.recall("attic", "7-1a2b3c4d")).stored == set(range(5)), "1 made room"
+        assert (await door.recall("attic", "7-1a2b3c4d", HELD)).stored == set(range(5)), "1 made room"
         assert await buffer.transact(lambda file: file.lose_quarantined([2, 3])) == 2
-        assert (await door.recall("attic", "7-1a2b3c4d")).stored == set(range(5))
+        assert (await door.recall("attic", "7-1a2b3c4d", HELD)).stored == set(range(5))
     async with front_door(tmp_path) as (door, _):
-        assert (await door.recall("attic", "7-1a2b3c4d")).stored == set(range(5))
+        assert (await door.recall("attic", "7-1a2b3c4d", HELD)).stored == set(range(5))
 
 
 async def test_what_waits_for_room_is_recalled_once_it_is_stored(tmp_path: Path) -> None:
@@ -526,8 +571,8 @@ async def test_what_waits_for_room_is_recalled_once_it_is_stored(tmp_path: Path)
         _, held = await fill(buffer)
         taken = asyncio.create_task(take(door, sample(0), sample(1)))
         await asyncio.sleep(0)
-        recall = asyncio.create_task(door.recall("attic", "7-1a"))
-        assert (await door.recall("attic", "8-1a")).stored == frozenset(), "others do not wait"
+        recall = asyncio.create_task(door.recall("attic", "7-1a", HELD))
+        assert (await door.recall("attic", "8-1a", HELD)).stored == frozenset(), "others do not wait"
         await asyncio.wait((recall,), timeout=0.5)
         assert not recall.done()
         afterwards = asyncio.create_task(take(door, *(sample(n) for n in range(40, 140))))
@@ -555,7 +600,7 @@ async def test_a_run_that_could_not_be_recalled_is_looked_at_anew(
     async with front_door(tmp_path) as (door, buffer):
         monkeypatch.setattr(DeviceRuns, "_known", known)
         with pytest.raises(BufferFileError):
-            await door.recall("42", "7")
+            await door.recall("42", "7", HELD)
         assert await take(door, *samples)
         assert len(await rows(buffer)) == len(samples), "what is sent again is known"
 

@@ -51,6 +51,7 @@ class RecordingIntake:
     quarantined: list[tuple[str, str, bytes, str]] = field(default_factory=list)
     events: list[tuple[str, str | None, dict[str, object]]] = field(default_factory=list)
     recent: dict[tuple[str, str], frozenset[int]] = field(default_factory=dict)
+    held: list[range] = field(default_factory=list)
 
     cannot_store: bool = False
 
@@ -61,8 +62,10 @@ class RecordingIntake:
     async def marks(self, prefix: str) -> dict[str, bytes]:
         raise NotImplementedError(prefix)
 
-    async def recall(self, device: str, boot: str) -> Recalled:
-        return Recalled(self.recent.get((device, boot), frozenset()), 0)
+    async def recall(self, device: str, boot: str, held: range) -> Recalled:
+        self.held.append(held)
+        stored = self.recent.get((device, boot), frozenset[int]())
+        return Recalled(stored, min(stored, default=held.start))
 
     def lost(
         self, device: str | None, reason: str, count: int = 1, sequences: tuple[str, int, int] | None = None
@@ -334,6 +337,7 @@ async def test_readings_dropped_by_the_ring_are_reported_once_although_the_port_
         sensor.unplug()
         await asyncio.sleep(0.1)
     assert bench.intake.losses == [("attic", "sensor-ring-overflow", 29)]
+    assert {held.start for held in bench.intake.held} == {70}
 
 
 async def test_a_probe_gives_readings_their_time(bench: Bench) -> None:

@@ -57,7 +57,7 @@ class RecordingIntake:
         self.readings += readings
         done(self.stores)
 
-    async def recall(self, device: str, boot: str) -> Recalled:
+    async def recall(self, device: str, boot: str, held: range) -> Recalled:
         raise NotImplementedError(device, boot)
 
     async def marks(self, prefix: str) -> dict[str, bytes]:

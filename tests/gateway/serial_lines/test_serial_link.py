@@ -55,8 +55,6 @@ HELLO = Hello(
 RUN = HELLO.run
 START_US = 1_000_000
 NONCE = 0xC0FFEE
-UNKNOWN = Recalled(frozenset(), 0)
-"""The buffer's knowledge of a run that it never heard of."""
 
 
 def new_link() -> SerialLink:
@@ -76,7 +74,7 @@ def known_link(hello: Hello = HELLO) -> SerialLink:
     (event,) = send(link, hello)
     assert isinstance(event, Identified)
     assert answers(link) == [Probe(NONCE), Ack(hello.run, hello.oldest, 0)]
-    assert link.recall(event, UNKNOWN) == []
+    assert link.recall(event, Recalled(frozenset(), hello.oldest)) == []
     return link
 
 
@@ -223,14 +221,14 @@ def identified(hello: Hello) -> tuple[SerialLink, Identified]:
 def test_what_the_ring_dropped_while_nobody_listened_is_lost() -> None:
     link, event = identified(replace(HELLO, oldest=70, next=134))
     # Of an earlier link 40 was the last to be stored, so that 41 to 69 were dropped meanwhile.
-    assert link.recall(event, Recalled(frozenset({38, 39, 40}), 0)) == [Lost("attic", "7-1a2b3c4d", 41, 69)]
+    assert link.recall(event, Recalled(frozenset({38, 39, 40}), 38)) == [Lost("attic", "7-1a2b3c4d", 41, 69)]
     link.stored(only(send(link, data(70, 70))))
     assert answers(link) == [Ack(RUN, 71, 0)]
 
 
 def test_what_an_earlier_link_stored_is_known_exactly() -> None:
     link, event = identified(replace(HELLO, oldest=41, next=50))
-    assert link.recall(event, Recalled(frozenset({38, 39, 40, 42, 43}), 0)) == []
+    assert link.recall(event, Recalled(frozenset({38, 39, 40, 42, 43}), 38)) == []
     link.stored(only(send(link, data(41, 41))))
     assert answers(link) == [Ack(RUN, 42, 0)]
     # 42 and 43 it let go when an earlier link acknowledged them. 44, however near, nobody has stored.
@@ -253,7 +251,7 @@ def test_drops_before_the_recall_are_reported_after_it_in_order() -> None:
     link.stored(first)
     link.stored(second)
     assert answers(link) == [Ack(RUN, 61, 0)], "no answer waits for it"
-    assert link.recall(event, Recalled(frozenset({30, 42, 43}), 0)) == [
+    assert link.recall(event, Recalled(frozenset({30, 42, 43}), 30)) == [
         Lost("attic", "7-1a2b3c4d", 31, 40),
         Lost("attic", "7-1a2b3c4d", 41, 41),
         Lost("attic", "7-1a2b3c4d", 44, 49),
@@ -275,6 +273,27 @@ def test_a_sample_that_was_damaged_before_the_gateway_died_is_lost_once_the_ring
 def test_losses_reported_before_a_restart_are_not_reported_again(stored: frozenset[int]) -> None:
     link, event = identified(replace(HELLO, oldest=35, next=99))
     assert link.recall(event, Recalled(stored, 30)) == [Lost("attic", "7-1a2b3c4d", 30, 34)]
+
+
+def test_what_nobody_knows_after_a_crash_is_not_surely_lost_until_new_samples_come() -> None:
+    link, event = identified(replace(HELLO, oldest=70, next=134))
+    link.stored(only(send(link, data(72, 70))))
+    assert link.recall(event, Recalled(frozenset({38, 39, 40, 50}), 38, 200)) == [
+        Lost("attic", "7-1a2b3c4d", 41, 49, is_sure=False),
+        Lost("attic", "7-1a2b3c4d", 51, 69, is_sure=False),
+    ]
+    # An earlier link may have acknowledged 73, and the sensor let it go.
+    assert send(link, data(74, 74))[:2] == [
+        Lost("attic", "7-1a2b3c4d", 70, 71, is_sure=False),
+        Lost("attic", "7-1a2b3c4d", 73, 73, is_sure=False),
+    ]
+    link, event = identified(replace(HELLO, oldest=76, next=180))
+    # By now the buffer knows all from 134 on.
+    assert link.recall(event, Recalled(frozenset({75}), 75, 134)) == []
+    assert send(link, data(150, 140))[:2] == [
+        Lost("attic", "7-1a2b3c4d", 76, 133, is_sure=False),
+        Lost("attic", "7-1a2b3c4d", 134, 139),
+    ]
 
 
 def test_what_windows_have_forgotten_is_not_called_lost() -> None:
@@ -299,15 +318,15 @@ def test_samples_from_before_the_recall_are_no_other_life_of_the_run(told_below:
 
 def test_recalling_nothing_says_nothing_of_a_run_that_nobody_knew() -> None:
     link, event = identified(replace(HELLO, oldest=70, next=134))
-    assert link.recall(event, UNKNOWN) == []
+    assert link.recall(event, Recalled(frozenset(), 70)) == []
 
 
 def test_a_late_recall_belongs_to_the_run_that_was_asked_for() -> None:
     link, event = identified(replace(HELLO, oldest=5, next=9))
     send(link, replace(HELLO, boot=8, oldest=0, next=3))
     answers(link)
-    assert link.recall(event, Recalled(frozenset({2, 3, 4, 5}), 0)) == []
-    assert link.recall(event, Recalled(frozenset({2}), 0)) == [Lost("attic", "7-1a2b3c4d", 3, 4)]
+    assert link.recall(event, Recalled(frozenset({2, 3, 4, 5}), 2)) == []
+    assert link.recall(event, Recalled(frozenset({2}), 2)) == [Lost("attic", "7-1a2b3c4d", 3, 4)]
     link.stored(only(send(link, data(0, boot=8))))
     assert answers(link) == [Ack(8 ^ HELLO.incarnation, 1, 0)]
 
@@ -540,7 +559,7 @@ def test_a_sensor_that_says_anything_at_all_neither_raises_nor_fills_memory(step
             committing.extend(event for event in send(link, step) if isinstance(event, Received))
         answers(link)
         if link._run is not None:
-            assert len(link._run._on_disk) + len(link._run.committing) <= BITMAP_BITS + 1
+            assert len(link._run._durable) + len(link._run.committing) <= BITMAP_BITS + 1
 
 
 class ModelSensor:
@@ -589,7 +608,15 @@ class LossyLine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.disk: set[tuple[int, int]] = set()
+        """Samples on disk or in Kafka."""
         self.lost: set[tuple[int, int]] = set()
+        self.perhaps_lost: set[tuple[int, int]] = set()
+        self.forgotten: set[tuple[int, int]] = set()
+        """Samples that only Kafka has, and no buffer knows."""
+        self.known_from: dict[int, int] = {}
+        self.first: dict[int, int] = {}
+        """By boot: the first sample that this gateway may have had."""
+        self.has_crashed = False
         self.sensor = ModelSensor(self.disk)
         self.link = new_link()
         self.committing: deque[Received] = deque()
@@ -625,10 +652,13 @@ class LossyLine(RuleBasedStateMachine):
         if self.recalls:
             identified = self.recalls.popleft()
             boot = int(identified.boot.split("-")[0])
-            stored = {sequence for of_boot, sequence in self.disk if of_boot == boot}
+            stored = {sequence for of_boot, sequence in self.disk - self.forgotten if of_boot == boot}
             told = {sequence for of_boot, sequence in self.lost if of_boot == boot}
             window = frozenset(sequence for sequence in stored if sequence > max(stored) - WINDOW_SEQUENCES)
-            self.note(self.link.recall(identified, Recalled(window, max(told, default=-1) + 1)))
+            self.known_from.setdefault(boot, identified.next if self.has_crashed else 0)
+            self.first.setdefault(boot, min(window, default=identified.oldest))
+            told_below = max(told, default=self.first[boot] - 1) + 1
+            self.note(self.link.recall(identified, Recalled(window, told_below, self.known_from[boot])))
 
     @rule()
     def restart_sensor(self) -> None:
@@ -640,14 +670,26 @@ class LossyLine(RuleBasedStateMachine):
         self.recalls.clear()
         self.link = new_link()
 
+    @rule(count=st.integers(0, 20))
+    def crash_gateway(self, count: int) -> None:
+        """The buffer forgets the newest of its samples. Kafka has them."""
+        self.forgotten |= set(sorted(self.disk)[len(self.disk) - min(count, len(self.disk)) :])
+        self.known_from.clear()
+        self.has_crashed = True
+        self.restart_gateway()
+
     def note(self, events: list[LinkEvent]) -> None:
         for event in events:
             if isinstance(event, Lost):
                 boot = int(event.boot.split("-")[0])
                 span = {(boot, sequence) for sequence in range(event.first, event.last + 1)}
-                assert not span & (self.lost | self.disk)
+                assert not span & self.lost
+                assert not span & (self.disk if event.is_sure else self.disk - self.forgotten)
                 assert boot != self.sensor.boot or event.last < self.sensor.oldest
-                self.lost |= span
+                if event.is_sure:
+                    self.lost |= span
+                else:
+                    self.perhaps_lost |= span
             if isinstance(event, Identified):
                 self.recalls.append(event)
             if isinstance(event, Received):
@@ -665,7 +707,8 @@ class LossyLine(RuleBasedStateMachine):
         while self.recalls:
             self.recall()
         assert self.sensor.held == []
-        accounted = {sequence for boot, sequence in self.disk | self.lost if boot == self.sensor.boot}
+        settled = self.disk | self.lost | self.perhaps_lost
+        accounted = {sequence for boot, sequence in settled if boot == self.sensor.boot}
         # Nobody can tell samples that the ring dropped before this run was known from samples that others have.
         assert accounted == set(range(min(accounted), self.sensor.next))
         assert not self.disk & self.lost

@@ -45,6 +45,18 @@ def test_of_a_span_that_reaches_further_the_rest_is_told() -> None:
     assert told(lost(5, 9), lost(5, 12), lost(20, 21)) == [(BOOT, 5, 9), (BOOT, 10, 12), (BOOT, 20, 21)]
 
 
+def test_a_span_that_kafka_may_have_is_told_without_a_count() -> None:
+    intake = Counting()
+    ring = RingLosses(intake)
+    for lost_ in (Lost("s1", BOOT, 5, 9, is_sure=False), lost(10, 12)):
+        ring.tell(lost_)
+        ring.tell(lost_)
+    assert intake.told == [
+        ("s1", "sensor-ring-overflow", 0, (BOOT, 5, 9)),
+        ("s1", "sensor-ring-overflow", 3, (BOOT, 10, 12)),
+    ]
+
+
 def test_another_run_has_spans_of_its_own() -> None:
     other = "8-1a2b3c4d"
     assert told(lost(5, 9), lost(5, 9, other), lost(5, 9)) == [(BOOT, 5, 9), (other, 5, 9)]

@@ -293,6 +293,35 @@ def test_numbers_without_a_hole_prove_a_window_whatever_gateways_say(spark: Spar
     }
 
 
+def test_numbers_of_a_loss_that_nobody_could_count_are_lost_once_no_gateway_has_them(spark: SparkSession) -> None:
+    perhaps, past = [RING_OVERFLOW._replace(lost=0)], [beat(200)]
+    counted = RING_OVERFLOW._replace(lost=2, first_sequence=99, last_sequence=100)
+    holey_before = every_second([*range(99), *range(105, 181)])
+    sites = {
+        "a gateway may have them": Site(HOLEY, perhaps),
+        "no gateway has them": Site(HOLEY, perhaps, past),
+        "a gateway has some": Site(HOLEY, perhaps, [beat(200, pending=[Waiting(2, at(101), at(102))])]),
+        "all have come": Site(WHOLE, perhaps, past),
+        "others are missing too": Site(holey_before, perhaps, past),
+        "others were counted": Site(holey_before, [*perhaps, counted], past),
+        "not enough were counted": Site(holey_before, [*perhaps, counted._replace(lost=1)], past),
+    }
+    missing = ("provisional", "sequence", "readings 99 to 104 of boot 7-1a2b are missing")
+    lost = ("complete_with_loss", "watermark", "readings of about this time were lost: sensor-ring-overflow")
+    assert said(spark, sites) == {
+        "a gateway may have them": ("provisional", "watermark", "gateway gw-1 has not told how far it has come"),
+        "no gateway has them": lost,
+        "a gateway has some": ("provisional", "watermark", "gateway gw-1 holds 2 rows of about this time"),
+        "all have come": ("complete", "sequence", None),
+        "others are missing too": missing,
+        "others were counted": lost,
+        "not enough were counted": missing,
+    }
+    found = gap_rows(evidence_of(spark, sites))
+    assert [gap.explained for gap in found["no gateway has them"]] == [True]
+    assert [gap.explained for gap in found["not enough were counted"]] == [False]
+
+
 def test_a_hole_concerns_only_the_windows_in_which_it_may_lie(spark: SparkSession) -> None:
     sites = {"precise": Site(HOLEY), "vague": Site(every_second([*range(101), *range(105, 181)], 50 * SECOND))}
     assert {name: each[:2] for name, each in said(spark, sites, 20, 80).items()} == {
@@ -592,7 +621,7 @@ def draw_losses(
                 (told - clocks[gateway, told_boot]) * SECOND,
                 rng.choice([device] * 6 + [None]),
                 rng.choice(["buffer-full", "sensor-ring-overflow", "refused-qos0", "gateway-events-dropped"]),
-                max(0, last - first + 1 + rng.choice([0, 0, 0, 1, -1])),
+                max(0, last - first + 1 + rng.choice([0, 0, 0, 1, -1])) * rng.choice([0, 1, 1, 1, 1]),
                 boot,
                 (began - start) * SECOND,
                 (ended - start) * SECOND,
