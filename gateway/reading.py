@@ -119,7 +119,7 @@ class Intake(Protocol):
         stored: too much waits already, a device holds more than its share, or the gateway stops. Then withhold the
         acknowledgement, and count readings that cannot be sent again by `lost`. For one device, or for a site's broker,
         calls of `done(True)` come in the order of `take`. Those for others may overtake them, as their Kafka topics
-        answer sooner. Marks without readings need no room in a full buffer, but wait for everything taken before them.
+        answer sooner, or need no disk. Marks are kept in the order of `take`, and need no room in a full buffer.
         """
 
     async def marks(self, prefix: str) -> dict[str, bytes]:

@@ -6,10 +6,10 @@ The event loop adds work, within bounds, and the thread takes it.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import chain, takewhile
 from typing import TypeVar
 
 from gateway.buffer.losses import LOSSES_MAX
@@ -57,6 +57,12 @@ class Append:
             return True
         return any(entry.lost is not None or entry.quarantined is not None for entry in self.entries)
 
+    @property
+    def ordered_by(self) -> frozenset[Hashable]:
+        """Its devices, or its broker. Of the appends that share one, none goes before an earlier one."""
+        of_broker = (self.origin,) if self.origin.is_broker else ()
+        return frozenset((*(entry.series.device for entry in self.entries), *of_broker))
+
     def is_admissible(self, topics: Container[str]) -> bool:
         """Whether it may get its numbers before its commit: all of it goes to these Kafka topics and needs no disk."""
         return all(entry.series.topic in topics for entry in self.entries) and not self.needs_disk
@@ -92,7 +98,12 @@ class CommitQueue:
     def __init__(self, settings: BufferSettings) -> None:
         self._settings = settings
         self._wake = threading.Condition()
+        self._for_disk: deque[Append] = deque()
+        """Readings that wait for a commit, as they may not be admitted."""
+        self._held: set[Hashable] = set()
+        """What orders them: later readings of the same devices wait behind them."""
         self._readings: deque[Append] = deque()
+        """Readings behind these, which came since `admissible` was called, or may be admitted."""
         self._own: deque[Append] = deque()
         self._calls: deque[Call] = deque()
         self._queued_bytes = 0
@@ -138,7 +149,7 @@ class CommitQueue:
         return accepted
 
     def _wake_for_append(self) -> None:
-        if len(self._readings) + len(self._own) == 1:
+        if len(self._for_disk) + len(self._readings) + len(self._own) == 1:
             self._append_due_s = time.monotonic() + self._settings.commit_delay_ms / 1000
         self._has_new = True
         self._wake.notify()
@@ -204,7 +215,7 @@ class CommitQueue:
     def waiting(self) -> list[Entry]:
         """Entries that are not stored yet."""
         with self._wake:
-            return [entry for append in (*self._own, *self._readings) for entry in append.entries]
+            return [entry for append in (*self._own, *self._for_disk, *self._readings) for entry in append.entries]
 
     # -- taking out, on the buffer's thread -----------------------------------------------------
 
@@ -227,12 +238,12 @@ class CommitQueue:
             return calls, self._is_closing
 
     def _due_s(self) -> float:
-        return min(self._append_due_s, self._delete_due_s) if self._readings or self._own else self._delete_due_s
+        return min(self._append_due_s, self._delete_due_s) if self.has_readings or self._own else self._delete_due_s
 
     @property
     def has_readings(self) -> bool:
         """Whether readings wait."""
-        return bool(self._readings)
+        return bool(self._for_disk or self._readings)
 
     def must_wait(self, now_s: float) -> bool:
         """Whether it is too early for a retry."""
@@ -244,14 +255,15 @@ class CommitQueue:
     ) -> Due:
         """The work that is due now: the oldest readings, as many as one commit may hold, and losses to count.
 
-        Appends whose oldest goes to these `topics` alone are left out, as it can be admitted without a commit.
+        What may be admitted without a commit, as it goes to these `topics` alone, is left out.
         """
         with self._wake:
             due = Due()
             if closing or now_s >= self._append_due_s:
                 due.own = [] if _is_admissible(self._own, topics) else list(self._own)
-                due.readings = [] if _is_admissible(self._readings, topics) else self._oldest(bytes_max)
-                due.has_all = len(due.readings) == len(self._readings)
+                waiting = [self._for_disk] if topics else [self._for_disk, self._readings]
+                due.readings = _first(chain.from_iterable(waiting), bytes_max)
+                due.has_all = len(due.readings) == sum(map(len, waiting))
             due.is_time_to_delete = closing or full or now_s >= self._delete_due_s
             if due.is_time_to_delete:
                 self._delete_due_s = float("inf")
@@ -262,21 +274,14 @@ class CommitQueue:
                 due.losses, self._losses = self._losses, due.losses
             return due
 
-    def _oldest(self, bytes_max: int) -> list[Append]:
-        size, count = 0, 0
-        for append in self._readings:
-            size += append.bytes
-            count += 1
-            if size > bytes_max:
-                break
-        return list(islice(self._readings, count))
-
     def settled(self, appends: Iterable[Append]) -> None:
         """Remove appends that are stored or refused: the oldest of their kind."""
         with self._wake:
             for append in appends:
-                (self._own if append.is_own else self._readings).popleft()
+                (self._own if append.is_own else self._for_disk or self._readings).popleft()
                 self._release(append)
+            if not self._for_disk:
+                self._held.clear()
 
     def _release(self, append: Append) -> None:
         if append.is_own:
@@ -292,16 +297,26 @@ class CommitQueue:
         return self._queued_bytes > self._settings.queue_bytes_max // 2
 
     def admissible(self, topics: Container[str]) -> list[Append]:
-        """The oldest events of the gateway, and then the oldest readings, that need no disk and go to these topics."""
+        """The oldest events of the gateway, and then all readings, that need no disk and go to these topics.
+
+        Readings whose device has earlier ones that need the disk are left out: one device's order is kept.
+        """
         with self._wake:
-            return [
-                append
-                for waiting in (self._own, self._readings)
-                for append in takewhile(lambda each: each.is_admissible(topics), waiting)
-            ]
+            came, self._readings = self._readings, deque()
+            for append in came:
+                self._look_at(append, topics)
+            return [*takewhile(lambda each: each.is_admissible(topics), self._own), *self._readings]
+
+    def _look_at(self, append: Append, topics: Container[str]) -> None:
+        is_free = not self._for_disk or (append.entries and self._held.isdisjoint(append.ordered_by))
+        if is_free and append.is_admissible(topics):
+            self._readings.append(append)
+        else:
+            self._for_disk.append(append)
+            self._held |= append.ordered_by
 
     def admitted(self, append: Append) -> None:
-        """Remove an admissible append: the oldest of its kind. Its bytes count until it is `released`."""
+        """Remove the first of the admissible appends of its kind. Its bytes count until it is `released`."""
         with self._wake:
             (self._own if append.is_own else self._readings).popleft()
 
@@ -315,22 +330,30 @@ class CommitQueue:
         """Take back admitted appends, in front of all others."""
         with self._wake:
             for append in reversed(appends):
-                (self._own if append.is_own else self._readings).appendleft(append)
+                (self._own if append.is_own else self._for_disk).appendleft(append)
+                self._held |= append.ordered_by
             self._wake.notify()
 
     def refuse_first(self, topics: Container[str], *, failing: bool) -> list[Append]:
-        """Remove the oldest appends that need the disk, and so keep others from Kafka.
+        """Remove the appends that need the disk, and so keep others from Kafka.
 
         If the disk is not `failing` but full, marks alone stay, as they need no room.
         """
-        refused = []
+        refused: list[Append] = []
         with self._wake:
-            for waiting in (self._own, self._readings):
-                while waiting and not waiting[0].is_admissible(topics):
-                    if not failing and not waiting[0].entries:
-                        break
-                    refused.append(waiting.popleft())
-                    self._release(refused[-1])
+            while self._own and not self._own[0].is_admissible(topics):
+                refused.append(self._own.popleft())
+            came = [*self._for_disk, *self._readings]
+            self._for_disk.clear()
+            self._readings.clear()
+            self._held.clear()
+            for append in came:
+                if append.is_admissible(topics) or not (failing or append.entries):
+                    self._look_at(append, topics)
+                else:
+                    refused.append(append)
+            for append in refused:
+                self._release(append)
         return refused
 
     def delay_appends(self, now_s: float) -> None:
@@ -354,8 +377,10 @@ class CommitQueue:
     def refuse_appends(self) -> list[Done]:
         """Forget all appends; return the functions that are to be told so."""
         with self._wake:
-            refused = [append.done for append in (*self._own, *self._readings) if append.done is not None]
+            waiting = (*self._own, *self._for_disk, *self._readings)
+            refused = [append.done for append in waiting if append.done is not None]
             self._own.clear()
+            self._for_disk.clear()
             self._readings.clear()
             return refused
 
@@ -363,6 +388,18 @@ class CommitQueue:
         """Fail all functions that were not run."""
         for _, future in self._calls:
             future.set_exception(_closed())
+
+
+def _first(waiting: Iterable[Append], bytes_max: int) -> list[Append]:
+    """The first appends, as many as have about so many bytes; at least one."""
+    found: list[Append] = []
+    size = 0
+    for append in waiting:
+        found.append(append)
+        size += append.bytes
+        if size > bytes_max:
+            break
+    return found
 
 
 def _is_admissible(waiting: Sequence[Append], topics: frozenset[str]) -> bool:

@@ -52,9 +52,7 @@ class Front:
         `series` are those of each row.
         """
         # A device's append without rows may be a resend of an earlier one. A broker counts on the order of its answers.
-        of_broker = (append.origin,) if append.origin.is_broker else ()
-        ordered_by = frozenset[Hashable]((*(entry.series.device for entry in append.entries), *of_broker))
-        admitted = Admitted(append, time.monotonic(), event_from_us, ordered_by, len(rows))
+        admitted = Admitted(append, time.monotonic(), event_from_us, append.ordered_by, len(rows))
         with self._lock:
             self._admitted.append(admitted)
             for row, of in zip(rows, series, strict=True):

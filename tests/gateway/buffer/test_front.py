@@ -187,6 +187,28 @@ async def test_what_needs_the_disk_goes_there_and_leaves_the_front_to_kafka(tmp_
         assert buffer.counts["spared"] == 2
 
 
+async def test_what_needs_the_disk_holds_up_its_own_device_alone(tmp_path: Path) -> None:
+    async with direct(tmp_path / "buffer.db", commit_delay_ms=60_000) as buffer:
+        with_mark = append(buffer, [entry(b"1")], [Mark("mqtt/1", b"x")])
+        behind = append(buffer, [entry(b"2")])
+        end = append(buffer, [])
+        others = [append(buffer, [entry(b"%d" % number, "43")]) for number in range(3)]
+        rows = await live(buffer, 3)
+        assert [row.datum.payload for row in rows] == [b"0", b"1", b"2"]
+        await take(buffer, rows)
+        assert [await other for other in others] == [True] * 3
+        assert not with_mark.done()
+        assert not behind.done()
+        assert not end.done(), "whoever waits for all that came before waits for them"
+        await buffer.close()
+        assert await with_mark
+        assert await behind
+        assert await end
+    async with opened(tmp_path / "buffer.db") as buffer:
+        _, found = await buffer.read(Position(0, 0), 10)
+        assert [row.datum.payload for row in found] == [b"1", b"2"], "in the order of their device"
+
+
 async def test_what_is_deleted_takes_no_windows_of_the_front_to_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     async with direct(path) as buffer:
