@@ -121,8 +121,10 @@ async def _beside(bench: Bench, names: tuple[str, ...], seconds: float) -> Besid
     async with KafkaTopic(bench.kafka.bootstrap, f"attacks-{told}") as topic:
         site = write_attacked(directory, NO_KAFKA if is_away else bench.kafka.bootstrap, topic.name)
         async with gateway(site.config) as sluice:
-            without, beside = site.good(*names), site.good(*names)
-            await without.begin()
+            warm, without, beside = (site.good(*names) for _ in range(3))
+            await warm.begin()
+            # The first readings wait until the gateway knows how Kafka takes their topic.
+            await warm.measure(SETTLE_S)
             await without.measure(seconds)
             with ExitStack() as attackers:
                 for name in names:
