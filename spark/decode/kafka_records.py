@@ -24,8 +24,6 @@ SOURCE_SCHEMA = """
 SOURCE_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 _PASSED = ("topic", "partition", "offset", "kafka_timestamp", "key", "value", "is_too_large", "headers", "has_others")
 """Columns that the steps of `typed_records` pass on to one another."""
-READING_TYPE = "sluice.reading"
-GATEWAY_TYPES = "sluice.gateway."
 DOUBTS = ("redelivered", "conflict")
 """Values of `ce_doubt`. `redelivered`: the gateway may have the reading already. `conflict`: it has another payload of
 the same device sequence."""
@@ -62,13 +60,6 @@ record, OTHER_HEADERS_MAX such headers are kept."""
 LANE_SEQUENCE_MAX = 2**53
 """Largest number in a lane. A lane counts from 0, and reaches it after 285 years at a million rows a second. Sums and
 products of such numbers fit into the tables' columns."""
-KAFKA_SLACK_US = 60_000_000
-"""Microseconds that Kafka's clock may be behind a gateway's. Under NTP both differ by far less than a minute. A clock
-that is further off must be mended."""
-HEARTBEAT_TYPE = "sluice.gateway.heartbeat"
-SET_ASIDE_TYPE = "sluice.gateway.buffer-set-aside"
-EVENT_TYPES = (HEARTBEAT_TYPE, SET_ASIDE_TYPE)
-"""Types of events that the driver reads."""
 
 # These functions run for every record of every batch, and are written for the usual record. They compare whole arrays
 # and texts, and try a pattern only if nothing cheaper tells as much. A function with a lambda, which Spark interprets,

@@ -23,7 +23,7 @@ from spark.decode.codec_json_strict import mended, read_strictly, with_members
 from spark.decode.codec_json_usual import is_usual, read_usual
 from spark.decode.codec_numbers import AROUND, NO_DECLARED, NO_METRIC, NONE_FITS, RANGE, TOLD_CHARS_MAX, TOO_MANY
 from spark.decode.codec_python import CODEC_OF_MEDIA_TYPE, PYTHON_CODECS, asked_of_python, python_decoder
-from spark.decode.kafka_records import GATEWAY_TYPES, READING_TYPE
+from spark.decode.record_types import GATEWAY_TYPES, READING_TYPE
 from spark.engine.built_once import recorded
 
 PLAIN_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"

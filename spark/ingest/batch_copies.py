@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.decode.kafka_records import READING_TYPE
+from spark.decode.record_types import READING_TYPE
 from spark.log.copies import Suspects, judged, suspected
 from spark.windows.windows_table import unwindowed
 

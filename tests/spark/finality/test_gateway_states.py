@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark.decode.kafka_records import HEARTBEAT_TYPE, SET_ASIDE_TYPE
+from spark.decode.record_types import HEARTBEAT_TYPE, SET_ASIDE_TYPE
 from spark.finality.gateway_rows import GatewayRow, Span
 from spark.finality.gateway_states import WAITING_MAX, GatewayEvent, GatewayState, GatewayStates, fault_of
-from spark.log.sequence_runs import Edge
+from spark.log.edges import Edge
 from tests.support import hostile
 
 TOPIC = "device-thermo"
