@@ -45,43 +45,53 @@ class Source:
         all columns, and there are no rows. `files` is a condition on Delta's statistics of a file, such as
         `"max.ordinal" > 7`: only files that meet it are read.
         """
+        (found,) = self.parts(path, also, files)
+        return found
+
+    def parts(self, path: str, also: Mapping[str, str] | None, *files: str | None) -> list[str]:
+        """Return a SELECT for each condition on files, as `table` does. All are of one version of the table."""
         wanted = also or {}
-        if not DeltaTable.is_deltatable(path):
-            return f"SELECT {_nulls(wanted)} WHERE FALSE"
-        table = DeltaTable(path)
+        if not _is_table(path):
+            return [f"SELECT {_nulls(wanted)} WHERE FALSE"] * len(files)
+        table = _opened(path)
         fields = {each["name"]: each["type"] for each in json.loads(table.schema().to_json())["fields"]}
         missing = {name: kind for name, kind in wanted.items() if name not in fields}
-        paths = table.file_uris() if files is None else self._chosen(table, files)
-        if not paths:
-            return f"SELECT {_nulls({name: type_of(kind) for name, kind in fields.items()} | missing)} WHERE FALSE"
         columns = [
             # Newer files have times with a zone, UTC.
             f"CAST({quoted(name)} AS TIMESTAMP) AS {quoted(name)}" if kind == "timestamp" else quoted(name)
             for name, kind in fields.items()
         ]
         shown = ", ".join([*columns, _nulls(missing)] if missing else columns)
-        names = ", ".join(text(_no_pattern(each)) for each in paths)
-        return f"SELECT {shown} FROM read_parquet([{names}], union_by_name = true, hive_partitioning = false)"
+        declared = f"SELECT {_nulls({name: type_of(kind) for name, kind in fields.items()})} WHERE FALSE"
+        found = []
+        for condition in files:
+            paths = self._files(table, condition)
+            names = ", ".join(text(_no_pattern(f"{path}/{unquote(each)}")) for each in paths)
+            read = f"read_parquet([{names}], union_by_name = true, hive_partitioning = false)"
+            # A column that was added later is in none of the older files.
+            rows = f"SELECT * FROM {read} UNION ALL BY NAME {declared}" if paths else declared
+            found.append(f"SELECT {shown} FROM ({rows})")
+        return found
 
     def columns(self, path: str) -> list[str]:
         """The names of a table's columns; none if there is no table."""
-        if not DeltaTable.is_deltatable(path):
+        if not _is_table(path):
             return []
-        return [each["name"] for each in json.loads(DeltaTable(path).schema().to_json())["fields"]]
+        return [each["name"] for each in json.loads(_opened(path).schema().to_json())["fields"]]
 
     def has_rows(self, path: str) -> bool:
         """True if a table has files."""
-        return DeltaTable.is_deltatable(path) and bool(DeltaTable(path).file_uris())
+        return _is_table(path) and bool(_opened(path).file_uris())
 
     def property(self, path: str, name: str) -> str:
         """A property of a table. Raises KeyError if it has none of this name."""
-        return str(DeltaTable(path).metadata().configuration[name])
+        return str(_opened(path).metadata().configuration[name])
 
     def statistics(self, path: str, figure: str) -> Any:
         """Compute a figure from Delta's statistics of a table's files; None if there is no table or no statistic."""
-        if not DeltaTable.is_deltatable(path):
+        if not _is_table(path):
             return None
-        found = self._of_files(DeltaTable(path), figure)
+        found = self._of_files(_opened(path), figure)
         return None if found is None else found[0][0]
 
     def told(self, columns: Mapping[str, str], rows: Sequence[Sequence[object]]) -> str:
@@ -98,11 +108,11 @@ class Source:
         """Run a query and return its rows."""
         return self.db.execute(query).fetchall()
 
-    def _chosen(self, table: DeltaTable, condition: str) -> list[str]:
-        found = self._of_files(table, f"path FROM files WHERE num_records IS NULL OR coalesce({condition}, TRUE)")
-        if found is None:
-            return table.file_uris()
-        return [f"{table.table_uri.rstrip('/')}/{unquote(path)}".removeprefix("file://") for (path,) in found]
+    def _files(self, table: DeltaTable, condition: str | None) -> list[str]:
+        """The files that a table has, or those that meet a condition on Delta's statistics, as Delta's log has them."""
+        wanted = "TRUE" if condition is None else f"num_records IS NULL OR coalesce({condition}, TRUE)"
+        found = self._of_files(table, f"path FROM files WHERE {wanted}")
+        return self._files(table, None) if found is None else [name for (name,) in found]
 
     def _of_files(self, table: DeltaTable, figure: str) -> list[tuple[Any, ...]] | None:
         """Rows from Delta's list of a table's files; None if Delta lacks one of the statistics."""
@@ -114,6 +124,14 @@ class Source:
             return self.rows(f"SELECT {figure}" if " FROM files" in figure else f"SELECT {figure} FROM files")
         finally:
             self.db.unregister("files")
+
+
+def _opened(path: str) -> DeltaTable:
+    return DeltaTable(Path(path).as_uri())
+
+
+def _is_table(path: str) -> bool:
+    return DeltaTable.is_deltatable(Path(path).as_uri())
 
 
 def type_of(delta: Any) -> str:

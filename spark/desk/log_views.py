@@ -3,7 +3,7 @@
 DuckDB divides decimals as doubles, so that corrections of times are computed in whole numbers.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
@@ -66,18 +66,25 @@ def read_corrections(source: Source, tables: str) -> Corrections:
 
 def effective_log(source: Source, tables: str, files: str | None = None) -> str:
     """Return `log` with the amendments applied."""
+    (found,) = _effective(source, tables, files)
+    return found
+
+
+def _effective(source: Source, tables: str, *files: str | None) -> list[str]:
+    """Return parts of `log`, by conditions on its files, with the amendments applied to each."""
     # Amendments first: an amendment whose batch `log` lacks would take a record away without its better copy.
     has_amendments = source.has_rows(f"{tables}/amendments")
     amendments = source.table(f"{tables}/amendments", ALSO)
-    log = source.table(f"{tables}/log", ALSO, files)
+    logs = source.parts(f"{tables}/log", ALSO, *files)
     # Most warehouses have none. They are spared the join.
     if not has_amendments:
-        return log
+        return logs
     latest = f"""SELECT * EXCLUDE (amended_ordinal) FROM ({amendments})
         QUALIFY row_number() OVER (PARTITION BY {", ".join(ROW)} ORDER BY amended_ordinal DESC) = 1"""
     same = " AND ".join(f"l.{name} IS NOT DISTINCT FROM a.{name}" for name in (*ROW, "event_date"))
-    return f"""SELECT l.* FROM ({log}) AS l ANTI JOIN ({latest}) AS a ON {same}
-        UNION ALL BY NAME {latest}"""
+    return [
+        f"SELECT l.* FROM ({log}) AS l ANTI JOIN ({latest}) AS a ON {same} UNION ALL BY NAME {latest}" for log in logs
+    ]
 
 
 def readings(source: Source, tables: str, times: Times, asked: Asked, devices: Iterable[str] | None = None) -> str:
@@ -86,17 +93,32 @@ def readings(source: Source, tables: str, times: Times, asked: Asked, devices: I
     rows = [IS_READING, *equal(asked, "device", "stream")]
     if devices is not None:
         rows.append(f"device IN ({', '.join(map(text, devices)) or 'NULL'})")
-    rows += [f"({condition} OR {corrections.may_move()})" for condition in _sent_within(asked)]
-    log = effective_log(source, tables, _files(asked, corrections))
-    timed = retimed(source, f"SELECT * FROM ({log}) {where(rows)}", corrections, times)
-    each = f"""SELECT namespace, device, stream, m.name AS metric, m.value AS value,
-            {_taken_at("event_time")} AS event_time, time_error_us, time_quality, received_time,
+    # Of most readings no correction moves the time, and all values were taken at the record's time. Their times are the
+    # columns of `log`, so that a condition on them skips files and parts of files.
+    is_moved = f"({corrections.may_move()} OR pack_span_us IS NOT NULL)"
+    may_be_moved = f'"null_count.pack_span_us" < num_records OR {corrections.may_move_in()}'
+    of_device = _of_device(asked)
+    still, moved = _effective(
+        source, tables, _all([*of_device, *_within_files(asked)]), _all([*of_device, f"({may_be_moved})"])
+    )
+    as_sent = f"""SELECT *, event_time AS sent_event_time, time_error_us AS sent_time_error_us,
+            time_quality AS sent_time_quality, CAST(NULL AS BIGINT) AS correction_version
+        FROM ({still}) {where([*rows, f"NOT {is_moved}", *within("event_time", asked)])}"""
+    timed = retimed(source, f"SELECT * FROM ({moved}) {where([*rows, is_moved])}", corrections, times)
+    limits = equal(asked, "metric")
+    return f"""SELECT * FROM ({_each_metric(as_sent, str)}) {where(limits)}
+        UNION ALL BY NAME SELECT * FROM ({_each_metric(timed, _taken_at)})
+        {where([*limits, *within("event_time", asked)])}"""
+
+
+def _each_metric(timed: str, time: Callable[[str], str]) -> str:
+    """A row for each metric of readings. `time` makes the time of a value from the record's."""
+    return f"""SELECT namespace, device, stream, m.name AS metric, m.value AS value,
+            {time("event_time")} AS event_time, time_error_us, time_quality, received_time,
             device_boot, device_sequence, device_counter, doubt, gateway, gateway_boot, ce_id, buffer, lane,
             lane_sequence, topic, partition, "offset", kafka_timestamp, event_date,
-            {_taken_at("sent_event_time")} AS sent_event_time, sent_time_error_us, sent_time_quality, correction_version
+            {time("sent_event_time")} AS sent_event_time, sent_time_error_us, sent_time_quality, correction_version
         FROM (SELECT *, unnest(metrics) AS m FROM ({timed}) WHERE NOT ({IS_IMPLAUSIBLE}))"""
-    limits = [*equal(asked, "metric"), *within("event_time", asked)]
-    return f"SELECT * FROM ({each}) {where(limits)}" if limits else each
 
 
 def quarantine(source: Source, tables: str, times: Times, asked: Asked) -> str:
@@ -197,29 +219,21 @@ def _taken_at(record_time: str) -> str:
     return f"make_timestamp(greatest(epoch_us({record_time}) - coalesce(m.ago_us, 0), {EARLIEST_US}))"
 
 
-def _sent_within(asked: Asked) -> list[str]:
-    """Conditions on the times as sent. The values of a pack were taken up to `pack_span_us` before them."""
-    found = []
-    if asked.since_us is not None:
-        found.append(f"event_time >= make_timestamp({asked.since_us})")
-    if asked.until_us is not None:
-        found.append(f"(event_time < make_timestamp({asked.until_us}) OR pack_span_us IS NOT NULL)")
-    return found
+def _of_device(asked: Asked) -> list[str]:
+    """Conditions on Delta's statistics of a file, by the device."""
+    if asked.device is None:
+        return []
+    return [f'"min.device" <= {text(asked.device)} AND "max.device" >= {text(asked.device)}']
 
 
-def _files(asked: Asked, corrections: Corrections) -> str | None:
-    """A condition on Delta's statistics of a file of `log`; None for all files."""
-    found = []
-    if asked.device is not None:
-        found.append(f'"min.device" <= {text(asked.device)} AND "max.device" >= {text(asked.device)}')
-    times = []
-    if asked.since_us is not None:
-        times.append(f'epoch_us("max.event_time") >= {asked.since_us - CUT_US}')
-    if asked.until_us is not None:
-        times.append(f'epoch_us("min.event_time") - coalesce("max.pack_span_us", 0) < {asked.until_us}')
-    if times:
-        found.append(f"({' AND '.join(times)} OR {corrections.may_move_in()})")
-    return " AND ".join(found) or None
+def _within_files(asked: Asked) -> list[str]:
+    """Conditions on Delta's statistics of a file, by the times of its records."""
+    found = [f'epoch_us("max.event_time") >= {asked.since_us - CUT_US}'] if asked.since_us is not None else []
+    return found + ([f'epoch_us("min.event_time") < {asked.until_us}'] if asked.until_us is not None else [])
+
+
+def _all(conditions: list[str]) -> str | None:
+    return " AND ".join(conditions) or None
 
 
 def _with_retried(rejects: str, log: str) -> str:
