@@ -71,24 +71,32 @@ def latest(  # noqa: PLR0913, PLR0917 - the question, and its table
 
 def explain_nothing(tables: "Tables", asked: Asked, form: Form, time: str | None, rows: Callable[[Asked], str]) -> None:
     """Say why an answer has no rows. Raises click.BadParameter for a device or a site that nobody knows."""
+    nearest = [] if time is None else _nearest(tables, asked, form, time, rows)
+    if nearest:
+        beside(f"nothing in this span: {', '.join(nearest)}")
+        return
     if asked.device is not None:
         _expect_known(asked.device, "device", tables.devices())
     if asked.site is not None:
         _expect_known(asked.site, "site", tables.sites())
-    if time is None or not asked.has_span:
-        return
-    anytime = rows(replace(asked, since_us=None, until_us=None))
-    found = []
+    if asked.has_span:
+        beside("nothing in this span, nor at any other time")
+
+
+def _nearest(tables: "Tables", asked: Asked, form: Form, time: str, rows: Callable[[Asked], str]) -> list[str]:
+    """The times of the last row before a span and of the first row after it, in words."""
+    limits = []
     if asked.since_us is not None:
-        found.append((f"max({time})", f"{time} < make_timestamp({asked.since_us})", "last before"))
+        limits.append((f"max({time})", f"{time} < make_timestamp({asked.since_us})", "last before"))
     if asked.until_us is not None:
-        found.append((f"min({time})", f"{time} >= make_timestamp({asked.until_us})", "first after"))
-    told = []
-    for figure, condition, words in found:
+        limits.append((f"min({time})", f"{time} >= make_timestamp({asked.until_us})", "first after"))
+    anytime = rows(replace(asked, since_us=None, until_us=None)) if limits else ""
+    found = []
+    for figure, condition, words in limits:
         ((us,),) = tables.source.rows(f"SELECT epoch_us({figure}) FROM ({anytime}) WHERE {condition}")
         if us is not None:
-            told.append(f"the {words} it is of {time_text(us, form.zone)}")
-    beside(f"nothing in this span: {', '.join(told)}" if told else "nothing in this span, nor at any other time")
+            found.append(f"the {words} it is of {time_text(us, form.zone)}")
+    return found
 
 
 def _expect_known(name: str, what: str, known: list[str]) -> None:

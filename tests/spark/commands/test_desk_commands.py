@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from spark.batch_job import BatchJob
 from spark.cli import FAILED, main
+from spark.commands import desk_session
 from spark.desk import tables
 from spark.engine.interpreted_queries import interpreted_if
 from spark.log.log_table import BatchId
@@ -109,6 +110,15 @@ def test_each_look_up_answers_without_java_from_any_folder(filled: str, tmp_path
 )
 def test_only_what_is_asked_for_is_shown(filled: str, words: list[str], minutes: list[str]) -> None:
     assert times(filled, *words) == minutes
+
+
+def test_of_a_large_table_the_last_days_are_searched_for_the_latest_rows(
+    filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk_session, "SMALL_BYTES", 0)
+    monkeypatch.setattr(desk_session, "DAY_US", 30_000_000)
+    # The first span holds one of them, the next ones all.
+    assert [times(filled, "--limit", str(limit)) for limit in (1, 2, 3)] == [["03"], ["03", "01"], ["03", "01", "00"]]
 
 
 def test_windows_say_how_many_are_final_and_leave_out_what_nobody_asked_for(filled: str) -> None:
