@@ -4,15 +4,18 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gateway.host.terminal import say
-from gateway.host.terminal_text import hanging, harmless_json, terminal_width
+import click
+
+from gateway.host.terminal import page, say
+from gateway.host.terminal_text import counted, hanging, harmless_json, terminal_width
 from spark.commands.table_text import (
     cell_text,
     columns_left_out,
@@ -23,7 +26,7 @@ from spark.commands.table_text import (
     time_text,
     to_the_second,
 )
-from spark.desk.asked import quoted
+from spark.desk.asked import quoted, text
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
@@ -48,6 +51,8 @@ class Form:
     out: Path | None = None
     """File for the rows instead of standard output. Its suffix is one of SUFFIXES."""
     zone: tzinfo = UTC
+    in_pages: bool = False
+    """True if a table that is higher than the terminal goes to a pager."""
 
     @property
     def is_whole(self) -> bool:
@@ -82,10 +87,11 @@ def print_relation(
         chosen = kept.project(
             ", ".join(f"#{place + 1} AS {quoted(name)}" for name, place in zip(shown, places, strict=True))
         )
-        chosen.write_parquet(str(form.out), compression="zstd")
-        count = int(chosen.count("*").fetchall()[0][0])
-        beside(f"{count:,} rows are in {form.out}")
-        return count
+        with _replaced(form.out) as part:
+            copy = f"COPY ({chosen.sql_query()}) TO {text(str(part))} (FORMAT parquet, COMPRESSION zstd)"
+            ((count,),) = db.execute(copy).fetchall()
+        beside(f"{counted(count, 'row')} written to {form.out}")
+        return int(count)
     # As microseconds: Python would need another package for times with a zone.
     plain = kept.project(
         ", ".join(
@@ -139,7 +145,7 @@ def print_found(
         {name: time_text(value, form.zone) if name in times else cell_text(name, value) for name, value in row.items()}
         for row in found
     ]
-    _print_table(cells, columns, times, spare)
+    _print_table(cells, columns, times, spare, page if form.in_pages else say)
 
 
 def say_json(value: object) -> None:
@@ -172,10 +178,25 @@ def _csv_out(lines: Iterable[str], path: Path | None) -> int:
     """Print lines of CSV, or write them to a file and say so. Returns how many rows these are."""
     if path is None:
         return sum(map(_say_line, lines)) - 1
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with _replaced(path) as part, part.open("w", encoding="utf-8", newline="") as file:
         count = sum(1 for line in lines if file.write(line)) - 1
-    beside(f"{count:,} rows are in {path}")
+    beside(f"{counted(count, 'row')} written to {path}")
     return count
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[Path]:
+    """A file to write beside another, which it replaces once it is whole. Raises click.ClickException."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.touch()
+        yield part
+        part.replace(path)
+    except OSError as error:
+        raise click.ClickException(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
 
 
 def _say_line(line: str) -> int:
@@ -199,7 +220,11 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def _print_table(
-    cells: list[dict[str, str]], columns: Sequence[str], times: Collection[str], spare: Sequence[str]
+    cells: list[dict[str, str]],
+    columns: Sequence[str],
+    times: Collection[str],
+    spare: Sequence[str],
+    show: Callable[[str], None],
 ) -> None:
     """Print a table that fits the terminal. If it is too wide, cut times to the second, then leave columns out."""
     width = terminal_width()
@@ -208,8 +233,7 @@ def _print_table(
         cells = [row | {name: to_the_second(row[name]) for name in times} for row in cells]
     left_out = columns_left_out(columns, cells, spare, width)
     shown = [name for name in columns if name not in left_out]
-    for line in table_lines(shown, cells, times, width):
-        say(line)
+    show("\n".join(table_lines(shown, cells, times, width)))
     if not cells:
         say("(none)", err=True)
     spared = [f"no room here for {', '.join(left_out)}"] if left_out else []

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,21 +11,23 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import click
 
 from spark.commands.answers import LIMIT, SUFFIXES, Form
-from spark.desk.asked import Asked
+from spark.desk.asked import Asked, microseconds
 
 SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 """Units of --last."""
-_SPAN = re.compile(r"(\d{1,9})\s*([a-z]+)")
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SPAN = re.compile(r"(\d{1,5})\s*([a-z]+)")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class _Zone(click.ParamType[ZoneInfo]):
+class _Zone(click.ParamType[tzinfo]):
     name = "zone"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ZoneInfo:
-        if isinstance(value, ZoneInfo):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tzinfo:
+        if isinstance(value, tzinfo):
             return value
+        if value == "UTC":
+            # The default needs no table of zones on the machine.
+            return UTC
         try:
             return ZoneInfo(value)
         except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -60,7 +62,7 @@ class _Last(click.ParamType[timedelta]):
 
 _LIMITS = {
     "device": [click.option("--device", help="Show this device only.")],
-    "site": [click.option("--site", help="Show devices only while they are at this site of the registry.")],
+    "site": [click.option("--site", help="Show this site of the registry only: devices while they were there.")],
     "stream": [click.option("--stream", help="Show this stream only.")],
     "metric": [click.option("--metric", help="Show this metric only.")],
     "span": [
@@ -105,7 +107,7 @@ def asks(*limits: str) -> Callable[[Command], Command]:
             as_json: bool,
             as_csv: bool,
             out: Path | None,
-            zone: ZoneInfo,
+            zone: tzinfo,
             **options: Any,
         ) -> Any:
             told: dict[str, Any] = {
@@ -124,13 +126,8 @@ def asks(*limits: str) -> Callable[[Command], Command]:
     return with_options
 
 
-def microseconds(time: datetime, zone: ZoneInfo) -> int:
-    """Microseconds since 1970 of a time. A time without a zone is as clocks in `zone` show it."""
-    return ((time if time.tzinfo else time.replace(tzinfo=zone)) - EPOCH) // timedelta(microseconds=1)
-
-
 def _span(
-    zone: ZoneInfo, since: datetime | None, until: datetime | None, last: timedelta | None
+    zone: tzinfo, since: datetime | None, until: datetime | None, last: timedelta | None
 ) -> dict[str, int | None]:
     if last is not None and (since is not None or until is not None):
         raise click.UsageError("--last says by itself from when; leave out --since and --until")
@@ -142,7 +139,7 @@ def _span(
     return {"since_us": since_us, "until_us": until_us}
 
 
-def _form(limit: int | None, out: Path | None, zone: ZoneInfo, *, as_json: bool, as_csv: bool) -> Form:
+def _form(limit: int | None, out: Path | None, zone: tzinfo, *, as_json: bool, as_csv: bool) -> Form:
     if as_json + as_csv + (out is not None) > 1:
         raise click.UsageError("--json, --csv and --out are three forms of an answer; give one of them")
     if out is not None and out.suffix not in SUFFIXES:

@@ -11,7 +11,7 @@ from spark.commands.asked_options import asks
 from spark.commands.cli_options import warehouse_option
 from spark.commands.command_session import session
 from spark.commands.desk_session import asking, explain_nothing
-from spark.desk.asked import Asked, text, where
+from spark.desk.asked import Asked, equal, where
 from spark.registry.registry import Registry
 from spark.registry.registry_file import load_registry_file
 
@@ -59,9 +59,7 @@ def list_devices(warehouse: str, asked: Asked, form: Form) -> None:
     """Show at which sites devices are and were."""
     columns = ("namespace", "device", "site", "valid_from", "valid_to", "labels", "registry_version")
     with asking(warehouse) as tables:
-        limits = [
-            f"{name} = {text(value)}" for name in ("device", "site") if (value := getattr(asked, name)) is not None
-        ]
+        limits = equal(asked, "device", "site")
         rows = f"SELECT * FROM ({tables.select('devices')}) {where(limits)}"
         found = tables.source.db.sql(f"{rows} ORDER BY namespace, device, valid_from NULLS FIRST")
         if not print_relation(

@@ -5,19 +5,16 @@ import readline
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+import duckdb
 
 from gateway.host.terminal import say
-from spark.commands.answers import Form, print_relation
+from spark.commands.answers import SUFFIXES, Form, print_relation
 from spark.commands.desk_session import was_interrupted
 from spark.desk.statements import QueryError, expect_reading, words_of
 from spark.desk.tables import VIEWS, Tables
 from spark.engine.told_error import ToldError
-
-if TYPE_CHECKING:
-    import duckdb
 
 HISTORY_MAX = 1_000
 """Lines of history that are kept."""
@@ -30,7 +27,7 @@ SQL ends with a semicolon. Only statements that read are run.
 \\d             the tables           \\d NAME       a table's columns
 .csv FILE      keep the last answer, all its rows: .csv or .parquet
 .limit N       most rows to print   \\q            leave (or Ctrl-D)
-Tab completes names. Ctrl-C ends a query."""
+Tab completes names. Ctrl-C ends a query. A table that is higher than the terminal goes to the pager."""
 
 
 class Shell:
@@ -38,7 +35,7 @@ class Shell:
 
     def __init__(self, tables: Tables, form: Form) -> None:
         self._tables = tables
-        self._form = form
+        self._form = replace(form, in_pages=True)
         self._last: str | None = None
         """The last query that was answered."""
         self._names: list[str] = []
@@ -54,6 +51,8 @@ class Shell:
             for statement in _statements():
                 try:
                     self._do(statement)
+                except duckdb.Error as error:
+                    say(f"Error: {words_of(error, VIEWS)}", err=True)
                 except (ToldError, click.ClickException) as error:
                     say(f"Error: {error}", err=True)
                 except (KeyboardInterrupt, RuntimeError) as error:
@@ -85,26 +84,19 @@ class Shell:
                 self._last = statement
 
     def _answer(self, query: str) -> None:
-        found = self._asked(query)
-        try:
-            print_relation(self._tables.source.db, found, self._form)
-        except _errors() as error:
-            raise QueryError(words_of(error, VIEWS)) from error
+        print_relation(self._tables.source.db, self._asked(query), self._form)
 
     def _keep(self, path: Path) -> None:
         if self._last is None:
             raise QueryError("there is no answer yet to keep")
-        if path.suffix not in {".csv", ".parquet"}:
-            raise QueryError("write a file's name that ends in .csv or .parquet")
+        if path.suffix not in SUFFIXES:
+            raise QueryError(f"write a file's name that ends in {' or '.join(SUFFIXES)}")
         found = self._asked(self._last)
         print_relation(self._tables.source.db, found, Form(None, out=path, zone=self._form.zone))
 
-    def _asked(self, query: str) -> "duckdb.DuckDBPyRelation":
+    def _asked(self, query: str) -> duckdb.DuckDBPyRelation:
         expect_reading(query)
-        try:
-            return self._tables.sql(query)
-        except _errors() as error:
-            raise QueryError(words_of(error, VIEWS)) from error
+        return self._tables.sql(query)
 
     def _complete(self, begun: str, place: int) -> str | None:
         if not self._names:
@@ -151,9 +143,3 @@ def _history() -> Path | None:
     except OSError:
         return None
     return path
-
-
-def _errors() -> "type[duckdb.Error]":
-    import duckdb  # noqa: PLC0415
-
-    return duckdb.Error

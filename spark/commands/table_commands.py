@@ -1,5 +1,6 @@
 """`sluice-cloud readings`, `windows`, `gaps`, `gateways`, `quarantine` and `sql`: show what the tables hold."""
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -91,13 +92,15 @@ def windows(warehouse: str, size_s: int | None, full: bool, asked: Asked, form: 
         beside(f"{final:,} of the {number:,} windows from {time_text(from_us, form.zone)} on are final")
 
 
-@click.command(short_help="The missing sequence numbers of devices.")
+@click.command(short_help="What is missing: sequence numbers, and losses without numbers.")
 @warehouse_option
 @asks("device", "site", "stream", "span")
 def gaps(warehouse: str, asked: Asked, form: Form) -> None:
-    """Show missing sequence numbers of devices, the latest first, and whether a gateway has told why.
+    """Show what is missing of devices, the latest first, and whether a gateway has told why.
 
-    With --since and --until, those are shown of which some may have been measured then.
+    These are missing sequence numbers and, without `first` and `last`, losses of devices that do not count. Without a
+    device, nobody can say whose readings they were. With --since and --until, those are shown of which some may have
+    been measured then.
     """
     columns = (
         *("after_time", "before_time", "namespace", "device", "stream", "device_boot", "first", "last", "count"),
@@ -105,25 +108,21 @@ def gaps(warehouse: str, asked: Asked, form: Form) -> None:
     )
     spare = ("device_counter", "namespace", "after_time", "stream", "device_boot")
     with asking(warehouse) as tables:
-
-        def rows(limits: Asked) -> str:
-            return tables.select("gaps", limits)
-
-        found = tables.source.db.sql(
-            _latest(rows(asked), "before_time", ("namespace", "device", "device_boot", "first"))
+        query = _latest(
+            tables.missing_sql(asked), "before_time", ("namespace", "device", "device_boot", "first", "reasons")
         )
-        if not print_relation(tables.source.db, found, form, columns, spare=spare):
-            explain_nothing(tables, asked, form, "before_time", rows)
+        if not print_relation(tables.source.db, tables.source.db.sql(query), form, columns, spare=spare):
+            explain_nothing(tables, asked, form, "before_time", tables.missing_sql)
 
 
 @click.command(short_help="What is gone for good, and why.")
 @warehouse_option
-@asks("device", "span")
+@asks("device", "site", "span")
 def losses(warehouse: str, asked: Asked, form: Form) -> None:
     """Show readings that are gone for good or in the quarantine, the latest first, with the reasons.
 
-    Readings of devices that do not count them are here too; `gaps` has missing numbers alone. Without a device, nobody
-    can say whose readings they were. With --since and --until, those are shown of which some may have been taken then.
+    Readings of devices that do not count them are here too. Without a device, nobody can say whose readings they were.
+    With --since and --until, those are shown of which some may have been taken then.
     """
     columns = (
         *("from_time", "to_time", "namespace", "gateway", "device", "reason", "count", "first_sequence"),
@@ -173,8 +172,11 @@ def gateways(warehouse: str, asked: Asked, form: Form) -> None:
 def sql(warehouse: str, query: str | None, engine: str, asked: Asked, form: Form) -> None:  # noqa: ARG001 - it has no limits
     """Query the tables in SQL: log, readings, windows, gaps and all others in docs/tables.md.
 
-    Only statements that read are run. Without a query, a shell reads them from the terminal.
+    Only statements that read are run. Without a query, a shell reads them from the terminal, or one is read from
+    standard input.
     """
+    if query is None and not sys.stdin.isatty():
+        query = sys.stdin.read()
     if engine == "spark":
         if query is None:
             raise click.UsageError("the shell is DuckDB's; with --engine spark, give a query")

@@ -1,6 +1,7 @@
 """A question's limits: of which devices, streams, metrics and times an answer is wanted."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,12 @@ class Asked:
 
 
 ALL = Asked()
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def microseconds(time: datetime, zone: tzinfo = UTC) -> int:
+    """Microseconds since 1970 of a time. A time without a zone is as clocks in `zone` show it."""
+    return ((time if time.tzinfo else time.replace(tzinfo=zone)) - _EPOCH) // timedelta(microseconds=1)
 
 
 def text(value: str) -> str:
@@ -42,8 +49,8 @@ def within(column: str, asked: Asked) -> list[str]:
 
 
 def equal(asked: Asked, *columns: str) -> list[str]:
-    """Conditions on those of the columns `device`, `stream` and `metric` that a table has."""
-    wanted = {"device": asked.device, "stream": asked.stream, "metric": asked.metric}
+    """Conditions on those of the columns `device`, `site`, `stream` and `metric` that are named."""
+    wanted = {"device": asked.device, "site": asked.site, "stream": asked.stream, "metric": asked.metric}
     return [f"{name} = {text(value)}" for name in columns if (value := wanted[name]) is not None]
 
 

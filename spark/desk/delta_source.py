@@ -94,9 +94,9 @@ class Source:
         found = self._of_files(_opened(path), figure)
         return None if found is None else found[0][0]
 
-    def told(self, columns: Mapping[str, str], rows: Sequence[Sequence[object]]) -> str:
+    def values(self, columns: Mapping[str, str], rows: Sequence[Sequence[object]]) -> str:
         """Return a SELECT of rows that Python made. `columns` are their names and types."""
-        name = f"told_{next(self._numbers)}"
+        name = f"values_{next(self._numbers)}"
         declared = ", ".join(f"{quoted(each)} {kind}" for each, kind in columns.items())
         self.db.execute(f"CREATE TEMP TABLE {name} ({declared})")
         if rows:

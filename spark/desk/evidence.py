@@ -156,17 +156,22 @@ def read_evidence(source: Source, warehouse: str, tables: str, device: str | Non
     for row in states.rows():
         buffers[row.namespace, row.gateway].append(row)
     islands = _islands(source, tables, device)
-    losses = read_losses(source, tables, {(each.namespace, name) for each, names in services.items() for name in names})
+    serving = {(each.namespace, name) for each, names in services.items() for name in names}
+    losses = read_losses(source, tables, serving)
     return Evidence(
         states=states,
         sites=Sites(
-            clocks(read_corrections(source, tables).told, states.boots()),
+            clocks(read_corrections(source, tables).known, states.boots()),
             dict(buffers),
             {gateway: retired_us for gateway, (_, retired_us) in registry.items() if retired_us is not None},
         ),
         registry=registry,
         islands=islands,
-        losses=[loss for loss in losses if device is None or loss.device in {None, device}],
+        losses=[
+            loss
+            for loss in losses
+            if device in {None, loss.device} or (loss.device is None and (loss.namespace, loss.gateway) in serving)
+        ],
         services=services,
         heard=heard,
     )
@@ -195,9 +200,9 @@ def read_losses(source: Source, tables: str, gateways: Iterable[tuple[str, str]]
     names = ", ".join("count" if name == "size" else name for name in Loss._fields)
     table = source.table(f"{tables}/losses")
     # Of copies of a record, the copy with the smallest bound of its time counts.
-    told = f"""SELECT {names} FROM ({table}) QUALIFY row_number() OVER (
+    surest = f"""SELECT {names} FROM ({table}) QUALIFY row_number() OVER (
         PARTITION BY ce_id ORDER BY told_error_us NULLS FIRST, told_us NULLS FIRST) = 1"""
-    losses = [Loss(*row) for row in source.rows(told)]
+    losses = [Loss(*row) for row in source.rows(surest)]
     return losses + _rejects(source, tables) + _lost_in_kafka(source, tables, gateways)
 
 

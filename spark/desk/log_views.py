@@ -34,26 +34,26 @@ MAY_HOLD_REJECTS = (
 class Corrections:
     """All time corrections known at one moment."""
 
-    told: tuple[Correction, ...] = ()
+    known: tuple[Correction, ...] = ()
 
     @property
     def current(self) -> Mapping[GatewayBoot, tuple[Correction, int | None]]:
         """Each boot's correction that counts, and the time until which wrong times were sent."""
-        return clocks(self.told, {}).corrections
+        return clocks(self.known, {}).corrections
 
     def may_move(self) -> str:
         """A condition on rows of `log`: true if a correction may move the reading."""
-        if not self.told:
+        if not self.known:
             return "FALSE"
-        wrong = sorted({correction.gateway_boot for correction in self.told if correction.supersedes})
+        wrong = sorted({correction.gateway_boot for correction in self.known if correction.supersedes})
         of_wrong_boot = f" OR gateway_boot IN ({', '.join(map(text, wrong))})" if wrong else ""
         return f"(boot_time_error_us IS NOT NULL{of_wrong_boot})"
 
     def may_move_in(self) -> str:
         """The same as a condition on Delta's statistics of a file."""
-        wrong = sorted({correction.gateway_boot for correction in self.told if correction.supersedes})
+        wrong = sorted({correction.gateway_boot for correction in self.known if correction.supersedes})
         boots = [f'"min.gateway_boot" <= {text(boot)} AND "max.gateway_boot" >= {text(boot)}' for boot in wrong]
-        return " OR ".join(['"null_count.boot_time_error_us" < num_records', *boots]) if self.told else "FALSE"
+        return " OR ".join(['"null_count.boot_time_error_us" < num_records', *boots]) if self.known else "FALSE"
 
 
 def read_corrections(source: Source, tables: str) -> Corrections:
@@ -148,10 +148,10 @@ def still_rejected(source: Source, tables: str) -> str:
 
 def retimed(source: Source, records: str, corrections: Corrections, times: Times) -> str:
     """Correct the times of readings by the rules of `time_corrections`. `records` are rows of `log`."""
-    if not corrections.told:
+    if not corrections.known:
         return f"""SELECT *, event_time AS sent_event_time, time_error_us AS sent_time_error_us,
             time_quality AS sent_time_quality, CAST(NULL AS BIGINT) AS correction_version FROM ({records})"""
-    current = source.told(
+    current = source.values(
         {
             **dict.fromkeys(("namespace", "gateway", "gateway_boot"), "VARCHAR"),
             "c_version": "BIGINT",

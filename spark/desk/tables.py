@@ -8,13 +8,13 @@ hours.df()  # or .pl(), .arrow(), .fetchall(), .write_csv("hours.csv")
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import duckdb
 
 from spark.decode.codec_declarations import NO_STREAMS, Streams
-from spark.desk.asked import ALL, Asked, equal, text, where, within
+from spark.desk.asked import ALL, Asked, equal, microseconds, text, where, within
 from spark.desk.delta_source import Source
 from spark.desk.evidence import REGISTRY_ALSO, Evidence, read_evidence
 from spark.desk.log_views import ALSO, quarantine, readings
@@ -196,7 +196,7 @@ class Tables:
             for device, proof in proofs
         ]
         parts = self._parts(tables, asked, chosen_s)
-        found = windows(parts, chosen_s, streams.windows.percentiles, self.source.told(PROOF_COLUMNS, rows))
+        found = windows(parts, chosen_s, streams.windows.percentiles, self.source.values(PROOF_COLUMNS, rows))
         limits = where(within("window_start", asked))
         return self._at_site(f"SELECT * FROM ({found}) {limits}" if limits else found, asked, "window_start")
 
@@ -239,10 +239,11 @@ class Tables:
         """Those rows whose device was at the site that is asked for."""
         if asked.site is None:
             return rows
-        devices = f"SELECT * FROM ({self.select('devices')}) WHERE site = {text(asked.site)}"
+        devices = f"SELECT * FROM ({self.select('devices')}) {where(equal(asked, 'site'))}"
+        # A loss whose time nothing bounds may have happened there.
         return f"""SELECT r.* FROM ({rows}) AS r SEMI JOIN ({devices}) AS d
             ON r.namespace = d.namespace AND r.device = d.device
-            AND (d.valid_from IS NULL OR r.{time} >= d.valid_from) AND (d.valid_to IS NULL OR r.{time} < d.valid_to)"""
+            AND coalesce(r.{time} >= d.valid_from, TRUE) AND coalesce(r.{time} < d.valid_to, TRUE)"""
 
     def readings_sql(self, asked: Asked) -> str:
         tables, streams = self.version()
@@ -260,10 +261,10 @@ class Tables:
         rows = [
             (*device, *gap[1:7], *gap.after, *gap.before, gap.explained, gap.reasons) for device, gap in evidence.gaps()
         ]
-        told = self.source.told(GAP_COLUMNS, rows)
+        figures = self.source.values(GAP_COLUMNS, rows)
         found = f"""SELECT namespace, device, stream, device_counter, device_boot, first, last, count,
                 make_timestamp(after_us) AS after_time, after_error_us, make_timestamp(before_us) AS before_time,
-                before_error_us, explained, reasons FROM ({told})"""
+                before_error_us, explained, reasons FROM ({figures})"""
         limits = equal(asked, "device")
         # A counter that all streams share has no stream.
         limits += [f"(stream IS NULL OR {condition})" for condition in equal(asked, "stream")]
@@ -274,10 +275,10 @@ class Tables:
 
     def losses_sql(self, evidence: Evidence, asked: Asked) -> str:
         """What is gone for good or in the quarantine, of readings that may be of these devices and times, as SQL."""
-        told = self.source.told(LOSS_COLUMNS, [tuple(each) for each in evidence.loss_figures()])
+        figures = self.source.values(LOSS_COLUMNS, [tuple(each) for each in evidence.loss_figures()])
         found = f"""SELECT namespace, gateway, device, reason, count, make_timestamp(from_us) AS from_time,
                 make_timestamp(to_us) AS to_time, device_boot, first_sequence, last_sequence,
-                make_timestamp(told_us) AS told_time, told_error_us FROM ({told})"""
+                make_timestamp(told_us) AS told_time, told_error_us FROM ({figures})"""
         # If nobody can say whose readings were lost, or when, they may be of this device and of this time.
         limits = [f"(device IS NULL OR {condition})" for condition in equal(asked, "device")]
         for column, span in (
@@ -285,16 +286,33 @@ class Tables:
             ("from_time", Asked(until_us=asked.until_us)),
         ):
             limits += [f"({column} IS NULL OR {condition})" for condition in within(column, span)]
-        return f"SELECT * FROM ({found}) {where(limits)}"
+        rows = f"SELECT * FROM ({found}) {where(limits)}"
+        if asked.site is None:
+            return rows
+        there = [
+            f"({text(namespace)}, {text(gateway)})"
+            for (namespace, gateway), (site, _) in evidence.registry.items()
+            if site == asked.site
+        ]
+        of_gateways = f"device IS NULL AND (namespace, gateway) IN ({', '.join(there)})" if there else "FALSE"
+        return f"{self._at_site(rows, asked, 'to_time')} UNION ALL SELECT * FROM ({rows}) WHERE {of_gateways}"
+
+    def missing_sql(self, asked: Asked) -> str:
+        """Return the missing numbers of devices and, in the same columns, what was lost without a number, as SQL."""
+        evidence = self.evidence(asked.device)
+        return f"""{self.gaps_sql(evidence, asked)} UNION ALL BY NAME
+            SELECT namespace, device, device_boot, nullif(count, 0) AS count, from_time AS after_time,
+                to_time AS before_time, TRUE AS explained, [reason] AS reasons
+            FROM ({self.losses_sql(evidence, asked)}) WHERE first_sequence IS NULL"""
 
     def gateways_sql(self, evidence: Evidence, asked: Asked) -> str:
-        told = self.source.told(GATEWAY_COLUMNS, [tuple(each) for each in evidence.gateways()])
-        limits = where([] if asked.site is None else [f"site = {text(asked.site)}"])
+        figures = self.source.values(GATEWAY_COLUMNS, [tuple(each) for each in evidence.gateways()])
+        limits = where(equal(asked, "site"))
         return f"""SELECT namespace, gateway, site, buffer, is_present, gateway_boot,
                 make_timestamp(heartbeat_us) AS heartbeat_time, heartbeat_error_us,
                 make_timestamp(complete_to_us) AS complete_to_time, depth_rows, oldest_age_s, pending, quarantined,
                 waiting, make_timestamp(retired_from_us) AS retired_from_time, unread_topics
-            FROM ({told}) {limits}"""
+            FROM ({figures}) {limits}"""
 
 
 _OF_EVIDENCE: Mapping[str, Callable[[Tables, Evidence, Asked], str]] = {
@@ -318,12 +336,6 @@ VIEWS = (
 )
 """Names of all views, in the order in which messages list them."""
 _ORDER = (*_OF_EVIDENCE, *(name for name in VIEWS if name not in _OF_EVIDENCE))
-
-
-def microseconds(time: datetime) -> int:
-    """Microseconds since 1970 of a time, which is UTC if it has no zone."""
-    since = (time if time.tzinfo else time.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def _us(time: Time) -> int | None:

@@ -27,11 +27,12 @@ from spark.upkeep.quarantine_retry import retry
 from spark.upkeep.replay_job import replay
 from spark.upkeep.table_upkeep import maintain
 from spark.windows.windows_table import fold_date
-from tests.support.desk_equality import expect_same_answers
+from tests.support.desk_equality import expect_limits_to_choose, expect_same_answers
 from tests.support.sizes import SEED, WHOLE, size
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import (
     BOOTS,
+    EPOCH,
     NOON,
     drawn_batches,
     drawn_records,
@@ -217,6 +218,9 @@ def test_the_desk_answers_what_spark_does_whatever_was_done_to_the_tables(
     fold_date(spark, job.tables, NOON.date())
     assert expect_same_answers(spark, new_warehouse, SIZES_S) > UGLY
     expect_each_rule_to_count(new_warehouse)
+    noon_us = (NOON - EPOCH) // timedelta(microseconds=1)
+    spans_us = [(None, None), (noon_us, noon_us + 90_000_000), (noon_us - 86_400_000_000, noon_us), (noon_us, None)]
+    assert expect_limits_to_choose(new_warehouse, spans_us) > UGLY
 
 
 @pytest.mark.long(seconds=240)

@@ -1,7 +1,7 @@
 """Compares all that the desk answers with what Spark answers of the same tables: columns, types, and every row."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -9,11 +9,14 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType, TimestampType
 
 from spark.desk import tables
+from spark.desk.asked import Asked, equal, where, within
 from spark.desk.delta_source import type_of
 from spark.desk.tables import VIEWS, Tables
 from spark.views.views import open_all
 from spark.views.windows_view import open_windows
 
+TIMES = {"readings": "event_time", "windows": "window_start", "quarantine": "kafka_timestamp", "gaps": None}
+"""Views, and the column that a span of time limits."""
 SIZES_S = (60, 600, 86_400)
 """Lengths of windows that are compared."""
 
@@ -30,6 +33,22 @@ def expect_same_answers(
             f"windows of {size_s} s", open_windows(spark, warehouse, size_s), desk, desk.windows_sql(size_s=size_s)
         )
     return rows
+
+
+def expect_limits_to_choose(warehouse: str, spans_us: Sequence[tuple[int | None, int | None]]) -> int:
+    """Fail unless a question's limits leave out rows, and change nothing else. Returns how many rows were chosen."""
+    desk = tables.open(warehouse)
+    chosen = 0
+    for name, time in TIMES.items():
+        desk.source.db.execute(f"CREATE TEMP TABLE all_{name} AS {desk.select(name)}")
+        for device in (None, *desk.devices()):
+            for since_us, until_us in spans_us if time else [(None, None)]:
+                asked = Asked(device, since_us=since_us, until_us=until_us)
+                limits = equal(asked, "device") + (within(time, asked) if time else [])
+                wanted = Counter(map(_exact, desk.source.rows(f"SELECT * FROM all_{name} {where(limits)}")))
+                assert Counter(map(_exact, desk.source.rows(desk.select(name, asked)))) == wanted, f"{name}: {asked}"
+                chosen += wanted.total()
+    return chosen
 
 
 def _expect_same(name: str, frame: DataFrame, desk: Tables, query: str) -> int:

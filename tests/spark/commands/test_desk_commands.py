@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from spark.engine.interpreted_queries import interpreted_if
 from spark.log.log_table import BatchId
 from spark.registry.registry import Device, Registry
 from spark.registry.registry_table import load_registry
-from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
+from tests.support.spark_records import BOOTS, NOON, kafka_frame, reading, reading_headers
 from tests.support.waiting import patience
 
 pytestmark = pytest.mark.spark
@@ -45,7 +46,7 @@ LOOK_UPS = (
 
 @pytest.fixture(scope="module")
 def filled(spark: SparkSession, empty_warehouse: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A warehouse with four readings, a minute apart, and a hole; one of them was rejected. To be read only."""
+    """Four readings, a minute apart, with a hole. One was rejected, and another device's are lost. To be read only."""
     numbers = [0, 1, 3, 4]
     records = [
         reading(
@@ -55,11 +56,24 @@ def filled(spark: SparkSession, empty_warehouse: Path, tmp_path_factory: pytest.
         )
         for number in numbers
     ]
+    lost = {
+        "device": "still-9",
+        "reason": "buffer-full",
+        "count": 5,
+        "boot": BOOTS[0],
+        "first_boottime_us": 60_000_000,
+        "last_boottime_us": 120_000_000,
+        **dict.fromkeys(("device_boot", "first_sequence", "last_sequence")),
+    }
+    headers = reading_headers(
+        5, time=NOON + timedelta(hours=1), boot_us=3_600_000_000, event_type="sluice.gateway.loss"
+    )
+    told = replace(reading(json.dumps(lost).encode(), headers, offset=0, key=b"gw-1"), topic="gateway-events")
     path = str(shutil.copytree(empty_warehouse, tmp_path_factory.mktemp("filled") / "warehouse"))
     moved = NOON + timedelta(minutes=2)
     with interpreted_if(spark, small=True):
         job = BatchJob(spark, path)
-        job.take(kafka_frame(spark, records), BatchId("query", 0), {})
+        job.take(kafka_frame(spark, [*records, told]), BatchId("query", 0), {})
         job.save()
         places = (Device("plant", "42", "north", (), None, moved), Device("plant", "42", "south", (), moved, None))
         load_registry(spark, path, Registry(places))
@@ -147,7 +161,7 @@ def test_csv_and_files_hold_every_row_and_read_back_as_they_were(filled: str, tm
     assert asked(filled, "windows", "--device", "42", "--out", str(tmp_path / "w.csv")).exit_code == 0
     assert list(csv.DictReader((tmp_path / "w.csv").read_text().splitlines())) == rows
     told = asked(filled, "windows", "--full", "--out", str(tmp_path / "w.parquet"))
-    assert "3 rows are in " in told.stderr
+    assert "3 rows written to " in told.stderr
     whole = tables.open(filled).windows()
     read = duckdb.read_parquet(str(tmp_path / "w.parquet"))
     order = "window_start"
@@ -164,10 +178,13 @@ def test_csv_and_files_hold_every_row_and_read_back_as_they_were(filled: str, tm
         (["readings", "--site", "nort"], 2, "there is no site 'nort' here. Did you mean north?"),
         (["readings", "--since", "yesterday"], 2, "'yesterday' is no time; write 2026-03-14"),
         (["readings", "--last", "2 moons"], 2, "'2 moons' is no span of time; write 30min, 2h"),
+        (["readings", "--last", "123456w"], 2, "is no span of time"),
         (["readings", "--last", "2h", "--since", "2026-03-14"], 2, "leave out --since"),
         (["readings", "--zone", "Mars/Base"], 2, "'Mars/Base' is no time zone"),
         (["readings", "--csv", "--json"], 2, "give one of them"),
         (["readings", "--out", "x.xlsx"], 2, "x.xlsx has none of the endings .csv, .parquet"),
+        (["readings", "--out", "/nonexistent/x.csv"], FAILED, "/nonexistent/x.csv cannot be written: No such file"),
+        (["readings", "--out", "/nonexistent/x.parquet"], FAILED, "/nonexistent/x.parquet cannot be written: No such"),
         (["windows", "--size", "7"], 2, "windows of 7 s cannot be made from windows of 60 s"),
         (["sql", "SELECT statuss FROM windows"], FAILED, "there is no column statuss"),
         (["sql", "SELECT * FROM reading"], FAILED, "there is no table reading. Did you mean readings?"),
@@ -192,6 +209,23 @@ def test_a_span_without_readings_says_where_the_nearest_are(filled: str) -> None
     assert "the last before it is of 2026-03-14T12:01:30Z, the first after it is of 2026-03-14T12:03:30Z" in told
 
 
+def test_gaps_show_losses_without_numbers_beside_missing_numbers(filled: str) -> None:
+    rows = [json.loads(line) for line in asked(filled, "gaps", "--json").stdout.splitlines()]
+    assert [(row["device"], row["first"], row["last"], row["count"], row["reasons"]) for row in rows] == [
+        ("42", 2, 2, 1, []),
+        ("still-9", None, None, 5, ["buffer-full"]),
+    ]
+    assert [row["explained"] for row in rows] == [False, True]
+    alone = asked(filled, "gaps", "--json", "--device", "42")
+    assert [json.loads(line)["device"] for line in alone.stdout.splitlines()] == ["42"]
+
+
+def test_a_query_may_come_from_standard_input(filled: str) -> None:
+    query = "SELECT max(value) AS most FROM readings;\n"
+    shown = CliRunner().invoke(main, ["sql", "--warehouse", filled, "--csv"], input=query, catch_exceptions=False)
+    assert (shown.exit_code, shown.stdout.split()) == (0, ["most", "23.5"])
+
+
 def test_a_relation_goes_on_to_other_tools(filled: str) -> None:
     desk = tables.open(filled)
     found = desk.readings(device="42", since="2026-03-14T12:01", until=NOON + timedelta(minutes=3))
@@ -203,7 +237,10 @@ def test_a_relation_goes_on_to_other_tools(filled: str) -> None:
 
 
 def test_the_shell_completes_names_ends_a_query_by_ctrl_c_and_keeps_an_answer(filled: str, tmp_path: Path) -> None:
-    environment = {"PATH": "/nonexistent", "HOME": str(tmp_path), "TERM": "dumb"}
+    pager = tmp_path / "pager"
+    pager.write_text("#!/bin/sh\nexec /bin/sed 's/^/paged: /'\n")
+    pager.chmod(0o700)
+    environment = {"PATH": "/nonexistent", "HOME": str(tmp_path), "TERM": "dumb", "PAGER": str(pager)}
     options: dict[str, Any] = {"env": environment, "cwd": str(tmp_path), "encoding": "utf-8", "timeout": patience(60)}
     shell = pexpect.spawn(SLUICE_CLOUD, ["sql", "--warehouse", filled], **options)
     shell.expect_exact("sql> ")
@@ -217,11 +254,16 @@ def test_the_shell_completes_names_ends_a_query_by_ctrl_c_and_keeps_an_answer(fi
     shell.sendline(";")
     shell.expect_exact("23.5")
     shell.sendline(".csv most.csv")
-    shell.expect_exact("1 rows are in most.csv")
+    shell.expect_exact("1 row written to most.csv")
+    shell.sendline(".csv none/most.csv")
+    shell.expect_exact("none/most.csv cannot be written: No such file or directory")
     shell.sendline("SELECT statuss FROM windows;")
     shell.expect_exact("there is no column statuss")
     shell.sendline("\\d gateways")
     shell.expect_exact("unread_topics")
+    shell.sendline(".limit 100")
+    shell.sendline("\\d log")
+    shell.expect_exact("paged: topic_id")
     shell.sendeof()
     shell.expect(pexpect.EOF)
     assert (tmp_path / "most.csv").read_text().split() == ["most", "23.5"]
