@@ -35,13 +35,15 @@ def expect_same_answers(
     return rows
 
 
-def expect_limits_to_choose(warehouse: str, spans_us: Sequence[tuple[int | None, int | None]]) -> int:
+def expect_limits_to_choose(
+    warehouse: str, devices: Sequence[str | None], spans_us: Sequence[tuple[int | None, int | None]]
+) -> int:
     """Fail unless a question's limits leave out rows, and change nothing else. Returns how many rows were chosen."""
     desk = tables.open(warehouse)
     chosen = 0
     for name, time in TIMES.items():
         desk.source.db.execute(f"CREATE TEMP TABLE all_{name} AS {desk.select(name)}")
-        for device in (None, *desk.devices()):
+        for device in devices:
             for since_us, until_us in spans_us if time else [(None, None)]:
                 asked = Asked(device, since_us=since_us, until_us=until_us)
                 limits = equal(asked, "device") + (within(time, asked) if time else [])
