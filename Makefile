@@ -12,6 +12,7 @@
 # make bench-serial    boards, a noisy serial line, many ports (see tests/bench/serial_lines.py)
 # make bench-clock     how far readings' times are off and may be, and what that costs (see tests/bench/clock.py)
 # make bench-spark     how fast records become tables, beside simpler ways, and fresh (see tests/bench/spark_tables.py)
+# make bench-analyst   how soon a look-up answers, of the demo and of a year of readings (see tests/bench/analyst.py)
 # make bench-install   from a bare Debian to the first reading in Kafka; service, page, questions (as root; tests/bench/install.py)
 #
 # Python 3.11 or later (PYTHON=PATH names another than python3) and Java 17 or 21 (JAVA_HOME) are the system's own.
@@ -40,7 +41,7 @@ SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 unexport PYTHONDONTWRITEBYTECODE
 COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd firmware-sim
 
-.PHONY: always demo test docs test-fast test-long test-slice test-tools check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-install peers
+.PHONY: always demo test docs test-fast test-long test-slice test-tools check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -175,6 +176,9 @@ bench-clock: build/apt-test install build/jars/kafka.done build/bench/load
 
 bench-spark: build/apt-test install jars
 	@$(BIN)/python -m tests.bench.spark_tables
+
+bench-analyst: build/apt-test install jars
+	@$(BIN)/python -m tests.bench.analyst
 
 bench-install: build/apt-test install jars
 	@$(BIN)/python -m tests.bench.install

@@ -9,16 +9,28 @@ from spark.commands.failure_words import TOLD, known, told_failure
 from spark.commands.ingest_command import ingest
 from spark.commands.registry_commands import devices, registry
 from spark.commands.replay_command import replay_command
-from spark.commands.table_commands import gaps, gateways, quarantine, readings, sql, windows
+from spark.commands.table_commands import gaps, gateways, losses, quarantine, readings, sql, windows
 from spark.commands.upkeep_commands import delete_device_command, maintain_command
 from spark.engine.told_error import ToldError
 from spark.engine.warehouse_folder import MomentsError
+
+FAILED = 3
+"""Exit code of a command that failed. 1 is for findings that a command's help tells of, and 2 for wrong usage."""
 
 
 class _Commands(SpeakingGroup):
     """A group that turns the failures of any command into messages."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return self._in_words(ctx)
+        except click.ClickException as error:
+            if not isinstance(error, click.UsageError):
+                # Only this error is changed: its class has the exit code of other programs.
+                error.exit_code = FAILED  # type: ignore[misc]
+            raise
+
+    def _in_words(self, ctx: click.Context) -> Any:
         with self.harmless_errors():
             try:
                 return super().invoke(ctx)
@@ -48,6 +60,7 @@ for command in (
     readings,
     windows,
     gaps,
+    losses,
     gateways,
     quarantine,
     sql,

@@ -26,11 +26,13 @@ from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.record import RecordEncoder
 from gateway.settings import GatewaySettings, RouteSettings
 from spark.batch_job import BatchJob
-from spark.cli import main
+from spark.cli import FAILED, main
+from spark.desk import tables
 from spark.log.log_table import BatchId
 from spark.views.views import VIEWS, open_all
 from spark.views.windows_view import open_windows
-from spark.windows.windows_table import LATE_S, WINDOW_S
+from spark.windows.window_sizes import WINDOW_S
+from spark.windows.windows_table import LATE_S
 from tests.support.buffers import reading_of, row_of
 from tests.support.sizes import size
 from tests.support.spark_oracle import KafkaRecord
@@ -43,6 +45,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 BOOT_CLOCK = BootClock.constant(int(NOON.timestamp() * 1_000_000), 250)
 PAGE = (Path(__file__).parent.parent / "docs" / "tables.md").read_text()
 QUERIES = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+SPARK_SQL = ("sql", "--engine", "spark")
 ANSWERED = {"gaps", "quarantine", "log", "versions"}
 """The tables of which queries find something here."""
 
@@ -66,6 +69,12 @@ def test_every_query_on_the_page_runs_and_every_table_has_one(spark: SparkSessio
     frames = {query: spark.sql(query) for query in QUERIES}
     asked = size(ANSWERED, set(VIEWS))
     found = {query: frame.collect() for query, frame in frames.items() if table_of(query) in asked}
+
+    # And each runs as it stands without Spark.
+    desk = tables.open(new_warehouse)
+    answers = {query: desk.sql(query).fetchall() for query in QUERIES}
+    assert {query: len(answers[query]) for query in found} == {query: len(rows) for query, rows in found.items()}
+    assert tables.VIEWS == VIEWS
 
     headings = {
         name for heading in re.findall(r"^## (.*)", PAGE, re.MULTILINE) for name in re.findall("`(.*?)`", heading)
@@ -108,11 +117,15 @@ def test_equal_names_of_two_sites_are_two_devices_and_their_sites_are_found(
     devices = spark.sql("SELECT device, count(*) AS n FROM readings GROUP BY device ORDER BY device").collect()
     assert [tuple(row) for row in devices] == [("north/42", 1), ("north/x--aa-3A-bb", 1), ("x--B-C3BC-ro-20-1/42", 1)]
     (query,) = (query for query in QUERIES if "route_site" in query)
-    assert [tuple(row) for row in spark.sql(query).collect()] == [
-        ("north/42", "north", 2),
-        ("north/x--aa-3A-bb", "north", 1),
-        ("x--B-C3BC-ro-20-1/42", "Büro 1", 1),
-    ]
+    assert (
+        [tuple(row) for row in spark.sql(query).collect()]
+        == tables.open(new_warehouse).sql(query).fetchall()
+        == [
+            ("north/42", "north", 2),
+            ("north/x--aa-3A-bb", "north", 1),
+            ("x--B-C3BC-ro-20-1/42", "Büro 1", 1),
+        ]
+    )
     assert not spark.sql("SELECT * FROM log WHERE reject_reason IS NOT NULL").collect()
 
 
@@ -228,6 +241,11 @@ def test_a_series_over_a_clock_change_doubled_and_days_late_is_right_in_every_wi
             day: (len(values), min(values), max(values), mean(values, 6)) for day, values in days.items()
         }
         assert {len(values) for values in list(days.values())[1:-1]} == HOURS_OF_DAYS[zone]
+        answered = tables.open(new_warehouse).sql(query.replace("Europe/Berlin", zone)).fetchall()
+        # DuckDB divides decimals as binary floats.
+        assert {row[0]: (*row[2:5], pytest.approx(row[5])) for row in answered} == {
+            row.day: (row.n, row["min"], row["max"], float(row["mean"])) for row in rows
+        }
 
 
 @pytest.mark.long(seconds=10)
@@ -240,8 +258,8 @@ def test_the_first_query_on_the_page_is_one_for_the_command(spark: SparkSession,
 
 def test_a_misspelt_column_is_told_in_a_line(spark: SparkSession, new_warehouse: str) -> None:
     assert spark is not None
-    wrong = CliRunner().invoke(main, ["sql", "--warehouse", new_warehouse, "SELECT statuss FROM windows"])
-    assert wrong.exit_code == 1
+    wrong = CliRunner().invoke(main, [*SPARK_SQL, "--warehouse", new_warehouse, "SELECT statuss FROM windows"])
+    assert wrong.exit_code == FAILED
     # PySpark would log the whole plan besides, and a trace of Java's calls: fifty thousand characters.
     first, hint = wrong.output.splitlines()
     assert first.startswith("Error: [UNRESOLVED_COLUMN.WITH_SUGGESTION]")
@@ -262,8 +280,8 @@ def test_a_query_that_cannot_be_answered_is_told_why(
     spark: SparkSession, new_warehouse: str, query: str, told: str
 ) -> None:
     assert spark is not None
-    wrong = CliRunner().invoke(main, ["sql", "--warehouse", new_warehouse, query])
-    assert wrong.exit_code == 1
+    wrong = CliRunner().invoke(main, [*SPARK_SQL, "--warehouse", new_warehouse, query])
+    assert wrong.exit_code == FAILED
     assert isinstance(wrong.exception, SystemExit), wrong.exception
     assert wrong.output.startswith(f"Error: {told}")
     if "TABLE" in told:

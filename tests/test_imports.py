@@ -55,3 +55,18 @@ def test_a_gateway_without_a_status_page_does_not_load_what_serves_it(library: s
 
 def test_the_status_page_loads_prometheus_when_it_is_asked_for_metrics() -> None:
     assert "prometheus_client" not in imported_by("gateway.page.server")
+
+
+def test_look_ups_load_neither_spark_nor_data_frames() -> None:
+    assert not imported_by("spark.cli", "spark.desk.tables") & {
+        "pyspark",
+        "py4j",
+        "delta",
+        "pandas",
+        "pyarrow",
+        "numpy",
+    }
+
+
+def test_the_help_of_the_cloud_side_loads_no_engine() -> None:
+    assert not imported_by("spark.cli") & {"pyspark", "duckdb", "deltalake"}

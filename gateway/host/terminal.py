@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gateway.host.terminal_text import harmless, json_text
+from gateway.host.terminal_text import harmless, json_text, terminal_height
 
 
 def say(text: str = "", *, bold: int = 0, err: bool = False, nl: bool = True) -> None:
@@ -18,6 +18,14 @@ def say(text: str = "", *, bold: int = 0, err: bool = False, nl: bool = True) ->
     words = harmless(text)
     # Without bold characters there are no escape sequences either.
     click.echo(click.style(words[:bold], bold=True) + words[bold:] if bold else words, err=err, nl=nl)
+
+
+def page(text: str) -> None:
+    """Print text. If the terminal cannot show it all at once, the pager does (the variable PAGER, or `less`)."""
+    if text.count("\n") + 1 < terminal_height():
+        say(text)
+    else:
+        click.echo_via_pager(harmless(text))
 
 
 def say_json(value: object) -> None:

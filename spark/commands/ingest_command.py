@@ -11,6 +11,7 @@ import click
 from gateway.host.terminal import say
 from gateway.host.terminal_text import counted, escaped
 from gateway.record_contract import USUAL_TOPICS
+from spark.commands.answers import say_json
 from spark.commands.cli_options import (
     absolute_path,
     expect_kafka,
@@ -18,7 +19,6 @@ from spark.commands.cli_options import (
     kafka_config_option,
     kafka_option,
     kafka_settings,
-    say_json,
     streams_option,
 )
 from spark.commands.command_session import ending, session

@@ -6,8 +6,12 @@ import click
 
 from gateway.host.terminal import say
 from gateway.host.terminal_text import counted
-from spark.commands.cli_options import json_option, limit_option, print_rows, warehouse_option
+from spark.commands.answers import Form, print_relation
+from spark.commands.asked_options import asks
+from spark.commands.cli_options import warehouse_option
 from spark.commands.command_session import session
+from spark.commands.desk_session import asking, explain_nothing
+from spark.desk.asked import Asked, equal, where
 from spark.registry.registry import Registry
 from spark.registry.registry_file import load_registry_file
 
@@ -50,23 +54,18 @@ def devices() -> None:
 
 @devices.command("list")
 @warehouse_option
-@limit_option
-@json_option
-def list_devices(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
+@asks("device", "site")
+def list_devices(warehouse: str, asked: Asked, form: Form) -> None:
     """Show at which sites devices are and were."""
-    spark = session("sluice-devices", warehouse)
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    from spark.log.warehouse_version import open_version  # noqa: PLC0415
-    from spark.registry.registry_table import open_devices  # noqa: PLC0415
-
-    open_version(spark, warehouse)
-    found = open_devices(spark, warehouse).withColumns(
-        {"valid_from_time": F.col("valid_from"), "valid_to_time": F.col("valid_to")}
-    )
-    columns = ("namespace", "device", "site", "valid_from_time", "valid_to_time", "labels", "registry_version")
-    rows = found.orderBy("namespace", "device", "valid_from")
-    print_rows(rows, columns, limit=limit, as_json=as_json, spare=("registry_version", "labels", "namespace"))
+    columns = ("namespace", "device", "site", "valid_from", "valid_to", "labels", "registry_version")
+    with asking(warehouse) as tables:
+        limits = equal(asked, "device", "site")
+        rows = f"SELECT * FROM ({tables.select('devices')}) {where(limits)}"
+        found = tables.source.db.sql(f"{rows} ORDER BY namespace, device, valid_from NULLS FIRST")
+        if not print_relation(
+            tables.source.db, found, form, columns, spare=("registry_version", "labels", "namespace")
+        ):
+            explain_nothing(tables, asked, form, None, lambda _: rows)
 
 
 def _counted(found: Registry) -> str:

@@ -41,13 +41,6 @@ def read_by(spark: SparkSession, statement: str) -> DataFrame:
     return spark.sql(statement)
 
 
-def tables_named(statement: str, tables: Iterable[str]) -> list[str]:
-    """The tables that a statement may read. The others are not opened: each takes a second."""
-    words = {word.lower() for word in re.findall(r"\w+", statement)}
-    # SHOW names no table, and shows all of them.
-    return [name for name in tables if name in words or "show" in words]
-
-
 def mistake_words(error: PySparkException, tables: Iterable[str]) -> str:
     """Spark's message about a wrong statement, without the plan. `tables` are the names that exist."""
     words = re.sub(r" SQLSTATE: \w+", "", str(error).partition(";\n")[0]).strip()

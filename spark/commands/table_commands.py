@@ -1,51 +1,53 @@
 """`sluice-cloud readings`, `windows`, `gaps`, `gateways`, `quarantine` and `sql`: show what the tables hold."""
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from gateway.host.terminal import say
 from gateway.host.terminal_text import counted
-from spark.commands.cli_options import (
-    device_option,
-    json_option,
-    limit_option,
-    print_rows,
-    streams_option,
-    warehouse_option,
-)
+from spark.commands.answers import Form, beside, print_frame, print_relation
+from spark.commands.asked_options import asks
+from spark.commands.cli_options import streams_option, warehouse_option
 from spark.commands.command_session import session
+from spark.commands.desk_session import asking, explain_nothing, latest
+from spark.commands.table_text import time_text
+from spark.desk.asked import Asked
 from spark.engine.warehouse_folder import only_writer
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from spark.decode.codec_declarations import Streams
+
+UNASKED = ("values", "sum_of_squares", "ordinal", "window_date")
+"""Columns of windows that are shown only with --full."""
+STREAM = ("namespace", "device", "stream", "metric")
 
 
 @click.command(short_help="The latest readings by event time.")
 @warehouse_option
-@device_option
-@limit_option
-@json_option
-def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
+@asks("device", "site", "stream", "metric", "span")
+def readings(warehouse: str, asked: Asked, form: Form) -> None:
     """Show the latest readings by event time, one line for each metric."""
-    spark = session("sluice-readings", warehouse)
-    from spark.log.readings_view import open_readings  # noqa: PLC0415
-
     columns = ("event_time", "namespace", "device", "stream", "metric", "value", "time_error_us", "time_quality")
     more = (
         *("device_boot", "device_sequence", "device_counter", "doubt", "ce_id"),
         *("sent_event_time", "sent_time_error_us", "sent_time_quality", "correction_version"),
     )
-    latest = _latest(open_readings(spark, warehouse), device, "event_time")
-    spare = ("namespace", "time_quality", "time_error_us")
-    print_rows(latest, columns + more if as_json else columns, limit=limit, as_json=as_json, spare=spare)
+    with asking(warehouse) as tables:
+
+        def rows(limits: Asked) -> str:
+            return tables.select("readings", limits)
+
+        narrow = latest(tables, asked, form.limit, f"{tables.version()[0]}/log", "event_time", rows)
+        found = tables.source.db.sql(_latest(rows(narrow), "event_time", STREAM))
+        spare = ("namespace", "time_quality", "time_error_us")
+        if not print_relation(tables.source.db, found, form, columns + more if form.is_whole else columns, spare=spare):
+            explain_nothing(tables, asked, form, "event_time", rows)
 
 
 @click.command(short_help="The latest windows, and how final each is.")
 @warehouse_option
-@device_option
 @click.option(
     "--size",
     "size_s",
@@ -53,93 +55,167 @@ def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> N
     metavar="SECONDS",
     help="Length of the windows. Default: as the table holds them.",
 )
-@limit_option
-@json_option
-def windows(warehouse: str, device: str | None, size_s: int | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
+@click.option("--full", is_flag=True, help="Show all values, their sum of squares and the last batch, too.")
+@asks("device", "site", "stream", "metric", "span")
+def windows(warehouse: str, size_s: int | None, full: bool, asked: Asked, form: Form) -> None:  # noqa: FBT001
     """Show the latest windows, and how final each is.
 
-    `status` says whether a window is final, `basis` why that is known, and `why` what the window waits for. A terminal
-    shows only the columns that fit. A pipe and --json get all columns.
+    `status` says whether a window is final, `basis` why that is known, and `why` what the window waits for. --since
+    and --until go by the windows' beginnings. A terminal shows only the columns that fit.
     """
-    spark = session("sluice-windows", warehouse)
-    from spark.views.windows_view import WindowSizeError, open_windows  # noqa: PLC0415
-
-    try:
-        found = open_windows(spark, warehouse, size_s)
-    except WindowSizeError as error:
-        raise click.BadParameter(str(error), param_hint="--size") from error
     columns = (
         *("window_start", "window_end", "namespace", "device", "stream", "metric", "n", "min", "max", "mean"),
         *("sum", "first", "last", "status", "basis", "late", "why"),
     )
-    # Among them are the percentiles that are declared.
-    others = tuple(name for name in found.columns if name not in columns)
-    spare = ("window_end", "sum", "first", "last", "namespace", "late", "stream", "min", "max", "basis")
-    latest = _latest(found, device, "window_start")
-    print_rows(latest, columns + others, limit=limit, as_json=as_json, spare=others + spare)
+    from spark.windows.window_sizes import WindowSizeError  # noqa: PLC0415
+
+    with asking(warehouse) as tables:
+        evidence = tables.evidence(asked.device)
+
+        def rows(limits: Asked) -> str:
+            return tables.windows_sql(limits, size_s, evidence)
+
+        try:
+            narrow = latest(tables, asked, form.limit, f"{tables.version()[0]}/window_parts", "window_start", rows)
+            query = rows(narrow)
+        except WindowSizeError as error:
+            raise click.BadParameter(str(error), param_hint="--size") from error
+        found = tables.source.db.sql(_latest(query, "window_start", STREAM))
+        # Among them are the percentiles that are declared.
+        others = tuple(name for name in found.columns if name not in columns and (full or name not in UNASKED))
+        spare = ("window_end", "sum", "first", "last", "namespace", "late", "stream", "min", "max", "basis")
+        if not print_relation(tables.source.db, found, form, columns + others, spare=others + spare):
+            explain_nothing(tables, asked, form, "window_start", rows)
+            return
+        counts = "count(*), count(*) FILTER (status <> 'provisional'), epoch_us(min(window_start))"
+        number, final, from_us = tables.source.rows(f"SELECT {counts} FROM ({query})")[0]
+        beside(f"{final:,} of the {number:,} windows from {time_text(from_us, form.zone)} on are final")
 
 
-@click.command(short_help="The missing sequence numbers of devices.")
+@click.command(short_help="What is missing: sequence numbers, and losses without numbers.")
 @warehouse_option
-@device_option
-@limit_option
-@json_option
-def gaps(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
-    """Show missing sequence numbers of devices, the latest first, and whether a gateway has told why."""
-    spark = session("sluice-gaps", warehouse)
-    from spark.views.evidence import open_gaps  # noqa: PLC0415
+@asks("device", "site", "stream", "span")
+def gaps(warehouse: str, asked: Asked, form: Form) -> None:
+    """Show what is missing of devices, the latest first, and whether a gateway has told why.
 
+    These are missing sequence numbers and, without `first` and `last`, losses of devices that do not count. Without a
+    device, nobody can say whose readings they were. With --since and --until, those are shown of which some may have
+    been measured then.
+    """
     columns = (
         *("after_time", "before_time", "namespace", "device", "stream", "device_boot", "first", "last", "count"),
         *("explained", "reasons", "device_counter"),
     )
-    found = open_gaps(spark, warehouse)
-    latest = _latest(found, device, "before_time", ("namespace", "device", "device_boot", "first"))
     spare = ("device_counter", "namespace", "after_time", "stream", "device_boot")
-    print_rows(latest, columns, limit=limit, as_json=as_json, spare=spare)
+    with asking(warehouse) as tables:
+        query = _latest(
+            tables.missing_sql(asked), "before_time", ("namespace", "device", "device_boot", "first", "reasons")
+        )
+        if not print_relation(tables.source.db, tables.source.db.sql(query), form, columns, spare=spare):
+            explain_nothing(tables, asked, form, "before_time", tables.missing_sql)
+
+
+@click.command(short_help="What is gone for good, and why.")
+@warehouse_option
+@asks("device", "site", "span")
+def losses(warehouse: str, asked: Asked, form: Form) -> None:
+    """Show readings that are gone for good or in the quarantine, the latest first, with the reasons.
+
+    Readings of devices that do not count them are here too. Without a device, nobody can say whose readings they were.
+    With --since and --until, those are shown of which some may have been taken then.
+    """
+    columns = (
+        *("from_time", "to_time", "namespace", "gateway", "device", "reason", "count", "first_sequence"),
+        *("last_sequence", "device_boot", "told_time"),
+    )
+    spare = ("device_boot", "told_time", "namespace", "first_sequence", "last_sequence", "gateway")
+    with asking(warehouse) as tables:
+
+        def rows(limits: Asked) -> str:
+            return tables.select("losses", limits)
+
+        query = _latest(rows(asked), "to_time", ("namespace", "gateway", "device", "reason", "first_sequence"))
+        found = tables.source.db.sql(query)
+        if not print_relation(tables.source.db, found, form, columns, spare=spare):
+            explain_nothing(tables, asked, form, "to_time", rows)
 
 
 @click.command(short_help="How far each gateway has delivered.")
 @warehouse_option
-@limit_option
-@json_option
-def gateways(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
+@asks("site")
+def gateways(warehouse: str, asked: Asked, form: Form) -> None:
     """Show up to when each gateway has delivered and what it still holds, by its last heartbeat that counts."""
-    spark = session("sluice-gateways", warehouse)
-    from spark.views.gateways_view import open_gateways  # noqa: PLC0415
-
-    found = open_gateways(spark, warehouse)
-    # There is hardly ever an unread topic. If there is one, it must be seen.
-    unread = () if not as_json and found.where("size(unread_topics) > 0").isEmpty() else ("unread_topics",)
-    columns = (
-        *("namespace", "gateway", "site", "heartbeat_time", "complete_to_time", "depth_rows", "oldest_age_s"),
-        *("pending", "waiting", *unread, "retired_from_time", "buffer"),
-    )
-    rows = found.orderBy("namespace", "gateway", "buffer")
-    spare = ("buffer", "namespace", "site", "waiting", "retired_from_time", "oldest_age_s")
-    print_rows(rows, columns, limit=limit, as_json=as_json, spare=spare)
+    with asking(warehouse) as tables:
+        found = tables.source.db.sql(f"{tables.select('gateways', asked)} ORDER BY namespace, gateway, buffer")
+        # There is hardly ever an unread topic. If there is one, it must be seen.
+        has_unread = form.is_whole or bool(found.filter("len(unread_topics) > 0").limit(1).fetchall())
+        columns = (
+            *("namespace", "gateway", "site", "heartbeat_time", "complete_to_time", "depth_rows", "oldest_age_s"),
+            *("pending", "waiting", *(("unread_topics",) if has_unread else ()), "retired_from_time", "buffer"),
+        )
+        spare = ("buffer", "namespace", "site", "waiting", "retired_from_time", "oldest_age_s")
+        if not print_relation(tables.source.db, found, form, columns, spare=spare):
+            explain_nothing(tables, asked, form, None, lambda limits: tables.select("gateways", limits))
 
 
-@click.command(short_help="Query the tables in Spark SQL.")
+@click.command(short_help="Query the tables in SQL.")
 @warehouse_option
-@click.argument("query")
-@limit_option
-@json_option
-def sql(warehouse: str, query: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
-    """Query the tables in Spark SQL: log, readings, windows, gaps and all others in docs/tables.md.
+@click.argument("query", required=False)
+@click.option(
+    "--engine",
+    type=click.Choice(["duckdb", "spark"]),
+    default="duckdb",
+    show_default=True,
+    help="Engine that answers. Spark needs Java and takes longer to start.",
+)
+@asks()
+def sql(warehouse: str, query: str | None, engine: str, asked: Asked, form: Form) -> None:  # noqa: ARG001 - it has no limits
+    """Query the tables in SQL: log, readings, windows, gaps and all others in docs/tables.md.
 
-    Only statements that read are run.
+    Only statements that read are run. Without a query, a shell reads them from the terminal, or one is read from
+    standard input.
     """
+    if query is None and not sys.stdin.isatty():
+        query = sys.stdin.read()
+    if engine == "spark":
+        if query is None:
+            raise click.UsageError("the shell is DuckDB's; with --engine spark, give a query")
+        _spark_sql(warehouse, query, form)
+        return
+    with asking(warehouse) as tables:
+        import duckdb  # noqa: PLC0415 - as `asking` says
+
+        from spark.desk.statements import QueryError, expect_reading, words_of  # noqa: PLC0415
+        from spark.desk.tables import VIEWS  # noqa: PLC0415
+
+        if query is None:
+            from spark.commands.sql_shell import Shell  # noqa: PLC0415 - it changes how the terminal is read
+
+            Shell(tables, form).run()
+            return
+        expect_reading(query)
+        try:
+            found = tables.sql(query)
+            print_relation(tables.source.db, found, form)
+        except (duckdb.IOException, duckdb.OutOfMemoryException):
+            raise
+        except duckdb.Error as error:
+            raise QueryError(words_of(error, VIEWS)) from error
+
+
+def _spark_sql(warehouse: str, query: str, form: Form) -> None:
+    if form.out is not None:
+        raise click.UsageError("--out is not there with --engine spark; take --csv")
     spark = session("sluice-sql", warehouse)
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
-    from spark.commands.sql_statements import mistake_words, read_by, tables_named  # noqa: PLC0415
+    from spark.commands.sql_statements import mistake_words, read_by  # noqa: PLC0415
+    from spark.desk.statements import named_in  # noqa: PLC0415
     from spark.views.views import VIEWS, open_all  # noqa: PLC0415
 
-    open_all(spark, warehouse, tables_named(query, VIEWS))
+    open_all(spark, warehouse, named_in(query, VIEWS))
     try:
-        found = read_by(spark, query)
-        print_rows(found, found.columns, limit=limit, as_json=as_json)
+        print_frame(read_by(spark, query), form)
     except PySparkException as error:
         raise click.ClickException(mistake_words(error, VIEWS)) from error
 
@@ -151,20 +227,23 @@ def quarantine() -> None:
 
 @quarantine.command("list", short_help="The latest rejects, with their reasons.")
 @warehouse_option
-@device_option
-@limit_option
-@json_option
-def list_quarantine(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
-    """Show the latest rejects with their reasons and their places in Kafka."""
-    spark = session("sluice-quarantine", warehouse)
-    from spark.log.quarantine_view import COLUMNS, open_quarantine  # noqa: PLC0415
+@asks("device", "site", "span")
+def list_quarantine(warehouse: str, asked: Asked, form: Form) -> None:
+    """Show the latest rejects with their reasons and their places in Kafka.
 
-    found = open_quarantine(spark, warehouse)
-    latest = _latest(found, device, "kafka_timestamp", ("topic", "partition", "offset"))
-    columns = ("kafka_timestamp", "topic", "partition", "offset", "device", "retried", "reason")
-    in_full = tuple(name for name in COLUMNS if name != "headers")
-    chosen_columns = in_full if as_json else columns
-    print_rows(latest, chosen_columns, limit=limit, as_json=as_json, spare=("retried", "device"))
+    --since and --until go by the times when Kafka took them in.
+    """
+    with asking(warehouse) as tables:
+
+        def rows(limits: Asked) -> str:
+            return tables.select("quarantine", limits)
+
+        found = tables.source.db.sql(_latest(rows(asked), "kafka_timestamp", ("topic", "partition", '"offset"')))
+        columns = ("kafka_timestamp", "topic", "partition", "offset", "device", "retried", "reason")
+        in_full = tuple(name for name in found.columns if name != "headers")
+        shown = in_full if form.is_whole else columns
+        if not print_relation(tables.source.db, found, form, shown, spare=("retried", "device")):
+            explain_nothing(tables, asked, form, "kafka_timestamp", rows)
 
 
 @quarantine.command("retry", short_help="Read rejects again, after you correct streams.toml.")
@@ -192,11 +271,5 @@ def retry_command(warehouse: str, streams: "Streams | None") -> None:
     say(f"{counted(counts.rejects, 'reject')} read again by declarations {declared}: {counts.read} can be read now")
 
 
-def _latest(
-    table: "DataFrame",
-    device: str | None,
-    time: str,
-    order: tuple[str, ...] = ("namespace", "device", "stream", "metric"),
-) -> "DataFrame":
-    chosen = table if device is None else table.where(table["device"] == device)
-    return chosen.orderBy(table[time].desc(), *order)
+def _latest(rows: str, time: str, then: tuple[str, ...]) -> str:
+    return f"SELECT * FROM ({rows}) ORDER BY {time} DESC NULLS LAST, {', '.join(then)}"

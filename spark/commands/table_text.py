@@ -1,7 +1,9 @@
 """Formats rows of tables for a terminal."""
 
+import re
 from collections.abc import Collection, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal
 
 from gateway.host.terminal_text import GAP, aligned, escaped
@@ -16,19 +18,28 @@ FIGURES = frozenset(
 """Columns that are aligned to the right and never cut short."""
 
 
-def rfc3339(us: int) -> str:
-    """Microseconds since 1970 as UTC in RFC 3339."""
-    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+def rfc3339(us: int, zone: tzinfo = UTC) -> str:
+    """Microseconds since 1970 in RFC 3339, as a clock of the zone shows them."""
+    time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)
+    # Next to the year 9999 a zone's clock may show a year that Python lacks.
+    with suppress(OverflowError):
+        time = time.astimezone(zone)
+    return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def time_text(us: int | None) -> str:
+def time_text(us: int | None, zone: tzinfo = UTC) -> str:
     """A time for a table, without a fraction of zeros."""
-    return "-" if us is None else rfc3339(us).replace(".000000Z", "Z")
+    return "-" if us is None else rfc3339(us, zone).replace(".000000", "")
 
 
 def to_the_second(time: str) -> str:
     """A time of a table without its fraction of a second."""
-    return time[: len("2026-03-14T12:00:00")] + "Z" if "." in time else time
+    return re.sub(r"\.[0-9]+", "", time)
+
+
+def plain_text(value: Decimal) -> str:
+    """A decimal without trailing zeros and without an exponent."""
+    return f"{value.normalize():f}"
 
 
 def cell_text(column: str, value: object) -> str:
@@ -39,7 +50,7 @@ def cell_text(column: str, value: object) -> str:
         case bool():
             text = "true" if value else "false"
         case Decimal():
-            text = f"{value.normalize():f}"
+            text = plain_text(value)
         case dict():
             text = "; ".join(f"{name}={member}" for name, member in sorted(value.items()))
         case list():

@@ -10,7 +10,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from gateway.record_contract import GATEWAY_TYPES, TIME_ERROR_UNKNOWN_US
 from spark.decode.codec_declarations import Times
-from spark.decode.kafka_records import KAFKA_SLACK_US, TEXT_BYTES_MAX
+from spark.decode.kafka_records import TEXT_BYTES_MAX
+from spark.decode.record_types import KAFKA_SLACK_US
 
 CORRECTION_TYPE = f"{GATEWAY_TYPES}time-correction"
 BODY_TYPE = "map<string,variant>"

@@ -12,10 +12,8 @@ from gateway.record_contract import (
     DEVICE_HEADERS,
     DOUBT_HEADER,
     DOUBTS,
-    GATEWAY_TYPES,
     HEADER_NAMES,
     HEADERS,
-    HEARTBEAT_TYPE,
 )
 from spark.engine.built_once import recorded
 
@@ -60,12 +58,6 @@ record, OTHER_HEADERS_MAX such headers are kept."""
 LANE_SEQUENCE_MAX = 2**53
 """Largest number in a lane. A lane counts from 0, and reaches it after 285 years at a million rows a second. Sums and
 products of such numbers fit into the tables' columns."""
-KAFKA_SLACK_US = 60_000_000
-"""Microseconds that Kafka's clock may be behind a gateway's. Under NTP both differ by far less than a minute. A clock
-that is further off must be mended."""
-SET_ASIDE_TYPE = f"{GATEWAY_TYPES}buffer-set-aside"
-EVENT_TYPES = (HEARTBEAT_TYPE, SET_ASIDE_TYPE)
-"""Types of events that the driver reads."""
 
 # These functions run for every record of every batch, and are written for the usual record. They compare whole arrays
 # and texts, and try a pattern only if nothing cheaper tells as much. A function with a lambda, which Spark interprets,

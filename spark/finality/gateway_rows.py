@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from spark.log.sequence_runs import EDGE_TYPE, Edge
+from spark.log.edges import EDGE_TYPE, Edge
 
 SPAN_TYPE = "struct<lane: string, rows: bigint, from_us: bigint, to_us: bigint>"
 SCHEMA = f"""

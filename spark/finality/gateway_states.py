@@ -15,10 +15,10 @@ from msgspec import Meta
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.decode.codec_numbers import DEPTH_MAX, is_deep
-from spark.decode.kafka_records import KAFKA_SLACK_US, SET_ASIDE_TYPE
+from spark.decode.record_types import KAFKA_SLACK_US, SET_ASIDE_TYPE
 from spark.finality.gateway_rows import GatewayRow, Span
 from spark.log.edge_times import EARLIEST_US, FOREVER_US, LATEST_US
-from spark.log.sequence_runs import Edge
+from spark.log.edges import Edge
 from spark.source.topic_changes import TopicOffsets
 
 WAITING_MAX = 100

@@ -6,10 +6,11 @@ import msgspec
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.decode.kafka_records import EVENT_TYPES
 from spark.decode.payload_decode import EVENT
+from spark.decode.record_types import EVENT_TYPES
 from spark.finality.gateway_states import GatewayEvent, GatewayState, GatewayStates, fault_of
-from spark.log.sequence_runs import Edge, edge
+from spark.log.edges import Edge
+from spark.log.sequence_runs import edge
 from spark.log.state_table import StateTable, read_states
 from spark.source.topic_changes import TopicOffsets
 

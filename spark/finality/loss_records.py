@@ -8,12 +8,12 @@ from pyspark.sql.types import StructType
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.decode.loss_bodies import BODY_TYPE, LOSS_TYPE, NUMBERS, TEXTS, fault, member_of
+from spark.finality.stream_proofs import REJECTED
 from spark.log.sequence_runs import RUN_COLUMNS
+from spark.log.verdicts import CONFLICT
 
 NO_READINGS = ("event-refused", "gateway-events-dropped", "will-not-reported")
 """Reasons of losses that are no readings. An unknown reason counts as a reading's: a newer gateway may have more."""
-REJECTED = "in the quarantine"
-"""Reason of readings that came and could not be taken."""
 
 LOSSES_SCHEMA = """
     namespace string, gateway string, device string, reason string, count bigint,
@@ -61,7 +61,7 @@ def rejects_as_losses(log: DataFrame) -> DataFrame:
     reason = F.col("reject_reason")
     # If the headers cannot be read, nobody knows whose number it was.
     named = F.col("ce_id").isNotNull() & F.col("device_sequence").isNotNull() & F.col("device").isNotNull()
-    rejects = log.where(reason.isNotNull() & ~reason.startswith("conflict") & named)
+    rejects = log.where(reason.isNotNull() & ~reason.startswith(CONFLICT) & named)
     numbers = rejects.groupBy(*RUN_COLUMNS, "gateway", "gateway_boot").agg(
         F.sort_array(F.collect_set("device_sequence")).alias("numbers"),
         F.min("boot_time_us").alias("first_boottime_us"),

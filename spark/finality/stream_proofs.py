@@ -11,11 +11,14 @@ from typing import NamedTuple
 from spark.finality.gateway_rows import GatewayRow, Span
 from spark.finality.sequence_gaps import Gap, Judged, Proven, TimedIsland, TimedLoss, judged
 from spark.log.edge_times import FOREVER_US, Clocks, Moment
-from spark.log.sequence_runs import Edge
+from spark.log.edges import Edge
 
 ON_ITS_WAY_US = 10_000_000
 """Microseconds that a reading may need to reach its gateway. A heartbeat knows only of readings that have come."""
 TOPICS_TOLD_MAX = 3
+REJECTED = "in the quarantine"
+"""Reason of readings that came and could not be taken."""
+LOST_IN_KAFKA = "deleted in Kafka before it was read"
 
 
 class DeviceIsland(NamedTuple):
@@ -90,7 +93,7 @@ def device_gaps(
     sites: Sites, namespace: str, islands: Iterable[DeviceIsland], losses: Iterable[DeviceLoss]
 ) -> list[Gap]:
     """The gaps in a device's numbers."""
-    timed = [_timed_loss(sites.clocks, namespace, loss) for loss in losses if loss.is_its_own]
+    timed = [timed_loss(sites.clocks, namespace, loss) for loss in losses if loss.is_its_own]
     return _judged(sites.clocks, namespace, islands, timed).gaps
 
 
@@ -108,7 +111,7 @@ def stream_proofs(  # noqa: PLR0913, PLR0917 - all evidence of a device
     `gateways` are all that ever served the device. `heard` has the time of each stream's last reading.
     """
     all_losses = list(losses)
-    timed = [_timed_loss(sites.clocks, namespace, loss) for loss in all_losses]
+    timed = [timed_loss(sites.clocks, namespace, loss) for loss in all_losses]
     own = [loss for loss, told in zip(timed, all_losses, strict=True) if told.is_its_own]
     by_numbers = {proof.stream: proof for proof in _judged(sites.clocks, namespace, islands, own).streams}
     serving = sorted(set(gateways))
@@ -140,7 +143,7 @@ def _judged(clocks: Clocks, namespace: str, islands: Iterable[DeviceIsland], los
     return judged(timed, losses)
 
 
-def _timed_loss(clocks: Clocks, namespace: str, loss: DeviceLoss) -> TimedLoss:
+def timed_loss(clocks: Clocks, namespace: str, loss: DeviceLoss) -> TimedLoss:
     """Find the times between which readings were lost. A loss record has them by the clock of a boot.
 
     This clock is known from the loss record itself, if it is of the same boot, from the gateway's heartbeats, and from

@@ -26,7 +26,7 @@ from spark.finality.gateway_rows import GatewayRow
 from spark.finality.sequence_gaps import Gap
 from spark.finality.stream_proofs import DeviceIsland, DeviceLoss, Sites, StreamProof, device_gaps, stream_proofs
 from spark.log.edge_times import FOREVER_US, Correction, GatewayBoot, clocks
-from spark.log.sequence_runs import EDGE_TYPE, Edge
+from spark.log.edges import EDGE_TYPE, Edge
 
 STREAM = ("namespace", "device", "stream")
 DEVICE = ("namespace", "device")

@@ -8,8 +8,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from gateway.record_contract import READING_TYPE
 from spark.decode.correction_records import CORRECTION_TYPE
-from spark.decode.kafka_records import EVENT_TYPES
 from spark.decode.loss_bodies import LOSS_TYPE
+from spark.decode.record_types import EVENT_TYPES
 from spark.engine.built_once import recorded
 from spark.log.copies import may_be_copy
 from spark.log.deletions import was_deleted

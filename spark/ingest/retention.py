@@ -22,8 +22,9 @@ from spark.engine.delta_upkeep import delete_rows
 from spark.finality.loss_records import rejects_as_losses
 from spark.finality.loss_table import append_expired
 from spark.log.amendments import amendments_path, effective_log
-from spark.log.log_table import IMPLAUSIBLE_DATE, date_of, log_path
+from spark.log.log_table import date_of, log_path
 from spark.log.quarantine_view import still_rejected
+from spark.log.verdicts import IMPLAUSIBLE_DATE
 from spark.windows.window_changes import changes_path
 from spark.windows.windows_table import WINDOW_PARTITION, windows_path
 

@@ -12,9 +12,9 @@ from spark.engine.delta_staging import AppendTable, add_missing_columns, pinned,
 from spark.ingest.census import Census
 from spark.log import sequence_runs
 from spark.log.copies import Suspects
+from spark.log.edges import EDGE_TYPE
 from spark.log.lane_sequences import BatchSpan, Lane, SeenLane, joined, without
 from spark.log.sequence_runs import (
-    EDGE_TYPE,
     ISLANDS_SCHEMA,
     RUN_COLUMNS,
     Island,

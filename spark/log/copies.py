@@ -17,8 +17,8 @@ from gateway.record_contract import READING_TYPE
 from spark.decode.codec_declarations import Streams
 from spark.log.amendments import ROW
 from spark.log.sequence_runs import RUN_COLUMNS, counter
+from spark.log.verdicts import CONFLICT
 
-CONFLICT = "conflict"
 CONFLICT_CE_ID = f"{CONFLICT}: another payload came first with this ce_id"
 CONFLICT_SEQUENCE = f"{CONFLICT}: another payload came first with this boot and sequence of the device"
 NUMBER = (*RUN_COLUMNS, "device_sequence", "has_sequence")

@@ -15,10 +15,10 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from gateway.record_contract import GATEWAY_TYPES
 from spark.decode.codec_decimals import constant
 from spark.engine.delta_staging import open_or_empty
+from spark.log.verdicts import DELETED
 
 SCHEMA = "namespace string, device string, deleted_at timestamp"
 """A record is deleted if Kafka took it in before `deleted_at`, or if it may have been taken before then."""
-DELETED = "deleted: the data of this device was deleted"
 EMPTIED = (
     *("key", "value", "headers", "subject", "event_time", "time_error_us", "time_quality", "received_time"),
     *("gateway_boot", "boot_time_us", "boot_time_error_us", "content_type", "device_boot", "device_sequence"),

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from spark.log.sequence_runs import Edge
+from spark.log.edges import Edge
 
 # These stand here, not in `time_corrections`: that module needs Delta, which executors may lack. This one runs there.
 TOLD_SLACK_US = 60_000_000

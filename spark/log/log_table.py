@@ -19,6 +19,7 @@ from spark.decode.codec_declarations import USUAL_TIMES, Streams, Times
 from spark.engine.built_once import recorded
 from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, add_missing_columns, with_missing_columns
 from spark.engine.told_error import ToldError
+from spark.log.verdicts import IMPLAUSIBLE_DATE, RETRY
 from spark.log.warehouse_version import Version, seen_tables
 
 SCHEMA = f"""
@@ -44,10 +45,6 @@ SKIPPING_COLUMNS = (
 """Columns with statistics (least, greatest, nulls) in each file. By them, Delta skips files in queries and in the
 searches for copies and for readings that a time correction moves."""
 
-IMPLAUSIBLE_DATE = "1970-01-01"
-"""Partition of records whose event time is missing, implausible or without a bound. Without it, one broken clock could
-open a partition for every date that it shows."""
-
 ORDINAL = "sluice-ordinal"
 """Application whose commit number in a table is the last batch of `log` that the table has."""
 
@@ -63,10 +60,6 @@ class BatchId:
 
 class CheckpointError(ToldError):
     """Spark's checkpoint does not fit the tables. The message says how this shows."""
-
-
-RETRY = "retry-"
-"""Prefix of the `ingest` of records that were read again from `log` itself."""
 
 
 @dataclass(frozen=True, slots=True)

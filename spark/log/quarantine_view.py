@@ -8,13 +8,13 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.log.amendments import effective_log
 from spark.log.deletions import was_deleted
-from spark.log.log_table import IMPLAUSIBLE_DATE, from_kafka, is_implausible
+from spark.log.log_table import from_kafka, is_implausible
 from spark.log.readings_view import is_reading
 from spark.log.time_corrections import known_corrections, retimed
+from spark.log.verdicts import IMPLAUSIBLE, IMPLAUSIBLE_DATE
 from spark.log.warehouse_version import Version, open_version, tables_of
 
 PLACE = ("topic_id", "topic", "partition", "offset")
-IMPLAUSIBLE = "implausible-time: too long before or after Kafka took the record in"
 COLUMNS = (
     *("kafka_timestamp", "topic", "partition", "offset", "kind", "reason", "retried"),
     *("namespace", "gateway", "device", "ce_type", "ce_id", "event_time", "device_boot", "device_sequence"),

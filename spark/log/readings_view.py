@@ -3,6 +3,8 @@
 Time corrections are applied. The times as sent stand beside the corrected ones.
 """
 
+from collections.abc import Callable
+
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
@@ -29,17 +31,32 @@ def readings(log: DataFrame, corrections: DataFrame, times: Times = USUAL_TIMES)
 
 @recorded
 def _each_metric(retimed: DataFrame) -> DataFrame:
-    timed = retimed.where(~is_implausible())
-    others = [name for name in timed.columns if name not in {"metrics", "value"}]
-    each = timed.select(*others, F.inline("metrics")).withColumnRenamed("name", "metric")
+    return _shown(_metrics(retimed), taken_at)
+
+
+@recorded
+def _each_metric_as_sent(records: DataFrame) -> DataFrame:
+    sent = {f"sent_{name}": F.col(name) for name in ("event_time", "time_error_us", "time_quality")}
+    unmoved = records.withColumns(sent | {"correction_version": F.lit(None).cast("bigint")})
+    return _shown(_metrics(unmoved), F.col)
+
+
+def _metrics(timed: DataFrame) -> DataFrame:
+    plausible = timed.where(~is_implausible())
+    others = [name for name in plausible.columns if name not in {"metrics", "value"}]
+    return plausible.select(*others, F.inline("metrics")).withColumnRenamed("name", "metric")
+
+
+def _shown(each: DataFrame, time: Callable[[str], Column]) -> DataFrame:
+    """Choose the columns that analysts read. `time` makes the time of a value from the record's."""
     return each.select(
         *("namespace", "device", "stream", "metric", "value"),
-        taken_at("event_time").alias("event_time"),
+        time("event_time").alias("event_time"),
         *("time_error_us", "time_quality", "received_time"),
         *("device_boot", "device_sequence", "device_counter", "doubt"),
         *("gateway", "gateway_boot", "ce_id", "buffer", "lane", "lane_sequence"),
         *("topic", "partition", "offset", "kafka_timestamp", "event_date"),
-        taken_at("sent_event_time").alias("sent_event_time"),
+        time("sent_event_time").alias("sent_event_time"),
         *("sent_time_error_us", "sent_time_quality", "correction_version"),
     )
 
@@ -69,6 +86,8 @@ def readings_of(spark: SparkSession, tables: str, times: Times) -> DataFrame:
     log = effective_log(spark, tables)
     corrections = known_corrections(spark, tables)
     may_move = corrections.may_move() if corrections.told_us else F.lit(False)
-    # Readings that no correction may move are kept apart, so that Delta still finds them by their event time.
-    settled = readings(log.where(~may_move), corrections.current.where(F.lit(False)), times)
-    return settled.unionByName(readings(log.where(may_move), corrections.current, times))
+    # Of most readings no correction moves the time, and all values were taken at the record's time. Their times are the
+    # columns of `log`, so that a condition on them skips files.
+    as_sent = ~may_move & F.col("pack_span_us").isNull()
+    settled = _each_metric_as_sent(log.where(is_reading() & as_sent))
+    return settled.unionByName(readings(log.where(~as_sent), corrections.current, times))

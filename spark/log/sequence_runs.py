@@ -18,14 +18,11 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from gateway.record_contract import READING_TYPE
 from spark.engine.built_once import recorded
+from spark.log.edges import EDGE_TYPE, Edge
 from spark.log.lane_sequences import joined
 
 RUN_COLUMNS = ("namespace", "device", "stream", "device_counter", "device_boot")
 """Columns that name a run of numbers. `device_counter` is empty if a record names no counter."""
-EDGE_TYPE = (
-    "struct<event_us: bigint, time_error_us: bigint, time_quality: string, gateway: string, gateway_boot: string, "
-    "boot_time_us: bigint, boot_time_error_us: bigint>"
-)
 ISLANDS_SCHEMA = f"""
     namespace string, device string, stream string, device_counter string, device_boot string,
     first bigint, last bigint, first_edge {EDGE_TYPE}, last_edge {EDGE_TYPE}, batch_first bigint, batch_last bigint
@@ -42,18 +39,6 @@ SETTLED_MAX = 16
 """Spans of settled islands of a run."""
 MISSING_MAX = 2**63 - 1
 """Largest count of missing numbers, which a column holds. Between 64-bit numbers more may be missing."""
-
-
-class Edge(NamedTuple):
-    """The time of a record as it was sent: the columns of `log` that hold it, with times in whole microseconds."""
-
-    event_us: int
-    time_error_us: int
-    time_quality: str
-    gateway: str
-    gateway_boot: str
-    boot_time_us: int
-    boot_time_error_us: int | None
 
 
 class Island(NamedTuple):

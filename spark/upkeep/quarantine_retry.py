@@ -10,8 +10,9 @@ from spark.batch_job import BatchJob
 from spark.decode.kafka_records import TOO_LARGE, typed_records
 from spark.decode.payload_decode import HEADER, NOT_THEIRS, SET_ASIDE
 from spark.log.amendments import effective_log
-from spark.log.log_table import RETRY, BatchId
+from spark.log.log_table import BatchId
 from spark.log.quarantine_view import kind, still_rejected
+from spark.log.verdicts import RETRY
 
 KINDS = (
     "undeclared-stream",

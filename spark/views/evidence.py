@@ -9,6 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark.finality.gateway_table import read_gateways
 from spark.finality.loss_records import losses_schema, rejects_as_losses
 from spark.finality.loss_table import read_losses
+from spark.finality.stream_proofs import LOST_IN_KAFKA
 from spark.finality.window_status import Evidence, derive_gaps
 from spark.ingest.devices_heard import heard_path
 from spark.ingest.reading_starts import ReadingStart, read_starts
@@ -20,8 +21,6 @@ from spark.log.state_table import read_states
 from spark.log.time_corrections import read_corrections
 from spark.log.warehouse_version import Version, seen_tables
 from spark.registry.registry_table import open_gateway_registry, retired_gateways
-
-LOST_IN_KAFKA = "deleted in Kafka before it was read"
 
 
 def read_evidence(spark: SparkSession, warehouse: str, version: Version | None = None) -> Evidence:

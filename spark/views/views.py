@@ -13,11 +13,12 @@ from spark.log.warehouse_version import Version, open_version, versions_path
 from spark.registry.registry_table import open_calibrations, open_devices, open_gateway_registry
 from spark.views.evidence import open_gaps
 from spark.views.gateways_view import open_gateways
+from spark.views.losses_view import open_losses
 from spark.views.windows_view import open_windows
 from spark.windows.window_changes import read_changes
 
 VIEWS = (
-    *("log", "readings", "windows", "window_changes", "gaps", "gateways", "quarantine"),
+    *("log", "readings", "windows", "window_changes", "gaps", "losses", "gateways", "quarantine"),
     *("devices", "calibrations", "gateway_registry", "versions", "deletions", "upkeep"),
 )
 """Names of all views, in the order in which messages list them."""
@@ -25,6 +26,7 @@ OPENERS: dict[str, Callable[[SparkSession, str, Version], DataFrame]] = {
     # Windows before tables of single records, so that those tables hold every record that windows count.
     "windows": lambda spark, warehouse, version: open_windows(spark, warehouse, version=version),
     "gaps": open_gaps,
+    "losses": open_losses,
     "gateways": open_gateways,
     "readings": open_readings,
     "quarantine": open_quarantine,

@@ -5,11 +5,8 @@ from pyspark.sql import DataFrame, SparkSession
 from spark.finality.window_status import with_status
 from spark.log.warehouse_version import Version, open_version, tables_of
 from spark.views.evidence import read_evidence
-from spark.windows.windows_table import DAY_S, folded, read_parts, shown, window_seconds
-
-
-class WindowSizeError(Exception):
-    """Windows of this size cannot be made; the message says which can."""
+from spark.windows.window_sizes import chosen_size
+from spark.windows.windows_table import folded, read_parts, shown, window_seconds
 
 
 def open_windows(
@@ -23,12 +20,7 @@ def open_windows(
     """
     version = version or open_version(spark, warehouse)
     tables = tables_of(warehouse, version)
-    base_s = window_seconds(spark, tables)
-    chosen_s = base_s if size_s is None else size_s
-    if chosen_s % base_s or DAY_S % chosen_s:
-        raise WindowSizeError(
-            f"windows of {chosen_s} s cannot be made from windows of {base_s} s: give a multiple that divides a day"
-        )
+    chosen_s = chosen_size(size_s, window_seconds(spark, tables))
     # Before the windows, so that they hold every record that the evidence names.
     evidence = read_evidence(spark, warehouse, version)
     view = shown(folded(read_parts(spark, tables), chosen_s), chosen_s, version.streams.windows.percentiles)

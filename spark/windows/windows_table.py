@@ -25,10 +25,9 @@ from spark.decode.codec_declarations import Windows
 from spark.engine.built_once import recorded
 from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, snapshot
 from spark.engine.told_error import ToldError
-from spark.log.log_table import IMPLAUSIBLE_DATE
+from spark.log.verdicts import IMPLAUSIBLE_DATE
+from spark.windows.window_sizes import DAY_S, WINDOW_PROPERTY, WINDOW_S
 
-WINDOW_S = 60
-DAY_S = 86_400
 DAY_US = DAY_S * 1_000_000
 METRIC = ("namespace", "device", "stream", "metric")
 KEY = (*METRIC, "window_start")
@@ -45,8 +44,6 @@ SCHEMA = f"""
 """
 WINDOW_PARTITION = "window_date"
 SKIPPING_COLUMNS = "window_start,device,metric,stream,ordinal"
-WINDOW_PROPERTY = "sluice.windowSeconds"
-"""Property of the table with the seconds of its windows."""
 FIGURES = ("n", "min", "max", "sum", "sum_of_squares", "first", "first_at", "last", "last_at", "values", "late")
 LATE_S = 60
 """Seconds after the end of its window from which a reading that reaches Kafka is late."""

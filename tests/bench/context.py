@@ -15,8 +15,14 @@ class Bench:
 
     directory: Path
     """On a real file system: on tmpfs nothing is written to disk, and nothing waits for it."""
-    kafka: Broker
     quick: bool
+    broker: Broker | None
+
+    @property
+    def kafka(self) -> Broker:
+        """The broker, of a bench that has one."""
+        assert self.broker is not None
+        return self.broker
 
     def pick(self, whole: int, quick: int) -> int:
         """A duration or a count: `quick` where BENCH_QUICK asks for it."""

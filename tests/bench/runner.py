@@ -7,12 +7,13 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
-from demo.kafka_broker import BrokerError, kafka_broker
+from demo.kafka_broker import Broker, BrokerError, kafka_broker
 from tests.bench.context import Bench, say
 from tests.bench.processes import NotMeasuredError
 from tests.bench.report import BUILD, Report, Result, calibration, commit, machine, save, table
@@ -41,14 +42,16 @@ class Suite:
     """Makes results that follow from results of several parts."""
     table: Callable[[Report], str] = table
     """The report for people."""
+    broker: Callable[[Path], AbstractContextManager[Broker | None]] = kafka_broker
+    """Starts what the parts ask: a Kafka broker, or nothing."""
 
 
 async def _measure(suite: Suite, parts: list[str], *, quick: bool) -> AsyncIterator[list[Result]]:
     """Run parts one after the other, on a Kafka broker of their own; give the results of each as they come."""
     directory = BUILD / suite.folder
     shutil.rmtree(directory, ignore_errors=True)
-    with kafka_broker(directory / "kafka") as kafka:
-        bench = Bench(directory, kafka, quick)
+    with suite.broker(directory / "kafka") as kafka:
+        bench = Bench(directory, quick, kafka)
         for name in parts:
             part = suite.parts[name]
             await asyncio.sleep(SETTLE_S)

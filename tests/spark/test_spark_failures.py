@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from demo.kafka_broker import Broker
+from spark.cli import FAILED
 from spark.engine.session import SHORT_LIVED
 from spark.log.log_table import open_log
 from tests.support.kafka_admin import create_topic
@@ -102,7 +103,7 @@ def test_a_full_disk_is_told_in_one_line_and_loses_nothing(kafka: Broker, spark:
             r"goes on from there \(the trace is in (\S+)\)",
             line,
         )
-        assert (code, trace is not None) == (1, True), told
+        assert (code, trace is not None) == (FAILED, True), told
         assert trace is not None
         kept = Path(trace[1])
         assert list(scratch.iterdir()) == [kept]
@@ -162,8 +163,8 @@ def test_a_batch_is_whole_after_its_python_workers_were_told_to_end(
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         _, told = process.communicate(timeout=patience(120))
-    assert process.returncode in {0, 1}, told
-    assert len(said(told)) == process.returncode, told
+    assert process.returncode in {0, FAILED}, told
+    assert len(said(told)) == (process.returncode == FAILED), told
 
     assert ingest(kafka, warehouse, topic, tmp_path)[0] == 0
     rows = open_log(spark, str(warehouse)).select("offset", F.size("metrics").alias("metrics")).collect()
@@ -203,7 +204,7 @@ def test_a_java_that_is_killed_is_told_in_one_line(kafka: Broker, tmp_path: Path
         (java,) = children_of(process.pid)
         os.kill(java, signal.SIGKILL)
         _, told = process.communicate(timeout=patience(120))
-    assert process.returncode == 1
+    assert process.returncode == FAILED
     assert len(said(told)) == 1, told
     assert said(told)[0].startswith("Error: Java was killed by signal 9 during the work."), told
 

@@ -23,8 +23,9 @@ from spark.engine.interpreted_queries import interpreted_if
 from spark.ingest.seen_table import runs_path, settled_path
 from spark.ingest_job import QueryIdError, running_query_id
 from spark.log.amendments import amendments_path
-from spark.log.log_table import IMPLAUSIBLE_DATE, CheckpointError, LogAppend, log_path, open_log
+from spark.log.log_table import CheckpointError, LogAppend, log_path, open_log
 from spark.log.quarantine_view import open_quarantine
+from spark.log.verdicts import IMPLAUSIBLE_DATE
 from spark.views.evidence import open_gaps
 from spark.windows.windows_table import TimeSpan, time_spans
 from tests.support import spark_oracle

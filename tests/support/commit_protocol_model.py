@@ -21,8 +21,9 @@ from typing import Generic, TypeVar
 
 from spark.decode.codec_declarations import NO_STREAMS
 from spark.log.copies import Suspects
+from spark.log.edges import Edge
 from spark.log.lane_sequences import Lane, SeenLane, joined, ranges, without
-from spark.log.sequence_runs import BatchRun, Edge, Island, RunKey, SeenRun, add, settle
+from spark.log.sequence_runs import BatchRun, Island, RunKey, SeenRun, add, settle
 from spark.windows.windows_table import TimeSpan, time_spans
 from tests.support.spark_oracle import (
     EPOCH,

@@ -32,9 +32,13 @@ This page is made from the commands' own `--help` by `make docs`: edit their doc
 
 `sluice` reads `{DEFAULT_CONFIG}`, or the file that `--config PATH` names. Every `sluice-cloud` command but
 `registry check` needs `--warehouse PATH`. Listings take `--json`.
+
+Look-ups of `sluice-cloud` also take `--csv`, `--out FILE` (it ends in .csv or .parquet) and `--zone ZONE` (such as
+Europe/Berlin, for the times that are shown and for those of `--since` and `--until`). `sluice-cloud` ends with 0 if it
+did its work, with 2 for wrong usage, and with 3 if it failed.
 """
 
-_COMMON = {"--help", "--version", "--config", "--json", "--warehouse"}
+_COMMON = {"--help", "--version", "--config", "--json", "--warehouse", "--csv", "--out", "--zone"}
 """Options that many commands have: the page's beginning tells of them once."""
 
 

@@ -15,7 +15,7 @@ from gateway.host.terminal import say
 from spark.batch_job import BatchCounts
 from spark.cli import main
 from spark.commands import ingest_command, table_commands
-from spark.commands.cli_options import print_found, say_json
+from spark.commands.answers import Form, print_found, say_json
 from spark.ingest_job import BatchReport, Begun
 from spark.source.kafka_source import KafkaSource
 from spark.source.topic_changes import Loss
@@ -36,7 +36,7 @@ def printed_rows(hostile: str, columns: int, *options: str) -> Result:
     @click.command()
     @click.option("--json", "as_json", is_flag=True)
     def show(as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
-        print_found([row, row], [*row], ["event_time"], 1, as_json=as_json, spare=["raw"])
+        print_found([row, row], [*row], ["event_time"], Form(1, as_json=as_json), spare=["raw"])
 
     return CliRunner(env={"COLUMNS": str(columns)}).invoke(show, [*options], catch_exceptions=False)
 
@@ -128,7 +128,7 @@ def test_an_error_that_names_what_was_found_is_harmless(monkeypatch: pytest.Monk
         raise click.ClickException("there is nothing of " + WORST.replace("\n", ""))
 
     monkeypatch.setattr("spark.commands.cli_options.may_be_warehouse", lambda _path: True)
-    monkeypatch.setattr(table_commands, "session", fail)
+    monkeypatch.setattr(table_commands, "asking", fail)
     shown = CliRunner().invoke(main, ["readings", "--warehouse", str(tmp_path)])
     assert "there is nothing of x" in shown.output
     assert_harmless(shown.output)

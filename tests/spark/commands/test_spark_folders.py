@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.errors import PySparkException
 
-from spark.cli import main
+from spark.cli import FAILED, main
 from spark.engine.warehouse_folder import (
     LITTLE_BYTES_MAX,
     WarehouseInUseError,
@@ -121,7 +121,7 @@ def test_what_is_no_address_is_said_to_be_none(bootstrap: str) -> None:
 def test_an_unreachable_broker_is_one_line_and_not_a_java_stack(tmp_path: Path) -> None:
     command = ["ingest", "--bootstrap", "127.0.0.1:1", "--warehouse", str(tmp_path), "--once"]
     ended = CliRunner().invoke(main, command)
-    assert ended.exit_code == 1
+    assert ended.exit_code == FAILED
     assert ended.output.splitlines() == [
         "Error: Kafka cannot be reached (127.0.0.1:1: Connection refused): check --bootstrap, and that the broker runs"
     ]

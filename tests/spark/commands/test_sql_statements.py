@@ -4,14 +4,16 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from spark.cli import main
-from spark.commands.sql_statements import NotReadingError, read_by, tables_named
+from spark.cli import FAILED, main
+from spark.commands.sql_statements import NotReadingError, read_by
+from spark.desk.statements import named_in
 from spark.log.log_table import log_path
 from spark.log.warehouse_version import folder_of, versions_path
 from spark.views.views import OPENERS
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
+SPARK_SQL = ("sql", "--engine", "spark")
 WRITES = (
     "DELETE FROM {table}",
     "UPDATE {table} SET code_version = 'x'",
@@ -71,10 +73,10 @@ def test_what_reads_is_carried_out_and_what_writes_is_not(spark: SparkSession, n
 
 def test_the_command_says_that_nothing_was_changed(spark: SparkSession, new_warehouse: str) -> None:
     assert spark is not None
-    refused = CliRunner().invoke(main, ["sql", "--warehouse", new_warehouse, "DELETE FROM versions"])
-    assert refused.exit_code == 1
+    refused = CliRunner().invoke(main, [*SPARK_SQL, "--warehouse", new_warehouse, "DELETE FROM versions"])
+    assert refused.exit_code == FAILED
     assert refused.output.startswith("Error: only statements that read are carried out here")
-    kept = CliRunner().invoke(main, ["sql", "--warehouse", new_warehouse, "SELECT count(*) AS n FROM versions"])
+    kept = CliRunner().invoke(main, [*SPARK_SQL, "--warehouse", new_warehouse, "SELECT count(*) AS n FROM versions"])
     assert kept.stdout.split() == ["n", "1"]
 
 
@@ -89,4 +91,4 @@ def test_the_command_says_that_nothing_was_changed(spark: SparkSession, new_ware
     ],
 )
 def test_the_tables_that_a_statement_names_are_those_that_it_may_read(statement: str, named: list[str]) -> None:
-    assert tables_named(statement, OPENERS) == named
+    assert named_in(statement, [*OPENERS]) == named

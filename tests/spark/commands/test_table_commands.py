@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from spark.batch_job import BatchJob
-from spark.cli import main
+from spark.cli import FAILED, main
 from spark.engine.interpreted_queries import interpreted_if
 from spark.engine.session import SHORT_LIVED
 from spark.log.log_table import BatchId
@@ -24,6 +24,7 @@ from tests.support.waiting import patience
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
+ALL_WINDOWS = ("sql", "--engine", "spark", "SELECT * FROM windows")
 
 LOOK = """
 import click
@@ -90,7 +91,7 @@ def test_rows_that_are_left_out_are_told_of(
 
 
 def test_json_has_every_column_of_a_window(spark: SparkSession, filled: str) -> None:
-    shown = CliRunner().invoke(main, ["windows", "--warehouse", filled, "--json"])
+    shown = CliRunner().invoke(main, ["windows", "--warehouse", filled, "--json", "--full"])
     row = json.loads(shown.stdout.splitlines()[0])
     assert row.keys() == set(open_windows(spark, filled).columns)
     assert {"deviation", "p50", "p95", "p99", "why"} <= row.keys()
@@ -141,7 +142,7 @@ def test_a_mistyped_warehouse_is_none_and_is_not_made(
     (tmp_path / "empty").mkdir()
     for name in ("warehuose", "file", "empty"):
         shown = CliRunner().invoke(main, [*command, "--warehouse", str(tmp_path / name)])
-        assert shown.exit_code == 1, shown.output
+        assert shown.exit_code == FAILED, shown.output
         assert "holds no tables of Sluice" in shown.output
         assert ("there is no such folder" in shown.output) == (not (tmp_path / name).is_dir())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "registry.toml"]
@@ -155,7 +156,7 @@ def test_a_warehouse_that_is_not_there_is_told_before_spark_is_started(
         "spark.commands.command_session.open_session", lambda *_, **__: pytest.fail("Spark was started")
     )
     shown = CliRunner().invoke(main, ["readings", "--warehouse", str(tmp_path / "warehuose")])
-    assert shown.exit_code == 1
+    assert shown.exit_code == FAILED
     assert "there is no such folder" in shown.output
 
 
@@ -210,7 +211,7 @@ def test_a_signal_ends_a_replay_and_its_java_without_traces(
 
 
 def test_a_signal_that_comes_while_java_starts_waits_until_that_can_be_ended(filled: str, scratch: Path) -> None:
-    with started("windows", "--warehouse", filled) as process:
+    with started(*ALL_WINDOWS, "--warehouse", filled) as process:
         # The folder of Java's files is made right before Java is started.
         while not any(scratch.glob("sluice-*")):
             time.sleep(0.01)
@@ -226,9 +227,9 @@ def test_a_java_that_does_not_start_is_told_in_a_line(
     filled: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", "/no/such/java")
-    with started("windows", "--warehouse", filled) as process:
+    with started(*ALL_WINDOWS, "--warehouse", filled) as process:
         printed = process.communicate(timeout=patience(300))[0]
-    assert process.returncode == 1
+    assert process.returncode == FAILED
     assert "/no/such/java" in printed
     assert "Error: Java did not start" in printed
     assert "Traceback" not in printed, printed
@@ -238,7 +239,7 @@ def test_a_java_that_does_not_start_is_told_in_a_line(
 @pytest.mark.long(seconds=60)
 def test_what_a_command_needs_while_it_runs_is_gone_with_it(filled: str, scratch: Path) -> None:
     # Two of them in one process, where the second must not look for the Java of the first.
-    command = f"main(['windows', '--warehouse', {filled!r}], standalone_mode=False)"
+    command = f"main({[*ALL_WINDOWS, '--warehouse', filled]!r}, standalone_mode=False)"
     program = [sys.executable, "-c", f"from spark.cli import main; {command}; {command}"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=patience(300), check=False)
     assert done.returncode == 0, done.stderr
@@ -266,7 +267,7 @@ def test_a_command_prints_nothing_that_java_says_and_ends_quietly_while_that_is_
 )
 def test_a_place_that_cannot_be_reached_is_told_in_a_line(spark: SparkSession, warehouse: str, told: str) -> None:
     assert spark is not None
-    shown = CliRunner().invoke(main, ["windows", "--warehouse", warehouse])
-    assert shown.exit_code == 1
+    shown = CliRunner().invoke(main, [*ALL_WINDOWS, "--warehouse", warehouse])
+    assert shown.exit_code == FAILED
     assert isinstance(shown.exception, SystemExit), shown.exception
     assert shown.output.startswith(f"Error: {told}"), shown.output

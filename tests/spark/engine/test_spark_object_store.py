@@ -22,7 +22,8 @@ from tests.support.spark_records import reading, reading_headers
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 BEGUN = datetime.now(UTC) - timedelta(hours=1)
-COUNT = ["sql", "SELECT count(*) AS readings, count(DISTINCT value) AS values FROM readings", "--json"]
+COUNTED = "SELECT count(*) AS readings, count(DISTINCT value) AS values FROM readings"
+COUNT = ["sql", "--engine", "spark", COUNTED, "--json"]
 # One Spark for several commands: starting it costs more than most of them.
 RUN = """\
 import json, sys

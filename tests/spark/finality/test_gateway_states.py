@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.record_contract import HEARTBEAT_TYPE
-from spark.decode.kafka_records import SET_ASIDE_TYPE
+from spark.decode.record_types import SET_ASIDE_TYPE
 from spark.finality.gateway_rows import GatewayRow, Span
 from spark.finality.gateway_states import WAITING_MAX, GatewayEvent, GatewayState, GatewayStates, fault_of
-from spark.log.sequence_runs import Edge
+from spark.log.edges import Edge
 from tests.support import hostile
 
 TOPIC = "device-thermo"

@@ -15,8 +15,8 @@ from spark.batch_job import BatchJob
 from spark.cli import main
 from spark.decode.streams_file import parse_streams
 from spark.engine.warehouse_folder import only_writer
-from spark.finality.loss_records import REJECTED
 from spark.finality.loss_table import read_losses
+from spark.finality.stream_proofs import REJECTED
 from spark.ingest.reading_starts import append_start, first_start, start_after
 from spark.ingest.seen_table import ENDED_SETTLED_MAX, runs_path, settled_path
 from spark.log.log_table import BatchId, open_log

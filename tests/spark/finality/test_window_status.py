@@ -17,15 +17,16 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from gateway.record_contract import HEARTBEAT_TYPE
-from spark.decode.kafka_records import SET_ASIDE_TYPE
 from spark.decode.loss_bodies import BODY_TYPE, fault
+from spark.decode.record_types import SET_ASIDE_TYPE
 from spark.finality import window_status
 from spark.finality.gateway_states import GatewayEvent, GatewayStates
 from spark.finality.loss_records import losses_in, rejects_as_losses
 from spark.finality.window_status import Evidence, with_status
 from spark.log import sequence_runs
 from spark.log.edge_times import Correction, GatewayBoot
-from spark.log.sequence_runs import Edge, Island, RunKey, islands_as_rows, merge
+from spark.log.edges import Edge
+from spark.log.sequence_runs import Island, RunKey, islands_as_rows, merge
 from tests.support import oracle_status
 from tests.support.oracle_status import QUARANTINE, UNKNOWN_US, Beat, GapRow, Loss, Reading, Site, Waiting
 from tests.support.sizes import size

@@ -42,7 +42,7 @@ from tests.support.spark_records import NOON, kafka_frame, reading, reading_head
 if TYPE_CHECKING:
     from spark.decode.codec_declarations import Streams
     from spark.engine.delta_staging import AppendTable
-    from spark.log.sequence_runs import Edge
+    from spark.log.edges import Edge
 
 # A hundred queries of the guard take their time where the machine is busy.
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted"), pytest.mark.timeout(900)]

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from demo.kafka_broker import Broker
 from spark import batch_job
 from spark.batch_job import BatchJob
-from spark.cli import main
+from spark.cli import FAILED, main
 from spark.engine.session import SHORT_LIVED
 from spark.engine.warehouse_folder import was_copied
 from spark.ingest.warehouse_copy import _forget_caches
@@ -182,7 +182,7 @@ def test_tables_of_several_moments_are_told_and_made_anew(
     _forget_caches(spark)
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
     told = CliRunner().invoke(main, ["maintain", "--warehouse", new_warehouse])
-    assert told.exit_code == 1
+    assert told.exit_code == FAILED
     assert "is of another moment than `log`" in told.output
     assert "`sluice-cloud replay`" in told.output
     made = CliRunner().invoke(main, ["replay", "--warehouse", new_warehouse])

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.log import time_corrections
 from spark.log.edge_times import Clocks, Correction, Moment, clocks
-from spark.log.sequence_runs import Edge
+from spark.log.edges import Edge
 from spark.log.time_corrections import current, retimed
 from tests.support.sizes import size
 from tests.support.spark_records import EPOCH, NOON

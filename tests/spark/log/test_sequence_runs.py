@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
+from spark.log.edges import Edge
 from spark.log.sequence_runs import (
     ISLANDS_MAX,
     ISLANDS_SCHEMA,
     BatchRun,
-    Edge,
     Island,
     SeenRun,
     add,

@@ -27,7 +27,8 @@ from spark.registry.registry_table import (
     retired_gateways,
     table_path,
 )
-from spark.windows.windows_table import WINDOW_S, folded, parts, shown, windowed
+from spark.windows.window_sizes import WINDOW_S
+from spark.windows.windows_table import folded, parts, shown, windowed
 from tests.support import oracle_joins
 from tests.support.join_frames import (
     MINUTE_US,

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from demo.kafka_broker import Broker
-from spark.cli import main
+from spark.cli import FAILED, main
 from spark.commands.ingest_command import held_back_lines
 from spark.log.log_table import open_log
 from spark.source import open_transactions
@@ -109,7 +109,7 @@ def test_records_behind_an_open_transaction_are_reported_and_read_later(
             assert read() == [0, 1, 2]
 
             beyond = await asyncio.to_thread(once)
-            assert beyond.exit_code == 1, beyond.output
+            assert beyond.exit_code == FAILED, beyond.output
             assert f"partition 0 of topic {topic} was read up to offset 3, uncommitted records too." in beyond.output
             await mirror.abort_transaction()
             await send(usual, 3)

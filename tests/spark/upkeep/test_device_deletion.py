@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.batch_job import BatchJob
-from spark.cli import main
+from spark.cli import FAILED, main
 from spark.engine.delta_upkeep import delete_rows
 from spark.engine.warehouse_folder import only_writer
 from spark.ingest.devices_heard import heard_path
@@ -181,7 +181,7 @@ def test_a_device_that_nobody_heard_of_is_not_refused_by_mistake(spark: SparkSes
     BatchJob(spark, new_warehouse)
     command = ["devices", "delete", "4Z", "--namespace", "plant", "--warehouse", new_warehouse, "--yes"]
     mistyped = CliRunner().invoke(main, command)
-    assert mistyped.exit_code == 1
+    assert mistyped.exit_code == FAILED
     assert mistyped.output.startswith("Error: there is nothing of 4Z in namespace plant here: is the name right?")
     assert read_deletions(spark, new_warehouse) == {}
 

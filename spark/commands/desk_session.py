@@ -1,0 +1,108 @@
+"""Opens the tables for one look-up, without Java, and explains an empty answer."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+import click
+
+from spark.commands.answers import Form, beside
+from spark.commands.table_text import time_text
+from spark.desk.asked import Asked, text
+
+if TYPE_CHECKING:
+    from spark.desk.tables import Tables
+
+# Functions import DuckDB and deltalake themselves: the import takes a fifth of a second, and `--help` needs neither.
+SMALL_BYTES = 64_000_000
+"""Bytes of a table up to which all of it is searched for the latest rows."""
+DAY_US = 86_400_000_000
+LATEST_DAYS = (1, 8, 64)
+"""Days before the newest row that are searched for the latest rows, one after the other."""
+
+
+@contextmanager
+def asking(warehouse: str) -> "Iterator[Tables]":
+    """Open a warehouse. What goes wrong with its files is told in a line."""
+    try:
+        import duckdb  # noqa: PLC0415
+        from deltalake.exceptions import DeltaError  # noqa: PLC0415
+
+        from spark.desk import tables  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"the Python package {error.name} is missing: run `pip install '.[desk]'` in Sluice's folder"
+        ) from error
+    try:
+        yield tables.open(warehouse)
+    except (duckdb.IOException, duckdb.OutOfMemoryException, DeltaError, OSError) as error:
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        raise click.ClickException(f"{warehouse} cannot be read: {first}") from error
+    except RuntimeError as error:
+        if not was_interrupted(error):
+            raise
+        raise click.Abort from error
+
+
+def was_interrupted(error: BaseException) -> bool:
+    """True if Ctrl-C has ended a query: DuckDB raises a RuntimeError of its own."""
+    return isinstance(error, KeyboardInterrupt) or str(error) == "Query interrupted"
+
+
+def latest(  # noqa: PLR0913, PLR0917 - the question, and its table
+    tables: "Tables", asked: Asked, limit: int | None, path: str, time: str, rows: Callable[[Asked], str]
+) -> Asked:
+    """Limit a question without a span to the last days of a large table, if they hold `limit` rows and more.
+
+    `path` is the table's, and `time` its column with statistics.
+    """
+    if asked.has_span or limit is None or (tables.source.statistics(path, "sum(size_bytes)") or 0) <= SMALL_BYTES:
+        return asked
+    newest_us = tables.source.statistics(path, f'epoch_us(max("max.{time}"))')
+    for days in LATEST_DAYS if newest_us is not None else ():
+        narrow = replace(asked, since_us=newest_us - days * DAY_US)
+        found = tables.source.rows(f"SELECT count(*) FROM (SELECT 1 FROM ({rows(narrow)}) LIMIT {limit + 1})")
+        if found[0][0] > limit:
+            return narrow
+    return asked
+
+
+def explain_nothing(tables: "Tables", asked: Asked, form: Form, time: str | None, rows: Callable[[Asked], str]) -> None:
+    """Say why an answer has no rows. Raises click.BadParameter for a device or a site that nobody knows."""
+    nearest = [] if time is None else _nearest(tables, asked, form, time, rows)
+    if nearest:
+        beside(f"nothing in this span: {', '.join(nearest)}")
+        return
+    if asked.device is not None:
+        _expect_known(asked.device, "device", tables.devices())
+    if asked.site is not None:
+        _expect_known(asked.site, "site", tables.sites())
+    if asked.has_span:
+        beside("nothing in this span, nor at any other time")
+
+
+def _nearest(tables: "Tables", asked: Asked, form: Form, time: str, rows: Callable[[Asked], str]) -> list[str]:
+    """The times of the last row before a span and of the first row after it, in words."""
+    limits = []
+    if asked.since_us is not None:
+        limits.append((f"max({time})", f"{time} < make_timestamp({asked.since_us})", "last before"))
+    if asked.until_us is not None:
+        limits.append((f"min({time})", f"{time} >= make_timestamp({asked.until_us})", "first after"))
+    anytime = rows(replace(asked, since_us=None, until_us=None)) if limits else ""
+    found = []
+    for figure, condition, words in limits:
+        ((us,),) = tables.source.rows(f"SELECT epoch_us({figure}) FROM ({anytime}) WHERE {condition}")
+        if us is not None:
+            found.append(f"the {words} it is of {time_text(us, form.zone)}")
+    return found
+
+
+def _expect_known(name: str, what: str, known: list[str]) -> None:
+    if name in known:
+        return
+    near = get_close_matches(name, known, 1, 0.5)
+    few = f"; there are {', '.join(known[:5])}{' and others' if len(known) > 5 else ''}" if known else ""
+    told = f". Did you mean {near[0]}?" if near else few
+    raise click.BadParameter(f"there is no {what} {text(name)} here{told}", param_hint=f"--{what}")

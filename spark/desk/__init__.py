@@ -1,0 +1,1 @@
+"""Answers from the tables without Java: deltalake and DuckDB."""

@@ -1,0 +1,59 @@
+"""A question's limits: of which devices, streams, metrics and times an answer is wanted."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The limits of one question. None is no limit. Times are in microseconds since 1970."""
+
+    device: str | None = None
+    site: str | None = None
+    """Site of the registry where the device was at the time."""
+    stream: str | None = None
+    metric: str | None = None
+    since_us: int | None = None
+    until_us: int | None = None
+    """Times from `since_us` to before `until_us`."""
+
+    @property
+    def has_span(self) -> bool:
+        """True if times are limited."""
+        return self.since_us is not None or self.until_us is not None
+
+
+ALL = Asked()
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def microseconds(time: datetime, zone: tzinfo = UTC) -> int:
+    """Microseconds since 1970 of a time. A time without a zone is as clocks in `zone` show it."""
+    return ((time if time.tzinfo else time.replace(tzinfo=zone)) - _EPOCH) // timedelta(microseconds=1)
+
+
+def text(value: str) -> str:
+    """A text as a literal of SQL."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def quoted(name: str) -> str:
+    """A column's name in SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def within(column: str, asked: Asked) -> list[str]:
+    """Conditions on a column of times."""
+    limits = ((">=", asked.since_us), ("<", asked.until_us))
+    return [f"{column} {sign} make_timestamp({us})" for sign, us in limits if us is not None]
+
+
+def equal(asked: Asked, *columns: str) -> list[str]:
+    """Conditions on those of the columns `device`, `site`, `stream` and `metric` that are named."""
+    wanted = {"device": asked.device, "site": asked.site, "stream": asked.stream, "metric": asked.metric}
+    return [f"{name} = {text(value)}" for name in columns if (value := wanted[name]) is not None]
+
+
+def where(conditions: list[str]) -> str:
+    """A WHERE of all conditions; empty without any."""
+    return f"WHERE {' AND '.join(conditions)}" if conditions else ""

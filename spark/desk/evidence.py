@@ -1,0 +1,295 @@
+"""Reads from the tables all evidence that decides which windows are final. `views/evidence` does the same in Spark."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from gateway.record_contract import TIME_ERROR_UNKNOWN_US
+from spark.desk.asked import text
+from spark.desk.delta_source import Source
+from spark.desk.log_views import read_corrections, still_rejected
+from spark.finality.gateway_figures import GatewayFigures, figures_of
+from spark.finality.gateway_states import GatewayState, GatewayStates
+from spark.finality.loss_figures import LossFigures
+from spark.finality.loss_figures import figures_of as loss_figures
+from spark.finality.sequence_gaps import Gap
+from spark.finality.stream_proofs import (
+    LOST_IN_KAFKA,
+    REJECTED,
+    DeviceIsland,
+    DeviceLoss,
+    Sites,
+    StreamProof,
+    device_gaps,
+    stream_proofs,
+)
+from spark.log.edge_times import clocks
+from spark.log.edges import Edge
+from spark.log.lane_sequences import joined
+from spark.log.verdicts import CONFLICT
+
+RUN = ("namespace", "device", "stream", "device_counter", "device_boot")
+"""Columns that name a run of numbers. A table of an earlier release lacks some; they are empty then."""
+REGISTRY_ALSO = {
+    **dict.fromkeys(("namespace", "gateway", "site"), "VARCHAR"),
+    "retired_from": "TIMESTAMP",
+    "registry_version": "VARCHAR",
+    "topics": "VARCHAR[]",
+}
+"""Columns of `gateway_registry`, which may not be there."""
+
+
+class Device(NamedTuple):
+    """A device in one namespace."""
+
+    namespace: str
+    device: str
+
+
+class Loss(NamedTuple):
+    """Readings that are lost: columns of `loss_records.LOSSES_SCHEMA`. `device` is None if nobody can say whose."""
+
+    namespace: str
+    gateway: str
+    device: str | None
+    reason: str
+    size: int
+    device_boot: str | None
+    first_sequence: int | None
+    last_sequence: int | None
+    gateway_boot: str
+    first_boottime_us: int
+    last_boottime_us: int
+    told_us: int
+    told_error_us: int
+    told_boot: str
+    told_boottime_us: int
+
+    def of(self, *, is_its_own: bool) -> DeviceLoss:
+        """The loss as one that may be a device's."""
+        return DeviceLoss(self.gateway, is_its_own, *self[3:])
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All evidence on windows being final, of all devices or of one."""
+
+    states: GatewayStates
+    sites: Sites
+    registry: Mapping[tuple[str, str], tuple[str | None, int | None]]
+    """Site and time of retirement of each registered gateway, by namespace and gateway."""
+    islands: Mapping[Device, list[DeviceIsland]]
+    losses: list[Loss]
+    services: Mapping[Device, set[str]]
+    """All gateways that ever served each device."""
+    heard: Mapping[Device, dict[str, int]]
+    """Event time of each stream's last reading in a window."""
+
+    def gaps(self) -> list[tuple[Device, Gap]]:
+        """The gaps in the numbers of all devices."""
+        return [
+            (device, gap)
+            for device, losses in self._losses().items()
+            for gap in device_gaps(self.sites, device.namespace, self.islands.get(device, ()), losses)
+        ]
+
+    def proofs(self) -> list[tuple[Device, StreamProof]]:
+        """The proofs of all streams of all devices."""
+        return [
+            (device, proof)
+            for device, losses in self._losses().items()
+            for proof in stream_proofs(
+                self.sites,
+                device.namespace,
+                self.islands.get(device, ()),
+                losses,
+                self.services.get(device, ()),
+                self.heard.get(device, {}),
+            )
+        ]
+
+    def loss_figures(self) -> list[LossFigures]:
+        """The figures of all losses."""
+        return [
+            loss_figures(self.sites.clocks, each.namespace, each.device, each.of(is_its_own=each.device is not None))
+            for each in self.losses
+        ]
+
+    def gateways(self) -> list[GatewayFigures]:
+        """The figures of each buffer file of all gateways."""
+        nothing = (None, None)
+        return [
+            figures_of(row, self.sites.clocks, *self.registry.get((row.namespace, row.gateway), nothing))
+            for row in self.states.rows()
+        ]
+
+    def _losses(self) -> dict[Device, list[DeviceLoss]]:
+        """The losses that may be each device's."""
+        own, others = defaultdict(list), defaultdict(list)
+        for loss in self.losses:
+            if loss.device is not None:
+                own[Device(loss.namespace, loss.device)].append(loss.of(is_its_own=True))
+            else:
+                # They may be any device's that the gateway served.
+                others[loss.namespace, loss.gateway].append(loss.of(is_its_own=False))
+        return {
+            device: own.get(device, [])
+            + [
+                loss
+                for gateway in sorted(self.services.get(device, ()))
+                for loss in others.get((device.namespace, gateway), [])
+            ]
+            for device in sorted({*self.islands, *own, *self.services, *self.heard}, key=repr)
+        }
+
+
+def read_evidence(source: Source, warehouse: str, tables: str, device: str | None = None) -> Evidence:
+    """Read the evidence, of one device if it is named. Read it before windows, so that they hold all that it names."""
+    # Gateways first: if a gateway appears meanwhile, only `services` has it, and it counts as not heard yet.
+    states = read_gateways(source, tables)
+    services, heard = _heard(source, tables, device)
+    registry = read_registry(source, warehouse)
+    buffers = defaultdict(list)
+    for row in states.rows():
+        buffers[row.namespace, row.gateway].append(row)
+    islands = _islands(source, tables, device)
+    serving = {(each.namespace, name) for each, names in services.items() for name in names}
+    losses = read_losses(source, tables, serving)
+    return Evidence(
+        states=states,
+        sites=Sites(
+            clocks(read_corrections(source, tables).known, states.boots()),
+            dict(buffers),
+            {gateway: retired_us for gateway, (_, retired_us) in registry.items() if retired_us is not None},
+        ),
+        registry=registry,
+        islands=islands,
+        losses=[
+            loss
+            for loss in losses
+            if device in {None, loss.device} or (loss.device is None and (loss.namespace, loss.gateway) in serving)
+        ],
+        services=services,
+        heard=heard,
+    )
+
+
+def read_gateways(source: Source, tables: str) -> GatewayStates:
+    """Return the last saved states of gateways."""
+    rows = source.rows(f"SELECT namespace, gateway, state FROM ({_states(source, f'{tables}/gateway_states', KEY)})")
+    return GatewayStates(
+        {(namespace, gateway): msgspec.json.decode(state, type=GatewayState) for namespace, gateway, state in rows}
+    )
+
+
+KEY = ("namespace", "gateway")
+
+
+def read_registry(source: Source, warehouse: str) -> dict[tuple[str, str], tuple[str | None, int | None]]:
+    """Return site and time of retirement of each registered gateway."""
+    table = source.table(f"{warehouse}/gateway_registry", REGISTRY_ALSO)
+    rows = source.rows(f"SELECT namespace, gateway, site, epoch_us(retired_from) FROM ({table})")
+    return {(namespace, gateway): (site, retired_us) for namespace, gateway, site, retired_us in rows}
+
+
+def read_losses(source: Source, tables: str, gateways: Iterable[tuple[str, str]]) -> list[Loss]:
+    """Return what gateways told of, what is in the quarantine, and what Kafka deleted unread of these gateways."""
+    names = ", ".join("count" if name == "size" else name for name in Loss._fields)
+    table = source.table(f"{tables}/losses")
+    # Of copies of a record, the copy with the smallest bound of its time counts.
+    surest = f"""SELECT {names} FROM ({table}) QUALIFY row_number() OVER (
+        PARTITION BY ce_id ORDER BY told_error_us NULLS FIRST, told_us NULLS FIRST) = 1"""
+    losses = [Loss(*row) for row in source.rows(surest)]
+    return losses + _rejects(source, tables) + _lost_in_kafka(source, tables, gateways)
+
+
+def _rejects(source: Source, tables: str) -> list[Loss]:
+    """Rejects with a number, a row for each range of numbers."""
+    newest = "ORDER BY boot_time_us DESC NULLS LAST, event_time DESC NULLS LAST, time_error_us DESC NULLS LAST"
+    numbers = f"""SELECT namespace, device, stream, device_counter, device_boot, gateway, gateway_boot,
+            list(DISTINCT device_sequence), min(boot_time_us), max(boot_time_us),
+            first(epoch_us(event_time) {newest}), first(time_error_us {newest})
+        FROM ({still_rejected(source, tables)})
+        WHERE NOT starts_with(reject_reason, '{CONFLICT}') AND ce_id IS NOT NULL AND device_sequence IS NOT NULL
+            AND device IS NOT NULL
+        GROUP BY ALL"""
+    found = []
+    for row in source.rows(numbers):
+        namespace, device, _, _, boot, gateway, gateway_boot, sequences, from_us, to_us, told_us, error_us = row
+        for first, last in joined((number, number) for number in sequences):
+            found.append(
+                Loss(
+                    *(namespace, gateway, device, REJECTED, last - first + 1, boot, first, last),
+                    *(gateway_boot, from_us, to_us, told_us),
+                    *(TIME_ERROR_UNKNOWN_US if error_us is None else error_us, gateway_boot, to_us),
+                )
+            )
+    return found
+
+
+def _lost_in_kafka(source: Source, tables: str, gateways: Iterable[tuple[str, str]]) -> list[Loss]:
+    """Records that Kafka deleted unread, as a loss of each gateway: nobody knows whose they were, nor their times."""
+    path = f"{tables}/reading_starts"
+    table = source.table(path, {"at_us": "BIGINT", "losses": "INTEGER[]"} if not source.columns(path) else None)
+    starts = source.rows(f"SELECT at_us FROM ({table}) WHERE len(losses) > 0")
+    return [
+        # No real boot has this name, so nothing is known of its clock.
+        Loss(*gateway, None, LOST_IN_KAFKA, 0, None, None, None, "-", 0, 0, at_us, 0, "", 0)
+        for gateway in sorted(set(gateways))
+        for (at_us,) in starts
+    ]
+
+
+def _heard(
+    source: Source, tables: str, device: str | None
+) -> tuple[dict[Device, set[str]], dict[Device, dict[str, int]]]:
+    table = _states(source, f"{tables}/devices_heard", ("namespace", "device", "stream"))
+    query = f"SELECT namespace, device, stream, gateways, last_us FROM ({table}){_of(device)}"
+    services: dict[Device, set[str]] = defaultdict(set)
+    heard: dict[Device, dict[str, int]] = defaultdict(dict)
+    for namespace, name, stream, gateways, last_us in source.rows(query):
+        key = Device(namespace, name)
+        services[key].update(gateways)
+        if last_us is not None:
+            heard[key][stream] = max(last_us, heard[key].get(stream, last_us))
+    return dict(services), dict(heard)
+
+
+def _islands(source: Source, tables: str, device: str | None) -> dict[Device, list[DeviceIsland]]:
+    """All islands of numbers. `device_runs` is read first: an island is in `settled_islands` before it leaves it."""
+    runs = ", ".join(RUN)
+    states = _states(source, f"{tables}/device_runs", RUN)
+    in_memory = f"SELECT {runs}, unnest(islands, max_depth := 2) FROM ({states}){_of(device)}"
+    path = f"{tables}/settled_islands"
+    queries = [in_memory]
+    if source.columns(path):
+        queries.append(f"SELECT * FROM ({_named(source, path, RUN)}){_of(device)}")
+    edges = [f"{end}_edge.{name}" for end in ("first", "last") for name in Edge._fields]
+    found: dict[Device, list[DeviceIsland]] = defaultdict(list)
+    for query in queries:
+        shown = f"SELECT {runs}, first, last, {', '.join(edges)} FROM ({query})"
+        for namespace, name, stream, counter, boot, first, last, *ends in source.rows(shown):
+            first_edge, last_edge = Edge(*ends[: len(Edge._fields)]), Edge(*ends[len(Edge._fields) :])
+            found[Device(namespace, name)].append(
+                DeviceIsland(stream, counter, boot, first, last, first_edge, last_edge)
+            )
+    return dict(found)
+
+
+def _of(device: str | None) -> str:
+    return "" if device is None else f" WHERE device = {text(device)}"
+
+
+def _states(source: Source, path: str, key: tuple[str, ...]) -> str:
+    """Return the last saved states of a table, a row for each key."""
+    return f"""SELECT * FROM ({_named(source, path, key)})
+        QUALIFY row_number() OVER (PARTITION BY {", ".join(key)} ORDER BY ordinal DESC) = 1"""
+
+
+def _named(source: Source, path: str, key: tuple[str, ...]) -> str:
+    """A table whose key has no nulls: a part that an earlier release did not write is empty."""
+    table = source.table(path, dict.fromkeys(key, "VARCHAR"))
+    return f"SELECT * REPLACE ({', '.join(f'''coalesce({name}, '') AS {name}''' for name in key)}) FROM ({table})"

@@ -1,0 +1,77 @@
+"""Delta tables as DuckDB reads them: every row of now, and no file that cannot hold an answer."""
+
+from pathlib import Path
+
+import duckdb
+import pytest
+from deltalake import DeltaTable, Field, write_deltalake
+
+from spark.desk.delta_source import Source
+
+
+def append(path: Path, rows: str) -> None:
+    """Append rows to a table, as one file."""
+    with duckdb.connect() as db:
+        write_deltalake(path.as_uri(), db.sql(f"SELECT * FROM (VALUES {rows}) AS t(device, n)"), mode="append")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Two files, of one device each."""
+    path = tmp_path / "table"
+    append(path, "('board-1', 1), ('board-1', 2)")
+    append(path, "('wifi-7', 3)")
+    return path
+
+
+def test_a_table_is_read_as_it_is_at_the_call(table: Path) -> None:
+    source = Source()
+    before = source.table(str(table))
+    append(table, "('wifi-7', 4)")
+    assert sorted(source.rows(f"SELECT n FROM ({before})")) == [(1,), (2,), (3,)]
+    assert sorted(source.rows(f"SELECT n FROM ({source.table(str(table))})")) == [(1,), (2,), (3,), (4,)]
+
+
+def test_a_column_that_came_later_is_null_in_older_files(table: Path) -> None:
+    DeltaTable(table).alter.add_columns(Field("doubt", "string"))  # type: ignore[arg-type]
+    source = Source()
+    assert source.rows(f"SELECT DISTINCT doubt FROM ({source.table(str(table))})") == [(None,)]
+    also = source.table(str(table), {"counter": "VARCHAR"})
+    assert source.rows(f"SELECT n, doubt, counter FROM ({also}) WHERE n = 3") == [(3, None, None)]
+
+
+def test_a_file_that_cannot_hold_an_answer_is_not_opened(table: Path) -> None:
+    source = Source()
+    (excluded,) = [
+        path for path in DeltaTable(table).file_uris() if "wifi-7" in Path(path).read_bytes().decode("latin1")
+    ]
+    Path(excluded).unlink()
+    chosen = source.table(str(table), files="\"min.device\" <= 'board-1' AND \"max.device\" >= 'board-1'")
+    assert sorted(source.rows(f"SELECT n FROM ({chosen})")) == [(1,), (2,)]
+    none = source.table(str(table), files='"min.n" > 9')
+    assert source.rows(f"SELECT n FROM ({none})") == []
+
+
+def test_without_a_statistic_every_file_is_read(table: Path) -> None:
+    source = Source()
+    chosen = source.table(str(table), files="\"min.site\" = 'north'")
+    assert len(source.rows(f"SELECT n FROM ({chosen})")) == 3
+    assert source.statistics(str(table), 'max("max.n")') == 3
+    assert source.statistics(str(table), 'max("max.site")') is None
+
+
+def test_where_there_is_no_table_there_are_columns_without_rows(tmp_path: Path) -> None:
+    source = Source()
+    nothing = source.table(str(tmp_path / "none"), {"device": "VARCHAR", "at": "TIMESTAMP"})
+    relation = source.db.sql(nothing)
+    assert (relation.columns, relation.fetchall()) == (["device", "at"], [])
+
+
+@pytest.mark.parametrize("name", ["it's", "*", "what?", "two words", "site=north"])
+def test_no_character_of_a_path_means_anything(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name / "table"
+    append(path, "('board-1', 1)")
+    append(tmp_path / "other" / "table", "('board-2', 2)")
+    source = Source()
+    for files in (None, '"min.n" < 9'):
+        assert source.rows(f"SELECT device FROM ({source.table(str(path), files=files)})") == [("board-1",)]
