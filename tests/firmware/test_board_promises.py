@@ -11,7 +11,7 @@ import random
 import signal
 import struct
 import zlib
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from itertools import cycle
 from pathlib import Path
@@ -24,6 +24,7 @@ from sluice_sim.avr_board import RefusedError
 from sluice_sim.avr_faults import Build, FaultRate, schedule
 from tests.support.board_scene import known, scene
 from tests.support.gateways import header
+from tests.support.kill_loop import stalling
 from tests.support.sizes import SEED, size
 
 pytestmark = [pytest.mark.avr, pytest.mark.kafka]
@@ -115,10 +116,12 @@ async def test_the_gateway_is_killed_while_frames_are_in_flight(tmp_path: Path, 
         await bench.switch_on(size(1, 2), "w", options=bench.on_mqtt())
         await bench.until_acknowledged(5)
         draw = random.Random(9)  # noqa: S311 - repeatable
-        for _ in range(KILLS):
+        for number in range(KILLS):
             await bench.until_direct()
-            await asyncio.sleep(draw.uniform(0.0, 1.5))
-            bench.end_gateway()
+            # In every second turn Kafka is slow, so that the disk gets some of the frames.
+            async with stalling(kafka, draw) if number % 2 else nullcontext():
+                await asyncio.sleep(draw.uniform(0.0, 1.5))
+                bench.end_gateway()
             await bench.start_gateway()
         await bench.until_acknowledged(60)
         account = await bench.finish()

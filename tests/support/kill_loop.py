@@ -229,7 +229,7 @@ def kill_loop(cycles: int, directory: Path, seconds_per_cycle: float, broker: Br
 
 
 @asynccontextmanager
-async def _stalling(broker: Broker, chance: random.Random) -> AsyncIterator[None]:
+async def stalling(broker: Broker, chance: random.Random) -> AsyncIterator[None]:
     """Let a broker stand still again and again: it has what it was sent, or not, and does not answer."""
 
     async def stall() -> None:
@@ -280,7 +280,7 @@ async def _kill_loop(
                         await asyncio.to_thread(wait_for_port, port, daemon)
                         until_kill = asyncio.sleep(chance.uniform(0, seconds_per_cycle))
                         if broker is not None and cycle % 2:
-                            async with _stalling(broker, chance):
+                            async with stalling(broker, chance):
                                 await until_kill
                         else:
                             await until_kill

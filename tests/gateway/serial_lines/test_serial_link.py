@@ -283,9 +283,16 @@ def test_what_nobody_knows_after_a_crash_is_not_surely_lost_until_new_samples_co
         Lost("attic", "7-1a2b3c4d", 51, 69, is_sure=False),
     ]
     # An earlier link may have acknowledged 73, and the sensor let it go.
-    assert send(link, data(74, 74))[:2] == [
+    *losses, received = send(link, data(74, 74))
+    assert losses == [
         Lost("attic", "7-1a2b3c4d", 70, 71, is_sure=False),
         Lost("attic", "7-1a2b3c4d", 73, 73, is_sure=False),
+    ]
+    link.stored(only([received]))
+    # From 134 on it gives its samples to this link first.
+    assert send(link, data(150, 140))[:2] == [
+        Lost("attic", "7-1a2b3c4d", 75, 133, is_sure=False),
+        Lost("attic", "7-1a2b3c4d", 134, 139),
     ]
     link, event = identified(replace(HELLO, oldest=76, next=180))
     # By now the buffer knows all from 134 on.

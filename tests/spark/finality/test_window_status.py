@@ -306,6 +306,7 @@ def test_numbers_of_a_loss_that_nobody_could_count_are_lost_once_no_gateway_has_
         "others are missing too": Site(holey_before, perhaps, past),
         "others were counted": Site(holey_before, [*perhaps, counted], past),
         "not enough were counted": Site(holey_before, [*perhaps, counted._replace(lost=1)], past),
+        "of which counter is not told": Site([*HOLEY, HOLEY[50]._replace(stream=POWER)], perhaps, past),
     }
     missing = ("provisional", "sequence", "readings 99 to 104 of boot 7-1a2b are missing")
     lost = ("complete_with_loss", "watermark", "readings of about this time were lost: sensor-ring-overflow")
@@ -317,6 +318,7 @@ def test_numbers_of_a_loss_that_nobody_could_count_are_lost_once_no_gateway_has_
         "others are missing too": missing,
         "others were counted": lost,
         "not enough were counted": missing,
+        "of which counter is not told": (*missing[:2], "readings 101 to 104 of boot 7-1a2b are missing"),
     }
     found = gap_rows(evidence_of(spark, sites))
     assert [gap.explained for gap in found["no gateway has them"]] == [True]
