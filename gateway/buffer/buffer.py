@@ -342,6 +342,8 @@ class Buffer:
         """
 
         def move(file: BufferFile) -> None:
+            # Only rows of the file can be deleted, and some of these may be in the front.
+            file.write_front()
             file.insert_judged(reports)
             for span in spans_of(refused):
                 file.deletion.delete_whole(span)

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from tests.bench.context import Bench, say
@@ -16,7 +17,7 @@ from tests.bench.peers import FILTER
 from tests.bench.processes import NotMeasuredError, gateway, write_gateway
 from tests.bench.report import Result
 from tests.support import mqtt_fuzz
-from tests.support.kill_loop import KINDS, kill_loop
+from tests.support.kill_loop import KINDS, kill_loop, stalling
 from tests.support.mosquitto import Mosquitto
 
 KILL_ROUNDS = 4
@@ -40,13 +41,14 @@ async def kill(bench: Bench) -> list[Result]:
     Kafka is slow at every second kill.
     """
     cycles = bench.pick(50, 2)
+    trouble = partial(stalling, bench.kafka)
     acknowledged: Counter[str] = Counter()
     missing: Counter[str] = Counter()
     duplicates: Counter[str] = Counter()
     for seed in range(1, KILL_ROUNDS + 1):
         directory = bench.directory / "kill" / str(seed)
         directory.mkdir(parents=True)
-        outcome = await asyncio.to_thread(kill_loop, cycles, directory, 1.0, bench.kafka, seed)
+        outcome = await asyncio.to_thread(kill_loop, cycles, directory, 1.0, bench.kafka.bootstrap, seed, trouble)
         say(f"kill: seed {seed}: {outcome}")
         acknowledged.update(outcome.acknowledged)
         missing.update(outcome.missing)

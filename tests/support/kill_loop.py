@@ -11,11 +11,13 @@ import signal
 import sqlite3
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from aiokafka.errors import UnknownTopicOrPartitionError
 
 from demo.kafka_broker import Broker
 from tests.support.gateways import (
@@ -27,6 +29,7 @@ from tests.support.gateways import (
     wait_for_port,
     write_config,
 )
+from tests.support.kafka_admin import alter_topic
 from tests.support.waiting import patience
 
 Kind = Literal["qos1-sequence", "qos2", "qos1"]
@@ -219,25 +222,36 @@ async def _converse(
         await asyncio.sleep(PAUSE_S)
 
 
-def kill_loop(cycles: int, directory: Path, seconds_per_cycle: float, broker: Broker | None, seed: int) -> KillOutcome:
+Trouble = Callable[[random.Random], AbstractAsyncContextManager[None]]
+"""Something that happens to Kafka for a while."""
+
+
+def kill_loop(  # noqa: PLR0913, PLR0917 - what a loop differs by
+    cycles: int,
+    directory: Path,
+    seconds_per_cycle: float,
+    bootstrap: str | None,
+    seed: int,
+    trouble: Trouble | None = None,
+) -> KillOutcome:
     """Start the daemon so often, and end it by `kill -9` after up to `seconds_per_cycle` under load.
 
-    With a broker, what counts is what stands there in the end, and the broker is slow in every second cycle. Without,
-    what counts is what stands in the buffer. Raises TimeoutError where the sensors cannot finish at the end.
+    With a broker, what counts is what stands there in the end, and it has trouble in every second cycle. Without, what
+    counts is what stands in the buffer. Raises TimeoutError where the sensors cannot finish at the end.
     """
-    return asyncio.run(_kill_loop(cycles, directory, seconds_per_cycle, broker, seed))
+    return asyncio.run(_kill_loop(cycles, directory, seconds_per_cycle, bootstrap, seed, trouble))
 
 
 @asynccontextmanager
-async def stalling(broker: Broker, chance: random.Random) -> AsyncIterator[None]:
+async def stalling(broker: Broker, chance: random.Random, stall_s: float = STALL_S) -> AsyncIterator[None]:
     """Let a broker stand still again and again: it has what it was sent, or not, and does not answer."""
 
     async def stall() -> None:
         while True:
             broker.process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(chance.uniform(0, STALL_S))
+            await asyncio.sleep(chance.uniform(0, stall_s))
             broker.process.send_signal(signal.SIGCONT)
-            await asyncio.sleep(chance.uniform(0, STALL_S))
+            await asyncio.sleep(chance.uniform(0, stall_s))
 
     stalls = asyncio.create_task(stall())
     try:
@@ -248,15 +262,42 @@ async def stalling(broker: Broker, chance: random.Random) -> AsyncIterator[None]
         broker.process.send_signal(signal.SIGCONT)
 
 
-async def _kill_loop(
-    cycles: int, directory: Path, seconds_per_cycle: float, broker: Broker | None, seed: int
+@asynccontextmanager
+async def paused(process: subprocess.Popen[bytes], _: random.Random) -> AsyncIterator[None]:
+    """Let a node stand still. After a while the others miss it, and partitions that it alone holds have no leader."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+@asynccontextmanager
+async def set_otherwise(
+    bootstrap: str, topic: str, chance: random.Random, **values: tuple[str, str]
+) -> AsyncIterator[None]:
+    """Give a topic's settings wrong values after a moment, and then the right ones."""
+
+    async def alter(which: int) -> None:
+        with suppress(UnknownTopicOrPartitionError):
+            await alter_topic(bootstrap, topic, **{name: both[which] for name, both in values.items()})
+
+    await asyncio.sleep(chance.uniform(0, 1))
+    await alter(0)
+    try:
+        yield
+    finally:
+        await alter(1)
+
+
+async def _kill_loop(  # noqa: PLR0913, PLR0917
+    cycles: int, directory: Path, seconds_per_cycle: float, bootstrap: str | None, seed: int, trouble: Trouble | None
 ) -> KillOutcome:
-    bootstrap = None if broker is None else broker.bootstrap
     direct = 0
     chance = random.Random(seed)  # noqa: S311 - repeatable is the point
     port = free_port()
     config = write_config(directory, bootstrap or UNREACHABLE, port, f"kill{seed}")
-    if broker is None:
+    if bootstrap is None:
         # Each exchange of QoS 2 has two commits.
         config.write_text(config.read_text().replace("[buffer]", "[buffer]\ncommit_delay_ms = 0"))
     sensors = [LedgerSensor(kind, f"{kind}-{number}") for kind in KINDS for number in range(SENSORS_PER_KIND)]
@@ -278,12 +319,9 @@ async def _kill_loop(
                         await asyncio.sleep(chance.uniform(0, 2 * READY_S))
                     else:
                         await asyncio.to_thread(wait_for_port, port, daemon)
-                        until_kill = asyncio.sleep(chance.uniform(0, seconds_per_cycle))
-                        if broker is not None and cycle % 2:
-                            async with stalling(broker, chance):
-                                await until_kill
-                        else:
-                            await until_kill
+                        until_kill_s = chance.uniform(0, seconds_per_cycle)
+                        async with trouble(chance) if trouble is not None and cycle % 2 else nullcontext():
+                            await asyncio.sleep(until_kill_s)
                         direct += await asyncio.to_thread(_is_direct, config)
                     daemon.send_signal(signal.SIGKILL)
                     await asyncio.to_thread(daemon.wait)
@@ -291,7 +329,7 @@ async def _kill_loop(
                 finishing.set()
                 await _finished(sensors)
             if bootstrap is not None:
-                await _drained(config)
+                await drained(config)
         finally:
             if daemon is not None and daemon.poll() is None:
                 daemon.send_signal(signal.SIGTERM)
@@ -316,10 +354,17 @@ async def _finished(sensors: Sequence[LedgerSensor]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def _drained(config: Path) -> None:
-    async with asyncio.timeout(120):
-        while _in_buffer(config.with_name("buffer.db")):
+async def drained(config: Path) -> None:
+    """Wait until no reading waits, nor is in the quarantine because of a topic that takes it by now."""
+    async with asyncio.timeout(patience(120)):
+        while _in_buffer(config.with_name("buffer.db")) or _quarantined(config.with_name("buffer.db")):
             await asyncio.sleep(0.5)
+
+
+def _quarantined(path: Path) -> int:
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM quarantine").fetchone()
+        return int(count)
 
 
 def _in_buffer(path: Path) -> Counter[tuple[str, int]]:

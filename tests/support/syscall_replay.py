@@ -1,28 +1,33 @@
-"""Records what the unmodified daemon writes, syncs and sends, by strace; plays back what a card held at any moment."""
+"""Records what the unmodified daemon writes, syncs, sends and hears, by strace; plays back what a card held then."""
 
 import asyncio
 import json
 import random
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
+from demo.kafka_broker import Broker
 from gateway.buffer.file import BufferFile
 from gateway.clock.gateway_clock import BootClock
 from gateway.settings import BufferSettings
-from tests.support.gateways import SLUICE, free_port, wait_for_port, write_config
-from tests.support.kill_loop import KINDS, UNREACHABLE, LedgerSensor
+from tests.support.gateways import SLUICE, consume, daemon, free_port, wait_for_port, write_config
+from tests.support.kafka_wire import ProducerTalk, Reading
+from tests.support.kill_loop import KINDS, UNREACHABLE, LedgerSensor, drained, stalling
 from tests.support.power_cut_vfs import CardContents, Survival
 
-CALLS = "pwrite64,write,fsync,fdatasync,ftruncate,fallocate,unlink,sendto,sendmsg"
+CALLS = "pwrite64,write,fsync,fdatasync,ftruncate,fallocate,unlink,sendto,sendmsg,recvfrom"
+TOPICS = "recorded"
+"""Prefix of the topics in Kafka."""
 PAUSE_S = 0.02
 MEMORY = Path("/dev/shm")  # noqa: S108 - where a sync costs nothing
 SURVIVALS: tuple[Survival, ...] = get_args(Survival)
@@ -33,20 +38,22 @@ _RESUMED = re.compile(r"(?P<pid>\d+) +<\.\.\. (?P<name>\w+) resumed>.*\) += (?P<
 _RESULT = re.compile(r"\) += (?P<result>-?\d+)[^\"]*$")
 _DESCRIPTOR = re.compile(r"\d+<(?P<target>TCP:\[[^\]]*\]|[^>]*)>")
 _STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
-_CLIENT_PORT = re.compile(r"TCP:\[[^\]]*->[^\]]*:(?P<port>\d+)\]")
+_CONNECTION = re.compile(r"TCP:\[127\.0\.0\.1:(?P<own>\d+)->127\.0\.0\.1:(?P<peer>\d+)\]")
 _NUMBERS = re.compile(r", (\d+)(?=[,) ])")
 
-Act = Literal["write", "truncate", "grow", "sync", "delete", "send"]
+Act = Literal["write", "truncate", "grow", "sync", "delete", "send", "ask", "hear"]
+"""The last two are of Kafka."""
+AT_END: tuple[Act, ...] = ("sync", "hear")
 
 
 @dataclass(slots=True)
 class Step:
-    """One system call: a write counts from its beginning, as does a send; a sync from its end."""
+    """One system call: what goes out counts from its beginning; a sync, and what Kafka says, from its end."""
 
     act: Act
     path: str = ""
     port: int = 0
-    """Port of the client that a send goes to."""
+    """Port of the client that a send goes to, or the daemon's own port of a connection with Kafka."""
     offset: int = 0
     """In the file; of a truncation, the size."""
     data: bytes = b""
@@ -71,9 +78,13 @@ class ReplayOutcome:
     acknowledged: int
     """In the whole record."""
     missing: int
-    """Acknowledged before a moment and not on the card after it, over all moments."""
+    """Acknowledged before a moment, and neither on the card after it nor acknowledged by Kafka, over all moments."""
     duplicates: int
     corrupt: int
+    kafka_alone: int
+    """Acknowledged before a moment, and not on the card after it, over all moments."""
+    unsent: int
+    """Acknowledged before a moment, and not in Kafka after a start, over the moments that one followed."""
 
 
 def strace_refusal() -> str | None:
@@ -106,26 +117,34 @@ def traced_daemon(config: Path, port: int, *options: str) -> Iterator[int]:
             strace.wait(30)
 
 
-def record(directory: Path, seconds: float) -> Record:
-    """Let a daemon serve a sensor of each kind for so long, and write down what it does to its disk and its sockets."""
+def record(directory: Path, seconds: float, broker: Broker | None = None) -> Record:
+    """Let a daemon serve a sensor of each kind for so long, and write down what it does to its disk and its sockets.
+
+    A broker answers at once, or late.
+    """
     port = free_port()
-    config = write_config(directory, UNREACHABLE, port, "recorded")
+    config = write_config(directory, UNREACHABLE if broker is None else broker.bootstrap, port, TOPICS)
     # A small buffer, whose WAL is begun anew every few commits.
     small = "[buffer]\nbytes_max = 1000000\nfair_from = 1\ncommit_delay_ms = 0"
-    config.write_text(config.read_text().replace("[buffer]", small))
+    readable = '[kafka]\ncompression = "none"'
+    config.write_text(config.read_text().replace("[buffer]", small).replace("[kafka]", readable))
     trace = directory / "trace"
     recorded = Record(directory, sensors=[LedgerSensor(kind, kind, window=5) for kind in KINDS])
     options = ("--seccomp-bpf", "-yy", "-xx", "-s", "2000000", "-o", str(trace), "-e", f"trace={CALLS}")
     with traced_daemon(config, port, *options):
-        asyncio.run(_serve(recorded, port, seconds))
-    recorded.steps = list(_steps(trace, str(directory / "buffer.db"), port))
+        asyncio.run(_serve(recorded, port, seconds, broker))
+    brokers_port = None if broker is None else broker.port
+    recorded.steps = list(_steps(trace, _Endpoints(str(directory / "buffer.db"), port, brokers_port)))
     return recorded
 
 
-async def _serve(recorded: Record, port: int, seconds: float) -> None:
+async def _serve(recorded: Record, port: int, seconds: float, broker: Broker | None) -> None:
     async with asyncio.timeout(seconds + 20), asyncio.TaskGroup() as tasks:
-        for sensor in recorded.sensors:
-            tasks.create_task(_converse(recorded, sensor, port, seconds))
+        serving = [tasks.create_task(_converse(recorded, sensor, port, seconds)) for sensor in recorded.sensors]
+        if broker is not None:
+            await asyncio.sleep(seconds / 2)
+            async with stalling(broker, random.Random(1)):  # noqa: S311
+                await asyncio.wait(serving)
 
 
 async def _converse(recorded: Record, sensor: LedgerSensor, port: int, seconds: float) -> None:
@@ -145,8 +164,17 @@ async def _converse(recorded: Record, sensor: LedgerSensor, port: int, seconds: 
     writer.transport.abort()
 
 
-def _steps(trace: Path, buffer_path: str, listening_port: int) -> Iterator[Step]:
-    """Lines of strace about the buffer's files or the listener's connections, in order."""
+@dataclass(frozen=True, slots=True)
+class _Endpoints:
+    """The files and sockets that matter."""
+
+    buffer_path: str
+    listening_port: int
+    brokers_port: int | None
+
+
+def _steps(trace: Path, of: _Endpoints) -> Iterator[Step]:
+    """Lines of strace about the buffer's files, the listener's connections or those with Kafka, in order."""
     steps: list[Step] = []
     begun: dict[str, Step] = {}
     with trace.open() as lines:
@@ -156,17 +184,18 @@ def _steps(trace: Path, buffer_path: str, listening_port: int) -> Iterator[Step]
                 step = begun.pop(resumed["pid"], None)
                 if step is not None:
                     step.result = int(resumed["result"])
-                    if step.act == "sync":
+                    if step.act in AT_END:
+                        step.data = _decoded(line)
                         steps.append(step)
                 continue
             started = _LINE.match(line)
-            step = None if started is None else _step(started["name"], started["rest"], buffer_path, listening_port)
+            step = None if started is None else _step(started["name"], started["rest"], of)
             if step is None or started is None:
                 continue
             result = _RESULT.search(line)
             if result is None:
                 begun[started["pid"]] = step
-                if step.act == "sync":
+                if step.act in AT_END:
                     continue
             else:
                 step.result = int(result["result"])
@@ -174,19 +203,23 @@ def _steps(trace: Path, buffer_path: str, listening_port: int) -> Iterator[Step]
     return (step for step in steps if step.result >= 0)
 
 
-def _step(name: str, rest: str, buffer_path: str, listening_port: int) -> Step | None:
+def _step(name: str, rest: str, of: _Endpoints) -> Step | None:
     found = _DESCRIPTOR.match(rest)
     if name == "unlink":
-        return _file_step(name, _decoded(rest).decode(), rest, buffer_path)
+        return _file_step(name, _decoded(rest).decode(), rest, of.buffer_path)
     if found is None:
         return None
     target = found["target"]
-    client = _CLIENT_PORT.match(target)
-    if client is not None and target.startswith(f"TCP:[127.0.0.1:{listening_port}->"):
-        return Step("send", port=int(client["port"]), data=_decoded(rest))
-    if target.startswith("\\x"):
+    connection = _CONNECTION.match(target)
+    if connection is not None:
+        own, peer, sends = int(connection["own"]), int(connection["peer"]), name != "recvfrom"
+        if own == of.listening_port and sends:
+            return Step("send", port=peer, data=_decoded(rest))
+        if peer == of.brokers_port:
+            return Step("ask" if sends else "hear", port=own, data=_decoded(rest))
+    elif target.startswith("\\x"):
         path = bytes.fromhex(target.replace("\\x", "")).decode()
-        return _file_step(name, path, rest[found.end() :], buffer_path)
+        return _file_step(name, path, rest[found.end() :], of.buffer_path)
     return None
 
 
@@ -218,10 +251,13 @@ def _decoded(rest: str) -> bytes:
     return b"".join(bytes.fromhex(text.replace("\\x", "")) for text in _STRING.findall(rest))
 
 
-def replay(recorded: Record, moments: int, seed: int, *, heed_syncs: bool = True) -> ReplayOutcome:
+def replay(  # noqa: PLR0913
+    recorded: Record, moments: int, seed: int, *, heed_syncs: bool = True, broker: Broker | None = None, starts: int = 0
+) -> ReplayOutcome:
     """Cut the power at so many moments: before and after syncs, and anywhere in between; count what is missing.
 
-    Without `heed_syncs` nothing counts as synced: the replay must then find that something is missing.
+    Without `heed_syncs` nothing counts as synced: the replay must then find that something is missing. After `starts`
+    of the cuts, the daemon starts with the card, and the broker that the record was made with.
     """
     chance = random.Random(seed)  # noqa: S311 - repeatable is the point
     syncs = [number for number, step in enumerate(recorded.steps) if step.act == "sync"]
@@ -230,28 +266,61 @@ def replay(recorded: Record, moments: int, seed: int, *, heed_syncs: bool = True
     around = [*syncs, *(number + 1 for number in syncs), *sends]
     chosen = set(chance.sample(around, min(len(around), moments * 2 // 3)))
     chosen |= {chance.randrange(len(recorded.steps)) for _ in range(moments - len(chosen))} | {len(recorded.steps)}
-    card = CardContents()
-    acknowledged: set[tuple[str, int]] = set()
-    missing = duplicates = corrupt = 0
+    followed = set(chance.sample(sorted(chosen), starts))
+    moment = _Moment()
+    missing = duplicates = corrupt = kafka_alone = unsent = 0
     for number in range(len(recorded.steps) + 1):
         if number in chosen:
             with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as image:
-                card.image(Path(image, "card"), chance, chance.choice(SURVIVALS))
+                moment.card.image(Path(image, "card"), chance, chance.choice(SURVIVALS))
+                if number in followed and broker is not None:
+                    shutil.copytree(Path(image, "card"), Path(image, "started"))
+                    sent = asyncio.run(_sent_after_start(Path(image, "started"), broker))
+                    unsent += len(moment.acknowledged - moment.in_kafka - sent)
                 try:
                     found = _found(Path(image, "card"))
                 except Exception:  # noqa: BLE001 - however it says that it cannot use the card
                     corrupt += 1
                 else:
-                    missing += len(acknowledged - set(found))
+                    kafka_alone += len(moment.acknowledged - set(found))
+                    missing += len(moment.acknowledged - set(found) - moment.in_kafka)
                     duplicates += sum(count > 1 for count in found.values())
         if number < len(recorded.steps):
-            _play(recorded, card, recorded.steps[number], acknowledged, heed_syncs=heed_syncs)
-    return ReplayOutcome(len(chosen), len(syncs), len(acknowledged), missing, duplicates, corrupt)
+            _play(recorded, moment, recorded.steps[number], heed_syncs=heed_syncs)
+    return ReplayOutcome(
+        len(chosen), len(syncs), len(moment.acknowledged), missing, duplicates, corrupt, kafka_alone, unsent
+    )
 
 
-def _play(
-    recorded: Record, card: CardContents, step: Step, acknowledged: set[tuple[str, int]], *, heed_syncs: bool
-) -> None:
+@dataclass(slots=True)
+class _Moment:
+    """What was so at a moment of a record."""
+
+    card: CardContents = field(default_factory=CardContents)
+    acknowledged: set[Reading] = field(default_factory=set)
+    """What sensors were told."""
+    in_kafka: set[Reading] = field(default_factory=set)
+    """What the daemon was told by Kafka."""
+    talks: defaultdict[int, ProducerTalk] = field(default_factory=lambda: defaultdict(ProducerTalk))
+
+
+async def _sent_after_start(card: Path, broker: Broker) -> set[Reading]:
+    """Start the daemon with a card, and return the readings that it then sends to Kafka."""
+    topics = [f"{TOPICS}-{kind}" for kind in KINDS]
+    before = Counter((record.topic, record.partition) for record in await consume(broker.bootstrap, *topics))
+    port = free_port()
+    config = write_config(card, broker.bootstrap, port, TOPICS)
+    with daemon(config, port):
+        await drained(config)
+    return {
+        (record.key.decode(), int(json.loads(record.value)["n"]))
+        for record in await consume(broker.bootstrap, *topics)
+        if record.offset >= before[record.topic, record.partition]
+    }
+
+
+def _play(recorded: Record, moment: _Moment, step: Step, *, heed_syncs: bool) -> None:
+    card = moment.card
     match step.act:
         case "write":
             card.opened(step.path).pending.append((step.offset, step.data[: step.result]))
@@ -268,7 +337,11 @@ def _play(
                 card.synced(step.path)
         case "send" if step.port in recorded.ports:
             sensor = recorded.ports[step.port]
-            acknowledged |= {(sensor.device, number) for number in _acknowledged(step.data[: step.result])}
+            moment.acknowledged |= {(sensor.device, number) for number in _acknowledged(step.data[: step.result])}
+        case "ask":
+            moment.talks[step.port].ask(step.data[: step.result])
+        case "hear":
+            moment.in_kafka |= moment.talks[step.port].answer(step.data[: step.result])
 
 
 def _acknowledged(packets: bytes) -> Iterator[int]:
@@ -281,7 +354,7 @@ def _acknowledged(packets: bytes) -> Iterator[int]:
         at = end
 
 
-def _found(image: Path) -> Counter[tuple[str, int]]:
+def _found(image: Path) -> Counter[Reading]:
     """Readings that the real code finds on the card. Raises sqlite3.Error if it cannot use it."""
     settings = BufferSettings(path=image / "buffer.db", free_bytes_min=0)
     with closing(BufferFile(settings, "after", lambda: CLOCK, Counter())) as file:

@@ -13,11 +13,15 @@ import pytest
 from demo.kafka_broker import kafka_broker
 from demo.uplink import Uplink
 from tests.support.gateways import consume, daemon, uplink_told, write_config
+from tests.support.kafka_admin import create_topic_on
+from tests.support.kafka_cluster import kafka_cluster
 from tests.support.kill_loop import KINDS, LedgerSensor, serve
 from tests.support.sizes import SEED
 from tests.support.waiting import patience
 from tests.system.test_disk_faults import SYNCS, WRITES, failing, identities, logged, needs_strace
 
+ALL = f"{WRITES},{SYNCS}"
+READS = "pread64"
 CALM_S = 2.0
 """Time for acknowledgements without a copy, if there are any."""
 Reading = tuple[str, int]
@@ -30,17 +34,18 @@ async def reached(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def in_kafka(bootstrap: str) -> set[Reading]:
-    records = await consume(bootstrap, *(f"both-{kind}" for kind in KINDS))
+async def in_kafka(bootstrap: str, prefix: str = "both") -> set[Reading]:
+    records = await consume(bootstrap, *(f"{prefix}-{kind}" for kind in KINDS))
     return {(record.key.decode(), int(json.loads(record.value)["n"])) for record in records}
 
 
 @needs_strace
 @pytest.mark.kafka
-@pytest.mark.parametrize("first_back", ["kafka", "disk"])
+@pytest.mark.parametrize(("first_back", "calls"), [("kafka", f"{ALL},{READS}"), ("disk", ALL)])
 async def test_whichever_comes_back_first_has_what_is_acknowledged(
-    tmp_path: Path, port: int, first_back: Literal["kafka", "disk"]
+    tmp_path: Path, port: int, first_back: Literal["kafka", "disk"], calls: str
 ) -> None:
+    """A disk that dies may be read yet, or not."""
     sensors = [LedgerSensor(kind, kind) for kind in KINDS]
     by_kind = {sensor.kind: sensor for sensor in sensors}
     chance = random.Random(SEED)  # noqa: S311 - repeatable is the point
@@ -68,7 +73,7 @@ async def test_whichever_comes_back_first_has_what_is_acknowledged(
                     for sensor in sensors:
                         tasks.create_task(serve(sensor, port, chance, finishing))
                     await reached(is_direct)
-                    with failing(process, f"{WRITES},{SYNCS}", "EIO"):
+                    with failing(process, calls, "EIO"):
                         await logged(config, "buffer cannot be read or written")
                         await grows()  # Kafka is enough
                         await uplink.cut()
@@ -91,3 +96,44 @@ async def test_whichever_comes_back_first_has_what_is_acknowledged(
                 async with asyncio.timeout(patience(40)):
                     while not acknowledged() <= await in_kafka(broker.bootstrap):
                         await asyncio.sleep(0.2)
+
+
+@needs_strace
+@pytest.mark.kafka
+@pytest.mark.long(seconds=40)
+async def test_a_topic_without_a_leader_costs_no_other_while_the_disk_is_dead(tmp_path: Path, port: int) -> None:
+    sensors = stuck, served = LedgerSensor("qos1", "stuck"), LedgerSensor("qos1-sequence", "served")
+    finishing = asyncio.Event()
+
+    def is_direct() -> bool:
+        with suppress(OSError):
+            # The gateway's own topic of events is one too.
+            return bool(uplink_told(tmp_path / "buffer.db")["direct_topics"] > len(sensors))
+        return False
+
+    async def grows(sensor: LedgerSensor) -> None:
+        before = len(sensor.acknowledged)
+        await reached(lambda: len(sensor.acknowledged) > before + 100)
+
+    with kafka_cluster(tmp_path / "kafka") as cluster:
+        bootstrap = cluster.addresses()[0]
+        await create_topic_on(bootstrap, "partly-qos1", [3], min_insync_replicas="1")
+        config = write_config(tmp_path, bootstrap, port, "partly")
+        with daemon(config, port) as process:
+            async with asyncio.TaskGroup() as tasks:
+                for sensor in sensors:
+                    tasks.create_task(serve(sensor, port, random.Random(SEED), finishing))  # noqa: S311
+                await reached(is_direct)
+                with failing(process, ALL, "EIO"):
+                    await logged(config, "buffer cannot be read or written")
+                    cluster.node(3).stop()
+                    await grows(served)
+                    before = len(stuck.acknowledged)
+                    await grows(served)
+                    assert len(stuck.acknowledged) == before, "nobody has these readings"
+                    cluster.node(3).start()
+                    await grows(stuck)
+                finishing.set()
+                await reached(lambda: not any(sensor.in_flight for sensor in sensors))
+        found = await in_kafka(bootstrap, "partly") | set(identities(tmp_path / "buffer.db").values())
+    assert not {(sensor.device, number) for sensor in sensors for number in sensor.acknowledged} - found

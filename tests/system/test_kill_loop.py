@@ -1,12 +1,16 @@
 """`kill -9` under load: nothing that was acknowledged is missing, and what can be told apart is stored once."""
 
+import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from demo.kafka_broker import Broker
-from tests.support.kill_loop import KINDS, kill_loop
+from tests.support.kafka_admin import create_topic_on
+from tests.support.kafka_cluster import kafka_cluster
+from tests.support.kill_loop import KINDS, Trouble, kill_loop, paused, set_otherwise, stalling
 from tests.support.sizes import size
 
 HASTY = """
@@ -53,10 +57,44 @@ def test_nothing_acknowledged_is_missing_in_kafka_after_kills(kafka: Broker, tmp
 
     A reading that only Kafka had may be sent again, and stands there twice, with the same boot and sequence.
     """
-    outcome = kill_loop(size(6, 60), tmp_path, 4.0, kafka, 5)
+    outcome = kill_loop(size(6, 60), tmp_path, 4.0, kafka.bootstrap, 5, partial(stalling, kafka))
     assert outcome.missing == dict.fromkeys(KINDS, 0)
     assert outcome.duplicates["qos2"] == 0
     assert outcome.direct >= size(1, 20), outcome
+
+
+@pytest.mark.kafka
+@pytest.mark.long(seconds=90)
+@pytest.mark.parametrize("trouble", ["flapping", "too small"])
+def test_nothing_acknowledged_is_missing_whatever_is_wrong_with_kafka(
+    kafka: Broker, tmp_path: Path, trouble: str
+) -> None:
+    """A broker that stands still all the time; a topic that refuses readings, which then wait in the quarantine."""
+    seed = 7 + len(trouble)
+    troubles: dict[str, Trouble] = {
+        "flapping": partial(stalling, kafka, stall_s=0.05),
+        "too small": partial(
+            set_otherwise, kafka.bootstrap, f"kill{seed}-qos1-sequence", max_message_bytes=("100", "1048588")
+        ),
+    }
+    outcome = kill_loop(16, tmp_path, 5.0, kafka.bootstrap, seed, troubles[trouble])
+    assert outcome.missing == dict.fromkeys(KINDS, 0)
+    assert outcome.duplicates["qos2"] == 0
+    assert outcome.direct >= 3, outcome
+
+
+@pytest.mark.kafka
+@pytest.mark.long(seconds=150)
+def test_nothing_acknowledged_is_missing_although_topics_lack_a_leader_or_a_replica(tmp_path: Path) -> None:
+    with kafka_cluster(tmp_path / "kafka") as cluster:
+        asyncio.run(create_topic_on(cluster.bootstrap, "kill9-qos1-sequence", [3], min_insync_replicas="1"))
+        asyncio.run(create_topic_on(cluster.bootstrap, "kill9-qos1", [2, 3], min_insync_replicas="2"))
+        lone = cluster.node(3).process
+        assert lone is not None
+        outcome = kill_loop(10, tmp_path, 16.0, cluster.addresses()[0], 9, partial(paused, lone))
+    assert outcome.missing == dict.fromkeys(KINDS, 0)
+    assert outcome.duplicates["qos2"] == 0
+    assert outcome.direct >= 3, outcome
 
 
 def test_the_loop_finds_a_gateway_that_acknowledges_before_its_commit(
