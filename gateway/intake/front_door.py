@@ -122,7 +122,7 @@ class FrontDoor:
         """See `Intake.lost`."""
         now_us = self.now_us()
         loss = Loss(device or "", reason, self._buffer.boot_id, count, now_us, now_us, *(sequences or ("", None, None)))
-        if count:
+        if count or sequences is None:
             self._buffer.count_loss(loss)
         else:
             # A counter would add it up with others, and would then cover the numbers between them.
