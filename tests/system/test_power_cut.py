@@ -24,6 +24,7 @@ from gateway.buffer.file import AHEAD_MARK, OFFSETS_BEHIND, BufferFile
 from gateway.buffer.front import Front
 from gateway.buffer.lanes import LANE_PREFIX
 from gateway.buffer.losses import EVENTS_DROPPED, LOSS_TYPE, loss_body
+from gateway.buffer.rings import AGAIN_MARK
 from gateway.buffer.rows import START, Entry, Lane, Loss, Position, Row, Series, Span
 from gateway.clock.gateway_clock import BootClock
 from gateway.reading import Mark
@@ -686,7 +687,7 @@ def _observe(file: BufferFile) -> Model:
     marks = {
         key: value
         for key, value in execute("SELECT key, value FROM mark")
-        if not key.startswith((LANE_PREFIX, AHEAD_MARK, OFFSETS_BEHIND.key))
+        if not key.startswith((LANE_PREFIX, AHEAD_MARK, OFFSETS_BEHIND.key, AGAIN_MARK))
     }
     return Model(rows, marks, quarantine, losses)
 
