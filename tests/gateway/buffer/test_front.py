@@ -174,7 +174,7 @@ async def test_what_needs_the_disk_goes_there_and_leaves_the_front_to_kafka(tmp_
     async with direct(path) as buffer:
         before = append(buffer, [entry(b"1")])
         await live(buffer, 1)
-        with_mark = append(buffer, [entry(b"2")], [Mark("mqtt/1", b"x")])
+        with_mark = append(buffer, [entry(b"2", "43")], [Mark("mqtt/1", b"x")])
         assert await asyncio.wait_for(with_mark, 5)
         behind = append(buffer, [entry(b"3")])
         rows = await live(buffer, 3)
@@ -207,6 +207,22 @@ async def test_what_needs_the_disk_holds_up_its_own_device_alone(tmp_path: Path)
     async with opened(tmp_path / "buffer.db") as buffer:
         _, found = await buffer.read(Position(0, 0), 10)
         assert [row.datum.payload for row in found] == [b"1", b"2"], "in the order of their device"
+
+
+async def test_what_went_to_the_disk_is_acknowledged_behind_earlier_readings_of_its_device(tmp_path: Path) -> None:
+    """It may hold a resend of them, and nobody has them yet."""
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        first = append(buffer, [entry(b"1", sequence=1)])
+        await live(buffer, 1)
+        again = append(buffer, [changed(entry(b"1", sequence=1)), entry(b"2", sequence=2)], [Mark("mqtt/1", b"x")])
+        rows = await live(buffer, 2)
+        assert on_disk(path, tmp_path) == [(1, b"2")]
+        assert await is_held(again, 0.1)
+        await take(buffer, rows[:1])
+        assert await first
+        assert await again
+        assert buffer._queue._queued_bytes == 0
 
 
 async def test_what_is_deleted_takes_no_windows_of_the_front_to_the_disk(tmp_path: Path) -> None:
