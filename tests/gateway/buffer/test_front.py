@@ -225,6 +225,19 @@ async def test_what_went_to_the_disk_is_acknowledged_behind_earlier_readings_of_
         assert buffer._queue._queued_bytes == 0
 
 
+async def test_what_kafka_refuses_of_the_front_is_in_the_quarantine_alone(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        outcome, other = append(buffer, [entry(b"1")]), append(buffer, [entry(b"2", "43")])
+        rows = await live(buffer, 2)
+        report = changed(entry(b"report", "gateway"), quarantined=input_of("broker-refused", b"1", "42", "42"))
+        await buffer.quarantine(buffer.id, [report], rows[:1])
+        assert await asyncio.wait_for(outcome, 5)
+        assert [row.datum.payload for row in await live(buffer, 2)] == [b"2", b"report"]
+        assert on_disk(path, tmp_path) == [(2, b"report")]
+        assert not other.done()
+
+
 async def test_what_is_deleted_takes_no_windows_of_the_front_to_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     async with direct(path) as buffer:
