@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from gateway.buffer import commit_loop, tail
 from gateway.buffer.buffer import Buffer
+from gateway.buffer.commit_queue import Append
 from gateway.buffer.file import AHEAD_MARK, OFFSETS_BEHIND, SIGN_OF_LIFE_S, BufferFile
 from gateway.buffer.room import Room
 from gateway.buffer.rows import Entry, Position, Row, spans_of
@@ -223,6 +225,36 @@ async def test_what_went_to_the_disk_is_acknowledged_behind_earlier_readings_of_
         assert await first
         assert await again
         assert buffer._queue._queued_bytes == 0
+
+
+async def test_a_sensor_that_nothing_is_known_of_disturbs_no_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one sensor's window cannot be read, readings of another one stay in order, whether they need the disk."""
+    admit = BufferFile.admit
+
+    def admit_known(file: BufferFile, appended: Append) -> list[Row]:
+        if appended.entries[0].series.device == "unknown":
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+        return admit(file, appended)
+
+    async with direct(tmp_path / "buffer.db") as buffer:
+        both_wait = threading.Event()
+        busy = asyncio.create_task(buffer.run(lambda _: both_wait.wait(5)))
+        await asyncio.sleep(0.01)
+        monkeypatch.setattr(BufferFile, "admit", admit_known)
+        append(buffer, [entry(b"0", "unknown")])
+        append(buffer, [entry(b"1")])
+        append(buffer, [entry(b"2")], [Mark("mqtt/1", b"x")])
+        both_wait.set()
+        assert await busy
+        await asyncio.sleep(0.1)
+        monkeypatch.undo()
+        buffer._queue.look_again()
+        rows = await live(buffer, 3)
+        assert [row.datum.payload for row in rows] == [b"0", b"1", b"2"]
 
 
 async def test_what_kafka_refuses_of_the_front_is_in_the_quarantine_alone(tmp_path: Path) -> None:
