@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -268,6 +269,19 @@ async def test_what_kafka_refuses_of_the_front_is_in_the_quarantine_alone(tmp_pa
         assert [row.datum.payload for row in await live(buffer, 2)] == [b"2", b"report"]
         assert on_disk(path, tmp_path) == [(2, b"report")]
         assert not other.done()
+
+
+async def test_rows_of_both_places_are_read_in_order_and_their_times_told(tmp_path: Path) -> None:
+    async with direct(tmp_path / "buffer.db") as buffer:
+        for number in range(4):
+            append(buffer, [entry(b"%d" % number, f"{number}", received_us=number)])
+        await live(buffer, 4)
+        assert await asyncio.wait_for(append(buffer, [entry(b"4", received_us=9)], [Mark("mqtt/1", b"x")]), 5)
+        buffer._outgoing.forget_newest()
+        _, found = await buffer.read(Position(buffer.lane.number, -1), 3)
+        assert [row.datum.payload for row in found] == [b"0", b"1", b"2"]
+        ((*_, event_to_us, _, received_us, rows),) = map(astuple, (await buffer.outstanding()).lanes)
+        assert (received_us, event_to_us, rows) == (0, 9, 5)
 
 
 async def test_what_is_deleted_takes_no_windows_of_the_front_to_the_disk(tmp_path: Path) -> None:
