@@ -284,6 +284,29 @@ async def test_rows_of_both_places_are_read_in_order_and_their_times_told(tmp_pa
         assert (received_us, event_to_us, rows) == (0, 9, 5)
 
 
+async def test_a_window_is_written_again_before_a_row_that_it_lacked_is_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        outcome = append(buffer, [entry(b"1", sequence=1)])
+        rows = await live(buffer, 1)
+
+        def write(file: BufferFile) -> None:
+            file.write_front()
+            file.save_windows()
+
+        await buffer.transact(write)
+        assert await outcome
+        await take(buffer, rows)
+        buffer._queue.delete_now()
+        await buffer.answers()
+        await buffer.answers()
+        assert on_disk(path, tmp_path) == []
+        after = cut(path, tmp_path)
+    async with opened(after) as buffer:
+        assert await store(buffer, [entry(b"1", sequence=1)])
+        assert buffer.counts["duplicate"] == 1
+
+
 async def test_what_is_deleted_takes_no_windows_of_the_front_to_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     async with direct(path) as buffer:
