@@ -220,6 +220,9 @@ class CommitLoop:
         else:
             future.set_result(result)
 
+    def _announce_stored(self, appends: Iterable[Append]) -> None:
+        self._announce([(append.done, True) for append in appends if append.done is not None])
+
     def _announce(self, outcomes: Sequence[tuple[Done, bool]]) -> None:
         if outcomes:
             self._loop.call_soon_threadsafe(_announce, outcomes)
@@ -233,7 +236,7 @@ class CommitLoop:
         again = former.take_back()
         settled = former.take_settled()
         self._queue.released(settled)
-        self._announce([(append.done, True) for append in settled if append.done is not None])
+        self._announce_stored(settled)
         for append in again:
             for entry in append.entries:
                 # Kafka may have it under its former number.
@@ -247,6 +250,7 @@ class CommitLoop:
             return
         admitted: list[Row] = []
         failure: Exception | None = None
+        has_empty = False
         failing = self.state_watch.state.failing is not None
         if self._outgoing.admits and not (failing and self.file.is_crowded):
             append = None
@@ -255,8 +259,7 @@ class CommitLoop:
                     rows = self.file.admit(append)
                     self._queue.admitted(append)
                     admitted += rows
-                    if not rows:
-                        self._loop.call_soon_threadsafe(self.release)
+                    has_empty |= not rows
             except Exception as error:  # noqa: BLE001 - what cannot be admitted is committed, or refused by that
                 failure = error if schema.is_of_disk(error) else None
                 if append is not None:
@@ -267,6 +270,8 @@ class CommitLoop:
             self.meter.add(len(admitted), size)
             self._note_rows()
             self._loop.call_soon_threadsafe(self.committed.set)
+        if has_empty:
+            self._loop.call_soon_threadsafe(self.release)
         if failure is not None:
             # Behind the rows that were admitted: it may put another file in place of theirs.
             self._fail(failure)
@@ -490,14 +495,21 @@ class CommitLoop:
         self.state_watch.note_progress(made=bool(due.confirmed or outcome.settled or self.file.written))
         self._measure(without_room=without_room or self._made_room)
         self._queue.retry_after(RETRY_S if is_stuck else 0.0)
-        outcomes = [(append.done, True) for append in (*due.own, *outcome.stored) if append.done is not None]
-        self._announce(outcomes + [(append.done, False) for append in outcome.refused if append.done is not None])
+        self._announce_stored([*due.own, *self._without_held(outcome.stored)])
+        self._announce([(append.done, False) for append in outcome.refused if append.done is not None])
         if self.file.inserted:
             self._loop.call_soon_threadsafe(self.committed.set)
 
+    def _without_held(self, stored: Sequence[Append]) -> Sequence[Append]:
+        """Have stored appends wait for earlier ones of their devices, which are not durable. Returns the others."""
+        held = {id(append) for append in self._outgoing.front.hold(stored)}
+        if not held:
+            return stored
+        self._loop.call_soon_threadsafe(self.release)
+        return [append for append in stored if id(append) not in held]
+
     def _commit_one_by_one(self, appends: Sequence[Append]) -> None:
         """Commit each append by itself: one that no disk can store must not keep out the others for ever."""
-        outcomes: list[tuple[Done, bool]] = []
         is_any_stored = False
         for append in appends:
             stored = False
@@ -511,11 +523,12 @@ class CommitLoop:
                     break
                 log.exception("something could not be stored, and is refused")
             self._queue.settled((append,))
-            if append.done is not None:
-                outcomes.append((append.done, stored))
+            if stored:
+                self._announce_stored([append] if append.is_own else self._without_held([append]))
+            elif append.done is not None:
+                self._announce([(append.done, False)])
         if is_any_stored:
             self.state_watch.recover()
-        self._announce(outcomes)
         self._loop.call_soon_threadsafe(self.committed.set)
         self._measure(without_room=False)
 

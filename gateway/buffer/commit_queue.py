@@ -6,10 +6,10 @@ The event loop adds work, within bounds, and the thread takes it.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import chain, takewhile
+from itertools import chain
 from typing import TypeVar
 
 from gateway.buffer.losses import LOSSES_MAX
@@ -296,24 +296,36 @@ class CommitQueue:
         """Whether so much waits in memory that it has to go to the disk at once."""
         return self._queued_bytes > self._settings.queue_bytes_max // 2
 
-    def admissible(self, topics: Container[str]) -> list[Append]:
+    def admissible(self, topics: Container[str]) -> Iterator[Append]:
         """The oldest events of the gateway, and then all readings, that need no disk and go to these topics.
 
-        Readings whose device has earlier ones that need the disk are left out: one device's order is kept.
+        Readings whose device has earlier ones that need the disk are left out: one device's order is kept. Each append
+        has to be `admitted` before the next is asked for.
         """
-        with self._wake:
-            came, self._readings = self._readings, deque()
-            for append in came:
-                self._look_at(append, topics)
-            return [*takewhile(lambda each: each.is_admissible(topics), self._own), *self._readings]
+        for _ in range(len(self._own) + len(self._readings)):
+            with self._wake:
+                append = self._first_admissible(topics)
+            if append is None:
+                return
+            yield append
 
-    def _look_at(self, append: Append, topics: Container[str]) -> None:
-        is_free = not self._for_disk or (append.entries and self._held.isdisjoint(append.ordered_by))
-        if is_free and append.is_admissible(topics):
-            self._readings.append(append)
-        else:
-            self._for_disk.append(append)
-            self._held |= append.ordered_by
+    def _first_admissible(self, topics: Container[str]) -> Append | None:
+        if self._own and self._own[0].is_admissible(topics):
+            return self._own[0]
+        while self._readings:
+            append = self._readings[0]
+            if self._is_free(append) and append.is_admissible(topics):
+                return append
+            # No later one is looked at before: if this one stays, a later one of its device must not go to the disk.
+            self._leave_to_disk(self._readings.popleft())
+        return None
+
+    def _is_free(self, append: Append) -> bool:
+        return not self._for_disk or (bool(append.entries) and self._held.isdisjoint(append.ordered_by))
+
+    def _leave_to_disk(self, append: Append) -> None:
+        self._for_disk.append(append)
+        self._held |= append.ordered_by
 
     def admitted(self, append: Append) -> None:
         """Remove the first of the admissible appends of its kind. Its bytes count until it is `released`."""
@@ -348,10 +360,13 @@ class CommitQueue:
             self._readings.clear()
             self._held.clear()
             for append in came:
-                if append.is_admissible(topics) or not (failing or append.entries):
-                    self._look_at(append, topics)
-                else:
+                is_admissible = append.is_admissible(topics)
+                if not is_admissible and (failing or append.entries):
                     refused.append(append)
+                elif is_admissible and self._is_free(append):
+                    self._readings.append(append)
+                else:
+                    self._leave_to_disk(append)
             for append in refused:
                 self._release(append)
         return refused

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gateway.buffer.commit_queue import Append
+from gateway.buffer.lanes import NOTHING_US
 from gateway.buffer.rows import PendingRows, Row, Series, Span
 
 
@@ -59,6 +60,22 @@ class Front:
                 self._lane = row.lane
                 self._rows[row.sequence] = row, of, admitted
 
+    def hold(self, appends: Iterable[Append]) -> list[Append]:
+        """Take up stored appends that no queue counts, if earlier ones of their devices are not durable. Returns them.
+
+        They may be resends of these.
+        """
+        held: list[Append] = []
+        with self._lock:
+            waiting = {each for admitted in self._settled_and_held()[1] for each in admitted.ordered_by}
+            for append in appends if waiting else ():
+                if not waiting.isdisjoint(append.ordered_by):
+                    waiting |= append.ordered_by
+                    append.bytes = 0
+                    held.append(append)
+                    self._admitted.append(Admitted(append, time.monotonic(), NOTHING_US, append.ordered_by, left=0))
+        return held
+
     @property
     def since_s(self) -> float | None:
         """When the oldest row came (monotonic); None without rows."""
@@ -87,7 +104,8 @@ class Front:
                 return None
             rows = [row for row, *_ in self._rows.values()]
             event_from_us = min(admitted.event_from_us for *_, admitted in self._rows.values())
-        return PendingRows(event_from_us, rows[0].datum.received_us, rows[-1].datum.received_us, len(rows))
+        received_us = [row.datum.received_us for row in rows]
+        return PendingRows(event_from_us, min(received_us), max(received_us), len(rows))
 
     def first_behind(self, rows: Sequence[Row]) -> int | None:
         """The first sequence behind some of the rows, which are the first ones; None if there is none."""

@@ -321,9 +321,9 @@ class Lanes:
             lanes[state.current.name] = PendingLane(
                 state.current.name,
                 min(state.floor.value_us, newest.event_from_us),
-                newest.last_us,
+                newest.last_us if stored is None else max(stored.event_to_us, newest.last_us),
                 self._boot_id,
-                newest.first_us if stored is None else stored.received_us,
+                newest.first_us if stored is None else min(stored.received_us, newest.first_us),
                 newest.rows + (0 if stored is None else stored.rows),
             )
         return list(lanes.values())

@@ -89,7 +89,7 @@ class OutgoingRows:
             newest = self._follow(reached)
             if not rows:
                 return newest[:limit]
-        return self._with_front(rows, after)
+        return self._with_front(rows, after)[:limit]
 
     def read_memory(self, file: BufferFile, after: Position, limit: int) -> list[Row]:
         """Rows that follow a position, as far as they are in memory. From here on, all new ones are kept there."""
@@ -97,7 +97,7 @@ class OutgoingRows:
             found = self._tail.read_behind(after, limit)
         if found is None:
             found = self._follow(max(after, file.lanes.last_stored))[:limit]
-        return self._with_front(found, after)
+        return self._with_front(found, after)[:limit]
 
     def _with_front(self, rows: list[Row], after: Position) -> list[Row]:
         """Rows in order, with those of the front between a position and the last of them."""

@@ -259,19 +259,24 @@ class PendingRows:
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> "PendingRows | None":
-        """Sum up entries, which are in order; None without entries."""
+        """Sum up entries; None without entries."""
         if not entries:
             return None
         event_from_us = min(earliest_event_us(entry) for entry in entries)
-        return cls(event_from_us, entries[0].datum.received_us, entries[-1].datum.received_us, len(entries))
+        received_us = [entry.datum.received_us for entry in entries]
+        return cls(event_from_us, min(received_us), max(received_us), len(entries))
 
     @classmethod
-    def joined(cls, older: "PendingRows | None", newer: "PendingRows | None") -> "PendingRows | None":
+    def joined(cls, one: "PendingRows | None", other: "PendingRows | None") -> "PendingRows | None":
         """The sum of both."""
-        if older is None or newer is None:
-            return older or newer
-        event_from_us = min(older.event_from_us, newer.event_from_us)
-        return cls(event_from_us, older.first_us, newer.last_us, older.rows + newer.rows)
+        if one is None or other is None:
+            return one or other
+        return cls(
+            min(one.event_from_us, other.event_from_us),
+            min(one.first_us, other.first_us),
+            max(one.last_us, other.last_us),
+            one.rows + other.rows,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,8 @@ class DeviceRuns:
         """Runs that the open transaction has changed; None without a transaction."""
         self._written: dict[Run, _Known] = {}
         """Runs that the open transaction has written."""
+        self._of_front: dict[Run, _Known] = {}
+        """Runs of which the open transaction writes rows of the front."""
         self._before = START, 0.0
 
     @property
@@ -113,13 +115,15 @@ class DeviceRuns:
 
     def begin(self) -> None:
         """Begin a transaction."""
-        self._changed, self._written, self._pruning = {}, {}, []
+        self._changed, self._written, self._of_front, self._pruning = {}, {}, {}, []
         self._before = self._saved, self._save_due_s
 
     def committed(self) -> None:
         """End a transaction that is on disk."""
         for known in (self._changed or {}).values():
             known.before = None
+        # If these windows were written as well, then without the rows, which were in the front until now.
+        self._unsaved |= {run: known for run, known in self._of_front.items() if run in self._short}
         self._changed, self._written = None, {}
 
     def restore(self) -> None:
@@ -210,6 +214,7 @@ class DeviceRuns:
         for series, boot in rows:
             run, known = self._run_of(series, boot)
             self._unsaved.setdefault(run, known)
+            self._of_front[run] = known
 
     def remember_lost(self, input_: Quarantined) -> None:
         """Enter lost input into its window, unless it was judged: a later recall would report it as lost again."""

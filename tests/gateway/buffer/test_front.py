@@ -5,8 +5,10 @@ import errno
 import os
 import shutil
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from msgspec.structs import replace
 
 from gateway.buffer import commit_loop, tail
 from gateway.buffer.buffer import Buffer
+from gateway.buffer.commit_queue import Append
 from gateway.buffer.file import AHEAD_MARK, OFFSETS_BEHIND, SIGN_OF_LIFE_S, BufferFile
 from gateway.buffer.room import Room
 from gateway.buffer.rows import Entry, Position, Row, spans_of
@@ -174,7 +177,7 @@ async def test_what_needs_the_disk_goes_there_and_leaves_the_front_to_kafka(tmp_
     async with direct(path) as buffer:
         before = append(buffer, [entry(b"1")])
         await live(buffer, 1)
-        with_mark = append(buffer, [entry(b"2")], [Mark("mqtt/1", b"x")])
+        with_mark = append(buffer, [entry(b"2", "43")], [Mark("mqtt/1", b"x")])
         assert await asyncio.wait_for(with_mark, 5)
         behind = append(buffer, [entry(b"3")])
         rows = await live(buffer, 3)
@@ -207,6 +210,101 @@ async def test_what_needs_the_disk_holds_up_its_own_device_alone(tmp_path: Path)
     async with opened(tmp_path / "buffer.db") as buffer:
         _, found = await buffer.read(Position(0, 0), 10)
         assert [row.datum.payload for row in found] == [b"1", b"2"], "in the order of their device"
+
+
+async def test_what_went_to_the_disk_is_acknowledged_behind_earlier_readings_of_its_device(tmp_path: Path) -> None:
+    """It may hold a resend of them, and nobody has them yet."""
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        first = append(buffer, [entry(b"1", sequence=1)])
+        await live(buffer, 1)
+        again = append(buffer, [changed(entry(b"1", sequence=1)), entry(b"2", sequence=2)], [Mark("mqtt/1", b"x")])
+        rows = await live(buffer, 2)
+        assert on_disk(path, tmp_path) == [(1, b"2")]
+        assert await is_held(again, 0.1)
+        await take(buffer, rows[:1])
+        assert await first
+        assert await again
+        assert buffer._queue._queued_bytes == 0
+
+
+async def test_a_sensor_that_nothing_is_known_of_disturbs_no_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one sensor's window cannot be read, readings of another one stay in order, whether they need the disk."""
+    admit = BufferFile.admit
+
+    def admit_known(file: BufferFile, appended: Append) -> list[Row]:
+        if appended.entries[0].series.device == "unknown":
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+        return admit(file, appended)
+
+    async with direct(tmp_path / "buffer.db") as buffer:
+        both_wait = threading.Event()
+        busy = asyncio.create_task(buffer.run(lambda _: both_wait.wait(5)))
+        await asyncio.sleep(0.01)
+        monkeypatch.setattr(BufferFile, "admit", admit_known)
+        append(buffer, [entry(b"0", "unknown")])
+        append(buffer, [entry(b"1")])
+        append(buffer, [entry(b"2")], [Mark("mqtt/1", b"x")])
+        both_wait.set()
+        assert await busy
+        await asyncio.sleep(0.1)
+        monkeypatch.undo()
+        buffer._queue.look_again()
+        rows = await live(buffer, 3)
+        assert [row.datum.payload for row in rows] == [b"0", b"1", b"2"]
+
+
+async def test_what_kafka_refuses_of_the_front_is_in_the_quarantine_alone(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        outcome, other = append(buffer, [entry(b"1")]), append(buffer, [entry(b"2", "43")])
+        rows = await live(buffer, 2)
+        report = changed(entry(b"report", "gateway"), quarantined=input_of("broker-refused", b"1", "42", "42"))
+        await buffer.quarantine(buffer.id, [report], rows[:1])
+        assert await asyncio.wait_for(outcome, 5)
+        assert [row.datum.payload for row in await live(buffer, 2)] == [b"2", b"report"]
+        assert on_disk(path, tmp_path) == [(2, b"report")]
+        assert not other.done()
+
+
+async def test_rows_of_both_places_are_read_in_order_and_their_times_told(tmp_path: Path) -> None:
+    async with direct(tmp_path / "buffer.db") as buffer:
+        for number in range(4):
+            append(buffer, [entry(b"%d" % number, f"{number}", received_us=number)])
+        await live(buffer, 4)
+        assert await asyncio.wait_for(append(buffer, [entry(b"4", received_us=9)], [Mark("mqtt/1", b"x")]), 5)
+        buffer._outgoing.forget_newest()
+        _, found = await buffer.read(Position(buffer.lane.number, -1), 3)
+        assert [row.datum.payload for row in found] == [b"0", b"1", b"2"]
+        ((*_, event_to_us, _, received_us, rows),) = map(astuple, (await buffer.outstanding()).lanes)
+        assert (received_us, event_to_us, rows) == (0, 9, 5)
+
+
+async def test_a_window_is_written_again_before_a_row_that_it_lacked_is_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        outcome = append(buffer, [entry(b"1", sequence=1)])
+        rows = await live(buffer, 1)
+
+        def write(file: BufferFile) -> None:
+            file.write_front()
+            file.save_windows()
+
+        await buffer.transact(write)
+        assert await outcome
+        await take(buffer, rows)
+        buffer._queue.delete_now()
+        await buffer.answers()
+        await buffer.answers()
+        assert on_disk(path, tmp_path) == []
+        after = cut(path, tmp_path)
+    async with opened(after) as buffer:
+        assert await store(buffer, [entry(b"1", sequence=1)])
+        assert buffer.counts["duplicate"] == 1
 
 
 async def test_what_is_deleted_takes_no_windows_of_the_front_to_the_disk(tmp_path: Path) -> None:
