@@ -1,7 +1,7 @@
 """A large warehouse for `make bench-analyst`: files as the job writes them, put straight into the tables.
 
 Each day is one file of `log` and one of `window_parts`, as after upkeep. Rows are in Kafka's order in `log`, and by
-device in `window_parts`. One difference is left: DuckDB writes times as microseconds, and Spark as INT96.
+device in `window_parts`. One difference is left: DuckDB writes times without a zone, and Spark in UTC.
 """
 
 import json
@@ -90,7 +90,7 @@ def made(spark: SparkSession, folder: Path, readings: int, devices: int, days: i
     of_day = readings // days // devices
     for day in range(days):
         _day(db, day, devices, of_day)
-        for table, query in ((log, _log_query(db, log)), (parts, _parts_query(day))):
+        for table, query in ((log, _log_query(log)), (parts, _parts_query(day))):
             added[table].append(_added(db, table, query, BEGINS + timedelta(days=day)))
     for table, actions in added.items():
         _commit(table, actions)
@@ -109,14 +109,13 @@ def _day(db: duckdb.DuckDBPyConnection, day: int, devices: int, of_day: int) -> 
         FROM range({of_day}) AS a(t), range({devices}) AS b(d) ORDER BY t, d""")
 
 
-def _log_query(db: duckdb.DuckDBPyConnection, log: Path) -> str:
+def _log_query(log: Path) -> str:
     types = _types(log)
     shown = [
         f'CAST({LOG_COLUMNS.get(name, "NULL")} AS {kind}) AS "{name}"'
         for name, kind in types.items()
         if name != "event_date"
     ]
-    assert db is not None
     return f"SELECT {', '.join(shown)}, CAST(time AS DATE) AS event_date FROM rows"
 
 

@@ -1,16 +1,16 @@
 """`readings` in Spark: a condition on times skips files, though corrections and packs move some of them."""
 
 import re
-from datetime import timedelta
 
+import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.batch_job import BatchJob
 from spark.engine.delta_staging import java_frame
-from spark.log.log_table import BatchId
 from spark.log.readings_view import open_readings
-from tests.support.spark_records import NOON, correction, kafka_frame, reading, reading_headers
+from spark.log.time_corrections import corrections_path, corrections_schema
+from spark.log.warehouse_version import folder_of, versions_path
+from tests.support.spark_records import BOOTS
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
@@ -23,9 +23,10 @@ PUSHED = {
 
 
 def test_a_condition_on_readings_reaches_the_files(spark: SparkSession, new_warehouse: str) -> None:
-    records = [reading(headers=reading_headers(number, time=NOON + timedelta(days=number))) for number in range(2)]
-    told = correction(7, {"boottime_us": 0, "error_us": 1}, offset=0)
-    BatchJob(spark, new_warehouse).take(kafka_frame(spark, [*records, told]), BatchId("query", 0), {})
+    told = {"namespace": "plant", "gateway": "gw-1", "gateway_boot": BOOTS[0], "told_us": 1, "version": 1}
+    told |= {"quality": "synced", "supersedes": True}
+    corrections = spark.createDataFrame([told], corrections_schema()).coalesce(1)
+    corrections.write.format("delta").mode("append").save(corrections_path(folder_of(new_warehouse, 1)))
     readings = open_readings(spark, new_warehouse)
     before = str(spark.conf.get("spark.sql.maxMetadataStringLength"))
     spark.conf.set("spark.sql.maxMetadataStringLength", "10000")
@@ -35,3 +36,10 @@ def test_a_condition_on_readings_reaches_the_files(spark: SparkSession, new_ware
             assert re.search(pushed, plan), plan
     finally:
         spark.conf.set("spark.sql.maxMetadataStringLength", before)
+
+
+def test_times_are_written_with_statistics(new_warehouse: str) -> None:
+    with duckdb.connect() as db:
+        files = f"{versions_path(new_warehouse)}/*.parquet"
+        found = db.execute("SELECT stats_min IS NOT NULL FROM parquet_metadata(?) WHERE path_in_schema = 'at'", [files])
+        assert set(found.fetchall()) == {(True,)}
