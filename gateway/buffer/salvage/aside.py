@@ -9,6 +9,7 @@ import sqlite3
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from gateway.buffer import schema
 from gateway.host.safe_files import sync_folder
@@ -25,17 +26,14 @@ _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 
 def try_disk(path: Path) -> None:
     """Make sure that the disk takes a new file beside this one, if it has room. Raises OSError."""
-    trial = path.with_name(f"{path.name}.trial")
     try:
-        with trial.open("wb") as file:
+        with TemporaryFile(dir=path.parent) as file:
             file.write(bytes(_TRIAL_BYTES))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise
-    finally:
-        trial.unlink(missing_ok=True)
 
 
 def begin(path: Path) -> Path:
