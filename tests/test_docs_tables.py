@@ -116,8 +116,8 @@ def test_equal_names_of_two_sites_are_two_devices_and_their_sites_are_found(
     assert not spark.sql("SELECT * FROM log WHERE reject_reason IS NOT NULL").collect()
 
 
-HOURS = size(200, 1_268)
-BEGINS = size(datetime(2025, 10, 21, 20, tzinfo=UTC), datetime(2025, 9, 30, 20, tzinfo=UTC))
+HOURS = size(72, 1_268)
+BEGINS = size(datetime(2025, 10, 24, 20, tzinfo=UTC), datetime(2025, 9, 30, 20, tzinfo=UTC))
 SPREAD_MAX = timedelta(days=9)
 SIZES = size((3_600,), (60, 3_600, 86_400))
 HOURS_OF_DAYS = {"Europe/Berlin": {24, 25}, "Australia/Sydney": {23, 24}, "Asia/Kathmandu": {24}}
