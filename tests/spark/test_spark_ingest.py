@@ -32,13 +32,14 @@ from spark.log.log_table import open_log
 from spark.log.quarantine_view import open_quarantine
 from spark.log.readings_view import open_readings
 from spark.log.warehouse_version import folder_of
-from spark.views.windows_view import open_windows
 from spark.windows.windows_table import create_windows
 from tests.support import spark_oracle
 from tests.support.kafka_admin import administered, create_topic
+from tests.support.kafka_records import open_transaction
 from tests.support.sizes import WHOLE
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import reading, reading_headers
+from tests.support.spark_warehouse import window_figures
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -99,10 +100,14 @@ async def send(broker: Broker, topics: set[str], records: list[KafkaRecord]) -> 
         settings = {"message.timestamp.type": "LogAppendTime"}
         await admin.create_topics([NewTopic(name, 2, 1, topic_configs=settings) for name in sorted(topics)])
     async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all") as producer:
-        for record in records:
-            await producer.send_and_wait(
-                record.topic, record.value, key=record.key, partition=record.partition, headers=record.headers
-            )
+        await send_by(producer, records)
+
+
+async def send_by(producer: AIOKafkaProducer, records: list[KafkaRecord]) -> None:
+    for record in records:
+        await producer.send_and_wait(
+            record.topic, record.value, key=record.key, partition=record.partition, headers=record.headers
+        )
 
 
 def sent(sequence: int, topic: str, now: datetime, payload: str = '{"t": 21.5, "u": 1e-3}') -> KafkaRecord:
@@ -132,9 +137,9 @@ def test_topics_that_appear_are_taken_up_and_the_job_ends_when_it_is_told(kafka:
 @pytest.mark.campaign(seconds=50)
 @pytest.mark.usefixtures("interpreted")
 def test_from_kafka_to_tables_across_a_restart(
-    kafka: Broker, spark: SparkSession, command: Command, tmp_path: Path
+    kafka: Broker, spark: SparkSession, command: Command, new_warehouse: str
 ) -> None:
-    warehouse = tmp_path / "warehouse"
+    warehouse = Path(new_warehouse)
     now = minutes_ago()
     heartbeat = replace(
         reading(b'{"depth": 3}', reading_headers(99, event_type="sluice.gateway.heartbeat")),
@@ -144,6 +149,8 @@ def test_from_kafka_to_tables_across_a_restart(
     second = [sent(sequence, "device-ingest-b", now) for sequence in range(20, 24)]
     second += [first[4], sent(24, "device-ingest-a", now, "{")]
     second += [sent(sequence, "device-ingest-a", now) for sequence in (2, 25)]
+    # Of one partition.
+    before, mirrored, behind = (sent(sequence, "device-ingest-c", now) for sequence in (26, 28, 30))
     # Names that contain one that matches: none of them is read.
     others = {"x-device-ingest-a", "x-gateway-events-ingest", "gateway-events-ingest-x"}
 
@@ -153,34 +160,49 @@ def test_from_kafka_to_tables_across_a_restart(
         assert ran.exit_code == 0, ran.output
         return list(map(json.loads, ran.stdout.splitlines()))
 
+    async def run_in_a_transaction() -> list[Line]:
+        """The first run, while another producer's transaction is open, which is committed after it."""
+        async with open_transaction(kafka.bootstrap) as mirror:
+            await send_by(mirror, [mirrored])
+            await send(kafka, set(), [behind])
+            said = await asyncio.to_thread(run)
+            await mirror.commit_transaction()
+        return said
+
     begin_checkpoint(warehouse)
     elsewhere = [sent(50, topic, now) for topic in sorted(others)]
-    asyncio.run(send(kafka, {"device-ingest-a", "gateway-events-ingest"} | others, elsewhere + first))
-    ready, batch = run()
-    assert ready == {"state": "ready", "topics": ["device-ingest-a", "gateway-events-ingest"]}
+    topics = ["device-ingest-a", "device-ingest-c", "gateway-events-ingest"]
+    asyncio.run(send(kafka, {*topics, *others}, [*elsewhere, *first, before]))
+    ready, *said = asyncio.run(run_in_a_transaction())
+    batch, held = sorted(said, key=lambda line: "transactions" in line)
+    assert ready == {"state": "ready", "topics": topics}
     assert set(batch) == {
         *("batch", "rows", "duplicates", "rejected", "late", "revised", "unwindowed", "deleted"),
         *("corrections", "undeclared", "undeclared_more", "lag", "behind_s", "end_offsets", "seconds"),
     }
-    assert batch["rows"] == 21
-    ends = {"device-ingest-a": {"0": 10, "1": 10}, "gateway-events-ingest": {"0": 1, "1": 0}}
-    assert batch["end_offsets"] == ends
+    assert batch["rows"] == 22
+    ends = {"device-ingest-a": {"0": 10, "1": 10}, "device-ingest-c": {"0": 1, "1": 0}}
+    assert batch["end_offsets"] == ends | {"gateway-events-ingest": {"0": 1, "1": 0}}
+    (transaction,) = held["transactions"]
+    assert transaction.pop("since")
+    assert transaction == {"topic": "device-ingest-c", "partition": 0, "offset": 1, "records": 2}
 
     asyncio.run(send(kafka, {"device-ingest-b"}, second))
     # The checkpoint was damaged meanwhile: a new one begins where the tables end.
     rmtree(warehouse / "_checkpoint" / "0" / "offsets")
     ready, *batches = run()
     assert str(warehouse / "_checkpoint" / "0") in ready.pop("new_checkpoint")
-    assert ready == {"state": "ready", "topics": ["device-ingest-a", "device-ingest-b", "gateway-events-ingest"]}
-    assert [(b["rows"], b["duplicates"], b["rejected"], b["late"], b["lag"]) for b in batches] == [(8, 2, 1, 10, 0)]
+    assert ready == {"state": "ready", "topics": sorted([*topics, "device-ingest-b"])}
+    # What was behind the transaction is read now that it has ended.
+    assert [(b["rows"], b["duplicates"], b["rejected"], b["late"], b["lag"]) for b in batches] == [(10, 2, 1, 14, 0)]
 
     if WHOLE:
         # A crash before the checkpoint noted the batch: it is done again, changes nothing, and ends well.
         forget_last_commit(warehouse)
         _ready, *batches = run()
-        assert [(b["rows"], b["lag"]) for b in batches] in ([(8, None)], [(8, 0)])
+        assert [(b["rows"], b["lag"]) for b in batches] in ([(10, None)], [(10, 0)])
 
-    all_sent = first + second
+    all_sent = [*first, before, *second, mirrored, behind]
     expected = spark_oracle.tables(replace(record, offset=offset) for offset, record in enumerate(all_sent))
     expect_tables(spark, str(warehouse), expected)
     assert open_log(spark, str(warehouse)).count() == len(all_sent)
@@ -193,9 +215,8 @@ def expect_tables(spark: SparkSession, warehouse: str, expected: spark_oracle.Ta
     assert sorted((r.device, r.stream, r.metric, r.value, r.ce_id) for r in found) == sorted(
         (device, stream, metric, value, ce_id) for _, device, stream, metric, _, value, ce_id, *_ in expected.readings
     )
-    windows = open_windows(spark, warehouse)
-    assert windows.count() == len(expected.windows)
-    assert windows.agg(F.sum("sum")).collect()[0][0] == sum(row.sum for row in expected.windows.values())
+    windows = window_figures(spark, warehouse).agg(F.count("*"), F.sum("sum")).collect()[0]
+    assert tuple(windows) == (len(expected.windows), sum(row.sum for row in expected.windows.values()))
 
 
 def expect_shown(command: Command, warehouse: Path, readings: int) -> None:

@@ -1,6 +1,8 @@
 """Plain records in a real Kafka, by partition, and their deletion as retention does it."""
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import RecordsToDelete
@@ -17,6 +19,16 @@ async def produce(bootstrap: str, topic: str, counts: Mapping[int, int], start: 
         for partition, count in counts.items():
             for number in range(start, start + count):
                 await producer.send(topic, str(number).encode(), key=b"42", partition=partition)
+
+
+@asynccontextmanager
+async def open_transaction(bootstrap: str) -> AsyncIterator[AIOKafkaProducer]:
+    """A producer with a transaction, which stays open until the caller ends it: for as long as a run of a job takes."""
+    async with AIOKafkaProducer(
+        bootstrap_servers=bootstrap, transactional_id=secrets.token_hex(8), transaction_timeout_ms=600_000
+    ) as producer:
+        await producer.begin_transaction()
+        yield producer
 
 
 async def delete_before(bootstrap: str, topic: str, offsets: Mapping[int, int]) -> None:

@@ -12,8 +12,11 @@ from spark.engine.interpreted_queries import interpreted_if
 from spark.log.amendments import effective_log
 from spark.log.log_table import BatchId
 from spark.log.readings_view import open_readings
+from spark.log.warehouse_version import open_version, tables_of
 from spark.views.windows_view import open_windows
+from spark.windows.windows_table import folded, read_parts, shown, window_seconds
 from tests.support import spark_oracle
+from tests.support.sizes import WHOLE
 from tests.support.spark_oracle import KafkaRecord, Reading, WindowKey, WindowRow
 from tests.support.spark_records import EPOCH, kafka_frame
 
@@ -66,7 +69,7 @@ class Warehouse:
 
     def windows(self) -> dict[WindowKey, tuple[WindowRow, int]]:
         """Each window, and how many late values are in it."""
-        table = open_windows(self.spark, self.path)
+        table = window_figures(self.spark, self.path)
         rows = (
             table.withColumn("start_us", F.unix_micros("window_start"))
             .withColumn("end_us", F.unix_micros("window_end"))
@@ -83,6 +86,15 @@ class Warehouse:
         }
         assert len(found) == len(rows), "a window stands twice"
         return found
+
+
+def window_figures(spark: SparkSession, warehouse: str) -> DataFrame:
+    """The view of windows. In `make test` it lacks their status, which takes longer than a batch to find."""
+    if WHOLE:
+        return open_windows(spark, warehouse)
+    tables = tables_of(warehouse, open_version(spark, warehouse))
+    size_s = window_seconds(spark, tables)
+    return shown(folded(read_parts(spark, tables), size_s), size_s)
 
 
 def at(us: int) -> datetime:
