@@ -16,7 +16,7 @@ from gateway.buffer.commit_queue import OWN_BYTES_MAX, CommitQueue, Done
 from gateway.buffer.file import BufferFile
 from gateway.buffer.lanes import LaneReport
 from gateway.buffer.outgoing import OutgoingRows, replaced
-from gateway.buffer.rows import PLAIN, Entry, Lane, Loss, Origin, Outstanding, Position, Row, Span, spans_of
+from gateway.buffer.rows import PLAIN, Entry, Lane, Loss, Origin, Outstanding, Position, Row, Span, spans_of, without
 from gateway.buffer.wear import Usage
 from gateway.clock.gateway_clock import BootClock
 from gateway.reading import BufferFileError, Mark, Recalled
@@ -341,15 +341,22 @@ class Buffer:
         Raises BufferFileError if the disk refuses. The rows then stay where they are.
         """
 
-        def move(file: BufferFile) -> None:
-            # Only rows of the file can be deleted, and some of these may be in the front.
-            file.write_front()
+        def move(file: BufferFile) -> list[Span]:
+            stored = file.front.without(spans_of(refused))
             file.insert_judged(reports)
-            for span in spans_of(refused):
+            for span in stored:
                 file.deletion.delete_whole(span)
             self._outgoing.forget_newest()
+            return stored
 
-        await self.transact(move, buffer_id)
+        def move_and_confirm(file: BufferFile) -> None:
+            stored = self._commits.transact(move)
+            # Rows of the front are in the quarantine now. A session that ends meanwhile must not leave them here.
+            if self._outgoing.confirm(file.id, spans_of(without(refused, stored))):
+                self._queue.delete_soon()
+
+        await self.run(move_and_confirm, buffer_id)
+        self._commits.release()
 
     async def outstanding(self) -> Outstanding:
         """The lanes that still hold rows, with their range of event times, and everything else that may still be sent.
