@@ -650,6 +650,21 @@ async def test_a_replaced_file_takes_the_front_again_and_says_so(tmp_path: Path)
         assert (await buffer.recall(*SENSOR, range(8, 9))).known_from == 9, "what Kafka alone had went with the file"
 
 
+async def test_a_salvage_misses_no_rows_that_only_kafka_has(tmp_path: Path) -> None:
+    async with direct(tmp_path / "buffer.db") as buffer:
+        assert await asyncio.wait_for(append(buffer, [entry(b"1", "43")], [Mark("mqtt/1", b"x")]), 5)
+        outcomes = [append(buffer, [entry(b"%d" % number)]) for number in range(10)]
+        rows = await live(buffer, 11)
+        await take(buffer, rows[1:])
+        assert await asyncio.gather(*outcomes) == [True] * 10
+        assert await asyncio.wait_for(append(buffer, [entry(b"2", "43")], [Mark("mqtt/2", b"x")]), 5)
+        await buffer.run(lambda _: buffer._commits._fail(corruption("found just now")))
+        await until(lambda: len(buffer.attachment.salvaged) > 0)
+        assert buffer.attachment.salvaged[0].progress.taken == 2
+        await until(lambda: not any(salvage.is_alive() for salvage in buffer.attachment._salvages))
+        assert await losses(buffer) == []
+
+
 async def test_at_a_clean_end_the_front_is_on_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     async with direct(path) as buffer:
