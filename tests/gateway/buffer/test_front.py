@@ -232,10 +232,11 @@ async def test_a_sensor_that_nothing_is_known_of_disturbs_no_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While one sensor's window cannot be read, readings of another one stay in order, whether they need the disk."""
-    admit = BufferFile.admit
+    admit, asked = BufferFile.admit, list[Append]()
 
     def admit_known(file: BufferFile, appended: Append) -> list[Row]:
         if appended.entries[0].series.device == "unknown":
+            asked.append(appended)
             error = sqlite3.OperationalError("disk I/O error")
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR
             raise error
@@ -251,7 +252,8 @@ async def test_a_sensor_that_nothing_is_known_of_disturbs_no_order(
         append(buffer, [entry(b"2")], [Mark("mqtt/1", b"x")])
         both_wait.set()
         assert await busy
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.3)
+        assert len(asked) < 5, "it is asked each second, not as fast as it answers"
         monkeypatch.undo()
         buffer._queue.look_again()
         rows = await live(buffer, 3)
