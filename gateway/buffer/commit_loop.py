@@ -478,6 +478,8 @@ class CommitLoop:
     def _finish(self, due: Due, outcome: "_Outcome", *, dropped: int) -> None:
         """Take decided appends off the queue, and announce them. `dropped` is the count of dropped rows before."""
         self._queue.settled((*due.own, *outcome.settled))
+        # Before anything may put another file in place of this one.
+        stored = [*due.own, *self._without_held(outcome.stored)]
         if due.is_front_due and self._outgoing.front:
             # A large front takes several commits.
             without_room = not self.file.written
@@ -495,7 +497,7 @@ class CommitLoop:
         self.state_watch.note_progress(made=bool(due.confirmed or outcome.settled or self.file.written))
         self._measure(without_room=without_room or self._made_room)
         self._queue.retry_after(RETRY_S if is_stuck else 0.0)
-        self._announce_stored([*due.own, *self._without_held(outcome.stored)])
+        self._announce_stored(stored)
         self._announce([(append.done, False) for append in outcome.refused if append.done is not None])
         if self.file.inserted:
             self._loop.call_soon_threadsafe(self.committed.set)

@@ -113,6 +113,8 @@ class CommitQueue:
         self._is_asked_for = False
         self._has_new = False
         """Whether appends came since `wait` returned."""
+        self._looked_s = 0.0
+        """When `admissible` was called."""
         self._append_due_s = 0.0
         self._delete_due_s = float("inf")
         self._retry_s = 0.0
@@ -230,15 +232,20 @@ class CommitQueue:
         with self._wake:
             while True:
                 now_s = time.monotonic()
-                next_s = max(min(due_s(), self._retry_s if cannot_store else self._due_s()), self._retry_s)
+                queue_due_s = self._retry_s if cannot_store else self._due_s(admits=admits())
+                next_s = max(min(due_s(), queue_due_s), self._retry_s)
                 if self._calls or self._is_closing or next_s <= now_s or (self._has_new and admits()):
                     break
                 self._wake.wait(min(next_s - now_s, SLEEP_S_MAX))
             calls, self._calls, self._has_new = self._calls, deque(), False
             return calls, self._is_closing
 
-    def _due_s(self) -> float:
-        return min(self._append_due_s, self._delete_due_s) if self.has_readings or self._own else self._delete_due_s
+    def _due_s(self, *, admits: bool) -> float:
+        due_s = self._delete_due_s
+        if self._own or self._for_disk or (self._readings and not admits):
+            due_s = min(due_s, self._append_due_s)
+        # Readings that may be admitted wait for no commit. The file did not tell what it knows of the first one.
+        return min(due_s, self._looked_s + RETRY_S) if self._readings and admits else due_s
 
     @property
     def has_readings(self) -> bool:
@@ -302,6 +309,7 @@ class CommitQueue:
         Readings whose device has earlier ones that need the disk are left out: one device's order is kept. Each append
         has to be `admitted` before the next is asked for.
         """
+        self._looked_s = time.monotonic()
         for _ in range(len(self._own) + len(self._readings)):
             with self._wake:
                 append = self._first_admissible(topics)
@@ -369,6 +377,8 @@ class CommitQueue:
                     self._leave_to_disk(append)
             for append in refused:
                 self._release(append)
+            # Those behind them need not wait any longer.
+            self._has_new |= bool(refused)
         return refused
 
     def delay_appends(self, now_s: float) -> None:

@@ -10,10 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from gateway.buffer.commit_queue import Append
 from gateway.buffer.lanes import NOTHING_US
-from gateway.buffer.rows import PendingRows, Row, Series, Span
+from gateway.buffer.rows import PendingRows, Position, Row, Series, Span
 
 
 @dataclass(slots=True)
@@ -96,6 +97,12 @@ class Front:
             if count and size > bytes_max:
                 return found[:count]
         return found
+
+    def behind(self, after: Position, limit: int | None = None) -> list[Row]:
+        """Rows that follow a position, in order."""
+        with self._lock:
+            found = (row for sequence, (row, *_) in self._rows.items() if (self._lane, sequence) > after)
+            return list(islice(found, limit))
 
     def pending(self) -> PendingRows | None:
         """The sum of the rows; None without rows."""

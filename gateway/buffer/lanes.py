@@ -112,6 +112,12 @@ def _decoded(mark: bytes) -> LaneCount | None:
         return None
 
 
+def numbers_without_rows(mark: bytes) -> int:
+    """Numbers of a lane that never had a row in the file, or have none any more, by the lane's mark."""
+    count = _decoded(mark)
+    return 0 if count is None else max(0, count.next - count.rows)
+
+
 def forget_lanes(connection: sqlite3.Connection, numbers: Iterable[int]) -> None:
     """Delete empty lanes and their marks."""
     for number in numbers:

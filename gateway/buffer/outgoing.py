@@ -89,7 +89,7 @@ class OutgoingRows:
             newest = self._follow(reached)
             if not rows:
                 return newest[:limit]
-        return self._with_front(rows, after)[:limit]
+        return self._with_front(rows, after, limit)
 
     def read_memory(self, file: BufferFile, after: Position, limit: int) -> list[Row]:
         """Rows that follow a position, as far as they are in memory. From here on, all new ones are kept there."""
@@ -97,22 +97,20 @@ class OutgoingRows:
             found = self._tail.read_behind(after, limit)
         if found is None:
             found = self._follow(max(after, file.lanes.last_stored))[:limit]
-        return self._with_front(found, after)[:limit]
+        return self._with_front(found, after, limit)
 
-    def _with_front(self, rows: list[Row], after: Position) -> list[Row]:
-        """Rows in order, with those of the front between a position and the last of them."""
-        known = {_place(row) for row in rows} if self.front else set()
-        last = _place(rows[-1]) if rows else None
-        between = [
-            row
-            for row in self.front.rows()
-            if after < _place(row) and (last is None or _place(row) < last) and _place(row) not in known
-        ]
-        return sorted([*rows, *between], key=_place) if between else rows
+    def _with_front(self, rows: list[Row], after: Position, limit: int) -> list[Row]:
+        """Rows in order, with those of the front between a position and the last of them: the first ones of all."""
+        of_front = self.front.behind(after, limit)
+        if not of_front:
+            return rows
+        last, known = _place(rows[-1]) if rows else None, {_place(row) for row in rows}
+        between = [row for row in of_front if (last is None or _place(row) < last) and _place(row) not in known]
+        return sorted([*rows, *between], key=_place)[:limit]
 
     def _follow(self, reached: Position) -> list[Row]:
         """Keep in memory the rows behind a position, which is not before the file's end. Returns these rows."""
-        newest = [row for row in self.front.rows() if _place(row) > reached]
+        newest = self.front.behind(reached)
         with self._lock:
             self._tail.follow(reached, newest)
         return newest

@@ -23,6 +23,7 @@ import structlog
 from msgspec.structs import replace
 
 from gateway.buffer.boots import adopt_boots, is_ordered, order_by_lanes
+from gateway.buffer.lanes import LANE_PREFIX, numbers_without_rows
 from gateway.buffer.rows import Lane, Loss, Quarantined, Row, Series, Span, joined, span_at
 from gateway.buffer.salvage.aside import final_name
 from gateway.buffer.salvage.page_scan import (
@@ -96,12 +97,14 @@ class Progress(msgspec.Struct, frozen=True):
     sequence: int
     """The last row that was taken over, or could not be, with `lane`."""
     dense: list[int]
-    """Lanes of the damaged file that had no holes."""
+    """Lanes of the damaged file that were numbered there."""
     expected: int | None
     """Rows that the file held, if the daemon knew."""
     taken: int = 0
     holes: int = 0
-    """Rows known to be missing between those that were taken over."""
+    """Rows that are not there between those that were taken over."""
+    gone: dict[int, int] = {}
+    """By lane, the numbers whose rows were not in the file, or were no more: Kafka has them."""
     torn: bool = False
     """Whether an unknown number of further rows may be missing."""
     quarantined: int = 0
@@ -133,8 +136,10 @@ class Progress(msgspec.Struct, frozen=True):
         if self.crowded:
             return None
         # A damaged number far from its place makes a hole that never was.
-        believable = self.rows_max is None or self.holes + self.taken <= self.rows_max
-        known = max(self.holes if believable else 0, (self.expected or 0) - self.taken)
+        gone = sum(max(0, self.gone.get(lane, 0) - first) for lane, (first, _) in self.ends.items())
+        holes = max(0, self.holes - gone)
+        believable = self.rows_max is None or holes + self.taken <= self.rows_max
+        known = max(holes if believable else 0, (self.expected or 0) - self.taken)
         unknown = self.torn or self.forgotten or not self.lanes or not (believable or self.expected)
         return None if known == 0 and unknown else known
 
@@ -214,7 +219,9 @@ class RowContext:
     lanes: list[Lane] = field(default_factory=list)
     """Lanes that follow from the copies."""
     dense: list[int] = field(default_factory=list)
-    """Numbers of lanes that had no holes."""
+    """Numbers of lanes that were numbered in it."""
+    gone: dict[int, int] = field(default_factory=dict)
+    """By lane number, how many numbers of it had no row in the file, or no more."""
     floors: dict[int, int | None] = field(default_factory=dict)
     """By lane number, the earliest event time that may wait in the lane."""
     series: dict[int, Series] = field(default_factory=dict)
@@ -510,6 +517,9 @@ def read_beside(path: Path, known: Lane | None) -> RowContext:
             lanes.setdefault(number, Lane(number, name, UNKNOWN_BOOT, found.own or secrets.token_hex(8)))
     found.lanes = [lanes[number] for number in sorted(lanes)]
     found.dense = [lane.number for lane in found.lanes if found.own is None or lane.buffer_id == found.own]
+    marks = _marks(found)
+    named = {lane.number: marks.get(LANE_PREFIX + lane.name) for lane in found.lanes if lane.number in found.dense}
+    found.gone = {number: numbers_without_rows(mark) for number, mark in named.items() if mark is not None}
     return found
 
 
@@ -605,6 +615,11 @@ def _add_series(found: RowContext, number: object, *texts: object) -> None:
         found.series[number] = Series.of_columns(columns, stream)
 
 
+def _marks(found: RowContext) -> dict[str, bytes]:
+    """The marks of a damaged file, as far as they could be read."""
+    return {str(key): value for key, value in found.tables.get("mark", ()) if isinstance(value, bytes)}
+
+
 def kept_marks(marks: Mapping[str, bytes]) -> dict[str, Progress]:
     """Progress by the damaged file's name, without marks that cannot be decoded."""
     kept = {}
@@ -628,7 +643,7 @@ def damaged_files(
     carried: dict[str, tuple[Progress, RowContext]] = {}
     for aside, lane, rows in asides:
         found = read_beside(aside, lane)
-        progress = Progress({}, -1, -1, found.dense, rows, rows_max=_rows_max(aside))
+        progress = Progress({}, -1, -1, found.dense, rows, gone=found.gone, rows_max=_rows_max(aside))
         files[final_name(aside)] = Damaged(
             aside.with_name(final_name(aside)),
             {lane.number: lane for lane in found.lanes},
@@ -636,8 +651,7 @@ def damaged_files(
             found,
             _bytes_of(aside),
         )
-        marks = {str(key): value for key, value in found.tables.get("mark", ()) if isinstance(value, bytes)}
-        carried.update({name: (progress, found) for name, progress in kept_marks(marks).items()})
+        carried.update({name: (progress, found) for name, progress in kept_marks(_marks(found)).items()})
     for name, (progress, through) in carried.items():
         if name not in files:
             files[name] = _carried_over(asides[0][0].with_name(name), progress, through)
@@ -649,7 +663,7 @@ def begun_again(aside: Path) -> Damaged:
     """A file whose progress is lost. Rows that were taken over come again."""
     found = read_beside(aside, None)
     lanes = {lane.number: lane for lane in found.lanes}
-    progress = Progress({}, -1, -1, found.dense, None, rows_max=_rows_max(aside))
+    progress = Progress({}, -1, -1, found.dense, None, gone=found.gone, rows_max=_rows_max(aside))
     # Its marks and losses were taken over, and may have been deleted since.
     clocks = RowContext(floors=found.floors, tables={"boot": found.tables.get("boot", [])})
     return Damaged(aside, lanes, progress, clocks, _bytes_of(aside))

@@ -232,10 +232,11 @@ async def test_a_sensor_that_nothing_is_known_of_disturbs_no_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While one sensor's window cannot be read, readings of another one stay in order, whether they need the disk."""
-    admit = BufferFile.admit
+    admit, asked = BufferFile.admit, list[Append]()
 
     def admit_known(file: BufferFile, appended: Append) -> list[Row]:
         if appended.entries[0].series.device == "unknown":
+            asked.append(appended)
             error = sqlite3.OperationalError("disk I/O error")
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR
             raise error
@@ -251,7 +252,8 @@ async def test_a_sensor_that_nothing_is_known_of_disturbs_no_order(
         append(buffer, [entry(b"2")], [Mark("mqtt/1", b"x")])
         both_wait.set()
         assert await busy
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.3)
+        assert len(asked) < 5, "it is asked each second, not as fast as it answers"
         monkeypatch.undo()
         buffer._queue.look_again()
         rows = await live(buffer, 3)
@@ -648,6 +650,21 @@ async def test_a_replaced_file_takes_the_front_again_and_says_so(tmp_path: Path)
         _, found = await buffer.read(Position(0, -1), 10)
         assert [(row.datum.payload, row.datum.doubt) for row in found] == [(b"1", 1), (b"2", 1)]
         assert (await buffer.recall(*SENSOR, range(8, 9))).known_from == 9, "what Kafka alone had went with the file"
+
+
+async def test_a_salvage_misses_no_rows_that_only_kafka_has(tmp_path: Path) -> None:
+    async with direct(tmp_path / "buffer.db") as buffer:
+        assert await asyncio.wait_for(append(buffer, [entry(b"1", "43")], [Mark("mqtt/1", b"x")]), 5)
+        outcomes = [append(buffer, [entry(b"%d" % number)]) for number in range(10)]
+        rows = await live(buffer, 11)
+        await take(buffer, rows[1:])
+        assert await asyncio.gather(*outcomes) == [True] * 10
+        assert await asyncio.wait_for(append(buffer, [entry(b"2", "43")], [Mark("mqtt/2", b"x")]), 5)
+        await buffer.run(lambda _: buffer._commits._fail(corruption("found just now")))
+        await until(lambda: len(buffer.attachment.salvaged) > 0)
+        assert buffer.attachment.salvaged[0].progress.taken == 2
+        await until(lambda: not any(salvage.is_alive() for salvage in buffer.attachment._salvages))
+        assert await losses(buffer) == []
 
 
 async def test_at_a_clean_end_the_front_is_on_the_disk(tmp_path: Path) -> None:

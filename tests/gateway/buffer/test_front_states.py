@@ -90,6 +90,8 @@ class FrontMachine(RestartedBuffer):
         self.readings: dict[str, list[Entry]] = {device: [] for device in TOPICS}
         self.in_kafka: dict[Identity, bytes] = {}
         """What Kafka has acknowledged."""
+        self.set_aside: set[Identity] = set()
+        """What Kafka has refused, and the quarantine has."""
         self.acknowledged: set[bytes] = set()
         self.told_lost: set[bytes] = set()
         """Dropped, and counted as lost."""
@@ -164,12 +166,18 @@ class FrontMachine(RestartedBuffer):
     def append(self, devices: list[str], numbered: bool) -> None:  # noqa: FBT001
         self._append([self._reading(device, numbered=numbered) for device in devices])
 
-    @rule(device=sensors, places=st.lists(st.integers(1, RECENT), min_size=1, max_size=4), new=st.integers(0, 2))
-    def send_again(self, device: str, places: list[int], new: int) -> None:
-        """Its acknowledgement was lost, or never came."""
+    @rule(
+        device=sensors,
+        places=st.lists(st.integers(1, RECENT), min_size=1, max_size=4),
+        new=st.integers(0, 2),
+        marked=st.booleans(),
+    )
+    def send_again(self, device: str, places: list[int], new: int, marked: bool) -> None:  # noqa: FBT001
+        """Its acknowledgement was lost, or never came. Beside it may be what needs the disk."""
         known = self.readings[device]
         entries = [known[-place] for place in places if place <= len(known)]
-        self._append([*(changed(each) for each in entries), *(self._reading(device) for _ in range(new))])
+        entries = [*(changed(each) for each in entries), *(self._reading(device) for _ in range(new))]
+        self._append(entries, [self._mark()] if marked else [])
 
     @rule(device=sensors)
     def use_a_number_again(self, device: str) -> None:
@@ -186,8 +194,7 @@ class FrontMachine(RestartedBuffer):
         reading = self._reading(device)
         match kind:
             case "mark":
-                self.marks += 1
-                self._append([reading], [Mark(f"test/{self.marks}", b"1")])
+                self._append([reading], [self._mark()])
             case "lost":
                 self._append([replace(reading, lost=(1_000, 1_001))])
             case _:
@@ -195,6 +202,10 @@ class FrontMachine(RestartedBuffer):
                 text = b"input %d" % self.payloads
                 report = self._reading(device, numbered=False)
                 self._append([reading, replace(report, quarantined=input_of("no-route", text, device, "kitchen"))])
+
+    def _mark(self) -> Mark:
+        self.marks += 1
+        return Mark(f"test/{self.marks}", b"1")
 
     @rule(device=sensors)
     def crowd_the_memory(self, device: str) -> None:
@@ -284,6 +295,7 @@ class FrontMachine(RestartedBuffer):
         assert device not in self.parked, "a partition is passed over while it does not answer"
         identity = lane.name, row.sequence
         assert identity not in self.in_kafka or identity in self.come_again, "sent again, and Kafka had it"
+        assert identity not in self.set_aside or identity in self.come_again, "sent again, and it was set aside"
         assert self.seen.setdefault(identity, row.datum.payload) == row.datum.payload
         before = self.given.get((row.lane, device), -1)
         assert before < row.sequence, "given twice, or out of order"
@@ -313,7 +325,9 @@ class FrontMachine(RestartedBuffer):
         except BufferFileError:
             await self._end_session()
             return
-        self.durable |= {((await self.supply.lane(row.lane)).name, row.sequence) for row in rows}
+        moved = {((await self.supply.lane(row.lane)).name, row.sequence) for row in rows}
+        self.durable |= moved
+        self.set_aside |= moved
 
     @rule(devices=some_sensors, backwards=st.booleans())
     def answer(self, devices: set[str], backwards: bool) -> None:  # noqa: FBT001
@@ -516,7 +530,7 @@ class FrontMachine(RestartedBuffer):
     def _note_break(self) -> None:
         """Of what Kafka has, the next file or start may not know."""
         self.cut_lanes.add(self.buffer.lane.name)
-        self.come_again.update(self.in_kafka)
+        self.come_again |= {*self.in_kafka, *self.set_aside}
         # Part of what was not acknowledged may be in Kafka.
         self.told_twice.update(text for sent in self.sent if not sent.outcome for text in sent.texts)
         self.told_twice |= {each.datum.payload for known in self.readings.values() for each in known}
