@@ -154,7 +154,8 @@ class Tables:
         made = _MAKERS.get(name)
         if made is not None:
             return made(self, asked)
-        return self.source.table(f"{self.warehouse}/{name}", BESIDE[name])
+        path, columns = f"{self.warehouse}/{name}", BESIDE[name]
+        return self.source.optional(path, columns) if columns else self.source.table(path)
 
     def make_views(self, query: str) -> None:
         """Make the views that a query names, as of now."""
