@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -59,7 +60,7 @@ class Form:
 
     @property
     def is_whole(self) -> bool:
-        """True if rows go to a program, which gets every column."""
+        """True if rows go to a program, which gets more columns."""
         return self.as_json or self.as_csv or self.out is not None
 
 
@@ -270,7 +271,8 @@ def _plain(value: object) -> object:
         return {name: _plain(member) for name, member in value.asDict().items()}
     if isinstance(value, list):
         return [_plain(member) for member in value]
-    return value
+    # JSON has no NaN and no infinity.
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _text_of(value: object) -> str:

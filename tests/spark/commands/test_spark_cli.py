@@ -87,3 +87,11 @@ def test_a_list_of_times_is_no_time(capsys: pytest.CaptureFixture[str]) -> None:
         found = db.sql("SELECT time, [time] AS times FROM (SELECT TIMESTAMP '2026-03-14 12:00:00' AS time)")
         print_relation(db, found, Form(as_json=True))
     assert capsys.readouterr().out == '{"time": "2026-03-14T12:00:00.000000Z", "times": ["2026-03-14 12:00:00"]}\n'
+
+
+def test_a_number_that_json_lacks_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with duckdb.connect() as db:
+        print_relation(
+            db, db.sql("SELECT 1.5::DOUBLE AS x, 'nan'::DOUBLE AS y, ['-inf'::DOUBLE] AS z"), Form(as_json=True)
+        )
+    assert capsys.readouterr().out == '{"x": 1.5, "y": "nan", "z": ["-inf"]}\n'
