@@ -215,6 +215,16 @@ class Tables:
         query = " UNION ".join(f"SELECT site FROM ({table}) WHERE site IS NOT NULL" for table in tables)
         return [site for (site,) in self.source.rows(f"{query} ORDER BY site")]
 
+    def streams(self) -> list[str]:
+        """The names of all streams that were heard."""
+        heard = self.source.table(f"{self.version()[0]}/devices_heard")
+        return [stream for (stream,) in self.source.rows(f"SELECT DISTINCT stream FROM ({heard}) ORDER BY stream")]
+
+    def metrics(self) -> list[str]:
+        """The names of all metrics that ever came. It reads all of `log`."""
+        names = f"SELECT DISTINCT unnest(metrics).name AS metric FROM ({self.log_sql(ALL)}) ORDER BY metric"
+        return [metric for (metric,) in self.source.rows(names)]
+
     def devices_at(self, site: str) -> list[str]:
         """The names of all devices that are or were at a site."""
         table = self.select("devices")
