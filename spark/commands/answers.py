@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import math
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -38,6 +40,8 @@ ROWS_AT_ONCE = 10_000
 """Rows that are in memory on their way to CSV."""
 SUFFIXES = (".csv", ".parquet")
 """Endings of files that an answer can be written to."""
+_TIME = re.compile(r"TIMESTAMP[^\[]*")
+"""DuckDB's types of times. A list of times ends in brackets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Form:
 
     @property
     def is_whole(self) -> bool:
-        """True if rows go to a program, which gets every column."""
+        """True if rows go to a program, which gets more columns."""
         return self.as_json or self.as_csv or self.out is not None
 
 
@@ -81,7 +85,7 @@ def print_relation(
     names = rows.columns
     places = [*range(len(names))] if columns is None else [names.index(name) for name in columns]
     shown = _distinct([names[place] for place in places])
-    times = [name for name, place in zip(shown, places, strict=True) if str(rows.types[place]).startswith("TIMESTAMP")]
+    times = [name for name, place in zip(shown, places, strict=True) if _TIME.fullmatch(str(rows.types[place]))]
     kept = rows if form.limit is None else rows.limit(form.limit + (form.out is None))
     if form.out is not None and form.out.suffix == ".parquet":
         chosen = kept.project(
@@ -267,7 +271,8 @@ def _plain(value: object) -> object:
         return {name: _plain(member) for name, member in value.asDict().items()}
     if isinstance(value, list):
         return [_plain(member) for member in value]
-    return value
+    # JSON has no NaN and no infinity.
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _text_of(value: object) -> str:

@@ -70,15 +70,15 @@ def latest(  # noqa: PLR0913, PLR0917 - the question, and its table
 
 
 def explain_nothing(tables: "Tables", asked: Asked, form: Form, time: str | None, rows: Callable[[Asked], str]) -> None:
-    """Say why an answer has no rows. Raises click.BadParameter for a device or a site that nobody knows."""
+    """Say why an answer has no rows. Raises click.BadParameter for a name that nobody knows."""
     nearest = [] if time is None else _nearest(tables, asked, form, time, rows)
     if nearest:
         beside(f"nothing in this span: {', '.join(nearest)}")
         return
-    if asked.device is not None:
-        _expect_known(asked.device, "device", tables.devices())
-    if asked.site is not None:
-        _expect_known(asked.site, "site", tables.sites())
+    known = {"device": tables.devices, "site": tables.sites, "stream": tables.streams, "metric": tables.metrics}
+    for what, names in known.items():
+        if (name := getattr(asked, what)) is not None:
+            _expect_known(name, what, names())
     if asked.has_span:
         beside("nothing in this span, nor at any other time")
 

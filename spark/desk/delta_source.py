@@ -14,10 +14,15 @@ import duckdb
 from deltalake import DeltaTable
 
 from spark.desk.asked import quoted, text
+from spark.engine.told_error import ToldError
 
 TYPES = {"string": "VARCHAR", "long": "BIGINT", "integer": "INTEGER", "binary": "BLOB", "float": "FLOAT"}
 """DuckDB's names of Delta's types, where they differ."""
 STATISTIC = re.compile(r'"((?:min|max|null_count|partition)\.\w+|num_records)"')
+
+
+class NoTableError(ToldError):
+    """A table is not there, which every warehouse has. The message says what makes it."""
 
 
 class Source:
@@ -41,18 +46,21 @@ class Source:
     def table(self, path: str, also: Mapping[str, str] | None = None, files: str | None = None) -> str:
         """Return a SELECT of a table's rows.
 
-        `also` names columns with their types. Columns that the table lacks are null. If there is no table, these are
-        all columns, and there are no rows. `files` is a condition on Delta's statistics of a file, such as
-        `"max.ordinal" > 7`: only files that meet it are read.
+        `also` names columns with their types. Columns that the table lacks are null. `files` is a condition on Delta's
+        statistics of a file, such as `"max.ordinal" > 7`: only files that meet it are read. Raises NoTableError.
         """
         (found,) = self.parts(path, also, files)
         return found
+
+    def optional(self, path: str, columns: Mapping[str, str]) -> str:
+        """Return a SELECT of the rows of a table that need not be there. Then it has these columns and no rows."""
+        return self.table(path, columns) if _is_table(path) else f"SELECT {_nulls(columns)} WHERE FALSE"
 
     def parts(self, path: str, also: Mapping[str, str] | None, *files: str | None) -> list[str]:
         """Return a SELECT for each condition on files, as `table` does. All are of one version of the table."""
         wanted = also or {}
         if not _is_table(path):
-            return [f"SELECT {_nulls(wanted)} WHERE FALSE"] * len(files)
+            raise NoTableError(f"the table {path} is not there yet: `sluice-cloud ingest` makes it at its start")
         table = _opened(path)
         fields = {each["name"]: each["type"] for each in json.loads(table.schema().to_json())["fields"]}
         missing = {name: kind for name, kind in wanted.items() if name not in fields}

@@ -190,7 +190,7 @@ KEY = ("namespace", "gateway")
 
 def read_registry(source: Source, warehouse: str) -> dict[tuple[str, str], tuple[str | None, int | None]]:
     """Return site and time of retirement of each registered gateway."""
-    table = source.table(f"{warehouse}/gateway_registry", REGISTRY_ALSO)
+    table = source.optional(f"{warehouse}/gateway_registry", REGISTRY_ALSO)
     rows = source.rows(f"SELECT namespace, gateway, site, epoch_us(retired_from) FROM ({table})")
     return {(namespace, gateway): (site, retired_us) for namespace, gateway, site, retired_us in rows}
 
@@ -232,8 +232,7 @@ def _rejects(source: Source, tables: str) -> list[Loss]:
 
 def _lost_in_kafka(source: Source, tables: str, gateways: Iterable[tuple[str, str]]) -> list[Loss]:
     """Records that Kafka deleted unread, as a loss of each gateway: nobody knows whose they were, nor their times."""
-    path = f"{tables}/reading_starts"
-    table = source.table(path, {"at_us": "BIGINT", "losses": "INTEGER[]"} if not source.columns(path) else None)
+    table = source.optional(f"{tables}/reading_starts", {"at_us": "BIGINT", "losses": "INTEGER[]"})
     starts = source.rows(f"SELECT at_us FROM ({table}) WHERE len(losses) > 0")
     return [
         # No real boot has this name, so nothing is known of its clock.

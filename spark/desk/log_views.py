@@ -72,11 +72,11 @@ def effective_log(source: Source, tables: str, files: str | None = None) -> str:
 def _effective(source: Source, tables: str, *files: str | None) -> list[str]:
     """Return parts of `log`, by conditions on its files, with the amendments applied to each."""
     # Amendments first: an amendment whose batch `log` lacks would take a record away without its better copy.
-    has_amendments = source.has_rows(f"{tables}/amendments")
-    amendments = source.table(f"{tables}/amendments", ALSO)
-    logs = source.parts(f"{tables}/log", ALSO, *files)
+    path = f"{tables}/amendments"
     # Most warehouses have none. They are spared the join.
-    if not has_amendments:
+    amendments = source.table(path, ALSO) if source.has_rows(path) else None
+    logs = source.parts(f"{tables}/log", ALSO, *files)
+    if amendments is None:
         return logs
     latest = f"""SELECT * EXCLUDE (amended_ordinal) FROM ({amendments})
         QUALIFY row_number() OVER (PARTITION BY {", ".join(ROW)} ORDER BY amended_ordinal DESC) = 1"""

@@ -8,7 +8,8 @@ import duckdb
 
 from spark.engine.told_error import ToldError
 
-_EXPLAIN = re.compile(r"\s*EXPLAIN\s+(?:ANALYZE\s+)?(?:\([^)]*\)\s*)?", re.IGNORECASE)
+_EXPLAIN = re.compile(r"\A\s*EXPLAIN\s+(?:ANALYZE\s+)?", re.IGNORECASE)
+"""Words before the statement that is explained. Options in brackets are refused: their end is hard to find."""
 _NOT_THERE = re.compile(r"(?:Table|View) with name (\S+) does not exist")
 _NO_COLUMN = re.compile(r'Referenced column "(.*?)" not found')
 _OTHER_WORDS = re.compile(r"(?<!\.)\b(?:at|offset)\b", re.IGNORECASE)

@@ -22,6 +22,7 @@ from spark.desk.statements import SPARKS_WORDS, named_in
 from spark.desk.windows_sql import PROOF_COLUMNS, windows
 from spark.engine.told_error import ToldError
 from spark.engine.warehouse_folder import absolute, is_local, no_tables
+from spark.finality.loss_figures import bounded
 from spark.windows.window_sizes import WINDOW_PROPERTY, chosen_size
 
 FACTOR = "DECIMAL(12, 6)"
@@ -44,12 +45,13 @@ BESIDE: Mapping[str, Mapping[str, str]] = {
     "deletions": {"namespace": "VARCHAR", "device": "VARCHAR", "deleted_at": "TIMESTAMP"},
     "upkeep": {"what": "VARCHAR", "before": "DATE", "at": "TIMESTAMP"},
 }
-"""Tables beside the versions, which are shown as they are. Those that may not be there have their columns."""
+"""Tables beside the versions, which are shown as they are. Those that need not be there have their columns."""
 GAP_COLUMNS = {
     **dict.fromkeys(("namespace", "device", "stream", "device_counter", "device_boot"), "VARCHAR"),
     **dict.fromkeys(("first", "last", "count", "after_us", "after_error_us", "before_us", "before_error_us"), "BIGINT"),
     "explained": "BOOLEAN",
     "reasons": "VARCHAR[]",
+    **dict.fromkeys(("from_us", "to_us"), "BIGINT"),
 }
 GATEWAY_COLUMNS = {
     **dict.fromkeys(("namespace", "gateway", "site", "buffer"), "VARCHAR"),
@@ -154,7 +156,8 @@ class Tables:
         made = _MAKERS.get(name)
         if made is not None:
             return made(self, asked)
-        return self.source.table(f"{self.warehouse}/{name}", BESIDE[name])
+        path, columns = f"{self.warehouse}/{name}", BESIDE[name]
+        return self.source.optional(path, columns) if columns else self.source.table(path)
 
     def make_views(self, query: str) -> None:
         """Make the views that a query names, as of now."""
@@ -212,6 +215,16 @@ class Tables:
         query = " UNION ".join(f"SELECT site FROM ({table}) WHERE site IS NOT NULL" for table in tables)
         return [site for (site,) in self.source.rows(f"{query} ORDER BY site")]
 
+    def streams(self) -> list[str]:
+        """The names of all streams that were heard."""
+        heard = self.source.table(f"{self.version()[0]}/devices_heard")
+        return [stream for (stream,) in self.source.rows(f"SELECT DISTINCT stream FROM ({heard}) ORDER BY stream")]
+
+    def metrics(self) -> list[str]:
+        """The names of all metrics that ever came. It reads all of `log`."""
+        names = f"SELECT DISTINCT unnest(metrics).name AS metric FROM ({self.log_sql(ALL)}) ORDER BY metric"
+        return [metric for (metric,) in self.source.rows(names)]
+
     def devices_at(self, site: str) -> list[str]:
         """The names of all devices that are or were at a site."""
         table = self.select("devices")
@@ -235,15 +248,15 @@ class Tables:
         table = self.source.table(f"{tables}/window_parts", files=" AND ".join(files) or None)
         return f"SELECT * FROM ({table}) {where(rows)}"
 
-    def _at_site(self, rows: str, asked: Asked, time: str) -> str:
-        """Those rows whose device was at the site that is asked for."""
+    def _at_site(self, rows: str, asked: Asked, time: str, until: str | None = None) -> str:
+        """Those rows whose device was at the site that is asked for, at a time or at some time from it to `until`."""
         if asked.site is None:
             return rows
         devices = f"SELECT * FROM ({self.select('devices')}) {where(equal(asked, 'site'))}"
-        # A loss whose time nothing bounds may have happened there.
+        # If nothing bounds the time of a loss, it may have happened there.
         return f"""SELECT r.* FROM ({rows}) AS r SEMI JOIN ({devices}) AS d
             ON r.namespace = d.namespace AND r.device = d.device
-            AND coalesce(r.{time} >= d.valid_from, TRUE) AND coalesce(r.{time} < d.valid_to, TRUE)"""
+            AND coalesce(r.{until or time} >= d.valid_from, TRUE) AND coalesce(r.{time} < d.valid_to, TRUE)"""
 
     def readings_sql(self, asked: Asked) -> str:
         tables, streams = self.version()
@@ -259,19 +272,23 @@ class Tables:
 
     def gaps_sql(self, evidence: Evidence, asked: Asked) -> str:
         rows = [
-            (*device, *gap[1:7], *gap.after, *gap.before, gap.explained, gap.reasons) for device, gap in evidence.gaps()
+            (
+                *(*device, *gap[1:7], *gap.after, *gap.before, gap.explained, gap.reasons),
+                *(bounded(gap.from_us), bounded(gap.to_us)),
+            )
+            for device, gap in evidence.gaps()
         ]
         figures = self.source.values(GAP_COLUMNS, rows)
         found = f"""SELECT namespace, device, stream, device_counter, device_boot, first, last, count,
                 make_timestamp(after_us) AS after_time, after_error_us, make_timestamp(before_us) AS before_time,
-                before_error_us, explained, reasons FROM ({figures})"""
-        limits = equal(asked, "device")
+                before_error_us, explained, reasons, make_timestamp(from_us) AS from_time,
+                make_timestamp(to_us) AS to_time FROM ({figures})"""
         # A counter that all streams share has no stream.
-        limits += [f"(stream IS NULL OR {condition})" for condition in equal(asked, "stream")]
-        limits += within("before_time", Asked(since_us=asked.since_us)) + within(
-            "after_time", Asked(until_us=asked.until_us)
+        limits = equal(asked, "device") + [f"(stream IS NULL OR {condition})" for condition in equal(asked, "stream")]
+        rows_then = self._at_site(
+            f"SELECT * FROM ({found}) {where(limits + _may_be_within(asked))}", asked, "from_time", "to_time"
         )
-        return self._at_site(f"SELECT * FROM ({found}) {where(limits)}", asked, "before_time")
+        return f"SELECT * EXCLUDE (from_time, to_time) FROM ({rows_then})"
 
     def losses_sql(self, evidence: Evidence, asked: Asked) -> str:
         """What is gone for good or in the quarantine, of readings that may be of these devices and times, as SQL."""
@@ -281,12 +298,7 @@ class Tables:
                 make_timestamp(told_us) AS told_time, told_error_us FROM ({figures})"""
         # If nobody can say whose readings were lost, or when, they may be of this device and of this time.
         limits = [f"(device IS NULL OR {condition})" for condition in equal(asked, "device")]
-        for column, span in (
-            ("to_time", Asked(since_us=asked.since_us)),
-            ("from_time", Asked(until_us=asked.until_us)),
-        ):
-            limits += [f"({column} IS NULL OR {condition})" for condition in within(column, span)]
-        rows = f"SELECT * FROM ({found}) {where(limits)}"
+        rows = f"SELECT * FROM ({found}) {where(limits + _may_be_within(asked))}"
         if asked.site is None:
             return rows
         there = [
@@ -295,7 +307,9 @@ class Tables:
             if site == asked.site
         ]
         of_gateways = f"device IS NULL AND (namespace, gateway) IN ({', '.join(there)})" if there else "FALSE"
-        return f"{self._at_site(rows, asked, 'to_time')} UNION ALL SELECT * FROM ({rows}) WHERE {of_gateways}"
+        return (
+            f"{self._at_site(rows, asked, 'from_time', 'to_time')} UNION ALL SELECT * FROM ({rows}) WHERE {of_gateways}"
+        )
 
     def missing_sql(self, asked: Asked) -> str:
         """Return the missing numbers of devices and, in the same columns, what was lost without a number, as SQL."""
@@ -336,6 +350,12 @@ VIEWS = (
 )
 """Names of all views, in the order in which messages list them."""
 _ORDER = (*_OF_EVIDENCE, *(name for name in VIEWS if name not in _OF_EVIDENCE))
+
+
+def _may_be_within(asked: Asked) -> list[str]:
+    """Conditions on rows that happened between `from_time` and `to_time`. Null is no bound."""
+    since, until = Asked(since_us=asked.since_us), Asked(until_us=asked.until_us)
+    return [f"coalesce({limit}, TRUE)" for limit in (*within("to_time", since), *within("from_time", until))]
 
 
 def _us(time: Time) -> int | None:

@@ -32,8 +32,8 @@ def figures_of(clocks: Clocks, namespace: str, device: str | None, loss: DeviceL
     timed = timed_loss(clocks, namespace, loss)
     return LossFigures(
         *(namespace, loss.gateway, device, loss.reason, loss.size),
-        from_us=_bounded(timed.from_us),
-        to_us=_bounded(timed.to_us),
+        from_us=bounded(timed.from_us),
+        to_us=bounded(timed.to_us),
         device_boot=loss.device_boot,
         first_sequence=loss.first_sequence,
         last_sequence=loss.last_sequence,
@@ -42,5 +42,6 @@ def figures_of(clocks: Clocks, namespace: str, device: str | None, loss: DeviceL
     )
 
 
-def _bounded(us: int) -> int | None:
+def bounded(us: int) -> int | None:
+    """A time of a span; None if it is no bound."""
     return us if EARLIEST_US <= us <= LATEST_US else None

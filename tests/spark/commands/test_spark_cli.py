@@ -2,10 +2,12 @@
 
 from decimal import Decimal
 
+import duckdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark.commands.answers import Form, print_relation
 from spark.commands.table_text import cell_text, columns_left_out, table_lines, time_text, to_the_second
 
 COLUMNS = ("window_start", "namespace", "device", "n", "min", "late", "batch")
@@ -78,3 +80,18 @@ def test_a_time_has_as_many_digits_as_it_needs_or_there_is_room_for() -> None:
     assert time_text(noon_us + 250_000) == "2026-03-14T12:00:00.250000Z"
     assert to_the_second(time_text(noon_us + 999_999)) == "2026-03-14T12:00:00Z"
     assert to_the_second(time_text(None)) == time_text(None) == "-"
+
+
+def test_a_list_of_times_is_no_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with duckdb.connect() as db:
+        found = db.sql("SELECT time, [time] AS times FROM (SELECT TIMESTAMP '2026-03-14 12:00:00' AS time)")
+        print_relation(db, found, Form(as_json=True))
+    assert capsys.readouterr().out == '{"time": "2026-03-14T12:00:00.000000Z", "times": ["2026-03-14 12:00:00"]}\n'
+
+
+def test_a_number_that_json_lacks_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with duckdb.connect() as db:
+        print_relation(
+            db, db.sql("SELECT 1.5::DOUBLE AS x, 'nan'::DOUBLE AS y, ['-inf'::DOUBLE] AS z"), Form(as_json=True)
+        )
+    assert capsys.readouterr().out == '{"x": 1.5, "y": "nan", "z": ["-inf"]}\n'

@@ -6,7 +6,7 @@ import duckdb
 import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 
-from spark.desk.delta_source import Source
+from spark.desk.delta_source import NoTableError, Source
 
 
 def append(path: Path, rows: str) -> None:
@@ -60,11 +60,16 @@ def test_without_a_statistic_every_file_is_read(table: Path) -> None:
     assert source.statistics(str(table), 'max("max.site")') is None
 
 
-def test_where_there_is_no_table_there_are_columns_without_rows(tmp_path: Path) -> None:
+def test_a_table_that_need_not_be_there_has_columns_without_rows(tmp_path: Path) -> None:
     source = Source()
-    nothing = source.table(str(tmp_path / "none"), {"device": "VARCHAR", "at": "TIMESTAMP"})
+    nothing = source.optional(str(tmp_path / "none"), {"device": "VARCHAR", "at": "TIMESTAMP"})
     relation = source.db.sql(nothing)
     assert (relation.columns, relation.fetchall()) == (["device", "at"], [])
+
+
+def test_a_table_that_every_warehouse_has_is_told_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(NoTableError, match="none is not there yet: `sluice-cloud ingest` makes it"):
+        Source().table(str(tmp_path / "none"), {"device": "VARCHAR"})
 
 
 @pytest.mark.parametrize("name", ["it's", "*", "what?", "two words", "site=north"])
