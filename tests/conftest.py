@@ -4,6 +4,8 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import structlog
@@ -40,9 +42,15 @@ SPARK_TIMEOUT_S = 900
 @pytest.fixture(autouse=True)
 def log_as_it_was() -> Iterator[None]:
     """Undo the changes that a command within a test makes to the log."""
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
+    before, configure = structlog.get_config(), structlog.configure
+
+    def without_cache(**settings: Any) -> None:
+        # A logger that is cached would write to that test's standard error for ever.
+        configure(**{**settings, "cache_logger_on_first_use": False})
+
+    with mock.patch.object(structlog, "configure", without_cache):
+        yield
+    configure(**before)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
