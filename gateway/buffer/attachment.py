@@ -93,8 +93,8 @@ class Attachment:
         self.file: BufferFile
         self.is_attached = False
         self.rewinds = 0
-        """Grows when rows are stored before rows already read, or when passed over ones should be tried again. Readers
-        must then begin at START again."""
+        """Grows when rows are stored before rows already read, or when rows that were passed over should be read again.
+        Readers must then begin at START again."""
         self.set_aside: deque[SetAside] = deque(maxlen=REMEMBERED_MAX)
         """Files that were replaced since the start. The reporter removes them."""
         self.salvaged: deque[SalvagedBatch] = deque(maxlen=REMEMBERED_MAX)

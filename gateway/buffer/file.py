@@ -223,14 +223,14 @@ class BufferFile:
             if rows:
                 insert_rows(self.connection, rows)
                 self.lanes.added(len(rows), rows[-1].sequence, NOTHING_US if pending is None else pending.event_from_us)
-                series = [self.series.find(row.series) for row in rows]
+                series = {number: self.series.find(number) for number in {row.series for row in rows}}
                 self.shares.come(
-                    (of.device, Position(row.lane, row.sequence), len(row.datum.payload))
-                    for row, of in zip(rows, series, strict=True)
+                    (series[row.series].device, Position(row.lane, row.sequence), len(row.datum.payload))
+                    for row in rows
                 )
                 self._runs.written(
-                    (of, row.datum.device_boot)
-                    for row, of in zip(rows, series, strict=True)
+                    (series[row.series], row.datum.device_boot)
+                    for row in rows
                     if row.datum.device_boot is not None and row.datum.device_sequence is not None
                 )
         return self.front.first_behind(self.written) is None

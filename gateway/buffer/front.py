@@ -62,9 +62,9 @@ class Front:
                 self._rows[row.sequence] = row, of, admitted
 
     def hold(self, appends: Iterable[Append]) -> list[Append]:
-        """Take up stored appends that no queue counts, if earlier ones of their devices are not durable. Returns them.
+        """Hold back stored appends if earlier ones of their devices are not durable: they may be resends of these.
 
-        They may be resends of these.
+        Returns those that are held back. Their bytes count no more, as they have left the queue.
         """
         held: list[Append] = []
         with self._lock:

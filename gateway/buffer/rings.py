@@ -22,7 +22,7 @@ MARKED_MAX = 20_000
 
 
 def begin_again(lane: Lane) -> Mark:
-    """The mark by which the file surely knows nothing of any ring, as its process begins with this lane."""
+    """The mark of a process that begins with this lane, and to which the file tells nothing certain of any ring."""
     return Mark(AGAIN_MARK, lane.name.encode())
 
 
