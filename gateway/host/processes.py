@@ -3,6 +3,8 @@
 import grp
 import os
 import pwd
+import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,24 +35,47 @@ def processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - names are enough
 
 
-def opened_by(process: int) -> list[str]:
-    """Return what a process has open; empty if this user may not see it, or if the process has ended."""
-    found = []
+def opened_by(process: int) -> dict[str, str]:
+    """Return what a process has open, and where below /proc it is.
+
+    It is empty if this user may not see it, or if the process has ended.
+    """
+    found = {}
     with as_root():
         try:
             names = os.listdir(f"/proc/{process}/fd")  # noqa: PTH208 - names are enough, and there may be thousands
         except OSError:
-            return []
+            return {}
         for name in names:
             # This descriptor was closed in between; those after it may still be open.
             with suppress(OSError):
-                found.append(os.readlink(f"/proc/{process}/fd/{name}"))  # noqa: PTH115 - the same
+                descriptor = f"/proc/{process}/fd/{name}"
+                found[os.readlink(descriptor)] = descriptor  # noqa: PTH115 - the same
     return found
 
 
 def has_open(process: int, path: Path) -> bool:
-    """Whether a process has a file open, as far as this user is told."""
-    return str(path.resolve()) in opened_by(process)
+    """Whether a process has a file or a device open, as far as this user is told."""
+    return is_among(opened_by(process), str(path.resolve()))
+
+
+def is_among(opened: Mapping[str, str], real_path: str) -> bool:
+    """Whether a file or a device is among those that a process has open (`opened_by`).
+
+    In a container, the same name may be of another file. A serial port's number is the same everywhere, but each
+    container counts its own terminals from 0.
+    """
+    if real_path not in opened:
+        return False
+    try:
+        ours = os.stat(real_path)  # noqa: PTH116 - as above
+        with as_root():
+            theirs = os.stat(opened[real_path])  # noqa: PTH116 - as above
+    except OSError:
+        return False
+    if stat.S_ISCHR(ours.st_mode) and not real_path.startswith("/dev/pts/"):
+        return ours.st_rdev == theirs.st_rdev
+    return os.path.samestat(ours, theirs)
 
 
 def name_of(process: int) -> str:
@@ -67,11 +92,11 @@ def terminal_of(process: int) -> int:
     Any user may read it of every process, unlike the files that a process has open.
     """
     try:
-        stat = Path(f"/proc/{process}/stat").read_text(errors="replace")
+        told = Path(f"/proc/{process}/stat").read_text(errors="replace")
     except OSError:
         return 0
     # The name before it stands in parentheses, and may itself contain some.
-    number = int(stat.rpartition(")")[2].split()[_TTY_FIELD])
+    number = int(told.rpartition(")")[2].split()[_TTY_FIELD])
     return os.makedev(number >> 8 & 0xFFF, number & 0xFF | number >> 12 & 0xFFF00)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.host.processes import name_of, opened_by, processes, running, terminal_of
+from gateway.host.processes import is_among, name_of, opened_by, processes, running, terminal_of
 
 MODEM_MANAGER = "ModemManager"
 BRLTTY = "brltty"
@@ -57,14 +57,19 @@ def adapters() -> list[Adapter]:
 
 
 def holders(ports: Collection[str]) -> dict[str, list[Holder]]:
-    """Other processes that have these ports open, by real path. Not every user may see those of other users."""
+    """Other processes that have these ports open, by real path.
+
+    Where this user may not see what a process has open, its controlling terminal tells.
+    """
     numbers = {number: port for port in ports if (number := _device_number(port))}
     found: dict[str, list[Holder]] = {}
     for process in processes():
         if process == os.getpid():
             continue
-        held = {opened for opened in opened_by(process) if opened in ports}
-        held |= {numbers[number] for number in (terminal_of(process),) if number in numbers}
+        if opened := opened_by(process):
+            held = {port for port in ports if is_among(opened, port)}
+        else:
+            held = {numbers[number] for number in (terminal_of(process),) if number in numbers}
         for port in held:
             found.setdefault(port, []).append(Holder(process, name_of(process)))
     return found

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from serial.tools import list_ports
 
+from gateway.host.processes import opened_by
 from gateway.serial_lines.rivals import (
     Adapter,
     Holder,
@@ -26,6 +27,8 @@ from gateway.serial_lines.rivals import (
 )
 
 OR_ELSE = "take the port out of serial.ports"
+OWN_TERMINALS = ("unshare", "--mount", "sh", "-ec", 'mount -t devpts -o newinstance none /dev/pts; exec "$@"', "sh")
+"""What a container does to have terminals of its own."""
 CH340 = Adapter("/dev/ttyUSB0", 0x1A86, 0x7523, None, "1-1.2")
 
 
@@ -38,9 +41,15 @@ def port() -> Iterator[str]:
 
 
 @contextmanager
-def process(program: str, *arguments: str) -> Iterator[int]:
-    """A process that runs this Python program; it is there once it prints."""
-    command = [sys.executable, "-c", f"import os, sys\n{program}\nprint(flush=True); sys.stdin.read()", *arguments]
+def process(program: str, *arguments: str, within: tuple[str, ...] = ()) -> Iterator[int]:
+    """A process that runs this Python program; it is there once it prints. `within` is a command that executes it."""
+    command = [
+        *within,
+        sys.executable,
+        "-c",
+        f"import os, sys\n{program}\nprint(flush=True); sys.stdin.read()",
+        *arguments,
+    ]
     started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert started.stdout is not None
     started.stdout.readline()
@@ -61,10 +70,19 @@ def test_a_login_is_seen_by_its_terminal_whatever_it_shows_of_its_files(
     port: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A login console is root's. Only root may see its open files, but everybody may see its terminal."""
-    monkeypatch.setattr("gateway.serial_lines.rivals.opened_by", lambda _process: [])
+    monkeypatch.setattr("gateway.serial_lines.rivals.opened_by", lambda _process: {})
     # The first terminal that the leader of a session opens becomes its own.
     with process("os.open(sys.argv[1], os.O_RDWR)", port) as pid:
         assert [holder.process for holder in holders((port,))[port]] == [pid]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_terminal_of_the_same_name_in_a_container_is_another(port: str) -> None:
+    number = int(Path(port).name)
+    opens = f"ends = [os.openpty() for _ in range({number + 1})]; assert os.ttyname(ends[-1][1]) == sys.argv[1]"
+    with process(opens, port, within=OWN_TERMINALS) as pid:
+        assert port in opened_by(pid)
+        assert holders((port,)) == {}
 
 
 def test_what_to_do_depends_on_the_program() -> None:
