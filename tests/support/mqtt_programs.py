@@ -2,8 +2,8 @@
 
 The programs lie in `tests/support/mqtt_clients`, one for each client, and do the same job. Their environment says where
 to connect, with a kept session, and which commands to subscribe to. They publish each line of their standard input, and
-end with it. They write a line for each event: `connected`, `subscribed`, `acknowledged READING`, `command PAYLOAD`, and
-`untold READING` where the client delivers a reading and will not tell. Any other line tells a failure.
+end with it. They write a line for each event: `connected`, `subscribed`, `acknowledged READING` and `command PAYLOAD`.
+Any other line tells a failure.
 """
 
 import contextlib
@@ -104,8 +104,6 @@ class Running:
     given: int = 0
     acknowledged: set[int] = field(default_factory=set)
     """Readings whose PUBACK or PUBCOMP came."""
-    untold: set[int] = field(default_factory=set)
-    """Readings that the client delivers without telling the program."""
     commands: set[int] = field(default_factory=set)
     connections: int = 0
     subscribed: bool = False
@@ -115,12 +113,12 @@ class Running:
 
     @property
     def finished(self) -> bool:
-        """Whether all that it was given is acknowledged, or will be without the program being told."""
+        """Whether all that it was given is acknowledged."""
         return self._unfinished == 0
 
     @property
     def _unfinished(self) -> int:
-        return self.given - len(self.acknowledged) - len(self.untold)
+        return self.given - len(self.acknowledged)
 
     def publish(self, limit: float) -> None:
         """Give it readings from now on until it has been given so many; no more if it has been."""
@@ -142,9 +140,6 @@ class Running:
             match line.split():
                 case ["acknowledged", reading]:
                     self.acknowledged.add(int(reading))
-                    self._feed()
-                case ["untold", reading]:
-                    self.untold.add(int(reading))
                     self._feed()
                 case ["command", payload]:
                     self.commands.add(int(payload))

@@ -18,6 +18,8 @@ func main() {
 	options.AddBroker("tcp://" + job("HOST") + ":" + job("PORT"))
 	options.SetClientID(job("NAME")).SetUsername(job("NAME")).SetPassword(job("SECRET"))
 	options.SetCleanSession(false)
+	store := mqtt.NewMemoryStore()
+	options.SetStore(store)
 	options.SetConnectRetry(true).SetConnectRetryInterval(200 * time.Millisecond)
 	options.SetMaxReconnectInterval(time.Second)
 	options.SetDefaultPublishHandler(func(_ mqtt.Client, message mqtt.Message) {
@@ -43,11 +45,14 @@ func main() {
 		token := client.Publish(job("TOPIC"), qos, false, reading)
 		go func() {
 			if token.Wait() && token.Error() != nil {
-				// The write failed. The client keeps the message, and sends it on its next connection.
-				fmt.Println("untold", reading)
-			} else {
-				fmt.Println("acknowledged", reading)
+				// The write failed. The client keeps the message, and sends it on its next connection. It tells nobody
+				// when that was acknowledged, but its store does.
+				kept := fmt.Sprintf("o.%d", token.(*mqtt.PublishToken).MessageID())
+				for store.Get(kept) != nil {
+					time.Sleep(20 * time.Millisecond)
+				}
 			}
+			fmt.Println("acknowledged", reading)
 		}()
 	}
 }
