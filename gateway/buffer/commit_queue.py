@@ -241,11 +241,14 @@ class CommitQueue:
             return calls, self._is_closing
 
     def _due_s(self, *, admits: bool) -> float:
-        due_s = self._delete_due_s
-        if self._own or self._for_disk or (self._readings and not admits):
+        due_s, again_s = self._delete_due_s, self._looked_s + RETRY_S
+        if self._for_disk or (self._readings and not admits):
             due_s = min(due_s, self._append_due_s)
-        # Readings that may be admitted wait for no commit. The file did not tell what it knows of the first one.
-        return min(due_s, self._looked_s + RETRY_S) if self._readings and admits else due_s
+        if self._own:
+            # If the file did not tell what it knows of the first one, that may take as long as the disk is broken.
+            due_s = min(due_s, self._append_due_s if self._own[0].unknown_since_s is None else again_s)
+        # Readings that may be admitted wait for no commit, unless the file did not tell what it knows of the first one.
+        return min(due_s, again_s) if self._readings and admits else due_s
 
     @property
     def has_readings(self) -> bool:

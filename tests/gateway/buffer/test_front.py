@@ -738,6 +738,26 @@ async def test_a_sensor_that_nothing_is_known_of_holds_up_nobody_on_a_disk_that_
             assert failure(buffer) is not None, "a commit of nothing tells nothing of the disk"
 
 
+async def test_an_event_that_no_disk_knows_is_tried_each_second(tmp_path: Path) -> None:
+    """The disk gives no page, but takes commits: one of another event must not follow upon the other."""
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        await buffer.run(lambda file: file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+        await buffer.run(lambda file: file.connection.execute("PRAGMA shrink_memory").fetchone())
+        # The pages of a commit are in memory. Those of the series are not.
+        await buffer.transact(lambda file: file.probe())
+        told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        with dead_disk(path, ""):
+            buffer.append_own(entry(b"event", "gateway"), told.set_result)
+            await until(lambda: failure(buffer) is not None)
+            before = await buffer.run(lambda file: file.connection.total_changes)
+            await asyncio.sleep(1.5)
+            changes = await buffer.run(lambda file: file.connection.total_changes) - before
+        assert 0 < changes < 10
+        await take(buffer, await live(buffer, 1))
+        assert await told
+
+
 async def test_many_rows_of_the_front_make_no_buffer_full(tmp_path: Path) -> None:
     async with direct(tmp_path / "buffer.db", bytes_max=4_000_000) as buffer:
         outcomes = [append(buffer, [entry(bytes(800))]) for _ in range(500)]
