@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import astuple
@@ -16,16 +17,16 @@ from msgspec.structs import replace
 
 from gateway.buffer import commit_loop, tail
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.commit_queue import Append
+from gateway.buffer.commit_queue import Append, CommitQueue
 from gateway.buffer.file import AHEAD_MARK, OFFSETS_BEHIND, SIGN_OF_LIFE_S, BufferFile
 from gateway.buffer.room import Room
-from gateway.buffer.rows import Entry, Position, Row, spans_of
+from gateway.buffer.rows import PLAIN, Entry, Position, Row, spans_of
 from gateway.buffer.schema import corruption
 from gateway.clock.kernel_clock import boottime_us
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.intake.new_clocks import NewClocks
 from gateway.reading import Mark, Recalled
-from gateway.settings import KafkaSettings
+from gateway.settings import BufferSettings, KafkaSettings
 from gateway.uplink.supply import Supply
 from tests.support.buffers import (
     append,
@@ -210,6 +211,23 @@ async def test_what_needs_the_disk_holds_up_its_own_device_alone(tmp_path: Path)
     async with opened(tmp_path / "buffer.db") as buffer:
         _, found = await buffer.read(Position(0, 0), 10)
         assert [row.datum.payload for row in found] == [b"1", b"2"], "in the order of their device"
+
+
+def test_who_needed_the_disk_once_is_free_again_while_others_need_it(tmp_path: Path) -> None:
+    """A site with a busy sensor that always needs it would send all others to the card, one after the other."""
+    queue, topics = CommitQueue(BufferSettings(path=tmp_path / "buffer.db", commit_delay_ms=0)), frozenset([TOPIC])
+    for device in ("once", "busy", "busy"):
+        queue.append([entry(b"1", device)], [Mark("mqtt/1", b"x")], None, PLAIN)
+    assert list(queue.admissible(topics)) == []
+    due = queue.due(time.monotonic(), 1_000_000, closing=False, full=False, topics=topics)
+    queue.settled(due.readings[:2])
+    for device in ("once", "busy"):
+        queue.append([entry(b"2", device)], (), None, PLAIN)
+    free = []
+    for each in queue.admissible(topics):
+        queue.admitted(each)
+        free += [one.series.device for one in each.entries]
+    assert free == ["once"]
 
 
 async def test_what_went_to_the_disk_is_acknowledged_behind_earlier_readings_of_its_device(tmp_path: Path) -> None:
