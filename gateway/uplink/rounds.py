@@ -155,7 +155,7 @@ class Rounds:
         outgoing: dict[Partition, Outgoing] = {}
         aside: Aside = []
         for rows in (live, backlog):
-            await self._batcher.encode(rows, outgoing, aside)
+            await self._batcher.encode(self._refused.known(rows, aside), outgoing, aside)
         is_cut = self._cut(outgoing) | await self._batcher.look_again(aside, outgoing)
         try:
             errors = await self._delivery.send(outgoing)
@@ -263,7 +263,7 @@ class Rounds:
                 if parked.task is not None and partition not in ready:
                     self._memory.trouble(partition, pauses=False)
             return troubles[0]
-        if ready:
+        if ready or self._refused.is_due():
             self._come_again()
         return None
 

@@ -756,6 +756,33 @@ async def test_a_sensor_that_nothing_is_known_of_holds_up_nobody_on_a_disk_that_
             assert failure(buffer) is not None, "a commit of nothing tells nothing of the disk"
 
 
+async def test_what_no_broker_answers_for_does_not_fill_the_memory_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sensor that waits for no acknowledgement sends on, and neither Kafka nor the disk takes it."""
+    monkeypatch.setattr(commit_loop, "REFUSED_AFTER_S", 1.0)
+    path = tmp_path / "buffer.db"
+    async with opened(path, queue_bytes_max=100_000, disk_after_ms=100) as buffer:
+        await buffer.read(Position(buffer.lane.number, -1), 100)
+        await buffer.go_direct(frozenset([TOPIC, OTHER]), buffer.id)
+        known = [append(buffer, [to_other(b"known", 0)]), append(buffer, [entry(b"known")])]
+        await take(buffer, await live(buffer, 2))
+        assert await asyncio.gather(*known) == [True, True]
+        with dead_disk(path):
+            stuck = [append(buffer, [to_other(bytes(1_000), 1)])]
+            await until(lambda: failure(buffer) is not None)
+            async with asyncio.timeout(30):
+                while not stuck[0].done():
+                    stuck.append(append(buffer, [to_other(bytes(1_000), 1 + len(stuck))]))
+                    taken = append(buffer, [entry(b"taken")])
+                    await asyncio.sleep(0.05)
+                    _, found = await buffer.read(Position(buffer.lane.number, -1), 1_000)
+                    await take(buffer, [row for row in found if row.datum.payload == b"taken"])
+                    assert await asyncio.wait_for(taken, 5)
+            assert not stuck[0].result()
+        await until(lambda: failure(buffer) is None)
+
+
 async def test_an_event_that_no_disk_knows_is_tried_each_second(tmp_path: Path) -> None:
     """The disk gives no page, but takes commits: one of another event must not follow upon the other."""
     path = tmp_path / "buffer.db"
