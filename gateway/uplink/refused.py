@@ -145,12 +145,10 @@ class RefusedRecords:
                 try:
                     said += await self._move(left[:MOVED_AT_ONCE])
                 except BufferFileError:
-                    if self._buffer.state.failing is None:
-                        raise
-                else:
-                    left = left[MOVED_AT_ONCE:]
+                    break
+                left = left[MOVED_AT_ONCE:]
             if left:
-                # Others need neither them nor the disk.
+                # Others need neither them nor the disk. The last call raises if there is another file now.
                 self._supply.pass_over()
                 self._again_s = time.monotonic() + AGAIN_S
                 await self._buffer.give_up(self._supply.buffer_id, [row for row, _ in left])
