@@ -26,6 +26,8 @@ class Chronicle:
     restarted_us: int = 0
     drained_us: int = 0
     samples: list[Sample] = field(default_factory=list)
+    written: dict[int, int] = field(default_factory=dict)
+    """Bytes that the gateway wrote to disk, as the kernel last counted them, by process id: a kill makes two."""
 
     @property
     def buffer_peak(self) -> int:

@@ -81,7 +81,7 @@ def publish(
     findings = (*run_findings(result, settings, chronicle, evidence.records), *times.findings)
     boards = {ledger.device: board_kind(ledger.device) for ledger in evidence.boards}
     shown = shown_sensors(result, boards)
-    summary = run_summary(result, times, chronicle.buffer_peak, progress.elapsed_s)
+    summary = run_summary(result, times, chronicle, progress.elapsed_s)
     story = Story(
         settings, chronicle, result, times, findings, shown, boards, evidence.records, evidence.readings, summary
     )
@@ -93,7 +93,7 @@ def publish(
     return not findings
 
 
-def run_summary(result: Audit, times: TimeAudit, buffer_peak: int, seconds: float) -> Mapping[str, float]:
+def run_summary(result: Audit, times: TimeAudit, chronicle: Chronicle, seconds: float) -> Mapping[str, float]:
     """Contents of `summary.json`."""
     total = result.total
     return {
@@ -103,7 +103,8 @@ def run_summary(result: Audit, times: TimeAudit, buffer_peak: int, seconds: floa
         "in_readings": total.in_readings,
         "missing": total.missing,
         "duplicates": total.doubled,
-        "buffer_peak": buffer_peak,
+        "buffer_peak": chronicle.buffer_peak,
+        "disk_bytes": sum(chronicle.written.values()),
         "late_readings": result.late_readings,
         "times_judged": times.judged,
         "times_within_bound": times.within,

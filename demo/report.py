@@ -170,6 +170,7 @@ def _figures(story: Story) -> str:
         ("missing from the table", summary["missing"]),
         ("twice in the table", summary["duplicates"]),
         ("waited in the buffer at once, at most", summary["buffer_peak"]),
+        ("bytes that the gateway wrote to its disk", summary["disk_bytes"]),
         (f"came to Kafka more than {LATE_US // 1_000_000} s late", summary["late_readings"]),
         ("seconds that the whole demo took", summary["seconds"]),
     )

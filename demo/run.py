@@ -24,6 +24,7 @@ from demo.kafka_ends import KafkaEnds
 from demo.progress import Progress
 from demo.uplink import Uplink
 from gateway.buffer.status import BufferStatus, read_status
+from gateway.buffer.wear import written_bytes
 from gateway.reading import BufferFileError
 from sluice_sim import avr
 from sluice_sim.avr_faults import Build
@@ -485,6 +486,8 @@ async def _watch(run: Run) -> None:
         figures.buffered = run.buffered
         figures.oldest_s = None if oldest_us is None else (now_us() - oldest_us) / 1e6
         figures.in_kafka = sum(run.ends.values())
+        if run.gateway is not None and (written := written_bytes(run.gateway.process.pid)):
+            run.chronicle.written[run.gateway.process.pid] = written
         run.chronicle.samples.append(Sample(now_us(), run.buffered, figures.in_kafka, figures.in_table))
         run.looks += answered
         await asyncio.sleep(WATCH_INTERVAL_S)

@@ -28,7 +28,7 @@ from gateway.buffer.file import AHEAD_MARK, SIGN_OF_LIFE_S, BufferFile
 from gateway.buffer.losses import has_losses
 from gateway.buffer.outgoing import OutgoingRows, replaced
 from gateway.buffer.room import row_bytes
-from gateway.buffer.rows import Entry, Loss, LossKey, Position, Row
+from gateway.buffer.rows import Entry, Loss, LossKey, Position, Row, Series
 from gateway.buffer.shares import ABOVE_SHARE, Judged
 from gateway.buffer.state import StateWatch
 from gateway.buffer.wear import WriteMeter, add_usage
@@ -276,9 +276,16 @@ class CommitLoop:
             # Behind the rows that were admitted: it may put another file in place of theirs.
             self._fail(failure)
         if self.state_watch.has_stopped_for(REFUSED_AFTER_S):
-            # Others must not wait for the disk, as Kafka takes what they bring.
-            refused = self._queue.refuse_first(topics, failing=self.state_watch.state.failing is not None)
-            self._announce([(append.done, False) for append in refused if append.done is not None])
+            self._refuse_first(topics)
+
+    def _refuse_first(self, topics: frozenset[str]) -> None:
+        """Refuse what needs the disk, as nothing was stored for long. Others must not wait, as Kafka takes theirs."""
+        refused = self._queue.refuse_first(topics, failing=self.state_watch.state.failing is not None)
+        self._announce([(append.done, False) for append in refused if append.done is not None])
+        if self._queue.is_crowded:
+            # Nor must others lack the memory that is taken by what no broker answers for.
+            with suppress(sqlite3.Error):
+                self._give_up(self.file.front.older(REFUSED_AFTER_S))
 
     def _judge_unknown(self, append: Append, *, is_of_disk: bool) -> None:
         """Decide what becomes of an append whose sender is not known, as the file could not be asked."""
@@ -301,6 +308,22 @@ class CommitLoop:
             self._queue.released(settled)
             self._note_rows()
             _announce([(append.done, True) for append in settled if append.done is not None])
+
+    def give_up(self, rows: Iterable[Row]) -> None:
+        """Refuse the appends of rows that Kafka refuses and the disk has not taken for long: nobody can have them."""
+        self._give_up(self.file.front.refused(rows, REFUSED_AFTER_S))
+
+    def _give_up(self, rows: Sequence[tuple[Row, Series]]) -> None:
+        """Refuse the appends of rows of the front. Raises sqlite3.Error."""
+        if not rows:
+            return
+        appends = self.file.give_up(rows)
+        self._outgoing.forget_newest()
+        self._queue.released(appends)
+        self._note_rows()
+        self._announce([(append.done, False) for append in appends if append.done is not None])
+        # Those behind them need not wait any longer.
+        self._loop.call_soon_threadsafe(self.release)
 
     # -- group commits --------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ The event loop adds work, within bounds, and the thread takes it.
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -100,8 +100,8 @@ class CommitQueue:
         self._wake = threading.Condition()
         self._for_disk: deque[Append] = deque()
         """Readings that wait for a commit, as they may not be admitted."""
-        self._held: set[Hashable] = set()
-        """What orders them: later readings of the same devices wait behind them."""
+        self._held: Counter[Hashable] = Counter()
+        """How many of them each device has, or broker: its later readings wait behind them."""
         self._readings: deque[Append] = deque()
         """Readings behind these, which came since `admissible` was called, or may be admitted."""
         self._own: deque[Append] = deque()
@@ -241,11 +241,14 @@ class CommitQueue:
             return calls, self._is_closing
 
     def _due_s(self, *, admits: bool) -> float:
-        due_s = self._delete_due_s
-        if self._own or self._for_disk or (self._readings and not admits):
+        due_s, again_s = self._delete_due_s, self._looked_s + RETRY_S
+        if self._for_disk or (self._readings and not admits):
             due_s = min(due_s, self._append_due_s)
-        # Readings that may be admitted wait for no commit. The file did not tell what it knows of the first one.
-        return min(due_s, self._looked_s + RETRY_S) if self._readings and admits else due_s
+        if self._own:
+            # If the file did not tell what it knows of the first one, that may take as long as the disk is broken.
+            due_s = min(due_s, self._append_due_s if self._own[0].unknown_since_s is None else again_s)
+        # Readings that may be admitted wait for no commit, unless the file did not tell what it knows of the first one.
+        return min(due_s, again_s) if self._readings and admits else due_s
 
     @property
     def has_readings(self) -> bool:
@@ -285,10 +288,17 @@ class CommitQueue:
         """Remove appends that are stored or refused: the oldest of their kind."""
         with self._wake:
             for append in appends:
-                (self._own if append.is_own else self._for_disk or self._readings).popleft()
+                if append.is_own:
+                    self._own.popleft()
+                elif self._for_disk:
+                    self._for_disk.popleft()
+                    self._held.subtract(append.ordered_by)
+                    for each in append.ordered_by:
+                        if not self._held[each]:
+                            del self._held[each]
+                else:
+                    self._readings.popleft()
                 self._release(append)
-            if not self._for_disk:
-                self._held.clear()
 
     def _release(self, append: Append) -> None:
         if append.is_own:
@@ -329,11 +339,11 @@ class CommitQueue:
         return None
 
     def _is_free(self, append: Append) -> bool:
-        return not self._for_disk or (bool(append.entries) and self._held.isdisjoint(append.ordered_by))
+        return not self._for_disk or (bool(append.entries) and append.ordered_by.isdisjoint(self._held))
 
     def _leave_to_disk(self, append: Append) -> None:
         self._for_disk.append(append)
-        self._held |= append.ordered_by
+        self._held.update(append.ordered_by)
 
     def admitted(self, append: Append) -> None:
         """Remove the first of the admissible appends of its kind. Its bytes count until it is `released`."""
@@ -350,8 +360,11 @@ class CommitQueue:
         """Take back admitted appends, in front of all others."""
         with self._wake:
             for append in reversed(appends):
-                (self._own if append.is_own else self._for_disk).appendleft(append)
-                self._held |= append.ordered_by
+                if append.is_own:
+                    self._own.appendleft(append)
+                else:
+                    self._for_disk.appendleft(append)
+                    self._held.update(append.ordered_by)
             self._wake.notify()
 
     def refuse_first(self, topics: Container[str], *, failing: bool) -> list[Append]:

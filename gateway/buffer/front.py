@@ -30,6 +30,8 @@ class Admitted:
     """Its devices, or its broker. Of the appends that share one, none is acknowledged before an earlier one."""
     left: int
     """Rows that neither Kafka nor the disk has yet."""
+    refused_s: float | None = None
+    """Since when Kafka refuses a row of it that the disk does not take (monotonic)."""
 
 
 class Front:
@@ -188,6 +190,35 @@ class Front:
             found = pop(sequence, None)
             if found is not None:
                 found[2].left -= 1
+
+    def refused(self, rows: Iterable[Row], patience_s: float) -> list[tuple[Row, Series]]:
+        """Note rows that Kafka refuses. Returns all rows of the appends of which it has refused one for so long."""
+        now_s = time.monotonic()
+        over: set[int] = set()
+        with self._lock:
+            for row in rows:
+                found = self._rows.get(row.sequence) if row.lane == self._lane else None
+                if found is not None:
+                    admitted = found[2]
+                    since_s = admitted.refused_s = admitted.refused_s or now_s
+                    if now_s >= since_s + patience_s:
+                        over.add(id(admitted))
+            return [(row, series) for row, series, admitted in self._rows.values() if id(admitted) in over]
+
+    def older(self, patience_s: float) -> list[tuple[Row, Series]]:
+        """The rows that have been here for so long, oldest first."""
+        until_s = time.monotonic() - patience_s
+        with self._lock:
+            return [(row, series) for row, series, admitted in self._rows.values() if admitted.since_s <= until_s]
+
+    def give_up(self, rows: Iterable[Row]) -> list[Append]:
+        """Take out rows that nobody will have, and return their appends, which may not be acknowledged."""
+        with self._lock:
+            found = (self._rows.pop(row.sequence, None) for row in rows)
+            over = {id(each[2]) for each in found if each is not None}
+            gone = [admitted.append for admitted in self._admitted if id(admitted) in over]
+            self._admitted = [admitted for admitted in self._admitted if id(admitted) not in over]
+        return gone
 
     def take_settled(self) -> list[Append]:
         """Take out the appends that may be acknowledged, in order: their rows are durable, and nothing holds them."""

@@ -243,6 +243,12 @@ class Lanes:
         if count.next < spent:
             self._state.counts[number] = msgspec.structs.replace(count.without(count.next), next=spent)
 
+    def give_up(self, number: int) -> None:
+        """Note that no row will have a number of the current lane. Needs no transaction."""
+        of = self.current.number
+        self._state.counts[of] = self._state.counts[of].without(number)
+        self._state.is_ahead = True
+
     def forget_spent(self) -> None:
         """Note that a commit has taken the place of those that failed."""
         self._state.spent = 0

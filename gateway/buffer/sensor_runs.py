@@ -209,6 +209,12 @@ class DeviceRuns:
                 self._unsaved[run] = self._used_last = known
         return verdict
 
+    def forget(self, series: Series, boot: str, sequence: int) -> None:
+        """Forget a reading of the front that nobody will have: if it comes again, it is new. Needs no transaction."""
+        run, known = self._run_of(series, boot)
+        known.window = DuplicateWindow.from_bytes(known.window.to_bytes({sequence}))
+        self._quiet[run] = known
+
     def written(self, rows: Iterable[tuple[Series, str]]) -> None:
         """Note rows of the front that the file has now: the series and device boot of each."""
         for series, boot in rows:

@@ -11,7 +11,6 @@ from gateway.clock.kernel_clock import boottime_us
 
 INTERVAL_S = 60.0
 """Seconds between two saves of the figures, which only go with other writes: an idle box writes nothing."""
-_PROCESS_IO = Path("/proc/self/io")
 USAGE_HOURS = 48
 """Hours whose figures the buffer file keeps."""
 DAY_S = 86_400.0
@@ -53,7 +52,7 @@ class WriteMeter:
         self._since_s = now_s
         self._readings = 0
         self._stored_bytes = 0
-        self._disk_bytes = _written_bytes()
+        self._disk_bytes = written_bytes()
 
     def add(self, readings: int, payload_bytes: int) -> None:
         """Count readings that a commit stored."""
@@ -62,7 +61,7 @@ class WriteMeter:
 
     def so_far(self, now_s: float) -> Usage:
         """The sum since the last `reset`."""
-        written = max(0, _written_bytes() - self._disk_bytes)
+        written = max(0, written_bytes() - self._disk_bytes)
         return Usage(now_s - self._since_s, self._readings, self._stored_bytes, written)
 
     def due(self, now_s: float) -> Usage | None:
@@ -70,10 +69,10 @@ class WriteMeter:
         return None if now_s < self._since_s + INTERVAL_S else self.so_far(now_s)
 
 
-def _written_bytes() -> int:
-    """Bytes that this process caused to be written to storage; 0 if the kernel does not count them."""
+def written_bytes(process: int | str = "self") -> int:
+    """Bytes that a process caused to be written to storage; 0 if it is gone, or the kernel does not count them."""
     try:
-        lines = _PROCESS_IO.read_text().splitlines()
+        lines = Path(f"/proc/{process}/io").read_text().splitlines()
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("write_bytes:")), 0)

@@ -101,6 +101,8 @@ class Memory:
         """By topic that could not take a record: bytes of the largest batch that it took then."""
         self.proven: set[str] = set()
         """Topics that have taken a record since they last refused one."""
+        self.refused: dict[tuple[str, int, int], str] = {}
+        """By file, lane and sequence: why a broker refused a row that the disk did not take."""
         self.quick: set[str] = set()
         """Topics for which a broker answered in good time when it was last asked."""
         self._ratio = 1.0 if kafka.compression == "none" else RATIO_FIRST

@@ -1,5 +1,7 @@
 """Finds records in a batch that Kafka refuses, and sets them aside in the quarantine."""
 
+import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -22,9 +24,9 @@ from gateway.buffer.rows import Lane, Quarantined, Row, Series
 from gateway.host.long_work import LongWork
 from gateway.intake.front_door import FrontDoor
 from gateway.kafka.topics import BEYOND_ALL, TopicVerdict, forbidden_hint
-from gateway.reading import Doubt
+from gateway.reading import BufferFileError, Doubt
 from gateway.settings import KafkaSettings
-from gateway.uplink.batches import Batcher
+from gateway.uplink.batches import Aside, Batcher
 from gateway.uplink.memory import Memory, Partition
 from gateway.uplink.redrive import TOPIC_REFUSING
 from gateway.uplink.supply import Supply
@@ -32,6 +34,10 @@ from gateway.uplink.supply import Supply
 LONE_REFUSALS_MAX = 10
 """Number of a topic's records refused one after the other that condemns the topic for a while. To find each of them by
 halving would hold up the rows behind them."""
+AGAIN_S = 1.0
+"""Seconds until rows are tried again that could not be moved, as the disk fails."""
+KNOWN_MAX = 1_000
+"""Refused rows that are remembered while the disk fails, so that they are not sent again and again."""
 MOVED_AT_ONCE = 250
 """Rows that are moved in one commit. Sensors' readings wait for it."""
 REFUSED_READINGS = "readings quarantined"
@@ -81,6 +87,31 @@ class RefusedRecords:
         self._memory = memory
         self._supply = supply
         self._batcher = batcher
+        self._again_s = math.inf
+        """When rows that could not be moved are tried again (monotonic)."""
+
+    def is_due(self) -> bool:
+        """Whether rows should come again that could not be moved. Says so once."""
+        is_due = time.monotonic() >= self._again_s
+        self._again_s = math.inf if is_due else self._again_s
+        return is_due
+
+    def known(self, rows: Sequence[Row], aside: Aside) -> Sequence[Row]:
+        """The rows that were not refused before. The others are added to `aside`."""
+        refused = self._memory.refused
+        if not refused:
+            return rows
+        left = []
+        for row in rows:
+            reason = refused.get(self._place(row))
+            if reason is None:
+                left.append(row)
+            else:
+                aside.append((row, reason))
+        return left
+
+    def _place(self, row: Row) -> tuple[str, int, int]:
+        return self._supply.buffer_id, row.lane, row.sequence
 
     async def narrow_down(self, partition: Partition, rows: Sequence[Row], error: BaseException) -> None:
         """Find the record that a partition refuses: halve the rows that it is sent until the record stands alone.
@@ -97,18 +128,30 @@ class RefusedRecords:
         ):
             self._memory.suspect(partition, len(rows))
         else:
-            await self.set_aside([(rows[0], f"broker-refused: {type(error).__name__}")])
+            if len(self._memory.refused) >= KNOWN_MAX:
+                self._memory.refused.clear()
+            self._memory.refused[self._place(rows[0])] = reason = f"broker-refused: {type(error).__name__}"
+            await self.set_aside([(rows[0], reason)])
             if self._memory.count_lone_refusal(partition) >= LONE_REFUSALS_MAX:
                 self._memory.condemn(TopicVerdict(topic, TOPIC_REFUSING, named(error)))
         log.debug("refused", topic=topic, error=named(error), rows=len(rows))
 
     async def set_aside(self, rows: Sequence[tuple[Row, str]]) -> None:
-        """Move rows into the quarantine, each with its reason. Rows that cannot be moved stay in the buffer."""
-        rows = sorted(rows, key=lambda aside: (aside[0].lane, aside[0].sequence))
+        """Move rows into the quarantine, each with its reason. While the disk fails, they stay where they are."""
+        left = sorted(rows, key=lambda aside: (aside[0].lane, aside[0].sequence))
         said: Counter[tuple[str, str, str]] = Counter()
         try:
-            for begins in range(0, len(rows), MOVED_AT_ONCE):
-                said += await self._move(rows[begins : begins + MOVED_AT_ONCE])
+            while left and self._buffer.state.failing is None:
+                try:
+                    said += await self._move(left[:MOVED_AT_ONCE])
+                except BufferFileError:
+                    break
+                left = left[MOVED_AT_ONCE:]
+            if left:
+                # Others need neither them nor the disk. The last call raises if there is another file now.
+                self._supply.pass_over()
+                self._again_s = time.monotonic() + AGAIN_S
+                await self._buffer.give_up(self._supply.buffer_id, [row for row, _ in left])
         finally:
             for (what, reason, topic), count in said.items():
                 self._memory.lines.tell(log.warning, what, reason=reason, topic=topic, count=count)
@@ -138,6 +181,8 @@ class RefusedRecords:
                     doubt = Doubt.REDELIVERED
                 reports.append(self._front_door.quarantine.entry(_quarantined(row, series, lane, reason, doubt)))
         await self._buffer.quarantine(self._supply.buffer_id, reports, [row for row, _ in rows])
+        for row, _ in rows:
+            self._memory.refused.pop(self._place(row), None)
         return said
 
 

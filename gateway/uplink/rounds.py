@@ -5,7 +5,7 @@ A partition that does not answer in time is parked. Its rows are passed over unt
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -107,9 +107,7 @@ class Rounds:
         finally:
             self._direct.end()
             await self._parked.end()
-            for partition, each in self._parked.items():
-                if each.out is not None:
-                    self._let_go(partition, each.out)
+            self._let_go({partition: each.out for partition, each in self._parked.items() if each.out is not None})
             # Last, so that acknowledged rows are settled before rows under way may be dropped.
             await self._supply.close()
             self._memory.state.live_oldest_us = None
@@ -118,9 +116,7 @@ class Rounds:
         """Let readings go whose sensor's clock is known by now, or is waited for no longer."""
         waiting = self._new_clocks.waiting
         if waiting and self._new_clocks.settle():
-            self._supply.come_again()
-            if self._parked:
-                self._supply.pass_over()
+            self._come_again()
         self._memory.state.new_clocks = len(waiting)
 
     def _tell_live(self, live: Sequence[Row]) -> None:
@@ -159,19 +155,16 @@ class Rounds:
         outgoing: dict[Partition, Outgoing] = {}
         aside: Aside = []
         for rows in (live, backlog):
-            await self._batcher.encode(rows, outgoing, aside)
+            await self._batcher.encode(self._refused.known(rows, aside), outgoing, aside)
         is_cut = self._cut(outgoing) | await self._batcher.look_again(aside, outgoing)
         try:
             errors = await self._delivery.send(outgoing)
         except BaseException:
-            for partition, out in outgoing.items():
-                self._let_go(partition, out)
+            self._let_go(outgoing)
             raise
         if aside or errors or is_cut or self._parked:
-            for out in outgoing.values():
-                self._settle_acknowledged(out)
+            self._settle_acknowledged(outgoing.values())
         else:
-            # All rows at once, as rows in their order make few spans.
             for rows in (live, backlog):
                 self._settle(rows)
         if is_cut:
@@ -227,23 +220,28 @@ class Rounds:
             self._buffer.confirm(self._supply.buffer_id, spans_of(rows))
             self._memory.state.sent += len(rows)
 
-    def _settle_acknowledged(self, out: Outgoing) -> None:
-        rows = [row for _, batch_rows in out.batches[out.settled : out.acknowledged] for row in batch_rows]
-        out.settled = out.acknowledged
+    def _settle_acknowledged(self, outgoing: Iterable[Outgoing]) -> None:
+        # Of all partitions at once: rows in their order make few spans, and each call looks at all that waits.
+        rows: list[Row] = []
+        for out in outgoing:
+            for _, batch_rows in out.batches[out.settled : out.acknowledged]:
+                rows += batch_rows
+            out.settled = out.acknowledged
         self._settle(sorted(rows, key=attrgetter("lane", "sequence")))
 
-    def _let_go(self, partition: Partition, out: Outgoing) -> None:
+    def _let_go(self, outgoing: Mapping[Partition, Outgoing]) -> None:
         """Settle acknowledged batches. The next one may have arrived, but nothing more will be heard of it."""
-        self._settle_acknowledged(out)
-        if out.acknowledged < len(out.batches):
-            self._memory.sent_without_answer(partition, out.batches[out.acknowledged][1])
+        self._settle_acknowledged(outgoing.values())
+        for partition, out in outgoing.items():
+            if out.acknowledged < len(out.batches):
+                self._memory.sent_without_answer(partition, out.batches[out.acknowledged][1])
 
     async def _bear(self, partition: Partition, out: Outgoing, error: BaseException) -> NewSession:
         """Handle an error of a partition. It ends the session, as the producer's state of the partition is void."""
         if isinstance(error, REFUSALS):
             await self._refused.narrow_down(partition, out.batches[out.acknowledged][1], error)
             return NewSession(named(error), is_refusal=True)
-        self._let_go(partition, out)
+        self._let_go({partition: out})
         self._memory.trouble(partition, pauses=True)
         self._memory.tell_parked(partition, f"answered with {named(error)}")
         return NewSession(named(error))
@@ -265,11 +263,14 @@ class Rounds:
                 if parked.task is not None and partition not in ready:
                     self._memory.trouble(partition, pauses=False)
             return troubles[0]
-        if ready:
-            self._supply.come_again()
-            if self._parked:
-                self._supply.pass_over()
+        if ready or self._refused.is_due():
+            self._come_again()
         return None
+
+    def _come_again(self) -> None:
+        self._supply.come_again()
+        if self._parked:
+            self._supply.pass_over()
 
     async def _unpark(self, partition: Partition) -> NewSession | None:
         """Let a partition go on. Returns why the session ends if its batches under way went wrong."""
@@ -287,6 +288,6 @@ class Rounds:
         del self._parked[partition]
         if parked.task is None or parked.out is None:
             return None
-        self._settle_acknowledged(parked.out)
+        self._settle_acknowledged((parked.out,))
         error = error_of(parked.task)
         return None if error is None else await self._bear(partition, parked.out, error)

@@ -45,6 +45,7 @@ def story(*, kill: bool = False, lost: bool = False, fleet_quality: str = "recei
         restarted_us=NOON_US + 16_000_000 if kill else 0,
         drained_us=NOON_US + 31_000_000,
         samples=[Sample(NOON_US + at * 500_000, max(0, at - 20) if at < 40 else 0, None, None) for at in range(60)],
+        written={4711: 2_000_000, 4712: 1_000_000},
     )
     return Story(
         DemoSettings(SECONDS, 10, 1, 1, 0, kill),
@@ -56,7 +57,7 @@ def story(*, kill: bool = False, lost: bool = False, fleet_quality: str = "recei
         {"board-1": "serial line, ATmega328P"},
         records,
         readings,
-        run_summary(result, times, chronicle.buffer_peak, 61.26),
+        run_summary(result, times, chronicle, 61.26),
     )
 
 
@@ -265,6 +266,7 @@ def test_the_summary_has_the_keys_that_are_promised() -> None:
         "missing": 0,
         "duplicates": 0,
         "buffer_peak": 19,
+        "disk_bytes": 3_000_000,
         "late_readings": 0,
         "times_judged": 30,
         "times_within_bound": 30,

@@ -7,9 +7,12 @@ from pathlib import Path
 
 
 @contextmanager
-def dead_disk(path: Path) -> Iterator[None]:
-    """Let each read, write and sync of a buffer's open files fail meanwhile."""
-    files = {path, path.with_name(f"{path.name}-wal")}
+def dead_disk(path: Path, *parts: str) -> Iterator[None]:
+    """Let each read, write and sync of a buffer's open files fail meanwhile.
+
+    `parts` are the endings of those that fail, by default "" and "-wal".
+    """
+    files = {path.with_name(path.name + part) for part in parts or ("", "-wal")}
     descriptors = []
     for link in list(Path("/proc/self/fd").iterdir()):
         with suppress(OSError):

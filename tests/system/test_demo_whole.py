@@ -20,6 +20,7 @@ KEYS = {
     "missing",
     "duplicates",
     "buffer_peak",
+    "disk_bytes",
     "late_readings",
     "times_judged",
     "times_within_bound",
@@ -60,6 +61,7 @@ def test_nothing_acknowledged_is_missing_and_nothing_stands_twice() -> None:
     assert summary["acknowledged"] > size(70, 600)
     assert summary["in_readings"] >= summary["acknowledged"]
     assert summary["buffer_peak"] > size(10, 200), "the outage was buffered"
+    assert summary["disk_bytes"] > 0
     assert summary["late_readings"] > 0
     assert summary["times_judged"] > size(10, 30), "boards on serial lines, at least, say when they measured"
     assert summary["times_within_bound"] >= 0.999 * summary["times_judged"]

@@ -10,15 +10,16 @@ from typing import Literal
 
 import pytest
 
-from demo.kafka_broker import kafka_broker
+from demo.kafka_broker import Broker, kafka_broker
 from demo.uplink import Uplink
 from tests.support.gateways import consume, daemon, uplink_told, write_config
-from tests.support.kafka_admin import create_topic_on
+from tests.support.kafka_admin import alter_topic, create_topic_on
 from tests.support.kafka_cluster import kafka_cluster
-from tests.support.kill_loop import KINDS, LedgerSensor, serve
+from tests.support.kill_loop import KINDS, LedgerSensor, drained, serve
 from tests.support.sizes import SEED
 from tests.support.waiting import patience
 from tests.system.test_disk_faults import SYNCS, WRITES, failing, identities, logged, needs_strace
+from tests.system.test_full_disk import log_of
 
 ALL = f"{WRITES},{SYNCS}"
 READS = "pread64"
@@ -136,4 +137,46 @@ async def test_a_topic_without_a_leader_costs_no_other_while_the_disk_is_dead(tm
                 finishing.set()
                 await reached(lambda: not any(sensor.in_flight for sensor in sensors))
         found = await in_kafka(bootstrap, "partly") | set(identities(tmp_path / "buffer.db").values())
+    assert not {(sensor.device, number) for sensor in sensors for number in sensor.acknowledged} - found
+
+
+@needs_strace
+@pytest.mark.kafka
+@pytest.mark.long(seconds=40)
+async def test_what_kafka_refuses_costs_no_other_while_the_disk_is_dead(
+    tmp_path: Path, port: int, kafka: Broker
+) -> None:
+    sensors = refused, served = LedgerSensor("qos1", "refused"), LedgerSensor("qos1-sequence", "served")
+    finishing = asyncio.Event()
+    config = write_config(tmp_path, kafka.bootstrap, port, "refusing")
+
+    def is_direct() -> bool:
+        with suppress(OSError):
+            return bool(uplink_told(tmp_path / "buffer.db")["direct_topics"] > len(sensors))
+        return False
+
+    async def grows(sensor: LedgerSensor) -> None:
+        before = len(sensor.acknowledged)
+        await reached(lambda: len(sensor.acknowledged) > before + 100)
+
+    with daemon(config, port) as process:
+        async with asyncio.TaskGroup() as tasks:
+            for sensor in sensors:
+                tasks.create_task(serve(sensor, port, random.Random(SEED), finishing))  # noqa: S311
+            await reached(is_direct)
+            with failing(process, ALL, "EIO"):
+                await logged(config, "buffer cannot be read or written")
+                await alter_topic(kafka.bootstrap, "refusing-qos1", max_message_bytes="100")
+                await asyncio.sleep(CALM_S)
+                before = len(refused.acknowledged)
+                for _ in range(5):
+                    await grows(served)
+                assert len(refused.acknowledged) == before, "nobody has these readings"
+                assert "forwarding waits for the buffer" not in log_of(config)
+            await alter_topic(kafka.bootstrap, "refusing-qos1", max_message_bytes="1048588")
+            await grows(refused)
+            finishing.set()
+            await reached(lambda: not any(sensor.in_flight for sensor in sensors))
+        await drained(config)
+    found = await in_kafka(kafka.bootstrap, "refusing")
     assert not {(sensor.device, number) for sensor in sensors for number in sensor.acknowledged} - found

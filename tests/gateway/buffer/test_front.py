@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import astuple
@@ -16,16 +17,16 @@ from msgspec.structs import replace
 
 from gateway.buffer import commit_loop, tail
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.commit_queue import Append
+from gateway.buffer.commit_queue import Append, CommitQueue
 from gateway.buffer.file import AHEAD_MARK, OFFSETS_BEHIND, SIGN_OF_LIFE_S, BufferFile
 from gateway.buffer.room import Room
-from gateway.buffer.rows import Entry, Position, Row, spans_of
+from gateway.buffer.rows import PLAIN, Entry, Position, Row, spans_of
 from gateway.buffer.schema import corruption
 from gateway.clock.kernel_clock import boottime_us
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.intake.new_clocks import NewClocks
 from gateway.reading import Mark, Recalled
-from gateway.settings import KafkaSettings
+from gateway.settings import BufferSettings, KafkaSettings
 from gateway.uplink.supply import Supply
 from tests.support.buffers import (
     append,
@@ -210,6 +211,23 @@ async def test_what_needs_the_disk_holds_up_its_own_device_alone(tmp_path: Path)
     async with opened(tmp_path / "buffer.db") as buffer:
         _, found = await buffer.read(Position(0, 0), 10)
         assert [row.datum.payload for row in found] == [b"1", b"2"], "in the order of their device"
+
+
+def test_who_needed_the_disk_once_is_free_again_while_others_need_it(tmp_path: Path) -> None:
+    """A site with a busy sensor that always needs it would send all others to the card, one after the other."""
+    queue, topics = CommitQueue(BufferSettings(path=tmp_path / "buffer.db", commit_delay_ms=0)), frozenset([TOPIC])
+    for device in ("once", "busy", "busy"):
+        queue.append([entry(b"1", device)], [Mark("mqtt/1", b"x")], None, PLAIN)
+    assert list(queue.admissible(topics)) == []
+    due = queue.due(time.monotonic(), 1_000_000, closing=False, full=False, topics=topics)
+    queue.settled(due.readings[:2])
+    for device in ("once", "busy"):
+        queue.append([entry(b"2", device)], (), None, PLAIN)
+    free = []
+    for each in queue.admissible(topics):
+        queue.admitted(each)
+        free += [one.series.device for one in each.entries]
+    assert free == ["once"]
 
 
 async def test_what_went_to_the_disk_is_acknowledged_behind_earlier_readings_of_its_device(tmp_path: Path) -> None:
@@ -736,6 +754,53 @@ async def test_a_sensor_that_nothing_is_known_of_holds_up_nobody_on_a_disk_that_
             assert await known
             assert not rebooted.result()
             assert failure(buffer) is not None, "a commit of nothing tells nothing of the disk"
+
+
+async def test_what_no_broker_answers_for_does_not_fill_the_memory_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sensor that waits for no acknowledgement sends on, and neither Kafka nor the disk takes it."""
+    monkeypatch.setattr(commit_loop, "REFUSED_AFTER_S", 1.0)
+    path = tmp_path / "buffer.db"
+    async with opened(path, queue_bytes_max=100_000, disk_after_ms=100) as buffer:
+        await buffer.read(Position(buffer.lane.number, -1), 100)
+        await buffer.go_direct(frozenset([TOPIC, OTHER]), buffer.id)
+        known = [append(buffer, [to_other(b"known", 0)]), append(buffer, [entry(b"known")])]
+        await take(buffer, await live(buffer, 2))
+        assert await asyncio.gather(*known) == [True, True]
+        with dead_disk(path):
+            stuck = [append(buffer, [to_other(bytes(1_000), 1)])]
+            await until(lambda: failure(buffer) is not None)
+            async with asyncio.timeout(30):
+                while not stuck[0].done():
+                    stuck.append(append(buffer, [to_other(bytes(1_000), 1 + len(stuck))]))
+                    taken = append(buffer, [entry(b"taken")])
+                    await asyncio.sleep(0.05)
+                    _, found = await buffer.read(Position(buffer.lane.number, -1), 1_000)
+                    await take(buffer, [row for row in found if row.datum.payload == b"taken"])
+                    assert await asyncio.wait_for(taken, 5)
+            assert not stuck[0].result()
+        await until(lambda: failure(buffer) is None)
+
+
+async def test_an_event_that_no_disk_knows_is_tried_each_second(tmp_path: Path) -> None:
+    """The disk gives no page, but takes commits: one of another event must not follow upon the other."""
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        await buffer.run(lambda file: file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+        await buffer.run(lambda file: file.connection.execute("PRAGMA shrink_memory").fetchone())
+        # The pages of a commit are in memory. Those of the series are not.
+        await buffer.transact(lambda file: file.probe())
+        told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        with dead_disk(path, ""):
+            buffer.append_own(entry(b"event", "gateway"), told.set_result)
+            await until(lambda: failure(buffer) is not None)
+            before = await buffer.run(lambda file: file.connection.total_changes)
+            await asyncio.sleep(1.5)
+            changes = await buffer.run(lambda file: file.connection.total_changes) - before
+        assert 0 < changes < 10
+        await take(buffer, await live(buffer, 1))
+        assert await told
 
 
 async def test_many_rows_of_the_front_make_no_buffer_full(tmp_path: Path) -> None:

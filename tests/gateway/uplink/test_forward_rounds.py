@@ -8,6 +8,7 @@ import math
 import random
 import sqlite3
 import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
@@ -31,6 +32,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from gateway.buffer import commit_loop
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.rows import Entry, Row, Series
 from gateway.clock.gateway_clock import BootClock, BootTimes, Look
@@ -50,7 +52,20 @@ from gateway.uplink.redrive import Redrive
 from gateway.uplink.refused import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS
 from gateway.uplink.rounds import NewSession, Rounds
 from gateway.uplink.state import ONE_REPLICA, SLOW
-from tests.support.buffers import BOOT, CLOCK, changed, confirm, entry_of, input_of, opened, quarantined_of, rows, store
+from tests.support.buffers import (
+    BOOT,
+    CLOCK,
+    append,
+    changed,
+    confirm,
+    entry_of,
+    input_of,
+    opened,
+    quarantined_of,
+    rows,
+    store,
+)
+from tests.support.dead_disk import dead_disk
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -133,6 +148,9 @@ class FakeBroker:
     async def look_for_leaders(self) -> None:
         await asyncio.sleep(0)
 
+    def partitions(self, _: str) -> range:
+        return range(PARTITIONS)
+
     async def send(self, topic: str, partition: int, batch: EncodedBatch) -> int:
         await asyncio.sleep(self.answer_s + len(batch._build()) / self.bytes_per_s)
         if self.is_down:
@@ -172,9 +190,10 @@ class FakeVerdicts:
 
     def __init__(self) -> None:
         self.condemned: dict[str, TopicVerdict] = {}
+        self.copies = 0
 
     async def of(self, _: object, topic: str, __: float = 0.0) -> TopicVerdict:
-        return self.condemned.get(topic) or TopicVerdict(topic)
+        return self.condemned.get(topic) or TopicVerdict(topic, copies=self.copies)
 
     @property
     def refused(self) -> dict[str, TopicVerdict]:
@@ -187,7 +206,7 @@ class FakeVerdicts:
         return False
 
     async def of_all(self, _: object, topics: Sequence[str], __: float = 0.0) -> dict[str, TopicVerdict]:
-        return {topic: self.condemned.get(topic) or TopicVerdict(topic) for topic in topics}
+        return {topic: await self.of(None, topic) for topic in topics}
 
     def acquit(self, topic: str) -> None:
         assert topic not in self.condemned
@@ -462,6 +481,50 @@ async def test_a_topic_that_is_forbidden_goes_aside_whole(tmp_path: Path) -> Non
         refused = await quarantined_of(buffer, range(1, 60))
     assert len(line.broker.of("device-thermo")) == 50
     assert len(refused) == 50
+
+
+@pytest.mark.parametrize(
+    ("refusal", "dead"),
+    [(MessageSizeTooLargeError, ("", "-wal")), (TopicAuthorizationFailedError, ("", "-wal")), (for_code(87), ("",))],
+)
+async def test_what_kafka_refuses_costs_nobody_else_while_the_disk_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: type[KafkaError], dead: tuple[str, ...]
+) -> None:
+    """Without its WAL among the dead, the disk takes commits, but no pages that it has to read before."""
+    monkeypatch.setattr(commit_loop, "REFUSED_AFTER_S", 2.0)
+    path = tmp_path / "buffer.db"
+
+    def of_a(n: int, payload: bytes) -> Entry:
+        return changed(reading("a", payload, "device-bad"), device_boot="1", device_sequence=n)
+
+    async with opened(path, disk_after_ms=2_000) as buffer, uplink(buffer) as line:
+        line.verdicts.copies = 2
+        assert await store(buffer, [of_a(0, b"0"), reading("a", b"known"), reading("b", b"known")])
+        await until(lambda: len(buffer.direct_topics) == 2)
+        await buffer.run(lambda file: file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+        await buffer.run(lambda file: file.connection.execute("PRAGMA shrink_memory").fetchone())
+        await buffer.transact(lambda file: file.probe())
+        with dead_disk(path, *dead):
+            refused, since_s = append(buffer, [of_a(1, POISON)]), time.monotonic()
+            line.broker.refusal = refusal
+            others: list[asyncio.Future[bool]] = []
+            while not refused.done():
+                others.append(append(buffer, [reading("b", b"%d" % len(others))]))
+                assert await asyncio.wait_for(others[-1], 3.0)
+            assert not refused.result(), "neither Kafka nor the disk has it"
+            assert time.monotonic() - since_s > 2.0
+            assert len(line.ended) <= 3, "each session that ends holds up the others"
+            # Its sender goes on with others.
+            behind = append(buffer, [reading("a", b"behind")])
+            assert await asyncio.wait_for(behind, 3.0)
+        await until(lambda: buffer.state.failing is None)
+        assert buffer.lane_has_hole
+        assert await store(buffer, [of_a(1, POISON)]), "it came again, and is no duplicate"
+        await until(lambda: not buffer.state.rows)
+        kept = (await quarantined_of(buffer, range(1, 50))).values()
+    assert [input_.datum.payload for input_ in kept] == [POISON]
+    arrived = Counter(record.value for record in line.broker.of("device-thermo"))
+    assert arrived == Counter([b"known", b"known", b"behind", *(b"%d" % n for n in range(len(others)))])
 
 
 @pytest.mark.parametrize("when_full", ["refuse", "drop-oldest"])
