@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from gateway.host.terminal import SpeakingGroup
+from spark.commands.explain_command import explain
 from spark.commands.failure_words import TOLD, known, told_failure
 from spark.commands.ingest_command import ingest
 from spark.commands.registry_commands import devices, registry
@@ -62,6 +63,7 @@ for command in (
     gaps,
     losses,
     gateways,
+    explain,
     quarantine,
     sql,
     replay_command,

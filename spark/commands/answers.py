@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
@@ -139,8 +139,7 @@ def print_found(
         beside(f"there are more than these {form.limit} rows: --limit N shows N of them")
     if form.as_json:
         for row in found:
-            # Decimals become text: a reader would take a JSON number for a binary fraction.
-            say_json({name: _json_of(value, name in times, form.zone) for name, value in row.items()})
+            say_json(json_row(row, times, form.zone))
         return
     if form.as_csv:
         _csv_out(csv_lines(columns, times, (tuple(row[name] for name in columns) for row in found), form.zone), None)
@@ -150,6 +149,12 @@ def print_found(
         for row in found
     ]
     _print_table(cells, columns, times, spare, page if form.in_pages else say)
+
+
+def json_row(row: Mapping[str, Any], times: Collection[str], zone: tzinfo) -> dict[str, object]:
+    """A row as an object for `say_json`. `times` names the columns that hold microseconds since 1970."""
+    # Decimals become text: a reader would take a JSON number for a binary fraction.
+    return {name: _json_of(value, name in times, zone) for name, value in row.items()}
 
 
 def say_json(value: object) -> None:

@@ -60,14 +60,29 @@ class _Last(click.ParamType[timedelta]):
         return timedelta(seconds=int(found[1]) * SECONDS[found[2]])
 
 
+TIME = _Time()
+
+
+def zone_option(also: str) -> Callable[[Command], Command]:
+    """The option --zone. `also` names the options whose times are in that zone, too."""
+    return click.option(
+        "--zone",
+        type=_Zone(),
+        default="UTC",
+        show_default=True,
+        metavar="ZONE",
+        help=f"Show times as clocks there show them: Europe/Berlin. {also} in this zone, too.",
+    )
+
+
 _LIMITS = {
     "device": [click.option("--device", help="Show this device only.")],
     "site": [click.option("--site", help="Show this site of the registry only: devices while they were there.")],
     "stream": [click.option("--stream", help="Show this stream only.")],
     "metric": [click.option("--metric", help="Show this metric only.")],
     "span": [
-        click.option("--since", type=_Time(), metavar="TIME", help="Show times from then on: 2026-03-14T12:00."),
-        click.option("--until", type=_Time(), metavar="TIME", help="Show times before then."),
+        click.option("--since", type=TIME, metavar="TIME", help="Show times from then on: 2026-03-14T12:00."),
+        click.option("--until", type=TIME, metavar="TIME", help="Show times before then."),
         click.option("--last", type=_Last(), metavar="SPAN", help="Show times from so long ago on: 30min, 2h, 7d."),
     ],
 }
@@ -85,14 +100,7 @@ _FORM = [
         metavar="FILE",
         help=f"Write the rows to a file, which ends in {' or '.join(SUFFIXES)}.",
     ),
-    click.option(
-        "--zone",
-        type=_Zone(),
-        default="UTC",
-        show_default=True,
-        metavar="ZONE",
-        help="Show times as clocks there show them: Europe/Berlin. --since and --until are in this zone, too.",
-    ),
+    zone_option("--since and --until are"),
 ]
 
 
