@@ -10,6 +10,7 @@ from spark.commands.failure_words import TOLD, known, told_failure
 from spark.commands.ingest_command import ingest
 from spark.commands.registry_commands import devices, registry
 from spark.commands.replay_command import replay_command
+from spark.commands.report_command import report
 from spark.commands.table_commands import gaps, gateways, losses, quarantine, readings, sql, windows
 from spark.commands.upkeep_commands import delete_device_command, maintain_command
 from spark.engine.told_error import ToldError
@@ -64,6 +65,7 @@ for command in (
     losses,
     gateways,
     explain,
+    report,
     quarantine,
     sql,
     replay_command,

@@ -91,7 +91,7 @@ def print_relation(
         chosen = kept.project(
             ", ".join(f"#{place + 1} AS {quoted(name)}" for name, place in zip(shown, places, strict=True))
         )
-        with _replaced(form.out) as part:
+        with replaced(form.out) as part:
             copy = f"COPY ({chosen.sql_query()}) TO {text(str(part))} (FORMAT parquet, COMPRESSION zstd)"
             ((count,),) = db.execute(copy).fetchall()
         beside(f"{counted(count, 'row')} written to {form.out}")
@@ -187,14 +187,14 @@ def _csv_out(lines: Iterable[str], path: Path | None) -> int:
     """Print lines of CSV, or write them to a file and say so. Returns how many rows these are."""
     if path is None:
         return sum(map(_say_line, lines)) - 1
-    with _replaced(path) as part, part.open("w", encoding="utf-8", newline="") as file:
+    with replaced(path) as part, part.open("w", encoding="utf-8", newline="") as file:
         count = sum(1 for line in lines if file.write(line)) - 1
     beside(f"{counted(count, 'row')} written to {path}")
     return count
 
 
 @contextmanager
-def _replaced(path: Path) -> Iterator[Path]:
+def replaced(path: Path) -> Iterator[Path]:
     """A file to write beside another, which it replaces once it is whole. Raises click.ClickException."""
     part = path.with_name(f".{path.name}.part")
     try:

@@ -104,6 +104,20 @@ _FORM = [
 ]
 
 
+def limited(*limits: str) -> Callable[[Command], Command]:
+    """Add the options of these limits to a command, which gets them as `asked`, and --zone as `zone`."""
+
+    def with_options(command: Command) -> Command:
+        @wraps(command)
+        def run(*arguments: Any, zone: tzinfo, **options: Any) -> Any:
+            return command(*arguments, asked=_asked(limits, zone, options), zone=zone, **options)
+
+        found: Command = _with_options(run, [*(each for name in limits for each in _LIMITS[name]), *_FORM[-1:]])
+        return found
+
+    return with_options
+
+
 def asks(*limits: str) -> Callable[[Command], Command]:
     """Add the options of these limits to a command, which gets them as `asked`, and the form as `form`."""
 
@@ -118,20 +132,30 @@ def asks(*limits: str) -> Callable[[Command], Command]:
             zone: tzinfo,
             **options: Any,
         ) -> Any:
-            told: dict[str, Any] = {
-                name: options.pop(name) for name in ("device", "site", "stream", "metric") if name in limits
-            }
-            if "span" in limits:
-                told |= _span(zone, *(options.pop(name) for name in ("since", "until", "last")))
+            asked = _asked(limits, zone, options)
             form = _form(limit, out, zone, as_json=as_json, as_csv=as_csv)
-            return command(*arguments, asked=Asked(**told), form=form, **options)
+            return command(*arguments, asked=asked, form=form, **options)
 
-        found: Any = run
-        for option in reversed([*(each for name in limits for each in _LIMITS[name]), *_FORM]):
-            found = option(found)
-        return found  # type: ignore[no-any-return]
+        found: Command = _with_options(run, [*(each for name in limits for each in _LIMITS[name]), *_FORM])
+        return found
 
     return with_options
+
+
+def _with_options(run: Any, options: list[Callable[[Any], Any]]) -> Any:
+    for option in reversed(options):
+        run = option(run)
+    return run
+
+
+def _asked(limits: tuple[str, ...], zone: tzinfo, options: dict[str, Any]) -> Asked:
+    """Take the limits out of a command's options."""
+    told: dict[str, Any] = {
+        name: options.pop(name) for name in ("device", "site", "stream", "metric") if name in limits
+    }
+    if "span" in limits:
+        told |= _span(zone, *(options.pop(name) for name in ("since", "until", "last")))
+    return Asked(**told)
 
 
 def _span(

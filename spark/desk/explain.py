@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from spark.desk.asked import Asked, equal, text, where
+from spark.desk.asked import Asked, equal, text, where, within
 from spark.desk.evidence import Device, Evidence
+from spark.desk.log_views import CUT_US
 from spark.engine.told_error import ToldError
 from spark.finality.gateway_figures import GatewayFigures, figures_of
 from spark.finality.gateway_rows import GatewayRow
@@ -273,23 +274,25 @@ TIMES = frozenset({"event_time", "received_time", "kafka_timestamp", "sent_event
 """Columns of `WindowReading` that are times."""
 
 
+def changes_sql(tables: "Tables", asked: Asked) -> str:
+    """Return the rows of `window_changes` of the windows that begin within these limits, as SQL. A site is no limit."""
+    files = []
+    if asked.device is not None:
+        files.append(f'"min.device" <= {text(asked.device)} AND "max.device" >= {text(asked.device)}')
+    if asked.since_us is not None:
+        files.append(f'epoch_us("max.window_start") >= {asked.since_us - CUT_US}')
+    if asked.until_us is not None:
+        files.append(f'epoch_us("min.window_start") < {asked.until_us}')
+    table = tables.source.table(f"{tables.warehouse}/window_changes", files=" AND ".join(files) or None)
+    return f"""SELECT * FROM ({table})
+        {where([*equal(asked, "device", "stream", "metric"), *within("window_start", asked)])}"""
+
+
 def _revisions(tables: "Tables", asked: Asked, series: Series, figures: Mapping[str, Any] | None) -> list[Revision]:
     """The history of all windows of the table that the window holds."""
-    device = text(series.device)
-    table = tables.source.table(
-        f"{tables.warehouse}/window_changes",
-        files=f"""epoch_us("max.window_start") >= {(asked.since_us or 0) - 1_000}
-            AND epoch_us("min.window_start") < {asked.until_us} AND "min.device" <= {device}
-            AND "max.device" >= {device}""",
-    )
-    limits = [
-        *_in(series.namespace),
-        *equal(asked, "device", "stream", "metric"),
-        f"window_start >= make_timestamp({asked.since_us})",
-        f"window_start < make_timestamp({asked.until_us})",
-    ]
     rows = tables.source.rows(f"""SELECT epoch_us(window_start), epoch_us("at"), cause, version, n, min, max, sum, late
-        FROM ({table}) {where(limits)} ORDER BY version, ordinal, cause, window_start""")
+        FROM ({changes_sql(tables, asked)}) {where(_in(series.namespace))}
+        ORDER BY version, ordinal, cause, window_start""")
     held: dict[int, tuple[int, Decimal]] = {}
     revisions = []
     for start_us, at_us, cause, version, n, least, most, total, late in rows:
