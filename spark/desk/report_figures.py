@@ -151,30 +151,32 @@ _STATUS = """SELECT status, basis, why, count(*) AS windows, min(window_start) A
 
 
 def _devices_sql(missing: str) -> str:
-    """A row for each stream of a device."""
+    """A row for each device: streams may share one counter, so that missing numbers are of none of them."""
     return f"""WITH readings AS (
-            SELECT namespace, device, stream, count(*) AS readings, min(event_time) AS first_time,
-                max(event_time) AS last_time, count(*) FILTER (doubt = 'redelivered') AS redelivered
+            SELECT namespace, device, count(DISTINCT stream) AS streams, count(*) AS readings,
+                min(event_time) AS first_time, max(event_time) AS last_time,
+                count(*) FILTER (doubt = 'redelivered') AS redelivered
             FROM report_readings WHERE time_error_us < {TIME_ERROR_UNKNOWN_US} GROUP BY ALL),
         windows AS (
-            SELECT namespace, device, stream, count(*) AS windows,
+            SELECT namespace, device, count(*) AS windows,
                 count(*) FILTER (status = 'complete') AS complete,
                 count(*) FILTER (status = 'complete_with_loss') AS complete_with_loss,
                 count(*) FILTER (status = 'provisional') AS provisional, count(*) FILTER (revised) AS revised,
                 CAST(sum(late) AS BIGINT) AS late
             FROM report_windows GROUP BY ALL),
         missing AS (
-            SELECT namespace, device, stream, CAST(sum(count) FILTER (NOT explained) AS BIGINT) AS missing,
+            SELECT namespace, device, CAST(sum(count) FILTER (NOT explained) AS BIGINT) AS missing,
                 CAST(sum(count) FILTER (explained) AS BIGINT) AS explained
             FROM ({missing}) GROUP BY ALL)
-        SELECT namespace, device, stream, coalesce(readings, 0) AS readings, first_time, last_time,
-            coalesce(m.missing, 0) AS missing, coalesce(m.explained, 0) AS explained, coalesce(windows, 0) AS windows,
+        SELECT namespace, device, coalesce(streams, 0) AS streams, coalesce(readings, 0) AS readings,
+            first_time, last_time, coalesce(m.missing, 0) AS missing,
+            coalesce(m.explained, 0) AS explained, coalesce(windows, 0) AS windows,
             coalesce(complete, 0) AS complete, coalesce(complete_with_loss, 0) AS complete_with_loss,
             coalesce(provisional, 0) AS provisional, coalesce(revised, 0) AS revised, coalesce(late, 0) AS late,
             coalesce(redelivered, 0) AS redelivered
-        FROM readings FULL JOIN windows USING (namespace, device, stream)
-        FULL JOIN missing AS m USING (namespace, device, stream)
-        ORDER BY namespace, device, stream"""
+        FROM readings FULL JOIN windows USING (namespace, device)
+        FULL JOIN missing AS m USING (namespace, device)
+        ORDER BY namespace, device"""
 
 
 def _gateways(tables: "Tables", evidence: Evidence, asked: Asked, at_site: Sequence[str]) -> PlainRows:

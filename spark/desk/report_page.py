@@ -192,14 +192,14 @@ def _completeness(report: Report, cover: Cover, times: Times) -> str:
         "waits",
     )
     of_devices = (
-        *("device", "stream", "readings", "missing", "explained", "windows", "complete", "complete_with_loss"),
+        *("device", "streams", "readings", "missing", "explained", "windows", "complete", "complete_with_loss"),
         *("provisional", "revised", "late"),
     )
     return f"""<section><h2>Completeness by gateway</h2>
 <ul class="legend">{legend}</ul>
 <div class="chart">{bars(rows, times, "Completeness by gateway") if rows else "<p>No gateway is known.</p>"}</div>
 {_rows(report.tables["gateways"], of_gateways, cover, "gateways.csv")}
-<h3>By device and stream</h3>
+<h3>By device</h3>
 {_rows(report.tables["devices"], of_devices, cover, "devices.csv")}
 </section>"""
 
