@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gateway.host.terminal import say
-from gateway.host.terminal_text import counted, escaped
+from gateway.host.terminal_text import counted, escaped, hanging
 from spark.commands.answers import LIMIT, Form, json_row, print_found, say_json
 from spark.commands.asked_options import TIME, zone_option
 from spark.commands.cli_options import json_option, warehouse_option
@@ -149,10 +149,10 @@ def _print(found: "Explanation", form: Form) -> None:
         return
     title = _title(found, form.zone)
     say(title, bold=len(title))
-    say(_verdict(found))
+    say(hanging(_verdict(found), 0))
     if found.figures is not None:
         figures = {name: value for name, value in found.figures.items() if name not in ABOUT}
-        say("  ".join(f"{name} {cell_text(name, value)}" for name, value in figures.items()))
+        say(hanging(", ".join(f"{name} {cell_text(name, value)}" for name, value in figures.items()), 0))
     _part("Readings", _readings_words(found), parts["readings"], "readings", form)
     if len(found.places) > 1 or found.readings_count > len(found.readings):
         _part("Places in Kafka", "", parts["places"], "places", form)
@@ -167,7 +167,10 @@ def _part(title: str, words: str, rows: list[dict[str, Any]], name: str, form: F
     say()
     say(f"{title}: {words}" if words else title, bold=len(title))
     if rows:
-        print_found(rows, SHOWN[name], [each for each in SHOWN[name] if each in TIMES], form, spare=SPARE.get(name, ()))
+        # Only a window that is longer than the table's has several.
+        is_one = len({row.get("window_start") for row in rows}) == 1
+        shown = [each for each in SHOWN[name] if each != "window_start" or not is_one]
+        print_found(rows, shown, [each for each in shown if each in TIMES], form, spare=SPARE.get(name, ()))
 
 
 def _title(found: "Explanation", zone: tzinfo) -> str:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from datetime import timedelta
+from datetime import date, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,48 @@ def test_a_window_tells_what_it_lacks_and_why(warehouse: str) -> None:
     ]
 
 
+def add_absent_file(table: Path, time: str, day: date) -> None:
+    """Have a table name one more file, of a day of device 42, which is not there: whoever reads it fails."""
+    at = f"{day}T12:00:00.000Z"
+    least = {time: at, "device": "42", "ingest": "query", "kafka_timestamp": at}
+    stats = {
+        "numRecords": 1,
+        "minValues": least,
+        "maxValues": least,
+        "nullCount": dict.fromkeys(("reject_reason", "pack_span_us", "boot_time_error_us"), 1),
+    }
+    (partition,) = {path.name.partition("=")[0] for path in table.iterdir() if "=" in path.name}
+    action = {
+        "path": f"{partition}={day}/absent.parquet",
+        "partitionValues": {partition: str(day)},
+        "size": 1_000,
+        "modificationTime": 0,
+        "dataChange": True,
+        "stats": json.dumps(stats),
+    }
+    log = table / "_delta_log"
+    number = max(int(path.stem) for path in log.glob("*.json")) + 1
+    (log / f"{number:020}.json").write_text(json.dumps({"add": action}) + "\n")
+
+
+@pytest.mark.parametrize(("day", "code"), [(date(2026, 3, 13), 0), (date(2026, 3, 15), 0), (date(2026, 3, 14), FAILED)])
+def test_files_of_other_days_are_not_read(warehouse: str, tmp_path: Path, day: date, code: int) -> None:
+    path = Path(shutil.copytree(warehouse, tmp_path / "warehouse"))
+    for table, time in (
+        ("v1/log", "event_time"),
+        ("v1/window_parts", "window_start"),
+        ("window_changes", "window_start"),
+    ):
+        add_absent_file(path / table, time, day)
+    span = ["--since", "2026-03-14T12:00", "--until", "2026-03-14T13:00", "--size", "60"]
+    for words in (
+        ["explain", "--device", "42", "--window", "2026-03-14T12:00"],
+        ["report", "--device", "42", *span, "--out", str(tmp_path / "day.html")],
+    ):
+        shown = asked(str(path), *words)
+        assert shown.exit_code == code, shown.output
+
+
 def test_a_revised_window_has_its_history(warehouse: str) -> None:
     told = explained(warehouse, "12:33:00")
     before, after = told["changes"]
@@ -143,7 +185,9 @@ def test_what_cannot_be_explained_is_told_in_words(warehouse: str, words: list[s
 def test_a_hostile_name_changes_nothing_on_a_terminal(warehouse: str) -> None:
     shown = asked(warehouse, "explain", "--device", "44", "--window", "2026-03-14T12:00")
     assert shown.exit_code == 0, shown.output
-    assert "<script>alert(1)</script>" in shown.stdout
+    title, verdict, *_ = shown.stdout.splitlines()
+    assert title.startswith(r"<script>alert(1)</script>\x0a\u202e& of device 44 (plant, stream device-thermo)")
+    assert verdict == "provisional: no later reading of it"
     assert "\u202e" not in shown.stdout
 
 
