@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
@@ -91,7 +91,7 @@ def print_relation(
         chosen = kept.project(
             ", ".join(f"#{place + 1} AS {quoted(name)}" for name, place in zip(shown, places, strict=True))
         )
-        with _replaced(form.out) as part:
+        with replaced(form.out) as part:
             copy = f"COPY ({chosen.sql_query()}) TO {text(str(part))} (FORMAT parquet, COMPRESSION zstd)"
             ((count,),) = db.execute(copy).fetchall()
         beside(f"{counted(count, 'row')} written to {form.out}")
@@ -139,8 +139,7 @@ def print_found(
         beside(f"there are more than these {form.limit} rows: --limit N shows N of them")
     if form.as_json:
         for row in found:
-            # Decimals become text: a reader would take a JSON number for a binary fraction.
-            say_json({name: _json_of(value, name in times, form.zone) for name, value in row.items()})
+            say_json(json_row(row, times, form.zone))
         return
     if form.as_csv:
         _csv_out(csv_lines(columns, times, (tuple(row[name] for name in columns) for row in found), form.zone), None)
@@ -150,6 +149,12 @@ def print_found(
         for row in found
     ]
     _print_table(cells, columns, times, spare, page if form.in_pages else say)
+
+
+def json_row(row: Mapping[str, Any], times: Collection[str], zone: tzinfo) -> dict[str, object]:
+    """A row as an object for `say_json`. `times` names the columns that hold microseconds since 1970."""
+    # Decimals become text: a reader would take a JSON number for a binary fraction.
+    return {name: _json_of(value, name in times, zone) for name, value in row.items()}
 
 
 def say_json(value: object) -> None:
@@ -182,14 +187,14 @@ def _csv_out(lines: Iterable[str], path: Path | None) -> int:
     """Print lines of CSV, or write them to a file and say so. Returns how many rows these are."""
     if path is None:
         return sum(map(_say_line, lines)) - 1
-    with _replaced(path) as part, part.open("w", encoding="utf-8", newline="") as file:
+    with replaced(path) as part, part.open("w", encoding="utf-8", newline="") as file:
         count = sum(1 for line in lines if file.write(line)) - 1
     beside(f"{counted(count, 'row')} written to {path}")
     return count
 
 
 @contextmanager
-def _replaced(path: Path) -> Iterator[Path]:
+def replaced(path: Path) -> Iterator[Path]:
     """A file to write beside another, which it replaces once it is whole. Raises click.ClickException."""
     part = path.with_name(f".{path.name}.part")
     try:

@@ -12,7 +12,8 @@ from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 FIGURES = frozenset(
     {
         *("n", "min", "max", "mean", "sum", "first", "last", "late", "ordinal", "value", "time_error_us", "count"),
-        *("offset", "partition", "revision", "depth_rows", "waiting"),
+        *("offset", "partition", "revision", "depth_rows", "waiting", "readings", "first_offset", "last_offset"),
+        *("n_then", "sum_then"),
     }
 )
 """Columns that are aligned to the right and never cut short."""
