@@ -94,10 +94,21 @@ def open(warehouse: str | Path) -> "Tables":  # noqa: A001 - `tables.open` is wh
 
 @dataclass(slots=True)
 class Tables:
-    """The tables of one warehouse. Each call sees what was committed by then."""
+    """The tables of one warehouse.
+
+    `readings`, `windows`, `gaps`, `relation` and `sql` each ask a question of their own, which sees what was committed
+    by then. All other calls belong to the question before them: together they see each table at one moment, and one
+    version of the warehouse, until `renew`.
+    """
 
     warehouse: str
     source: Source = field(default_factory=Source)
+    _version: tuple[str, Streams] | None = None
+
+    def renew(self) -> None:
+        """Begin another question."""
+        self._version = None
+        self.source.renew()
 
     def readings(  # noqa: PLR0913 - the limits of a question
         self,
@@ -127,6 +138,7 @@ class Tables:
 
         Raises WindowSizeError.
         """
+        self.renew()
         asked = Asked(device, site, stream, metric, _us(since), _us(until))
         return self.source.db.sql(self.windows_sql(asked, size_s))
 
@@ -144,11 +156,13 @@ class Tables:
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """Run a query on the views. Raises duckdb.Error."""
+        self.renew()
         self.make_views(query)
         return self.source.db.sql(query)
 
     def relation(self, name: str, asked: Asked = ALL) -> duckdb.DuckDBPyRelation:
         """Return the rows of a view within some limits. Limits on columns that the view lacks are left out."""
+        self.renew()
         return self.source.db.sql(self.select(name, asked))
 
     def select(self, name: str, asked: Asked = ALL) -> str:
@@ -160,7 +174,7 @@ class Tables:
         return self.source.optional(path, columns) if columns else self.source.table(path)
 
     def make_views(self, query: str) -> None:
-        """Make the views that a query names, as of now."""
+        """Make the views that a query names."""
         names = named_in(query, VIEWS)
         # Read once for all, before the tables of single records: these then hold every record that it names.
         evidence = self.evidence() if _OF_EVIDENCE.keys() & {*names} else None
@@ -171,14 +185,17 @@ class Tables:
 
     def version(self) -> tuple[str, Streams]:
         """Return the folder of the version that readers see, and its declarations. Raises ToldError."""
-        if not self.source.columns(f"{self.warehouse}/versions"):
-            raise ToldError(no_tables(self.warehouse))
-        table = self.source.table(f"{self.warehouse}/versions")
-        found = self.source.rows(f'SELECT number, streams FROM ({table}) ORDER BY number DESC, "at" DESC LIMIT 1')
-        if not found:
-            raise ToldError(no_tables(self.warehouse))
-        ((number, streams),) = found
-        return f"{self.warehouse}/v{number}", Streams.from_json(streams) if streams else NO_STREAMS
+        if self._version is None:
+            path = f"{self.warehouse}/versions"
+            newest = 'SELECT number, streams FROM ({}) ORDER BY number DESC, "at" DESC LIMIT 1'
+            found = self.source.rows(newest.format(self.source.table(path))) if self.source.opened(path) else []
+            if not found:
+                raise ToldError(no_tables(self.warehouse))
+            ((number, streams),) = found
+            self._version = f"{self.warehouse}/v{number}", Streams.from_json(streams) if streams else NO_STREAMS
+            # Before `log`: an amendment whose batch `log` lacks would take a record away without its better copy.
+            self.source.opened(f"{self._version[0]}/amendments")
+        return self._version
 
     def evidence(self, device: str | None = None) -> Evidence:
         """Read the evidence on windows being final, of one device if it is named."""

@@ -237,6 +237,18 @@ def test_a_relation_goes_on_to_other_tools(filled: str) -> None:
     assert desk.sql("SELECT count(*) FROM quarantine").fetchall() == [(1,)]
 
 
+def test_windows_are_opened_after_their_evidence_and_before_single_records(filled: str) -> None:
+    """Else an answer may count a reading that it does not show, or take one for missing that it counts."""
+    desk = tables.open(filled)
+    desk.sql("SELECT * FROM readings, log, windows, gaps, versions, quarantine")
+    seen = [Path(path).name for path in desk.source.seen]
+    parts = seen.index("window_parts")
+    evidence = {"gateway_states", "devices_heard", "device_runs", "settled_islands"}
+    assert evidence <= {*seen[:parts]}
+    assert {"amendments", "versions"} <= {*seen[: seen.index("log")]}
+    assert parts < seen.index("log")
+
+
 def test_the_shell_completes_names_ends_a_query_by_ctrl_c_and_keeps_an_answer(filled: str, tmp_path: Path) -> None:
     pager = tmp_path / "pager"
     pager.write_text("#!/bin/sh\nexec /bin/sed 's/^/paged: /'\n")
