@@ -37,13 +37,15 @@ def asking(warehouse: str) -> "Iterator[Tables]":
         ) from error
     try:
         yield tables.open(warehouse)
+    except BrokenPipeError:
+        raise
     except (duckdb.IOException, duckdb.OutOfMemoryException, DeltaError, OSError) as error:
         first, *_ = str(error).splitlines() or [type(error).__name__]
         raise click.ClickException(f"{warehouse} cannot be read: {first}") from error
     except RuntimeError as error:
         if not was_interrupted(error):
             raise
-        raise click.Abort from error
+        raise KeyboardInterrupt from error
 
 
 def was_interrupted(error: BaseException) -> bool:

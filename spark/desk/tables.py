@@ -18,7 +18,7 @@ from spark.desk.asked import ALL, Asked, equal, microseconds, text, where, withi
 from spark.desk.delta_source import Source
 from spark.desk.evidence import REGISTRY_ALSO, Evidence, read_evidence
 from spark.desk.log_views import ALSO, quarantine, readings
-from spark.desk.statements import SPARKS_WORDS, named_in
+from spark.desk.statements import SPARKS_WORDS, bare, named_in
 from spark.desk.windows_sql import PROOF_COLUMNS, windows
 from spark.engine.told_error import ToldError
 from spark.engine.warehouse_folder import absolute, is_local, no_tables
@@ -158,7 +158,7 @@ class Tables:
         """Run a query on the views. Raises duckdb.Error."""
         self.renew()
         self.make_views(query)
-        return self.source.db.sql(query)
+        return self.source.db.sql(bare(query))
 
     def relation(self, name: str, asked: Asked = ALL) -> duckdb.DuckDBPyRelation:
         """Return the rows of a view within some limits. Limits on columns that the view lacks are left out."""
