@@ -1,14 +1,15 @@
 """Reads Delta tables with DuckDB: the files that a table has now, or those of them that may hold an answer."""
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from tempfile import gettempdir
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 from urllib.parse import unquote
+from weakref import finalize
 
 import duckdb
 from deltalake import DeltaTable
@@ -39,8 +40,9 @@ class Source:
             }
         )
         # By default DuckDB spills what memory cannot hold into the folder where a command was started.
-        spill = Path(gettempdir()) / f"sluice-desk-{os.getpid()}"
-        self.db.execute(f"SET temp_directory = {text(str(spill))}")
+        spill = mkdtemp(prefix="sluice-desk-")
+        finalize(self, rmtree, spill, ignore_errors=True)
+        self.db.execute(f"SET temp_directory = {text(spill)}")
         # Timestamps have no zone here. They are UTC.
         self.db.execute("SET TimeZone = 'UTC'")
         self._numbers = count()
