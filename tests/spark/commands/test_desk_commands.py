@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,20 @@ def test_of_a_large_table_the_last_days_are_searched_for_the_latest_rows(
     monkeypatch.setattr(desk_session, "DAY_US", 30_000_000)
     # The first span holds one of them, the next ones all.
     assert [times(filled, "--limit", str(limit)) for limit in (1, 2, 3)] == [["03"], ["03", "01"], ["03", "01", "00"]]
+
+
+def test_it_is_told_whose_clock_is_ahead_if_the_latest_rows_are_of_the_future(
+    filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "Clock":
+            return cls(2026, 3, 14, 12, 2, tzinfo=tz)
+
+    monkeypatch.setattr(desk_session, "datetime", Clock)
+    told = " ".join(asked(filled, "readings").stderr.split())
+    assert "the latest are of the future, from 42: a clock is ahead. Without them: --until 2026-03-14T12:02Z" in told
+    assert "future" not in asked(filled, "readings", "--until", "2026-03-14T12:02Z").stderr
 
 
 def test_windows_say_how_many_are_final_and_leave_out_what_nobody_asked_for(filled: str) -> None:

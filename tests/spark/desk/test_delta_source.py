@@ -98,3 +98,11 @@ def test_no_character_of_a_path_means_anything(tmp_path: Path, name: str) -> Non
     source = Source()
     for files in (None, '"min.n" < 9'):
         assert source.rows(f"SELECT device FROM ({source.table(str(path), files=files)})") == [("board-1",)]
+
+
+def test_what_a_query_spills_is_for_this_user_alone_and_goes_with_the_tables() -> None:
+    source = Source()
+    ((spill,),) = source.rows("SELECT current_setting('temp_directory')")
+    assert Path(spill).stat().st_mode & 0o777 == 0o700
+    del source
+    assert not Path(spill).exists()
