@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Functions import DuckDB and deltalake themselves: the import takes a fifth of a second, and `--help` needs neither.
 SMALL_BYTES = 64_000_000
 """Bytes of a table up to which all of it is searched for the latest rows."""
+WORDS_MAX = 400
+"""Characters of a message of DuckDB or deltalake. A store tells the cause in one of its later lines."""
 DAY_US = 86_400_000_000
 LATEST_DAYS = (1, 8, 64)
 """Days before the newest row that are searched for the latest rows, one after the other."""
@@ -41,8 +43,8 @@ def asking(warehouse: str) -> "Iterator[Tables]":
     except BrokenPipeError:
         raise
     except (duckdb.IOException, duckdb.OutOfMemoryException, DeltaError, OSError) as error:
-        first, *_ = str(error).splitlines() or [type(error).__name__]
-        raise click.ClickException(f"{warehouse} cannot be read: {first}") from error
+        words = " ".join(click.unstyle(str(error)).split())[:WORDS_MAX] or type(error).__name__
+        raise click.ClickException(f"{warehouse} cannot be read: {words}") from error
     except RuntimeError as error:
         if not was_interrupted(error):
             raise

@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 from weakref import finalize
 
@@ -16,6 +16,10 @@ from deltalake import DeltaTable
 
 from spark.desk.asked import quoted, text
 from spark.engine.told_error import ToldError
+from spark.engine.warehouse_folder import is_local
+
+if TYPE_CHECKING:
+    from spark.desk.remote_files import RemoteFiles
 
 TYPES = {"string": "VARCHAR", "long": "BIGINT", "integer": "INTEGER", "binary": "BLOB", "float": "FLOAT"}
 """DuckDB's names of Delta's types, where they differ."""
@@ -48,6 +52,7 @@ class Source:
         self._numbers = count()
         self.seen: dict[str, DeltaTable | None] = {}
         """Tables as this question sees them, by their paths, in the order in which it named them. None is not there."""
+        self._files_elsewhere: RemoteFiles | None = None
         self._values: dict[str, int] = {}
         """Tables that Python made, with their numbers of rows."""
 
@@ -67,7 +72,7 @@ class Source:
     def opened(self, path: str) -> DeltaTable | None:
         """Open a table for this question; None if it is not there."""
         if path not in self.seen:
-            uri = Path(path).as_uri()
+            uri = Path(path).as_uri() if is_local(path) else path
             self.seen[path] = DeltaTable(uri) if DeltaTable.is_deltatable(uri) else None
         return self.seen[path]
 
@@ -100,7 +105,9 @@ class Source:
         found = []
         for condition in files:
             paths = self._files(table, condition)
-            names = ", ".join(text(_no_pattern(f"{path}/{unquote(each)}")) for each in paths)
+            folder = path if is_local(path) else self._remote(path, table)
+            places = [f"{folder}/{unquote(each)}" for each in paths]
+            names = ", ".join(text(_no_pattern(place) if folder == path else place) for place in places)
             read = f"read_parquet([{names}], union_by_name = true, hive_partitioning = false)"
             # A column that was added later is in none of the older files.
             rows = f"SELECT * FROM {read} UNION ALL BY NAME {declared}" if paths else declared
@@ -141,6 +148,15 @@ class Source:
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Run a query and return its rows."""
         return self.db.execute(query).fetchall()
+
+    def _remote(self, path: str, table: DeltaTable) -> str:
+        """The folder of a table that is not on this machine, as DuckDB reads it."""
+        if self._files_elsewhere is None:
+            from spark.desk.remote_files import RemoteFiles  # noqa: PLC0415 - most warehouses are here
+
+            self._files_elsewhere = RemoteFiles()
+            self.db.register_filesystem(self._files_elsewhere)
+        return self._files_elsewhere.folder_of(path, table)
 
     def _expected(self, path: str) -> DeltaTable:
         table = self.opened(path)

@@ -21,7 +21,7 @@ from spark.desk.log_views import ALSO, quarantine, readings
 from spark.desk.statements import SPARKS_WORDS, bare, named_in
 from spark.desk.windows_sql import PROOF_COLUMNS, windows
 from spark.engine.told_error import ToldError
-from spark.engine.warehouse_folder import absolute, is_local, no_tables
+from spark.engine.warehouse_folder import absolute, no_tables
 from spark.finality.loss_figures import bounded
 from spark.windows.window_sizes import WINDOW_PROPERTY, chosen_size
 
@@ -75,18 +75,9 @@ Time = datetime | str | None
 """A time for a question: with a zone, or UTC. A text is ISO 8601."""
 
 
-class RemoteWarehouseError(ToldError):
-    """A warehouse is not on this machine. The message says what to do."""
-
-
 def open(warehouse: str | Path) -> "Tables":  # noqa: A001 - `tables.open` is what a caller writes
-    """Open a warehouse. Raises ToldError if there is none."""
-    path = absolute(str(warehouse)).rstrip("/")
-    if not is_local(path):
-        raise RemoteWarehouseError(
-            f"{path} is not a folder of this machine: ask it with `sluice-cloud sql --engine spark`, or copy it here"
-        )
-    opened = Tables(path)
+    """Open a warehouse: a folder, or a URL such as `s3://bucket/warehouse`."""
+    opened = Tables(absolute(str(warehouse)).rstrip("/"))
     for word in SPARKS_WORDS:
         opened.source.db.execute(f"CREATE TEMP MACRO {word}")
     return opened

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
@@ -26,6 +27,7 @@ from spark.engine.interpreted_queries import interpreted_if
 from spark.log.log_table import BatchId
 from spark.registry.registry import Device, Registry
 from spark.registry.registry_table import load_registry
+from tests.support.object_store import object_store
 from tests.support.spark_records import BOOTS, NOON, kafka_frame, reading, reading_headers
 from tests.support.waiting import patience
 
@@ -300,7 +302,17 @@ def test_the_shell_completes_names_ends_a_query_by_ctrl_c_and_keeps_an_answer(fi
     assert (history.stat().st_mode & 0o777, "FROM readings" in history.read_text()) == (0o600, True)
 
 
-def test_a_folder_on_an_object_store_is_told_to_be_elsewhere() -> None:
-    shown = CliRunner().invoke(main, ["readings", "--warehouse", "s3a://bucket/tables"])
-    assert shown.exit_code == FAILED
-    assert "sluice-cloud sql --engine spark" in shown.output
+def test_a_warehouse_on_an_object_store_answers_as_one_on_this_machine(
+    filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with object_store(tmp_path) as store:
+        for name, value in store.for_deltalake().items():
+            monkeypatch.setenv(name, value)
+        store.put(Path(filled), "warehouse")
+        here, there = tables.open(filled), tables.open(f"{store.url}/warehouse")
+        for view in tables.VIEWS:
+            rows = [Counter(map(repr, desk.relation(view).fetchall())) for desk in (here, there)]
+            assert rows[0] == rows[1], view
+        assert asked("s3://bucket/warehouse", "readings", "--json").output == asked(filled, "readings", "--json").output
+        nowhere = CliRunner().invoke(main, ["readings", "--warehouse", "s3://bucket/none"])
+    assert (nowhere.exit_code, "s3://bucket/none holds no tables of Sluice" in nowhere.output) == (FAILED, True)
