@@ -199,9 +199,9 @@ class Tables:
     def windows_sql(self, asked: Asked = ALL, size_s: int | None = None, evidence: Evidence | None = None) -> str:
         """Return windows that begin within these limits, as SQL. Raises WindowSizeError."""
         tables, streams = self.version()
-        chosen_s = chosen_size(size_s, self.window_seconds())
         # Before the windows, so that they hold every record that the evidence names.
         proofs = (evidence or self.evidence(asked.device)).proofs()
+        chosen_s = chosen_size(size_s, self.window_seconds())
         rows = [
             (*device, proof.stream, proof.last_us, *([span._asdict() for span in spans] for spans in proof[2:]))
             for device, proof in proofs

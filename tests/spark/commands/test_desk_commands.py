@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
@@ -253,14 +254,18 @@ def test_a_relation_goes_on_to_other_tools(filled: str) -> None:
     assert desk.sql("SELECT count(*) FROM quarantine").fetchall() == [(1,)]
 
 
-def test_windows_are_opened_after_their_evidence_and_before_single_records(filled: str) -> None:
+@pytest.mark.parametrize(
+    "ask", [tables.Tables.windows, lambda desk: desk.sql("FROM readings, log, windows, gaps, versions, quarantine")]
+)
+def test_windows_are_opened_after_their_evidence_and_before_single_records(
+    filled: str, ask: Callable[[tables.Tables], object]
+) -> None:
     """Else an answer may count a reading that it does not show, or take one for missing that it counts."""
     desk = tables.open(filled)
-    desk.sql("SELECT * FROM readings, log, windows, gaps, versions, quarantine")
+    ask(desk)
     seen = [Path(path).name for path in desk.source.seen]
     parts = seen.index("window_parts")
-    evidence = {"gateway_states", "devices_heard", "device_runs", "settled_islands"}
-    assert evidence <= {*seen[:parts]}
+    assert {"gateway_states", "devices_heard", "device_runs", "settled_islands"} <= {*seen[:parts]}
     assert {"amendments", "versions"} <= {*seen[: seen.index("log")]}
     assert parts < seen.index("log")
 
