@@ -1,6 +1,7 @@
 """Ends a run: gathers what every part knows, compares it, and tells the outcome."""
 
 import json
+import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -31,8 +32,11 @@ from demo.chronicle import Chronicle
 from demo.demo_settings import DemoSettings
 from demo.progress import Progress
 from demo.report import Story, report_page
-from demo.run import EXPORT_S_MAX, Folder, Run, board_kind, board_ledgers
+from demo.run import COMMANDS, EXPORT_S_MAX, Folder, Run, board_kind, board_ledgers
 from demo.time_audit import TimeAudit, audit_times, read_taken
+
+LOOK_UPS = ("windows", "sql")
+"""Commands of `sluice-cloud` that an analyst would type next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,4 +162,7 @@ def _tell(  # noqa: PLR0913, PLR0917 - all that is told
     for words in (*findings, *result.examples):
         say_wrapped(words, "red")
     say(f"The report: {folder.report}")
+    say("Look further, from any folder:")
+    for command in LOOK_UPS:
+        say(shlex.join(map(str, (COMMANDS / "sluice-cloud", command, "--warehouse", folder.warehouse.absolute()))))
     say(verdict(total, findings), "bold red" if findings else "bold green")

@@ -1,12 +1,15 @@
 """`sluice-cloud`: the commands of the cloud side."""
 
+import os
+import signal
+import sys
 from typing import Any
 
 import click
 
-from gateway.host.terminal import SpeakingGroup
+from gateway.host.terminal import SpeakingGroup, say
 from spark.commands.explain_command import explain
-from spark.commands.failure_words import TOLD, known, told_failure
+from spark.commands.failure_words import TOLD, known, told_failure, unforeseen
 from spark.commands.ingest_command import ingest
 from spark.commands.registry_commands import devices, registry
 from spark.commands.replay_command import replay_command
@@ -18,6 +21,8 @@ from spark.engine.warehouse_folder import MomentsError
 
 FAILED = 3
 """Exit code of a command that failed. 1 is for findings that a command's help tells of, and 2 for wrong usage."""
+BY_SIGNAL = 128
+"""Added to a signal's number, this is the exit code of a command that the signal ends, as shells say it."""
 
 
 class _Commands(SpeakingGroup):
@@ -31,24 +36,29 @@ class _Commands(SpeakingGroup):
                 # Only this error is changed: its class has the exit code of other programs.
                 error.exit_code = FAILED  # type: ignore[misc]
             raise
+        except (KeyboardInterrupt, click.Abort):
+            say("\nstopped", err=True)
+            raise click.exceptions.Exit(BY_SIGNAL + signal.SIGINT) from None
+        except BrokenPipeError:
+            # Whoever read the rows wants no more. Python would flush the rest at its end, and print an error.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise click.exceptions.Exit(BY_SIGNAL + signal.SIGPIPE) from None
 
     def _in_words(self, ctx: click.Context) -> Any:
         with self.harmless_errors():
             try:
                 return super().invoke(ctx)
             except ToldError as error:
-                raise click.ClickException(str(error)) from error
+                kind = click.UsageError if error.is_usage else click.ClickException
+                raise kind(str(error)) from error
             except MomentsError as error:
                 raise click.ClickException(
                     f"{error}. Start `sluice-cloud ingest`, which does that first, or run `sluice-cloud replay`"
                 ) from error
             except Exception as error:
-                if isinstance(error, TOLD):
+                if isinstance(error, (*TOLD, BrokenPipeError)):
                     raise
-                told = told_failure(error, known(ctx))
-                if told is None:
-                    raise
-                raise told from error
+                raise (told_failure(error, known(ctx)) or unforeseen(error, known(ctx))) from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -26,7 +26,7 @@ from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.record import RecordEncoder
 from gateway.settings import GatewaySettings, RouteSettings
 from spark.batch_job import BatchJob
-from spark.cli import FAILED, main
+from spark.cli import main
 from spark.desk import tables
 from spark.log.log_table import BatchId
 from spark.views.views import VIEWS, open_all
@@ -256,10 +256,18 @@ def test_the_first_query_on_the_page_is_one_for_the_command(spark: SparkSession,
     assert "window_start" in shown.output
 
 
+def test_the_example_in_python_runs_without_spark(new_warehouse: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
+    folder = Path(new_warehouse).parent
+    monkeypatch.chdir(folder)
+    exec(example.replace("build/demo/warehouse", new_warehouse), {})  # noqa: S102 - it is ours
+    assert "window_start" in (folder / "hours.csv").read_text()
+
+
 def test_a_misspelt_column_is_told_in_a_line(spark: SparkSession, new_warehouse: str) -> None:
     assert spark is not None
     wrong = CliRunner().invoke(main, [*SPARK_SQL, "--warehouse", new_warehouse, "SELECT statuss FROM windows"])
-    assert wrong.exit_code == FAILED
+    assert wrong.exit_code == 2
     # PySpark would log the whole plan besides, and a trace of Java's calls: fifty thousand characters.
     first, hint = wrong.output.splitlines()
     assert first.startswith("Error: [UNRESOLVED_COLUMN.WITH_SUGGESTION]")
@@ -281,7 +289,7 @@ def test_a_query_that_cannot_be_answered_is_told_why(
 ) -> None:
     assert spark is not None
     wrong = CliRunner().invoke(main, [*SPARK_SQL, "--warehouse", new_warehouse, query])
-    assert wrong.exit_code == FAILED
+    assert wrong.exit_code == 2
     assert isinstance(wrong.exception, SystemExit), wrong.exception
     assert wrong.output.startswith(f"Error: {told}")
     if "TABLE" in told:

@@ -42,6 +42,8 @@ SUFFIXES = (".csv", ".parquet")
 """Endings of files that an answer can be written to."""
 _TIME = re.compile(r"TIMESTAMP[^\[]*")
 """DuckDB's types of times. A list of times ends in brackets."""
+_OF_128_BITS = re.compile(r"\bU?HUGEINT\b")
+"""DuckDB's types of whole numbers that Parquet lacks, such as those of sums. DuckDB would write them as doubles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,10 @@ def print_relation(
     kept = rows if form.limit is None else rows.limit(form.limit + (form.out is None))
     if form.out is not None and form.out.suffix == ".parquet":
         chosen = kept.project(
-            ", ".join(f"#{place + 1} AS {quoted(name)}" for name, place in zip(shown, places, strict=True))
+            ", ".join(
+                f"CAST(#{place + 1} AS {_exact(str(rows.types[place]))}) AS {quoted(name)}"
+                for name, place in zip(shown, places, strict=True)
+            )
         )
         with replaced(form.out) as part:
             copy = f"COPY ({chosen.sql_query()}) TO {text(str(part))} (FORMAT parquet, COMPRESSION zstd)"
@@ -170,23 +175,34 @@ def beside(words: str) -> None:
 def csv_lines(
     columns: Sequence[str], times: Collection[str], rows: Iterable[Sequence[Any]], zone: tzinfo
 ) -> Iterator[str]:
-    """Lay out rows as CSV (RFC 4180), under a line of the columns' names. Nulls are empty, lists are JSON."""
+    """Lay out rows as CSV (RFC 4180, with the line ends of Unix), under a line of the columns' names.
+
+    Nulls are empty, lists are JSON.
+    """
     buffer = io.StringIO()
     writer = csv.writer(buffer)
     are_times = [name in times for name in columns]
     writer.writerow(columns)
     for row in rows:
-        yield buffer.getvalue()
-        buffer.seek(0)
-        buffer.truncate()
+        yield _line_of(buffer)
         writer.writerow([_csv_of(value, is_time, zone) for value, is_time in zip(row, are_times, strict=True)])
-    yield buffer.getvalue()
+    yield _line_of(buffer)
+
+
+def _line_of(buffer: io.StringIO) -> str:
+    """Take the line that a CSV writer wrote. With another line end, some writers leave a bare CR without quotes."""
+    line = buffer.getvalue().removesuffix("\r\n")
+    buffer.seek(0)
+    buffer.truncate()
+    return f"{line}\n"
 
 
 def _csv_out(lines: Iterable[str], path: Path | None) -> int:
     """Print lines of CSV, or write them to a file and say so. Returns how many rows these are."""
     if path is None:
-        return sum(map(_say_line, lines)) - 1
+        count = sum(map(_put_line, lines)) - 1
+        sys.stdout.flush()
+        return count
     with replaced(path) as part, part.open("w", encoding="utf-8", newline="") as file:
         count = sum(1 for line in lines if file.write(line)) - 1
     beside(f"{counted(count, 'row')} written to {path}")
@@ -208,8 +224,12 @@ def replaced(path: Path) -> Iterator[Path]:
             part.unlink()
 
 
-def _say_line(line: str) -> int:
-    say(line.removesuffix("\r\n"))
+def _put_line(line: str) -> int:
+    if sys.stdout.isatty():
+        say(line, nl=False)
+    else:
+        # A program gets what a file would hold, to the byte.
+        sys.stdout.buffer.write(line.encode())
     return 1
 
 
@@ -217,6 +237,11 @@ def _fetched(db: "DuckDBPyConnection", rows: "DuckDBPyRelation") -> Iterator[tup
     found = db.execute(rows.sql_query())
     while part := found.fetchmany(ROWS_AT_ONCE):
         yield from part
+
+
+def _exact(kind: str) -> str:
+    """A type of DuckDB's in which Parquet keeps every digit."""
+    return _OF_128_BITS.sub("DECIMAL(38, 0)", kind)
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

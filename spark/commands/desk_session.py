@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import click
 
 from spark.commands.answers import Form, beside
 from spark.commands.table_text import time_text
-from spark.desk.asked import Asked, text
+from spark.desk.asked import Asked, microseconds, text
 
 if TYPE_CHECKING:
     from spark.desk.tables import Tables
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 # Functions import DuckDB and deltalake themselves: the import takes a fifth of a second, and `--help` needs neither.
 SMALL_BYTES = 64_000_000
 """Bytes of a table up to which all of it is searched for the latest rows."""
+WORDS_MAX = 400
+"""Characters of a message of DuckDB or deltalake. A store tells the cause in one of its later lines."""
 DAY_US = 86_400_000_000
 LATEST_DAYS = (1, 8, 64)
 """Days before the newest row that are searched for the latest rows, one after the other."""
@@ -37,13 +40,15 @@ def asking(warehouse: str) -> "Iterator[Tables]":
         ) from error
     try:
         yield tables.open(warehouse)
+    except BrokenPipeError:
+        raise
     except (duckdb.IOException, duckdb.OutOfMemoryException, DeltaError, OSError) as error:
-        first, *_ = str(error).splitlines() or [type(error).__name__]
-        raise click.ClickException(f"{warehouse} cannot be read: {first}") from error
+        words = " ".join(click.unstyle(str(error)).split())[:WORDS_MAX] or type(error).__name__
+        raise click.ClickException(f"{warehouse} cannot be read: {words}") from error
     except RuntimeError as error:
         if not was_interrupted(error):
             raise
-        raise click.Abort from error
+        raise KeyboardInterrupt from error
 
 
 def was_interrupted(error: BaseException) -> bool:
@@ -56,17 +61,35 @@ def latest(  # noqa: PLR0913, PLR0917 - the question, and its table
 ) -> Asked:
     """Limit a question without a span to the last days of a large table, if they hold `limit` rows and more.
 
-    `path` is the table's, and `time` its column with statistics.
+    `path` is the table's, and `time` its column with statistics. If the latest rows are of the future, say whose.
     """
-    if asked.has_span or limit is None or (tables.source.statistics(path, "sum(size_bytes)") or 0) <= SMALL_BYTES:
+    if asked.has_span or limit is None:
         return asked
+    now = datetime.now(UTC)
     newest_us = tables.source.statistics(path, f'epoch_us(max("max.{time}"))')
-    for days in LATEST_DAYS if newest_us is not None else ():
+    if newest_us is not None and newest_us > microseconds(now):
+        _tell_of_future(tables, time, rows(replace(asked, since_us=microseconds(now))), now)
+        newest_us = microseconds(now)
+    if (tables.source.statistics(path, "sum(size_bytes)") or 0) <= SMALL_BYTES or newest_us is None:
+        return asked
+    for days in LATEST_DAYS:
         narrow = replace(asked, since_us=newest_us - days * DAY_US)
         found = tables.source.rows(f"SELECT count(*) FROM (SELECT 1 FROM ({rows(narrow)}) LIMIT {limit + 1})")
         if found[0][0] > limit:
             return narrow
     return asked
+
+
+def _tell_of_future(tables: "Tables", time: str, rows: str, now: datetime) -> None:
+    """Say whose rows are of the future: they would push all others off a table of the latest ones."""
+    ahead = f"device FROM ({rows}) GROUP BY device ORDER BY max({time}) DESC, device"
+    devices = [str(device) for (device,) in tables.source.rows(f"SELECT {ahead}")]
+    if devices:
+        others = f" and {len(devices) - 1} more" if devices[1:] else ""
+        beside(
+            f"the latest are of the future, from {devices[0]}{others}: a clock is ahead. Without them: "
+            f"--until {now:%Y-%m-%dT%H:%MZ}"
+        )
 
 
 def explain_nothing(tables: "Tables", asked: Asked, form: Form, time: str | None, rows: Callable[[Asked], str]) -> None:

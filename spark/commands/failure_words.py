@@ -58,10 +58,17 @@ def keep_java_log(found: Known, scratch: Path) -> None:
 
 def told_failure(error: Exception, found: Known) -> click.ClickException | None:
     """Return a failure as one line, and write its trace to a file. Return None if the program itself is at fault."""
-    options = found.kafka_options
     words = _words(error, found)
-    if words is None:
-        return None
+    return None if words is None else _with_trace(words, error, found)
+
+
+def unforeseen(error: Exception, found: Known) -> click.ClickException:
+    """Return an error of the program itself as one line, and write its trace to a file."""
+    return _with_trace(f"the program itself failed: {type(error).__name__}: {error}. Please report it", error, found)
+
+
+def _with_trace(words: str, error: Exception, found: Known) -> click.ClickException:
+    options = found.kafka_options
     trace = _kept(without(options, "".join(traceback.format_exception(error)) + found.java_log))
     where = f" (the trace is in {trace})" if trace else ""
     return click.ClickException(" ".join(f"{without(options, words).rstrip('.')}{where}".split()))

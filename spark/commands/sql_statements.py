@@ -20,6 +20,8 @@ READING_COMMANDS = ("Show", "Describe", "Explain")
 class NotReadingError(ToldError):
     """The statement would change something; the message says so."""
 
+    is_usage = True
+
 
 def read_by(spark: SparkSession, statement: str) -> DataFrame:
     """Run a statement that only reads. Raises NotReadingError, and PySparkException for a wrong statement.

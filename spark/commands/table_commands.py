@@ -210,14 +210,14 @@ def _spark_sql(warehouse: str, query: str, form: Form) -> None:
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
     from spark.commands.sql_statements import mistake_words, read_by  # noqa: PLC0415
-    from spark.desk.statements import named_in  # noqa: PLC0415
+    from spark.desk.statements import QueryError, named_in  # noqa: PLC0415
     from spark.views.views import VIEWS, open_all  # noqa: PLC0415
 
     open_all(spark, warehouse, named_in(query, VIEWS))
     try:
         print_frame(read_by(spark, query), form)
     except PySparkException as error:
-        raise click.ClickException(mistake_words(error, VIEWS)) from error
+        raise QueryError(mistake_words(error, VIEWS)) from error
 
 
 @click.group()

@@ -1,23 +1,30 @@
 """Reads Delta tables with DuckDB: the files that a table has now, or those of them that may hold an answer."""
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from tempfile import gettempdir
-from typing import Any
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
+from weakref import finalize
 
 import duckdb
 from deltalake import DeltaTable
 
 from spark.desk.asked import quoted, text
 from spark.engine.told_error import ToldError
+from spark.engine.warehouse_folder import is_local
+
+if TYPE_CHECKING:
+    from spark.desk.remote_files import RemoteFiles
 
 TYPES = {"string": "VARCHAR", "long": "BIGINT", "integer": "INTEGER", "binary": "BLOB", "float": "FLOAT"}
 """DuckDB's names of Delta's types, where they differ."""
+VALUES_KEPT = 200_000
+"""Rows that Python made and that former questions read: their answers may not be read yet."""
 STATISTIC = re.compile(r'"((?:min|max|null_count|partition)\.\w+|num_records)"')
 
 
@@ -26,7 +33,7 @@ class NoTableError(ToldError):
 
 
 class Source:
-    """The tables of one warehouse as SQL. Each text is of a table's version at the time of the call."""
+    """The tables of one warehouse as SQL. A question sees each table as it was when it first named it."""
 
     def __init__(self) -> None:
         self.db = duckdb.connect(
@@ -37,11 +44,37 @@ class Source:
             }
         )
         # By default DuckDB spills what memory cannot hold into the folder where a command was started.
-        spill = Path(gettempdir()) / f"sluice-desk-{os.getpid()}"
-        self.db.execute(f"SET temp_directory = {text(str(spill))}")
+        spill = mkdtemp(prefix="sluice-desk-")
+        finalize(self, rmtree, spill, ignore_errors=True)
+        self.db.execute(f"SET temp_directory = {text(spill)}")
         # Timestamps have no zone here. They are UTC.
         self.db.execute("SET TimeZone = 'UTC'")
         self._numbers = count()
+        self.seen: dict[str, DeltaTable | None] = {}
+        """Tables as this question sees them, by their paths, in the order in which it named them. None is not there."""
+        self._files_elsewhere: RemoteFiles | None = None
+        self._values: dict[str, int] = {}
+        """Tables that Python made, with their numbers of rows."""
+
+    def renew(self) -> None:
+        """Begin another question, which sees what was committed by now.
+
+        Answers to former ones can be read until `VALUES_KEPT` is passed.
+        """
+        self.seen.clear()
+        kept = 0
+        for name, rows in reversed([*self._values.items()]):
+            kept += rows + 1
+            if kept > VALUES_KEPT:
+                self.db.execute(f"DROP TABLE {name}")
+                del self._values[name]
+
+    def opened(self, path: str) -> DeltaTable | None:
+        """Open a table for this question; None if it is not there."""
+        if path not in self.seen:
+            uri = Path(path).as_uri() if is_local(path) else path
+            self.seen[path] = DeltaTable(uri) if DeltaTable.is_deltatable(uri) else None
+        return self.seen[path]
 
     def table(self, path: str, also: Mapping[str, str] | None = None, files: str | None = None) -> str:
         """Return a SELECT of a table's rows.
@@ -54,14 +87,12 @@ class Source:
 
     def optional(self, path: str, columns: Mapping[str, str]) -> str:
         """Return a SELECT of the rows of a table that need not be there. Then it has these columns and no rows."""
-        return self.table(path, columns) if _is_table(path) else f"SELECT {_nulls(columns)} WHERE FALSE"
+        return self.table(path, columns) if self.opened(path) else f"SELECT {_nulls(columns)} WHERE FALSE"
 
     def parts(self, path: str, also: Mapping[str, str] | None, *files: str | None) -> list[str]:
         """Return a SELECT for each condition on files, as `table` does. All are of one version of the table."""
         wanted = also or {}
-        if not _is_table(path):
-            raise NoTableError(f"the table {path} is not there yet: `sluice-cloud ingest` makes it at its start")
-        table = _opened(path)
+        table = self._expected(path)
         fields = {each["name"]: each["type"] for each in json.loads(table.schema().to_json())["fields"]}
         missing = {name: kind for name, kind in wanted.items() if name not in fields}
         columns = [
@@ -74,7 +105,9 @@ class Source:
         found = []
         for condition in files:
             paths = self._files(table, condition)
-            names = ", ".join(text(_no_pattern(f"{path}/{unquote(each)}")) for each in paths)
+            folder = path if is_local(path) else self._remote(path, table)
+            places = [f"{folder}/{unquote(each)}" for each in paths]
+            names = ", ".join(text(_no_pattern(place) if folder == path else place) for place in places)
             read = f"read_parquet([{names}], union_by_name = true, hive_partitioning = false)"
             # A column that was added later is in none of the older files.
             rows = f"SELECT * FROM {read} UNION ALL BY NAME {declared}" if paths else declared
@@ -83,23 +116,22 @@ class Source:
 
     def columns(self, path: str) -> list[str]:
         """The names of a table's columns; none if there is no table."""
-        if not _is_table(path):
-            return []
-        return [each["name"] for each in json.loads(_opened(path).schema().to_json())["fields"]]
+        table = self.opened(path)
+        return [] if table is None else [each["name"] for each in json.loads(table.schema().to_json())["fields"]]
 
     def has_rows(self, path: str) -> bool:
         """True if a table has files."""
-        return _is_table(path) and bool(_opened(path).file_uris())
+        table = self.opened(path)
+        return table is not None and bool(table.file_uris())
 
     def property(self, path: str, name: str) -> str:
-        """A property of a table. Raises KeyError if it has none of this name."""
-        return str(_opened(path).metadata().configuration[name])
+        """A property of a table. Raises KeyError if it has none of this name, and NoTableError."""
+        return str(self._expected(path).metadata().configuration[name])
 
     def statistics(self, path: str, figure: str) -> Any:
         """Compute a figure from Delta's statistics of a table's files; None if there is no table or no statistic."""
-        if not _is_table(path):
-            return None
-        found = self._of_files(_opened(path), figure)
+        table = self.opened(path)
+        found = None if table is None else self._of_files(table, figure)
         return None if found is None else found[0][0]
 
     def values(self, columns: Mapping[str, str], rows: Sequence[Sequence[object]]) -> str:
@@ -107,6 +139,7 @@ class Source:
         name = f"values_{next(self._numbers)}"
         declared = ", ".join(f"{quoted(each)} {kind}" for each, kind in columns.items())
         self.db.execute(f"CREATE TEMP TABLE {name} ({declared})")
+        self._values[name] = len(rows)
         if rows:
             values = ", ".join(f"unnest(CAST(? AS {kind}[]))" for kind in columns.values())
             self.db.execute(f"INSERT INTO {name} SELECT {values}", [list(each) for each in zip(*rows, strict=True)])
@@ -115,6 +148,21 @@ class Source:
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Run a query and return its rows."""
         return self.db.execute(query).fetchall()
+
+    def _remote(self, path: str, table: DeltaTable) -> str:
+        """The folder of a table that is not on this machine, as DuckDB reads it."""
+        if self._files_elsewhere is None:
+            from spark.desk.remote_files import RemoteFiles  # noqa: PLC0415 - most warehouses are here
+
+            self._files_elsewhere = RemoteFiles()
+            self.db.register_filesystem(self._files_elsewhere)
+        return self._files_elsewhere.folder_of(path, table)
+
+    def _expected(self, path: str) -> DeltaTable:
+        table = self.opened(path)
+        if table is None:
+            raise NoTableError(f"the table {path} is not there yet: `sluice-cloud ingest` makes it at its start")
+        return table
 
     def _files(self, table: DeltaTable, condition: str | None) -> list[str]:
         """The files that a table has, or those that meet a condition on Delta's statistics, as Delta's log has them."""
@@ -132,14 +180,6 @@ class Source:
             return self.rows(f"SELECT {figure}" if " FROM files" in figure else f"SELECT {figure} FROM files")
         finally:
             self.db.unregister("files")
-
-
-def _opened(path: str) -> DeltaTable:
-    return DeltaTable(Path(path).as_uri())
-
-
-def _is_table(path: str) -> bool:
-    return DeltaTable.is_deltatable(Path(path).as_uri())
 
 
 def type_of(delta: Any) -> str:

@@ -156,6 +156,8 @@ def read_evidence(source: Source, warehouse: str, tables: str, device: str | Non
     for row in states.rows():
         buffers[row.namespace, row.gateway].append(row)
     islands = _islands(source, tables, device)
+    # Windows have all that was read until here, and `log`, which is read next, has all that windows have.
+    source.opened(f"{tables}/window_parts")
     serving = {(each.namespace, name) for each, names in services.items() for name in names}
     losses = read_losses(source, tables, serving)
     return Evidence(

@@ -71,7 +71,7 @@ def effective_log(source: Source, tables: str, files: str | None = None) -> str:
 
 def _effective(source: Source, tables: str, *files: str | None) -> list[str]:
     """Return parts of `log`, by conditions on its files, with the amendments applied to each."""
-    # Amendments first: an amendment whose batch `log` lacks would take a record away without its better copy.
+    # Amendments first, as in `Tables.version`.
     path = f"{tables}/amendments"
     # Most warehouses have none. They are spared the join.
     amendments = source.table(path, ALSO) if source.has_rows(path) else None

@@ -10,6 +10,8 @@ from spark.engine.told_error import ToldError
 
 _EXPLAIN = re.compile(r"\A\s*EXPLAIN\s+(?:ANALYZE\s+)?", re.IGNORECASE)
 """Words before the statement that is explained. Options in brackets are refused: their end is hard to find."""
+_END = re.compile(r";\s*(?:--[^\n]*(?:\n\s*|\Z))*\Z")
+"""The end of a statement, with comments behind it."""
 _NOT_THERE = re.compile(r"(?:Table|View) with name (\S+) does not exist")
 _NO_COLUMN = re.compile(r'Referenced column "(.*?)" not found')
 _OTHER_WORDS = re.compile(r"(?<!\.)\b(?:at|offset)\b", re.IGNORECASE)
@@ -27,9 +29,13 @@ SPARKS_WORDS = (
 class NotReadingError(ToldError):
     """The statement would change something, or is not one statement; the message says so."""
 
+    is_usage = True
+
 
 class QueryError(ToldError):
     """The query cannot be answered; the message says why and what to write."""
+
+    is_usage = True
 
 
 def expect_reading(query: str) -> None:
@@ -46,6 +52,17 @@ def expect_reading(query: str) -> None:
             "only one statement that reads is carried out here: SELECT, WITH ... SELECT, SHOW, DESCRIBE, EXPLAIN. "
             "This would do something else. It was not run, and nothing was changed"
         )
+
+
+def bare(query: str) -> str:
+    """A statement without its semicolon and what is behind it, so that it may stand in brackets."""
+    cut = _END.sub("", query)
+    try:
+        duckdb.extract_statements(cut)
+    except duckdb.Error:
+        # The semicolon stands in a text.
+        return query
+    return cut
 
 
 def named_in(query: str, tables: Sequence[str]) -> list[str]:

@@ -18,10 +18,10 @@ from spark.desk.asked import ALL, Asked, equal, microseconds, text, where, withi
 from spark.desk.delta_source import Source
 from spark.desk.evidence import REGISTRY_ALSO, Evidence, read_evidence
 from spark.desk.log_views import ALSO, quarantine, readings
-from spark.desk.statements import SPARKS_WORDS, named_in
+from spark.desk.statements import SPARKS_WORDS, bare, named_in
 from spark.desk.windows_sql import PROOF_COLUMNS, windows
 from spark.engine.told_error import ToldError
-from spark.engine.warehouse_folder import absolute, is_local, no_tables
+from spark.engine.warehouse_folder import absolute, no_tables
 from spark.finality.loss_figures import bounded
 from spark.windows.window_sizes import WINDOW_PROPERTY, chosen_size
 
@@ -75,18 +75,9 @@ Time = datetime | str | None
 """A time for a question: with a zone, or UTC. A text is ISO 8601."""
 
 
-class RemoteWarehouseError(ToldError):
-    """A warehouse is not on this machine. The message says what to do."""
-
-
 def open(warehouse: str | Path) -> "Tables":  # noqa: A001 - `tables.open` is what a caller writes
-    """Open a warehouse. Raises ToldError if there is none."""
-    path = absolute(str(warehouse)).rstrip("/")
-    if not is_local(path):
-        raise RemoteWarehouseError(
-            f"{path} is not a folder of this machine: ask it with `sluice-cloud sql --engine spark`, or copy it here"
-        )
-    opened = Tables(path)
+    """Open a warehouse: a folder, or a URL such as `s3://bucket/warehouse`."""
+    opened = Tables(absolute(str(warehouse)).rstrip("/"))
     for word in SPARKS_WORDS:
         opened.source.db.execute(f"CREATE TEMP MACRO {word}")
     return opened
@@ -94,10 +85,21 @@ def open(warehouse: str | Path) -> "Tables":  # noqa: A001 - `tables.open` is wh
 
 @dataclass(slots=True)
 class Tables:
-    """The tables of one warehouse. Each call sees what was committed by then."""
+    """The tables of one warehouse.
+
+    `readings`, `windows`, `gaps`, `relation` and `sql` each ask a question of their own, which sees what was committed
+    by then. All other calls belong to the question before them: together they see each table at one moment, and one
+    version of the warehouse, until `renew`.
+    """
 
     warehouse: str
     source: Source = field(default_factory=Source)
+    _version: tuple[str, Streams] | None = None
+
+    def renew(self) -> None:
+        """Begin another question."""
+        self._version = None
+        self.source.renew()
 
     def readings(  # noqa: PLR0913 - the limits of a question
         self,
@@ -127,6 +129,7 @@ class Tables:
 
         Raises WindowSizeError.
         """
+        self.renew()
         asked = Asked(device, site, stream, metric, _us(since), _us(until))
         return self.source.db.sql(self.windows_sql(asked, size_s))
 
@@ -144,11 +147,13 @@ class Tables:
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """Run a query on the views. Raises duckdb.Error."""
+        self.renew()
         self.make_views(query)
-        return self.source.db.sql(query)
+        return self.source.db.sql(bare(query))
 
     def relation(self, name: str, asked: Asked = ALL) -> duckdb.DuckDBPyRelation:
         """Return the rows of a view within some limits. Limits on columns that the view lacks are left out."""
+        self.renew()
         return self.source.db.sql(self.select(name, asked))
 
     def select(self, name: str, asked: Asked = ALL) -> str:
@@ -160,7 +165,7 @@ class Tables:
         return self.source.optional(path, columns) if columns else self.source.table(path)
 
     def make_views(self, query: str) -> None:
-        """Make the views that a query names, as of now."""
+        """Make the views that a query names."""
         names = named_in(query, VIEWS)
         # Read once for all, before the tables of single records: these then hold every record that it names.
         evidence = self.evidence() if _OF_EVIDENCE.keys() & {*names} else None
@@ -171,14 +176,17 @@ class Tables:
 
     def version(self) -> tuple[str, Streams]:
         """Return the folder of the version that readers see, and its declarations. Raises ToldError."""
-        if not self.source.columns(f"{self.warehouse}/versions"):
-            raise ToldError(no_tables(self.warehouse))
-        table = self.source.table(f"{self.warehouse}/versions")
-        found = self.source.rows(f'SELECT number, streams FROM ({table}) ORDER BY number DESC, "at" DESC LIMIT 1')
-        if not found:
-            raise ToldError(no_tables(self.warehouse))
-        ((number, streams),) = found
-        return f"{self.warehouse}/v{number}", Streams.from_json(streams) if streams else NO_STREAMS
+        if self._version is None:
+            path = f"{self.warehouse}/versions"
+            newest = 'SELECT number, streams FROM ({}) ORDER BY number DESC, "at" DESC LIMIT 1'
+            found = self.source.rows(newest.format(self.source.table(path))) if self.source.opened(path) else []
+            if not found:
+                raise ToldError(no_tables(self.warehouse))
+            ((number, streams),) = found
+            self._version = f"{self.warehouse}/v{number}", Streams.from_json(streams) if streams else NO_STREAMS
+            # Before `log`: an amendment whose batch `log` lacks would take a record away without its better copy.
+            self.source.opened(f"{self._version[0]}/amendments")
+        return self._version
 
     def evidence(self, device: str | None = None) -> Evidence:
         """Read the evidence on windows being final, of one device if it is named."""
@@ -191,9 +199,9 @@ class Tables:
     def windows_sql(self, asked: Asked = ALL, size_s: int | None = None, evidence: Evidence | None = None) -> str:
         """Return windows that begin within these limits, as SQL. Raises WindowSizeError."""
         _, streams = self.version()
-        chosen_s = chosen_size(size_s, self.window_seconds())
         # Before the windows, so that they hold every record that the evidence names.
         proofs = self.proofs_sql(evidence or self.evidence(asked.device))
+        chosen_s = chosen_size(size_s, self.window_seconds())
         parts = self.parts_sql(asked, chosen_s)
         found = windows(parts, chosen_s, streams.windows.percentiles, proofs)
         limits = where(within("window_start", asked))

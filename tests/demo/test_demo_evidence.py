@@ -1,5 +1,7 @@
 import io
 import json
+import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +12,10 @@ from rich.console import Console
 from demo.audit import Identity, KafkaReading, Ledger, TableReading
 from demo.chronicle import Chronicle, Sample
 from demo.demo_settings import DemoSettings
-from demo.evidence import Evidence, publish
+from demo.evidence import LOOK_UPS, Evidence, publish
 from demo.progress import Progress
 from demo.run import Folder
+from spark.cli import main
 
 NOON_US = 1_750_000_000_000_000
 ROWS = [
@@ -33,6 +36,7 @@ def published(
     taken: Mapping[Identity, int] = TAKEN,
 ) -> tuple[bool, str]:
     """Publish a run of one sensor, with ten acknowledged readings. Returns the verdict, and the output."""
+    folder.mkdir(exist_ok=True)
     output = io.StringIO()
     chronicle = Chronicle(
         sampling_from_us=NOON_US,
@@ -61,6 +65,14 @@ def test_a_good_run_ends_with_the_verdict_and_leaves_its_files(tmp_path: Path) -
     assert (summary["acknowledged"], summary["missing"], summary["buffer_peak"]) == (10, 0, 7)
     assert "m001" in (tmp_path / "audit.txt").read_text()
     assert (tmp_path / "report.html").stat().st_size > 5_000
+
+
+def test_the_commands_that_come_next_can_be_typed_in_any_folder(tmp_path: Path) -> None:
+    _, said = published(tmp_path / "a b", ROWS)
+    typed = [shlex.split(line) for line in said.partition("from any folder:\n")[2].splitlines()[:-1]]
+    assert [words[1:] for words in typed] == [[each, "--warehouse", f"{tmp_path}/a b/warehouse"] for each in LOOK_UPS]
+    assert {*LOOK_UPS} <= {*main.commands}
+    assert all(Path(words[0]).is_absolute() and os.access(words[0], os.X_OK) for words in typed)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +118,7 @@ def test_what_a_sensor_still_held_is_said_and_is_no_finding(tmp_path: Path) -> N
 
 def test_sentences_break_at_words_and_nothing_begins_with_a_blank(tmp_path: Path) -> None:
     _, said = published(tmp_path, ROWS, fleet=[Ledger("m001", "1-aa", 12, ((0, 9),), taken=12)])
-    *sentences, report, _verdict = said.rpartition("all sensors")[2].splitlines()[1:]
+    *sentences, report, _, _, _, _verdict = said.rpartition("all sensors")[2].splitlines()[1:]
     assert report == f"The report: {tmp_path / 'report.html'}"
     assert len(sentences) == 5
     assert all(len(line) <= WIDTH and line == line.strip() for line in sentences)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from urllib.parse import quote
 
 from demo.kafka_broker import HOST, free_ports
 from tests.support.java_server import java_server
@@ -44,10 +45,34 @@ class ObjectStore:
 
     url: str
     """URL of the bucket for Hadoop."""
+    address: str
+    """URL of the store for HTTP. Nobody has to log in."""
     spark_conf: Path
     """A folder for `SPARK_CONF_DIR`: where the store is, and how to log in."""
     jars: Path
     """A folder for `SLUICE_SPARK_JARS`."""
+
+    def for_deltalake(self) -> dict[str, str]:
+        """The variables by which deltalake finds the store."""
+        return {
+            "AWS_ENDPOINT_URL": self.address,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "nobody",
+            "AWS_SECRET_ACCESS_KEY": "none",
+        }
+
+    def put(self, folder: Path, name: str) -> None:
+        """Copy a folder into the bucket."""
+        with closing(HTTPConnection(self.address.removeprefix("http://"), timeout=10)) as connection:
+            for path in folder.rglob("*"):
+                if path.is_file():
+                    place = quote(f"/{BUCKET}/{name}/{path.relative_to(folder)}")
+                    connection.request("PUT", place, path.read_bytes())
+                    answer = connection.getresponse()
+                    answer.read()
+                    if answer.status != HTTPStatus.OK:
+                        raise RuntimeError(f"{place}: {answer.status}")
 
 
 @contextmanager
@@ -69,7 +94,7 @@ def object_store(directory: Path) -> Iterator[ObjectStore]:
     arguments = [f"-Dlogback.configurationFile={logging}", "-cp", f"{JARS / 's3proxy'}/*"]
     arguments += ["org.gaul.s3proxy.Main", "--properties", str(properties)]
     with java_server(arguments, log, lambda: _makes_bucket(port), "the object store"):
-        yield ObjectStore(f"s3a://{BUCKET}", spark_conf, jars)
+        yield ObjectStore(f"s3a://{BUCKET}", f"http://{HOST}:{port}", spark_conf, jars)
 
 
 def _makes_bucket(port: int) -> bool:

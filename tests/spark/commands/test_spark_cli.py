@@ -1,6 +1,10 @@
 """Output of `sluice-cloud` for a person: tables that fit the terminal."""
 
+import csv
+import io
+import sys
 from decimal import Decimal
+from pathlib import Path
 
 import duckdb
 import pytest
@@ -95,3 +99,30 @@ def test_a_number_that_json_lacks_is_text(capsys: pytest.CaptureFixture[str]) ->
             db, db.sql("SELECT 1.5::DOUBLE AS x, 'nan'::DOUBLE AS y, ['-inf'::DOUBLE] AS z"), Form(as_json=True)
         )
     assert capsys.readouterr().out == '{"x": 1.5, "y": "nan", "z": ["-inf"]}\n'
+
+
+def test_a_program_gets_as_csv_what_a_file_holds_and_a_terminal_gets_nothing_that_it_obeys(
+    capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with duckdb.connect() as db:
+        rows = db.sql(
+            "SELECT 'm' || chr(27) || '[2J' AS device, 'a' || chr(13) AS other, 'b' || chr(10) || 'ü' AS third"
+        )
+        print_relation(db, rows, Form(None, as_csv=True))
+        piped = capfdbinary.readouterr().out
+        print_relation(db, rows, Form(None, out=tmp_path / "rows.csv"))
+        assert piped == (tmp_path / "rows.csv").read_bytes()
+        (row,) = csv.DictReader(io.StringIO(piped.decode(), newline=""))
+        assert [row] == [dict(zip(rows.columns, each, strict=True)) for each in rows.fetchall()]
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        print_relation(db, rows, Form(None, as_csv=True))
+    shown = capfdbinary.readouterr().out
+    assert (b"\x1b" in piped, b"\x1b" in shown, b"device" in shown) == (True, False, True)
+
+
+def test_parquet_keeps_each_digit_of_a_sum(tmp_path: Path) -> None:
+    path = tmp_path / "sums.parquet"
+    with duckdb.connect() as db:
+        most = db.sql("SELECT sum(x) AS total, [sum(x)] AS several FROM (VALUES (9223372036854775807), (2)) AS t(x)")
+        print_relation(db, most, Form(None, out=path))
+        assert db.read_parquet(str(path)).fetchall() == [(2**63 + 1, [2**63 + 1])]

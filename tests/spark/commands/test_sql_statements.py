@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from spark.cli import FAILED, main
+from spark.cli import main
 from spark.commands.sql_statements import NotReadingError, read_by
 from spark.desk.statements import named_in
 from spark.log.log_table import log_path
@@ -74,7 +74,7 @@ def test_what_reads_is_carried_out_and_what_writes_is_not(spark: SparkSession, n
 def test_the_command_says_that_nothing_was_changed(spark: SparkSession, new_warehouse: str) -> None:
     assert spark is not None
     refused = CliRunner().invoke(main, [*SPARK_SQL, "--warehouse", new_warehouse, "DELETE FROM versions"])
-    assert refused.exit_code == FAILED
+    assert refused.exit_code == 2
     assert refused.output.startswith("Error: only statements that read are carried out here")
     kept = CliRunner().invoke(main, [*SPARK_SQL, "--warehouse", new_warehouse, "SELECT count(*) AS n FROM versions"])
     assert kept.stdout.split() == ["n", "1"]

@@ -6,6 +6,7 @@ import duckdb
 import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 
+from spark.desk import delta_source
 from spark.desk.delta_source import NoTableError, Source
 
 
@@ -24,12 +25,29 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_table_is_read_as_it_is_at_the_call(table: Path) -> None:
+def test_a_question_sees_a_table_as_it_is_when_it_first_names_it(table: Path) -> None:
     source = Source()
-    before = source.table(str(table))
+    asked = [source.table(str(table))]
     append(table, "('wifi-7', 4)")
-    assert sorted(source.rows(f"SELECT n FROM ({before})")) == [(1,), (2,), (3,)]
-    assert sorted(source.rows(f"SELECT n FROM ({source.table(str(table))})")) == [(1,), (2,), (3,), (4,)]
+    asked.append(source.table(str(table)))
+    source.renew()
+    asked.append(source.table(str(table)))
+    assert [len(source.rows(query)) for query in asked] == [3, 3, 4]
+
+
+def test_rows_made_for_former_questions_are_given_up_but_not_those_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta_source, "VALUES_KEPT", 10)
+    source = Source()
+
+    def answered() -> list[bool]:
+        made.extend(source.values({"n": "BIGINT"}, [(1,), (2,), (3,)]) for _ in range(4))
+        counted = source.rows("SELECT table_name FROM duckdb_tables()")
+        return [any(query.endswith(name) for (name,) in counted) for query in made]
+
+    made: list[str] = []
+    assert answered() == [True] * 4
+    source.renew()
+    assert answered() == [False] * 2 + [True] * 6
 
 
 def test_a_column_that_came_later_is_null_in_older_files(table: Path) -> None:
@@ -80,3 +98,11 @@ def test_no_character_of_a_path_means_anything(tmp_path: Path, name: str) -> Non
     source = Source()
     for files in (None, '"min.n" < 9'):
         assert source.rows(f"SELECT device FROM ({source.table(str(path), files=files)})") == [("board-1",)]
+
+
+def test_what_a_query_spills_is_for_this_user_alone_and_goes_with_the_tables() -> None:
+    source = Source()
+    ((spill,),) = source.rows("SELECT current_setting('temp_directory')")
+    assert Path(spill).stat().st_mode & 0o777 == 0o700
+    del source
+    assert not Path(spill).exists()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark.desk.statements import NotReadingError, QueryError, expect_reading
+from spark.desk.statements import NotReadingError, QueryError, bare, expect_reading
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,16 @@ def test_what_reads_passes(query: str) -> None:
 def test_no_comment_hides_what_writes(query: str) -> None:
     with pytest.raises((NotReadingError, QueryError)):
         expect_reading(query)
+
+
+@pytest.mark.parametrize(
+    ("query", "cut"),
+    [
+        ("SELECT 1;", "SELECT 1"),
+        ("SELECT 1; -- one\n-- more\n", "SELECT 1"),
+        ("SELECT 1 -- one", "SELECT 1 -- one"),
+        ("SELECT '; --'", "SELECT '; --'"),
+    ],
+)
+def test_a_statement_ends_before_its_semicolon(query: str, cut: str) -> None:
+    assert bare(query) == cut
