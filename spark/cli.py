@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from gateway.host.terminal import SpeakingGroup
+from spark.commands.desk_command import desk
 from spark.commands.failure_words import TOLD, known, told_failure
 from spark.commands.ingest_command import ingest
 from spark.commands.registry_commands import devices, registry
@@ -64,6 +65,7 @@ for command in (
     gateways,
     quarantine,
     sql,
+    desk,
     replay_command,
     maintain_command,
     devices,

@@ -18,6 +18,11 @@ from spark.engine.told_error import ToldError
 
 TYPES = {"string": "VARCHAR", "long": "BIGINT", "integer": "INTEGER", "binary": "BLOB", "float": "FLOAT"}
 """DuckDB's names of Delta's types, where they differ."""
+CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "python_enable_replacements": False,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+}
 STATISTIC = re.compile(r'"((?:min|max|null_count|partition)\.\w+|num_records)"')
 
 
@@ -28,20 +33,19 @@ class NoTableError(ToldError):
 class Source:
     """The tables of one warehouse as SQL. Each text is of a table's version at the time of the call."""
 
-    def __init__(self) -> None:
-        self.db = duckdb.connect(
-            config={
-                "python_enable_replacements": False,
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-            }
-        )
+    def __init__(self, beside: "Source | None" = None) -> None:
+        """Open a database in memory. `beside` shares its own, for a connection that another thread uses."""
+        self.db: duckdb.DuckDBPyConnection = duckdb.connect(config=CONFIG) if beside is None else beside.db.cursor()
         # By default DuckDB spills what memory cannot hold into the folder where a command was started.
         spill = Path(gettempdir()) / f"sluice-desk-{os.getpid()}"
         self.db.execute(f"SET temp_directory = {text(str(spill))}")
         # Timestamps have no zone here. They are UTC.
         self.db.execute("SET TimeZone = 'UTC'")
         self._numbers = count()
+
+    def opened(self, path: str) -> DeltaTable | None:
+        """Open a table; None if it is not there."""
+        return table_now(path)
 
     def table(self, path: str, also: Mapping[str, str] | None = None, files: str | None = None) -> str:
         """Return a SELECT of a table's rows.
@@ -54,14 +58,12 @@ class Source:
 
     def optional(self, path: str, columns: Mapping[str, str]) -> str:
         """Return a SELECT of the rows of a table that need not be there. Then it has these columns and no rows."""
-        return self.table(path, columns) if _is_table(path) else f"SELECT {_nulls(columns)} WHERE FALSE"
+        return self.table(path, columns) if self.opened(path) else f"SELECT {_nulls(columns)} WHERE FALSE"
 
     def parts(self, path: str, also: Mapping[str, str] | None, *files: str | None) -> list[str]:
         """Return a SELECT for each condition on files, as `table` does. All are of one version of the table."""
         wanted = also or {}
-        if not _is_table(path):
-            raise NoTableError(f"the table {path} is not there yet: `sluice-cloud ingest` makes it at its start")
-        table = _opened(path)
+        table = self._expected(path)
         fields = {each["name"]: each["type"] for each in json.loads(table.schema().to_json())["fields"]}
         missing = {name: kind for name, kind in wanted.items() if name not in fields}
         columns = [
@@ -83,23 +85,22 @@ class Source:
 
     def columns(self, path: str) -> list[str]:
         """The names of a table's columns; none if there is no table."""
-        if not _is_table(path):
-            return []
-        return [each["name"] for each in json.loads(_opened(path).schema().to_json())["fields"]]
+        table = self.opened(path)
+        return [] if table is None else [each["name"] for each in json.loads(table.schema().to_json())["fields"]]
 
     def has_rows(self, path: str) -> bool:
         """True if a table has files."""
-        return _is_table(path) and bool(_opened(path).file_uris())
+        table = self.opened(path)
+        return table is not None and bool(table.file_uris())
 
     def property(self, path: str, name: str) -> str:
-        """A property of a table. Raises KeyError if it has none of this name."""
-        return str(_opened(path).metadata().configuration[name])
+        """A property of a table. Raises KeyError if it has none of this name, and NoTableError."""
+        return str(self._expected(path).metadata().configuration[name])
 
     def statistics(self, path: str, figure: str) -> Any:
         """Compute a figure from Delta's statistics of a table's files; None if there is no table or no statistic."""
-        if not _is_table(path):
-            return None
-        found = self._of_files(_opened(path), figure)
+        table = self.opened(path)
+        found = None if table is None else self._of_files(table, figure)
         return None if found is None else found[0][0]
 
     def values(self, columns: Mapping[str, str], rows: Sequence[Sequence[object]]) -> str:
@@ -115,6 +116,12 @@ class Source:
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Run a query and return its rows."""
         return self.db.execute(query).fetchall()
+
+    def _expected(self, path: str) -> DeltaTable:
+        table = self.opened(path)
+        if table is None:
+            raise NoTableError(f"the table {path} is not there yet: `sluice-cloud ingest` makes it at its start")
+        return table
 
     def _files(self, table: DeltaTable, condition: str | None) -> list[str]:
         """The files that a table has, or those that meet a condition on Delta's statistics, as Delta's log has them."""
@@ -134,12 +141,10 @@ class Source:
             self.db.unregister("files")
 
 
-def _opened(path: str) -> DeltaTable:
-    return DeltaTable(Path(path).as_uri())
-
-
-def _is_table(path: str) -> bool:
-    return DeltaTable.is_deltatable(Path(path).as_uri())
+def table_now(path: str) -> DeltaTable | None:
+    """Open a table as it is now; None if it is not there."""
+    uri = Path(path).as_uri()
+    return DeltaTable(uri) if DeltaTable.is_deltatable(uri) else None
 
 
 def type_of(delta: Any) -> str:

@@ -190,15 +190,15 @@ class Tables:
 
     def windows_sql(self, asked: Asked = ALL, size_s: int | None = None, evidence: Evidence | None = None) -> str:
         """Return windows that begin within these limits, as SQL. Raises WindowSizeError."""
-        tables, streams = self.version()
-        chosen_s = chosen_size(size_s, self.window_seconds())
+        _, streams = self.version()
         # Before the windows, so that they hold every record that the evidence names.
         proofs = (evidence or self.evidence(asked.device)).proofs()
+        chosen_s = chosen_size(size_s, self.window_seconds())
         rows = [
             (*device, proof.stream, proof.last_us, *([span._asdict() for span in spans] for spans in proof[2:]))
             for device, proof in proofs
         ]
-        parts = self._parts(tables, asked, chosen_s)
+        parts = self.parts_sql(asked, chosen_s)
         found = windows(parts, chosen_s, streams.windows.percentiles, self.source.values(PROOF_COLUMNS, rows))
         limits = where(within("window_start", asked))
         return self._at_site(f"SELECT * FROM ({found}) {limits}" if limits else found, asked, "window_start")
@@ -231,8 +231,8 @@ class Tables:
         found = self.source.rows(f"SELECT DISTINCT device FROM ({table}) WHERE site = {text(site)} ORDER BY device")
         return [device for (device,) in found]
 
-    def _parts(self, tables: str, asked: Asked, size_s: int) -> str:
-        """The parts of the windows that begin within these limits."""
+    def parts_sql(self, asked: Asked, size_s: int = 0) -> str:
+        """The parts of the windows of `size_s` seconds that begin within these limits, as SQL."""
         files, rows = [], equal(asked, "device", "stream", "metric")
         if asked.device is not None:
             files.append(f'"min.device" <= {text(asked.device)} AND "max.device" >= {text(asked.device)}')
@@ -245,7 +245,7 @@ class Tables:
             until_us = asked.until_us + size_s * 1_000_000
             files.append(f'epoch_us("min.window_start") < {until_us}')
             rows.append(f"window_start < make_timestamp({until_us})")
-        table = self.source.table(f"{tables}/window_parts", files=" AND ".join(files) or None)
+        table = self.source.table(f"{self.version()[0]}/window_parts", files=" AND ".join(files) or None)
         return f"SELECT * FROM ({table}) {where(rows)}"
 
     def _at_site(self, rows: str, asked: Asked, time: str, until: str | None = None) -> str:
@@ -311,9 +311,9 @@ class Tables:
             f"{self._at_site(rows, asked, 'from_time', 'to_time')} UNION ALL SELECT * FROM ({rows}) WHERE {of_gateways}"
         )
 
-    def missing_sql(self, asked: Asked) -> str:
+    def missing_sql(self, asked: Asked, evidence: Evidence | None = None) -> str:
         """Return the missing numbers of devices and, in the same columns, what was lost without a number, as SQL."""
-        evidence = self.evidence(asked.device)
+        evidence = evidence or self.evidence(asked.device)
         return f"""{self.gaps_sql(evidence, asked)} UNION ALL BY NAME
             SELECT namespace, device, device_boot, nullif(count, 0) AS count, from_time AS after_time,
                 to_time AS before_time, TRUE AS explained, [reason] AS reasons
