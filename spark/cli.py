@@ -6,10 +6,12 @@ import click
 
 from gateway.host.terminal import SpeakingGroup
 from spark.commands.desk_command import desk
+from spark.commands.explain_command import explain
 from spark.commands.failure_words import TOLD, known, told_failure
 from spark.commands.ingest_command import ingest
 from spark.commands.registry_commands import devices, registry
 from spark.commands.replay_command import replay_command
+from spark.commands.report_command import report
 from spark.commands.table_commands import gaps, gateways, losses, quarantine, readings, sql, windows
 from spark.commands.upkeep_commands import delete_device_command, maintain_command
 from spark.engine.told_error import ToldError
@@ -63,6 +65,8 @@ for command in (
     gaps,
     losses,
     gateways,
+    explain,
+    report,
     quarantine,
     sql,
     desk,

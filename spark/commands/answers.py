@@ -21,7 +21,7 @@ from spark.commands.table_text import (
     to_the_second,
 )
 from spark.desk.asked import text
-from spark.desk.row_text import chosen, csv_lines, fetched, json_value, text_of, time_text
+from spark.desk.row_text import chosen, csv_lines, fetched, json_row, text_of, time_text
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
@@ -73,7 +73,7 @@ def print_relation(
     shown, times, _ = found = chosen(rows, columns)
     kept = rows if form.limit is None else rows.limit(form.limit + (form.out is None))
     if form.out is not None and form.out.suffix == ".parquet":
-        with _replaced(form.out) as part:
+        with replaced(form.out) as part:
             copy = f"COPY ({found.typed(kept).sql_query()}) TO {text(str(part))} (FORMAT parquet, COMPRESSION zstd)"
             ((count,),) = db.execute(copy).fetchall()
         beside(f"{counted(count, 'row')} written to {form.out}")
@@ -115,8 +115,7 @@ def print_found(
         beside(f"there are more than these {form.limit} rows: --limit N shows N of them")
     if form.as_json:
         for row in found:
-            # Decimals become text: a reader would take a JSON number for a binary fraction.
-            say_json({name: json_value(value, name in times, form.zone) for name, value in row.items()})
+            say_json(json_row(row, times, form.zone))
         return
     if form.as_csv:
         _csv_out(csv_lines(columns, times, (tuple(row[name] for name in columns) for row in found), form.zone), None)
@@ -142,14 +141,14 @@ def _csv_out(lines: Iterable[str], path: Path | None) -> int:
     """Print lines of CSV, or write them to a file and say so. Returns how many rows these are."""
     if path is None:
         return sum(map(_say_line, lines)) - 1
-    with _replaced(path) as part, part.open("w", encoding="utf-8", newline="") as file:
+    with replaced(path) as part, part.open("w", encoding="utf-8", newline="") as file:
         count = sum(1 for line in lines if file.write(line)) - 1
     beside(f"{counted(count, 'row')} written to {path}")
     return count
 
 
 @contextmanager
-def _replaced(path: Path) -> Iterator[Path]:
+def replaced(path: Path) -> Iterator[Path]:
     """A file to write beside another, which it replaces once it is whole. Raises click.ClickException."""
     part = path.with_name(f".{path.name}.part")
     try:

@@ -52,14 +52,29 @@ class _Last(click.ParamType[timedelta]):
             self.fail(str(error), param, ctx)
 
 
+TIME = _Time()
+
+
+def zone_option(also: str) -> Callable[[Command], Command]:
+    """The option --zone. `also` names the options whose times are in that zone, too."""
+    return click.option(
+        "--zone",
+        type=_Zone(),
+        default="UTC",
+        show_default=True,
+        metavar="ZONE",
+        help=f"Show times as clocks there show them: Europe/Berlin. {also} in this zone, too.",
+    )
+
+
 _LIMITS = {
     "device": [click.option("--device", help="Show this device only.")],
     "site": [click.option("--site", help="Show this site of the registry only: devices while they were there.")],
     "stream": [click.option("--stream", help="Show this stream only.")],
     "metric": [click.option("--metric", help="Show this metric only.")],
     "span": [
-        click.option("--since", type=_Time(), metavar="TIME", help="Show times from then on: 2026-03-14T12:00."),
-        click.option("--until", type=_Time(), metavar="TIME", help="Show times before then."),
+        click.option("--since", type=TIME, metavar="TIME", help="Show times from then on: 2026-03-14T12:00."),
+        click.option("--until", type=TIME, metavar="TIME", help="Show times before then."),
         click.option("--last", type=_Last(), metavar="SPAN", help="Show times from so long ago on: 30min, 2h, 7d."),
     ],
 }
@@ -77,15 +92,22 @@ _FORM = [
         metavar="FILE",
         help=f"Write the rows to a file, which ends in {' or '.join(SUFFIXES)}.",
     ),
-    click.option(
-        "--zone",
-        type=_Zone(),
-        default="UTC",
-        show_default=True,
-        metavar="ZONE",
-        help="Show times as clocks there show them: Europe/Berlin. --since and --until are in this zone, too.",
-    ),
+    zone_option("--since and --until are"),
 ]
+
+
+def limited(*limits: str) -> Callable[[Command], Command]:
+    """Add the options of these limits to a command, which gets them as `asked`, and --zone as `zone`."""
+
+    def with_options(command: Command) -> Command:
+        @wraps(command)
+        def run(*arguments: Any, zone: tzinfo, **options: Any) -> Any:
+            return command(*arguments, asked=_asked(limits, zone, options), zone=zone, **options)
+
+        found: Command = _with_options(run, [*(each for name in limits for each in _LIMITS[name]), *_FORM[-1:]])
+        return found
+
+    return with_options
 
 
 def asks(*limits: str) -> Callable[[Command], Command]:
@@ -102,20 +124,30 @@ def asks(*limits: str) -> Callable[[Command], Command]:
             zone: tzinfo,
             **options: Any,
         ) -> Any:
-            told: dict[str, Any] = {
-                name: options.pop(name) for name in ("device", "site", "stream", "metric") if name in limits
-            }
-            if "span" in limits:
-                told |= _span(zone, *(options.pop(name) for name in ("since", "until", "last")))
+            asked = _asked(limits, zone, options)
             form = _form(limit, out, zone, as_json=as_json, as_csv=as_csv)
-            return command(*arguments, asked=Asked(**told), form=form, **options)
+            return command(*arguments, asked=asked, form=form, **options)
 
-        found: Any = run
-        for option in reversed([*(each for name in limits for each in _LIMITS[name]), *_FORM]):
-            found = option(found)
-        return found  # type: ignore[no-any-return]
+        found: Command = _with_options(run, [*(each for name in limits for each in _LIMITS[name]), *_FORM])
+        return found
 
     return with_options
+
+
+def _with_options(run: Any, options: list[Callable[[Any], Any]]) -> Any:
+    for option in reversed(options):
+        run = option(run)
+    return run
+
+
+def _asked(limits: tuple[str, ...], zone: tzinfo, options: dict[str, Any]) -> Asked:
+    """Take the limits out of a command's options."""
+    told: dict[str, Any] = {
+        name: options.pop(name) for name in ("device", "site", "stream", "metric") if name in limits
+    }
+    if "span" in limits:
+        told |= _span(zone, *(options.pop(name) for name in ("since", "until", "last")))
+    return Asked(**told)
 
 
 def _span(

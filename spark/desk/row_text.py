@@ -5,7 +5,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal
@@ -80,10 +80,10 @@ def csv_lines(
     yield buffer.getvalue()
 
 
-def json_row(row: Sequence[Any], columns: Sequence[str], times: Collection[str], zone: tzinfo) -> str:
-    """Lay out a row as a JSON object. Decimals become text: a reader would take a JSON number for a binary fraction."""
-    found = {name: json_value(value, name in times, zone) for name, value in zip(columns, row, strict=True)}
-    return json.dumps(found, default=text_of)
+def json_row(row: Mapping[str, Any], times: Collection[str], zone: tzinfo) -> dict[str, object]:
+    """A row as an object for JSON. `times` names the columns that hold microseconds since 1970."""
+    # Decimals become text: a reader would take a JSON number for a binary fraction.
+    return {name: json_value(value, name in times, zone) for name, value in row.items()}
 
 
 def rfc3339(us: int, zone: tzinfo = UTC) -> str:

@@ -192,16 +192,20 @@ class Tables:
         """Return windows that begin within these limits, as SQL. Raises WindowSizeError."""
         _, streams = self.version()
         # Before the windows, so that they hold every record that the evidence names.
-        proofs = (evidence or self.evidence(asked.device)).proofs()
+        proofs = self.proofs_sql(evidence or self.evidence(asked.device))
         chosen_s = chosen_size(size_s, self.window_seconds())
-        rows = [
-            (*device, proof.stream, proof.last_us, *([span._asdict() for span in spans] for spans in proof[2:]))
-            for device, proof in proofs
-        ]
         parts = self.parts_sql(asked, chosen_s)
-        found = windows(parts, chosen_s, streams.windows.percentiles, self.source.values(PROOF_COLUMNS, rows))
+        found = windows(parts, chosen_s, streams.windows.percentiles, proofs)
         limits = where(within("window_start", asked))
         return self._at_site(f"SELECT * FROM ({found}) {limits}" if limits else found, asked, "window_start")
+
+    def proofs_sql(self, evidence: Evidence) -> str:
+        """Return the proofs of all streams, with `PROOF_COLUMNS`, as SQL."""
+        rows = [
+            (*device, proof.stream, proof.last_us, *([span._asdict() for span in spans] for spans in proof[2:]))
+            for device, proof in evidence.proofs()
+        ]
+        return self.source.values(PROOF_COLUMNS, rows)
 
     def devices(self) -> list[str]:
         """The names of all devices that were heard or are registered."""

@@ -115,7 +115,7 @@ def stream_proofs(  # noqa: PLR0913, PLR0917 - all evidence of a device
     own = [loss for loss, told in zip(timed, all_losses, strict=True) if told.is_its_own]
     by_numbers = {proof.stream: proof for proof in _judged(sites.clocks, namespace, islands, own).streams}
     serving = sorted(set(gateways))
-    waits = [wait for gateway in serving for wait in _waits(sites, namespace, gateway)]
+    waits = [wait for gateway in serving for wait in gateway_waits(sites, namespace, gateway)]
     if not serving:
         waits = [Within(None, -FOREVER_US, FOREVER_US, "no gateway is known to serve it")]
     told = [Within(None, loss.from_us, loss.to_us + 1, loss.reason) for loss in timed]
@@ -171,7 +171,7 @@ def _numbers(gap: Gap) -> str:
     return f"readings {gap.first} to {gap.last} of boot {boot} are missing"
 
 
-def _waits(sites: Sites, namespace: str, gateway: str) -> list[Within]:
+def gateway_waits(sites: Sites, namespace: str, gateway: str) -> list[Within]:
     """Times from which a gateway may still bring readings, with the reasons."""
     retired_us = sites.retired_from_us.get((namespace, gateway), FOREVER_US)
     buffers = sites.buffers.get((namespace, gateway))

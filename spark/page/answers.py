@@ -1,5 +1,6 @@
 """Answers rows of a view as CSV, JSON or Parquet, as the commands show them to programs."""
 
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from spark.desk.asked import Asked, microseconds, text
 from spark.desk.kept_tables import KeptTables
 from spark.desk.look_ups import GAPS, GATEWAYS, LOSSES, READINGS, WINDOWS, LookUp
 from spark.desk.nothing import why_nothing
-from spark.desk.row_text import Chosen, chosen, csv_lines, fetched, json_row
+from spark.desk.row_text import Chosen, chosen, csv_lines, fetched, json_row, text_of
 from spark.desk.tables import Tables
 from spark.page.questions import Question, suiting_size
 
@@ -91,7 +92,8 @@ def _write_json(tables: KeptTables, columns: Chosen, rows: "DuckDBPyRelation", a
     count = 0
     for row in fetched(tables.source.db, columns.plain(rows)):
         body.write(b",\n" if count else b"[\n")
-        body.write(json_row(row, columns.names, columns.times, asked.zone).encode())
+        told = json_row(dict(zip(columns.names, row, strict=True)), columns.times, asked.zone)
+        body.write(json.dumps(told, default=text_of).encode())
         count += 1
     body.write(b"\n]\n" if count else b"[]\n")
     return count

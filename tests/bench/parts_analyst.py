@@ -154,10 +154,32 @@ async def year(bench: Bench) -> list[Result]:
             Result(f"{name}_s_duckdb", wall_s, "s", target, note),
             Result(f"{name}_mb_read", read_mb, "MB", target_mb),
         ]
+    results += _explained(bench, there, runs, month_days)
     log = Path(there.path) / "v1" / "log"
     size = sum(file.stat().st_size for file in log.rglob("*.parquet"))
     results.append(Result("log_bytes_per_reading", size / there.readings, "bytes"))
     return results + _in_spark(there, month_days)
+
+
+def _explained(bench: Bench, there: Year, runs: int, days: int) -> list[Result]:
+    """One window explained, and a report on a site's month, each in a cold process."""
+    noon = datetime.combine(there.day, datetime.min.time()) + timedelta(hours=12)
+    since, until = there.day.isoformat(), (there.day + timedelta(days=days)).isoformat()
+    out = bench.directory / "report.html"
+    commands: dict[str, tuple[list[str | Path], str]] = {
+        "explain_s": (
+            ["explain", "--device", "device-0042", "--metric", "celsius", "--window", noon.isoformat()],
+            "<= 2",
+        ),
+        "report_s": (["report", "--site", "site-3", "--since", since, "--until", until, "--out", out], "<= 10"),
+    }
+    results = []
+    for name, (words, target) in commands.items():
+        done = [ran([SLUICE_CLOUD, *words, "--warehouse", there.path]) for _ in range(runs)]
+        most_mb = max(run.rss_mb for run in done)
+        note = f"median of {runs}; {median(run.cpu_s for run in done):.2f} s of CPU, {most_mb:.0f} MB"
+        results.append(Result(name, median(run.wall_s for run in done), "s", target, note))
+    return results
 
 
 def _in_spark(there: Year, days: int) -> list[Result]:
