@@ -18,6 +18,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from spark.desk.explain import NoWindowError, SeveralSeriesError
 from spark.desk.kept_tables import KeptTables, KeptWarehouse
 from spark.desk.nothing import UnknownNameError
 from spark.engine.told_error import ToldError
@@ -26,6 +27,7 @@ from spark.page.answers import KINDS, VIEWS, rows_of
 from spark.page.asking import Asking, GoneError
 from spark.page.choices import choices
 from spark.page.curve import curve
+from spark.page.explaining import explained
 from spark.page.questions import Question, QuestionError, question
 from spark.windows.window_sizes import WindowSizeError
 
@@ -115,13 +117,16 @@ def application(warehouse: KeptWarehouse, port: int, token: str) -> ASGIApp:
             Route("/", _page),
             Route("/curve.json", told(curve)),
             Route("/choices.json", told(choices)),
+            Route("/explain.json", told(explained)),
             *(Route(f"/{name}", _file) for name in FILES),
             Route("/{view}.{kind}", rows),
         ],
         exception_handlers={
             QuestionError: _wrong,
+            SeveralSeriesError: _wrong,
             WindowSizeError: _wrong,
             UnknownNameError: _unknown,
+            NoWindowError: _unknown,
             ToldError: _failed,
             duckdb.Error: _failed,
             DeltaError: _failed,

@@ -9,7 +9,7 @@ const DOTS_MAX = 80, HEIGHT = 360, STRIP = 12, TAP_PX = 8;
 
 // What is asked for, as in the page's address. What is empty is left to the server.
 let asked = Object.fromEntries(ASKED.map((name) => [name, new URLSearchParams(location.search).get(name) || ""]));
-let curve = null, plot = null, place = -1, aborting = null, choices = null;
+let curve = null, plot = null, place = -1, aborting = null, choices = null, wasDrag = false;
 
 // -- words ------------------------------------------------------------------------------------
 
@@ -87,6 +87,7 @@ async function ask(isOther = true) {
     const found = await fetched(`/curve.json?${query(ASKED)}`, signal);
     curve = found;
     place = -1;
+    wasDrag = false;
     show();
   } catch (error) {
     if (signal.aborted) return;
@@ -122,7 +123,7 @@ function show() {
   const several = (name) => series.filter((each) => each[2] === name).length > 1;
   const names = series.map(([namespace, stream, metric], index) => [String(index), several(metric) ? `${metric} (${stream}, ${namespace})` : metric]);
   const at = series.findIndex((each) => chosen && each.every((part, index) => part === chosen[index]));
-  options($("metric"), at < 0 && asked.metric ? [["", asked.metric], ...names] : names, at < 0 ? "" : String(at));
+  options($("metric"), at < 0 ? [["", asked.metric || "none here"], ...names] : names, at < 0 ? "" : String(at));
   $("span").value = asked.last || (asked.since || asked.until ? "own" : "");
   showOwn();
   $("since").value = time(curve.since_us).slice(0, 19).replace(" ", "T");
@@ -269,6 +270,7 @@ function draw() {
       setSelect: [(self) => {
         const { left, width } = self.select;
         if (width < TAP_PX) return;
+        wasDrag = true;
         self.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
         showSpan(self.posToVal(left, "x") * 1e6, self.posToVal(left + width, "x") * 1e6);
       }],
@@ -307,13 +309,14 @@ function marks(self) {
     ctx.stroke(path);
     ctx.restore();
   };
+  const waiting = points.filter((point) => point[6] === "provisional").length;
   points.forEach(([startUs, , mean, , , , status, , revised], index) => {
     const x = self.valToPos(startUs / 1e6 + size / 2, "x", true), y = self.valToPos(mean, "y", true);
     const before = points[index - 1], after = points[index + 1];
     const isLone = ![before, after].some((other) => other && Math.abs(other[0] - startUs) <= size * 1.5e6);
     if (revised.length) stamp(SHAPES.revised, x, y);
     else if (status === "complete_with_loss") stamp(SHAPES.loss, x, y);
-    else if (points.length <= DOTS_MAX || isLone) stamp(status === "provisional" ? SHAPES.provisional : SHAPES.final, x, y);
+    else if (points.length <= DOTS_MAX || isLone || (status === "provisional" && waiting <= DOTS_MAX)) stamp(status === "provisional" ? SHAPES.provisional : SHAPES.final, x, y);
     if (revised.length && status === "complete_with_loss") stamp(SHAPES.loss, x, y - 18 * dpr);
   });
   missingStrip(self, dpr);
@@ -351,7 +354,7 @@ function legend() {
   const has = (test) => curve.points.some(test), isOpen = (point) => point[6] === "provisional";
   const items = [
     has((point) => !isOpen(point)) && ["line", "mean, final"],
-    has(isOpen) && ["dash", "mean, provisional: it may still change"],
+    has(isOpen) && ["open-dash", "mean, provisional: it may still change"],
     has((point) => point[6] === "complete_with_loss") && ["loss", "final, but readings were lost"],
     has((point) => point[8].length) && ["revised", "changed after it was there"],
     has((point) => point[5] !== null) && ["band", "mean ± standard deviation of the values"],
@@ -376,7 +379,10 @@ function sample(kind) {
   };
   const box = { x: -16, y: -6, width: 32, height: 12 };
   if (kind === "line") add("path", { d: "M-16 0H16", stroke: colour("accent"), "stroke-width": 2.5 });
-  if (kind === "dash") add("path", { d: "M-16 0H16", stroke: colour("accent"), "stroke-width": 2.5, "stroke-dasharray": "7 5" });
+  if (kind === "open-dash") {
+    add("path", { d: "M-16 0H16", stroke: colour("accent"), "stroke-width": 2.5, "stroke-dasharray": "7 5" });
+    add("path", { d: SHAPES.provisional.path, fill: colour("card"), stroke: colour("accent"), "stroke-width": 2 });
+  }
   if (SHAPES[kind]) add("path", { d: SHAPES[kind].path, fill: colour(SHAPES[kind].colour), transform: "scale(.9)" });
   if (kind === "band" || kind === "range") add("rect", { ...box, fill: colour(kind) });
   if (kind === "open") add("rect", { ...box, fill: colour("down") });
@@ -385,6 +391,56 @@ function sample(kind) {
     add("rect", { ...box, fill: "none", stroke: colour("waits"), "stroke-width": 2 });
   }
   return svg;
+}
+
+// -- one window explained -------------------------------------------------------------------------
+
+const BASIS = { sequence: "the sensor's own numbers prove it", watermark: "by the word of every gateway that serves it" };
+const CAUSE = { readings: "readings came", correction: "a correction of times moved readings", copy: "a better copy took the place of a reading", replay: "the tables were made anew" };
+async function explain(index) {
+  const told = { device: curve.device, at: iso(curve.points[index][0]), size: curve.size_s };
+  [told.namespace, told.stream, told.metric] = curve.chosen;
+  const box = $("window");
+  box.hidden = false;
+  box.replaceChildren(element("p", "aside", "Asking for the reasons…"));
+  try {
+    showExplained(await fetched(`/explain.json?${new URLSearchParams(told)}`, aborting.signal));
+  } catch (error) {
+    if (!aborting.signal.aborted) box.replaceChildren(element("p", "told bad", error.message));
+  }
+}
+function showExplained(found) {
+  const { figures, revisions, gateways, places } = found, items = [];
+  const add = (name, ...nodes) => { items.push(element("dt", "", name)); const item = element("dd"); item.append(...nodes); items.push(item); };
+  const list = (lines) => { const node = element("ul"); node.append(...lines.map((line) => element("li", "", line))); return node; };
+  if (figures) add("How final", `${STATUS[figures.status]}${figures.basis ? `, ${BASIS[figures.basis]}` : ""}${figures.why ? `: ${figures.why}` : ""}.`);
+  else add("How final", "There is no such window: no reading of that time is here.");
+  const more = found.readings_count - found.readings.length;
+  add("Readings", `${count(found.readings_count, "value")}${more > 0 ? `, the first ${found.readings.length} of them` : ""}`, readingsTable(found.readings));
+  add("In Kafka", list(places.map((each) => `${each.topic}, partition ${each.partition}, ${each.first_offset === each.last_offset ? `offset ${each.first_offset}` : `offsets ${each.first_offset} to ${each.last_offset}`}, by ${each.gateway}, the last at ${time(each.last_kafka_timestamp)}`)));
+  const turns = [...new Map(revisions.map((each) => [`${each.at} ${each.cause}`, each])).values()];
+  add("Its history", turns.length ? list(turns.map((each) => `${time(each.at)}: ${CAUSE[each.cause] || each.cause}${each.n_then === null ? "" : `, ${count(each.n_then, "value")} then`}${each.late && each.cause === "readings" ? `, ${each.late} of them late` : ""}`)) : "nothing is kept of it");
+  add("Missing", found.missing.length ? list(found.missing.map((each) => `${span(each.after_time, each.before_time)}: ${each.first === null ? (each.count === null ? "readings" : count(each.count, "reading")) : `numbers ${each.first} to ${each.last}`}${each.reasons.length ? `, ${each.reasons.join(", ")}` : ", nobody has said why"}`)) : "nothing of about that time");
+  add("Gateways", gateways.length ? list(gateways.map((each) => `${each.gateway}: ${count(each.readings, "value")} came through it; ${each.waits.length ? each.waits.join("; ") : "it has brought all of that time"}${each.told && each.told.heartbeat_us ? `; last heartbeat ${time(each.told.heartbeat_us)}` : ""}`)) : "none is known to serve this device");
+  const box = $("window"), figuresList = element("dl");
+  figuresList.append(...items);
+  const title = element("h2", "", `The window ${span(found.from_us, found.until_us)} UTC`);
+  title.tabIndex = -1;
+  box.replaceChildren(title, figuresList);
+}
+function readingsTable(readings) {
+  const wide = element("div", "wide"), table = element("table"), head = element("thead"), line = element("tr"), body = element("tbody");
+  for (const name of ["Taken, UTC", "± s", "Value", "Number", "In Kafka", "Offset", "Note"]) { const cell = element("th", "", name); cell.scope = "col"; line.append(cell); }
+  head.append(line);
+  body.append(...readings.map((each) => {
+    const row = element("tr"), note = [each.doubt, each.correction_version !== null && "time corrected"].filter(Boolean).join(", ");
+    const cells = [time(each.event_time), number(each.time_error_us / 1e6), number(+each.value), each.device_sequence === null ? "–" : String(each.device_sequence), time(each.kafka_timestamp), String(each.offset), note];
+    row.append(...cells.map((cell) => element("td", "time", cell)));
+    return row;
+  }));
+  table.append(head, body);
+  wide.append(table);
+  return wide;
 }
 
 // -- what a person does -----------------------------------------------------------------------
@@ -417,6 +473,11 @@ $("chart").addEventListener("keydown", (event) => {
   if (!curve || !curve.points.length) return;
   const moves = { ArrowLeft: place - 1, ArrowRight: place + 1, Home: 0, End: curve.points.length - 1, PageUp: place - 10, PageDown: place + 10 };
   if (event.key in moves) { event.preventDefault(); go(moves[event.key]); }
+  if (event.key === "Enter" && place >= 0) explain(place).then(() => $("window").querySelector("h2")?.focus());
+});
+$("chart").addEventListener("click", () => {
+  if (wasDrag) wasDrag = false;
+  else if (plot && place >= 0) explain(place);
 });
 $("site").addEventListener("change", async () => {
   asked = { ...asked, site: $("site").value, device: "", stream: "", metric: "", namespace: "" };

@@ -9,7 +9,7 @@ from typing import Final
 from spark.desk.asked import Asked, microseconds, parsed_span, parsed_time, parsed_zone
 
 NAMES: Final = ("device", "site", "stream", "metric")
-PARAMETERS: Final = (*NAMES, "namespace", "since", "until", "last", "zone", "size", "limit", "order", "full")
+PARAMETERS: Final = (*NAMES, "namespace", "since", "until", "last", "zone", "size", "limit", "order", "full", "at")
 POINTS: Final = 400
 """Most windows of a curve where the question leaves their size open."""
 SIZES_S: Final = (
@@ -37,6 +37,8 @@ class Question:
     limit: int | None = None
     oldest_first: bool = False
     full: bool = False
+    at_us: int | None = None
+    """A time in the window that is to be explained."""
 
 
 def question(told: Mapping[str, str]) -> Question:
@@ -50,6 +52,7 @@ def question(told: Mapping[str, str]) -> Question:
     try:
         zone = parsed_zone(given.get("zone", "UTC"))
         since_us, until_us = _span(given, zone)
+        at_us = microseconds(parsed_time(given["at"]), zone) if "at" in given else None
     except ValueError as error:
         raise QuestionError(str(error)) from error
     names = {name: given.get(name) for name in NAMES}
@@ -63,6 +66,7 @@ def question(told: Mapping[str, str]) -> Question:
         limit=_number("limit", given["limit"], 100_000_000, "1000") if "limit" in given else None,
         oldest_first=_choice(given, "order", ("newest", "oldest")) == "oldest",
         full=_choice(given, "full", ("0", "1")) == "1",
+        at_us=at_us,
     )
 
 
