@@ -1,19 +1,30 @@
 """Serves the page on this machine until Ctrl-C."""
 
+import os
+import re
 import secrets
 import socket
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import uvicorn
 
 from spark.desk.kept_tables import KeptWarehouse
-from spark.page.access import TOKEN_BYTES
+from spark.engine.told_error import ToldError
+from spark.page.access import TOKEN_BYTES, TOKEN_CHARACTERS_MIN
 from spark.page.app import application
 
 HOST: Final = "127.0.0.1"
 END_S: Final = 1
 """Seconds that running requests have at the end before they are cut off."""
+
+
+TOKEN: Final = re.compile(rf"[\w-]{{{TOKEN_CHARACTERS_MIN},200}}", re.ASCII)
+
+
+class TokenError(ToldError):
+    """A file holds no token. The message says what to write."""
 
 
 def bound(port: int) -> socket.socket:
@@ -32,6 +43,22 @@ def bound(port: int) -> socket.socket:
 def new_token() -> str:
     """Make a token that nobody guesses."""
     return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def kept_token(path: Path) -> str:
+    """Return the token of a file, which is made if it is not there. Raises OSError and TokenError."""
+    try:
+        # Made as what it shall be: nobody else can read it for a moment.
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+            file.write(f"{new_token()}\n")
+    except FileExistsError:
+        pass
+    token = path.read_text(encoding="utf-8").strip()
+    if not TOKEN.fullmatch(token):
+        raise TokenError(
+            f"{path} holds no token: write {TOKEN_CHARACTERS_MIN} letters and digits or more, or delete the file"
+        )
+    return token
 
 
 def serve(warehouse: KeptWarehouse, listening: socket.socket, token: str) -> None:

@@ -294,6 +294,20 @@ def test_a_port_that_is_taken_is_told_in_words(server: Desk, scene_warehouse: st
     assert "leave --port out for a free one" in " ".join(done.stderr.split())
 
 
+def test_a_token_can_be_kept_for_programs_that_ask_again(scene_warehouse: str, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    tokens = []
+    for _ in range(2):
+        with desk(scene_warehouse, tmp_path, "--token-file", str(file)) as server:
+            tokens.append(server.token)
+    assert tokens == [file.read_text().strip()] * 2
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_text("short\n")
+    words = [SLUICE_CLOUD, "desk", "--warehouse", scene_warehouse, "--no-browser", "--token-file", str(file)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=patience(60))
+    assert (done.returncode, "holds no token" in done.stderr) == (3, True)
+
+
 def test_the_browser_is_opened_with_the_token(scene_warehouse: str, tmp_path: Path) -> None:
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n')
