@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gateway.host.terminal import say
-from gateway.host.terminal_text import counted
+from gateway.host.terminal_text import counted, escaped
 from spark.commands.answers import LIMIT, Form, print_found, say_json
 from spark.commands.asked_options import TIME, zone_option
 from spark.commands.cli_options import json_option, warehouse_option
@@ -144,6 +144,7 @@ def _print(found: "Explanation", form: Form) -> None:
             "window": None if found.figures is None else json_row(found.figures, TIMES, form.zone),
             "readings_count": found.readings_count,
             "unbounded": found.unbounded,
+            "rejected": found.rejected,
         }
         say_json(told | {name: [json_row(row, TIMES, form.zone) for row in rows] for name, rows in parts.items()})
         return
@@ -156,7 +157,7 @@ def _print(found: "Explanation", form: Form) -> None:
     _part("Readings", _readings_words(found), parts["readings"], "readings", form)
     if len(found.places) > 1 or found.readings_count > len(found.readings):
         _part("Places in Kafka", "", parts["places"], "places", form)
-    _part("Missing", "" if found.missing else "nothing of about that time", parts["missing"], "missing", form)
+    _part("Missing", _missing_words(found), parts["missing"], "missing", form)
     _part(
         "Gateways", "" if found.gateways else "none is known to serve the device", parts["gateways"], "gateways", form
     )
@@ -171,8 +172,8 @@ def _part(title: str, words: str, rows: list[dict[str, Any]], name: str, form: F
 
 
 def _title(found: "Explanation", zone: tzinfo) -> str:
-    series = found.series
-    where = f"{series.metric} of device {series.device} ({series.namespace}, stream {series.stream})"
+    namespace, device, stream, metric = map(escaped, found.series)
+    where = f"{metric} of device {device} ({namespace}, stream {stream})"
     return f"{where}, {time_text(found.from_us, zone)} to {time_text(found.until_us, zone)}"
 
 
@@ -193,6 +194,11 @@ def _readings_words(found: "Explanation") -> str:
     if found.unbounded:
         words += f"; {found.unbounded} more are in no window, for nothing bounds their time"
     return words
+
+
+def _missing_words(found: "Explanation") -> str:
+    rejected = f"{counted(found.rejected, 'record')} of that time in the quarantine" if found.rejected else ""
+    return rejected or ("" if found.missing else "nothing of about that time")
 
 
 def _standing(each: "Standing") -> dict[str, Any]:

@@ -5,9 +5,12 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gateway.host.terminal_text import escaped
+from gateway.record_contract import READING_TYPE
 from spark.desk.asked import Asked, equal, text, where, within
 from spark.desk.evidence import Device, Evidence
-from spark.desk.log_views import CUT_US
+from spark.desk.log_views import CUT_US, still_rejected
+from spark.desk.plain_rows import plain_rows
 from spark.engine.told_error import ToldError
 from spark.finality.gateway_figures import GatewayFigures, figures_of
 from spark.finality.gateway_rows import GatewayRow
@@ -146,6 +149,8 @@ class Explanation:
     """All readings of the window that are still in `log`."""
     unbounded: int
     """Further readings of about that time that are in no window, because nothing bounds their time."""
+    rejected: int
+    """Records of that time and stream that are in the quarantine."""
     places: list[Place]
     revisions: list[Revision]
     missing: list[Missing]
@@ -189,7 +194,8 @@ def explain(  # noqa: PLR0913 - the limits of a question
     size_us = chosen_size(size_s, table_s) * 1_000_000
     from_us = at_us - at_us % size_us
     asked = Asked(device, None, stream, metric, from_us, from_us + size_us)
-    rows = _dicts(tables, tables.windows_sql(asked, size_s, known), namespace)
+    windows = f"SELECT * FROM ({tables.windows_sql(asked, size_s, known)}) {where(_in(namespace))}"
+    rows = plain_rows(tables.source, windows).dicts()
     if rows:
         series = _only({_series(row): None for row in rows})
         nearest: tuple[int | None, int | None] = (None, None)
@@ -206,6 +212,7 @@ def explain(  # noqa: PLR0913 - the limits of a question
         readings=readings,
         readings_count=sum(place.readings for place in counts),
         unbounded=unbounded,
+        rejected=_rejected(tables, asked, series.namespace),
         places=counts,
         revisions=_revisions(tables, asked, series, figures),
         missing=_missing(tables, known, asked, series.namespace),
@@ -225,9 +232,9 @@ def _only(found: Mapping[Series, object]) -> Series:
         return series
     several = sorted(found)
     varying = [name for place, name in enumerate(Series._fields) if len({each[place] for each in several}) > 1]
-    names = "; ".join(", ".join(f"{name} {text(getattr(each, name))}" for name in varying) for each in several)
+    names = "; ".join(", ".join(f"{name} {escaped(getattr(each, name))}" for name in varying) for each in several)
     raise SeveralSeriesError(
-        f"device {text(several[0].device)} has several such windows, so say which: {names}", several
+        f"device {escaped(several[0].device)} has several such windows, so say which: {names}", several
     )
 
 
@@ -240,8 +247,8 @@ def _elsewhere(tables: "Tables", asked: Asked, namespace: str | None) -> tuple[S
         FROM ({anytime}) {where(_in(namespace))} GROUP BY ALL""")
     found = {Series(*row[:4]): (row[4], row[5]) for row in rows}
     if not found:
-        what = f"window of {asked.metric}" if asked.metric else "window"
-        raise NoWindowError(f"device {text(asked.device or '')} has no {what} at any time")
+        what = f"window of {escaped(asked.metric)}" if asked.metric else "window"
+        raise NoWindowError(f"device {escaped(asked.device or '')} has no {what} at any time")
     series = _only(found)
     return series, found[series]
 
@@ -270,12 +277,23 @@ def _readings(
     return [WindowReading(*row) for row in rows], [Place(*row) for row in places], unbounded
 
 
+def _rejected(tables: "Tables", asked: Asked, namespace: str) -> int:
+    limits = [*_in(namespace), f"ce_type = '{READING_TYPE}'", *equal(asked, "device", "stream")]
+    rejects = still_rejected(tables.source, tables.version()[0])
+    ((count,),) = tables.source.rows(f"""SELECT count(*) FROM ({rejects})
+        {where([*limits, *within("event_time", asked)])}""")
+    return int(count)
+
+
 TIMES = frozenset({"event_time", "received_time", "kafka_timestamp", "sent_event_time"})
 """Columns of `WindowReading` that are times."""
 
 
 def changes_sql(tables: "Tables", asked: Asked) -> str:
-    """Return the rows of `window_changes` of the windows that begin within these limits, as SQL. A site is no limit."""
+    """Return the rows of `window_changes` of the windows that begin within these limits, as SQL.
+
+    Of a site, these are the rows of all devices that are or were there.
+    """
     files = []
     if asked.device is not None:
         files.append(f'"min.device" <= {text(asked.device)} AND "max.device" >= {text(asked.device)}')
@@ -284,8 +302,10 @@ def changes_sql(tables: "Tables", asked: Asked) -> str:
     if asked.until_us is not None:
         files.append(f'epoch_us("min.window_start") < {asked.until_us}')
     table = tables.source.table(f"{tables.warehouse}/window_changes", files=" AND ".join(files) or None)
-    return f"""SELECT * FROM ({table})
-        {where([*equal(asked, "device", "stream", "metric"), *within("window_start", asked)])}"""
+    rows = [*equal(asked, "device", "stream", "metric"), *within("window_start", asked)]
+    if asked.site is not None:
+        rows.append(f"device IN ({', '.join(map(text, tables.devices_at(asked.site))) or 'NULL'})")
+    return f"SELECT * FROM ({table}) {where(rows)}"
 
 
 def _revisions(tables: "Tables", asked: Asked, series: Series, figures: Mapping[str, Any] | None) -> list[Revision]:
@@ -336,15 +356,3 @@ def _standings(evidence: Evidence, series: Series, asked: Asked, places: Sequenc
 
 def _present_first(rows: Sequence[GatewayRow]) -> list[GatewayRow]:
     return sorted(rows, key=lambda row: row.until_us is not None)
-
-
-def _dicts(tables: "Tables", query: str, namespace: str | None) -> list[dict[str, Any]]:
-    """Rows by column, with times in microseconds."""
-    relation = tables.source.db.sql(f"SELECT * FROM ({query}) {where(_in(namespace))}")
-    times = {
-        name for name, kind in zip(relation.columns, relation.types, strict=True) if str(kind).startswith("TIMESTAMP")
-    }
-    shown = relation.project(
-        ", ".join(f'epoch_us("{each}")' if each in times else f'"{each}"' for each in relation.columns)
-    )
-    return [dict(zip(relation.columns, row, strict=True)) for row in shown.fetchall()]

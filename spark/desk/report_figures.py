@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.desk.asked import Asked, equal, text, where
-from spark.desk.evidence import Device, Evidence
+from spark.desk.evidence import Evidence
 from spark.desk.explain import ADDED, changes_sql
+from spark.desk.plain_rows import PlainRows, plain_rows
 from spark.desk.windows_sql import FINDING, STATUS, WHY
 from spark.finality.gateway_figures import GatewayFigures, figures_of
 from spark.finality.stream_proofs import gateway_waits
@@ -35,19 +36,6 @@ _KEY = ("namespace", "device", "stream", "metric")
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of one of the report's tables, which is one CSV file."""
-
-    columns: tuple[str, ...]
-    times: frozenset[str]
-    """Columns that hold microseconds since 1970."""
-    rows: list[tuple[Any, ...]]
-
-    def dicts(self) -> list[dict[str, Any]]:
-        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """The figures of a report. Times are in microseconds since 1970."""
 
@@ -55,7 +43,7 @@ class Report:
     """The question. Both of its times are given."""
     size_s: int
     made_us: int
-    tables: Mapping[str, Table]
+    tables: Mapping[str, PlainRows]
     """By name: `windows`, `status`, `devices`, `gateways`, `gaps`, `losses`, `outages`, `lateness`, `clocks` and
     `clock_times`."""
 
@@ -76,29 +64,38 @@ def report(tables: "Tables", asked: Asked, size_s: int | None = None, now_us: in
     evidence = tables.evidence(asked.device)
     table_s = tables.window_seconds()
     made_us = time_ns() // 1_000 if now_us is None else now_us
-    bounded = _with_span(tables, asked, table_s, made_us)
-    span_us = (bounded.until_us or 0) - (bounded.since_us or 0)
-    chosen_s = chosen_size(size_s or usual_size(span_us, table_s), table_s)
+    since_us, until_us = _span(tables, asked, table_s, made_us)
+    chosen_s = chosen_size(size_s or usual_size(until_us - since_us, table_s), table_s)
+    size_us = chosen_s * 1_000_000
+    # What is not given must not cut a window in two.
+    bounded = replace(
+        asked,
+        since_us=since_us - since_us % size_us if asked.since_us is None else since_us,
+        until_us=until_us + -until_us % size_us if asked.until_us is None else until_us,
+    )
     _make_windows(tables, bounded, chosen_s, evidence)
     _make_readings(tables, bounded)
     proofs = tables.proofs_sql(evidence)
     missing = tables.gaps_sql(evidence, bounded)
     at_site = None if asked.site is None else tables.devices_at(asked.site)
     found = {
-        "windows": _table(
-            tables, "SELECT * FROM report_windows ORDER BY namespace, device, stream, metric, window_start"
+        "windows": plain_rows(
+            tables.source, "SELECT * FROM report_windows ORDER BY namespace, device, stream, metric, window_start"
         ),
-        "status": _table(tables, _STATUS),
-        "devices": _table(tables, _devices_sql(missing)),
-        "gateways": _gateways(tables, evidence, bounded),
-        "gaps": _table(tables, f"SELECT * FROM ({missing}) ORDER BY after_time NULLS FIRST, namespace, device, first"),
-        "losses": _table(
-            tables, f"SELECT * FROM ({tables.losses_sql(evidence, bounded)}) ORDER BY from_time NULLS FIRST, reason"
+        "status": plain_rows(tables.source, _STATUS),
+        "devices": plain_rows(tables.source, _devices_sql(missing)),
+        "gateways": _gateways(tables, evidence, bounded, at_site or ()),
+        "gaps": plain_rows(
+            tables.source, f"SELECT * FROM ({missing}) ORDER BY after_time NULLS FIRST, namespace, device, first"
         ),
-        "outages": _table(tables, _outages_sql(bounded, proofs, at_site)),
-        "lateness": _table(tables, _lateness_sql(chosen_s)),
-        "clocks": _table(tables, _CLOCKS),
-        "clock_times": _table(tables, _clock_times_sql(chosen_s)),
+        "losses": plain_rows(
+            tables.source,
+            f"SELECT * FROM ({tables.losses_sql(evidence, bounded)}) ORDER BY from_time NULLS FIRST, reason",
+        ),
+        "outages": plain_rows(tables.source, _outages_sql(bounded, proofs, at_site)),
+        "lateness": plain_rows(tables.source, _lateness_sql(chosen_s)),
+        "clocks": plain_rows(tables.source, _CLOCKS),
+        "clock_times": plain_rows(tables.source, _clock_times_sql(chosen_s)),
     }
     return Report(bounded, chosen_s, made_us, found)
 
@@ -110,18 +107,17 @@ def usual_size(span_us: int, table_s: int) -> int:
     return enough[0] if enough else fitting[-1]
 
 
-def _with_span(tables: "Tables", asked: Asked, table_s: int, now_us: int) -> Asked:
-    """The question with both of its times."""
+def _span(tables: "Tables", asked: Asked, table_s: int, now_us: int) -> tuple[int, int]:
+    """The times from and to: those that are asked for, or else those of the first and the last window."""
     parts = f"{tables.version()[0]}/window_parts"
     since_us, until_us = asked.since_us, asked.until_us
-    if since_us is None:
-        since_us = tables.source.statistics(parts, 'epoch_us(min("min.window_start"))')
     if until_us is None:
         last_us = tables.source.statistics(parts, 'epoch_us(max("max.window_start"))')
-        # Delta cuts it to whole milliseconds.
         until_us = now_us if last_us is None else last_us + table_s * 1_000_000
-    since_us = until_us - 86_400_000_000 if since_us is None else since_us
-    return replace(asked, since_us=since_us, until_us=max(until_us, since_us + 1_000_000))
+    if since_us is None:
+        since_us = tables.source.statistics(parts, 'epoch_us(min("min.window_start"))')
+        since_us = until_us - 86_400_000_000 if since_us is None else min(since_us, until_us - 1_000_000)
+    return since_us, max(until_us, since_us + 1_000_000)
 
 
 def _make_windows(tables: "Tables", asked: Asked, size_s: int, evidence: Evidence) -> None:
@@ -155,45 +151,44 @@ _STATUS = """SELECT status, basis, why, count(*) AS windows, min(window_start) A
 
 
 def _devices_sql(missing: str) -> str:
-    """A row for each stream of a device."""
+    """A row for each device: streams may share one counter, so that missing numbers are of none of them."""
     return f"""WITH readings AS (
-            SELECT namespace, device, stream, count(*) AS readings, min(event_time) AS first_time,
-                max(event_time) AS last_time, count(*) FILTER (doubt = 'redelivered') AS redelivered
+            SELECT namespace, device, count(DISTINCT stream) AS streams, count(*) AS readings,
+                min(event_time) AS first_time, max(event_time) AS last_time,
+                count(*) FILTER (doubt = 'redelivered') AS redelivered
             FROM report_readings WHERE time_error_us < {TIME_ERROR_UNKNOWN_US} GROUP BY ALL),
         windows AS (
-            SELECT namespace, device, stream, count(*) AS windows,
+            SELECT namespace, device, count(*) AS windows,
                 count(*) FILTER (status = 'complete') AS complete,
                 count(*) FILTER (status = 'complete_with_loss') AS complete_with_loss,
                 count(*) FILTER (status = 'provisional') AS provisional, count(*) FILTER (revised) AS revised,
                 CAST(sum(late) AS BIGINT) AS late
             FROM report_windows GROUP BY ALL),
         missing AS (
-            SELECT namespace, device, stream, CAST(sum(count) FILTER (NOT explained) AS BIGINT) AS missing,
+            SELECT namespace, device, CAST(sum(count) FILTER (NOT explained) AS BIGINT) AS missing,
                 CAST(sum(count) FILTER (explained) AS BIGINT) AS explained
             FROM ({missing}) GROUP BY ALL)
-        SELECT namespace, device, stream, coalesce(readings, 0) AS readings, first_time, last_time,
-            coalesce(m.missing, 0) AS missing, coalesce(m.explained, 0) AS explained, coalesce(windows, 0) AS windows,
+        SELECT namespace, device, coalesce(streams, 0) AS streams, coalesce(readings, 0) AS readings,
+            first_time, last_time, coalesce(m.missing, 0) AS missing,
+            coalesce(m.explained, 0) AS explained, coalesce(windows, 0) AS windows,
             coalesce(complete, 0) AS complete, coalesce(complete_with_loss, 0) AS complete_with_loss,
             coalesce(provisional, 0) AS provisional, coalesce(revised, 0) AS revised, coalesce(late, 0) AS late,
             coalesce(redelivered, 0) AS redelivered
-        FROM readings FULL JOIN windows USING (namespace, device, stream)
-        FULL JOIN missing AS m USING (namespace, device, stream)
-        ORDER BY namespace, device, stream"""
+        FROM readings FULL JOIN windows USING (namespace, device)
+        FULL JOIN missing AS m USING (namespace, device)
+        ORDER BY namespace, device"""
 
 
-def _gateways(tables: "Tables", evidence: Evidence, asked: Asked) -> Table:
+def _gateways(tables: "Tables", evidence: Evidence, asked: Asked, at_site: Sequence[str]) -> PlainRows:
     """A row for each gateway that ever served one of the devices: what came through it, and what it still owes."""
     from_us, until_us = asked.since_us or 0, asked.until_us or 0
-    rows = tables.source.rows("SELECT DISTINCT namespace, device FROM report_windows")
-    devices = {Device(*row) for row in rows}
-    if asked.device is not None:
-        devices |= {device for device in evidence.services if device.device == asked.device}
+    devices = [each for each in evidence.services if each.device == asked.device or each.device in at_site]
     counts = {
         (namespace, gateway): figures
         for namespace, gateway, *figures in tables.source.rows("""SELECT namespace, gateway, count(*),
             count(DISTINCT (device, stream)), epoch_us(max(kafka_timestamp)) FROM report_readings GROUP BY ALL""")
     }
-    served = {(each.namespace, gateway) for each in devices for gateway in evidence.services.get(each, ())}
+    served = {(each.namespace, gateway) for each in devices for gateway in evidence.services[each]}
     found = []
     for namespace, gateway in sorted({*counts, *served}):
         waits = [
@@ -210,7 +205,7 @@ def _gateways(tables: "Tables", evidence: Evidence, asked: Asked) -> Table:
                 *(told and told.pending, told and told.quarantined, [*dict.fromkeys(waits)]),
             )
         )
-    return Table(
+    return PlainRows(
         (
             *("namespace", "gateway", "site", "readings", "streams", "last_kafka_timestamp", "heartbeat_time"),
             *("complete_to_time", "depth_rows", "pending", "quarantined", "waits"),
@@ -235,6 +230,9 @@ def _outages_sql(asked: Asked, proofs: str, devices: Sequence[str] | None) -> st
     take long to sort.
     """
     there = [] if devices is None else [f"device IN ({', '.join(map(text, devices)) or 'NULL'})"]
+    if asked.metric is not None:
+        # Nobody knows which of the silent streams have it.
+        there.append("FALSE")
     since, until = f"make_timestamp({asked.since_us})", f"make_timestamp({asked.until_us})"
     silences = f"""WITH minutes AS (
             SELECT namespace, device, stream, count(*) AS n, min(event_time) AS first, max(event_time) AS last
@@ -317,17 +315,6 @@ def _clock_times_sql(size_s: int) -> str:
 def _bucket(time: str, size_s: int) -> str:
     us, size_us = f"epoch_us({time})", size_s * 1_000_000
     return f"make_timestamp({us} - ({us} % {size_us} + {size_us}) % {size_us})"
-
-
-def _table(tables: "Tables", query: str) -> Table:
-    relation = tables.source.db.sql(query)
-    times = frozenset(
-        name for name, kind in zip(relation.columns, relation.types, strict=True) if str(kind).startswith("TIMESTAMP")
-    )
-    shown = relation.project(
-        ", ".join(f'epoch_us("{name}")' if name in times else f'"{name}"' for name in relation.columns)
-    )
-    return Table(tuple(relation.columns), times, shown.fetchall())
 
 
 def several(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:

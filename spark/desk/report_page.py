@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from spark.desk.report_figures import Report, Table, several
-from spark.desk.report_svg import PATTERNS, Times, bars, curve, decades, lines, words
+from spark.desk.plain_rows import PlainRows
+from spark.desk.report_figures import Report, several
+from spark.desk.report_svg import PATTERNS, Times, bars, curve, duration, durations, lines, words
 
 CURVES_MAX = 40
 """Series that are drawn; the others are in the CSV file only."""
 ROWS_MAX = 40
 """Rows of a table on the page; the CSV file has all."""
 GATEWAY_CURVES_MAX = 8
+CURVE_HEIGHT = 80
 WORD_MAX = 24
 """Characters of a word in a table that is never broken."""
 SECOND_US = 1_000_000
@@ -94,13 +96,13 @@ def _header(report: Report, cover: Cover, times: Times) -> str:  # noqa: ARG001 
         "revised windows": f"{sum(row['revised'] for row in windows):,}",
         "silences of streams": f"{sum(row['kind'] == 'silence' for row in outages):,}",
         "times readings waited": f"{sum(row['kind'] != 'silence' for row in outages):,}",
-        "largest time error": _duration(max(least_us)) if least_us else "-",
+        "largest time error": duration(max(least_us)) if least_us else "-",
     }
     shown = "".join(f"<div><dt>{words(name)}</dt><dd>{words(value)}</dd></div>" for name, value in figures.items())
     made = _seconds(cover.time(report.made_us))
     return f"""<header>
 <h1>{words(cover.subject)}</h1>
-<p>{words(_span(report, cover))}, in windows of {_duration(report.size_s * SECOND_US)}</p>
+<p>{words(_span(report, cover))}, in windows of {duration(report.size_s * SECOND_US)}</p>
 <p class="quiet">As the tables were at {words(made)}. A window that is not final can still change.</p>
 <div class="verdict {"well" if is_final else "warn"}">{"✓" if is_final else "◪"} {words(verdict)}</div>
 <dl class="figures">{shown}</dl>
@@ -190,14 +192,14 @@ def _completeness(report: Report, cover: Cover, times: Times) -> str:
         "waits",
     )
     of_devices = (
-        *("device", "stream", "readings", "missing", "explained", "windows", "complete", "complete_with_loss"),
+        *("device", "streams", "readings", "missing", "explained", "windows", "complete", "complete_with_loss"),
         *("provisional", "revised", "late"),
     )
     return f"""<section><h2>Completeness by gateway</h2>
 <ul class="legend">{legend}</ul>
 <div class="chart">{bars(rows, times, "Completeness by gateway") if rows else "<p>No gateway is known.</p>"}</div>
 {_rows(report.tables["gateways"], of_gateways, cover, "gateways.csv")}
-<h3>By device and stream</h3>
+<h3>By device</h3>
 {_rows(report.tables["devices"], of_devices, cover, "devices.csv")}
 </section>"""
 
@@ -231,9 +233,9 @@ def _lateness(report: Report, cover: Cover, times: Times) -> str:  # noqa: ARG00
     by_gateway = several(report.tables["lateness"].dicts(), ("namespace", "gateway"))
     drawn = []
     for (_, gateway), rows in [*by_gateway.items()][:GATEWAY_CURVES_MAX]:
-        most = [(row["time"], max(row["max_s"], 0.001)) for row in rows]
-        middle = [(row["time"], max(row["median_s"], 0.001)) for row in rows]
-        values = decades((value for _, value in most + middle), 80, lambda s: _duration(s * SECOND_US))
+        most = [(row["time"], max(row["max_s"] * SECOND_US, 1_000.0)) for row in rows]
+        middle = [(row["time"], max(row["median_s"] * SECOND_US, 1_000.0)) for row in rows]
+        values = durations((value for _, value in most + middle), CURVE_HEIGHT)
         title = f"Time from measuring to Kafka through {gateway}"
         svg = lines([("most", most), ("median", middle)], report.size_s * SECOND_US, times, values, title)
         drawn.append(f'<div class="chart"><h3>through {words(gateway)}</h3>{svg}</div>')
@@ -253,7 +255,7 @@ def _clocks(report: Report, cover: Cover, times: Times) -> str:
     rows = report.tables["clock_times"].dicts()
     most = [(row["time"], max(float(row["max_error_us"]), 1.0)) for row in rows]
     middle = [(row["time"], max(float(row["median_error_us"]), 1.0)) for row in rows]
-    values = decades((value for _, value in most + middle), 80, _duration)
+    values = durations((value for _, value in most + middle), CURVE_HEIGHT)
     svg = lines([("most", most), ("median", middle)], report.size_s * SECOND_US, times, values, "Bounds of times")
     columns = (
         *("device", "stream", "time_quality", "readings", "median_error_us", "max_error_us", "unbounded", "corrected"),
@@ -292,7 +294,7 @@ def _more(count: int, file: str) -> str:
     return f'<p class="quiet">{count:,} more stand in {words(file)}.</p>' if count > 0 else ""
 
 
-def _rows(table: Table, columns: Sequence[str], cover: Cover, file: str) -> str:
+def _rows(table: PlainRows, columns: Sequence[str], cover: Cover, file: str) -> str:
     """The first rows of a table. Columns without any value are left out."""
     rows = table.dicts()
     if not rows:
@@ -314,30 +316,22 @@ def _fitted(kind: str, cell: str) -> str:
     return f'<td class="whole">{cell}</td>' if is_short else f"<td{kind}>{cell}</td>"
 
 
-def _kind(table: Table, name: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def _kind(table: PlainRows, name: str, rows: Sequence[Mapping[str, Any]]) -> str:
     if name in table.times:
         return ' class="time"'
     value = next((row[name] for row in rows if row[name] is not None), None)
     return ' class="number"' if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
 
-def _cell(table: Table, name: str, value: object, cover: Cover) -> str:
+def _cell(table: PlainRows, name: str, value: object, cover: Cover) -> str:
     if value is None or value == []:
         return "-"
     if name in table.times and isinstance(value, int):
         return words(_seconds(cover.time(value))).replace("T", "T<wbr>")
     if name.endswith("_error_us") and isinstance(value, int):
-        return "unbounded" if value >= TIME_ERROR_UNKNOWN_US else words(_duration(value))
+        return "unbounded" if value >= TIME_ERROR_UNKNOWN_US else words(duration(value))
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
     return words("; ".join(map(str, value)) if isinstance(value, list) else value)
-
-
-def _duration(us: float) -> str:
-    """A span of time in its largest fitting unit."""
-    units = ((86_400e6, "d"), (3_600e6, "h"), (60e6, "min"), (1e6, "s"), (1e3, "ms"))
-    size, unit = next(((size, unit) for size, unit in units if us >= size), (1.0, "µs"))
-    number = us / size
-    return f"{number:.0f} {unit}" if number >= 100 or number == round(number) else f"{number:.3g} {unit}"

@@ -1,7 +1,7 @@
 """Draws the report's curves and bars as SVG: no script, and each state has a shape as well as a colour."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from html import escape
@@ -18,12 +18,18 @@ STEPS_S = (
 )
 """Distances of labels on the axis of time."""
 TICKS_MAX = 8
-STATES = ("complete", "complete_with_loss", "provisional")
+SPANS_US = (
+    *(10.0**power for power in range(8)),
+    *(60e6, 600e6, 3_600e6, 36_000e6, 86_400e6, 864_000e6, 8_640_000e6, 86_400_000e6, 864_000_000e6),
+)
+"""Spans of time that a logarithmic axis has labels for: 1 µs to 10,000 days."""
 PATTERNS = """<svg width="0" height="0" class="patterns" aria-hidden="true"><defs>
 <pattern id="p-complete_with_loss" width="8" height="10" patternUnits="userSpaceOnUse">
 <rect width="8" height="10" class="f-loss"/><circle cx="4" cy="5" r="1.8" class="f-card"/></pattern>
 <pattern id="p-provisional" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
 <rect width="6" height="6" class="f-card"/><rect width="2.6" height="6" class="f-wait"/></pattern>
+<pattern id="p-waited" width="5" height="14" patternUnits="userSpaceOnUse">
+<rect width="5" height="14" class="f-card"/><rect width="3" height="14" class="f-bad"/></pattern>
 </defs></svg>"""
 """Fillings that the drawings of a page share."""
 
@@ -121,14 +127,22 @@ def even(values: Iterable[float], height: float) -> Values:
     return Values(first * step, last * step, height, ticks)
 
 
-def decades(values: Iterable[float], height: float, text: Callable[[float], str]) -> Values:
-    """A logarithmic axis over all values above 0."""
-    known = [value for value in values if value > 0] or [1.0]
-    first, last = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
-    last = max(last, first + 1)
-    each = 1 + (last - first) // 6
-    ticks = [(10.0**power, text(10.0**power)) for power in range(first, last + 1, each)]
-    return Values(10.0**first, 10.0**last, height, ticks, is_log=True)
+def durations(values_us: Iterable[float], height: float) -> Values:
+    """A logarithmic axis over spans of time in microseconds."""
+    known = [value for value in values_us if value > 0] or [1.0]
+    low = max((step for step in SPANS_US if step <= min(known)), default=SPANS_US[0])
+    high = min((step for step in SPANS_US if step >= max(known) and step > low), default=SPANS_US[-1])
+    between = [step for step in SPANS_US if low <= step <= high]
+    shown = between[:: 1 + len(between) // 6]
+    return Values(low, high, height, [(step, duration(step)) for step in shown], is_log=True)
+
+
+def duration(us: float) -> str:
+    """A span of time in its largest fitting unit."""
+    units = ((86_400e6, "d"), (3_600e6, "h"), (60e6, "min"), (1e6, "s"), (1e3, "ms"))
+    size, unit = next(((size, unit) for size, unit in units if us >= size), (1.0, "µs"))
+    number = us / size
+    return f"{number:.0f} {unit}" if number >= 100 or number == round(number) else f"{number:.3g} {unit}"
 
 
 def drawing(height: float, title: str, *marks: str) -> str:
