@@ -47,7 +47,7 @@ class Point(NamedTuple):
     status: str
     why: str | None
     revised: list[str]
-    """By which causes it changed after it was there: `late readings`, `correction`, `copy`, `replay`."""
+    """Why it came late or changed afterwards: `late readings`, `correction`, `copy`, `replay`."""
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):

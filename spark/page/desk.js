@@ -161,7 +161,7 @@ function showHeadline() {
   const open = curve.missing.filter((each) => !each[2]).length, gone = curve.missing.length - open;
   const told = [
     waiting === 0 ? "all are final" : waiting === points.length ? "none is final yet" : `${count(waiting, "window")} still provisional`,
-    lossy && `${lossy} with a loss`, revised && `${revised} changed later`,
+    lossy && `${lossy} with a loss`, revised && `${revised} late or changed`,
   ];
   const missing = [open && `${count(open, "span")} of readings missing without a reason`, gone && `${count(gone, "loss").replace("losss", "losses")} with a reason`].filter(Boolean);
   say(waiting ? "warn" : "well", `${count(points.length, "window")} of ${length(curve.size_s)}: ${told.filter(Boolean).join(", ")}.`,
@@ -203,7 +203,7 @@ function showTable() {
   body.append(...curve.points.map((point) => {
     const row = element("tr");
     row.append(element("td", "time", time(point[0])), ...[point[1], point[2], point[3], point[4], point[5]].map((value) => element("td", "number", number(value))),
-      element("td", "", STATUS[point[6]] + (point[8].length ? `; changed by ${point[8].join(", ")}` : "")), element("td", "", point[7] || ""));
+      element("td", "", STATUS[point[6]] + (point[8].length ? `; late or changed: ${point[8].join(", ")}` : "")), element("td", "", point[7] || ""));
     return row;
   }));
   table.append(head, body);
@@ -213,7 +213,7 @@ function readout(index) {
   const [startUs, n, mean, min, max, deviation, status, why, revised] = curve.points[index];
   const spread = deviation === null ? "" : ` ± ${number(deviation)}`;
   $("readout").textContent = `${span(startUs, startUs + curve.size_s * 1e6)}: mean ${number(mean)}${spread}, from ${number(min)} to ${number(max)}, ` +
-    `${count(n, "value")}. ${STATUS[status]}${why ? `: ${why}` : ""}.${revised.length ? ` Changed later by ${revised.join(", ")}.` : ""}`;
+    `${count(n, "value")}. ${STATUS[status]}${why ? `: ${why}` : ""}.${revised.length ? ` Late or changed: ${revised.join(", ")}.` : ""}`;
 }
 
 // -- the curve --------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ function legend() {
     has((point) => !isOpen(point)) && ["line", "mean, final"],
     has(isOpen) && ["open-dash", "mean, provisional: it may still change"],
     has((point) => point[6] === "complete_with_loss") && ["loss", "final, but readings were lost"],
-    has((point) => point[8].length) && ["revised", "changed after it was there"],
+    has((point) => point[8].length) && ["revised", "came late, or changed afterwards"],
     has((point) => point[5] !== null) && ["band", "mean ± standard deviation of the values"],
     has((point) => point[3] !== point[4]) && ["range", "lowest to highest value"],
     curve.missing.some((each) => !each[2]) && ["open", "readings missing, no reason known"],
@@ -416,7 +416,12 @@ function showExplained(found) {
   if (figures) add("How final", `${STATUS[figures.status]}${figures.basis ? `, ${BASIS[figures.basis]}` : ""}${figures.why ? `: ${figures.why}` : ""}.`);
   else add("How final", "There is no such window: no reading of that time is here.");
   const more = found.readings_count - found.readings.length;
-  add("Readings", `${count(found.readings_count, "value")}${more > 0 ? `, the first ${found.readings.length} of them` : ""}`, readingsTable(found.readings));
+  const others = [
+    more > 0 && `the first ${found.readings.length} are shown`,
+    found.unbounded && `${found.unbounded} more are in no window, for nothing bounds their time`,
+    found.rejected && `${count(found.rejected, "record")} of that time ${found.rejected === 1 ? "is" : "are"} in the quarantine`,
+  ];
+  add("Readings", [count(found.readings_count, "value"), ...others.filter(Boolean)].join("; "), readingsTable(found.readings));
   add("In Kafka", list(places.map((each) => `${each.topic}, partition ${each.partition}, ${each.first_offset === each.last_offset ? `offset ${each.first_offset}` : `offsets ${each.first_offset} to ${each.last_offset}`}, by ${each.gateway}, the last at ${time(each.last_kafka_timestamp)}`)));
   const turns = [...new Map(revisions.map((each) => [`${each.at} ${each.cause}`, each])).values()];
   add("Its history", turns.length ? list(turns.map((each) => `${time(each.at)}: ${CAUSE[each.cause] || each.cause}${each.n_then === null ? "" : `, ${count(each.n_then, "value")} then`}${each.late && each.cause === "readings" ? `, ${each.late} of them late` : ""}`)) : "nothing is kept of it");

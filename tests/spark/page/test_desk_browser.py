@@ -78,7 +78,7 @@ def test_a_first_visit_shows_a_curve_and_what_is_missing(page: Page, server: Des
     page.select_option("#metric", label="celsius")
     headline = page.locator("#headline")
     expect(headline).to_contain_text(
-        "115 windows of 1 min: 4 windows still provisional, 2 with a loss, 2 changed later."
+        "115 windows of 1 min: 4 windows still provisional, 2 with a loss, 2 late or changed."
     )
     expect(headline).to_contain_text("1 span of readings missing without a reason, 1 loss with a reason")
     expect(page.locator("#legend")).to_contain_text("final, but readings were lost")
@@ -101,6 +101,7 @@ def test_a_click_explains_a_window_and_dragging_zooms_in(page: Page, server: Des
     expect(page.locator("#window h2")).to_have_text("The window 2026-03-14 12:50:00 to 12:51:00 UTC")
     expect(page.locator("#window tbody tr")).to_have_count(3)
     expect(page.locator("#window")).to_contain_text("Final, the sensor's own numbers prove it.")
+    expect(page.locator("#window")).to_contain_text("3 values")
     picture(page, "desk-explained")
     box = over.bounding_box()
     assert box is not None
