@@ -163,7 +163,7 @@ function showHeadline() {
     waiting === 0 ? "all are final" : waiting === points.length ? "none is final yet" : `${count(waiting, "window")} still provisional`,
     lossy && `${lossy} with a loss`, revised && `${revised} late or changed`,
   ];
-  const missing = [open && `${count(open, "span")} of readings missing without a reason`, gone && `${count(gone, "loss").replace("losss", "losses")} with a reason`].filter(Boolean);
+  const missing = [open && `${count(open, "span")} of readings missing without a reason`, gone && `${gone} ${gone === 1 ? "loss" : "losses"} with a reason`].filter(Boolean);
   say(waiting ? "warn" : "well", `${count(points.length, "window")} of ${length(curve.size_s)}: ${told.filter(Boolean).join(", ")}.`,
     `${where}. ${missing.length ? `${missing.join(", ")}: see below.` : "Nothing is known to be missing."}${curve.is_history_searched ? "" : " The history is too large to search for this span: only late readings show as changes."}`);
 }
