@@ -23,7 +23,7 @@ class _Open(NamedTuple):
 
     table: DeltaTable
     commit: Path
-    stamp: tuple[int, int]
+    stamp: tuple[int, int] | None
     next: Path
 
     @classmethod
@@ -32,7 +32,8 @@ class _Open(NamedTuple):
         return cls(table, commit, _stamp(commit), after)
 
     def is_newest(self) -> bool:
-        return not self.next.exists() and _stamp(self.commit) == self.stamp
+        # Without the file, nobody can tell: the table is opened anew.
+        return self.stamp is not None and not self.next.exists() and _stamp(self.commit) == self.stamp
 
 
 class KeptWarehouse:
@@ -124,10 +125,10 @@ class KeptTables(Tables):
         return found
 
 
-def _stamp(commit: Path) -> tuple[int, int]:
+def _stamp(commit: Path) -> tuple[int, int] | None:
     """Tells a commit from another one with its number, of a warehouse that was made anew."""
     try:
         found = commit.stat()
     except FileNotFoundError:
-        return 0, 0
+        return None
     return found.st_ino, found.st_mtime_ns
