@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gateway.host.terminal import SpeakingGroup, say
+from spark.commands.desk_command import desk
 from spark.commands.explain_command import explain
 from spark.commands.failure_words import TOLD, known, told_failure, unforeseen
 from spark.commands.ingest_command import ingest
@@ -78,6 +79,7 @@ for command in (
     report,
     quarantine,
     sql,
+    desk,
     replay_command,
     maintain_command,
     devices,

@@ -1,16 +1,11 @@
 """Prints rows as a table, as JSON or as CSV, or writes them to a file."""
 
-import csv
-import io
 import json
-import math
-import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +16,12 @@ from gateway.host.terminal_text import counted, hanging, harmless_json, terminal
 from spark.commands.table_text import (
     cell_text,
     columns_left_out,
-    plain_text,
-    rfc3339,
     table_lines,
     table_width,
-    time_text,
     to_the_second,
 )
-from spark.desk.asked import quoted, text
+from spark.desk.asked import text
+from spark.desk.row_text import chosen, csv_lines, fetched, json_row, text_of, time_text
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
@@ -36,14 +29,8 @@ if TYPE_CHECKING:
 
 LIMIT = 20
 """Most rows that are printed, unless --limit says other."""
-ROWS_AT_ONCE = 10_000
-"""Rows that are in memory on their way to CSV."""
 SUFFIXES = (".csv", ".parquet")
 """Endings of files that an answer can be written to."""
-_TIME = re.compile(r"TIMESTAMP[^\[]*")
-"""DuckDB's types of times. A list of times ends in brackets."""
-_OF_128_BITS = re.compile(r"\bU?HUGEINT\b")
-"""DuckDB's types of whole numbers that Parquet lacks, such as those of sums. DuckDB would write them as doubles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,36 +70,20 @@ def print_relation(
         for _, plan in rows.fetchall():
             say(plan)
         return 1
-    # By their places: a query may give one name to several columns.
-    names = rows.columns
-    places = [*range(len(names))] if columns is None else [names.index(name) for name in columns]
-    shown = _distinct([names[place] for place in places])
-    times = [name for name, place in zip(shown, places, strict=True) if _TIME.fullmatch(str(rows.types[place]))]
+    shown, times, _ = found = chosen(rows, columns)
     kept = rows if form.limit is None else rows.limit(form.limit + (form.out is None))
     if form.out is not None and form.out.suffix == ".parquet":
-        chosen = kept.project(
-            ", ".join(
-                f"CAST(#{place + 1} AS {_exact(str(rows.types[place]))}) AS {quoted(name)}"
-                for name, place in zip(shown, places, strict=True)
-            )
-        )
         with replaced(form.out) as part:
-            copy = f"COPY ({chosen.sql_query()}) TO {text(str(part))} (FORMAT parquet, COMPRESSION zstd)"
+            copy = f"COPY ({found.typed(kept).sql_query()}) TO {text(str(part))} (FORMAT parquet, COMPRESSION zstd)"
             ((count,),) = db.execute(copy).fetchall()
         beside(f"{counted(count, 'row')} written to {form.out}")
         return int(count)
-    # As microseconds: Python would need another package for times with a zone.
-    plain = kept.project(
-        ", ".join(
-            f"epoch_us(#{place + 1})" if name in times else f"#{place + 1}"
-            for name, place in zip(shown, places, strict=True)
-        )
-    )
+    plain = found.plain(kept)
     if form.out is not None or (form.as_csv and form.limit is None):
-        return _csv_out(csv_lines(shown, times, _fetched(db, plain), form.zone), form.out)
-    found = plain.fetchall()
-    print_found([dict(zip(shown, row, strict=True)) for row in found], shown, times, form, spare=spare)
-    return len(found) if form.limit is None else min(len(found), form.limit)
+        return _csv_out(csv_lines(shown, times, fetched(db, plain), form.zone), form.out)
+    answer = plain.fetchall()
+    print_found([dict(zip(shown, row, strict=True)) for row in answer], shown, times, form, spare=spare)
+    return len(answer) if form.limit is None else min(len(answer), form.limit)
 
 
 def print_frame(rows: "DataFrame", form: Form) -> None:
@@ -156,45 +127,14 @@ def print_found(
     _print_table(cells, columns, times, spare, page if form.in_pages else say)
 
 
-def json_row(row: Mapping[str, Any], times: Collection[str], zone: tzinfo) -> dict[str, object]:
-    """A row as an object for `say_json`. `times` names the columns that hold microseconds since 1970."""
-    # Decimals become text: a reader would take a JSON number for a binary fraction.
-    return {name: _json_of(value, name in times, zone) for name, value in row.items()}
-
-
 def say_json(value: object) -> None:
     """Print a value as one line of JSON. Types that JSON lacks become text."""
-    say(harmless_json(json.dumps(value, default=_text_of)))
+    say(harmless_json(json.dumps(value, default=text_of)))
 
 
 def beside(words: str) -> None:
     """Print a note about the rows to stderr."""
     say(hanging(words, 0, sys.stderr), err=True)
-
-
-def csv_lines(
-    columns: Sequence[str], times: Collection[str], rows: Iterable[Sequence[Any]], zone: tzinfo
-) -> Iterator[str]:
-    """Lay out rows as CSV (RFC 4180, with the line ends of Unix), under a line of the columns' names.
-
-    Nulls are empty, lists are JSON.
-    """
-    buffer = io.StringIO()
-    writer = csv.writer(buffer)
-    are_times = [name in times for name in columns]
-    writer.writerow(columns)
-    for row in rows:
-        yield _line_of(buffer)
-        writer.writerow([_csv_of(value, is_time, zone) for value, is_time in zip(row, are_times, strict=True)])
-    yield _line_of(buffer)
-
-
-def _line_of(buffer: io.StringIO) -> str:
-    """Take the line that a CSV writer wrote. With another line end, some writers leave a bare CR without quotes."""
-    line = buffer.getvalue().removesuffix("\r\n")
-    buffer.seek(0)
-    buffer.truncate()
-    return f"{line}\n"
 
 
 def _csv_out(lines: Iterable[str], path: Path | None) -> int:
@@ -233,26 +173,6 @@ def _put_line(line: str) -> int:
     return 1
 
 
-def _fetched(db: "DuckDBPyConnection", rows: "DuckDBPyRelation") -> Iterator[tuple[Any, ...]]:
-    found = db.execute(rows.sql_query())
-    while part := found.fetchmany(ROWS_AT_ONCE):
-        yield from part
-
-
-def _exact(kind: str) -> str:
-    """A type of DuckDB's in which Parquet keeps every digit."""
-    return _OF_128_BITS.sub("DECIMAL(38, 0)", kind)
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Names of columns, of which those that came before have a number behind them."""
-    found: list[str] = []
-    for name in names:
-        number = found.count(name) + sum(each.startswith(f"{name}_") for each in found)
-        found.append(f"{name}_{number + 1}" if name in found else name)
-    return found
-
-
 def _print_table(
     cells: list[dict[str, str]],
     columns: Sequence[str],
@@ -275,37 +195,3 @@ def _print_table(
         spared.append("times are cut to the second")
     if spared:
         beside(f"{', and '.join(spared)}: --json shows all, and so does a wider terminal")
-
-
-def _json_of(value: object, is_time: bool, zone: tzinfo) -> object:  # noqa: FBT001 - a column's kind
-    if is_time:
-        return None if value is None else rfc3339(int(str(value)), zone)
-    return _plain(value)
-
-
-def _csv_of(value: object, is_time: bool, zone: tzinfo) -> str:  # noqa: FBT001 - a column's kind
-    if value is None:
-        return ""
-    if is_time:
-        return rfc3339(int(str(value)), zone)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | dict):
-        return json.dumps(_plain(value), default=_text_of, ensure_ascii=False)
-    return plain_text(value) if isinstance(value, Decimal) else _text_of(value)
-
-
-def _plain(value: object) -> object:
-    """A value whose structs are dictionaries: `json` would write a struct as a list."""
-    if hasattr(value, "asDict"):
-        return {name: _plain(member) for name, member in value.asDict().items()}
-    if isinstance(value, list):
-        return [_plain(member) for member in value]
-    # JSON has no NaN and no infinity.
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _text_of(value: object) -> str:
-    if isinstance(value, bytes | bytearray):
-        return bytes(value).decode("utf-8", "backslashreplace")
-    return str(value)

@@ -1,21 +1,16 @@
 """Options that look-ups share: which rows are asked for, and the form of the answer."""
 
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
 from spark.commands.answers import LIMIT, SUFFIXES, Form
-from spark.desk.asked import Asked, microseconds
+from spark.desk.asked import Asked, microseconds, parsed_span, parsed_time, parsed_zone
 
-SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-"""Units of --last."""
-_SPAN = re.compile(r"(\d{1,5})\s*([a-z]+)")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -25,13 +20,10 @@ class _Zone(click.ParamType[tzinfo]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tzinfo:
         if isinstance(value, tzinfo):
             return value
-        if value == "UTC":
-            # The default needs no table of zones on the machine.
-            return UTC
         try:
-            return ZoneInfo(value)
-        except (ZoneInfoNotFoundError, ValueError, OSError):
-            self.fail(f"{value!r} is no time zone; write one such as Europe/Berlin", param, ctx)
+            return parsed_zone(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class _Time(click.ParamType[datetime]):
@@ -43,9 +35,9 @@ class _Time(click.ParamType[datetime]):
         if isinstance(value, datetime):
             return value
         try:
-            return datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is no time; write 2026-03-14 or 2026-03-14T12:00", param, ctx)
+            return parsed_time(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class _Last(click.ParamType[timedelta]):
@@ -54,10 +46,10 @@ class _Last(click.ParamType[timedelta]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
         if isinstance(value, timedelta):
             return value
-        found = _SPAN.fullmatch(value)
-        if found is None or found[2] not in SECONDS:
-            self.fail(f"{value!r} is no span of time; write 30min, 2h, 7d or 4w", param, ctx)
-        return timedelta(seconds=int(found[1]) * SECONDS[found[2]])
+        try:
+            return parsed_span(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 TIME = _Time()

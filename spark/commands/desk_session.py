@@ -4,14 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import click
 
 from spark.commands.answers import Form, beside
-from spark.commands.table_text import time_text
-from spark.desk.asked import Asked, microseconds, text
+from spark.desk.asked import Asked, microseconds
 
 if TYPE_CHECKING:
     from spark.desk.tables import Tables
@@ -35,9 +33,7 @@ def asking(warehouse: str) -> "Iterator[Tables]":
 
         from spark.desk import tables  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"the Python package {error.name} is missing: run `pip install '.[desk]'` in Sluice's folder"
-        ) from error
+        raise missing_package(error) from error
     try:
         yield tables.open(warehouse)
     except BrokenPipeError:
@@ -49,6 +45,13 @@ def asking(warehouse: str) -> "Iterator[Tables]":
         if not was_interrupted(error):
             raise
         raise KeyboardInterrupt from error
+
+
+def missing_package(error: ModuleNotFoundError) -> click.ClickException:
+    """Say which package of the desk's is not installed."""
+    return click.ClickException(
+        f"the Python package {error.name} is missing: run `pip install '.[desk]'` in Sluice's folder"
+    )
 
 
 def was_interrupted(error: BaseException) -> bool:
@@ -94,38 +97,11 @@ def _tell_of_future(tables: "Tables", time: str, rows: str, now: datetime) -> No
 
 def explain_nothing(tables: "Tables", asked: Asked, form: Form, time: str | None, rows: Callable[[Asked], str]) -> None:
     """Say why an answer has no rows. Raises click.BadParameter for a name that nobody knows."""
-    nearest = [] if time is None else _nearest(tables, asked, form, time, rows)
-    if nearest:
-        beside(f"nothing in this span: {', '.join(nearest)}")
-        return
-    known = {"device": tables.devices, "site": tables.sites, "stream": tables.streams, "metric": tables.metrics}
-    for what, names in known.items():
-        if (name := getattr(asked, what)) is not None:
-            _expect_known(name, what, names())
-    if asked.has_span:
-        beside("nothing in this span, nor at any other time")
+    from spark.desk.nothing import UnknownNameError, why_nothing  # noqa: PLC0415
 
-
-def _nearest(tables: "Tables", asked: Asked, form: Form, time: str, rows: Callable[[Asked], str]) -> list[str]:
-    """The times of the last row before a span and of the first row after it, in words."""
-    limits = []
-    if asked.since_us is not None:
-        limits.append((f"max({time})", f"{time} < make_timestamp({asked.since_us})", "last before"))
-    if asked.until_us is not None:
-        limits.append((f"min({time})", f"{time} >= make_timestamp({asked.until_us})", "first after"))
-    anytime = rows(replace(asked, since_us=None, until_us=None)) if limits else ""
-    found = []
-    for figure, condition, words in limits:
-        ((us,),) = tables.source.rows(f"SELECT epoch_us({figure}) FROM ({anytime}) WHERE {condition}")
-        if us is not None:
-            found.append(f"the {words} it is of {time_text(us, form.zone)}")
-    return found
-
-
-def _expect_known(name: str, what: str, known: list[str]) -> None:
-    if name in known:
-        return
-    near = get_close_matches(name, known, 1, 0.5)
-    few = f"; there are {', '.join(known[:5])}{' and others' if len(known) > 5 else ''}" if known else ""
-    told = f". Did you mean {near[0]}?" if near else few
-    raise click.BadParameter(f"there is no {what} {text(name)} here{told}", param_hint=f"--{what}")
+    try:
+        words = why_nothing(tables, asked, time, rows).words(form.zone)
+    except UnknownNameError as error:
+        raise click.BadParameter(str(error), param_hint=f"--{error.what}") from error
+    if words:
+        beside(words)

@@ -9,12 +9,13 @@ import click
 
 from gateway.host.terminal import say
 from gateway.host.terminal_text import counted, escaped, hanging
-from spark.commands.answers import LIMIT, Form, json_row, print_found, say_json
+from spark.commands.answers import LIMIT, Form, print_found, say_json
 from spark.commands.asked_options import TIME, zone_option
 from spark.commands.cli_options import json_option, warehouse_option
 from spark.commands.desk_session import asking, explain_nothing
-from spark.commands.table_text import cell_text, time_text
+from spark.commands.table_text import cell_text
 from spark.desk.asked import Asked, microseconds
+from spark.desk.row_text import json_row, time_text
 
 if TYPE_CHECKING:
     from spark.desk.explain import Explanation, Standing

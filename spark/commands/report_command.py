@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark.commands.answers import Form, beside, csv_lines, replaced
+from spark.commands.answers import Form, beside, replaced
 from spark.commands.asked_options import limited
 from spark.commands.cli_options import warehouse_option
 from spark.commands.desk_session import asking, explain_nothing
-from spark.commands.table_text import time_text
 from spark.desk.asked import Asked
+from spark.desk.row_text import csv_lines, time_text
 
 if TYPE_CHECKING:
     from spark.desk.report_figures import Report

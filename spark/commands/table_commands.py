@@ -12,16 +12,13 @@ from spark.commands.asked_options import asks
 from spark.commands.cli_options import streams_option, warehouse_option
 from spark.commands.command_session import session
 from spark.commands.desk_session import asking, explain_nothing, latest
-from spark.commands.table_text import time_text
 from spark.desk.asked import Asked
+from spark.desk.look_ups import GAPS, GATEWAYS, LOSSES, QUARANTINE, READINGS, WINDOWS
+from spark.desk.row_text import time_text
 from spark.engine.warehouse_folder import only_writer
 
 if TYPE_CHECKING:
     from spark.decode.codec_declarations import Streams
-
-UNASKED = ("values", "sum_of_squares", "ordinal", "window_date")
-"""Columns of windows that are shown only with --full."""
-STREAM = ("namespace", "device", "stream", "metric")
 
 
 @click.command(short_help="The latest readings by event time.")
@@ -29,20 +26,17 @@ STREAM = ("namespace", "device", "stream", "metric")
 @asks("device", "site", "stream", "metric", "span")
 def readings(warehouse: str, asked: Asked, form: Form) -> None:
     """Show the latest readings by event time, one line for each metric."""
-    columns = ("event_time", "namespace", "device", "stream", "metric", "value", "time_error_us", "time_quality")
-    more = (
-        *("device_boot", "device_sequence", "device_counter", "doubt", "ce_id"),
-        *("sent_event_time", "sent_time_error_us", "sent_time_quality", "correction_version"),
-    )
     with asking(warehouse) as tables:
 
         def rows(limits: Asked) -> str:
             return tables.select("readings", limits)
 
         narrow = latest(tables, asked, form.limit, f"{tables.version()[0]}/log", "event_time", rows)
-        found = tables.source.db.sql(_latest(rows(narrow), "event_time", STREAM))
-        spare = ("namespace", "time_quality", "time_error_us")
-        if not print_relation(tables.source.db, found, form, columns + more if form.is_whole else columns, spare=spare):
+        found = tables.source.db.sql(READINGS.ordered(rows(narrow)))
+        columns = READINGS.shown(found.columns) if form.is_whole else READINGS.columns
+        if not print_relation(
+            tables.source.db, found, form, columns, spare=("namespace", "time_quality", "time_error_us")
+        ):
             explain_nothing(tables, asked, form, "event_time", rows)
 
 
@@ -63,10 +57,6 @@ def windows(warehouse: str, size_s: int | None, full: bool, asked: Asked, form: 
     `status` says whether a window is final, `basis` why that is known, and `why` what the window waits for. --since
     and --until go by the windows' beginnings. A terminal shows only the columns that fit.
     """
-    columns = (
-        *("window_start", "window_end", "namespace", "device", "stream", "metric", "n", "min", "max", "mean"),
-        *("sum", "first", "last", "status", "basis", "late", "why"),
-    )
     from spark.windows.window_sizes import WindowSizeError  # noqa: PLC0415
 
     with asking(warehouse) as tables:
@@ -80,11 +70,12 @@ def windows(warehouse: str, size_s: int | None, full: bool, asked: Asked, form: 
             query = rows(narrow)
         except WindowSizeError as error:
             raise click.BadParameter(str(error), param_hint="--size") from error
-        found = tables.source.db.sql(_latest(query, "window_start", STREAM))
+        found = tables.source.db.sql(WINDOWS.ordered(query))
         # Among them are the percentiles that are declared.
-        others = tuple(name for name in found.columns if name not in columns and (full or name not in UNASKED))
+        columns = WINDOWS.shown(found.columns, full=full)
+        others = columns[len(WINDOWS.columns) :]
         spare = ("window_end", "sum", "first", "last", "namespace", "late", "stream", "min", "max", "basis")
-        if not print_relation(tables.source.db, found, form, columns + others, spare=others + spare):
+        if not print_relation(tables.source.db, found, form, columns, spare=others + spare):
             explain_nothing(tables, asked, form, "window_start", rows)
             return
         counts = "count(*), count(*) FILTER (status <> 'provisional'), epoch_us(min(window_start))"
@@ -102,16 +93,10 @@ def gaps(warehouse: str, asked: Asked, form: Form) -> None:
     device, nobody can say whose readings they were. With --since and --until, those are shown of which some may have
     been measured then.
     """
-    columns = (
-        *("after_time", "before_time", "namespace", "device", "stream", "device_boot", "first", "last", "count"),
-        *("explained", "reasons", "device_counter"),
-    )
     spare = ("device_counter", "namespace", "after_time", "stream", "device_boot")
     with asking(warehouse) as tables:
-        query = _latest(
-            tables.missing_sql(asked), "before_time", ("namespace", "device", "device_boot", "first", "reasons")
-        )
-        if not print_relation(tables.source.db, tables.source.db.sql(query), form, columns, spare=spare):
+        found = tables.source.db.sql(GAPS.ordered(tables.missing_sql(asked)))
+        if not print_relation(tables.source.db, found, form, GAPS.columns, spare=spare):
             explain_nothing(tables, asked, form, "before_time", tables.missing_sql)
 
 
@@ -124,19 +109,14 @@ def losses(warehouse: str, asked: Asked, form: Form) -> None:
     Readings of devices that do not count them are here too. Without a device, nobody can say whose readings they were.
     With --since and --until, those are shown of which some may have been taken then.
     """
-    columns = (
-        *("from_time", "to_time", "namespace", "gateway", "device", "reason", "count", "first_sequence"),
-        *("last_sequence", "device_boot", "told_time"),
-    )
     spare = ("device_boot", "told_time", "namespace", "first_sequence", "last_sequence", "gateway")
     with asking(warehouse) as tables:
 
         def rows(limits: Asked) -> str:
             return tables.select("losses", limits)
 
-        query = _latest(rows(asked), "to_time", ("namespace", "gateway", "device", "reason", "first_sequence"))
-        found = tables.source.db.sql(query)
-        if not print_relation(tables.source.db, found, form, columns, spare=spare):
+        found = tables.source.db.sql(LOSSES.ordered(rows(asked)))
+        if not print_relation(tables.source.db, found, form, LOSSES.columns, spare=spare):
             explain_nothing(tables, asked, form, "to_time", rows)
 
 
@@ -146,13 +126,10 @@ def losses(warehouse: str, asked: Asked, form: Form) -> None:
 def gateways(warehouse: str, asked: Asked, form: Form) -> None:
     """Show up to when each gateway has delivered and what it still holds, by its last heartbeat that counts."""
     with asking(warehouse) as tables:
-        found = tables.source.db.sql(f"{tables.select('gateways', asked)} ORDER BY namespace, gateway, buffer")
+        found = tables.source.db.sql(GATEWAYS.ordered(tables.select("gateways", asked)))
         # There is hardly ever an unread topic. If there is one, it must be seen.
         has_unread = form.is_whole or bool(found.filter("len(unread_topics) > 0").limit(1).fetchall())
-        columns = (
-            *("namespace", "gateway", "site", "heartbeat_time", "complete_to_time", "depth_rows", "oldest_age_s"),
-            *("pending", "waiting", *(("unread_topics",) if has_unread else ()), "retired_from_time", "buffer"),
-        )
+        columns = [name for name in GATEWAYS.columns if has_unread or name != "unread_topics"]
         spare = ("buffer", "namespace", "site", "waiting", "retired_from_time", "oldest_age_s")
         if not print_relation(tables.source.db, found, form, columns, spare=spare):
             explain_nothing(tables, asked, form, None, lambda limits: tables.select("gateways", limits))
@@ -238,10 +215,9 @@ def list_quarantine(warehouse: str, asked: Asked, form: Form) -> None:
         def rows(limits: Asked) -> str:
             return tables.select("quarantine", limits)
 
-        found = tables.source.db.sql(_latest(rows(asked), "kafka_timestamp", ("topic", "partition", '"offset"')))
-        columns = ("kafka_timestamp", "topic", "partition", "offset", "device", "retried", "reason")
+        found = tables.source.db.sql(QUARANTINE.ordered(rows(asked)))
         in_full = tuple(name for name in found.columns if name != "headers")
-        shown = in_full if form.is_whole else columns
+        shown = in_full if form.is_whole else QUARANTINE.columns
         if not print_relation(tables.source.db, found, form, shown, spare=("retried", "device")):
             explain_nothing(tables, asked, form, "kafka_timestamp", rows)
 
@@ -269,7 +245,3 @@ def retry_command(warehouse: str, streams: "Streams | None") -> None:
         raise click.BadParameter(str(error), param_hint="--streams") from error
     declared = job.streams.version
     say(f"{counted(counts.rejects, 'reject')} read again by declarations {declared}: {counts.read} can be read now")
-
-
-def _latest(rows: str, time: str, then: tuple[str, ...]) -> str:
-    return f"SELECT * FROM ({rows}) ORDER BY {time} DESC NULLS LAST, {', '.join(then)}"

@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal
 
 from gateway.host.terminal_text import GAP, aligned, escaped
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
+from spark.desk.row_text import plain_text
 
 FIGURES = frozenset(
     {
@@ -19,28 +18,9 @@ FIGURES = frozenset(
 """Columns that are aligned to the right and never cut short."""
 
 
-def rfc3339(us: int, zone: tzinfo = UTC) -> str:
-    """Microseconds since 1970 in RFC 3339, as a clock of the zone shows them."""
-    time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)
-    # Next to the year 9999 a zone's clock may show a year that Python lacks.
-    with suppress(OverflowError):
-        time = time.astimezone(zone)
-    return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def time_text(us: int | None, zone: tzinfo = UTC) -> str:
-    """A time for a table, without a fraction of zeros."""
-    return "-" if us is None else rfc3339(us, zone).replace(".000000", "")
-
-
 def to_the_second(time: str) -> str:
     """A time of a table without its fraction of a second."""
     return re.sub(r"\.[0-9]+", "", time)
-
-
-def plain_text(value: Decimal) -> str:
-    """A decimal without trailing zeros and without an exponent."""
-    return f"{value.normalize():f}"
 
 
 def cell_text(column: str, value: object) -> str:

@@ -1,7 +1,9 @@
 """A question's limits: of which devices, streams, metrics and times an answer is wanted."""
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,37 @@ class Asked:
 
 
 ALL = Asked()
+SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+"""Units of a span of time."""
+_SPAN = re.compile(r"(\d{1,5})\s*([a-z]+)")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def parsed_time(told: str) -> datetime:
+    """Read a date or a time in ISO 8601. Raises ValueError, which says what to write."""
+    try:
+        return datetime.fromisoformat(told)
+    except ValueError:
+        raise ValueError(f"{told!r} is no time; write 2026-03-14 or 2026-03-14T12:00") from None
+
+
+def parsed_span(told: str) -> timedelta:
+    """Read a span of time. Raises ValueError, which says what to write."""
+    found = _SPAN.fullmatch(told)
+    if found is None or found[2] not in SECONDS:
+        raise ValueError(f"{told!r} is no span of time; write 30min, 2h, 7d or 4w")
+    return timedelta(seconds=int(found[1]) * SECONDS[found[2]])
+
+
+def parsed_zone(told: str) -> tzinfo:
+    """Find a time zone by its name. Raises ValueError, which says what to write."""
+    if told == "UTC":
+        # The default needs no table of zones on the machine.
+        return UTC
+    try:
+        return ZoneInfo(told)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f"{told!r} is no time zone; write one such as Europe/Berlin") from None
 
 
 def microseconds(time: datetime, zone: tzinfo = UTC) -> int:

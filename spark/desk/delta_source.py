@@ -25,6 +25,11 @@ TYPES = {"string": "VARCHAR", "long": "BIGINT", "integer": "INTEGER", "binary": 
 """DuckDB's names of Delta's types, where they differ."""
 VALUES_KEPT = 200_000
 """Rows that Python made and that former questions read: their answers may not be read yet."""
+CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "python_enable_replacements": False,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+}
 STATISTIC = re.compile(r'"((?:min|max|null_count|partition)\.\w+|num_records)"')
 
 
@@ -35,24 +40,20 @@ class NoTableError(ToldError):
 class Source:
     """The tables of one warehouse as SQL. A question sees each table as it was when it first named it."""
 
-    def __init__(self) -> None:
-        self.db = duckdb.connect(
-            config={
-                "python_enable_replacements": False,
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-            }
-        )
-        # By default DuckDB spills what memory cannot hold into the folder where a command was started.
-        spill = mkdtemp(prefix="sluice-desk-")
-        finalize(self, rmtree, spill, ignore_errors=True)
-        self.db.execute(f"SET temp_directory = {text(spill)}")
+    def __init__(self, beside: "Source | None" = None) -> None:
+        """Open a database in memory. `beside` shares its own, for a connection that another thread uses."""
+        self.db: duckdb.DuckDBPyConnection = duckdb.connect(config=CONFIG) if beside is None else beside.db.cursor()
+        if beside is None:
+            # By default DuckDB spills what memory cannot hold into the folder where a command was started.
+            spill = mkdtemp(prefix="sluice-desk-")
+            finalize(self, rmtree, spill, ignore_errors=True)
+            self.db.execute(f"SET temp_directory = {text(spill)}")
         # Timestamps have no zone here. They are UTC.
         self.db.execute("SET TimeZone = 'UTC'")
         self._numbers = count()
         self.seen: dict[str, DeltaTable | None] = {}
         """Tables as this question sees them, by their paths, in the order in which it named them. None is not there."""
-        self._files_elsewhere: RemoteFiles | None = None
+        self._files_elsewhere: RemoteFiles | None = None if beside is None else beside._files_elsewhere  # noqa: SLF001 - its own kind
         self._values: dict[str, int] = {}
         """Tables that Python made, with their numbers of rows."""
 
@@ -72,8 +73,7 @@ class Source:
     def opened(self, path: str) -> DeltaTable | None:
         """Open a table for this question; None if it is not there."""
         if path not in self.seen:
-            uri = Path(path).as_uri() if is_local(path) else path
-            self.seen[path] = DeltaTable(uri) if DeltaTable.is_deltatable(uri) else None
+            self.seen[path] = table_now(path)
         return self.seen[path]
 
     def table(self, path: str, also: Mapping[str, str] | None = None, files: str | None = None) -> str:
@@ -180,6 +180,12 @@ class Source:
             return self.rows(f"SELECT {figure}" if " FROM files" in figure else f"SELECT {figure} FROM files")
         finally:
             self.db.unregister("files")
+
+
+def table_now(path: str) -> DeltaTable | None:
+    """Open a table as it is now; None if it is not there."""
+    uri = Path(path).as_uri() if is_local(path) else path
+    return DeltaTable(uri) if DeltaTable.is_deltatable(uri) else None
 
 
 def type_of(delta: Any) -> str:

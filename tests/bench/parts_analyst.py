@@ -12,8 +12,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import median
 
-from tests.bench.analyst_tables import Year, made
+from tests.bench.analyst_tables import BEGINS, Year, made
 from tests.bench.context import Bench, say
+from tests.bench.parts_desk_page import QUESTIONS, page
 from tests.bench.processes import NotMeasuredError
 from tests.bench.report import ROOT, Result
 from tests.bench.spark_job import session
@@ -78,6 +79,7 @@ async def lookups(bench: Bench) -> list[Result]:
         results.append(Result(f"lookup_s_demo_{name}", median(run.wall_s for run in runs), "s", "<= 1", note))
     return [
         *results,
+        *page("demo", DEMO, bench.pick(QUESTIONS, 5)),
         Result("lookup_rss_mb", most, "MB", "<= 250"),
         Result("desk_install_mb", _install_mb(), "MB", "<= 250"),
     ]
@@ -88,7 +90,7 @@ def _install_mb() -> float:
     site = Path(sys.executable).parent.parent
     packages = [
         path
-        for name in ("duckdb", "_duckdb*", "deltalake", "arro3", "deprecated")
+        for name in ("duckdb", "_duckdb*", "deltalake", "arro3", "deprecated", "starlette", "uvicorn", "anyio", "idna")
         for path in site.glob(f"lib/python*/site-packages/{name}")
     ]
     files = [file for path in packages for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
@@ -155,6 +157,7 @@ async def year(bench: Bench) -> list[Result]:
             Result(f"{name}_mb_read", read_mb, "MB", target_mb),
         ]
     results += _explained(bench, there, runs, month_days)
+    results += page("year", Path(there.path), bench.pick(QUESTIONS, 5), (BEGINS, there.days))
     log = Path(there.path) / "v1" / "log"
     size = sum(file.stat().st_size for file in log.rglob("*.parquet"))
     results.append(Result("log_bytes_per_reading", size / there.readings, "bytes"))

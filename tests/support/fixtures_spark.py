@@ -63,3 +63,13 @@ def interpreted(spark: SparkSession) -> Iterator[None]:
 
     with interpreted_if(spark, small=True):
         yield
+
+
+@pytest.fixture(scope="session")
+def scene_warehouse(spark: SparkSession, empty_warehouse: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The warehouse of `desk_scene`, to be read only."""
+    from tests.support.desk_scene import made
+
+    path = str(shutil.copytree(empty_warehouse, tmp_path_factory.mktemp("scene") / "warehouse"))
+    made(spark, path)
+    return path

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark.commands.answers import Form, print_relation
-from spark.commands.table_text import cell_text, columns_left_out, table_lines, time_text, to_the_second
+from spark.commands.table_text import cell_text, columns_left_out, table_lines, to_the_second
+from spark.desk.row_text import time_text
 
 COLUMNS = ("window_start", "namespace", "device", "n", "min", "late", "batch")
 ROWS = [
