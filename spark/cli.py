@@ -7,6 +7,7 @@ import click
 from gateway.host.terminal import SpeakingGroup
 from spark.commands.failure_words import TOLD, known, told_failure
 from spark.commands.ingest_command import ingest
+from spark.commands.publish_command import publish
 from spark.commands.registry_commands import devices, registry
 from spark.commands.replay_command import replay_command
 from spark.commands.table_commands import gaps, gateways, losses, quarantine, readings, sql, windows
@@ -64,6 +65,7 @@ for command in (
     gateways,
     quarantine,
     sql,
+    publish,
     replay_command,
     maintain_command,
     devices,

@@ -26,9 +26,13 @@ class NoTableError(ToldError):
 
 
 class Source:
-    """The tables of one warehouse as SQL. Each text is of a table's version at the time of the call."""
+    """The tables of one warehouse as SQL. Each text is of a table's version at the time of the call.
 
-    def __init__(self) -> None:
+    With `opened`, a table stays at the version of its first use. It keeps the tables by path.
+    """
+
+    def __init__(self, opened: dict[str, DeltaTable] | None = None) -> None:
+        self._kept = opened
         self.db = duckdb.connect(
             config={
                 "python_enable_replacements": False,
@@ -54,14 +58,14 @@ class Source:
 
     def optional(self, path: str, columns: Mapping[str, str]) -> str:
         """Return a SELECT of the rows of a table that need not be there. Then it has these columns and no rows."""
-        return self.table(path, columns) if _is_table(path) else f"SELECT {_nulls(columns)} WHERE FALSE"
+        return self.table(path, columns) if self._is_table(path) else f"SELECT {_nulls(columns)} WHERE FALSE"
 
     def parts(self, path: str, also: Mapping[str, str] | None, *files: str | None) -> list[str]:
         """Return a SELECT for each condition on files, as `table` does. All are of one version of the table."""
         wanted = also or {}
-        if not _is_table(path):
+        if not self._is_table(path):
             raise NoTableError(f"the table {path} is not there yet: `sluice-cloud ingest` makes it at its start")
-        table = _opened(path)
+        table = self._opened(path)
         fields = {each["name"]: each["type"] for each in json.loads(table.schema().to_json())["fields"]}
         missing = {name: kind for name, kind in wanted.items() if name not in fields}
         columns = [
@@ -74,7 +78,7 @@ class Source:
         found = []
         for condition in files:
             paths = self._files(table, condition)
-            names = ", ".join(text(_no_pattern(f"{path}/{unquote(each)}")) for each in paths)
+            names = ", ".join(text(no_pattern(f"{path}/{unquote(each)}")) for each in paths)
             read = f"read_parquet([{names}], union_by_name = true, hive_partitioning = false)"
             # A column that was added later is in none of the older files.
             rows = f"SELECT * FROM {read} UNION ALL BY NAME {declared}" if paths else declared
@@ -83,23 +87,23 @@ class Source:
 
     def columns(self, path: str) -> list[str]:
         """The names of a table's columns; none if there is no table."""
-        if not _is_table(path):
+        if not self._is_table(path):
             return []
-        return [each["name"] for each in json.loads(_opened(path).schema().to_json())["fields"]]
+        return [each["name"] for each in json.loads(self._opened(path).schema().to_json())["fields"]]
 
     def has_rows(self, path: str) -> bool:
         """True if a table has files."""
-        return _is_table(path) and bool(_opened(path).file_uris())
+        return self._is_table(path) and bool(self._opened(path).file_uris())
 
     def property(self, path: str, name: str) -> str:
         """A property of a table. Raises KeyError if it has none of this name."""
-        return str(_opened(path).metadata().configuration[name])
+        return str(self._opened(path).metadata().configuration[name])
 
     def statistics(self, path: str, figure: str) -> Any:
         """Compute a figure from Delta's statistics of a table's files; None if there is no table or no statistic."""
-        if not _is_table(path):
+        if not self._is_table(path):
             return None
-        found = self._of_files(_opened(path), figure)
+        found = self._of_files(self._opened(path), figure)
         return None if found is None else found[0][0]
 
     def values(self, columns: Mapping[str, str], rows: Sequence[Sequence[object]]) -> str:
@@ -115,6 +119,20 @@ class Source:
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Run a query and return its rows."""
         return self.db.execute(query).fetchall()
+
+    def version(self, path: str) -> int:
+        """Return the number of a table's last commit; -1 if there is no table."""
+        return self._opened(path).version() if self._is_table(path) else -1
+
+    def _opened(self, path: str) -> DeltaTable:
+        if self._kept is None:
+            return DeltaTable(Path(path).as_uri())
+        if path not in self._kept:
+            self._kept[path] = DeltaTable(Path(path).as_uri())
+        return self._kept[path]
+
+    def _is_table(self, path: str) -> bool:
+        return (self._kept is not None and path in self._kept) or DeltaTable.is_deltatable(Path(path).as_uri())
 
     def _files(self, table: DeltaTable, condition: str | None) -> list[str]:
         """The files that a table has, or those that meet a condition on Delta's statistics, as Delta's log has them."""
@@ -134,14 +152,6 @@ class Source:
             self.db.unregister("files")
 
 
-def _opened(path: str) -> DeltaTable:
-    return DeltaTable(Path(path).as_uri())
-
-
-def _is_table(path: str) -> bool:
-    return DeltaTable.is_deltatable(Path(path).as_uri())
-
-
 def type_of(delta: Any) -> str:
     """Return the name of a type of Delta's in DuckDB."""
     if isinstance(delta, str):
@@ -158,6 +168,6 @@ def _nulls(columns: Mapping[str, str]) -> str:
     return ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in columns.items())
 
 
-def _no_pattern(path: str) -> str:
+def no_pattern(path: str) -> str:
     """A path of which no character means others."""
     return re.sub(r"[*?\[]", lambda found: f"[{found[0]}]", path)
