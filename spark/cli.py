@@ -7,6 +7,7 @@ import click
 from gateway.host.terminal import SpeakingGroup
 from spark.commands.failure_words import TOLD, known, told_failure
 from spark.commands.ingest_command import ingest
+from spark.commands.peek_command import peek
 from spark.commands.publish_command import publish
 from spark.commands.registry_commands import devices, registry
 from spark.commands.replay_command import replay_command
@@ -66,6 +67,7 @@ for command in (
     quarantine,
     sql,
     publish,
+    peek,
     replay_command,
     maintain_command,
     devices,

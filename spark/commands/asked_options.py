@@ -19,7 +19,7 @@ _SPAN = re.compile(r"(\d{1,5})\s*([a-z]+)")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class _Zone(click.ParamType[tzinfo]):
+class ZoneType(click.ParamType[tzinfo]):
     name = "zone"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tzinfo:
@@ -34,7 +34,7 @@ class _Zone(click.ParamType[tzinfo]):
             self.fail(f"{value!r} is no time zone; write one such as Europe/Berlin", param, ctx)
 
 
-class _Time(click.ParamType[datetime]):
+class TimeType(click.ParamType[datetime]):
     """A date or a time in ISO 8601. Without a zone of its own, it is in the zone of --zone."""
 
     name = "time"
@@ -48,7 +48,7 @@ class _Time(click.ParamType[datetime]):
             self.fail(f"{value!r} is no time; write 2026-03-14 or 2026-03-14T12:00", param, ctx)
 
 
-class _Last(click.ParamType[timedelta]):
+class LastType(click.ParamType[timedelta]):
     name = "span"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
@@ -66,9 +66,9 @@ _LIMITS = {
     "stream": [click.option("--stream", help="Show this stream only.")],
     "metric": [click.option("--metric", help="Show this metric only.")],
     "span": [
-        click.option("--since", type=_Time(), metavar="TIME", help="Show times from then on: 2026-03-14T12:00."),
-        click.option("--until", type=_Time(), metavar="TIME", help="Show times before then."),
-        click.option("--last", type=_Last(), metavar="SPAN", help="Show times from so long ago on: 30min, 2h, 7d."),
+        click.option("--since", type=TimeType(), metavar="TIME", help="Show times from then on: 2026-03-14T12:00."),
+        click.option("--until", type=TimeType(), metavar="TIME", help="Show times before then."),
+        click.option("--last", type=LastType(), metavar="SPAN", help="Show times from so long ago on: 30min, 2h, 7d."),
     ],
 }
 _FORM = [
@@ -87,7 +87,7 @@ _FORM = [
     ),
     click.option(
         "--zone",
-        type=_Zone(),
+        type=ZoneType(),
         default="UTC",
         show_default=True,
         metavar="ZONE",
