@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from gateway.host.terminal import SpeakingGroup
+from spark.commands.catalog_command import catalog
 from spark.commands.failure_words import TOLD, known, told_failure
 from spark.commands.ingest_command import ingest
 from spark.commands.peek_command import peek
@@ -68,6 +69,7 @@ for command in (
     sql,
     publish,
     peek,
+    catalog,
     replay_command,
     maintain_command,
     devices,
