@@ -54,7 +54,7 @@ STATISTICS = {
 ORDER = {"readings": 'event_time, topic, partition, "offset"', "windows": "window_start"}
 ROWS_OF_GROUP = 65_536
 MEMORY = "1GB"
-"""Memory in which a day is sorted. The rest of a large day waits on the disk."""
+"""Memory in which a day's readings are sorted. The rest of a large day waits on the disk."""
 KEEP_HOURS = 168
 """Hours that replaced files are kept, for readers that began before."""
 LOCK = "_published.lock"
@@ -108,7 +108,6 @@ class _Run:
     def __init__(self, warehouse: str, target: Path) -> None:
         # With a dict of its own, each table stays as it was when it was opened.
         self._source = Source({})
-        self._source.db.execute(f"SET memory_limit = '{MEMORY}'")
         self._tables = Tables(warehouse, self._source)
         self._target = target
         self._folder, self._streams = self._tables.version()
@@ -135,6 +134,8 @@ class _Run:
         write_state(self._target, now)
         queries = {"readings": self._readings(now.pending["readings"]), "windows": self._windows(proofs)}
         for name, query_of in queries.items():
+            # DuckDB cannot put the values of windows aside as it can rows that it sorts. Windows get what they need.
+            self._source.db.execute(f"SET memory_limit = '{MEMORY}'" if name == "readings" else "RESET memory_limit")
             for day in list(now.pending[name]):
                 done.rows[name] = done.rows.get(name, 0) + (rows := self._write(name, day, query_of(day)))
                 done.days[name] = done.days.get(name, 0) + 1
