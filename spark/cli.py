@@ -8,10 +8,13 @@ from typing import Any
 import click
 
 from gateway.host.terminal import SpeakingGroup, say
+from spark.commands.catalog_command import catalog
 from spark.commands.desk_command import desk
 from spark.commands.explain_command import explain
 from spark.commands.failure_words import TOLD, known, told_failure, unforeseen
 from spark.commands.ingest_command import ingest
+from spark.commands.peek_command import peek
+from spark.commands.publish_command import publish
 from spark.commands.registry_commands import devices, registry
 from spark.commands.replay_command import replay_command
 from spark.commands.report_command import report
@@ -80,6 +83,9 @@ for command in (
     quarantine,
     sql,
     desk,
+    publish,
+    peek,
+    catalog,
     replay_command,
     maintain_command,
     devices,

@@ -14,7 +14,7 @@ from spark.desk.asked import Asked, microseconds, parsed_span, parsed_time, pars
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class _Zone(click.ParamType[tzinfo]):
+class ZoneType(click.ParamType[tzinfo]):
     name = "zone"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tzinfo:
@@ -26,7 +26,7 @@ class _Zone(click.ParamType[tzinfo]):
             self.fail(str(error), param, ctx)
 
 
-class _Time(click.ParamType[datetime]):
+class TimeType(click.ParamType[datetime]):
     """A date or a time in ISO 8601. Without a zone of its own, it is in the zone of --zone."""
 
     name = "time"
@@ -40,7 +40,7 @@ class _Time(click.ParamType[datetime]):
             self.fail(str(error), param, ctx)
 
 
-class _Last(click.ParamType[timedelta]):
+class LastType(click.ParamType[timedelta]):
     name = "span"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
@@ -52,14 +52,14 @@ class _Last(click.ParamType[timedelta]):
             self.fail(str(error), param, ctx)
 
 
-TIME = _Time()
+TIME = TimeType()
 
 
 def zone_option(also: str) -> Callable[[Command], Command]:
     """The option --zone. `also` names the options whose times are in that zone, too."""
     return click.option(
         "--zone",
-        type=_Zone(),
+        type=ZoneType(),
         default="UTC",
         show_default=True,
         metavar="ZONE",
@@ -75,7 +75,7 @@ _LIMITS = {
     "span": [
         click.option("--since", type=TIME, metavar="TIME", help="Show times from then on: 2026-03-14T12:00."),
         click.option("--until", type=TIME, metavar="TIME", help="Show times before then."),
-        click.option("--last", type=_Last(), metavar="SPAN", help="Show times from so long ago on: 30min, 2h, 7d."),
+        click.option("--last", type=LastType(), metavar="SPAN", help="Show times from so long ago on: 30min, 2h, 7d."),
     ],
 }
 _FORM = [

@@ -3,6 +3,7 @@
 Executors import this module, so it uses only the standard library.
 """
 
+import json
 import math
 import re
 import struct
@@ -40,6 +41,7 @@ TOLD_CHARS_MAX = 40
 """Characters of a number in a reject's reason."""
 
 _LIMIT = Decimal(10) ** 12
+_LONG_EXPONENT = re.compile(r"[eE][+-]?[0-9]{4}")
 # These skip whole strings. A string without an end reaches to the end of the text.
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"?'
 _STRING_OR_WORD = re.compile(rf"{_STRING}|({NO_NUMBER_WORD})", re.DOTALL)
@@ -143,6 +145,35 @@ def mended_json(text: str) -> str:
     if re.search(NO_NUMBER_HINT, text) is None:
         return text
     return _STRING_OR_WORD.sub(lambda found: "null" if found[1] else found[0], text)
+
+
+def exact_json(text: str) -> object:
+    """Parse JSON strictly, but for floats that are no numbers: all numbers are exact. Raises ValueError."""
+    return json.loads(
+        mended_json(text),
+        parse_int=exact_number,
+        parse_float=exact_number,
+        parse_constant=_refused,
+        object_pairs_hook=_once,
+    )
+
+
+def exact_number(text: str) -> Decimal:
+    """Return the number in a text, exact; or an Uncomputed, if it is too long."""
+    if len(text) > NUMBER_CHARS_MAX or _LONG_EXPONENT.search(text):
+        return Uncomputed(text)
+    return Decimal(text)
+
+
+def _refused(constant: str) -> object:
+    raise ValueError(constant)
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError(pairs)
+    return members
 
 
 def is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Reads payloads for which Spark has no expressions, in Python on the executors: packed bytes, CBOR, SenML, Avro.
+"""Has payloads for which Spark has no expressions read in Python on the executors: packed bytes, CBOR, SenML, Avro.
 
 Executors need only Python's standard library and the package `spark`, installed or by `--py-files`.
 """
@@ -9,20 +9,10 @@ from functools import cache
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.decode import codec_avro, codec_binary, codec_cbor, codec_senml
-from spark.decode.codec_declarations import Metric, Stream, Streams
-from spark.decode.codec_numbers import Result, UndecodableError, of_object
+from spark.decode.codec_declarations import Stream, Streams
+from spark.decode.codec_plain import read_payload
 
-CODEC_OF_MEDIA_TYPE = {
-    "application/json": "json",
-    "text/plain": "number",
-    "application/cbor": "cbor",
-    "application/senml+json": "senml-json",
-    "application/senml+cbor": "senml-cbor",
-}
-"""Codec of a content type, if no declaration fits the topic."""
 PYTHON_CODECS = frozenset(("senml-json", "senml-cbor", "cbor", "binary", "avro"))
-NO_MAP = "undecodable: the payload is not one CBOR map"
 RESULT_TYPE = """
     metrics array<struct<name: string, value: decimal(18,6), ago_us: bigint>>, undeclared array<string>,
     reject_reason string
@@ -63,27 +53,3 @@ def _read(declarations: str, codec: str, number: int, payload: bytes) -> tuple[o
     in_order, registry = _declared(declarations)
     found = read_payload(payload, codec, _ANY if number < 0 else in_order[number], registry)
     return found.metrics, found.undeclared, found.reject_reason
-
-
-def read_payload(payload: bytes, codec: str, stream: Stream, registry: str = "") -> Result:
-    """Return a payload's metrics, or why it cannot be read. Raises `codec_avro.RegistryError` alone."""
-    try:
-        return _CODECS[codec](payload, stream, registry)
-    except UndecodableError as error:
-        return Result(None, reject_reason=str(error))
-
-
-def _of_cbor(payload: bytes, metrics: tuple[Metric, ...]) -> Result:
-    found = codec_cbor.decode(payload)
-    if not isinstance(found, dict):
-        raise UndecodableError(NO_MAP)
-    return of_object(found, metrics)
-
-
-_CODECS: dict[str, Callable[[bytes, Stream, str], Result]] = {
-    "binary": lambda payload, stream, _: codec_binary.of_payload(payload, stream),
-    "cbor": lambda payload, stream, _: _of_cbor(payload, stream.metrics),
-    "senml-json": lambda payload, stream, _: codec_senml.of_json(payload, stream.metrics),
-    "senml-cbor": lambda payload, stream, _: codec_senml.of_cbor(payload, stream.metrics),
-    "avro": lambda payload, stream, registry: codec_avro.of_payload(payload, registry, stream.metrics),
-}

@@ -1,6 +1,5 @@
 """Reads SenML (RFC 8428) in JSON and in CBOR, and resolves base fields. Each measurement has its own time."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from decimal import ROUND_HALF_EVEN, Context, Decimal
@@ -10,15 +9,14 @@ from spark.decode.codec_declarations import IDENTITY_MEMBERS, Metric
 from spark.decode.codec_numbers import (
     BYTES_MAX,
     DEPTH_MAX,
-    NUMBER_CHARS_MAX,
     Result,
     Uncomputed,
     UndecodableError,
     cut_names,
+    exact_json,
     is_deep,
     is_number,
     judged,
-    mended_json,
 )
 
 RELATIVE_S_MAX = 2**28
@@ -39,7 +37,6 @@ _LABELS = {-1: "bver", -2: "bn", -3: "bt", -4: "bu", -5: "bv", -6: "bs", 0: "n",
 _LABELS |= {5: "s", 6: "t", 7: "ut", 8: "vd"}
 _NAME_PART = re.compile(r"[^/:]+")
 _HALF = re.compile("[\ud800-\udfff]")
-_LONG_EXPONENT = re.compile(r"[eE][+-]?[0-9]{4}")
 _TIMES = Context(prec=60, rounding=ROUND_HALF_EVEN)
 
 
@@ -50,13 +47,7 @@ def of_json(payload: bytes, metrics: tuple[Metric, ...]) -> Result:
     if is_deep(payload):
         raise UndecodableError(f"undecodable: more than {DEPTH_MAX} levels of JSON")
     try:
-        pack = json.loads(
-            mended_json(payload.decode()),
-            parse_int=_number,
-            parse_float=_number,
-            parse_constant=_refused,
-            object_pairs_hook=_once,
-        )
+        pack = exact_json(payload.decode())
     except ValueError as error:
         raise UndecodableError(NO_PACK) from error
     return _of_pack(pack, metrics)
@@ -172,21 +163,3 @@ def _time_us(base: object, time: object) -> int:
             raise UndecodableError(BAD_TIME)
         total = _TIMES.add(total, exact)
     return int((total * 1_000_000).quantize(Decimal(1), context=_TIMES))
-
-
-def _number(text: str) -> object:
-    """A JSON number, exact; or an Uncomputed, if it is too long."""
-    if len(text) > NUMBER_CHARS_MAX or _LONG_EXPONENT.search(text):
-        return Uncomputed(text)
-    return Decimal(text)
-
-
-def _refused(constant: str) -> object:
-    raise ValueError(constant)
-
-
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise ValueError(pairs)
-    return members

@@ -23,10 +23,20 @@ from spark.decode.codec_declarations import DECIMALS_MAX, NO_STREAMS, PLAIN_METR
 from spark.decode.codec_json_strict import mended, read_strictly, with_members
 from spark.decode.codec_json_usual import is_usual, read_usual
 from spark.decode.codec_numbers import AROUND, NO_DECLARED, NO_METRIC, NONE_FITS, RANGE, TOLD_CHARS_MAX, TOO_MANY
-from spark.decode.codec_python import CODEC_OF_MEDIA_TYPE, PYTHON_CODECS, asked_of_python, python_decoder
+from spark.decode.codec_plain import (
+    CODEC_OF_MEDIA_TYPE,
+    NO_VALUE,
+    NOT_JSON,
+    NOT_NUMBER,
+    NOT_UTF8,
+    OCTETS,
+    PLAIN_NUMBER,
+    UNDECLARED_STREAM,
+    UNKNOWN_CONTENT,
+)
+from spark.decode.codec_python import PYTHON_CODECS, asked_of_python, python_decoder
 from spark.engine.built_once import recorded
 
-PLAIN_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 # The text before the colon is the kind of a reject. Rejects are grouped by it.
 HEADER = "header: "
 CORRECTION = "correction: "
@@ -37,12 +47,6 @@ SET_ASIDE = "set-aside: "
 NOT_THEIRS = "not-this-gateways-topic: "
 """Kind of records whose gateway may not speak in their topic: see `topic_owners`."""
 UNKNOWN_TYPE = f"unknown-type: ce_type is neither {READING_TYPE} nor {GATEWAY_TYPES}*"
-UNDECLARED_STREAM = "undeclared-stream: no stream of this topic's name is declared"
-NO_VALUE = "undecodable: the record has no value"
-NOT_UTF8 = "undecodable: the payload is not UTF-8"
-NOT_JSON = "undecodable: the payload is not one JSON object"
-NOT_NUMBER = "undecodable: the payload is not a bare number"
-UNKNOWN_CONTENT = "undecodable: no decoder for this content type"
 
 _AROUND = rf"[{AROUND}]"
 _JSON, _NUMBER, _UNDECLARED, _UNKNOWN = "json", "number", "undeclared", "unknown"
@@ -118,7 +122,7 @@ def _routed(records: DataFrame, streams: Streams, readers: set[str]) -> DataFram
 
 def _codec_of_bytes(media_type: Column) -> Column:
     """The codec of bytes that look like JSON. A gateway sends JSON that is not strict as `application/octet-stream`."""
-    text = F.when(media_type == "application/octet-stream", F.col("value").cast("string"))
+    text = F.when(media_type == OCTETS, F.col("value").cast("string"))
     return F.when(text.rlike(rf"^{_AROUND}*+\{{"), _JSON).when(text.rlike(rf"^{_AROUND}*+\["), "senml-json")
 
 

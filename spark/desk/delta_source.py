@@ -107,7 +107,7 @@ class Source:
             paths = self._files(table, condition)
             folder = path if is_local(path) else self._remote(path, table)
             places = [f"{folder}/{unquote(each)}" for each in paths]
-            names = ", ".join(text(_no_pattern(place) if folder == path else place) for place in places)
+            names = ", ".join(text(no_pattern(place) if folder == path else place) for place in places)
             read = f"read_parquet([{names}], union_by_name = true, hive_partitioning = false)"
             # A column that was added later is in none of the older files.
             rows = f"SELECT * FROM {read} UNION ALL BY NAME {declared}" if paths else declared
@@ -164,6 +164,11 @@ class Source:
             raise NoTableError(f"the table {path} is not there yet: `sluice-cloud ingest` makes it at its start")
         return table
 
+    def version(self, path: str) -> int:
+        """Return the number of a table's last commit; -1 if there is no table."""
+        table = self.opened(path)
+        return -1 if table is None else table.version()
+
     def _files(self, table: DeltaTable, condition: str | None) -> list[str]:
         """The files that a table has, or those that meet a condition on Delta's statistics, as Delta's log has them."""
         wanted = "TRUE" if condition is None else f"num_records IS NULL OR coalesce({condition}, TRUE)"
@@ -204,6 +209,6 @@ def _nulls(columns: Mapping[str, str]) -> str:
     return ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in columns.items())
 
 
-def _no_pattern(path: str) -> str:
+def no_pattern(path: str) -> str:
     """A path of which no character means others."""
     return re.sub(r"[*?\[]", lambda found: f"[{found[0]}]", path)

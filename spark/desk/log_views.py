@@ -88,6 +88,13 @@ def _effective(source: Source, tables: str, *files: str | None) -> list[str]:
 
 def readings(source: Source, tables: str, times: Times, asked: Asked, devices: Iterable[str] | None = None) -> str:
     """Return the readings within these limits. `devices` are those of the site that is asked for."""
+    return " UNION ALL BY NAME ".join(reading_parts(source, tables, times, asked, devices))
+
+
+def reading_parts(
+    source: Source, tables: str, times: Times, asked: Asked, devices: Iterable[str] | None = None
+) -> tuple[str, str]:
+    """Return the readings within these limits in two parts: with their times as sent, and with other times."""
     corrections = read_corrections(source, tables)
     rows = [IS_READING, *equal(asked, "device", "stream")]
     if devices is not None:
@@ -105,9 +112,10 @@ def readings(source: Source, tables: str, times: Times, asked: Asked, devices: I
         FROM ({still}) {where([*rows, f"NOT {is_moved}", *within("event_time", asked)])}"""
     timed = retimed(source, f"SELECT * FROM ({moved}) {where([*rows, is_moved])}", corrections, times)
     limits = equal(asked, "metric")
-    return f"""SELECT * FROM ({_each_metric(as_sent, str)}) {where(limits)}
-        UNION ALL BY NAME SELECT * FROM ({_each_metric(timed, _taken_at)})
-        {where([*limits, *within("event_time", asked)])}"""
+    return (
+        f"SELECT * FROM ({_each_metric(as_sent, str)}) {where(limits)}",
+        f"SELECT * FROM ({_each_metric(timed, _taken_at)}) {where([*limits, *within('event_time', asked)])}",
+    )
 
 
 def _each_metric(timed: str, time: Callable[[str], str]) -> str:

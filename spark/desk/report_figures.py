@@ -75,7 +75,7 @@ def report(tables: "Tables", asked: Asked, size_s: int | None = None, now_us: in
     )
     _make_windows(tables, bounded, chosen_s, evidence)
     _make_readings(tables, bounded)
-    proofs = tables.proofs_sql(evidence)
+    proofs = tables.proofs_sql(evidence.proofs())
     missing = tables.gaps_sql(evidence, bounded)
     at_site = None if asked.site is None else tables.devices_at(asked.site)
     found = {

@@ -6,7 +6,7 @@ hours = tables.open("build/demo/warehouse").windows(device="board-1", size_s=360
 hours.df()  # or .pl(), .arrow(), .fetchall(), .write_csv("hours.csv")
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,13 +16,14 @@ import duckdb
 from spark.decode.codec_declarations import NO_STREAMS, Streams
 from spark.desk.asked import ALL, Asked, equal, microseconds, text, where, within
 from spark.desk.delta_source import Source
-from spark.desk.evidence import REGISTRY_ALSO, Evidence, read_evidence
+from spark.desk.evidence import REGISTRY_ALSO, Device, Evidence, read_evidence
 from spark.desk.log_views import ALSO, quarantine, readings
 from spark.desk.statements import SPARKS_WORDS, bare, named_in
 from spark.desk.windows_sql import PROOF_COLUMNS, windows
 from spark.engine.told_error import ToldError
 from spark.engine.warehouse_folder import absolute, no_tables
 from spark.finality.loss_figures import bounded
+from spark.finality.stream_proofs import StreamProof
 from spark.windows.window_sizes import WINDOW_PROPERTY, chosen_size
 
 FACTOR = "DECIMAL(12, 6)"
@@ -200,18 +201,18 @@ class Tables:
         """Return windows that begin within these limits, as SQL. Raises WindowSizeError."""
         _, streams = self.version()
         # Before the windows, so that they hold every record that the evidence names.
-        proofs = self.proofs_sql(evidence or self.evidence(asked.device))
+        proofs = self.proofs_sql((evidence or self.evidence(asked.device)).proofs())
         chosen_s = chosen_size(size_s, self.window_seconds())
         parts = self.parts_sql(asked, chosen_s)
         found = windows(parts, chosen_s, streams.windows.percentiles, proofs)
         limits = where(within("window_start", asked))
         return self._at_site(f"SELECT * FROM ({found}) {limits}" if limits else found, asked, "window_start")
 
-    def proofs_sql(self, evidence: Evidence) -> str:
-        """Return the proofs of all streams, with `PROOF_COLUMNS`, as SQL."""
+    def proofs_sql(self, proofs: Iterable[tuple[Device, StreamProof]]) -> str:
+        """Return the evidence of streams, with `PROOF_COLUMNS`, as SQL."""
         rows = [
             (*device, proof.stream, proof.last_us, *([span._asdict() for span in spans] for spans in proof[2:]))
-            for device, proof in evidence.proofs()
+            for device, proof in proofs
         ]
         return self.source.values(PROOF_COLUMNS, rows)
 

@@ -161,7 +161,21 @@ async def year(bench: Bench) -> list[Result]:
     log = Path(there.path) / "v1" / "log"
     size = sum(file.stat().st_size for file in log.rglob("*.parquet"))
     results.append(Result("log_bytes_per_reading", size / there.readings, "bytes"))
-    return results + _in_spark(there, month_days)
+    return [*results, *_published(there, bench.directory / "published"), *_in_spark(there, month_days)]
+
+
+def _published(there: Year, folder: Path) -> list[Result]:
+    """What plain tables cost: readings and windows of the whole year, and a run that finds nothing changed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    command: list[str | Path] = [SLUICE_CLOUD, "publish", folder, "--warehouse", there.path]
+    first, again = ran(command), ran(command)
+    size = sum(file.stat().st_size for file in (folder / "readings").rglob("*.parquet"))
+    note = f"{there.days} days, windows too; {first.cpu_s:.0f} s of CPU, {first.rss_mb:.0f} MB of memory"
+    return [
+        Result("publish_us_per_reading", first.wall_s * 1e6 / there.readings, "us", "<= 10", note),
+        Result("publish_bytes_per_reading", size / there.readings, "bytes"),
+        Result("publish_unchanged_s", again.wall_s, "s", "<= 1", f"{again.cpu_s:.2f} s of CPU"),
+    ]
 
 
 def _explained(bench: Bench, there: Year, runs: int, days: int) -> list[Result]:

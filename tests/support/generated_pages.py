@@ -31,7 +31,7 @@ Every command of `sluice` (on the gateway) and `sluice-cloud` (beside the tables
 This page is made from the commands' own `--help` by `make docs`: edit their docstrings.
 
 `sluice` reads `{DEFAULT_CONFIG}`, or the file that `--config PATH` names. Every `sluice-cloud` command but
-`registry check` needs `--warehouse PATH`. Listings take `--json`.
+`registry check` needs `--warehouse PATH`, and `peek` may have it. Listings take `--json`.
 
 Look-ups of `sluice-cloud` also take `--csv`, `--out FILE` (it ends in .csv or .parquet) and `--zone ZONE` (such as
 Europe/Berlin, for the times that are shown and for those of `--since` and `--until`). `sluice-cloud` ends with 0 if it

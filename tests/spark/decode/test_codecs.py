@@ -21,7 +21,7 @@ from spark.decode.codec_avro import RegistryError
 from spark.decode.codec_binary import SIZES
 from spark.decode.codec_declarations import LayoutField, Metric, Stream
 from spark.decode.codec_numbers import Result, UndecodableError, float_decimal, quantised
-from spark.decode.codec_python import read_payload
+from spark.decode.codec_plain import read_payload
 from tests.support import hostile
 
 ANY = Stream("any", "cbor")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pyspark.errors import PythonException
 from pyspark.sql import Row, SparkSession
 
-from spark.decode import codec_avro, correction_records, payload_decode
+from spark.decode import codec_avro, codec_plain, correction_records, payload_decode
 from spark.decode.kafka_records import typed_records
 from spark.decode.payload_decode import decoded
 from spark.decode.streams_file import NO_STREAMS, Streams, parse_streams
@@ -508,7 +508,7 @@ def test_a_stream_that_nobody_declared_is_a_reject_unless_such_are_accepted(spar
 
 
 REJECTS: list[tuple[KafkaRecord, str]] = [
-    (reading(b'{"t": 1'), payload_decode.NOT_JSON),
+    (reading(b'{"t": 1'), codec_plain.NOT_JSON),
     (reading(b'{"t": 1e30}'), "out-of-range: no number of the payload fits decimal(18,6)"),
     (
         reading(b"1795824515000", reading_headers(content_type="text/plain")),
@@ -516,10 +516,10 @@ REJECTS: list[tuple[KafkaRecord, str]] = [
     ),
     (reading(b'{"state": "on"}'), "undecodable: the payload has no number"),
     (reading(object_of(*tiny(257)).encode()), "undecodable: the payload has more than 256 metrics"),
-    (reading(b"\xff"), payload_decode.NOT_UTF8),
-    (reading(None), payload_decode.NO_VALUE),
-    (reading(b"on", reading_headers(content_type="text/plain")), payload_decode.NOT_NUMBER),
-    (reading(b"x", reading_headers(content_type="image/png")), payload_decode.UNKNOWN_CONTENT),
+    (reading(b"\xff"), codec_plain.NOT_UTF8),
+    (reading(None), codec_plain.NO_VALUE),
+    (reading(b"on", reading_headers(content_type="text/plain")), codec_plain.NOT_NUMBER),
+    (reading(b"x", reading_headers(content_type="image/png")), codec_plain.UNKNOWN_CONTENT),
     (reading(headers=reading_headers(event_type="com.example")), payload_decode.UNKNOWN_TYPE),
     (reading(key=None), "header: the key is missing or not UTF-8"),
     (reading(key=b"\xc3"), "header: the key is missing or not UTF-8"),

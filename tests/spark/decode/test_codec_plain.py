@@ -1,0 +1,97 @@
+"""Payloads and whole records as plain Python reads them, against the tests' own reader."""
+
+import dataclasses
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from spark.decode.codec_declarations import NO_STREAMS, Streams
+from spark.decode.codec_plain import UNDECLARED_STREAM, read_value
+from spark.decode.record_plain import read_record
+from spark.decode.streams_file import parse_streams
+from tests.spark.decode.test_payload_decode import JSON_TEXTS, PLAIN_TEXTS
+from tests.support import oracle_payloads
+from tests.support.spark_oracle import KafkaRecord
+from tests.support.spark_records import NOON, changed, reading, reading_headers
+
+DECLARED = parse_streams(
+    """
+    [streams.device-thermo]
+    codec = "json"
+    metrics.t = { unit = "°C", decimals = 2, min = -40, max = 125 }
+    metrics.u = {}
+    [streams."device-*"]
+    codec = "number"
+    """,
+    Path("streams.toml"),
+)
+
+
+@dataclasses.dataclass
+class Event:
+    record: KafkaRecord
+    content_type: str
+    type: str = "sluice.reading"
+
+
+@pytest.mark.parametrize("streams", [NO_STREAMS, DECLARED], ids=["undeclared", "declared"])
+@pytest.mark.parametrize(
+    ("topic", "content_type", "texts"),
+    [
+        ("device-thermo", "application/json", JSON_TEXTS),
+        ("device-thermo", "application/octet-stream", JSON_TEXTS),
+        ("device-level", "text/plain; charset=utf-8", PLAIN_TEXTS),
+    ],
+)
+def test_json_and_bare_numbers_are_read_as_the_documents_say(
+    streams: Streams, topic: str, content_type: str, texts: list[str]
+) -> None:
+    for text in [*texts, "\udcff"]:
+        value = text.encode("utf-8", "surrogateescape")
+        found = read_value(topic, content_type, value, streams)
+        record = dataclasses.replace(reading(value), topic=topic)
+        wanted = oracle_payloads.outcome(Event(record, content_type), streams)
+        assert (found.reject_reason is None) == (wanted.kind is None), (text[:200], found, wanted)
+        if wanted.metrics is not None:
+            assert [(name, value) for name, value, _ in found.metrics or ()] == [*wanted.metrics.items()], text[:200]
+
+
+def test_the_declaration_of_the_topic_counts() -> None:
+    assert read_value("device-x", "application/json", b"7", DECLARED).metrics == [("value", Decimal(7), None)]
+    assert read_value("meter", "text/plain", b"7", DECLARED).reject_reason == UNDECLARED_STREAM
+    assert read_value("device-x", "text/plain", None, DECLARED).reject_reason == "undecodable: the record has no value"
+    assert "no decoder" in str(read_value("x", "image/png", b"7", NO_STREAMS).reject_reason)
+
+
+def test_a_record_is_read_with_its_time_its_device_and_its_units() -> None:
+    headers = reading_headers(7)
+    read = read_record("device-thermo", b"plant/42", b'{"t": 21.504, "x": 1}', headers, DECLARED)
+    assert (read.device, read.gateway, read.is_reading) == ("42", "gw-1", True)
+    assert read.event_us == round(NOON.timestamp() * 1e6)
+    assert (read.time_error_us, read.time_quality) == (1_000, "estimated")
+    assert read.metrics == [("t", Decimal("21.50"), None)]
+    assert (read.units, read.undeclared, read.reject_reason) == ({"t": "°C"}, ["x"], None)
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ([], "header: there is none of the gateway's headers"),
+        (reading_headers()[1:], "header: ce_specversion is missing"),
+        (changed(reading_headers(), "ce_type", "com.example"), "unknown-type: it is no reading and no event"),
+        (changed(reading_headers(), "ce_type", "sluice.gateway.heartbeat"), None),
+        ([(name, b"\xff") for name, _ in reading_headers()], "header: there is none of the gateway's headers"),
+    ],
+)
+def test_a_record_that_is_no_reading_says_why(headers: list[tuple[str, bytes]], reason: str | None) -> None:
+    read = read_record("device-thermo", b"\xff", b"{", headers, DECLARED)
+    assert (read.reject_reason, read.metrics, read.device) == (reason, [], None)
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2026-03-14", "2026-03-14T12:00:00", "9999-99-99T00:00:00Z"])
+def test_a_time_that_is_none_is_left_out(text: str) -> None:
+    headers = changed(changed(reading_headers(), "ce_time", text), "ce_timeerror", "-1")
+    read = read_record("device-thermo", b"42", b'{"t": 1}', headers, DECLARED)
+    assert (read.event_us, read.time_error_us) == (None, None)
+    assert read.metrics
