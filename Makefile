@@ -36,6 +36,8 @@ TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients strace openssl ipro
 WITH_SERVERS := kafka or spark or avr or box
 TEST_JARS := build/jars/kafka_classes.done build/jars/registry.done build/jars/s3.done build/jars/s3proxy.done
 SIDE_BY_SIDE = $(BIN)/pytest --dist loadfile --no-loadscope-reorder --numprocesses
+# To import all files of tests takes 5 s: a process with few marks gets only those files that have them.
+WITH_MARK = $$(grep -rl --include 'test_*.py' 'mark\.$(1)' tests | sort)
 SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 # Tests start our programs some thousand times. Bytecode is kept, whatever the environment says of it.
 unexport PYTHONDONTWRITEBYTECODE
@@ -56,11 +58,11 @@ test-long test-slice: export SLUICE_TEST_WHOLE := 1
 # seconds are judged at the end, when nothing of ours competes.
 test test-long: test-tools
 	@$(COMPILE); failed=0; \
-	$(BIN)/pytest $(SPARKS) --durations 15 -m "spark and not alone $(LEFT_OUT)" > build/test-spark.log 2>&1 & spark=$$!; \
+	$(BIN)/pytest $(SPARKS) --durations 15 -m "spark and not alone $(LEFT_OUT)" $(call WITH_MARK,spark) > build/test-spark.log 2>&1 & spark=$$!; \
 	nice -n 3 $(SIDE_BY_SIDE) 5 --durations 15 -m "not (spark or alone) $(LEFT_OUT)" || failed=1; \
 	wait $$spark || failed=1; \
 	cat build/test-spark.log; \
-	$(BIN)/pytest --durations 0 -m "alone $(LEFT_OUT)" || failed=1; \
+	$(BIN)/pytest --durations 0 -m "alone $(LEFT_OUT)" $(call WITH_MARK,alone) || failed=1; \
 	exit $$failed
 
 test-fast: build/apt-test install build/tests.done

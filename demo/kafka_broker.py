@@ -58,6 +58,8 @@ share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 # Nobody else will join a consumer group here: do not wait for them.
 group.initial.rebalance.delay.ms=0
+# An idle controller writes an empty record twice a second, from which only other nodes would learn anything.
+metadata.max.idle.interval.ms=0
 """
 
 

@@ -5,11 +5,10 @@ It has the losses that gateways told of, and rejects that `log` no longer keeps.
 
 from collections.abc import Sequence
 
-from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.engine.delta_staging import AppendTable, pinned
+from spark.engine.delta_staging import AppendTable, make_table, pinned
 from spark.finality.loss_records import losses_in, losses_schema
 from spark.log.log_table import ORDINAL
 
@@ -21,7 +20,7 @@ def losses_path(tables: str) -> str:
 
 def create_losses(spark: SparkSession, tables: str) -> None:
     """Create the table if there is none."""
-    DeltaTable.createIfNotExists(spark).location(losses_path(tables)).addColumns(losses_schema()).execute()
+    make_table(spark, losses_path(tables), losses_schema())
 
 
 def append_losses(table: AppendTable, rows: DataFrame, ordinal: int) -> None:

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.engine.delta_staging import AppendTable, add_missing_columns, pinned, with_missing_columns
+from spark.engine.delta_staging import AppendTable, make_table, pinned, with_missing_columns
 from spark.ingest.census import Census
 from spark.log import sequence_runs
 from spark.log.copies import Suspects
@@ -103,8 +103,7 @@ class Seen:
         self._settled_schema = _islands_schema()
         self._settled_path = settled_path(tables)
         self._settled = self._runs.number(SETTLED)
-        DeltaTable.createIfNotExists(spark).location(self._settled_path).addColumns(self._settled_schema).execute()
-        add_missing_columns(spark, self._settled_path, self._settled_schema)
+        make_table(spark, self._settled_path, self._settled_schema)
 
     @property
     def saved(self) -> int:

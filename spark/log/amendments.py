@@ -4,14 +4,13 @@
 record stands here again with its new verdict. Of several amendments of a record, the last one counts.
 """
 
-from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import LongType, StructField, StructType
 
 from spark.decode.codec_decimals import of_batch
 from spark.decode.payload_decode import SET_ASIDE
-from spark.engine.delta_staging import AppendTable, add_missing_columns, is_empty, with_missing_columns
+from spark.engine.delta_staging import AppendTable, is_empty, make_table, with_missing_columns
 from spark.log.log_table import ORDINAL, SKIPPING_COLUMNS, log_schema, read_log
 
 ROW = ("topic_id", "topic", "partition", "offset", "ordinal")
@@ -27,15 +26,8 @@ def amendments_path(tables: str) -> str:
 
 def create_amendments(spark: SparkSession, tables: str) -> None:
     """Create the table, or add columns that it lacks."""
-    (
-        DeltaTable.createIfNotExists(spark)
-        .location(amendments_path(tables))
-        .addColumns(amendments_schema())
-        .partitionedBy("event_date")
-        .property("delta.dataSkippingStatsColumns", f"{SKIPPING_COLUMNS},{AMENDED}")
-        .execute()
-    )
-    add_missing_columns(spark, amendments_path(tables), amendments_schema())
+    properties = {"delta.dataSkippingStatsColumns": f"{SKIPPING_COLUMNS},{AMENDED}"}
+    make_table(spark, amendments_path(tables), amendments_schema(), partition="event_date", properties=properties)
 
 
 def append_amendments(table: AppendTable, rows: DataFrame, ordinal: int) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import cast
 
-from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
@@ -17,7 +16,7 @@ from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.decode.codec_decimals import METRICS_TYPE, constant, of_batch
 from spark.decode.codec_declarations import USUAL_TIMES, Streams, Times
 from spark.engine.built_once import recorded
-from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, add_missing_columns, with_missing_columns
+from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, make_table, with_missing_columns
 from spark.engine.told_error import ToldError
 from spark.log.verdicts import IMPLAUSIBLE_DATE, RETRY
 from spark.log.warehouse_version import Version, seen_tables
@@ -82,17 +81,12 @@ def log_path(tables: str) -> str:
 
 def create_log(spark: SparkSession, tables: str) -> None:
     """Create the table, or add columns that it lacks."""
-    (
-        DeltaTable.createIfNotExists(spark)
-        .location(log_path(tables))
-        .addColumns(log_schema())
-        .partitionedBy(LOG_PARTITION)
-        .property("delta.appendOnly", "true")
-        .property("delta.dataSkippingStatsColumns", SKIPPING_COLUMNS)
-        .property(*CHECKPOINT_INTERVAL)
-        .execute()
-    )
-    add_missing_columns(spark, log_path(tables), log_schema())
+    properties = {
+        "delta.appendOnly": "true",
+        "delta.dataSkippingStatsColumns": SKIPPING_COLUMNS,
+        **CHECKPOINT_INTERVAL,
+    }
+    make_table(spark, log_path(tables), log_schema(), partition=LOG_PARTITION, properties=properties)
 
 
 def read_log(spark: SparkSession, tables: str) -> DataFrame:

@@ -6,12 +6,11 @@
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar, cast
 
-from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StringType, StructField, StructType
 
-from spark.engine.delta_staging import AppendTable, add_missing_columns, pinned, with_missing_columns
+from spark.engine.delta_staging import AppendTable, make_table, pinned, with_missing_columns
 from spark.log.log_table import ORDINAL
 
 REWRITE_FACTOR = 8
@@ -39,18 +38,17 @@ class StateTable(Generic[Key, State]):
         self._encode = encode
         names = ", ".join(f"{name} string" for name in key)
         schema = cast("StructType", StructType.fromDDL(f"{names}, {columns}, ordinal bigint"))
-        DeltaTable.createIfNotExists(spark).location(path).addColumns(schema).execute()
-        add_missing_columns(spark, path, schema)
+        make_table(spark, path, schema)
         self._table = AppendTable(spark, path, schema)
         self.changed_keys: set[Key] = set()
         """Keys whose states have changed since the last `save`."""
         self._rows = 0
         self.states: dict[Key, State] = {}
         if self.saved >= 0:
-            for row in read_states(spark, path, key).collect():
+            for row in _by_key(spark, path, key).select("row.*", "rows").collect():
                 self.states[cast("Key", tuple(row[name] for name in key))] = decode(row)
-            # Counted, so that short runs too rewrite the table in time.
-            self._rows = spark.read.format("delta").load(path).count()
+                # Counted, so that short runs too rewrite the table in time.
+                self._rows += row.rows
 
     @property
     def saved(self) -> int:
@@ -81,7 +79,12 @@ class StateTable(Generic[Key, State]):
 
 def read_states(spark: SparkSession, path: str, key: tuple[str, ...]) -> DataFrame:
     """Return the last saved states of a table, a row for each key."""
+    return _by_key(spark, path, key).select("row.*")
+
+
+def _by_key(spark: SparkSession, path: str, key: tuple[str, ...]) -> DataFrame:
+    """The last saved row of each key, and how many rows it has."""
     names = StructType([StructField(name, StringType()) for name in key])
     # A part of the key that an earlier release did not write is empty.
     table = with_missing_columns(pinned(spark, path), names).fillna("", [*key])
-    return table.groupBy(*key).agg(F.max_by(F.struct("*"), "ordinal").alias("row")).select("row.*")
+    return table.groupBy(*key).agg(F.max_by(F.struct("*"), "ordinal").alias("row"), F.count("*").alias("rows"))

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
@@ -31,7 +30,7 @@ from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.decode.codec_declarations import USUAL_TIMES, Times
 from spark.decode.correction_records import CORRECTION_TYPE, MEMBERS, body_of, fault, members_of
 from spark.engine.built_once import recorded
-from spark.engine.delta_staging import AppendTable, is_empty
+from spark.engine.delta_staging import AppendTable, is_empty, make_table
 from spark.log.edge_times import DEVICE_QUALITY, EARLIEST_US, LATEST_US, TOLD_SLACK_US
 from spark.log.log_table import ORDINAL, date_of
 
@@ -97,7 +96,7 @@ def corrections_path(tables: str) -> str:
 
 def create_corrections(spark: SparkSession, tables: str) -> None:
     """Create the table if there is none."""
-    (DeltaTable.createIfNotExists(spark).location(corrections_path(tables)).addColumns(corrections_schema()).execute())
+    make_table(spark, corrections_path(tables), corrections_schema())
 
 
 def read_corrections(spark: SparkSession, tables: str) -> DataFrame:
@@ -180,6 +179,7 @@ def _frame(spark: SparkSession, rows: Sequence[tuple[object, ...]], schema: str)
     return frame if rows else frame.where(F.lit(False))
 
 
+@recorded
 def current(corrections: DataFrame) -> DataFrame:
     """Choose each boot's correction that counts, as a struct `correction` for each boot.
 

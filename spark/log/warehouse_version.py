@@ -87,9 +87,9 @@ def _last(spark: SparkSession, warehouse: str) -> tuple[Version | None, datetime
     path = versions_path(warehouse)
     if not DeltaTable.isDeltaTable(spark, path):
         return None, None
-    at_us = F.unix_micros("at").alias("at_us")
-    last = F.max_by(F.struct("*", at_us), F.struct("number", "at")).alias("last")
-    row = spark.read.format("delta").load(path).agg(last).collect()[0]["last"]
+    rows = spark.read.format("delta").load(path).withColumn("at_us", F.unix_micros("at"))
+    # Sorted, not aggregated, which would need a shuffle.
+    row = rows.orderBy(F.desc("number"), F.desc("at")).first()
     if row is None:
         return None, None
     streams = Streams.from_json(row.streams) if row.streams else NO_STREAMS

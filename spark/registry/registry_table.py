@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.engine.delta_staging import open_or_empty
+from spark.engine.delta_staging import open_or_empty, table_exists
 from spark.engine.warehouse_folder import absolute, locked
 from spark.registry.registry import Registry
 
@@ -82,6 +82,11 @@ def gateways_frame(spark: SparkSession, registry: Registry) -> DataFrame:
 def _frame(spark: SparkSession, registry: Registry, rows: Iterable[dict[str, Any]], schema: str) -> DataFrame:
     version = {"registry_version": registry.version}
     return spark.createDataFrame([row | version for row in rows], schema)
+
+
+def has_registry(spark: SparkSession, warehouse: str) -> bool:
+    """Tell whether a registry was ever loaded."""
+    return table_exists(spark, table_path(absolute(warehouse), GATEWAYS))
 
 
 def open_devices(spark: SparkSession, warehouse: str) -> DataFrame:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.decode.payload_decode import NOT_THEIRS
 from spark.engine.built_once import recorded
-from spark.registry.registry_table import open_gateway_registry
+from spark.registry.registry_table import has_registry, open_gateway_registry
 
 FAULT = f"{NOT_THEIRS}the registry has others speak here, or this gateway elsewhere"
 ANY = "*"
@@ -30,6 +30,8 @@ class TopicOwners:
 
 def read_owners(spark: SparkSession, warehouse: str) -> TopicOwners:
     """Read the owners from the warehouse's present registry."""
+    if not has_registry(spark, warehouse):
+        return TopicOwners()
     registered = open_gateway_registry(spark, warehouse)
     rows = registered.where(F.size("topics") > 0).select("namespace", "gateway", "topics").collect()
     return TopicOwners(tuple(sorted((f"/{row.namespace}/{row.gateway}", tuple(row.topics)) for row in rows)))

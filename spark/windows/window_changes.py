@@ -9,13 +9,12 @@ the table as a stream.
 import time
 from typing import cast
 
-from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
 from spark.decode.codec_decimals import VALUE_TYPE, of_batch
-from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable
+from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, make_table
 from spark.log.log_table import ORDINAL
 from spark.windows.windows_table import KEY, SUM_TYPE, folded, read_parts
 
@@ -38,16 +37,12 @@ def changes_path(warehouse: str) -> str:
 
 def create_changes(spark: SparkSession, warehouse: str) -> None:
     """Create the table if there is none."""
-    (
-        DeltaTable.createIfNotExists(spark)
-        .location(changes_path(warehouse))
-        .addColumns(changes_schema())
-        .partitionedBy("at_date")
-        .property("delta.appendOnly", "true")
-        .property("delta.dataSkippingStatsColumns", "window_start,device,metric,stream,ordinal,at")
-        .property(*CHECKPOINT_INTERVAL)
-        .execute()
-    )
+    properties = {
+        "delta.appendOnly": "true",
+        "delta.dataSkippingStatsColumns": "window_start,device,metric,stream,ordinal,at",
+        **CHECKPOINT_INTERVAL,
+    }
+    make_table(spark, changes_path(warehouse), changes_schema(), partition="at_date", properties=properties)
 
 
 def changes_schema() -> StructType:

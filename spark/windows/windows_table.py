@@ -15,7 +15,6 @@ from itertools import pairwise, zip_longest
 from operator import or_
 from typing import cast
 
-from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
@@ -23,7 +22,7 @@ from pyspark.sql.types import StructType
 from spark.decode.codec_decimals import VALUE_TYPE, of_batch, sql_text
 from spark.decode.codec_declarations import Windows
 from spark.engine.built_once import recorded
-from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, snapshot
+from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, make_table, snapshot, table_exists
 from spark.engine.told_error import ToldError
 from spark.log.verdicts import IMPLAUSIBLE_DATE
 from spark.windows.window_sizes import DAY_S, WINDOW_PROPERTY, WINDOW_S
@@ -104,7 +103,7 @@ def windows_path(tables: str) -> str:
 
 def create_windows(spark: SparkSession, tables: str, window_s: int = WINDOW_S) -> None:
     """Create the table if there is none. Raises WindowLengthError if there is one with windows of another length."""
-    if DeltaTable.isDeltaTable(spark, windows_path(tables)):
+    if table_exists(spark, windows_path(tables)):
         stored = window_seconds(spark, tables)
         if stored != window_s:
             raise WindowLengthError(
@@ -112,16 +111,12 @@ def create_windows(spark: SparkSession, tables: str, window_s: int = WINDOW_S) -
                 f"count readings twice. Go on with windows of {stored} s, or have all tables made anew by a replay."
             )
         return
-    (
-        DeltaTable.createIfNotExists(spark)
-        .location(windows_path(tables))
-        .addColumns(windows_schema())
-        .partitionedBy(WINDOW_PARTITION)
-        .property("delta.dataSkippingStatsColumns", SKIPPING_COLUMNS)
-        .property(*CHECKPOINT_INTERVAL)
-        .property(WINDOW_PROPERTY, str(window_s))
-        .execute()
-    )
+    properties = {
+        "delta.dataSkippingStatsColumns": SKIPPING_COLUMNS,
+        **CHECKPOINT_INTERVAL,
+        WINDOW_PROPERTY: str(window_s),
+    }
+    make_table(spark, windows_path(tables), windows_schema(), partition=WINDOW_PARTITION, properties=properties)
 
 
 def window_seconds(spark: SparkSession, tables: str) -> int:
