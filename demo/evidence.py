@@ -35,8 +35,12 @@ from demo.report import Story, report_page
 from demo.run import COMMANDS, EXPORT_S_MAX, Folder, Run, board_kind, board_ledgers
 from demo.time_audit import TimeAudit, audit_times, read_taken
 
-LOOK_UPS = ("windows", "sql")
-"""Commands of `sluice-cloud` that an analyst would type next."""
+LOOK_UPS: Mapping[str, tuple[str, ...]] = {
+    "desk": (),
+    "report": ("--device", "board-1", "--out", "board-1.html"),
+    "sql": (),
+}
+"""Commands of `sluice-cloud` that an analyst would type next, with their options beside --warehouse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,7 @@ def _tell(  # noqa: PLR0913, PLR0917 - all that is told
         say_wrapped(words, "red")
     say(f"The report: {folder.report}")
     say("Look further, from any folder:")
-    for command in LOOK_UPS:
-        say(shlex.join(map(str, (COMMANDS / "sluice-cloud", command, "--warehouse", folder.warehouse.absolute()))))
+    for command, options in LOOK_UPS.items():
+        typed = (COMMANDS / "sluice-cloud", command, "--warehouse", folder.warehouse.absolute(), *options)
+        say(shlex.join(map(str, typed)))
     say(verdict(total, findings), "bold red" if findings else "bold green")

@@ -26,9 +26,10 @@ from spark.commands.cli_options import (
     streams_option,
 )
 from spark.commands.desk_session import asking
-from spark.commands.table_text import cell_text, plain_text, rfc3339, time_text
+from spark.commands.table_text import cell_text
 from spark.decode.codec_declarations import NO_STREAMS, Streams
 from spark.desk.asked import microseconds, text
+from spark.desk.row_text import plain_text, rfc3339, time_text
 
 if TYPE_CHECKING:
     from aiokafka import ConsumerRecord
