@@ -257,7 +257,7 @@ def test_records_that_are_large_once_unpacked_are_rejects(
     with monkeypatch.context() as little:
         little.setenv("SPARK_DRIVER_MEMORY", "900m")
         with ingest(kafka, tmp_path, "--once", topics=topic) as process:
-            assert process.wait(300) == 1
+            assert process.wait(300) == 3
     assert "Java's memory did not suffice. Give it more" in capfd.readouterr().err
     with ingest(kafka, tmp_path, "--once", topics=topic) as process:
         assert process.wait(300) == 0

@@ -154,14 +154,14 @@ def test_the_command_asks_first_and_deletes_for_good(spark: SparkSession, new_wa
 
     asked = CliRunner().invoke(main, command, input="n\n")
     assert (asked.exit_code, asked.output.splitlines()[0]) == (
-        1,
+        130,
         "delete 2 records of 42 in namespace plant for good, and refuse all that it measured before now? [y/N]: n",
     )
     assert seen(spark, new_warehouse)["42"]["readings"] == 2
 
     done = CliRunner().invoke(main, [*command, "--yes"])
     assert done.exit_code == 0, done.output
-    assert done.output.splitlines()[-1].startswith("deleted: 2 records of 42 in namespace plant; what it measured")
+    assert done.output.splitlines()[-1].startswith("deleted: 2 records of 42 in namespace plant; readings from before ")
     assert seen(spark, new_warehouse).keys() == {"43"}
 
     # Kafka is read once more, and files that nothing needs are removed.
