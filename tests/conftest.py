@@ -2,10 +2,11 @@
 
 import gc
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from unittest import mock
 
 import pytest
@@ -35,23 +36,30 @@ settings.register_profile(
 settings.load_profile("sluice")
 # What commands print must not depend on whose terminal this is, or on whether tests run side by side.
 os.environ.pop("COLUMNS", None)
+# Who runs tests in the background has them ignore Ctrl-C, and the programs that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SPARK_TIMEOUT_S = 900
 """Seconds after which a test with Spark counts as hanging. On a busy machine its JVM alone takes a minute to start."""
 
 
+LOG_SETTINGS: Final = structlog.get_config()
+_configure: Final = structlog.configure
+
+
+def _configure_without_cache(**settings: Any) -> None:
+    # A logger that is cached would write to that test's standard error for ever.
+    _configure(**{**settings, "cache_logger_on_first_use": False})
+
+
+mock.patch.object(structlog, "configure", _configure_without_cache).start()
+
+
 @pytest.fixture(autouse=True)
 def log_as_it_was() -> Iterator[None]:
-    """Undo the changes that a command within a test makes to the log."""
-    before, configure = structlog.get_config(), structlog.configure
-
-    def without_cache(**settings: Any) -> None:
-        # A logger that is cached would write to that test's standard error for ever.
-        configure(**{**settings, "cache_logger_on_first_use": False})
-
-    with mock.patch.object(structlog, "configure", without_cache):
-        yield
-    configure(**before)
+    """Undo the changes that a command within a test, or within a fixture of several tests, makes to the log."""
+    yield
+    structlog.configure(**LOG_SETTINGS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

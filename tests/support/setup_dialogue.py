@@ -1,7 +1,6 @@
 """`sluice setup` and `sluice reset` at a real terminal: what they ask, what is typed, and what came of it."""
 
 import re
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -78,8 +77,6 @@ def at_a_terminal(
         encoding="utf-8",
         timeout=PATIENCE_S,
         dimensions=(50, 100),
-        # Who runs tests in the background has them ignore Ctrl-C, and their children with them: a person has not.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         yield Terminal(child)

@@ -25,8 +25,7 @@ def warehouse(tmp_path: Path) -> Path:
 
 
 def started(warehouse: Path, query: str, *options: str) -> "subprocess.Popen[bytes]":
-    # Whoever started the tests in the background has Ctrl-C ignored.
-    command = ["env", "--default-signal=INT", SLUICE_CLOUD, "sql", "--warehouse", str(warehouse), query, *options]
+    command = [SLUICE_CLOUD, "sql", "--warehouse", str(warehouse), query, *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import os
-import signal
 import subprocess
 import sys
 from collections import deque
@@ -104,8 +103,6 @@ def test_it_goes_on_while_the_gateway_stops_and_starts_and_ctrl_c_ends_it(config
         encoding="utf-8",
         env={**os.environ, "TERM": "xterm"},
         timeout=patience(20),
-        # A shell's background programs ignore Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         child.expect_exact("every 0.2 s; Ctrl-C ends")
