@@ -15,7 +15,7 @@ import click
 from gateway.host.terminal import say
 from gateway.host.terminal_text import counted, escaped
 from spark.commands.answers import LIMIT, beside, say_json
-from spark.commands.asked_options import LastType, TimeType, ZoneType
+from spark.commands.asked_options import TIME, LastType, zone_option
 from spark.commands.cli_options import (
     existing,
     expect_kafka,
@@ -65,7 +65,7 @@ class _Asked:
 )
 @click.option("--device", help="Show this device only.")
 @click.option("--partition", type=click.IntRange(0), help="Read this partition only.")
-@click.option("--since", type=TimeType(), metavar="TIME", help="Begin with records that Kafka took in then.")
+@click.option("--since", type=TIME, metavar="TIME", help="Begin with records that Kafka took in then.")
 @click.option("--last", type=LastType(), metavar="SPAN", help="Begin so long ago: 30min, 2h, 7d.")
 @click.option("--offset", type=click.IntRange(0), help="Begin at this offset of each partition.")
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=LIMIT, show_default=True, help="Most records.")
@@ -78,7 +78,7 @@ class _Asked:
     help="Folder of the tables: says how far `ingest` has read, and has the declarations.",
 )
 @streams_option
-@click.option("--zone", type=ZoneType(), default="UTC", show_default=True, help="Show times as clocks there do.")
+@zone_option("--since is")
 @kafka_config_option
 @kafka_option
 @json_option

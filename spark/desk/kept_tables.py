@@ -14,6 +14,8 @@ from spark.desk.delta_source import Source, table_now
 from spark.desk.evidence import Evidence
 from spark.desk.tables import Tables
 
+_Key = tuple[str, str | None]
+"""Folder of a version, and a device; None for all devices."""
 EVIDENCE_KEPT = 32
 """Devices whose evidence is kept. All devices together count as one."""
 
@@ -48,7 +50,7 @@ class KeptWarehouse:
         self._first = opened
         self._lock = Lock()
         self._open: dict[str, _Open] = {}
-        self._evidence: OrderedDict[str | None, tuple[Evidence, Mapping[str, DeltaTable | None]]] = OrderedDict()
+        self._evidence: OrderedDict[_Key, tuple[Evidence, Mapping[str, DeltaTable | None]]] = OrderedDict()
 
     @contextmanager
     def question(self) -> Iterator["KeptTables"]:
@@ -73,21 +75,22 @@ class KeptWarehouse:
             self._open[path] = _Open.of(path, table)
         return table
 
-    def kept(self, device: str | None, source: "KeptSource") -> Evidence | None:
+    def kept(self, key: _Key, source: "KeptSource") -> Evidence | None:
         """Return the evidence of a device, or of all, if no table that it was read from has changed since."""
         with self._lock:
-            found = self._evidence.get(device)
+            found = self._evidence.get(key)
             if found is None:
                 return None
-            self._evidence.move_to_end(device)
+            self._evidence.move_to_end(key)
         evidence, read = found
+        # In the order in which evidence is read: if it must be read anew, it is read from what is opened here.
         return evidence if all(source.opened(path) is table for path, table in read.items()) else None
 
-    def keep(self, device: str | None, evidence: Evidence, read: Mapping[str, DeltaTable | None]) -> None:
-        """Keep the evidence of a device, or of all, with the tables that it was read from."""
+    def keep(self, key: _Key, evidence: Evidence, read: Mapping[str, DeltaTable | None]) -> None:
+        """Keep the evidence of a device, or of all, with the tables that it was read from, in their order."""
         with self._lock:
-            self._evidence[device] = evidence, read
-            self._evidence.move_to_end(device)
+            self._evidence[key] = evidence, read
+            self._evidence.move_to_end(key)
             while len(self._evidence) > EVIDENCE_KEPT:
                 self._evidence.popitem(last=False)
 
@@ -98,11 +101,11 @@ class KeptSource(Source):
     def __init__(self, keeper: KeptWarehouse, beside: Source) -> None:
         super().__init__(beside)
         self._keeper = keeper
-        self.named: set[str] = set()
-        """Tables that were named since this was emptied."""
+        self.named: dict[str, None] = {}
+        """Tables that were named since this was emptied, in their order."""
 
     def opened(self, path: str) -> DeltaTable | None:
-        self.named.add(path)
+        self.named[path] = None
         if path not in self.seen:
             self.seen[path] = self._keeper.newest(path)
         return self.seen[path]
@@ -116,11 +119,12 @@ class KeptTables(Tables):
     keeper: KeptWarehouse = field(kw_only=True, repr=False)
 
     def evidence(self, device: str | None = None) -> Evidence:
-        found = self.keeper.kept(device, self.source)
+        key = self.version()[0], device
+        found = self.keeper.kept(key, self.source)
         if found is None:
             self.source.named.clear()
             found = Tables.evidence(self, device)
-            self.keeper.keep(device, found, {path: self.source.seen[path] for path in self.source.named})
+            self.keeper.keep(key, found, {path: self.source.seen[path] for path in self.source.named})
         return found
 
 

@@ -1,18 +1,19 @@
 """Rows of a query as Python has them, with times in microseconds since 1970."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spark.desk.asked import quoted
 from spark.desk.delta_source import Source
+from spark.desk.row_text import chosen
 
 
 @dataclass(frozen=True, slots=True)
 class PlainRows:
     """Rows and the names of their columns."""
 
-    columns: tuple[str, ...]
-    times: frozenset[str]
+    columns: Sequence[str]
+    times: Collection[str]
     """Columns that hold microseconds since 1970."""
     rows: list[tuple[Any, ...]]
 
@@ -24,10 +25,5 @@ class PlainRows:
 def plain_rows(source: Source, query: str) -> PlainRows:
     """Run a query."""
     relation = source.db.sql(query)
-    times = frozenset(
-        name for name, kind in zip(relation.columns, relation.types, strict=True) if str(kind).startswith("TIMESTAMP")
-    )
-    shown = relation.project(
-        ", ".join(f"epoch_us({quoted(name)})" if name in times else quoted(name) for name in relation.columns)
-    )
-    return PlainRows(tuple(relation.columns), times, shown.fetchall())
+    columns = chosen(relation)
+    return PlainRows(columns.names, columns.times, columns.plain(relation).fetchall())

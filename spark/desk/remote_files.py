@@ -4,6 +4,7 @@ DuckDB asks for the parts of a file that a query needs, and deltalake fetches th
 """
 
 from datetime import UTC, datetime
+from itertools import count
 from threading import Lock, get_ident
 from typing import Any
 
@@ -23,12 +24,14 @@ class RemoteFiles(AbstractFileSystem):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
+        self._unused = count()
         self._numbers: dict[str, int] = {}
         self._tables: dict[str, Any] = {}
 
     def folder_of(self, path: str, table: DeltaTable) -> str:
         """Return the URL of a table's folder."""
-        number = self._numbers.setdefault(path, len(self._numbers))
+        # Several threads may ask at once: no two paths may get one number.
+        number = self._numbers.setdefault(path, next(self._unused))
         # deltalake has it public for pyarrow alone.
         self._tables.setdefault(str(number), DeltaFileSystemHandler.from_table(table._table))  # noqa: SLF001
         return f"{NAME}://{number}"

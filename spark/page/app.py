@@ -123,6 +123,8 @@ def application(warehouse: KeptWarehouse, port: int, token: str) -> ASGIApp:
         ],
         exception_handlers={
             QuestionError: _wrong,
+            # Of a time beyond the years that there are.
+            OverflowError: _wrong,
             SeveralSeriesError: _wrong,
             WindowSizeError: _wrong,
             UnknownNameError: _unknown,

@@ -77,7 +77,11 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
 def curve(tables: KeptTables, asked: Question) -> Curve:
     """Answer a question with a curve. Raises QuestionError, ToldError and WindowSizeError."""
-    device = asked.asked.device or _last_heard(tables, asked.asked.site)
+    device = asked.asked.device
+    if device is None:
+        device = _last_heard(tables, asked.asked.site)
+        # A question of its own: in the next one, evidence must be read first.
+        tables.renew()
     evidence = tables.evidence(device)
     base_s = tables.window_seconds()
     limits, since_us, until_us = _with_span(tables, replace(asked.asked, device=device), evidence)
@@ -90,7 +94,8 @@ def curve(tables: KeptTables, asked: Question) -> Curve:
             limits = replace(limits, since_us=since_us)
     size_s = asked.size_s or suiting_size(until_us - since_us, base_s)
     if until_us - since_us > size_s * POINTS_MAX * 1_000_000:
-        raise QuestionError(f"this span has more than {POINTS_MAX} windows of {size_s} s: choose longer ones")
+        others = "longer ones" if size_s < DAY_S else "a shorter span"
+        raise QuestionError(f"this span has more than {POINTS_MAX} windows of {size_s} s: choose {others}")
     points, is_searched = ([], True) if chosen is None else _points(tables, limits, chosen, size_s, evidence)
     found = None if points else why_nothing(tables, limits, "window_start", tables.parts_sql)
     missing = missing_in(tables, limits, evidence, chosen and chosen.namespace)

@@ -1,5 +1,6 @@
 """The query that a person would write for a curve, to go on from in `sluice-cloud sql`."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from spark.desk.asked import Asked, equal, text
@@ -9,17 +10,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def curve_sql(limits: Asked, namespace: str | None, size_s: int, base_s: int) -> dict[str, str]:
     """Return a query for each view of the page. The view `windows` has windows of `base_s` seconds."""
-    of_series = [
-        *equal(limits, "device", "stream", "metric"),
-        *([] if namespace is None else [f"namespace = {text(namespace)}"]),
-    ]
+    in_namespace = [] if namespace is None else [f"namespace = {text(namespace)}"]
+    of_series = [*equal(limits, "device", "stream", "metric"), *in_namespace]
+    of_counter = [*equal(limits, "device"), *in_namespace]
+    # A counter that all streams share has no stream.
+    of_counter += [f"(stream IS NULL OR {condition})" for condition in equal(limits, "stream")]
+    # The windows that begin in the span.
+    whole = replace(limits, since_us=_up(limits.since_us, size_s), until_us=_up(limits.until_us, size_s))
     return {
-        "windows": _windows(limits, of_series, size_s, base_s),
+        "windows": _windows(whole, of_series, size_s, base_s),
         "readings": f"""SELECT event_time, time_error_us, time_quality, metric, value, doubt
-{_from("readings", [*of_series, *_span("event_time", limits), *_at("readings", "event_time", limits)])}
+{_from("readings", [*of_series, *_span("event_time", whole), *_at("readings", "event_time", limits)])}
 ORDER BY event_time""",
         "gaps": f"""SELECT after_time, before_time, device_boot, first, last, count, explained, reasons
-{_from("gaps", [*equal(limits, "device"), *_overlap("after_time", "before_time", limits)])}
+{_from("gaps", [*of_counter, *_overlap("after_time", "before_time", limits)])}
 ORDER BY after_time""",
     }
 
@@ -63,6 +67,11 @@ _AT_SITE = """EXISTS (SELECT 1 FROM devices WHERE devices.namespace = {view}.nam
     AND devices.device = {view}.device AND site = {site}
     AND {time} >= coalesce(valid_from, TIMESTAMP '1970-01-01')
     AND {time} < coalesce(valid_to, TIMESTAMP '9999-01-01'))"""
+
+
+def _up(us: int | None, size_s: int) -> int | None:
+    """The first beginning of a window from a time on."""
+    return None if us is None else -(-us // (size_s * 1_000_000)) * size_s * 1_000_000
 
 
 def _time(us: int) -> str:

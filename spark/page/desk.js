@@ -1,6 +1,6 @@
 "use strict";
 // Asks this machine's server for curves, and draws them. Names come from whoever can send a reading: they are only ever
-// put into text.
+// put into text, where no character of theirs turns the words beside it round.
 
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
@@ -9,7 +9,7 @@ const DOTS_MAX = 80, HEIGHT = 360, STRIP = 12, TAP_PX = 8;
 
 // What is asked for, as in the page's address. What is empty is left to the server.
 let asked = Object.fromEntries(ASKED.map((name) => [name, new URLSearchParams(location.search).get(name) || ""]));
-let curve = null, plot = null, place = -1, aborting = null, choices = null, wasDrag = false;
+let curve = null, plot = null, place = -1, aborting = null, explaining = null, choices = null, wasDrag = false;
 
 // -- words ------------------------------------------------------------------------------------
 
@@ -20,6 +20,8 @@ function number(value) {
   if (size !== 0 && (size < 1e-3 || size >= 1e9)) return value.toPrecision(4);
   return String(+value.toPrecision(6)).replace("-", "−");
 }
+// A decimal that came as text, with every digit.
+const whole = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text).replace("-", "−");
 const SIZES = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 function length(seconds) {
   const [unit, name] = SIZES.find(([unit]) => seconds >= unit && seconds % unit === 0) || [1, "s"];
@@ -37,6 +39,7 @@ function span(fromUs, toUs) {
   const from = time(fromUs), to = time(toUs);
   return `${from} to ${from.slice(0, 10) === to.slice(0, 10) ? to.slice(11) : to}`;
 }
+const visible = (text) => text.replace(/[\p{Cc}\p{Cf}]/gu, (each) => `\\u{${each.codePointAt(0).toString(16)}}`);
 const STATUS = { complete: "Final", complete_with_loss: "Final, with a loss", provisional: "Provisional" };
 
 // -- the document -----------------------------------------------------------------------------
@@ -44,7 +47,7 @@ const STATUS = { complete: "Final", complete_with_loss: "Final, with a loss", pr
 function element(name, className, text) {
   const node = document.createElement(name);
   if (className) node.className = className;
-  if (text !== undefined) node.textContent = text;
+  if (text !== undefined) node.textContent = visible(text);
   return node;
 }
 function options(select, entries, value) {
@@ -67,7 +70,7 @@ function query(names, more = {}) {
 }
 async function fetched(path, signal) {
   const answer = await fetch(path, { signal, cache: "no-store" });
-  if (answer.status === 401) throw new Error(await answer.text());
+  if (!answer.headers.get("content-type").startsWith("application/json")) throw new Error(await answer.text());
   const told = await answer.json();
   if (!answer.ok) throw new Error(told.error);
   return told;
@@ -78,7 +81,7 @@ function say(level, words, means) {
   if (means) $("headline").append(element("p", "means", means));
 }
 async function ask(isOther = true) {
-  if (aborting) aborting.abort();
+  for (const each of [aborting, explaining]) if (each) each.abort();
   aborting = new AbortController();
   const { signal } = aborting;
   if (isOther) history.replaceState(null, "", `/?${query(ASKED)}`);
@@ -129,10 +132,10 @@ function show() {
   $("since").value = time(curve.since_us).slice(0, 19).replace(" ", "T");
   $("until").value = time(curve.until_us).slice(0, 19).replace(" ", "T");
   $("size").value = asked.size;
-  document.title = `${chosen ? `${chosen[2]} of ` : ""}${curve.device} – Sluice desk`;
+  document.title = visible(`${chosen ? `${chosen[2]} of ` : ""}${curve.device} – Sluice desk`);
   $("found").hidden = false;
   showHeadline();
-  $("curve-title").textContent = chosen ? `${chosen[2]} of ${curve.device}: mean of each ${length(curve.size_s)}` : curve.device;
+  $("curve-title").textContent = visible(chosen ? `${chosen[2]} of ${curve.device}: mean of each ${length(curve.size_s)}` : curve.device);
   for (const node of document.querySelectorAll("#chart, #legend, #how, #readout")) node.hidden = !points.length;
   $("window").hidden = true;
   $("readout").textContent = "";
@@ -180,11 +183,13 @@ function showMissing() {
 function showFiles() {
   const limits = { device: curve.device, since: iso(curve.since_us), until: iso(curve.until_us) };
   if (curve.chosen) [limits.namespace, limits.stream, limits.metric] = curve.chosen;
-  const told = query(["site"], limits), windows = query(["site"], { ...limits, size: curve.size_s });
+  const size = curve.size_s * 1e6, behind = [curve.since_us, curve.until_us].map((us) => iso(Math.ceil(us / size) * size));
+  const readings = query(["site"], { ...limits, since: behind[0], until: behind[1] });
+  const gaps = query(["site"], limits), windows = query(["site"], { ...limits, size: curve.size_s });
   for (const kind of ["csv", "parquet"]) {
     $(`windows-${kind}`).href = `/windows.${kind}?${windows}`;
-    $(`readings-${kind}`).href = `/readings.${kind}?${told}`;
-    $(`gaps-${kind}`).href = `/gaps.${kind}?${told}`;
+    $(`readings-${kind}`).href = `/readings.${kind}?${readings}`;
+    $(`gaps-${kind}`).href = `/gaps.${kind}?${gaps}`;
   }
   $("windows-json").href = `/windows.json?${windows}`;
 }
@@ -212,8 +217,8 @@ function showTable() {
 function readout(index) {
   const [startUs, n, mean, min, max, deviation, status, why, revised] = curve.points[index];
   const spread = deviation === null ? "" : ` ± ${number(deviation)}`;
-  $("readout").textContent = `${span(startUs, startUs + curve.size_s * 1e6)}: mean ${number(mean)}${spread}, from ${number(min)} to ${number(max)}, ` +
-    `${count(n, "value")}. ${STATUS[status]}${why ? `: ${why}` : ""}.${revised.length ? ` Late or changed: ${revised.join(", ")}.` : ""}`;
+  $("readout").textContent = visible(`${span(startUs, startUs + curve.size_s * 1e6)}: mean ${number(mean)}${spread}, from ${number(min)} to ${number(max)}, ` +
+    `${count(n, "value")}. ${STATUS[status]}${why ? `: ${why}` : ""}.${revised.length ? ` Late or changed: ${revised.join(", ")}.` : ""}`);
 }
 
 // -- the curve --------------------------------------------------------------------------------
@@ -396,17 +401,21 @@ function sample(kind) {
 // -- one window explained -------------------------------------------------------------------------
 
 const BASIS = { sequence: "the sensor's own numbers prove it", watermark: "by the word of every gateway that serves it" };
+// The place of `heartbeat_us` in a row of `gateways`, which comes as a list.
+const HEARTBEAT = 6;
 const CAUSE = { readings: "readings came", correction: "a correction of times moved readings", copy: "a better copy took the place of a reading", replay: "the tables were made anew" };
 async function explain(index) {
   const told = { device: curve.device, at: iso(curve.points[index][0]), size: curve.size_s };
   [told.namespace, told.stream, told.metric] = curve.chosen;
-  const box = $("window");
+  if (explaining) explaining.abort();
+  explaining = new AbortController();
+  const { signal } = explaining, box = $("window");
   box.hidden = false;
   box.replaceChildren(element("p", "aside", "Asking for the reasons…"));
   try {
-    showExplained(await fetched(`/explain.json?${new URLSearchParams(told)}`, aborting.signal));
+    showExplained(await fetched(`/explain.json?${new URLSearchParams(told)}`, signal));
   } catch (error) {
-    if (!aborting.signal.aborted) box.replaceChildren(element("p", "told bad", error.message));
+    if (!signal.aborted) box.replaceChildren(element("p", "told bad", error.message));
   }
 }
 function showExplained(found) {
@@ -426,7 +435,7 @@ function showExplained(found) {
   const turns = [...new Map(revisions.map((each) => [`${each.at} ${each.cause}`, each])).values()];
   add("Its history", turns.length ? list(turns.map((each) => `${time(each.at)}: ${CAUSE[each.cause] || each.cause}${each.n_then === null ? "" : `, ${count(each.n_then, "value")} then`}${each.late && each.cause === "readings" ? `, ${each.late} of them late` : ""}`)) : "nothing is kept of it");
   add("Missing", found.missing.length ? list(found.missing.map((each) => `${span(each.after_time, each.before_time)}: ${each.first === null ? (each.count === null ? "readings" : count(each.count, "reading")) : `numbers ${each.first} to ${each.last}`}${each.reasons.length ? `, ${each.reasons.join(", ")}` : ", nobody has said why"}`)) : "nothing of about that time");
-  add("Gateways", gateways.length ? list(gateways.map((each) => `${each.gateway}: ${count(each.readings, "value")} came through it; ${each.waits.length ? each.waits.join("; ") : "it has brought all of that time"}${each.told && each.told.heartbeat_us ? `; last heartbeat ${time(each.told.heartbeat_us)}` : ""}`)) : "none is known to serve this device");
+  add("Gateways", gateways.length ? list(gateways.map((each) => `${each.gateway}: ${count(each.readings, "value")} came through it; ${each.waits.length ? each.waits.join("; ") : "it has brought all of that time"}${each.told && each.told[HEARTBEAT] ? `; last heartbeat ${time(each.told[HEARTBEAT])}` : ""}`)) : "none is known to serve this device");
   const box = $("window"), figuresList = element("dl");
   figuresList.append(...items);
   const title = element("h2", "", `The window ${span(found.from_us, found.until_us)} UTC`);
@@ -439,7 +448,7 @@ function readingsTable(readings) {
   head.append(line);
   body.append(...readings.map((each) => {
     const row = element("tr"), note = [each.doubt, each.correction_version !== null && "time corrected"].filter(Boolean).join(", ");
-    const cells = [time(each.event_time), number(each.time_error_us / 1e6), number(+each.value), each.device_sequence === null ? "–" : String(each.device_sequence), time(each.kafka_timestamp), String(each.offset), note];
+    const cells = [time(each.event_time), number(each.time_error_us / 1e6), whole(each.value), each.device_sequence === null ? "–" : String(each.device_sequence), time(each.kafka_timestamp), String(each.offset), note];
     row.append(...cells.map((cell) => element("td", "time", cell)));
     return row;
   }));

@@ -18,8 +18,6 @@ from spark.page.app import application
 HOST: Final = "127.0.0.1"
 END_S: Final = 1
 """Seconds that running requests have at the end before they are cut off."""
-
-
 TOKEN: Final = re.compile(rf"[\w-]{{{TOKEN_CHARACTERS_MIN},200}}", re.ASCII)
 
 
@@ -53,7 +51,7 @@ def kept_token(path: Path) -> str:
             file.write(f"{new_token()}\n")
     except FileExistsError:
         pass
-    token = path.read_text(encoding="utf-8").strip()
+    token = path.read_text(encoding="utf-8", errors="replace").strip()
     if not TOKEN.fullmatch(token):
         raise TokenError(
             f"{path} holds no token: write {TOKEN_CHARACTERS_MIN} letters and digits or more, or delete the file"

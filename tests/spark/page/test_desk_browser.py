@@ -102,6 +102,7 @@ def test_a_click_explains_a_window_and_dragging_zooms_in(page: Page, server: Des
     expect(page.locator("#window tbody tr")).to_have_count(3)
     expect(page.locator("#window")).to_contain_text("Final, the sensor's own numbers prove it.")
     expect(page.locator("#window")).to_contain_text("3 values")
+    expect(page.locator("#window")).to_contain_text("; last heartbeat 2026-03-14 14:05:00")
     picture(page, "desk-explained")
     box = over.bounding_box()
     assert box is not None
@@ -164,4 +165,7 @@ def test_a_mistake_is_told_where_it_is_read(chromium: Browser, server: Desk) -> 
     page = chromium.new_page(viewport=DESKTOP)
     page.goto(f"{server.address}&device=boiler-4")
     expect(page.locator("#headline.bad")).to_have_text("there is no device 'boiler-4' here. Did you mean boiler-3?")
+    # It would turn the words behind it round.
+    page.goto(f"{server.address}&device=boiler%E2%80%AE-4")
+    expect(page.locator("#headline.bad")).to_contain_text(r"there is no device 'boiler\u{202e}-4' here.")
     page.close()

@@ -119,6 +119,9 @@ def test_what_grafana_asks_is_answered_with_rows_in_order_of_time(server: Desk) 
         ("/windows.json", {"devcie": "x"}, 400, "did you mean device?"),
         ("/window.csv", {}, 404, "there are readings, windows, gaps, losses, gateways"),
         ("/curve.json", {"device": BOILER, "last": "400d", "size": "60"}, 400, "choose longer ones"),
+        ("/curve.json", {"device": BOILER, "since": "0900-01-01"}, 400, "choose a shorter span"),
+        ("/curve.json", {"device": BOILER, "until": "0001-01-01"}, 400, "out of range"),
+        ("/curve.json", {"device": BOILER, "until": "9999-12-31T23:59-01:00"}, 400, "out of range"),
         ("/explain.json", {"device": BOILER}, 400, "say which window"),
         ("/explain.json", {"device": BOILER, "at": "2026-03-14T12:05"}, 400, "has several such windows"),
     ],
@@ -173,9 +176,16 @@ def test_without_a_device_the_site_chooses_one(server: Desk) -> None:
 
 
 @pytest.mark.parametrize("size_s", [60, 1800])
-@pytest.mark.parametrize("site", ["", "north"])
-def test_the_sql_that_is_shown_gives_the_same_rows(server: Desk, scene_warehouse: str, size_s: int, site: str) -> None:
-    found = curve(server, device=BOILER, metric="celsius", size=size_s, site=site)
+@pytest.mark.parametrize(
+    "told",
+    # The last span begins and ends within a window.
+    [{}, {"site": "north"}, {"since": "2026-03-14T12:10:30", "until": "2026-03-14T13:25:30"}],
+    ids=["all", "of a site", "of a span"],
+)
+def test_the_sql_that_is_shown_gives_the_same_rows(
+    server: Desk, scene_warehouse: str, size_s: int, told: dict[str, str]
+) -> None:
+    found = curve(server, device=BOILER, metric="celsius", size=size_s, **told)
     opened = tables.open(scene_warehouse)
     rows = opened.sql(found["sql"]["windows"]).project("n, CAST(mean AS DOUBLE)").fetchall()
     assert [count for count, _ in rows] == [point[1] for point in found["points"]]
@@ -302,10 +312,11 @@ def test_a_token_can_be_kept_for_programs_that_ask_again(scene_warehouse: str, t
             tokens.append(server.token)
     assert tokens == [file.read_text().strip()] * 2
     assert file.stat().st_mode & 0o777 == 0o600
-    file.write_text("short\n")
-    words = [SLUICE_CLOUD, "desk", "--warehouse", scene_warehouse, "--no-browser", "--token-file", str(file)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=patience(60))
-    assert (done.returncode, "holds no token" in done.stderr) == (3, True)
+    for wrong in (b"short\n", b"\xff" * 32):
+        file.write_bytes(wrong)
+        words = [SLUICE_CLOUD, "desk", "--warehouse", scene_warehouse, "--no-browser", "--token-file", str(file)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=patience(60))
+        assert (done.returncode, "holds no token" in done.stderr) == (3, True)
 
 
 def test_the_browser_is_opened_with_the_token(scene_warehouse: str, tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ def test_a_token_comes_in_the_address_as_bearer_or_as_this_ports_cookie() -> Non
     assert has_token(token, port, token, {})
     assert has_token(token, port, None, {"authorization": f"Bearer {token}"})
     assert has_token(token, port, None, {"cookie": f"other=1; {cookie_name(port)}={token}"})
+    # Of another server of this machine: a browser sends it here, too.
+    assert has_token(token, port, None, {"cookie": f'odd={{"a": 1}}; {cookie_name(port)}={token}'})
     assert not has_token(token, port, "", {"cookie": f"{cookie_name(port)}={token}"})
     assert not has_token(token, port, None, {"cookie": f"{cookie_name(port + 1)}={token}"})
     assert not has_token(token, port, None, {})
