@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections import deque
+import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -30,6 +30,7 @@ from spark.commands.table_text import cell_text
 from spark.decode.codec_declarations import NO_STREAMS, Streams
 from spark.desk.asked import microseconds, text
 from spark.desk.row_text import plain_text, rfc3339, time_text
+from spark.log.edge_times import LATEST_US
 
 if TYPE_CHECKING:
     from aiokafka import ConsumerRecord
@@ -177,20 +178,23 @@ async def _past(
 ) -> bool:
     """Show the records that are there already. Returns False if none is wanted."""
     is_tail = asked.since_us is None and asked.offset is None
-    tail: deque[ConsumerRecord] = deque(maxlen=asked.limit)
+    # Partitions come one after the other: the last to come need not be the latest.
+    tail: list[tuple[int, int, int, ConsumerRecord]] = []
     count = 0
     async for record in reader.records(begin, ends):
         if not _is_wanted(asked, record):
             continue
         count += 1
         if is_tail:
-            tail.append(record)
+            heapq.heappush(tail, (record.timestamp, record.partition, record.offset, record))
+            if len(tail) > asked.limit:
+                heapq.heappop(tail)
         elif count > asked.limit and not asked.follows:
             beside(f"there are more than these {counted(asked.limit, 'record')}: --limit {asked.limit * 10}")
             break
         else:
             show(record)
-    for record in sorted(tail, key=lambda each: (each.timestamp, each.partition, each.offset)):
+    for *_, record in sorted(tail):
         show(record)
     return count > 0
 
@@ -198,7 +202,8 @@ async def _past(
 async def _begin(asked: _Asked, reader: "Reader", extents: "Mapping[int, Extent]") -> dict[int, int]:
     """The offset of each partition to begin at."""
     if asked.since_us is not None:
-        found = await reader.offsets_at(asked.since_us // 1_000)
+        # Kafka takes numbers below 0 for other questions.
+        found = await reader.offsets_at(max(0, asked.since_us // 1_000))
         return {
             number: extent.end if (offset := found[number]) is None else offset for number, extent in extents.items()
         }
@@ -223,7 +228,9 @@ def _extent_words(number: int, extent: "Extent", read_to: Mapping[int, int] | No
         return f"partition {number}: {held}"
     if number not in read_to:
         return f"partition {number}: {held}; the tables have none of it"
-    behind = max(0, extent.end - read_to[number])
+    if read_to[number] > extent.end:
+        return f"partition {number}: {held}; the tables have all to {read_to[number] - 1:,}: was the topic made anew?"
+    behind = extent.end - read_to[number]
     return f"partition {number}: {held}; the tables have all before {read_to[number]:,}, {behind:,} behind"
 
 
@@ -237,14 +244,15 @@ def _show(asked: _Asked, streams: Streams, record: "ConsumerRecord") -> None:
     from spark.decode.record_plain import read_record  # noqa: PLC0415 - only here
 
     read = read_record(record.topic, record.key, record.value, record.headers, streams)
-    taken_us = record.timestamp * 1_000
-    late_us = None if read.event_us is None else taken_us - read.event_us
+    # A sender may give any time.
+    taken_us = record.timestamp * 1_000 if 0 <= record.timestamp <= LATEST_US // 1_000 else None
+    late_us = None if read.event_us is None or taken_us is None else taken_us - read.event_us
     if asked.as_json:
         told: dict[str, object] = {
             "event_time": None if read.event_us is None else rfc3339(read.event_us, asked.zone),
             "time_error_us": read.time_error_us,
             "time_quality": read.time_quality,
-            "kafka_time": rfc3339(taken_us, asked.zone),
+            "kafka_time": None if taken_us is None else rfc3339(taken_us, asked.zone),
             "late_s": None if late_us is None else late_us / 1e6,
             "gateway": read.gateway,
             "device": read.device,

@@ -8,7 +8,7 @@ from decimal import Decimal
 from gateway.host.terminal_text import counted
 from spark.decode.codec_declarations import Metric, Stream, Streams
 from spark.decode.codec_plain import declaration
-from spark.desk.log_views import ALSO
+from spark.desk.log_views import ALSO, IS_READING
 from spark.desk.tables import Tables
 
 COLUMNS = {
@@ -18,7 +18,8 @@ COLUMNS = {
     **dict.fromkeys(("first_us", "last_us"), "BIGINT"),
     **dict.fromkeys(("codec", "declared_as", "doc", "says"), "VARCHAR"),
 }
-NEVER_SEEN = "declared, and never seen"
+NEVER_SEEN = "declared, and never seen: no topic of its name has a record"
+NOT_IN_WINDOWS = "declared, and in no window"
 NOT_DECLARED = "not declared"
 
 
@@ -67,6 +68,9 @@ def _topics(tables: Tables) -> Mapping[str, _Topic]:
         found[stream].metrics[metric] = Seen(*seen)
     log = source.table(f"{folder}/log", ALSO)
     names = f"SELECT topic, unnest(undeclared) AS name FROM ({log}) WHERE reject_reason IS NULL AND NOT duplicate"
+    for (topic,) in source.rows(f"SELECT DISTINCT topic FROM ({log}) WHERE {IS_READING}"):
+        # Its readings may be in no window: their time is not known yet, or their windows are too old.
+        found.setdefault(topic, _Topic())
     for topic, name, count in source.rows(f"SELECT topic, name, count(*) FROM ({names}) GROUP BY ALL"):
         found[topic].undeclared[name] = count
     rejects = f"SELECT topic, kind, count(*) FROM ({tables.select('quarantine')}) WHERE NOT retried GROUP BY ALL"
@@ -82,7 +86,7 @@ def _rows(topics: Mapping[str, _Topic], streams: Streams) -> Iterator[dict[str, 
     met = {stream.name for stream in of_topics.values() if stream is not None}
     for stream in sorted(streams.streams, key=lambda each: each.name):
         if stream.name not in met:
-            yield {"stream": stream.name, **_declared(stream), "says": f"{NEVER_SEEN}: no record came in such a topic"}
+            yield {"stream": stream.name, **_declared(stream), "says": NEVER_SEEN}
 
 
 def _of_topic(topic: str, came: _Topic, stream: Stream | None) -> Iterator[dict[str, object]]:
@@ -90,7 +94,7 @@ def _of_topic(topic: str, came: _Topic, stream: Stream | None) -> Iterator[dict[
     about = {"stream": topic, **_declared(stream)}
     for name in sorted({*declared, *came.metrics}):
         seen, metric = came.metrics.get(name), declared.get(name)
-        told = None if seen else NEVER_SEEN
+        told = None if seen else NOT_IN_WINDOWS
         if seen and declared and metric is None:
             told = f"{NOT_DECLARED}: it came before the declaration of today"
         elif seen and metric is not None:
@@ -99,6 +103,8 @@ def _of_topic(topic: str, came: _Topic, stream: Stream | None) -> Iterator[dict[
     for name, count in sorted(came.undeclared.items()):
         why = "its values are in no table" if declared else "none of its values fits a table"
         yield about | {"metric": name, "says": f"{NOT_DECLARED}: in {counted(count, 'record')}, and {why}"}
+    if not declared and not came.metrics and not came.undeclared and not came.rejects:
+        yield about | {"count": 0, "says": "its readings are in no window"}
     if stream is None and came.metrics:
         yield about | {"says": f"{NOT_DECLARED}: read by its content type"}
     if came.rejects:

@@ -6,25 +6,27 @@ which, then writes them one after the other: if it dies, the next run writes the
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date
 from hashlib import blake2b
 from importlib.metadata import version as package_version
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.transaction import AddAction, RemoveAction
 
 from gateway.host.safe_files import sync_folder
-from spark.desk.asked import ALL, Asked, microseconds, quoted, text, where, within
+from spark.desk.asked import ALL, Asked, quoted, text, where, within
 from spark.desk.changed_days import Changes, boot_digests, changed_boots, days_now, days_of, days_then
 from spark.desk.delta_source import Source, no_pattern
 from spark.desk.evidence import Device
 from spark.desk.log_views import read_corrections, reading_parts
-from spark.desk.publish_state import PublishState, read_state, write_state
-from spark.desk.status_digests import digests
+from spark.desk.publish_state import FILE, PublishState, read_state, write_state
+from spark.desk.row_text import rfc3339
+from spark.desk.status_digests import DAY_US, EPOCH, digests
 from spark.desk.tables import Tables
 from spark.desk.windows_sql import windows
 from spark.engine.told_error import ToldError
@@ -51,6 +53,8 @@ STATISTICS = {
     "windows": ("device", "metric", "window_start", "status"),
 }
 """Columns with statistics in Delta's log, by which readers skip files."""
+TIMES = ("event_time", "kafka_timestamp", "window_start")
+"""Those that hold times."""
 ORDER = {"readings": 'event_time, topic, partition, "offset"', "windows": "window_start"}
 ROWS_OF_GROUP = 65_536
 MEMORY = "1GB"
@@ -99,7 +103,17 @@ def _target(warehouse: str, folder: str) -> Path:
     target, source = Path(folder).resolve(), Path(warehouse).resolve()
     if target == source or source in target.parents or (target / VERSIONS).is_dir():
         raise PublishError(f"{folder} is a warehouse, or in one: give a folder of its own")
+    for name in STATISTICS:
+        if not (target / FILE).exists() and _is_anothers(target / name):
+            raise PublishError(f"{target / name} is there already, and `publish` did not make it: give another folder")
     return target
+
+
+def _is_anothers(folder: Path) -> bool:
+    """True if a table or files of somebody else are there, which a run would replace or remove."""
+    if DeltaTable.is_deltatable(folder.as_uri()):
+        return PROGRAM not in DeltaTable(folder.as_uri()).metadata().configuration
+    return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
 
 
 class _Run:
@@ -123,10 +137,18 @@ class _Run:
         )
 
     def run(self, report: Callable[[str, date, int], None]) -> Published:
-        before, now = read_state(self._target), self._state
-        done = Published(now.ordinal, Path(self._folder).name)
-        if before is not None and self._is_up_to_date(before):
-            return done
+        before, done = read_state(self._target), Published(self._state.ordinal, Path(self._folder).name)
+        if before is None or not self._is_up_to_date(before):
+            self._write_changed(before, done, report)
+        for name in STATISTICS:
+            # Also if nothing was written: a run that was killed may have come no further, and old files have their day.
+            self._finish(name)
+        return done
+
+    def _write_changed(
+        self, before: PublishState | None, done: Published, report: Callable[[str, date, int], None]
+    ) -> None:
+        now = self._state
         proofs = self._tables.evidence().proofs()
         self._note_windows(proofs)
         self._note_pending(before)
@@ -141,15 +163,14 @@ class _Run:
                 now.pending[name].remove(day)
                 write_state(self._target, now)
                 report(name, day, rows)
-        for name in done.days:
-            self._finish(name)
-        return done
 
     def _rules(self) -> str:
         """A digest of all that every day's rows depend on."""
-        streams = self._streams
+        streams, log = self._streams, self._source.opened(f"{self._folder}/log")
         rules = (
             self._folder,
+            # Another warehouse may have been made in the same place.
+            log and log.metadata().id,
             streams.times,
             streams.windows.percentiles,
             self._tables.window_seconds(),
@@ -159,8 +180,11 @@ class _Run:
         return blake2b(repr(rules).encode(), digest_size=8).hexdigest()
 
     def _must_begin_anew(self, before: PublishState) -> bool:
-        same = (before.warehouse, before.rules) == (self._state.warehouse, self._state.rules)
-        return not same or not all(DeltaTable.is_deltatable(self._uri(name)) for name in STATISTICS)
+        now = self._state
+        same = (before.warehouse, before.rules) == (now.warehouse, now.rules)
+        # An older copy of the warehouse may have been put back.
+        went_back = any(now.versions[name] < number for name, number in before.versions.items() if name in now.versions)
+        return not same or went_back or not all(DeltaTable.is_deltatable(self._uri(name)) for name in STATISTICS)
 
     def _is_up_to_date(self, before: PublishState) -> bool:
         is_same = before.versions == self._state.versions and not self._must_begin_anew(before)
@@ -282,15 +306,17 @@ class _Run:
     def _statistics(self, name: str, file: Path) -> tuple[int, str]:
         """The number of rows in a file, and what Delta's log says of them."""
         columns = STATISTICS[name]
-        figures = ", ".join(f"min({each}), max({each}), count(*) - count({each})" for each in columns)
+        # Times as numbers: Python might need another package for times with a zone.
+        values = {each: f"epoch_us({each})" if each in TIMES else each for each in columns}
+        figures = ", ".join(f"min({each}), max({each}), count(*) - count({each})" for each in values.values())
         ((count, *found),) = self._source.rows(
             f"SELECT count(*), {figures} FROM read_parquet({text(no_pattern(str(file)))})"
         )
         least, most, nulls = (dict(zip(columns, found[place::3], strict=True)) for place in range(3))
         told = {
             "numRecords": count,
-            "minValues": {each: _told(value) for each, value in least.items() if value is not None},
-            "maxValues": {each: _told(value) for each, value in most.items() if value is not None},
+            "minValues": _told(least),
+            "maxValues": _told(most),
             "nullCount": nulls,
         }
         return count, json.dumps(told)
@@ -305,6 +331,8 @@ class _Run:
 
     def _finish(self, name: str) -> None:
         """Note in a table as of when it is, and remove files that it needs no more."""
+        if not DeltaTable.is_deltatable(self._uri(name)):
+            return
         table = DeltaTable(self._uri(name))
         if any(table.metadata().configuration.get(key) != value for key, value in self._as_of().items()):
             table.alter.set_table_properties(self._as_of(), raise_if_not_exists=False)
@@ -323,10 +351,11 @@ class _Run:
 
 
 def _span(day: date) -> Asked:
-    begin = datetime.combine(day, time.min, UTC)
-    return Asked(since_us=microseconds(begin), until_us=microseconds(begin + timedelta(days=1)))
+    # In numbers: Python knows no day after 9999-12-31.
+    begin_us = (day - EPOCH).days * DAY_US
+    return Asked(since_us=begin_us, until_us=begin_us + DAY_US)
 
 
-def _told(value: object) -> object:
-    """A value as Delta's statistics have it."""
-    return f"{value.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}" if isinstance(value, datetime) else value
+def _told(values: Mapping[str, Any]) -> dict[str, object]:
+    """Values as Delta's statistics have them."""
+    return {name: rfc3339(value) if name in TIMES else value for name, value in values.items() if value is not None}

@@ -130,7 +130,8 @@ def even(values: Iterable[float], height: float) -> Values:
 def durations(values_us: Iterable[float], height: float) -> Values:
     """A logarithmic axis over spans of time in microseconds."""
     known = [value for value in values_us if value > 0] or [1.0]
-    low = max((step for step in SPANS_US if step <= min(known)), default=SPANS_US[0])
+    # Never the last one: the axis would have no height.
+    low = max((step for step in SPANS_US[:-1] if step <= min(known)), default=SPANS_US[0])
     high = min((step for step in SPANS_US if step >= max(known) and step > low), default=SPANS_US[-1])
     between = [step for step in SPANS_US if low <= step <= high]
     shown = between[:: 1 + len(between) // 6]

@@ -21,6 +21,10 @@ NUMBERS = {
     "max.partition.fetch.bytes": "max_partition_fetch_bytes",
     "metadata.max.age.ms": "metadata_max_age_ms",
 }
+CHOICES = {
+    "security.protocol": ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
+    "isolation.level": ("read_committed", "read_uncommitted"),
+}
 _OF_JAAS = {
     name: re.compile(rf"\b{name}\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s;]+))") for name in ("username", "password")
 }
@@ -29,6 +33,9 @@ _OF_JAAS = {
 def client_options(options: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     """Return the client's arguments, and the names of settings that it has no use for. Raises KafkaOptionError."""
     left = dict(options)
+    for name, known in CHOICES.items():
+        if left.get(name, known[0]) not in known:
+            raise KafkaOptionError(f"{name} is none of {', '.join(known)}")
     found: dict[str, Any] = {"isolation_level": "read_committed"}
     found |= {argument: left.pop(name) for name, argument in PASSED.items() if name in left}
     for name, argument in NUMBERS.items():

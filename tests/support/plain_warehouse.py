@@ -136,6 +136,7 @@ class PlainWarehouse:
         self.ordinal = -1
         self.version = 0
         self._streams = streams
+        self._declared = 0
         self._heard: dict[tuple[str, str], int] = {}
         """Time of the last reading of each device and stream."""
         self.begin_version()
@@ -168,11 +169,15 @@ class PlainWarehouse:
         write_deltalake(self.folder / "window_parts", empty, partition_by=["window_date"])
         parts = DeltaTable(self.folder / "window_parts")
         parts.alter.set_table_properties({WINDOW_PROPERTY: str(WINDOW_S)}, raise_if_not_exists=False)
-        declared = {"number": self.version, "streams": self._streams.to_json(), "at": at(self.version)}
-        self._append(
-            self.path / "versions", {"number": "INTEGER", "streams": "VARCHAR", "at": "TIMESTAMPTZ"}, [declared]
-        )
+        self.declare(self._streams)
         self._derive()
+
+    def declare(self, streams: Streams) -> None:
+        """Note by which declarations the warehouse is written."""
+        self._streams = streams
+        self._declared += 1
+        noted = {"number": self.version, "streams": streams.to_json(), "at": at(self._declared)}
+        self._append(self.path / "versions", {"number": "INTEGER", "streams": "VARCHAR", "at": "TIMESTAMPTZ"}, [noted])
 
     def take(self, *rows: Mapping[str, object]) -> None:
         """Append a batch to `log`."""

@@ -130,7 +130,7 @@ async def _more(kafka: Broker, name: str) -> None:
     from aiokafka import AIOKafkaProducer
 
     async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap) as producer:
-        await producer.send_and_wait(name, b'{"celsius": 2}', headers=reading_headers(1), partition=0)
+        await producer.send_and_wait(name, b'{"celsius": 2}', key=b"42", headers=reading_headers(1), partition=0)
 
 
 async def _groups(kafka: Broker) -> list[object]:
@@ -148,6 +148,35 @@ def test_the_tables_say_how_far_they_are_behind(peek: Callable[..., Result], top
     said = " ".join(peek("--warehouse", str(warehouse.path)).stderr.split())
     assert "partition 0: offsets 0 to 2; the tables have all before 1, 2 behind" in said
     assert "partition 1: offsets 0 to 1; the tables have none of it" in said
+    # A topic of this name, with more records, was deleted.
+    warehouse.take(row(3, 0, topic=topic, offset=9))
+    said = " ".join(peek("--warehouse", str(warehouse.path)).stderr.split())
+    assert "partition 0: offsets 0 to 2; the tables have all to 9: was the topic made anew?" in said
+
+
+def test_the_latest_are_the_latest_of_all_partitions(kafka: Broker) -> None:
+    topic = f"thermo-{uuid.uuid4().hex[:8]}"
+    # Kafka's times are the senders'. All of partition 0 are later than those of partition 1.
+    times = [NOON.replace(hour=22), NOON.replace(hour=2), NOON.replace(hour=23), NOON.replace(year=1970)]
+    records = [
+        replace(
+            reading(b'{"celsius": 1}', reading_headers(number), offset=number // 2),
+            topic=topic,
+            partition=number % 2,
+            timestamp=time,
+        )
+        for number, time in enumerate(times)
+    ]
+    asyncio.run(send(kafka, records))
+
+    def run(*words: str) -> list[tuple[int, int]]:
+        given = ["peek", topic, "--bootstrap", kafka.bootstrap, "--json", *words]
+        done = CliRunner().invoke(main, given, catch_exceptions=False)
+        return [(told["partition"], told["offset"]) for told in map(json.loads, done.stdout.splitlines())]
+
+    assert run("--limit", "2") == [(0, 0), (0, 1)]
+    assert run() == [(1, 1), (1, 0), (0, 0), (0, 1)]
+    assert len(run("--since", "1960-01-01")) == 4
 
 
 def test_mistakes_are_told_in_words(kafka: Broker, topic: str, peek: Callable[..., Result], tmp_path: Path) -> None:

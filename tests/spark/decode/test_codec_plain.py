@@ -11,6 +11,7 @@ from spark.decode.codec_plain import UNDECLARED_STREAM, read_value
 from spark.decode.record_plain import read_record
 from spark.decode.streams_file import parse_streams
 from tests.spark.decode.test_payload_decode import JSON_TEXTS, PLAIN_TEXTS
+from tests.spark.decode.test_spark_headers import GOOD, HEADER_FAULTS
 from tests.support import oracle_payloads
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import NOON, changed, reading, reading_headers
@@ -78,15 +79,25 @@ def test_a_record_is_read_with_its_time_its_device_and_its_units() -> None:
     ("headers", "reason"),
     [
         ([], "header: there is none of the gateway's headers"),
-        (reading_headers()[1:], "header: ce_specversion is missing"),
         (changed(reading_headers(), "ce_type", "com.example"), "unknown-type: it is no reading and no event"),
         (changed(reading_headers(), "ce_type", "sluice.gateway.heartbeat"), None),
-        ([(name, b"\xff") for name, _ in reading_headers()], "header: there is none of the gateway's headers"),
+        ([(name, b"\xff") for name, _ in reading_headers()], "header: ce_specversion has no value in UTF-8"),
     ],
 )
 def test_a_record_that_is_no_reading_says_why(headers: list[tuple[str, bytes]], reason: str | None) -> None:
-    read = read_record("device-thermo", b"\xff", b"{", headers, DECLARED)
-    assert (read.reject_reason, read.metrics, read.device) == (reason, [], None)
+    read = read_record("device-thermo", b"42", b"{", headers, DECLARED)
+    assert (read.reject_reason, read.metrics, read.device) == (reason, [], "42")
+
+
+def test_headers_are_judged_as_in_batches() -> None:
+    for headers, reason in HEADER_FAULTS:
+        read = read_record("device-thermo", b"42", b'{"t": 1}', headers or [], DECLARED)
+        assert str(read.reject_reason).startswith(f"header: {reason}"), (headers, read)
+        assert not read.metrics
+    whole = [("traceparent", b"00"), *GOOD, ("ce_doubt", b"redelivered"), ("ce_boottimeerror", b"5"), ("", None)]
+    assert read_record("device-thermo", b"42", b'{"t": 1}', whole, DECLARED).reject_reason is None
+    read = read_record("device-thermo", b"\xff", b'{"t": 1}', GOOD, DECLARED)
+    assert (read.device, read.reject_reason) == (None, "header: the key is missing or not UTF-8")
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-03-14", "2026-03-14T12:00:00", "9999-99-99T00:00:00Z"])
@@ -94,4 +105,4 @@ def test_a_time_that_is_none_is_left_out(text: str) -> None:
     headers = changed(changed(reading_headers(), "ce_time", text), "ce_timeerror", "-1")
     read = read_record("device-thermo", b"42", b'{"t": 1}', headers, DECLARED)
     assert (read.event_us, read.time_error_us) == (None, None)
-    assert read.metrics
+    assert read.reject_reason == "header: ce_time is not RFC 3339 in UTC with microseconds"

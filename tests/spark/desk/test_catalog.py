@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.cli import main
 from spark.decode.streams_file import parse_streams
 from tests.support.plain_warehouse import PlainWarehouse, row
@@ -30,6 +31,8 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> str:
         row(1, -1),
         row(2, 0, "43", undeclared=["volts"]),
         row(3, 0, metrics=None, reject_reason="undecodable: the payload has no number"),
+        # Its gateway does not know the time yet.
+        row(5, 1, topic="device-clock", stream="device-clock", time_error_us=TIME_ERROR_UNKNOWN_US),
         row(4, 1, topic="device-power", stream="device-power", metrics=[{"name": "watts", "value": 7, "ago_us": None}]),
     )
     return str(made.path)
@@ -60,10 +63,11 @@ def test_declarations_and_data_stand_side_by_side(warehouse: str) -> None:
     assert {key: row["says"] for key, row in rows.items() if key[1] != "celsius"} == {
         ("device-power", "watts"): None,
         ("device-power", None): "not declared: read by its content type",
-        ("device-thermo", "humidity"): "declared, and never seen",
+        ("device-thermo", "humidity"): "declared, and in no window",
         ("device-thermo", "volts"): "not declared: in 1 record, and its values are in no table",
         ("device-thermo", None): "1 reject: 1 undecodable",
-        ("meter-*", None): "declared, and never seen: no record came in such a topic",
+        ("meter-*", None): "declared, and never seen: no topic of its name has a record",
+        ("device-clock", None): "its readings are in no window",
     }
 
 
@@ -75,7 +79,7 @@ def test_other_declarations_can_be_tried(warehouse: str, tmp_path: Path) -> None
         "values are beyond the range: they came before the declaration of today"
     )
     assert rows["device-power", "watts"]["says"] == "not declared: it came before the declaration of today"
-    assert rows["device-power", "celsius"]["says"] == "declared, and never seen"
+    assert rows["device-power", "celsius"]["says"] == "declared, and in no window"
 
 
 def test_one_page_for_a_person(warehouse: str) -> None:

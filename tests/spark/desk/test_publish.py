@@ -1,17 +1,21 @@
 """Published tables hold what the views do, whatever was done to the warehouse, and a run writes only what changed."""
 
+import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from shutil import copytree, rmtree
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.cli import FAILED, main
+from spark.decode.streams_file import parse_streams
 from spark.desk import publishing, tables
 from spark.desk.asked import quoted
 from spark.desk.delta_source import Source
@@ -28,19 +32,19 @@ UNBOUNDED: dict[str, Any] = {
 """A reading whose gateway did not know the time."""
 
 
-class Site:
-    """A warehouse, and the folder that it is published to."""
+class Compared:
+    """A warehouse, and the folder that it is published to. After each run both are compared."""
 
-    def __init__(self, path: Path) -> None:
-        self.warehouse = PlainWarehouse(path / "warehouse")
-        self.folder = path / "published"
+    def __init__(self, path: Path, folder: Path) -> None:
+        self.path = path
+        self.folder = folder
 
     def publish(self) -> dict[str, list[int]]:
         """Publish, compare, and return the days that were written, counted from NOON's."""
         written: dict[str, list[int]] = {"readings": [], "windows": []}
         before = {name: self.files(name) for name in STATISTICS}
         publish(
-            str(self.warehouse.path),
+            str(self.path),
             str(self.folder),
             lambda name, day, _rows: written[name].append((day - NOON.date()).days),
         )
@@ -54,8 +58,13 @@ class Site:
         path = self.folder / name
         return {Path(uri) for uri in DeltaTable(path).file_uris()} if path.exists() else set()
 
+    def added(self, name: str, day: str) -> list[str]:
+        """The lines of a table's log that add files of a day."""
+        logs = sorted((self.folder / name / "_delta_log").glob("*.json"))
+        return [line for log in logs for line in log.read_text().splitlines() if f'"add":{{"path":"{day}/' in line]
+
     def expect_what_the_views_hold(self) -> None:
-        desk = tables.open(self.warehouse.path)
+        desk = tables.open(self.path)
         shown = {
             "readings": (f"SELECT {', '.join(map(quoted, READINGS))} FROM ({desk.select('readings')})", "event_time"),
             "windows": (
@@ -81,6 +90,14 @@ class Site:
                 f"SELECT CAST(CAST({time} AS DATE) AS VARCHAR), count(*) FROM ({view}) GROUP BY ALL"
             )
             assert sorted(read.rows("SELECT * FROM answer")) == sorted((day, count, count) for day, count in days), name
+
+
+class Site(Compared):
+    """A warehouse as the job would leave it."""
+
+    def __init__(self, path: Path) -> None:
+        self.warehouse = PlainWarehouse(path / "warehouse")
+        super().__init__(self.warehouse.path, path / "published")
 
 
 @pytest.fixture
@@ -165,6 +182,16 @@ def test_a_replay_is_published_whole(site: Site) -> None:
     assert site.publish() == {"readings": [], "windows": []}
 
 
+def test_other_percentiles_become_columns(site: Site) -> None:
+    site.warehouse.declare(
+        parse_streams('unknown = "accept"\n[windows]\npercentiles = [50, 90]\n', Path("streams.toml"))
+    )
+    assert site.publish() == {"readings": [-2, -1, 0], "windows": [-2, -1, 0]}
+    columns = {each.name for each in DeltaTable(site.folder / "windows").schema().fields}
+    # Programs may have asked for the column that is gone. It is null.
+    assert {"p50", "p90", "p99"} <= columns
+
+
 def test_windows_that_were_folded_are_written_once_more(site: Site) -> None:
     site.warehouse.fold()
     assert site.publish() == {"readings": [], "windows": [-2, -1, 0]}
@@ -223,6 +250,69 @@ def test_the_command_says_what_was_written_and_as_of_when(site: Site) -> None:
         code, said = run(wrong)
         assert code == FAILED
         assert told in said
+
+
+def test_what_somebody_else_has_there_is_left_alone(site: Site, tmp_path: Path) -> None:
+    warehouse = str(site.warehouse.path)
+    mine = tmp_path / "mine"
+    write_deltalake(mine / "readings", Source().db.sql("SELECT 1 AS a, DATE '2026-03-14' AS day"), partition_by=["day"])
+    notes = tmp_path / "notes" / "windows" / "notes.txt"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("kept")
+    os.utime(notes, (0, 0))
+    for folder in (mine, tmp_path / "notes"):
+        for _ in range(2):
+            with pytest.raises(publishing.PublishError, match="`publish` did not make it"):
+                publish(warehouse, str(folder))
+    assert DeltaTable(mine / "readings").version() == 0
+    assert notes.read_text() == "kept"
+    assert {path.name for path in (tmp_path / "notes").iterdir()} == {"windows"}
+    # A folder of ours whose memory was removed is written anew.
+    (site.folder / "_published.json").unlink()
+    assert site.publish()["readings"] == [-2, -1, 0]
+
+
+def test_another_warehouse_in_the_same_place_and_an_older_copy_are_published_whole(site: Site, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    copytree(site.warehouse.path, kept)
+    for number in (5, 6):
+        site.warehouse.take(row(number, -1))
+    site.publish()
+    rmtree(site.warehouse.path)
+    copytree(kept, site.warehouse.path)
+    assert site.publish()["readings"] == [-2, -1, 0]
+    rmtree(site.warehouse.path)
+    site.warehouse = PlainWarehouse(site.warehouse.path)
+    for number in range(4):
+        site.warehouse.take(row(number, 1))
+    assert site.publish() == {"readings": [-2, -1, 0, 1], "windows": [-2, -1, 0, 1]}
+
+
+def test_times_at_the_ends_of_all_times_are_published(site: Site) -> None:
+    far = {"kafka_timestamp": NOON, "received_time": NOON, **UNBOUNDED, "gateway_boot": "boot-1"}
+    last, first = datetime(9999, 12, 31, 23, tzinfo=UTC), datetime(2, 1, 1, tzinfo=UTC)
+    site.warehouse.take(row(30, 0) | far | {"event_time": last, "event_date": date(1970, 1, 1)})
+    site.warehouse.take(row(31, 0) | far | {"event_time": first, "event_date": date(1970, 1, 1)})
+    assert site.publish()["windows"] == []
+    told = {json.loads(line)["add"]["stats"] for line in site.added("readings", "day=0002-01-01")}
+    assert [json.loads(each)["minValues"]["event_time"] for each in told] == ["0002-01-01T00:00:00.000000Z"]
+
+
+def test_tables_say_as_of_when_they_are_even_if_a_run_died_at_its_end(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.warehouse.take(row(4, -1.1))
+    with monkeypatch.context() as changed:
+        changed.setattr(publishing._Run, "_finish", dying(publishing._Run._finish, iter([0])))
+        with pytest.raises(KilledError):
+            publish(str(site.warehouse.path), str(site.folder))
+    assert site.publish() == {"readings": [], "windows": []}
+    # A status that becomes final is of the windows alone.
+    site.warehouse.acknowledge(0.4)
+    site.publish()
+    ordinal = tables.open(site.warehouse.path).sql("SELECT max(ordinal) FROM log").fetchall()[0][0]
+    for name in STATISTICS:
+        assert DeltaTable(site.folder / name).metadata().configuration[BATCH] == str(ordinal)
 
 
 def test_files_that_are_published_say_what_readers_skip_them_by(site: Site) -> None:

@@ -47,6 +47,8 @@ def test_names_and_passwords_come_from_the_line_for_java() -> None:
             {"security.protocol": "SSL", "ssl.keystore.key": "-----BEGIN"},
             "write the key and its certificates to a file",
         ),
+        ({"security.protocol": "ssl"}, "is none of PLAINTEXT, SSL"),
+        ({"isolation.level": "committed"}, "is none of read_committed"),
         ({"request.timeout.ms": "soon"}, "request.timeout.ms is no number"),
     ],
 )
