@@ -329,9 +329,11 @@ class FrontMachine(RestartedBuffer):
         self.durable |= moved
         self.set_aside |= moved
 
-    @rule(devices=some_sensors)
-    def give_up(self, devices: set[str]) -> None:
+    @rule(devices=some_sensors, again=st.booleans())
+    def give_up(self, devices: set[str], again: bool) -> None:  # noqa: FBT001
         """Neither Kafka nor the disk takes some sensors' rows for long. What was sent may still arrive."""
+        for device in sorted(devices) if again else ():
+            self.send_again(device, [1], 0, marked=False)
         front = self.buffer._outgoing.front
         lane = self.buffer.lane.name
         before = front.rows()
