@@ -28,7 +28,7 @@ from gateway.buffer.file import AHEAD_MARK, SIGN_OF_LIFE_S, BufferFile
 from gateway.buffer.losses import has_losses
 from gateway.buffer.outgoing import OutgoingRows, replaced
 from gateway.buffer.room import row_bytes
-from gateway.buffer.rows import Entry, Loss, LossKey, Position, Row, Series
+from gateway.buffer.rows import Entry, Loss, LossKey, Position, Row
 from gateway.buffer.shares import ABOVE_SHARE, Judged
 from gateway.buffer.state import StateWatch
 from gateway.buffer.wear import WriteMeter, add_usage
@@ -284,8 +284,7 @@ class CommitLoop:
         self._announce([(append.done, False) for append in refused if append.done is not None])
         if self._queue.is_crowded:
             # Nor must others lack the memory that is taken by what no broker answers for.
-            with suppress(sqlite3.Error):
-                self._give_up(self.file.front.older(REFUSED_AFTER_S))
+            self._give_up(self.file.front.older(REFUSED_AFTER_S))
 
     def _judge_unknown(self, append: Append, *, is_of_disk: bool) -> None:
         """Decide what becomes of an append whose sender is not known, as the file could not be asked."""
@@ -313,8 +312,8 @@ class CommitLoop:
         """Refuse the appends of rows that Kafka refuses and the disk has not taken for long: nobody can have them."""
         self._give_up(self.file.front.refused(rows, REFUSED_AFTER_S))
 
-    def _give_up(self, rows: Sequence[tuple[Row, Series]]) -> None:
-        """Refuse the appends of rows of the front. Raises sqlite3.Error."""
+    def _give_up(self, rows: Sequence[Row]) -> None:
+        """Refuse the appends of rows of the front."""
         if not rows:
             return
         appends = self.file.give_up(rows)

@@ -235,17 +235,19 @@ class BufferFile:
                 )
         return self.front.first_behind(self.written) is None
 
-    def give_up(self, rows: Sequence[tuple[Row, Series]]) -> list[Append]:
-        """Give up rows of the front that nobody will have, the first one first. Returns their appends.
+    def give_up(self, rows: Iterable[Row]) -> list[Append]:
+        """Give up rows of the front that nobody will have; see `Front.give_up`. Returns their appends.
 
-        Needs no transaction. Raises sqlite3.Error if the file cannot be asked what it knows of the senders.
+        Needs no transaction, and asks the disk nothing: the windows of the front's rows are in memory.
         """
-        for row, series in rows:
+        given_up, appends = self.front.give_up(rows)
+        for row, series in given_up:
             if row.datum.device_boot is not None and row.datum.device_sequence is not None:
                 self._runs.forget(series, row.datum.device_boot, row.datum.device_sequence)
-        # The lane ends there, and another one begins as soon as the disk allows it.
-        self.lanes.give_up(rows[0][0].sequence)
-        return self.front.give_up(row for row, _ in rows)
+        if given_up:
+            # The lane ends there, and another one begins as soon as the disk allows it.
+            self.lanes.give_up(given_up[0][0].sequence)
+        return appends
 
     def save_windows(self) -> None:
         """Store what tells retransmissions of rows that only Kafka has."""

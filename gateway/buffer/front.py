@@ -191,34 +191,53 @@ class Front:
             if found is not None:
                 found[2].left -= 1
 
-    def refused(self, rows: Iterable[Row], patience_s: float) -> list[tuple[Row, Series]]:
-        """Note rows that Kafka refuses. Returns all rows of the appends of which it has refused one for so long."""
+    def refused(self, rows: Iterable[Row], patience_s: float) -> list[Row]:
+        """Note rows that Kafka refuses. Returns those of appends of which it has refused one for so long."""
         now_s = time.monotonic()
-        over: set[int] = set()
+        over: list[Row] = []
         with self._lock:
             for row in rows:
                 found = self._rows.get(row.sequence) if row.lane == self._lane else None
                 if found is not None:
-                    admitted = found[2]
-                    since_s = admitted.refused_s = admitted.refused_s or now_s
+                    since_s = found[2].refused_s = found[2].refused_s or now_s
                     if now_s >= since_s + patience_s:
-                        over.add(id(admitted))
-            return [(row, series) for row, series, admitted in self._rows.values() if id(admitted) in over]
+                        over.append(row)
+        return over
 
-    def older(self, patience_s: float) -> list[tuple[Row, Series]]:
+    def older(self, patience_s: float) -> list[Row]:
         """The rows that have been here for so long, oldest first."""
         until_s = time.monotonic() - patience_s
         with self._lock:
-            return [(row, series) for row, series, admitted in self._rows.values() if admitted.since_s <= until_s]
+            return [row for row, _, admitted in self._rows.values() if admitted.since_s <= until_s]
 
-    def give_up(self, rows: Iterable[Row]) -> list[Append]:
-        """Take out rows that nobody will have, and return their appends, which may not be acknowledged."""
+    def give_up(self, rows: Iterable[Row]) -> tuple[list[tuple[Row, Series]], list[Append]]:
+        """Take out rows that nobody will have, with all others of their appends, which may not be acknowledged.
+
+        Nor may appends that bring such a reading again: what they bring has no row of its own. They go the same way.
+        Returns the rows that were still here, in order, and all these appends.
+        """
+        again: set[tuple[str, str, str, int]] = set()
+        kept: list[Admitted] = []
+        gone: list[Append] = []
         with self._lock:
-            found = (self._rows.pop(row.sequence, None) for row in rows)
+            found = (self._rows.get(row.sequence) for row in rows)
             over = {id(each[2]) for each in found if each is not None}
-            gone = [admitted.append for admitted in self._admitted if id(admitted) in over]
-            self._admitted = [admitted for admitted in self._admitted if id(admitted) not in over]
-        return gone
+            for admitted in self._admitted:
+                numbers = {
+                    (entry.series.device, entry.series.counter, entry.datum.device_boot, entry.datum.device_sequence)
+                    for entry in admitted.append.entries
+                    if entry.datum.device_boot is not None and entry.datum.device_sequence is not None
+                }
+                if id(admitted) in over or not again.isdisjoint(numbers):
+                    over.add(id(admitted))
+                    again |= numbers
+                    gone.append(admitted.append)
+                else:
+                    kept.append(admitted)
+            self._admitted = kept
+            taken = [(row, series) for row, series, admitted in self._rows.values() if id(admitted) in over]
+            self._take_out(row.sequence for row, _ in taken)
+        return taken, gone
 
     def take_settled(self) -> list[Append]:
         """Take out the appends that may be acknowledged, in order: their rows are durable, and nothing holds them."""

@@ -329,6 +329,25 @@ class FrontMachine(RestartedBuffer):
         self.durable |= moved
         self.set_aside |= moved
 
+    @rule(devices=some_sensors, again=st.booleans())
+    def give_up(self, devices: set[str], again: bool) -> None:  # noqa: FBT001
+        """Neither Kafka nor the disk takes some sensors' rows for long. What was sent may still arrive."""
+        for device in sorted(devices) if again else ():
+            self.send_again(device, [1], 0, marked=False)
+        front = self.buffer._outgoing.front
+        lane = self.buffer.lane.name
+        before = front.rows()
+
+        async def give_up() -> None:
+            rows = [row for row in before if device_of(row) in devices]
+            await self.buffer.run(lambda _: self.buffer._commits._give_up(rows))
+            gone = {row.sequence for row in before} - {row.sequence for row in front.rows()}
+            self.cut_lanes |= {lane} if gone else set()
+            self.told_twice |= {row.datum.payload for row in before if row.sequence in gone}
+            await self._settle()
+
+        self._run(give_up())
+
     @rule(devices=some_sensors, backwards=st.booleans())
     def answer(self, devices: set[str], backwards: bool) -> None:  # noqa: FBT001
         """Partitions answer that were parked."""
@@ -664,6 +683,29 @@ async def test_a_resend_is_not_acknowledged_if_its_first_copy_is_refused(path: P
     await asyncio.sleep(0)
     assert not first.result()
     assert not again.result()
+
+
+async def test_a_resend_is_not_acknowledged_if_its_first_copy_is_given_up(path: Path) -> None:
+    async with opened(path, disk_after_ms=60_000) as buffer:
+        await go_direct(buffer)
+        first = append(buffer, [entry(b"1", sequence=1)])
+        await buffer.answers()
+        again = append(buffer, [entry(b"1", sequence=1), entry(b"2", sequence=2)])
+        other = append(buffer, [entry(b"3", sequence=3)])
+        await buffer.answers()
+        last = append(buffer, [entry(b"2", sequence=2)])
+        for _ in range(2):
+            await buffer.answers()
+        await buffer.run(lambda _: buffer._commits._give_up(buffer._outgoing.front.rows()[:1]))
+        assert [await each for each in (first, again, last)] == [False, False, False]
+        assert not other.done()
+        anew = append(buffer, [entry(b"1", sequence=1), entry(b"2", sequence=2)])
+        for _ in range(2):
+            await buffer.answers()
+        rows = await buffers.rows(buffer)
+        assert [row.datum.payload for row in rows] == [b"3", b"1", b"2"]
+        await confirm(buffer, rows)
+        assert [await each for each in (other, anew)] == [True, True]
 
 
 async def test_a_reader_behind_rows_under_way_does_not_get_them_again(path: Path) -> None:
