@@ -4,12 +4,19 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 
 HOST, PORT, NAME, SECRET, TOPIC, QOS, COMMANDS = (
     os.environ[f"MQTT_{name}"] for name in ("HOST", "PORT", "NAME", "SECRET", "TOPIC", "QOS", "COMMANDS")
 )
 FINISHED = re.compile(r"received (?:PUBACK|PUBCOMP) \(Mid: (\d+)")
+
+
+def say(words: str) -> None:
+    """Print a line in one piece: two threads speak."""
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()
 
 
 def start(program: str, client_id: str, *arguments: str) -> subprocess.Popen[str]:
@@ -24,9 +31,9 @@ def receive() -> None:
     assert subscriber.stdout is not None
     for line in subscriber.stdout:
         if line.startswith("command "):
-            print(line, end="", flush=True)
+            say(line.rstrip("\n"))
         elif line.startswith("Subscribed "):
-            print("refused" if line.split()[-1] == "128" else "subscribed", flush=True)
+            say("refused" if line.split()[-1] == "128" else "subscribed")
 
 
 if COMMANDS:
@@ -36,8 +43,8 @@ assert publisher.stdout is not None
 for line in publisher.stdout:
     if found := FINISHED.search(line):
         # Packet identifiers count from 1, readings from 0.
-        print("acknowledged", int(found[1]) - 1, flush=True)
+        say(f"acknowledged {int(found[1]) - 1}")
     elif "received CONNACK (0)" in line:
-        print("connected", flush=True)
-print("mosquitto_pub ended with code", publisher.wait(), flush=True)
+        say("connected")
+say(f"mosquitto_pub ended with code {publisher.wait()}")
 os.killpg(0, signal.SIGTERM)

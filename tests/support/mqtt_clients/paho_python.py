@@ -19,26 +19,32 @@ finished: set[int] = set()
 """Packet identifiers whose reading was finished before `publish` returned."""
 
 
+def say(words: str) -> None:
+    """Print a line in one piece: two threads speak."""
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()
+
+
 def on_publish(_client: Client, _data: Any, packet_id: int, _reason: Any, _properties: Any) -> None:
     with lock:
         if packet_id in unfinished:
-            print("acknowledged", unfinished.pop(packet_id), flush=True)
+            say(f"acknowledged {unfinished.pop(packet_id)}")
         else:
             finished.add(packet_id)
 
 
 def on_connect(_client: Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:
-    print("refused" if reason.is_failure else "connected", flush=True)
+    say("refused" if reason.is_failure else "connected")
     if COMMANDS:
         client.subscribe(COMMANDS, int(QOS))
 
 
 def on_subscribe(_client: Client, _data: Any, _packet_id: int, reasons: list[Any], _properties: Any) -> None:
-    print("refused" if reasons[0].is_failure else "subscribed", flush=True)
+    say("refused" if reasons[0].is_failure else "subscribed")
 
 
 def on_message(_client: Client, _data: Any, message: MQTTMessage) -> None:
-    print("command", message.payload.decode(), flush=True)
+    say(f"command {message.payload.decode()}")
 
 
 client.on_publish = on_publish
@@ -55,6 +61,6 @@ for line in sys.stdin:
     with lock:
         if packet_id in finished:
             finished.remove(packet_id)
-            print("acknowledged", reading, flush=True)
+            say(f"acknowledged {reading}")
         else:
             unfinished[packet_id] = reading
