@@ -22,7 +22,7 @@ from tests.support.spark_records import NOON, correction, kafka_frame, reading, 
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.long(240),
+    pytest.mark.long(seconds=160),
     pytest.mark.timeout(900),
     pytest.mark.usefixtures("interpreted"),
 ]
