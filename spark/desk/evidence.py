@@ -8,10 +8,11 @@ from typing import NamedTuple
 import msgspec
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from spark.desk.asked import text
+from spark.desk.asked import Asked, text
 from spark.desk.delta_source import Source
 from spark.desk.log_views import read_corrections, still_rejected
 from spark.finality.gateway_figures import GatewayFigures, figures_of
+from spark.finality.gateway_rows import GatewayRow
 from spark.finality.gateway_states import GatewayState, GatewayStates
 from spark.finality.loss_figures import LossFigures
 from spark.finality.loss_figures import figures_of as loss_figures
@@ -24,6 +25,7 @@ from spark.finality.stream_proofs import (
     Sites,
     StreamProof,
     device_gaps,
+    gateway_waits,
     stream_proofs,
 )
 from spark.log.edge_times import clocks
@@ -120,11 +122,22 @@ class Evidence:
 
     def gateways(self) -> list[GatewayFigures]:
         """The figures of each buffer file of all gateways."""
+        return [self._figures(row) for row in self.states.rows()]
+
+    def told(self, namespace: str, gateway: str) -> GatewayFigures | None:
+        """The figures of a gateway's present buffer file, or of its last one; None if nothing was heard of it."""
+        rows = self.sites.buffers.get((namespace, gateway))
+        return self._figures(min(rows, key=lambda row: row.until_us is not None)) if rows else None
+
+    def waits(self, namespace: str, gateway: str, asked: Asked) -> list[str]:
+        """Why a gateway may still bring readings of a span, in words."""
+        from_us, until_us = asked.since_us or 0, asked.until_us or 0
+        found = gateway_waits(self.sites, namespace, gateway)
+        return [*dict.fromkeys(wait.why for wait in found if wait.from_us < until_us and wait.until_us > from_us)]
+
+    def _figures(self, row: GatewayRow) -> GatewayFigures:
         nothing = (None, None)
-        return [
-            figures_of(row, self.sites.clocks, *self.registry.get((row.namespace, row.gateway), nothing))
-            for row in self.states.rows()
-        ]
+        return figures_of(row, self.sites.clocks, *self.registry.get((row.namespace, row.gateway), nothing))
 
     def _losses(self) -> dict[Device, list[DeviceLoss]]:
         """The losses that may be each device's."""

@@ -12,9 +12,7 @@ from spark.desk.evidence import Device, Evidence
 from spark.desk.log_views import CUT_US, still_rejected
 from spark.desk.plain_rows import plain_rows
 from spark.engine.told_error import ToldError
-from spark.finality.gateway_figures import GatewayFigures, figures_of
-from spark.finality.gateway_rows import GatewayRow
-from spark.finality.stream_proofs import gateway_waits
+from spark.finality.gateway_figures import GatewayFigures
 from spark.log.verdicts import IMPLAUSIBLE_DATE
 from spark.windows.window_sizes import chosen_size
 
@@ -336,23 +334,9 @@ def _missing(tables: "Tables", evidence: Evidence, asked: Asked, namespace: str)
 
 def _standings(evidence: Evidence, series: Series, asked: Asked, places: Sequence[Place]) -> list[Standing]:
     """What each gateway of the device said last, and whether it may still bring readings of the window's time."""
-    from_us, until_us = asked.since_us or 0, asked.until_us or 0
     found = []
     for gateway in sorted(evidence.services.get(Device(series.namespace, series.device), ())):
-        waits = [
-            wait.why
-            for wait in gateway_waits(evidence.sites, series.namespace, gateway)
-            if wait.from_us < until_us and wait.until_us > from_us
-        ]
-        nothing = (None, None)
-        told = [
-            figures_of(row, evidence.sites.clocks, *evidence.registry.get((series.namespace, gateway), nothing))
-            for row in _present_first(evidence.sites.buffers.get((series.namespace, gateway), []))
-        ]
         readings = sum(place.readings for place in places if place.gateway == gateway)
-        found.append(Standing(gateway, readings, [*dict.fromkeys(waits)], told[0] if told else None))
+        waits = evidence.waits(series.namespace, gateway, asked)
+        found.append(Standing(gateway, readings, waits, evidence.told(series.namespace, gateway)))
     return found
-
-
-def _present_first(rows: Sequence[GatewayRow]) -> list[GatewayRow]:
-    return sorted(rows, key=lambda row: row.until_us is not None)

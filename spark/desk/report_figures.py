@@ -14,8 +14,6 @@ from spark.desk.evidence import Evidence
 from spark.desk.explain import ADDED, changes_sql
 from spark.desk.plain_rows import PlainRows, plain_rows
 from spark.desk.windows_sql import FINDING, STATUS, WHY
-from spark.finality.gateway_figures import GatewayFigures, figures_of
-from spark.finality.stream_proofs import gateway_waits
 from spark.windows.window_sizes import chosen_size
 
 if TYPE_CHECKING:
@@ -181,7 +179,6 @@ def _devices_sql(missing: str) -> str:
 
 def _gateways(tables: "Tables", evidence: Evidence, asked: Asked, at_site: Sequence[str]) -> PlainRows:
     """A row for each gateway that ever served one of the devices: what came through it, and what it still owes."""
-    from_us, until_us = asked.since_us or 0, asked.until_us or 0
     devices = [each for each in evidence.services if each.device == asked.device or each.device in at_site]
     counts = {
         (namespace, gateway): figures
@@ -191,18 +188,13 @@ def _gateways(tables: "Tables", evidence: Evidence, asked: Asked, at_site: Seque
     served = {(each.namespace, gateway) for each in devices for gateway in evidence.services[each]}
     found = []
     for namespace, gateway in sorted({*counts, *served}):
-        waits = [
-            wait.why
-            for wait in gateway_waits(evidence.sites, namespace, gateway)
-            if wait.from_us < until_us and wait.until_us > from_us
-        ]
-        told = _told(evidence, namespace, gateway)
+        told = evidence.told(namespace, gateway)
         readings, streams, last_us = counts.get((namespace, gateway), (0, 0, None))
         found.append(
             (
                 *(namespace, gateway, told.site if told else None, readings, streams, last_us),
                 *(told and told.heartbeat_us, told and told.complete_to_us, told and told.depth_rows),
-                *(told and told.pending, told and told.quarantined, [*dict.fromkeys(waits)]),
+                *(told and told.pending, told and told.quarantined, evidence.waits(namespace, gateway, asked)),
             )
         )
     return PlainRows(
@@ -213,14 +205,6 @@ def _gateways(tables: "Tables", evidence: Evidence, asked: Asked, at_site: Seque
         frozenset({"last_kafka_timestamp", "heartbeat_time", "complete_to_time"}),
         found,
     )
-
-
-def _told(evidence: Evidence, namespace: str, gateway: str) -> GatewayFigures | None:
-    rows = sorted(evidence.sites.buffers.get((namespace, gateway), []), key=lambda row: row.until_us is not None)
-    if not rows:
-        return None
-    nothing = (None, None)
-    return figures_of(rows[0], evidence.sites.clocks, *evidence.registry.get((namespace, gateway), nothing))
 
 
 def _outages_sql(asked: Asked, proofs: str, devices: Sequence[str] | None) -> str:
