@@ -69,7 +69,6 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
         # The caller of this command has started it in this process, and ends it.
         yield _opened(application, None, is_brief=is_brief)
         return
-    scratch = Path(mkdtemp(prefix="sluice-"))
 
     def clear() -> None:
         java = _java()
@@ -90,6 +89,7 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
         os.kill(os.getpid(), number)
 
     with _signals_waiting():
+        scratch = Path(mkdtemp(prefix="sluice-"))
         try:
             with _failures_told(scratch), _stdout_kept():
                 spark = _opened(application, scratch, is_brief=is_brief)
