@@ -47,9 +47,9 @@ KAFKA_SILENT_S_MAX = 20.0
 SENSORS_STOP_S_MAX = 40.0
 GATEWAY_STOP_S_MAX = 20.0
 INGEST_STOP_S_MAX = 60.0
-DRAIN_S_MAX = 180.0
-"""Seconds for the drain. If the gateway has just started, a reading may wait up to a minute for its sensor's clock."""
-INGEST_S_MAX = 180.0
+STANDSTILL_S_MAX = 180.0
+"""Seconds in which something must move. If the gateway has just started, a reading may wait up to a minute for its
+sensor's clock; and on a busy machine Spark may write nothing for two minutes."""
 EXPORT_S_MAX = 180.0
 
 INSTALL = "Run `make demo`, which installs what is missing, and see the log."
@@ -216,11 +216,19 @@ async def _measure(run: Run) -> None:
         chronicle.sampling_until_us = now_us()
         await _stop_sensors(run, sensors)
     with progress.step("Wait until the buffer is empty"):
-        await _until(run, lambda: run.buffered == 0, DRAIN_S_MAX, "the buffer did not become empty", run.gateway)
+        await _until(
+            run, lambda: run.buffered == 0, lambda: run.buffered, "the buffer does not become empty", run.gateway
+        )
         chronicle.drained_us = now_us()
     with progress.step("Wait until the tables hold what Kafka holds") as step:
         step.state = lambda: ingest_state(run)
-        await _until(run, lambda: _is_ingested(run), INGEST_S_MAX, "the ingest job did not catch up with Kafka", ingest)
+        await _until(
+            run,
+            lambda: _is_ingested(run),
+            lambda: (dict(run.ingested), files_written(run.folder.warehouse)),
+            "the ingest job does not catch up with Kafka",
+            ingest,
+        )
         step.result = f"{sum(run.ends.values()):,} records"
     with progress.step("Stop the gateway and the ingest job, which finishes its batch first"):
         await _stop_gateway_and_ingest(run, ingest)
@@ -449,19 +457,27 @@ def files_written(folder: Path) -> dict[Path, float]:
     return written
 
 
-async def _until(run: Run, condition: Callable[[], bool], patience_s: float, words: str, child: Child | None) -> None:
-    """Wait until a look of `_watch` fulfils a condition."""
-    deadline = time.monotonic() + patience_s
+async def _until(
+    run: Run, condition: Callable[[], bool], state: Callable[[], object], words: str, child: Child | None
+) -> None:
+    """Wait until a look of `_watch` fulfils a condition, for as long as the state changes now and then.
+
+    Raises:
+        DemoError: nothing changed for STANDSTILL_S_MAX.
+    """
+    last, changed = state(), time.monotonic()
     # The look that is under way may have seen an earlier state; the next one has not.
     fresh = run.looks + 2
     while run.looks < fresh or not condition():
-        if time.monotonic() > deadline:
+        if (now := state()) != last:
+            last, changed = now, time.monotonic()
+        if time.monotonic() - changed > STANDSTILL_S_MAX:
             raise DemoError(
-                f"{words} within {patience_s:.0f} s",
+                f"{words}: for {STANDSTILL_S_MAX:.0f} s nothing has changed",
                 "On a slow machine try fewer sensors: DEMO_SENSORS=50.",
                 None if child is None else child.log,
             )
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
 
 
 async def _watch(run: Run) -> None:
