@@ -44,13 +44,12 @@ func main() {
 		reading := readings.Text()
 		token := client.Publish(job("TOPIC"), qos, false, reading)
 		go func() {
-			if token.Wait() && token.Error() != nil {
-				// The write failed. The client keeps the message, and sends it on its next connection. It tells nobody
-				// when that was acknowledged, but its store does.
-				kept := fmt.Sprintf("o.%d", token.(*mqtt.PublishToken).MessageID())
-				for store.Get(kept) != nil {
-					time.Sleep(20 * time.Millisecond)
-				}
+			token.Wait()
+			// A token ends too soon where a write fails, and where the next connection sends the message again. The
+			// client's store has the message until it is acknowledged.
+			kept := fmt.Sprintf("o.%d", token.(*mqtt.PublishToken).MessageID())
+			for store.Get(kept) != nil {
+				time.Sleep(20 * time.Millisecond)
 			}
 			fmt.Println("acknowledged", reading)
 		}()
