@@ -68,6 +68,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+ERROR_LINES_MAX: Final = 20
+
+
+class FailuresAtOnce:
+    """Says a failure when it happens. The summary comes at the end, which may be an hour later."""
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self._reporter = reporter
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            errors = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
+            self._reporter.line(f"\n{report.nodeid} failed in its {report.when}:", red=True)
+            self._reporter.line("\n".join(errors[:ERROR_LINES_MAX]))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if reporter := config.pluginmanager.get_plugin("terminalreporter"):
+        config.pluginmanager.register(FailuresAtOnce(reporter))
+
+
 def pytest_report_header() -> str:
     return f"SLUICE_TEST_SEED={SEED}"
 
