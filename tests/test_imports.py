@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-# Not rich: structlog loads it where it happens to be installed, and a gateway does not install it.
-FORBIDDEN = ("pyspark", "delta", "pandas", "numpy", "matplotlib", "spark", "demo", "sluice_sim", "sqlite_utils")
+FORBIDDEN = ("pyspark", "delta", "pandas", "numpy", "matplotlib", "rich", "spark", "demo", "sluice_sim", "sqlite_utils")
 DAEMON = (
     "gateway.cli",
     "gateway.daemon.control",
