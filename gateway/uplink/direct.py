@@ -65,9 +65,11 @@ class DirectTopics:
         # While the disk fails, a slow topic is better than none.
         topics = self._quick if self._buffer.state.failing is None else self._memory.proven
         verdicts = await self._memory.verdicts.of_all(self._session.admin, sorted(topics - of_parked))
-        for topic, verdict in verdicts.items():
-            if not verdict.usable:
-                continue
+        usable = {topic: verdict for topic, verdict in verdicts.items() if verdict.usable}
+        # A session knows the partitions of these alone. If a topic had to be written to first, nothing would ever come
+        # while the disk fails: readings of a topic that is not direct are refused then.
+        await self._session.write_to(usable)
+        for topic, verdict in usable.items():
             if not is_safe(verdict, self._kafka):
                 if len(disk_first) < DISK_FIRST_TOLD_MAX:
                     disk_first[topic] = ONE_REPLICA

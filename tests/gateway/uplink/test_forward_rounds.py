@@ -10,7 +10,7 @@ import sqlite3
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,6 +116,8 @@ class FakeBroker:
     gone: set[tuple[str, int]] = field(default_factory=set)
     """Partitions that their topics do not have any more."""
     forbidden: set[str] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
+    """Topics whose partitions this session knows."""
     refuses: bool = True
     """Whether poison is refused."""
     refusal: type[KafkaError] = MessageSizeTooLargeError
@@ -133,7 +135,8 @@ class FakeBroker:
         )
     )
 
-    async def write_to(self, _: set[str]) -> None:
+    async def write_to(self, topics: Iterable[str]) -> None:
+        self.written |= set(topics)
         await asyncio.sleep(0)
 
     async def partition(self, _: str, key: bytes) -> int:
@@ -148,8 +151,8 @@ class FakeBroker:
     async def look_for_leaders(self) -> None:
         await asyncio.sleep(0)
 
-    def partitions(self, _: str) -> range:
-        return range(PARTITIONS)
+    def partitions(self, topic: str) -> range:
+        return range(PARTITIONS if topic in self.written else 0)
 
     async def send(self, topic: str, partition: int, batch: EncodedBatch) -> int:
         await asyncio.sleep(self.answer_s + len(batch._build()) / self.bytes_per_s)
@@ -233,6 +236,7 @@ class Uplink:
 
     async def run(self) -> None:
         while True:
+            self.broker.written.clear()
             rounds = Rounds(
                 cast("KafkaSession", self.broker),
                 self.buffer,
