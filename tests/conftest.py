@@ -80,7 +80,9 @@ class FailuresAtOnce:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            errors = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
+            lines = report.longreprtext.splitlines()
+            # A group of exceptions is shown without such marks.
+            errors = [line for line in lines if line.startswith("E ")] or lines[-ERROR_LINES_MAX:]
             self._reporter.line(f"\n{report.nodeid} failed in its {report.when}:", red=True)
             self._reporter.line("\n".join(errors[:ERROR_LINES_MAX]))
 
