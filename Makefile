@@ -136,7 +136,7 @@ build/jars/classes.done: build/jars/spark.done build/java $(VENV)/installed
 	@touch $@
 
 # The same for the brokers of the tests: some thirty starts.
-build/jars/kafka_classes.done: build/jars/kafka.done build/java $(VENV)/installed
+build/jars/kafka_classes.done: demo/kafka_classes.py build/jars/kafka.done build/java $(VENV)/installed
 	@$(BIN)/python -m demo.kafka_classes || echo "that failed (see above): brokers start without it"
 	@touch $@
 

@@ -20,6 +20,8 @@ JARS = Path(__file__).resolve().parent.parent / "build" / "jars" / "kafka"
 HOST = "127.0.0.1"
 CLASSES = "classes.jsa"
 """File beside the jars, if somebody made it: see `demo.kafka_classes`."""
+CHECKPOINT = "bootstrap.checkpoint"
+"""File that StorageTool writes into each data folder. As `CLASSES`, it may be beside the jars."""
 START_S_MAX = 60.0
 """Seconds for a broker to start: 5 on an idle machine, several times that on two busy cores."""
 
@@ -146,15 +148,33 @@ def format_storage(
             auto_create_topics=str(auto_create_topics).lower(),
         )
     )
-    # Kafka writes its 128-bit ids in base64; one that starts with `-` would read as an option.
-    cluster_id = "A" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
+    cluster_id = new_id()
     log = log or directory / "broker.log"
-    process = child_process.spawn(
-        [*java_command(), "kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", properties], log
-    )
-    if process.wait(START_S_MAX) != 0:
-        raise BrokerError(f"StorageTool cannot format {directory}/data:\n{child_process.log_tail(log)}")
+    if not format_by_checkpoint(directory / "data", cluster_id, 1):
+        tool = ("kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", properties)
+        process = child_process.spawn([*java_command(), *tool], log)
+        if process.wait(START_S_MAX) != 0:
+            raise BrokerError(f"StorageTool cannot format {directory}/data:\n{child_process.log_tail(log)}")
     return BrokerFiles(properties, log, direct, gateway if gateway_port is not None else None)
+
+
+def new_id() -> str:
+    """Draw one of Kafka's ids: 128 bits in base64. One that starts with `-` would read as an option."""
+    return "A" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
+
+
+def format_by_checkpoint(data: Path, cluster_id: str, node: int) -> bool:
+    """Format a data folder as StorageTool does, without a Java. False, and nothing is done, if CHECKPOINT is not there.
+
+    A cluster's folders differ by their ids alone.
+    """
+    if not (JARS / CHECKPOINT).exists():
+        return False
+    data.mkdir(parents=True)
+    shutil.copyfile(JARS / CHECKPOINT, data / CHECKPOINT)
+    ids = f"version=1\ncluster.id={cluster_id}\nnode.id={node}\ndirectory.id={new_id()}\n"
+    (data / "meta.properties").write_text(ids)
+    return True
 
 
 def require_kafka() -> None:

@@ -100,16 +100,29 @@ def test_missing_jars_are_told_with_what_to_do(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.kafka
-def test_a_file_of_classes_that_is_of_no_use_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_files_beside_the_jars_that_are_of_use_a_folder_is_formatted_as_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jars = tmp_path / "jars"
     jars.mkdir()
     for jar in kafka_broker.JARS.glob("*.jar"):
         (jars / jar.name).symlink_to(jar)
     (jars / kafka_broker.CLASSES).write_bytes(b"of another Java")
-    monkeypatch.setattr(kafka_broker, "JARS", jars)
-    assert any(kafka_broker.CLASSES in str(word) for word in kafka_broker.java_command())
-    files = kafka_broker.format_storage(tmp_path / "broker")
-    assert "jsa" not in files.log.read_text()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(kafka_broker, "JARS", jars)
+        assert any(kafka_broker.CLASSES in str(word) for word in kafka_broker.java_command())
+        told = kafka_broker.format_storage(tmp_path / "by_tool").log.read_text()
+    assert "Formatting" in told
+    assert "jsa" not in told
+    kafka_broker.format_storage(tmp_path / "by_checkpoint")
+    assert formatted(tmp_path / "by_checkpoint") == formatted(tmp_path / "by_tool")
+
+
+def formatted(directory: Path) -> tuple[int, set[str]]:
+    """How long the one file of a data folder is, and what the other tells."""
+    (checkpoint,) = (directory / "data").glob("*.checkpoint")
+    ids = (directory / "data" / "meta.properties").read_text().splitlines()
+    return checkpoint.stat().st_size, {line.partition("=")[0] for line in ids if not line.startswith("#")}
 
 
 @pytest.mark.kafka

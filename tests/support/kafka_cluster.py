@@ -4,12 +4,10 @@ What is asked of a running one, topics and users, is in `kafka_admin`. Nodes die
 them from the main one.
 """
 
-import base64
 import shutil
 import signal
 import subprocess
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from demo import child_process
-from demo.kafka_broker import BrokerError, free_ports, java_command, require_kafka
+from demo.kafka_broker import BrokerError, format_by_checkpoint, free_ports, java_command, new_id, require_kafka
 from tests.support.waiting import patience
 
 LOOPBACK = "127.0.0.1"
@@ -166,14 +164,17 @@ class Node:
         """End it as a power cut does."""
         self._end(signal.SIGKILL)
 
-    def format(self, cluster_id: str) -> subprocess.Popen[bytes]:
+    def format(self, cluster_id: str) -> subprocess.Popen[bytes] | None:
         """Begin to make its data folder anew, as a member of `cluster_id`, for `formatted` to wait for."""
-        shutil.rmtree(self.directory / "data", ignore_errors=True)
+        data = self.directory / "data"
+        shutil.rmtree(data, ignore_errors=True)
+        if format_by_checkpoint(data, cluster_id, self.number):
+            return None
         return self._spawn("kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", self.properties)
 
-    def formatted(self, process: subprocess.Popen[bytes]) -> None:
+    def formatted(self, process: subprocess.Popen[bytes] | None) -> None:
         """Wait for the end of `format`. Raises BrokerError."""
-        if process.wait(START_S_MAX) != 0:
+        if process is not None and process.wait(START_S_MAX) != 0:
             raise BrokerError(f"StorageTool cannot format node {self.number}:\n{child_process.log_tail(self.log)}")
 
     def _end(self, number: signal.Signals) -> None:
@@ -216,8 +217,7 @@ class Cluster:
 
         None may be running. Raises BrokerError.
         """
-        # Kafka writes its 128-bit ids in base64; one that starts with `-` would read as an option.
-        cluster_id = "A" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
+        cluster_id = new_id()
         for node, process in [(node, node.format(cluster_id)) for node in self.nodes]:
             node.formatted(process)
 
