@@ -57,6 +57,7 @@ from tests.support.commit_protocol_model import (
     window_row,
     windowed,
 )
+from tests.support.sizes import size
 from tests.support.spark_oracle import (
     CORRECTION,
     EPOCH,
@@ -398,8 +399,9 @@ def is_broken(plan: Plan, job_type: type[Job]) -> bool:
     return False
 
 
+@pytest.mark.campaign(seconds=5)
 @given(plans)
-@settings(max_examples=300)
+@settings(max_examples=size(100, 300))
 def test_a_kill_anywhere_leaves_all_tables_as_one_pass_makes_them(plan: Plan) -> None:
     run(plan)
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,6 +17,7 @@ from gateway.listener.redelivery import RESTART_REACH
 from gateway.listener.turns import REST_S
 from gateway.settings import ListenerSettings
 from tests.support.mqtt_peers import RecordingIntake, again, connect, keeping, publish, publish2, pubrel
+from tests.support.sizes import size
 
 
 @dataclass(slots=True, eq=False)
@@ -487,5 +489,5 @@ class HealedOneClient(OneClient):
         assert stored >= {message.payload for message in self.everything if message.qos == 2}
 
 
-HealedOneClient.TestCase.settings = hypothesis_settings(max_examples=150, stateful_step_count=40)
-TestOneClient = HealedOneClient.TestCase
+HealedOneClient.TestCase.settings = hypothesis_settings(max_examples=size(50, 150), stateful_step_count=40)
+TestOneClient = pytest.mark.campaign(seconds=5)(HealedOneClient.TestCase)

@@ -60,7 +60,8 @@ def probed(ppm: float, probes: int, kind: Kind = "rc", *, counter_us: int = 5_00
 # -- the law ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@pytest.mark.campaign(seconds=3)
+@settings(max_examples=size(30, 60))
 @given(
     st.integers(0, 2**32),
     st.sampled_from(sorted(KINDS)),
@@ -78,7 +79,8 @@ def test_on_a_serial_line_the_true_time_lies_within_the_bound(
     assert [each for each in judged if each is not None and not each.is_within] == []
 
 
-@settings(max_examples=60)
+@pytest.mark.campaign(seconds=3)
+@settings(max_examples=size(30, 60))
 @given(
     st.integers(0, 2**32),
     st.sampled_from(sorted(KINDS)),

@@ -13,6 +13,7 @@ from msgspec import Struct
 from gateway.config import config_file
 from gateway.settings import Settings
 from gateway.toml_files.mistakes import ConfigError, Mistake
+from tests.support.sizes import size
 
 pytestmark = pytest.mark.slow
 
@@ -107,8 +108,9 @@ def test_the_whole_document_is_right_as_it_stands() -> None:
     config_file.parse("\n".join(f"{key} = {toml(value)}" for key, value in WHOLE.items()), PATH)
 
 
+@pytest.mark.campaign(seconds=4)
 @pytest.mark.parametrize("times", [1, 2])
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=size(150, 400), deadline=None)
 @given(data=st.data())
 def test_a_changed_document_is_read_or_told_of(times: int, data: st.DataObject) -> None:
     document = WHOLE

@@ -41,6 +41,7 @@ from gateway.serial_lines.frames import (
     encode_frame,
 )
 from gateway.settings import SerialSettings
+from tests.support.sizes import size
 
 HELLO = Hello(
     boot=7,
@@ -727,8 +728,8 @@ def numbered(received: Received) -> set[tuple[int, int]]:
     return {(received.run.hello.boot, sequence) for sequence in received.sequences}
 
 
-TestLossyLine = pytest.mark.slow(LossyLine.TestCase)
-TestLossyLine.settings = settings(max_examples=150, stateful_step_count=40)
+TestLossyLine = pytest.mark.slow(pytest.mark.campaign(seconds=5)(LossyLine.TestCase))
+TestLossyLine.settings = settings(max_examples=size(50, 150), stateful_step_count=40)
 
 
 def test_a_frame_of_another_version_is_counted() -> None:

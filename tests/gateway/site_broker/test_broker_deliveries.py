@@ -20,6 +20,7 @@ from gateway.site_broker.deliveries import (
     Judgement,
     removed_sessions,
 )
+from tests.support.sizes import size
 
 PREFIX = "broker/b:1883/gw/"
 A, B = b"a" * 8, b"b" * 8
@@ -602,9 +603,10 @@ def trust_soon() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign(seconds=3)
 @pytest.mark.usefixtures("trust_soon")
 @pytest.mark.parametrize("allocate", ["count-up", "lowest-free"])
-@settings(max_examples=150)
+@settings(max_examples=size(50, 150))
 @given(seed=st.integers(0, 2**32), window=st.integers(1, 6), last_id=st.sampled_from([0, 40_000, PACKET_IDS - 3]))
 def test_nothing_is_lost_and_nothing_stands_twice_without_need(
     allocate: str, seed: int, window: int, last_id: int
@@ -615,8 +617,9 @@ def test_nothing_is_lost_and_nothing_stands_twice_without_need(
     model.drain()
 
 
+@pytest.mark.campaign(seconds=3)
 @pytest.mark.usefixtures("trust_soon")
-@settings(max_examples=300)
+@settings(max_examples=size(100, 300))
 @given(seed=st.integers(0, 2**32), window=st.integers(1, 6))
 def test_nothing_that_a_killed_broker_still_has_is_lost(seed: int, window: int) -> None:
     """Equal readings throughout, so that the identifiers which it gives again are all that tells them apart."""
