@@ -28,7 +28,7 @@ ANSWER_S = 5.0
 def write_attacked(directory: Path, port: int, extra: str = "") -> Path:
     config = write_config(directory, UNREACHABLE, port, "attacked", extra)
     users = "".join(f'{name} = "{hashlib.sha256(name.encode()).hexdigest()}"\n' for name in ("bad", "good"))
-    text = config.read_text().replace("[buffer]\n", f"[buffer]\nbytes_max = {BUFFER_BYTES}\n")
+    text = config.read_text().replace("[buffer]\n", f"[buffer]\nbytes_max = {BUFFER_BYTES}\ncommit_delay_ms = 0\n")
     config.write_text(text.replace("anonymous = true\n", f"[mqtt_listener.users]\n{users}"))
     return config
 

@@ -268,6 +268,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         instrument.unplug()
 
 
+@pytest.fixture(scope="module")
+def payloads(recorded: Site) -> dict[str, list[str]]:
+    """Payloads of all instruments, read once."""
+    return recorded.payloads()
+
+
 def count(payloads: dict[str, list[str]]) -> int:
     return sum(map(len, payloads.values()))
 
@@ -278,8 +284,10 @@ def unreadable(status: dict[str, Any]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("device", RECORDINGS)
-def test_readings_are_stored_in_order_with_the_digits_that_their_instrument_wrote(recorded: Site, device: str) -> None:
-    assert recorded.payloads().get(device, []) == RECORDINGS[device].payloads
+def test_readings_are_stored_in_order_with_the_digits_that_their_instrument_wrote(
+    payloads: dict[str, list[str]], device: str
+) -> None:
+    assert payloads.get(device, []) == RECORDINGS[device].payloads
 
 
 def test_every_line_that_is_no_reading_is_kept_or_counted(recorded: Site) -> None:
