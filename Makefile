@@ -38,6 +38,7 @@ TEST_JARS := build/jars/kafka_classes.done build/jars/registry.done build/jars/s
 SIDE_BY_SIDE = $(BIN)/pytest --dist loadfile --no-loadscope-reorder --numprocesses
 # To import all files of tests takes 5 s: a process with few marks gets only those files that have them.
 WITH_MARK = $$(grep -rl --include 'test_*.py' 'mark\.$(1)' tests | sort)
+SLICED := \(long\|campaign\)\|left_to_long
 SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 # Tests start our programs some thousand times. Bytecode is kept, whatever the environment says of it.
 unexport PYTHONDONTWRITEBYTECODE
@@ -71,8 +72,8 @@ test-fast: build/apt-test install build/tests.done
 
 test-slice: test-tools
 	@$(COMPILE); failed=0; \
-	$(BIN)/pytest --durations 0 --slice $(SLICE) -m spark > build/test-spark.log 2>&1 & spark=$$!; \
-	$(BIN)/pytest --durations 0 --slice $(SLICE) -m "not spark" || failed=1; \
+	$(BIN)/pytest --durations 0 --slice $(SLICE) -m spark $(call WITH_MARK,$(SLICED)) > build/test-spark.log 2>&1 & spark=$$!; \
+	$(BIN)/pytest --durations 0 --slice $(SLICE) -m "not spark" $(call WITH_MARK,$(SLICED)) || failed=1; \
 	wait $$spark || failed=1; \
 	cat build/test-spark.log; \
 	exit $$failed
