@@ -358,13 +358,13 @@ class Buffer:
         await self.run(move_and_confirm, buffer_id)
         self._commits.release()
 
-    async def give_up(self, buffer_id: str, refused: Sequence[Row]) -> None:
+    async def give_up(self, buffer_id: str, refused: Sequence[Row]) -> Sequence[Row]:
         """Note rows that Kafka refuses and the disk does not take. Call it again while that lasts.
 
-        If it lasts, the rows that only memory has are given up: their senders are told that they are not stored. Raises
-        BufferFileError.
+        If it lasts, the rows that only memory has are given up: their senders are told that they are not stored.
+        Returns these rows. Raises BufferFileError.
         """
-        await self.run(lambda _: self._commits.give_up(refused), buffer_id)
+        return await self.run(lambda _: self._commits.give_up(refused), buffer_id)
 
     async def outstanding(self) -> Outstanding:
         """The lanes that still hold rows, with their range of event times, and everything else that may still be sent.

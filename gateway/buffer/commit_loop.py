@@ -308,9 +308,14 @@ class CommitLoop:
             self._note_rows()
             _announce([(append.done, True) for append in settled if append.done is not None])
 
-    def give_up(self, rows: Iterable[Row]) -> None:
-        """Refuse the appends of rows that Kafka refuses and the disk has not taken for long: nobody can have them."""
-        self._give_up(self.file.front.refused(rows, REFUSED_AFTER_S))
+    def give_up(self, rows: Iterable[Row]) -> Sequence[Row]:
+        """Refuse the appends of rows that Kafka refuses and the disk has not taken for long: nobody can have them.
+
+        Returns these rows.
+        """
+        over = self.file.front.refused(rows, REFUSED_AFTER_S)
+        self._give_up(over)
+        return over
 
     def _give_up(self, rows: Sequence[Row]) -> None:
         """Refuse the appends of rows of the front."""

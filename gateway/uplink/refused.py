@@ -35,14 +35,18 @@ LONE_REFUSALS_MAX = 10
 """Number of a topic's records refused one after the other that condemns the topic for a while. To find each of them by
 halving would hold up the rows behind them."""
 AGAIN_S = 1.0
-"""Seconds until rows are tried again that could not be moved, as the disk fails."""
+AGAIN_S_MAX = 10.0
+"""Seconds until rows are tried again that could not be moved, as the disk fails: at first, and at most. Each wait is
+twice as long as the one before, as everything that waits is read again."""
 KNOWN_MAX = 1_000
-"""Refused rows that are remembered while the disk fails, so that they are not sent again and again."""
+"""Refused rows that are remembered while the disk fails, so that they are not sent again and again. A topic that
+refuses more is left alone for a while."""
 MOVED_AT_ONCE = 250
 """Rows that are moved in one commit. Sensors' readings wait for it."""
 REFUSED_READINGS = "readings quarantined"
 REFUSED_EVENTS = "the gateway's own events quarantined"
 REFUSED_REPORTS = "reports of what is quarantined cannot be sent, and are dropped: what they report stays on this box"
+NOT_MOVED = "what Kafka refuses cannot be moved into the quarantine, and stays where it is: it is tried again"
 log = structlog.get_logger()
 
 
@@ -89,11 +93,15 @@ class RefusedRecords:
         self._batcher = batcher
         self._again_s = math.inf
         """When rows that could not be moved are tried again (monotonic)."""
+        self._wait_s = AGAIN_S
+        # Another file has other rows under these numbers.
+        memory.refused = {place: why for place, why in memory.refused.items() if place[0] == supply.buffer_id}
 
     def is_due(self) -> bool:
         """Whether rows should come again that could not be moved. Says so once."""
         is_due = time.monotonic() >= self._again_s
-        self._again_s = math.inf if is_due else self._again_s
+        if is_due:
+            self._again_s, self._wait_s = math.inf, min(2 * self._wait_s, AGAIN_S_MAX)
         return is_due
 
     def known(self, rows: Sequence[Row], aside: Aside) -> Sequence[Row]:
@@ -128,11 +136,12 @@ class RefusedRecords:
         ):
             self._memory.suspect(partition, len(rows))
         else:
-            if len(self._memory.refused) >= KNOWN_MAX:
-                self._memory.refused.clear()
-            self._memory.refused[self._place(rows[0])] = reason = f"broker-refused: {type(error).__name__}"
+            refused, reason = self._memory.refused, f"broker-refused: {type(error).__name__}"
+            if len(refused) < KNOWN_MAX:
+                refused[self._place(rows[0])] = reason
             await self.set_aside([(rows[0], reason)])
-            if self._memory.count_lone_refusal(partition) >= LONE_REFUSALS_MAX:
+            is_too_much = len(refused) >= KNOWN_MAX and self._again_s < math.inf
+            if self._memory.count_lone_refusal(partition) >= LONE_REFUSALS_MAX or is_too_much:
                 self._memory.condemn(TopicVerdict(topic, TOPIC_REFUSING, named(error)))
         log.debug("refused", topic=topic, error=named(error), rows=len(rows))
 
@@ -144,14 +153,17 @@ class RefusedRecords:
             while left and self._buffer.state.failing is None:
                 try:
                     said += await self._move(left[:MOVED_AT_ONCE])
-                except BufferFileError:
+                except BufferFileError as error:
+                    self._memory.lines.tell(log.warning, NOT_MOVED, error=str(error))
                     break
                 left = left[MOVED_AT_ONCE:]
+                self._wait_s = AGAIN_S
             if left:
                 # Others need neither them nor the disk. The last call raises if there is another file now.
                 self._supply.pass_over()
-                self._again_s = time.monotonic() + AGAIN_S
-                await self._buffer.give_up(self._supply.buffer_id, [row for row, _ in left])
+                self._again_s = min(self._again_s, time.monotonic() + self._wait_s)
+                for row in await self._buffer.give_up(self._supply.buffer_id, [row for row, _ in left]):
+                    self._memory.refused.pop(self._place(row), None)
         finally:
             for (what, reason, topic), count in said.items():
                 self._memory.lines.tell(log.warning, what, reason=reason, topic=topic, count=count)

@@ -43,6 +43,7 @@ from gateway.intake.quarantine_retry import retry_quarantined
 from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.record import RecordEncoder
 from gateway.kafka.topics import TopicVerdict
+from gateway.reading import BufferFileError
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
 from gateway.uplink import delivery, leaders, refused
@@ -529,6 +530,89 @@ async def test_what_kafka_refuses_costs_nobody_else_while_the_disk_is_dead(
     assert [input_.datum.payload for input_ in kept] == [POISON]
     arrived = Counter(record.value for record in line.broker.of("device-thermo"))
     assert arrived == Counter([b"known", b"known", b"behind", *(b"%d" % n for n in range(len(others)))])
+
+
+@asynccontextmanager
+async def read_only(buffer: Buffer) -> AsyncIterator[None]:
+    """Let the disk of a buffer give what it has, and take nothing, as a card does at its end."""
+    await buffer.run(lambda file: file.connection.execute("PRAGMA query_only = ON"))
+    with suppress(BufferFileError):
+        await buffer.transact(lambda file: file.probe())
+    assert buffer.state.failing is not None
+    try:
+        yield
+    finally:
+        await buffer.run(lambda file: file.connection.execute("PRAGMA query_only = OFF"))
+
+
+async def test_a_read_only_disk_is_not_read_again_and_again_for_what_kafka_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refused, "AGAIN_S", 0.05)
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        assert await store(buffer, [reading("a", POISON if n == 3 else b"%d" % n) for n in range(200)])
+    looks: list[str] = []
+
+    def note(statement: str) -> None:
+        if "json_group_array" in statement and "> (0, -1)" in statement:
+            looks.append(statement)
+
+    async with opened(path) as buffer, read_only(buffer), uplink(buffer) as line:
+        await until(lambda: len(line.broker.of("device-thermo")) == 199)
+        await buffer.run(lambda file: file.connection.set_trace_callback(note))
+        await asyncio.sleep(2)
+        assert buffer.state.failing is not None
+        # Each look reads all that Kafka has, and that this disk does not let go.
+        assert len(looks) <= 2 * 6, "two kinds of rows, at 0.05 s and each time after twice as long"
+    async with opened(path) as buffer, uplink(buffer) as line:
+        await drained(buffer)
+        assert [each.datum.payload for each in (await quarantined_of(buffer, range(9))).values()] == [POISON]
+
+
+async def test_however_many_records_kafka_refuses_on_a_read_only_disk_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refused, "AGAIN_S", 0.05)
+    monkeypatch.setattr(refused, "KNOWN_MAX", 3)
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        payloads = [POISON if n % 20 == 10 else b"%d" % n for n in range(100)]
+        assert await store(buffer, [reading("a", payload, "device-bad") for payload in payloads])
+        assert await store(buffer, [reading("a", b"good")])
+    async with opened(path) as buffer, read_only(buffer), uplink(buffer) as line:
+        await until(lambda: "device-bad" in line.verdicts.condemned)
+        ended = len(line.ended)
+        await asyncio.sleep(1)
+        assert len(line.ended) == ended, "each session that ends holds up the others"
+        assert [record.value for record in line.broker.of("device-thermo")] == [b"good"]
+        assert len(line.memory.refused) == 3
+
+
+async def test_what_is_given_up_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_loop, "REFUSED_AFTER_S", 0.5)
+    monkeypatch.setattr(refused, "AGAIN_S", 0.05)
+    async with opened(tmp_path / "buffer.db", disk_after_ms=2_000) as buffer, uplink(buffer) as line:
+        line.verdicts.copies = 2
+        assert await store(buffer, [reading("a", b"0")])
+        await until(lambda: bool(buffer.direct_topics))
+        async with read_only(buffer):
+            assert not await asyncio.wait_for(append(buffer, [reading("a", POISON)]), 10)
+            assert not line.memory.refused
+
+
+async def test_it_is_told_that_what_kafka_refuses_cannot_be_moved(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert await store(buffer, [reading("a", b"0")])
+        former = buffer.lane.number
+    async with opened(tmp_path / "buffer.db") as buffer:
+        # As if a damaged page had made up the row's lane.
+        await buffer.transact(lambda file: file.connection.execute("DELETE FROM lane WHERE number = ?", (former,)))
+        with capture_logs() as lines:
+            async with uplink(buffer) as line:
+                line.verdicts.condemned["device-thermo"] = TopicVerdict("device-thermo", "topic-compacted")
+                await until(lambda: any("does not hold this" in str(each.get("error")) for each in lines))
+            assert buffer.state.failing is None, "nothing else tells it"
 
 
 @pytest.mark.parametrize("when_full", ["refuse", "drop-oldest"])
