@@ -18,6 +18,7 @@ from aiokafka.protocol.admin import (
     AlterPartitionReassignmentsRequest,
     CreateAclsRequest,
     CreateTopicsRequest,
+    DeleteAclsRequest,
     DeleteTopicsRequest,
 )
 from aiokafka.protocol.api import RequestStruct, Response
@@ -207,6 +208,14 @@ async def allow(bootstrap: str, user: str, topic: str, *operations: Operation, p
             request = CreateAclsRequest(TOPIC, topic, pattern, f"User:{user}", "*", OPERATIONS[operation], ALLOW)
             for code, message in (await _ask(admin, request)).creation_responses:
                 _raise(code, message)
+
+
+async def forbid(bootstrap: str, user: str, topic: str, operation: Operation) -> None:
+    """Take back what `allow` gave."""
+    async with administered(bootstrap) as admin:
+        request = DeleteAclsRequest(TOPIC, topic, LITERAL, f"User:{user}", "*", OPERATIONS[operation], ALLOW)
+        for code, message, _ in (await _ask(admin, request)).filter_responses:
+            _raise(code, message)
 
 
 async def limit_producer(bootstrap: str, client_id: str, bytes_per_s: float) -> None:

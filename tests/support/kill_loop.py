@@ -29,7 +29,7 @@ from tests.support.gateways import (
     wait_for_port,
     write_config,
 )
-from tests.support.kafka_admin import alter_topic
+from tests.support.kafka_admin import allow, alter_topic, forbid
 from tests.support.waiting import patience
 
 Kind = Literal["qos1-sequence", "qos2", "qos1"]
@@ -226,6 +226,15 @@ Trouble = Callable[[random.Random], AbstractAsyncContextManager[None]]
 """Something that happens to Kafka for a while."""
 
 
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Another way into Kafka, for the daemon alone."""
+
+    bootstrap: str
+    settings: str
+    """Sections of `gateway.toml` that it needs."""
+
+
 def kill_loop(  # noqa: PLR0913, PLR0917 - what a loop differs by
     cycles: int,
     directory: Path,
@@ -233,13 +242,14 @@ def kill_loop(  # noqa: PLR0913, PLR0917 - what a loop differs by
     bootstrap: str | None,
     seed: int,
     trouble: Trouble | None = None,
+    door: Door | None = None,
 ) -> KillOutcome:
     """Start the daemon so often, and end it by `kill -9` after up to `seconds_per_cycle` under load.
 
     With a broker, what counts is what stands there in the end, and it has trouble in every second cycle. Without, what
     counts is what stands in the buffer. Raises TimeoutError where the sensors cannot finish at the end.
     """
-    return asyncio.run(_kill_loop(cycles, directory, seconds_per_cycle, bootstrap, seed, trouble))
+    return asyncio.run(_kill_loop(cycles, directory, seconds_per_cycle, bootstrap, seed, trouble, door))
 
 
 @asynccontextmanager
@@ -290,13 +300,31 @@ async def set_otherwise(
         await alter(1)
 
 
+@asynccontextmanager
+async def forbidden(bootstrap: str, user: str, topic: str, chance: random.Random) -> AsyncIterator[None]:
+    """Take a user's right to write to a topic away after a moment, and give it back."""
+    await asyncio.sleep(chance.uniform(0, 1))
+    await forbid(bootstrap, user, topic, "WRITE")
+    try:
+        yield
+    finally:
+        await allow(bootstrap, user, topic, "WRITE")
+
+
 async def _kill_loop(  # noqa: PLR0913, PLR0917
-    cycles: int, directory: Path, seconds_per_cycle: float, bootstrap: str | None, seed: int, trouble: Trouble | None
+    cycles: int,
+    directory: Path,
+    seconds_per_cycle: float,
+    bootstrap: str | None,
+    seed: int,
+    trouble: Trouble | None,
+    door: Door | None,
 ) -> KillOutcome:
     direct = 0
     chance = random.Random(seed)  # noqa: S311 - repeatable is the point
     port = free_port()
-    config = write_config(directory, bootstrap or UNREACHABLE, port, f"kill{seed}")
+    way = door or Door(bootstrap or UNREACHABLE, "")
+    config = write_config(directory, way.bootstrap, port, f"kill{seed}", way.settings)
     if bootstrap is None:
         # Each exchange of QoS 2 has two commits.
         config.write_text(config.read_text().replace("[buffer]", "[buffer]\ncommit_delay_ms = 0"))

@@ -1,6 +1,7 @@
 """`kill -9` under load: nothing that was acknowledged is missing, and what can be told apart is stored once."""
 
 import asyncio
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -8,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from demo.kafka_broker import Broker
-from tests.support.kafka_admin import create_topic_on
-from tests.support.kafka_cluster import kafka_cluster
-from tests.support.kill_loop import KINDS, Trouble, kill_loop, paused, set_otherwise, stalling
+from tests.support.kafka_admin import allow, create_topic, create_topic_on, set_password
+from tests.support.kafka_cluster import Listener, kafka_cluster
+from tests.support.kill_loop import KINDS, Door, Trouble, forbidden, kill_loop, paused, set_otherwise, stalling
 from tests.support.sizes import size
 
 HASTY = """
@@ -95,6 +96,31 @@ def test_nothing_acknowledged_is_missing_although_topics_lack_a_leader_or_a_repl
     assert outcome.missing == dict.fromkeys(KINDS, 0)
     assert outcome.duplicates["qos2"] == 0
     assert outcome.direct >= 3, outcome
+
+
+@pytest.mark.kafka
+@pytest.mark.long(seconds=100)
+def test_nothing_acknowledged_is_missing_although_a_topic_is_forbidden_for_a_while(tmp_path: Path) -> None:
+    user, topic, mechanism = "ditch", "kill12-qos1-sequence", "SCRAM-SHA-512"
+    password = tmp_path / "password"
+    password.touch(0o600)
+    password.write_text("secret")
+    login = Listener("LOGIN", "SASL_PLAINTEXT", mechanisms=(mechanism,))
+    with kafka_cluster(tmp_path / "kafka", 1, [login]) as cluster:
+        asyncio.run(set_password(cluster.bootstrap, user, mechanism, password.read_text()))
+        asyncio.run(create_topic(cluster.bootstrap, topic))
+        asyncio.run(allow(cluster.bootstrap, user, topic, "WRITE", "DESCRIBE_CONFIGS"))
+        (address,) = cluster.addresses("LOGIN")
+        door = Door(
+            address, f'[kafka.sasl]\nmechanism = "{mechanism}"\nuser = "{user}"\npassword_file = "{password}"\n'
+        )
+        trouble = partial(forbidden, cluster.bootstrap, user, topic)
+        outcome = kill_loop(12, tmp_path, 5.0, cluster.bootstrap, 12, trouble, door)
+    assert outcome.missing == dict.fromkeys(KINDS, 0)
+    assert outcome.duplicates["qos2"] == 0
+    assert outcome.direct >= 3, outcome
+    # The gateway sees it at once, or hears it of what it sends.
+    assert re.search(r"readings quarantined .*reason='?(topic|broker)-refused", (tmp_path / "gateway.log").read_text())
 
 
 def test_the_loop_finds_a_gateway_that_acknowledges_before_its_commit(
