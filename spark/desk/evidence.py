@@ -52,27 +52,11 @@ class Device(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """Readings that are lost: columns of `loss_records.LOSSES_SCHEMA`. `device` is None if nobody can say whose."""
+    """Readings that are lost. `device` is None if nobody can say whose."""
 
     namespace: str
-    gateway: str
     device: str | None
-    reason: str
-    size: int
-    device_boot: str | None
-    first_sequence: int | None
-    last_sequence: int | None
-    gateway_boot: str
-    first_boottime_us: int
-    last_boottime_us: int
-    told_us: int
-    told_error_us: int
-    told_boot: str
-    told_boottime_us: int
-
-    def of(self, *, is_its_own: bool) -> DeviceLoss:
-        """The loss as one that may be a device's."""
-        return DeviceLoss(self.gateway, is_its_own, *self[3:])
+    told: DeviceLoss
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +99,7 @@ class Evidence:
 
     def loss_figures(self) -> list[LossFigures]:
         """The figures of all losses."""
-        return [
-            loss_figures(self.sites.clocks, each.namespace, each.device, each.of(is_its_own=each.device is not None))
-            for each in self.losses
-        ]
+        return [loss_figures(self.sites.clocks, *loss) for loss in self.losses]
 
     def gateways(self) -> list[GatewayFigures]:
         """The figures of each buffer file of all gateways."""
@@ -142,12 +123,12 @@ class Evidence:
     def _losses(self) -> dict[Device, list[DeviceLoss]]:
         """The losses that may be each device's."""
         own, others = defaultdict(list), defaultdict(list)
-        for loss in self.losses:
-            if loss.device is not None:
-                own[Device(loss.namespace, loss.device)].append(loss.of(is_its_own=True))
+        for namespace, device, told in self.losses:
+            if device is not None:
+                own[Device(namespace, device)].append(told)
             else:
                 # They may be any device's that the gateway served.
-                others[loss.namespace, loss.gateway].append(loss.of(is_its_own=False))
+                others[namespace, told.gateway].append(told)
         return {
             device: own.get(device, [])
             + [
@@ -185,7 +166,7 @@ def read_evidence(source: Source, warehouse: str, tables: str, device: str | Non
         losses=[
             loss
             for loss in losses
-            if device in {None, loss.device} or (loss.device is None and (loss.namespace, loss.gateway) in serving)
+            if device in {None, loss.device} or (loss.device is None and (loss.namespace, loss.told.gateway) in serving)
         ],
         services=services,
         heard=heard,
@@ -212,12 +193,13 @@ def read_registry(source: Source, warehouse: str) -> dict[tuple[str, str], tuple
 
 def read_losses(source: Source, tables: str, gateways: Iterable[tuple[str, str]]) -> list[Loss]:
     """Return what gateways told of, what is in the quarantine, and what Kafka deleted unread of these gateways."""
-    names = ", ".join("count" if name == "size" else name for name in Loss._fields)
+    columns = {"is_its_own": "device IS NOT NULL", "size": "count"}
+    told = ", ".join(columns.get(name, name) for name in DeviceLoss._fields)
     table = source.table(f"{tables}/losses")
     # Of copies of a record, the copy with the smallest bound of its time counts.
-    surest = f"""SELECT {names} FROM ({table}) QUALIFY row_number() OVER (
+    surest = f"""SELECT namespace, device, {told} FROM ({table}) QUALIFY row_number() OVER (
         PARTITION BY ce_id ORDER BY told_error_us NULLS FIRST, told_us NULLS FIRST) = 1"""
-    losses = [Loss(*row) for row in source.rows(surest)]
+    losses = [Loss(namespace, device, DeviceLoss(*row)) for namespace, device, *row in source.rows(surest)]
     return losses + _rejects(source, tables) + _lost_in_kafka(source, tables, gateways)
 
 
@@ -235,13 +217,11 @@ def _rejects(source: Source, tables: str) -> list[Loss]:
     for row in source.rows(numbers):
         namespace, device, _, _, boot, gateway, gateway_boot, sequences, from_us, to_us, told_us, error_us = row
         for first, last in joined((number, number) for number in sequences):
-            found.append(
-                Loss(
-                    *(namespace, gateway, device, REJECTED, last - first + 1, boot, first, last),
-                    *(gateway_boot, from_us, to_us, told_us),
-                    *(TIME_ERROR_UNKNOWN_US if error_us is None else error_us, gateway_boot, to_us),
-                )
+            told = DeviceLoss(
+                *(gateway, True, REJECTED, last - first + 1, boot, first, last, gateway_boot, from_us, to_us, told_us),
+                *(TIME_ERROR_UNKNOWN_US if error_us is None else error_us, gateway_boot, to_us),
             )
+            found.append(Loss(namespace, device, told))
     return found
 
 
@@ -251,8 +231,10 @@ def _lost_in_kafka(source: Source, tables: str, gateways: Iterable[tuple[str, st
     starts = source.rows(f"SELECT at_us FROM ({table}) WHERE len(losses) > 0")
     return [
         # No real boot has this name, so nothing is known of its clock.
-        Loss(*gateway, None, LOST_IN_KAFKA, 0, None, None, None, "-", 0, 0, at_us, 0, "", 0)
-        for gateway in sorted(set(gateways))
+        Loss(
+            namespace, None, DeviceLoss(gateway, False, LOST_IN_KAFKA, 0, None, None, None, "-", 0, 0, at_us, 0, "", 0)
+        )
+        for namespace, gateway in sorted(set(gateways))
         for (at_us,) in starts
     ]
 

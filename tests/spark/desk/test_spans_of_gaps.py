@@ -12,7 +12,7 @@ from spark.desk.asked import Asked, microseconds
 from spark.desk.evidence import Device, Evidence, Loss
 from spark.desk.tables import Tables
 from spark.finality.gateway_states import GatewayStates
-from spark.finality.stream_proofs import DeviceIsland, Sites
+from spark.finality.stream_proofs import DeviceIsland, DeviceLoss, Sites
 from spark.log.edges import Edge
 
 NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)
@@ -44,11 +44,11 @@ def evidence(after: Edge, before: Edge) -> Evidence:
     """Number 2 of device 42 is missing between two readings, and one reading without a number is lost."""
     runs = {Device("plant", "42"): [island(0, after, after), island(3, before, before)]}
     told = edge(30)
-    loss = Loss(
-        *("plant", "gw-1", "42", "buffer-full", 1, None, None, None, "boot", after.boot_time_us, before.boot_time_us),
+    loss = DeviceLoss(
+        *("gw-1", True, "buffer-full", 1, None, None, None, "boot", after.boot_time_us, before.boot_time_us),
         *(told.event_us, 0, "boot", told.boot_time_us),
     )
-    return Evidence(GatewayStates({}), Sites(), {}, runs, [loss], {}, {})
+    return Evidence(GatewayStates({}), Sites(), {}, runs, [Loss("plant", "42", loss)], {}, {})
 
 
 def span(since: int, until: int) -> Asked:
