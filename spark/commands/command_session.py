@@ -98,7 +98,7 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
             raise
         _hush(spark)
         # Only now: when Spark starts, PySpark sets a handler of its own.
-        before = {number: signal.signal(number, end) for number in ending()} if _is_main_thread() else {}
+        before = {number: signal.signal(number, end) for number in ending()} if is_main_thread() else {}
     try:
         with _failures_told(scratch):
             yield spark
@@ -224,5 +224,6 @@ def _signals_waiting() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _is_main_thread() -> bool:
+def is_main_thread() -> bool:
+    """True where handlers of signals can be set."""
     return threading.current_thread() is threading.main_thread()

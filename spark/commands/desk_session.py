@@ -1,5 +1,8 @@
 """Opens the tables for one look-up, without Java, and explains an empty answer."""
 
+import os
+import shutil
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark.commands.answers import Form, beside
+from spark.commands.command_session import ending, is_main_thread
 from spark.desk.asked import Asked, microseconds
 
 if TYPE_CHECKING:
@@ -35,7 +39,8 @@ def asking(warehouse: str) -> "Iterator[Tables]":
     except ModuleNotFoundError as error:
         raise missing_package(error) from error
     try:
-        yield tables.open(warehouse)
+        with _nothing_left():
+            yield tables.open(warehouse)
     except BrokenPipeError:
         raise
     except (duckdb.IOException, duckdb.OutOfMemoryException, DeltaError, OSError) as error:
@@ -45,6 +50,27 @@ def asking(warehouse: str) -> "Iterator[Tables]":
         if not was_interrupted(error):
             raise
         raise KeyboardInterrupt from error
+
+
+@contextmanager
+def _nothing_left() -> Iterator[None]:
+    """Remove what DuckDB puts aside also if a signal ends this process. Otherwise Python's end removes it."""
+    from spark.desk.delta_source import SPILLS  # noqa: PLC0415
+
+    def end(number: int, _frame: object) -> None:
+        for folder in [*SPILLS]:
+            shutil.rmtree(folder, ignore_errors=True)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    # Ctrl-C is an exception, after which Python ends as always.
+    numbers = [number for number in ending() if number != signal.SIGINT] if is_main_thread() else []
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def missing_package(error: ModuleNotFoundError) -> click.ClickException:

@@ -30,6 +30,8 @@ CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
 }
+SPILLS: set[str] = set()
+"""Folders of this process for what memory cannot hold. If a signal ends it, whoever gets the signal removes them."""
 STATISTIC = re.compile(r'"((?:min|max|null_count|partition)\.\w+|num_records)"')
 
 
@@ -46,7 +48,8 @@ class Source:
         if beside is None:
             # By default DuckDB spills what memory cannot hold into the folder where a command was started.
             spill = mkdtemp(prefix="sluice-desk-")
-            finalize(self, rmtree, spill, ignore_errors=True)
+            SPILLS.add(spill)
+            finalize(self, _remove_spill, spill)
             self.db.execute(f"SET temp_directory = {text(spill)}")
         # Timestamps have no zone here. They are UTC.
         self.db.execute("SET TimeZone = 'UTC'")
@@ -185,6 +188,11 @@ class Source:
             return self.rows(f"SELECT {figure}" if " FROM files" in figure else f"SELECT {figure} FROM files")
         finally:
             self.db.unregister("files")
+
+
+def _remove_spill(folder: str) -> None:
+    rmtree(folder, ignore_errors=True)
+    SPILLS.discard(folder)
 
 
 def table_now(path: str) -> DeltaTable | None:

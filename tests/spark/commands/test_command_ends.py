@@ -1,5 +1,6 @@
 """How a command of `sluice-cloud` ends: 1 is a finding, so no failure and no person who stops it gives 1."""
 
+import os
 import re
 import signal
 import subprocess
@@ -26,7 +27,9 @@ def warehouse(tmp_path: Path) -> Path:
 
 def started(warehouse: Path, query: str, *options: str) -> "subprocess.Popen[bytes]":
     command = [SLUICE_CLOUD, "sql", "--warehouse", str(warehouse), query, *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # Its temporary files are seen there.
+    environment = {**os.environ, "TMPDIR": str(warehouse)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
 
 
 def test_ctrl_c_ends_a_query_with_the_code_that_shells_know(warehouse: Path) -> None:
@@ -36,6 +39,17 @@ def test_ctrl_c_ends_a_query_with_the_code_that_shells_know(warehouse: Path) -> 
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=patience(60))
     assert (process.returncode, told.split()) == (130, [b"stopped"])
+
+
+def test_a_signal_ends_a_query_and_leaves_no_file(warehouse: Path) -> None:
+    with started(warehouse, "SELECT range FROM range(1000000000)", "--csv") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"range\n"
+        assert len([*warehouse.glob("sluice-desk-*")]) == 1
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=patience(60))
+    assert (process.returncode, told) == (-signal.SIGTERM, b"")
+    assert [*warehouse.iterdir()] == [warehouse / "versions"]
 
 
 def test_whoever_reads_a_part_of_the_rows_ends_it_without_a_word(warehouse: Path) -> None:
