@@ -32,6 +32,7 @@ from spark.desk.windows_sql import windows
 from spark.engine.told_error import ToldError
 from spark.engine.warehouse_folder import VERSIONS, absolute, is_local, locked
 from spark.finality.stream_proofs import StreamProof
+from spark.log.edge_times import EARLIEST_US, LATEST_US
 
 DAY = "day"
 """Column of the date, UTC, that the published tables are partitioned by."""
@@ -357,5 +358,10 @@ def _span(day: date) -> Asked:
 
 
 def _told(values: Mapping[str, Any]) -> dict[str, object]:
-    """Values as Delta's statistics have them."""
-    return {name: rfc3339(value) if name in TIMES else value for name, value in values.items() if value is not None}
+    """Values as Delta's statistics have them. Times of which not each reader could read the year are left out."""
+    known = {name: value for name, value in values.items() if value is not None and not _is_far(name, value)}
+    return {name: rfc3339(value) if name in TIMES else value for name, value in known.items()}
+
+
+def _is_far(name: str, value: Any) -> bool:
+    return name in TIMES and not EARLIEST_US <= value <= LATEST_US

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +19,10 @@ ROWS_AT_ONCE = 10_000
 """Rows that are in memory on their way to CSV."""
 _TIME = re.compile(r"TIMESTAMP[^\[]*")
 """DuckDB's types of times. A list of times ends in brackets."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_CYCLE_YEARS = 400
+_CYCLE_US = 146_097 * 86_400_000_000
+"""Microseconds of so many years."""
 _OF_128_BITS = re.compile(r"\bU?HUGEINT\b")
 """DuckDB's types of whole numbers that Parquet lacks, such as those of sums. DuckDB would write them as doubles."""
 
@@ -102,12 +105,20 @@ def json_row(row: Mapping[str, Any], times: Collection[str], zone: tzinfo) -> di
 
 
 def rfc3339(us: int, zone: tzinfo = UTC) -> str:
-    """Microseconds since 1970 in RFC 3339, as a clock of the zone shows them."""
-    time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)
-    # Next to the year 9999 a zone's clock may show a year that Python lacks.
-    with suppress(OverflowError):
-        time = time.astimezone(zone)
-    return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    """Microseconds since 1970 in RFC 3339, as a clock of the zone shows them.
+
+    Years of other than four digits have a sign. No reading has one, but any program may write them into Kafka's times.
+    """
+    cycles = 0
+    try:
+        time = (_EPOCH + timedelta(microseconds=us)).astimezone(zone)
+    except OverflowError:
+        # Python knows the years 1 to 9999. The calendar repeats itself.
+        cycles = us // _CYCLE_US
+        time = (_EPOCH + timedelta(microseconds=us - cycles * _CYCLE_US)).astimezone(zone)
+    year = time.year + cycles * _CYCLE_YEARS
+    text = time.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return f"{year:04}{text[4:]}" if 0 <= year <= 9_999 else f"{year:+05}{text[4:]}"
 
 
 def time_text(us: int | None, zone: tzinfo = UTC) -> str:

@@ -18,6 +18,7 @@ from spark.ingest.devices_heard import heard_path
 from spark.ingest.seen_table import runs_path, settled_path
 from spark.log.amendments import amendments_path
 from spark.log.deletions import EMPTIED, append_deletion, is_of_device, read_deletions, was_deleted
+from spark.log.edge_times import LATEST_US
 from spark.log.log_table import LOG_PARTITION, log_path, log_schema, read_log
 from spark.log.verdicts import DELETED, IMPLAUSIBLE_DATE
 from spark.log.warehouse_version import folder_of, seen_tables, versions_of
@@ -64,8 +65,9 @@ def delete_device(
     found = counted.agg(F.count("*").alias("rows"), F.unix_micros(F.max("kafka_timestamp")).alias("newest_us")).first()
     at, records = datetime.now(UTC), 0
     if found is not None and found.rows:
-        # Kafka's clock may be ahead of this one.
-        at = max(at, datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=found.newest_us + 1))
+        # Kafka's clock may be ahead of this one. Python knows no year after 9999.
+        newest_us = min(found.newest_us + 1, LATEST_US)
+        at = max(at, datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=newest_us))
         records = found.rows
     # First: if a step below fails, no data of the device can come back.
     append_deletion(spark, warehouse, namespace, device, at)

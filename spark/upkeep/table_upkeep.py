@@ -203,5 +203,6 @@ def _failure(do: Callable[[], None]) -> str | None:
 
 def _today(newest_us: int) -> date:
     """The earlier of Kafka's day and this clock's day: by a clock that is ahead, too much would count as old."""
-    now = datetime.now(UTC)
-    return min(now, datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=newest_us)).date()
+    # Whatever writes to Kafka may choose Kafka's times, and Python knows no year after 9999.
+    now_s = datetime.now(UTC).timestamp()
+    return datetime.fromtimestamp(max(0, min(now_s, newest_us / 1e6)), UTC).date()

@@ -5,6 +5,7 @@ import io
 import sys
 from decimal import Decimal
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import duckdb
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from spark.commands.answers import Form, print_relation
 from spark.commands.table_text import cell_text, columns_left_out, table_lines, to_the_second
-from spark.desk.row_text import time_text
+from spark.desk.row_text import rfc3339, time_text
 
 COLUMNS = ("window_start", "namespace", "device", "n", "min", "late", "batch")
 ROWS = [
@@ -85,6 +86,24 @@ def test_a_time_has_as_many_digits_as_it_needs_or_there_is_room_for() -> None:
     assert time_text(noon_us + 250_000) == "2026-03-14T12:00:00.250000Z"
     assert to_the_second(time_text(noon_us + 999_999)) == "2026-03-14T12:00:00Z"
     assert to_the_second(time_text(None)) == time_text(None) == "-"
+
+
+@pytest.mark.parametrize(
+    ("us", "there", "in_berlin"),
+    [
+        (253_402_300_799_999_999, "9999-12-31T23:59:59.999999Z", "+10000-01-01T00:59:59.999999+01:00"),
+        (253_402_300_800_000_000, "+10000-01-01T00:00:00.000000Z", "+10000-01-01T01:00:00.000000+01:00"),
+        (9_000_000_000_000_000_000, "+287168-08-24T16:00:00.000000Z", "+287168-08-24T18:00:00.000000+02:00"),
+        (-62_135_596_800_000_001, "0000-12-31T23:59:59.999999Z", "0001-01-01T00:59:59.999999+01:00"),
+        (-(2**63), "-290308-12-21T19:59:05.224192Z", "-290308-12-21T20:59:05.224192+01:00"),
+    ],
+)
+def test_a_year_that_python_lacks_is_written_all_the_same(us: int, there: str, in_berlin: str) -> None:
+    assert (rfc3339(us), rfc3339(us, ZoneInfo("Europe/Berlin"))) == (there, in_berlin)
+    told = there.removesuffix("Z").removesuffix(".000000").replace("T", " ").lstrip("+")
+    with duckdb.connect() as db:
+        # DuckDB counts years before the first from 1 on.
+        assert told.startswith(("-", "0000")) or db.sql(f"SELECT make_timestamp({us})::VARCHAR").fetchall() == [(told,)]
 
 
 def test_a_list_of_times_is_no_time(capsys: pytest.CaptureFixture[str]) -> None:
