@@ -34,7 +34,7 @@ MAVEN := mvn --quiet --batch-mode
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
 TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static chromium fonts-dejavu-core
 WITH_SERVERS := kafka or spark or avr or box
-TEST_JARS := build/jars/kafka_classes.done build/jars/registry.done build/jars/s3.done build/jars/s3proxy.done
+TEST_JARS := $(patsubst %,build/jars/%.done,kafka_classes spark registry s3 s3proxy)
 SIDE_BY_SIDE = $(BIN)/pytest --dist loadfile --no-loadscope-reorder --numprocesses
 # To import all files of tests takes 5 s: a process with few marks gets only those files that have them.
 WITH_MARK = $$(grep -rl --include 'test_*.py' 'mark\.$(1)' tests | sort)
@@ -78,7 +78,8 @@ test-slice: test-tools
 	cat build/test-spark.log; \
 	exit $$failed
 
-test-tools: build/apt-test install jars $(TEST_JARS) build/tests.done
+# Without the file of Spark's classes: to write it takes longer than it saves the few Javas that `make test` starts.
+test-tools: build/apt-test install $(TEST_JARS) build/tests.done
 
 # Pytest rewrites the asserts of all tests, which takes longer than to read what it wrote. Else each process would do it.
 build/tests.done: $(shell find tests -name '*.py') $(VENV)/installed
