@@ -10,8 +10,10 @@ from pathlib import Path
 
 from gateway.host.service_user import as_root
 
-_TTY_FIELD = 4
-"""Field of /proc/PID/stat, counted behind the name: device number of the controlling terminal."""
+_STATE_FIELD, _TTY_FIELD = 0, 4
+"""Fields of /proc/PID/stat, counted behind the name: what it does, and device number of the controlling terminal."""
+_ENDED = ("Z", "X")
+"""States of a process that has ended, and whose parent may not have asked about it yet."""
 
 
 def this_user() -> str:
@@ -89,14 +91,21 @@ def name_of(process: int) -> str:
 def terminal_of(process: int) -> int:
     """Device number of the terminal that controls a process, as os.stat's `st_rdev`; 0 for none.
 
-    Any user may read it of every process, unlike the files that a process has open.
+    Any user may read it of every process, unlike the files that a process has open. A process that has ended has none.
+    A container counts its own terminals from 0, so what is said of a process in one is left out.
     """
     try:
         told = Path(f"/proc/{process}/stat").read_text(errors="replace")
+        status = Path(f"/proc/{process}/status").read_text(errors="replace")
     except OSError:
         return 0
-    # The name before it stands in parentheses, and may itself contain some.
-    number = int(told.rpartition(")")[2].split()[_TTY_FIELD])
+    # The name before them stands in parentheses, and may itself contain some.
+    fields = told.rpartition(")")[2].split()
+    # Its number here, and in each container that it is in.
+    numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
+    if fields[_STATE_FIELD] in _ENDED or len(numbers) > 1:
+        return 0
+    number = int(fields[_TTY_FIELD])
     return os.makedev(number >> 8 & 0xFFF, number & 0xFF | number >> 12 & 0xFFF00)
 
 

@@ -27,7 +27,10 @@ from gateway.serial_lines.rivals import (
 )
 
 OR_ELSE = "take the port out of serial.ports"
-OWN_TERMINALS = ("unshare", "--mount", "sh", "-ec", 'mount -t devpts -o newinstance none /dev/pts; exec "$@"', "sh")
+OWN_TERMINALS = (
+    *("unshare", "--mount", "--pid", "--fork", "setsid", "sh", "-ec"),
+    *('mount -t devpts -o newinstance none /dev/pts; exec "$@"', "sh"),
+)
 """What a container does to have terminals of its own."""
 CH340 = Adapter("/dev/ttyUSB0", 0x1A86, 0x7523, None, "1-1.2")
 
@@ -76,12 +79,26 @@ def test_a_login_is_seen_by_its_terminal_whatever_it_shows_of_its_files(
         assert [holder.process for holder in holders((port,))[port]] == [pid]
 
 
+def test_a_process_that_has_ended_has_no_port_open(port: str) -> None:
+    child = "os._exit(0) if os.fork() == 0 else os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)"
+    with process(f"end = os.open(sys.argv[1], os.O_RDWR); {child}; os.close(end)", port) as pid:
+        (ended,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        assert Path(f"/proc/{ended}/stat").read_text().split()[6] != "0", "it keeps its terminal"
+        assert int(ended) not in [holder.process for holder in holders((port,)).get(port, ())]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_a_terminal_of_the_same_name_in_a_container_is_another(port: str) -> None:
+@pytest.mark.parametrize("files", ["seen", "hidden"])
+def test_a_terminal_of_the_same_name_in_a_container_is_another(
+    port: str, files: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     number = int(Path(port).name)
-    opens = f"ends = [os.openpty() for _ in range({number + 1})]; assert os.ttyname(ends[-1][1]) == sys.argv[1]"
+    opens = f"ends = [os.openpty() for _ in range({number + 1})]; os.open(sys.argv[1], os.O_RDWR)"
     with process(opens, port, within=OWN_TERMINALS) as pid:
-        assert port in opened_by(pid)
+        (inner,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        assert port in opened_by(int(inner))
+        if files == "hidden":
+            monkeypatch.setattr("gateway.serial_lines.rivals.opened_by", lambda _process: {})
         assert holders((port,)) == {}
 
 
