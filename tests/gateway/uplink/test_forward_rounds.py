@@ -598,7 +598,7 @@ async def test_what_is_given_up_is_not_remembered(tmp_path: Path, monkeypatch: p
         await until(lambda: bool(buffer.direct_topics))
         async with read_only(buffer):
             assert not await asyncio.wait_for(append(buffer, [reading("a", POISON)]), 10)
-            assert not line.memory.refused
+            await until(lambda: not line.memory.refused)
 
 
 async def test_it_is_told_that_what_kafka_refuses_cannot_be_moved(tmp_path: Path) -> None:
