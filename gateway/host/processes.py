@@ -96,17 +96,21 @@ def terminal_of(process: int) -> int:
     """
     try:
         told = Path(f"/proc/{process}/stat").read_text(errors="replace")
-        status = Path(f"/proc/{process}/status").read_text(errors="replace")
+        # The name before them stands in parentheses, and may itself contain some.
+        fields = told.rpartition(")")[2].split()
+        number = int(fields[_TTY_FIELD])
+        # Most processes have none, and need no second look.
+        if not number or fields[_STATE_FIELD] in _ENDED or _is_in_container(process):
+            return 0
     except OSError:
         return 0
-    # The name before them stands in parentheses, and may itself contain some.
-    fields = told.rpartition(")")[2].split()
-    # Its number here, and in each container that it is in.
-    numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
-    if fields[_STATE_FIELD] in _ENDED or len(numbers) > 1:
-        return 0
-    number = int(fields[_TTY_FIELD])
     return os.makedev(number >> 8 & 0xFFF, number & 0xFF | number >> 12 & 0xFFF00)
+
+
+def _is_in_container(process: int) -> bool:
+    """Whether a process has another number within a container. Raises OSError if it has ended."""
+    status = Path(f"/proc/{process}/status").read_text(errors="replace")
+    return any(line.startswith("NSpid:") and len(line.split()) > 2 for line in status.splitlines())
 
 
 def running(program: str) -> int | None:
