@@ -224,15 +224,17 @@ async def test_a_boards_account_equals_the_readings_of_the_real_gateway(tmp_path
             await finish(started)
             assert read_ledger(started[0]).last.held == 0
         known = known_by(started[0])
-    assert known.acknowledged == set(known.centi_celsius)
+    # On a busy machine the board's ring may overflow. It says so then, and its account holds all the same.
+    assert known.acknowledged | known.dropped == set(known.centi_celsius)
+    assert not known.acknowledged & known.dropped
     with sqlite3.connect(tmp_path / "buffer.db") as connection:
         stored = connection.execute(
             "SELECT device_sequence, payload FROM reading WHERE device_boot NOT NULL"
         ).fetchall()
     connection.close()
-    assert {sequence: round(json.loads(payload)["celsius"] * 100) for sequence, payload in stored} == {
-        sample.sequence: value for sample, value in known.centi_celsius.items()
-    }
+    value_of = {sample.sequence: value for sample, value in known.centi_celsius.items()}
+    assert all(round(json.loads(payload)["celsius"] * 100) == value_of[sequence] for sequence, payload in stored)
+    assert {sample.sequence for sample in known.acknowledged} <= {sequence for sequence, _ in stored}
 
 
 async def acknowledged(board: Board, count: int) -> None:
