@@ -231,7 +231,9 @@ class Bucket:
         (first_tick_us, first_us), (last_tick_us, last_us) = self.quick_if_slow, self.quick_if_fast
         if first_tick_us == last_tick_us:
             return Observation(first_tick_us, first_us - delay_us - changed_us, first_us)
-        tick_us = round((self.late_if_slow_us - self.late_if_fast_us) / (fast - slow))
+        # The proof holds between the two ticks. If the rates are nearly equal, rounding can put the quotient outside.
+        between_us = round((self.late_if_slow_us - self.late_if_fast_us) / (fast - slow))
+        tick_us = min(max(between_us, first_tick_us), last_tick_us)
         quick_us = min(self.late_if_slow_us + (1 + slow) * tick_us, self.late_if_fast_us + (1 + fast) * tick_us)
         latest_us = min(
             first_us + (1 + fast) * (tick_us - first_tick_us), last_us - (1 + slow) * (last_tick_us - tick_us)

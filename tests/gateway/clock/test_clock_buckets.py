@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.clock.arrival_buckets import LEAST_DELAY_US, Bucket
@@ -27,6 +27,7 @@ def bucket(rates: tuple[float, float], arrivals: list[tuple[int, int]]) -> Bucke
     st.lists(st.tuples(st.integers(0, 60 * SECOND_US), st.integers(0, 3 * SECOND_US)), min_size=1, max_size=20),
     st.integers(0, 19),
 )
+@example((0.0, 1e-9), 0.0, [(0, 0), (401_461, 0)], 0)
 def test_the_true_time_is_within_what_a_bucket_tells_whichever_of_its_arrivals_was_quick(
     ends: tuple[float, float], share: float, sent: list[tuple[int, int]], quick: int
 ) -> None:
