@@ -29,6 +29,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 FIRMWARE_PACKAGES := gcc-avr avr-libc libsimavr-dev libelf-dev gcc make
 PACKAGES := python3 python3-venv 'openjdk-21-jdk-headless|openjdk-17-jdk-headless' maven $(FIRMWARE_PACKAGES)
+DEB_PACKAGES := python3 python3-venv git openssl
 MAVEN := mvn --quiet --batch-mode
 # Maven resets the terminal's colours at its end, whatever it is told.
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
@@ -104,11 +105,17 @@ build/apt-test: Makefile demo/install_packages.sh
 	@PYTHON=$(PYTHON) demo/install_packages.sh $(TEST_PACKAGES)
 	@mkdir -p build && touch $@
 
+build/apt-deb: Makefile demo/install_packages.sh
+	@PYTHON=$(PYTHON) demo/install_packages.sh $(DEB_PACKAGES)
+	@mkdir -p build && touch $@
+
 # A link to the Python that it was made with. If an upgrade of the system took that Python away, the link leads nowhere,
-# which is no file to make: everything in $(VENV) is made anew.
+# which is no file to make: everything in the folder is made anew.
 $(BIN)/python: | build/apt-demo
-	@rm -rf $(VENV)
-	@$(PYTHON) -m venv $(VENV)
+build/deb-venv/bin/python: | build/apt-deb
+$(BIN)/python build/deb-venv/bin/python: %/bin/python:
+	@rm -rf $*
+	@$(PYTHON) -m venv $*
 
 # Every package at the version and hash that constraints.txt pins; the project itself is installed by reference.
 # Without PIP_USE_PEP517 the pip of Debian 12 warns at length of how it builds pyspark; later ones build it so anyway.
@@ -160,8 +167,15 @@ build/jars/s3.done build/jars/s3proxy.done: build/jars/%.done: tests/support/%_p
 		'-DoutputDirectory=$(CURDIR)/build/jars/$*' $(PLAIN)
 	@touch $@
 
-deb: build/apt-demo install
-	@$(BIN)/python -m systemd.build_deb $(if $(VERSION),--version $(VERSION)) $(if $(SIGNING_KEY),--signing-key $(SIGNING_KEY))
+# The gateway's part of constraints.txt, without Spark and the tools of tests.
+build/deb-venv/installed: constraints.txt pyproject.toml systemd/build_pins.py build/deb-venv/bin/python
+	@echo "installing Python packages into $(@D) (less than a minute)"
+	@$(@D)/bin/python -m systemd.build_pins > $(@D)/requirements.txt
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r $(@D)/requirements.txt
+	@touch $@
+
+deb: build/deb-venv/installed
+	@build/deb-venv/bin/python -m systemd.build_deb $(if $(VERSION),--version $(VERSION)) $(if $(SIGNING_KEY),--signing-key $(SIGNING_KEY))
 
 # -- benches ---------------------------------------------------------------------------------------
 comma := ,

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs the named Debian packages that are missing, and says which: as root, or by sudo.
 # `A|B` asks for either package. If neither is installed, the first one that apt-get knows is.
-# A Python or a Java of the wrong version ends the script before it installs anything.
+# A Python of the wrong version ends the script before it installs anything; so does a Java, if a JDK is asked for.
 set -eu
 PYTHON=${PYTHON:-python3}
 PYTHON_LEAST=3.11
@@ -31,7 +31,13 @@ if command -v "$PYTHON" >/dev/null; then
 elif [ "$PYTHON" != python3 ]; then
     stop "There is no \`$PYTHON\`: install it, or leave PYTHON out to use the system's own Python"
 fi
-if command -v "$JAVA" >/dev/null; then
+java_wanted() {
+    case $* in *jdk*) ;; *) return 1 ;; esac
+}
+
+if ! java_wanted "$@"; then
+    : # whatever Java is here does not matter
+elif command -v "$JAVA" >/dev/null; then
     version=$("$JAVA" -version 2>&1 | sed -n 's/.* version "\([^"]*\)".*/\1/p')
     case $version in
         17 | 17.* | 21 | 21.*) ;;

@@ -12,6 +12,8 @@ SCRIPT = Path(__file__).parents[2] / "demo" / "install_packages.sh"
 INSTALLED = "base-files"
 """On every Debian."""
 NOWHERE = "sluice-no-such-package"
+A_JDK = f"openjdk-0-jdk|{INSTALLED}"
+"""Asks for a JDK, as `make demo` does, and is there already."""
 
 pytestmark = pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="this is no Debian, nor made from one")
 
@@ -76,7 +78,7 @@ def test_another_java_is_told_before_anything_is_installed(
 ) -> None:
     home = java_home(tmp_path, version_line)
     environment = {"PATH": f"{home}/bin:{os.environ['PATH']}"} if named_by == "PATH" else {"JAVA_HOME": home}
-    done = install(NOWHERE, **environment)
+    done = install(NOWHERE, A_JDK, **environment)
     program = "java" if named_by == "PATH" else f"{home}/bin/java"
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"Sluice needs Java 17 or 21, and `{program}` is {told}: set JAVA_HOME to a JDK 17 or 21\n"
@@ -87,11 +89,17 @@ def test_another_java_is_told_before_anything_is_installed(
     ['openjdk version "17.0.15" 2025-04-15', 'openjdk version "21" 2023-09-19', 'openjdk version "21.0.8" 2025-07-15'],
 )
 def test_java_17_and_21_are_taken(version_line: str, tmp_path: Path) -> None:
-    done = install(INSTALLED, JAVA_HOME=java_home(tmp_path, version_line))
+    done = install(A_JDK, JAVA_HOME=java_home(tmp_path, version_line))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_java_home_without_java_is_told() -> None:
-    done = install(NOWHERE, JAVA_HOME="/no/such/java")
+    done = install(NOWHERE, A_JDK, JAVA_HOME="/no/such/java")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("There is no `/no/such/java/bin/java`: set JAVA_HOME to a JDK 17 or 21, or unset it")
+
+
+def test_no_java_matters_to_what_needs_none(tmp_path: Path) -> None:
+    for home in (java_home(tmp_path, 'openjdk version "11.0.2" 2019-01-15'), "/no/such/java"):
+        done = install(INSTALLED, JAVA_HOME=home)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

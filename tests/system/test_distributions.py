@@ -1,11 +1,14 @@
-"""The first commands on systems right after their installation: `make demo`, and the fast tests."""
+"""The first commands on systems right after their installation: `make demo`, the fast tests, and `make deb`."""
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from systemd import build_deb, deb_signing
+from systemd.deb_python import TARGETS
 from tests.support.box import entered_or_skip
 from tests.support.fresh_system import FreshSystem, fresh_system
 
@@ -36,6 +39,23 @@ def test_the_demo_and_the_fast_tests_run_with_the_systems_own_python_and_java(
         passed = re.search(r"(\d+) passed", tested)
         assert passed is not None, tested[-2_000:]
         assert int(passed[1]) > 2_000, tested[-2_000:]
+
+
+@pytest.mark.long(seconds=180)
+def test_packages_are_built_without_java_and_compilers_to_the_same_bytes(tmp_path: Path) -> None:
+    key = tmp_path / "release.key"
+    deb_signing.make_key(key)
+    release = build_deb.prepare("1.0.0", key)
+    with entered_or_skip(fresh_system(tmp_path, 12)) as system:
+        shutil.copy(key, system.clone / "release.key")
+        said = system.run("make", "deb", "VERSION=1.0.0", "SIGNING_KEY=release.key", seconds_max=SECONDS_MAX)
+        # The tree has git and openssl.
+        assert re.search(r"(?m)^installing packages: python3 python3-venv$", said), said
+        assert not [name for name in ("java", "mvn", "gcc") if system.call("which", name, seconds_max=60)[0] == 0]
+        built = {path.name: path.read_bytes() for path in (system.clone / "build" / "deb").glob("*.deb")}
+        assert len(built) == len(TARGETS)
+        here = build_deb.build(TARGETS[0], release, tmp_path / "here")
+        assert built[here.name] == here.read_bytes()
 
 
 @pytest.mark.long(seconds=120)

@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 from gateway.cli import main
 from gateway.commands import update_command
 from gateway.commands.update_command import Box, Package, UpdateError, is_newer, read_package, trusted_keys, verify
-from systemd import build_deb, deb_documents, deb_python, deb_signing
+from systemd import build_deb, build_pins, deb_documents, deb_python, deb_signing
 from systemd.deb_python import ROOT, TARGETS, Target
 from tests.support.box import BoxUnavailableError, foreign_tree
 from tests.support.generated_pages import commands
@@ -48,6 +48,50 @@ def test_the_gateways_own_packages_go_in_at_their_pins_and_nothing_of_the_cloud_
     assert {"aiokafka", "click", "cramjam", "h11", "msgspec", "paho-mqtt", "structlog", "typing-extensions"} <= names
     assert not names & CLOUD_AND_TESTS
     assert all(pin.hashes for pin in found)
+
+
+def test_what_make_deb_installs_is_enough_to_build_and_has_nothing_of_the_cloud_side() -> None:
+    constraints = (ROOT / "constraints.txt").read_text()
+    pins = deb_python.read_pins(constraints)
+    found = deb_python.read_pins(build_pins.requirements(constraints, build_pins.build_needs()))
+    needed = {pin.name: pin for target in TARGETS for pin in deb_python.gateway_pins(target, pins)}
+    assert needed.items() <= found.items()
+    assert {"click-man", "cyclonedx-python-lib", "packageurl-python", "pip"} <= found.keys()
+    assert not found.keys() & (CLOUD_AND_TESTS - {"pip"})
+
+
+@given(
+    needs=st.dictionaries(
+        st.sampled_from(["Spark", "ruff", "a.b", "a-c", "click"]), st.sets(st.sampled_from("vwxyz")), max_size=5
+    ),
+    inner=st.sets(st.tuples(st.sampled_from("vwxyz"), st.sampled_from("vwxyz"))),
+    wanted=st.sets(st.sampled_from(["spark", "ruff", "a-b", "A_C", "click"])),
+)
+def test_a_pin_is_chosen_if_a_chosen_one_needs_it(
+    needs: dict[str, set[str]], inner: set[tuple[str, str]], wanted: set[str]
+) -> None:
+    """Against a walk from needs to needed; the file says for each pin who needs it."""
+    edges = {(canonicalize_name(name), need) for name, found in needs.items() for need in found} | inner
+    names = ["spark", "ruff", "a-b", "a-c", "click", *"vwxyz"]
+    pins = {}
+    for name in names:
+        via = ["sluice (pyproject.toml)", *sorted(one for one, other in edges if other == name)]
+        told = f"    # via {via[0]}\n" if len(via) == 1 else "".join(f"    #   {one}\n" for one in ["via", *via])
+        pins[name] = f"{name}==1.0 ; python_full_version >= '3' \\\n    --hash=sha256:aa\n{told}"
+    reached: set[str] = set()
+    waiting: list[str] = [canonicalize_name(name) for name in wanted]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += [other for one, other in edges if one == name]
+    expected = "".join(pins[name] for name in names if name in reached)
+    assert build_pins.requirements("".join(pins.values()), wanted) == expected
+
+
+def test_a_build_tool_that_is_not_pinned_is_told_by_name() -> None:
+    with pytest.raises(LookupError, match=r"click-man: not in constraints\.txt; run `make lock`"):
+        build_pins.requirements("click==8.5.1\n", ["click", "click-man"])
 
 
 def test_what_is_not_pinned_is_told_by_name() -> None:
