@@ -33,7 +33,7 @@ DEB_PACKAGES := python3 python3-venv git openssl
 MAVEN := mvn --quiet --batch-mode
 # Maven resets the terminal's colours at its end, whatever it is told.
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
-TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static chromium fonts-dejavu-core
+TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static qemu-system-arm u-boot-qemu u-boot-tools mtools dosfstools chromium fonts-dejavu-core
 WITH_SERVERS := kafka or spark or avr or box
 TEST_JARS := $(patsubst %,build/jars/%.done,kafka_classes spark registry s3 s3proxy)
 SIDE_BY_SIDE = $(BIN)/pytest --dist loadfile --no-loadscope-reorder --numprocesses
@@ -43,7 +43,7 @@ SLICED := \(long\|campaign\)\|left_to_long
 SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 # Tests start our programs some thousand times. Bytecode is kept, whatever the environment says of it.
 unexport PYTHONDONTWRITEBYTECODE
-COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd firmware-sim
+COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd image firmware-sim
 
 .PHONY: always demo test docs test-fast test-long test-slice test-tools check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install peers
 
