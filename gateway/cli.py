@@ -22,7 +22,7 @@ _ELSEWHERE = {
     "reset": "gateway.commands.setup.reset_command:reset",
     "settings": "gateway.commands.settings_command:settings_command",
     "setup": "gateway.commands.setup.setup_command:setup",
-    "update": "gateway.commands.update_command:update",
+    "update": "gateway.commands.update.update_command:update",
     "check": "gateway.commands.check.check_command:check",
     "status": "gateway.commands.status.status_command:status",
 }

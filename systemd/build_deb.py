@@ -40,6 +40,14 @@ _PLACES = {
     "sluice.avahi.service": "etc/avahi/services/sluice.service",
 }
 """Files of this folder, and where they go."""
+_PROGRAMS = {
+    "usr/bin/sluice": "launcher",
+    f"{LIBRARY}/self-test": "self-test",
+    # For boxes with our image.
+    f"{LIBRARY}/rauc-slots": "rauc-slots",
+    f"{LIBRARY}/update-trial": "update-trial",
+}
+"""Programs, and their scripts in `debian/`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,7 @@ def _write_program(root: Path, target: Target, release: Release) -> None:
     (told / "METADATA").write_text(
         f"Metadata-Version: 2.4\nName: sluice\nVersion: {release.version}\nSummary: {project['description']}\n{needs}"
     )
-    for name, script in (("launcher", "usr/bin/sluice"), ("self-test", f"{LIBRARY}/self-test")):
+    for script, name in _PROGRAMS.items():
         _write_script(root / script, (HERE / "debian" / name).read_text(), target)
     key = root / KEYS / "release.pem"
     key.parent.mkdir(parents=True)
@@ -200,7 +208,7 @@ def _write_control(root: Path, target: Target, release: Release) -> None:
 
 def _settle(root: Path, epoch_s: int) -> None:
     """Give every file its mode and one time, whatever umask and clock the build had."""
-    scripts = {root / "usr/bin/sluice", root / LIBRARY / "self-test"}
+    scripts = {root / name for name in _PROGRAMS}
     scripts |= {root / "DEBIAN" / name for name in ("preinst", "postinst", "prerm", "postrm")}
     for path in sorted(root.rglob("*"), reverse=True):
         path.chmod(0o755 if path.is_dir() or path in scripts else 0o644)

@@ -167,6 +167,7 @@ def conditions(facts: Facts) -> list[Condition]:
         *_payloads(facts),
         *quarantined({} if facts.buffer_status is None else facts.buffer_status.quarantine_reasons),
         *_wear(facts),
+        *_update(facts),
     ]
     return sorted(found, key=lambda condition: _ORDER[condition.level])
 
@@ -230,6 +231,18 @@ def _wear(facts: Facts) -> Iterator[Condition]:
         if facts.uplink.up and not facts.uplink.direct_topics:
             todo = "Let Kafka have readings first: sluice check says how. Or use a card sold for endurance, or an SSD."
         yield Condition("card-wears-out", "warn", "Disk", words, means, todo)
+
+
+def _update(facts: Facts) -> Iterator[Condition]:
+    update = facts.update
+    if update is None or update.result == "good":
+        return
+    words = _sentence(_capital(update.words))
+    if update.result == "on-trial":
+        yield Condition("update-on-trial", "note", "Update", words)
+    else:
+        todo = "Mend the cause, or install another version: sluice update FILE.raucb."
+        yield Condition("update-went-back", "warn", "Update", words, "", todo)
 
 
 def first_copy(facts: Facts) -> str:

@@ -14,6 +14,7 @@ from gateway.buffer.status import BufferStatus
 from gateway.clock.report import ClockView
 from gateway.config.running_settings import as_whom, digest, running_settings
 from gateway.host.disk_health import Trouble
+from gateway.host.last_update import LastUpdate
 from gateway.settings import Settings
 from gateway.uplink.state import UplinkState
 
@@ -85,6 +86,8 @@ class Facts(Struct, frozen=True):
     """Some of the devices that were kept to their share of the buffer in the last minute, by what they hold."""
     above_share_devices: int = 0
     """Number of all such devices."""
+    update: LastUpdate | None = None
+    """Last update of the box's image; None if there was none."""
     unknown: frozenset[str] = frozenset()
     """Members of the daemon's answer that cannot be read, such as `serial` and `uplink.sent`. Also `uplink`, `clock`
     and `devices` if it has nothing of them."""

@@ -7,7 +7,7 @@ one is written next, so a power cut in a write leaves the state before.
 import os
 import zlib
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +21,9 @@ FILE_BYTES = 512
 TRIES = 3
 """Starts that a slot on trial has. A hang or a power cut takes one."""
 NUMBER_MAX = 0xFFFF_FFFF
+BOOT_FOLDER = Path("/boot/firmware")
+"""Where a box of our image has its boot partition."""
+_COMMAND_LINE = Path("/proc/cmdline")
 
 
 class SlotState(Struct, frozen=True):
@@ -53,6 +56,12 @@ def settle(state: SlotState, good: Slot) -> SlotState:
 
 def other(slot: Slot) -> Slot:
     return "b" if slot == "a" else "a"
+
+
+def running_slot(command_line: Path = _COMMAND_LINE) -> Slot | None:
+    """Slot that this box was started from; None if it has none."""
+    words = command_line.read_text().split()
+    return next((slot for slot in get_args(Slot) if f"rauc.slot={slot}" in words), None)
 
 
 def encode(state: SlotState) -> bytes:

@@ -55,6 +55,20 @@ def stop() -> None:
     _do("stop", UNIT)
 
 
+def fed_s() -> tuple[bool, float]:
+    """Whether the service runs, and the seconds from its start to the last time that it fed its watchdog."""
+    names = ("ActiveState", "ActiveEnterTimestampMonotonic", "WatchdogTimestampMonotonic")
+    _, told = _systemctl("show", f"--property={','.join(names)}", UNIT)
+    values = dict(line.partition("=")[::2] for line in told.splitlines())
+    entered_us, fed_us = (int(found) if (found := values.get(name, "")).isdecimal() else 0 for name in names[1:])
+    return values.get("ActiveState") == "active", max(0, fed_us - entered_us) / 1e6
+
+
+def reboot() -> None:
+    """Restart this box. Raises ServiceError."""
+    _do("reboot")
+
+
 def _do(*arguments: str) -> None:
     code, told = _systemctl(*arguments)
     if code != 0:

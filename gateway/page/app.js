@@ -153,6 +153,7 @@ function showCards() {
     ["A card lasts", disk.card_s === null ? "–" : span(disk.card_s)],
     ["The card was spared", disk.spared ? `${count(disk.spared)} readings and events` : "–"],
     ["Running for", span(state.up_s)],
+    ...(state.update ? [["Last update", state.update]] : []),
   ];
   const shown = JSON.stringify(box);
   if ($("box").dataset.told !== shown) {

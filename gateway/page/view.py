@@ -35,8 +35,9 @@ from gateway.devices.listing import (
 from gateway.devices.words import drift_words
 from gateway.health.conditions import Condition, Headline, conditions, first_copy, headline
 from gateway.health.facts import Facts, Silent
-from gateway.host import disk_health, terminal_text
+from gateway.host import disk_health, last_update, terminal_text
 from gateway.host.disk_health import Trouble
+from gateway.host.last_update import LastUpdate
 from gateway.host.terminal_text import size
 from gateway.page.history import SAMPLE_US, UPLINK_STATES, LiveHistory, Sample, Trace, Value
 from gateway.reading import BufferFileError
@@ -87,9 +88,10 @@ class OnDisk(Struct, frozen=True):
     disk: str
     """The disk, and how much of its life is used, in words."""
     troubles: tuple[Trouble, ...]
+    update: LastUpdate | None
 
 
-NOTHING_FOUND: Final = OnDisk(None, {}, [], 0, None, "", ())
+NOTHING_FOUND: Final = OnDisk(None, {}, [], 0, None, "", (), None)
 
 
 class Row(Struct, frozen=True):
@@ -332,6 +334,7 @@ class StatusView:
             ),
             above_share=state.above_share,
             above_share_devices=state.above_share_devices,
+            update=on_disk.update,
         )
 
     def _missing(self) -> Iterator[tuple[str, int]]:
@@ -376,6 +379,7 @@ class StatusView:
                 "matching": len(matching),
                 "shown": shown,
             },
+            "update": facts.update.words if facts.update is not None and facts.update.result == "good" else "",
             "up_s": round(facts.up_s),
             "versions": versions(),
         }
@@ -508,7 +512,7 @@ def versions() -> dict[str, str]:
 def look_at_the_file(path: Path) -> OnDisk:
     """Read the buffer's file and its disk; what cannot be read stays unknown. Runs on a thread of its own."""
     free: int | None = None
-    disk, wrong = "", tuple[Trouble, ...]()
+    disk, wrong, update = "", tuple[Trouble, ...](), last_update.read()
     with suppress(OSError):
         space = os.statvfs(path)
         free = space.f_bavail * space.f_frsize
@@ -530,8 +534,8 @@ def look_at_the_file(path: Path) -> OnDisk:
             )
     except BufferFileError as error:
         _log.debug("the buffer's file could not be looked at", error=str(error))
-        return OnDisk(None, {}, [], 0, free, disk, wrong)
-    return OnDisk(found, lost, [UsageHour(*hour) for hour in hours], unused * page_bytes, free, disk, wrong)
+        return OnDisk(None, {}, [], 0, free, disk, wrong, update)
+    return OnDisk(found, lost, [UsageHour(*hour) for hour in hours], unused * page_bytes, free, disk, wrong, update)
 
 
 def _values(trace: Trace) -> Iterator[tuple[str, Value]]:

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
 
 from gateway.cli import main
-from gateway.commands import update_command
-from gateway.commands.update_command import Box, Package, UpdateError, is_newer, read_package, trusted_keys, verify
+from gateway.commands.update import update_command
+from gateway.commands.update.programs import UpdateError
+from gateway.commands.update.update_command import Box, Package, is_newer, read_package, trusted_keys, verify
 from systemd import build_deb, build_pins, deb_documents, deb_python, deb_signing
 from systemd.deb_python import ROOT, TARGETS, Target
 from tests.support.box import BoxUnavailableError, foreign_tree
@@ -307,7 +308,7 @@ def test_what_dpkg_runs_is_a_shells_and_holds_no_placeholder(tree: Path) -> None
         path = tree / "DEBIAN" / name
         subprocess.run(["sh", "-n", path], check=True)
         assert not re.search("@[A-Z]+@", path.read_text())
-    for name in ("usr/bin/sluice", f"{build_deb.LIBRARY}/self-test"):
+    for name in build_deb._PROGRAMS:
         assert (tree / name).read_text().startswith("#!/usr/bin/python3.11 -IS\n")
 
 

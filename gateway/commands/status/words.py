@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gateway.commands.buffer_commands import RoomLeft
     from gateway.commands.status.device_table import DeviceRow
     from gateway.host.disk_health import Disk
+    from gateway.host.last_update import LastUpdate
     from gateway.settings import Settings
 
 INDENT = 12
@@ -69,6 +70,7 @@ class Glance:
     to_start: str = ""
     """Command that starts the daemon, if no daemon runs."""
     disk: "Disk | None" = None
+    update: "LastUpdate | None" = None
     rates: "Rates | None" = None
     """Rates since an earlier glance, if there was one."""
 
@@ -115,6 +117,7 @@ def facts_of(seen: Glance) -> Facts:
         silent=tuple(sorted(silent, key=lambda each: -each.silent_s)),
         missing=tuple(sorted(missing, key=lambda each: -each[1])),
         findings=tuple((row.device, row.note) for row in rows if row.finding and row.note),
+        update=seen.update,
     )
     return facts if seen.devices is not None else replace(facts, unknown=facts.unknown | {"devices"})
 
@@ -130,6 +133,7 @@ def status_lines(seen: Glance) -> Iterator[str]:
             by_subject.setdefault(condition.subject, []).append(condition)
     parts = (
         ("gateway", "Settings", _gateway(seen, answer, facts)),
+        ("update", "Update", _update(seen)),
         ("sources", "Sensors", ()),
         ("uplink", "Uplink", () if "uplink" in facts.unknown else _uplink(seen, facts)),
         ("readings", "", _traffic(seen, facts)),
@@ -169,6 +173,12 @@ def _gateway(seen: Glance, answer: dict[str, Any], facts: Facts) -> Iterator[str
     unknown = sorted(part for part in facts.unknown if part.partition(".")[0] in answer)
     if unknown:
         yield f"not known: {', '.join(unknown)}; the gateway that runs may be of another version than this command"
+
+
+def _update(seen: Glance) -> Iterator[str]:
+    """The last update of the box's image, if it was found good. Conditions tell of others."""
+    if seen.update is not None and seen.update.result == "good":
+        yield escaped(seen.update.words)
 
 
 def _traffic(seen: Glance, facts: Facts) -> Iterator[str]:

@@ -14,6 +14,7 @@ from gateway.clock.report import ClockView
 from gateway.health.conditions import Condition, conditions, first_copy, headline
 from gateway.health.facts import Facts, Silent
 from gateway.host.disk_health import Trouble
+from gateway.host.last_update import Before, LastUpdate
 from gateway.settings import BufferSettings, GatewaySettings, KafkaSettings, ListenerSettings, Settings
 from gateway.uplink.state import ONE_REPLICA, SLOW, UplinkState
 
@@ -71,6 +72,18 @@ def test_all_is_well_only_where_nothing_is_to_be_looked_at() -> None:
     # An adapter that may come later is nothing to be looked at.
     waiting = replace(WELL, serial={"awaited": {"all": "no USB adapter is plugged in now; it may come later"}})
     assert headline(waiting, conditions(waiting)).level == "well"
+
+
+def test_an_update_of_the_image_is_told_until_it_is_good() -> None:
+    update = LastUpdate("1", "1.0", "1.1", "b", Before())
+    trial = only(replace(WELL, update=update))
+    assert (trial.code, trial.level) == ("update-on-trial", "note")
+    assert trial.words == "Version 1.1 is on trial; if it is not found good, this box goes back to 1.0."
+    assert headline(WELL, [trial]).level == "well", "nothing is to be done"
+    back = only(replace(WELL, update=replace(update, result="went-back", reason="its service does not run")))
+    assert (back.code, back.level) == ("update-went-back", "warn")
+    assert back.words == "Version 1.1 was given up, and 1.0 runs again: its service does not run."
+    assert conditions(replace(WELL, update=replace(update, result="good"))) == []
 
 
 def test_kafka_that_is_not_reached() -> None:

@@ -23,6 +23,7 @@ from gateway.config import running_settings
 from gateway.config.config_file import route_table
 from gateway.daemon.control import Parts
 from gateway.health.conditions import conditions
+from gateway.host import last_update
 from gateway.intake.front_door import FrontDoor
 from gateway.listener.credentials import add
 from gateway.page import view
@@ -107,6 +108,19 @@ async def test_a_gateway_that_goes_on_by_its_former_name_says_so(box: Box, tmp_p
     await box.view._look_at_the_file()
     (changed,) = (each for each in conditions(box.view.facts()) if each.code == "settings-changed")
     assert changed.means == "It goes on with those of before, as default/barn-1."
+
+
+async def test_an_update_of_the_image_is_shown(box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_update, "FILE", tmp_path / "last.json")
+    update = last_update.LastUpdate("1", "1.0", "1.1", "b", last_update.Before(), "good")
+    told = {}
+    for result in (None, update, replace(update, result="went-back", reason="Kafka is not reached")):
+        if result is not None:
+            last_update.write(result)
+        await box.refreshed()
+        state = await box.state()
+        told[result and result.result] = state["update"], [alarm["code"] for alarm in state["alarms"]]
+    assert told == {None: ("", []), "good": (update.words, []), "went-back": ("", ["update-went-back"])}
 
 
 async def test_a_device_with_its_reading(box: Box) -> None:

@@ -21,6 +21,7 @@ from gateway.commands.status.watch import with_rates
 from gateway.commands.status.words import DEVICES_MAX, INDENT, Glance, facts_of, status_lines
 from gateway.config import running_settings
 from gateway.health.conditions import conditions
+from gateway.host.last_update import Before, LastUpdate
 from gateway.settings import (
     NO_SOURCE,
     BrokerSettings,
@@ -92,6 +93,16 @@ def test_each_member_of_another_versions_answer_is_read_by_itself() -> None:
     }
     assert found["clock-unsynced"] == "This box's clock has not been synced."
     assert next(status_lines(seen)) == "gateway     gw1, running"
+
+
+def test_what_became_of_an_update_of_the_image_has_a_line() -> None:
+    good = LastUpdate("1", "1.0", "1.1\x1b", "b", Before(), "good")
+    lines = [*status_lines(glance({"up": True}, update=good))]
+    assert "update      version 1.1\\x1b was found good, and is used from now on; before it 1.0" in lines
+    back = structs.replace(good, result="went-back", reason="Kafka is not reached, and was before")
+    (told,) = (line for line in status_lines(glance({"up": True}, update=back)) if line.startswith("update"))
+    assert told.startswith("update      warn: Version 1.1\\x1b was given up, and 1.0 runs again: Kafka is not reached")
+    assert not [line for line in status_lines(glance({"up": True})) if line.startswith("update")]
 
 
 @pytest.mark.parametrize("part", [{}, {"up": 7}, {"synced": "so so"}, "well"])

@@ -1,23 +1,28 @@
-"""`sluice update`: installs a newer version of this gateway from a file, if the file's signature is trusted."""
+"""`sluice update`: installs a newer version of this gateway from a file, if the file's signature is trusted.
+
+A .deb replaces the package. A .raucb is a whole root, for boxes with our image (`image_update`).
+"""
 
 import os
-import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import click
 from msgspec import Struct
 
 from gateway.commands.options import FINDING
+from gateway.commands.update.image_update import update_image
+from gateway.commands.update.programs import UpdateError, call, compare_versions, os_release
 from gateway.host.safe_files import why_others_could_change
 from gateway.host.terminal import say
 from gateway.host.terminal_text import counted, escaped, hanging
 
+BUNDLE_SUFFIX = ".raucb"
 PACKAGE = "sluice-gateway"
 """Name of the gateway's package. Debian's own package `sluice` is another program."""
 SERVICE = "sluice.service"
@@ -32,11 +37,6 @@ SIGNATURE_BYTES = 64
 PACKAGE_BYTES_MAX = 200_000_000
 """Largest package that is copied. A larger file could fill the disk of the readings; versions have a tenth of it."""
 KEYS_MAX = 20
-_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
-
-
-class UpdateError(Exception):
-    """The package is not installed. The message says why, what that means and what to do."""
 
 
 class Package(Struct, frozen=True):
@@ -63,31 +63,44 @@ class Box(Struct, frozen=True):
     short_help="Install a newer version from a signed file.",
     epilog="Example: sluice update sluice-gateway_1.1.0_arm64_deb12.deb",
 )
-@click.argument("package", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option(
     "--signature",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="The package's signature, if it is not beside it as PACKAGE.sig.",
+    help="The signature of a .deb file, if it is not beside it as FILE.sig.",
 )
-@click.option("--allow-downgrade", is_flag=True, help="Install the package even if it is older than this version.")
-def update(package: Path, signature: Path | None, allow_downgrade: bool) -> None:  # noqa: FBT001 - click passes options by name
-    """Install a version of this gateway from a .deb file, as root. Nothing is fetched from a network.
+@click.option("--allow-downgrade", is_flag=True, help="Install the file even if it is older than this version.")
+def update(file: Path, signature: Path | None, allow_downgrade: bool) -> None:  # noqa: FBT001 - click passes options by name
+    """Install a version of this gateway from a file, as root. Nothing is fetched from a network.
 
-    The package must be signed by a key that came with the installed version or is in /etc/sluice/release-keys. It must
-    be for this box, and newer. Installing it restarts the service. Waiting readings, settings and credentials stay. The
-    previous version is kept in /var/cache/sluice.
+    A .deb file must be signed by a key that came with the installed version or is in /etc/sluice/release-keys. It must
+    be for this box, and newer. Installing it restarts the service. The previous version is kept in /var/cache/sluice.
+
+    A .raucb file is for a box whose card was written from Sluice's image. It is written beside the running system, and
+    the box restarts to try it. If it is not found good within 5 minutes, the box goes back by itself.
+
+    Waiting readings, settings and credentials stay.
     """
+    if os.geteuid() != 0:
+        _refuse("only root may install a version: run this again with sudo")
     try:
-        _update(package, signature or package.with_name(f"{package.name}.sig"), allow_downgrade=allow_downgrade)
+        if file.suffix == BUNDLE_SUFFIX:
+            if signature is not None:
+                raise click.UsageError(f"a {BUNDLE_SUFFIX} file has its signature inside: leave out --signature")
+            update_image(file, allow_downgrade=allow_downgrade)
+        else:
+            _update(file, signature or file.with_name(f"{file.name}.sig"), allow_downgrade=allow_downgrade)
     except UpdateError as error:
-        for number, line in enumerate(str(error).split("\n")):
-            say(hanging(f"{'    ' if number else 'not installed: '}{escaped(line)}", 4, sys.stderr), err=True)
-        sys.exit(FINDING)
+        _refuse(str(error))
+
+
+def _refuse(words: str) -> NoReturn:
+    for number, line in enumerate(words.split("\n")):
+        say(hanging(f"{'    ' if number else 'not installed: '}{escaped(line)}", 4, sys.stderr), err=True)
+    sys.exit(FINDING)
 
 
 def _update(package: Path, signature: Path, *, allow_downgrade: bool) -> None:
-    if os.geteuid() != 0:
-        raise UpdateError("only root may install a package: run this again with sudo")
     with _private_copy(package, signature) as (copy, its_signature):
         verify(copy, its_signature, trusted_keys(KEY_FOLDERS))
         found = read_package(copy)
@@ -146,7 +159,7 @@ def verify(package: Path, signature: bytes, keys: Sequence[Path]) -> None:
         file.flush()
         for key in keys:
             command = ["openssl", "pkeyutl", "-verify", "-rawin", "-pubin", "-inkey", str(key)]
-            ended = _call(*command, "-in", str(package), "-sigfile", file.name)
+            ended = call(*command, "-in", str(package), "-sigfile", file.name)
             if ended.returncode == 0:
                 return
     raise UpdateError(
@@ -158,7 +171,7 @@ def verify(package: Path, signature: bytes, keys: Sequence[Path]) -> None:
 
 def read_package(path: Path) -> Package:
     """Read the fields of a .deb. Raises UpdateError if the file is no .deb."""
-    ended = _call("dpkg-deb", "--field", str(path), "Package", "Version", "Architecture", "Sluice-Debian")
+    ended = call("dpkg-deb", "--field", str(path), "Package", "Version", "Architecture", "Sluice-Debian")
     if ended.returncode != 0:
         raise UpdateError("it is no Debian package, or a damaged one; get it again")
     fields = dict(line.split(": ", 1) for line in ended.stdout.splitlines() if ": " in line)
@@ -167,18 +180,11 @@ def read_package(path: Path) -> Package:
 
 def this_box() -> Box:
     """Describe this box. Raises UpdateError if it has no dpkg."""
-    architecture = _call("dpkg", "--print-architecture").stdout.strip()
+    architecture = call("dpkg", "--print-architecture").stdout.strip()
     if not architecture:
         raise UpdateError("this box has no dpkg: the gateway did not come as a package, and no package can update it")
-    installed = _call("dpkg-query", "--show", "--showformat=${db:Status-Status} ${Version}", PACKAGE).stdout.split()
-    return Box(architecture, _debian(_os_release()), installed[-1] if len(installed) == 2 else "")
-
-
-def _os_release() -> Mapping[str, str]:
-    try:
-        return platform.freedesktop_os_release()
-    except OSError:
-        return {}
+    installed = call("dpkg-query", "--show", "--showformat=${db:Status-Status} ${Version}", PACKAGE).stdout.split()
+    return Box(architecture, _debian(os_release()), installed[-1] if len(installed) == 2 else "")
 
 
 def _debian(told: Mapping[str, str]) -> str:
@@ -206,18 +212,14 @@ def is_newer(package: Package, box: Box, *, allow_downgrade: bool) -> bool:
         )
     if not box.installed:
         return True
-    if _compare(package.version, "eq", box.installed):
+    if compare_versions(package.version, "eq", box.installed):
         return False
-    if _compare(package.version, "lt", box.installed) and not allow_downgrade:
+    if compare_versions(package.version, "lt", box.installed) and not allow_downgrade:
         raise UpdateError(
             f"it is version {package.version}, older than the installed {box.installed}, and may have faults that are "
             "corrected here. If you want it all the same, add --allow-downgrade: what waits in the buffer stays"
         )
     return True
-
-
-def _compare(one: str, relation: str, other: str) -> bool:
-    return _call("dpkg", "--compare-versions", one, relation, other).returncode == 0
 
 
 @contextmanager
@@ -266,7 +268,7 @@ def _install(package: Path) -> None:
 
 def _apt(*words: str) -> str:
     """Run apt-get and return its output. Raises UpdateError, with the output, if apt-get fails."""
-    ended = _call("apt-get", *words, patience_s=None)
+    ended = call("apt-get", *words, patience_s=None)
     if ended.returncode != 0:
         told = [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()][-15:]
         raise UpdateError("\n".join(("apt did not install it; the version before still runs. It says:", *told)))
@@ -284,23 +286,4 @@ def _keep(package: Path, signature: bytes) -> None:
 
 
 def _is_active() -> bool:
-    return _call("systemctl", "is-active", "--quiet", SERVICE).returncode == 0
-
-
-def _call(*command: str, patience_s: float | None = 60.0) -> subprocess.CompletedProcess[str]:
-    """Run one of Debian's programs. Raises UpdateError if it is missing or does not end."""
-    try:
-        return subprocess.run(  # noqa: S603 - programs named here
-            command,
-            env=_ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=patience_s,
-        )
-    except FileNotFoundError:
-        raise UpdateError(f"there is no `{command[0]}` on this box: sudo apt install {command[0]}") from None
-    except subprocess.TimeoutExpired:
-        raise UpdateError(f"`{command[0]}` did not end within {patience_s:.0f} s; is the disk sound?") from None
+    return call("systemctl", "is-active", "--quiet", SERVICE).returncode == 0

@@ -1,0 +1,1 @@
+"""`sluice update`, and the trial of a new image."""

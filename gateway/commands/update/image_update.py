@@ -1,0 +1,114 @@
+"""`sluice update FILE.raucb`: RAUC writes a signed bundle into the slot that does not run, and the box tries it."""
+
+import secrets
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from gateway.clock.kernel_clock import boottime_us
+from gateway.commands.update.programs import UpdateError, call, compare_versions, os_release
+from gateway.commands.update.trial import own_settings, seen_now
+from gateway.devices.listing import mean_interval_s, read_devices
+from gateway.host import boot_slots, last_update, service
+from gateway.host.last_update import Before, LastUpdate
+from gateway.host.terminal import say
+from gateway.reading import BufferFileError
+from gateway.settings import Settings
+
+IMAGE_ID: Final = "sluice"
+"""IMAGE_ID in the os-release of our image."""
+SENDS_S: Final = 60.0
+"""Mean seconds between two readings up to which a sensor has to be heard in the trial too."""
+
+
+class Bundle(Struct, frozen=True):
+    """A bundle's own fields."""
+
+    compatible: str
+    version: str
+
+
+def update_image(file: Path, *, allow_downgrade: bool) -> None:
+    """Install a bundle, and restart the box to try it. Raises UpdateError."""
+    installed, running = this_image()
+    bundle = read_bundle(file)
+    state = boot_slots.read(boot_slots.BOOT_FOLDER)
+    if state.trial == running:
+        raise UpdateError(
+            f"version {installed} is on trial itself, and the other slot is what this box would go back to: wait until "
+            "sluice status says that it was found good"
+        )
+    if compare_versions(bundle.version, "eq", installed):
+        say(f"version {bundle.version} is installed already: nothing was done")
+        return
+    if compare_versions(bundle.version, "lt", installed) and not allow_downgrade:
+        raise UpdateError(
+            f"it is version {bundle.version}, older than the installed {installed}, and may have faults that are "
+            "corrected here. If you want it all the same, add --allow-downgrade: what waits in the buffer stays"
+        )
+    update = LastUpdate(secrets.token_hex(8), installed, bundle.version, boot_slots.other(running), how_it_is())
+    former = last_update.read()
+    # Before RAUC: if the power goes once the slot is on trial, the trial knows what to ask for.
+    last_update.write(update)
+    say(f"writing version {bundle.version} into slot {update.slot}; readings are taken meanwhile")
+    ended = call("rauc", "install", str(file), patience_s=None)
+    if ended.returncode != 0:
+        if former is None:
+            last_update.FILE.unlink()
+        else:
+            last_update.write(former)
+        raise UpdateError("\n".join(("RAUC did not install it; this version goes on. It says:", *_last_lines(ended))))
+    say(f"installed: version {bundle.version}, before it {installed}")
+    say("This box restarts now to try it. If it is not found good within 5 minutes, the box goes back by itself.")
+    say("sluice status says what became of it.")
+    service.reboot()
+
+
+def this_image() -> tuple[str, boot_slots.Slot]:
+    """Return this box's version and slot. Raises UpdateError if it does not run our image."""
+    told = os_release()
+    running = boot_slots.running_slot()
+    if told.get("IMAGE_ID") != IMAGE_ID or running is None:
+        raise UpdateError(
+            "it is for boxes whose card was written from Sluice's image, and this one was not: take the .deb file of "
+            "that version"
+        )
+    return told.get("IMAGE_VERSION", ""), running
+
+
+def read_bundle(file: Path) -> Bundle:
+    """Read a bundle's fields once RAUC has verified its signature. Raises UpdateError."""
+    ended = call("rauc", "info", "--output-format=json", str(file))
+    if ended.returncode != 0:
+        words = (
+            "RAUC does not trust it: the file was changed or cut off on its way, or somebody else made it. Get it "
+            "again from where your gateway came from. RAUC says:"
+        )
+        raise UpdateError("\n".join((words, *_last_lines(ended))))
+    try:
+        return msgspec.json.decode(ended.stdout, type=Bundle)
+    except msgspec.DecodeError as error:
+        raise UpdateError(f"RAUC's words on it cannot be read ({error}); is it a bundle of Sluice's?") from None
+
+
+def how_it_is() -> Before:
+    """Look at how the gateway is now: the new version has to reach that too."""
+    seen, settings = seen_now(), own_settings()
+    return Before(seen.active, settings is not None and _sensors_send(settings), seen.kafka)
+
+
+def _sensors_send(settings: Settings) -> bool:
+    try:
+        states = read_devices(settings).states
+    except BufferFileError:
+        return False
+    heard = [state.heard for state in states if state.heard is not None]
+    lately_us = boottime_us() - 2 * SENDS_S * 1e6
+    return any(of.received_us > lately_us and (mean_interval_s(of) or SENDS_S + 1) <= SENDS_S for of in heard)
+
+
+def _last_lines(ended: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()][-5:]

@@ -1,0 +1,43 @@
+"""Debian's programs, called by `sluice update`."""
+
+import platform
+import subprocess
+from collections.abc import Mapping
+
+_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+
+
+class UpdateError(Exception):
+    """It is not installed. The message says why, what that means and what to do."""
+
+
+def call(*command: str, patience_s: float | None = 60.0) -> subprocess.CompletedProcess[str]:
+    """Run one of Debian's programs. Raises UpdateError if it is missing or does not end."""
+    try:
+        return subprocess.run(  # noqa: S603 - programs named here
+            command,
+            env=_ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=patience_s,
+        )
+    except FileNotFoundError:
+        raise UpdateError(f"there is no `{command[0]}` on this box: sudo apt install {command[0]}") from None
+    except subprocess.TimeoutExpired:
+        raise UpdateError(f"`{command[0]}` did not end within {patience_s:.0f} s; is the disk sound?") from None
+
+
+def compare_versions(one: str, relation: str, other: str) -> bool:
+    """Compare two versions as dpkg does, by `lt`, `eq` and the like."""
+    return call("dpkg", "--compare-versions", one, relation, other).returncode == 0
+
+
+def os_release() -> Mapping[str, str]:
+    """What this system says of itself; empty if nothing (os-release(5))."""
+    try:
+        return platform.freedesktop_os_release()
+    except OSError:
+        return {}

@@ -1,0 +1,85 @@
+"""What became of the last update of a box with our image: a small file, which outlives both roots.
+
+`sluice update` writes it, the judge of the trial completes it, and the daemon, the status page and `sluice status` read
+it. Only root may write it, and whoever likes may read it.
+"""
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from gateway.host.boot_slots import Slot
+from gateway.host.safe_files import sync_folder
+
+FILE: Final = Path("/var/lib/sluice-update/last.json")
+BYTES_MAX: Final = 10_000
+Result = Literal["on-trial", "good", "went-back"]
+
+
+class Before(Struct, frozen=True):
+    """How the gateway was before the update: what the new version has to reach too."""
+
+    service: bool = False
+    """Whether the service ran."""
+    readings: bool = False
+    """Whether sensors sent at least once a minute."""
+    kafka: bool = False
+    """Whether Kafka was reached."""
+
+
+class LastUpdate(Struct, frozen=True):
+    """One update."""
+
+    id: str
+    """Random, so that each result is told once."""
+    old: str
+    """Version before."""
+    new: str
+    """Version that was installed."""
+    slot: Slot
+    """Slot of the new version."""
+    before: Before
+    result: Result = "on-trial"
+    reason: str = ""
+    """Why it went back, in words."""
+
+    @property
+    def words(self) -> str:
+        """The result in a sentence."""
+        if self.result == "good":
+            return f"version {self.new} was found good, and is used from now on; before it {self.old}"
+        if self.result == "went-back":
+            return f"version {self.new} was given up, and {self.old} runs again: {self.reason}"
+        return f"version {self.new} is on trial; if it is not found good, this box goes back to {self.old}"
+
+
+def read(file: Path | None = None) -> LastUpdate | None:
+    """Read the last update; None if there was none, or if the file cannot be read."""
+    with suppress(OSError, msgspec.DecodeError), (file or FILE).open("rb") as opened:
+        return msgspec.json.decode(opened.read(BYTES_MAX), type=LastUpdate)
+    return None
+
+
+def write(update: LastUpdate, file: Path | None = None) -> None:
+    """Store an update in place of the one before. Raises OSError; then the one before is there."""
+    file = file or FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # The service's user reads it.
+    file.parent.chmod(0o755)
+    descriptor, scratch = tempfile.mkstemp(dir=file.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as opened:
+            opened.write(msgspec.json.encode(update))
+            opened.flush()
+            os.fchmod(opened.fileno(), 0o644)
+            os.fsync(opened.fileno())
+        Path(scratch).replace(file)
+    except OSError:
+        Path(scratch).unlink(missing_ok=True)
+        raise
+    sync_folder(file.parent)
