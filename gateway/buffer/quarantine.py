@@ -16,6 +16,7 @@ from msgspec.structs import astuple, replace
 
 from gateway.buffer.losses import EVENTS_DROPPED, LOSS_TYPE, count_losses, told_loss
 from gateway.buffer.rows import OWN_TYPES, QUARANTINE_COLUMNS, Loss, Quarantined, QuarantinedSpan
+from gateway.buffer.schema import corruption
 from gateway.settings import BufferSettings
 
 OVERFLOW = "quarantine-overflow"
@@ -104,11 +105,13 @@ class Quarantine:
 
     def measure(self) -> None:
         """Count the input, after the file was opened or a transaction was rolled back."""
+        found = self._connection.execute(
+            f"SELECT device, count(*), sum({BYTES_SQL}), min(number) FROM quarantine GROUP BY device"
+        ).fetchall()
+        if any(size is None for _, _, size, _ in found):
+            raise corruption("a page of another table stands in the place of the quarantine")
         self._held: dict[str, _Held] = {
-            device: _Held(rows, size, first - 1)
-            for device, rows, size, first in self._connection.execute(
-                f"SELECT device, count(*), sum({BYTES_SQL}), min(number) FROM quarantine GROUP BY device"
-            )
+            device: _Held(rows, size, first - 1) for device, rows, size, first in found
         }
         self._by_rows = _Largest(self._held, lambda held: held.rows)
         self._by_bytes = _Largest(self._held, lambda held: held.bytes)

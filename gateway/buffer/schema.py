@@ -96,6 +96,18 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE reading ADD COLUMN device_time_us INTEGER",
         "ALTER TABLE quarantine ADD COLUMN device_time_us INTEGER",
     ),
+    (
+        # Its rows stay there until they are deleted: see `buffer.stored_rows`.
+        "ALTER TABLE reading RENAME TO former_reading",
+        # The key is one number that rises, so a commit adds rows at one end of the tree: see `Position.place`.
+        """CREATE TABLE reading (
+            place INTEGER PRIMARY KEY,
+            lane INTEGER AS (place >> 40), sequence INTEGER AS (place & 1099511627775),
+            series INTEGER NOT NULL, received_us INTEGER NOT NULL, event_us INTEGER, event_error_us INTEGER NOT NULL,
+            tick_ms INTEGER, device_boot TEXT, device_sequence INTEGER, payload BLOB NOT NULL,
+            doubt INTEGER NOT NULL, device_time_us INTEGER
+        )""",
+    ),
 )
 """Statements by version. `PRAGMA user_version` is how many of these versions a file has."""
 
@@ -127,6 +139,7 @@ def connect(path: Path) -> sqlite3.Connection:
         # The journal of a long statement would go to /var/tmp, on the same full card.
         connection.execute("PRAGMA temp_store=MEMORY")
         _migrate(connection, version)
+        _check_counters(connection)
     except UnicodeDecodeError as error:
         # Python decodes SQLite's messages, which repeat names from the file.
         connection.close()
@@ -230,6 +243,22 @@ def _version(connection: sqlite3.Connection) -> int:
             "install that version again, or set buffer.path to a new file"
         )
     return int(version)
+
+
+_NUMBERED = ("lane", "series", "quarantine", "usage")
+"""Tables whose numbers never come back."""
+_LAST_NUMBERS = " UNION ALL ".join(f"SELECT '{table}' AS of, max(number) AS last FROM {table}" for table in _NUMBERED)
+_BEHIND = f"""
+    SELECT of FROM ({_LAST_NUMBERS})
+    WHERE last > coalesce((SELECT seq FROM sqlite_sequence WHERE name = of), 0)
+"""
+
+
+def _check_counters(connection: sqlite3.Connection) -> None:
+    """Raise an error for damage if a table has numbers that SQLite would give again."""
+    behind = connection.execute(_BEHIND).fetchone()
+    if behind is not None:
+        raise corruption(f"the last number of {behind[0]} is gone")
 
 
 def _migrate(connection: sqlite3.Connection, version: int) -> None:
