@@ -45,7 +45,7 @@ SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 unexport PYTHONDONTWRITEBYTECODE
 COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd image firmware-sim
 
-.PHONY: always demo test docs test-fast test-long test-slice test-tools test-jars check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install peers
+.PHONY: always demo test docs test-fast test-long test-slice test-tools check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -79,10 +79,8 @@ test-slice: test-tools
 	cat build/test-spark.log; \
 	exit $$failed
 
-test-tools: build/apt-test install test-jars build/tests.done
-
 # Without the file of Spark's classes: to write it takes longer than it saves the few Javas that `make test` starts.
-test-jars: $(TEST_JARS)
+test-tools: build/apt-test install $(TEST_JARS) build/tests.done
 
 # Pytest rewrites the asserts of all tests, which takes longer than to read what it wrote. Else each process would do it.
 build/tests.done: $(shell find tests -name '*.py') $(VENV)/installed
@@ -147,8 +145,8 @@ build/jars/classes.done: build/jars/spark.done build/java $(VENV)/installed
 	@touch $@
 
 # The same for the brokers of the tests: some thirty starts.
-build/jars/kafka_classes.done: demo/kafka_classes.py build/jars/kafka.done build/java
-	@$(PYTHON) -m demo.kafka_classes || echo "that failed (see above): brokers start without it"
+build/jars/kafka_classes.done: demo/kafka_classes.py build/jars/kafka.done build/java $(VENV)/installed
+	@$(BIN)/python -m demo.kafka_classes || echo "that failed (see above): brokers start without it"
 	@touch $@
 
 build/java: always | build/apt-demo
