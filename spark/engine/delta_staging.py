@@ -5,7 +5,7 @@ It uses Delta's own transaction, because PySpark's writers always write and comm
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from delta.tables import DeltaTable
@@ -18,6 +18,8 @@ from spark.engine.built_once import Projection, built_once
 CHECKPOINT_INTERVAL: Final = {"delta.checkpointInterval": "50"}
 """Commits between two checkpoints, as a property of tables that each batch appends to. A checkpoint lists all files of
 the table. With Delta's default, 10, every tenth batch takes a second or more longer, and the more files, the longer."""
+DATA_CHANGE, TAGS, FIELDS = 5, 7, 13
+"""Places of two fields of Delta's class `AddFile`, and the number of its fields."""
 
 
 class AppendTable:
@@ -82,6 +84,10 @@ class StagedAppend:
             return spark.createDataFrame([], schema)
         return spark.read.schema(schema).option("basePath", path).parquet(*paths)
 
+    def files(self, condition: str) -> list[Any]:
+        """Files of the table when this append began that meet a condition on Delta's list of files."""
+        return list(self._transaction.snapshot().allFiles().filter(condition).collectAsList())
+
     def commit(self, numbers: dict[str, int], *, instead_of: str | None = None) -> None:
         """Commit the rows written last, and a commit number for each application in `numbers`.
 
@@ -94,15 +100,37 @@ class StagedAppend:
         for file in self._files:
             actions.add(file)
         if instead_of is not None:
-            for file in self._transaction.snapshot().allFiles().filter(instead_of).collectAsList():
+            for file in self.files(instead_of):
                 actions.add(file.remove())
         now = jvm.scala.Some(round(time.time() * 1000))
         set_transaction = jvm.org.apache.spark.sql.delta.actions.SetTransaction
         for application, number in numbers.items():
             actions.add(set_transaction(application, number, now))
-        sequence = jvm.org.apache.spark.api.python.PythonUtils.toSeq(actions)
-        self._transaction.commit(sequence, _append_operation())
+        self._commit(actions)
         self._table.committed(numbers)
+
+    def commit_same_rows(self, instead_of: Sequence[Any], tags: Mapping[str, str]) -> None:
+        """Commit the rows written last in place of the files that hold just these rows.
+
+        The new files get `tags`. Nothing changes for who follows the table's changes, and so an append-only table
+        takes it too. Files that others append meanwhile stay. If others remove one of the files, the commit fails.
+        """
+        jvm = jvm_of(self._table.spark)
+        actions, told = jvm.java.util.ArrayList(), jvm.java.util.HashMap()
+        for name, value in tags.items():
+            told.put(name, value)
+        for file in self._files:
+            changed = {DATA_CHANGE: False, TAGS: jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(told)}
+            # Scala's `copy` has a default for each argument, which Java must name.
+            arguments = (changed.get(place, getattr(file, f"copy$default${place}")()) for place in range(1, FIELDS + 1))
+            actions.add(file.copy(*arguments))
+        for file in instead_of:
+            actions.add(file.removeWithTimestamp(round(time.time() * 1000), False))
+        self._commit(actions)
+
+    def _commit(self, actions: Any) -> None:
+        sequence = jvm_of(self._table.spark).org.apache.spark.api.python.PythonUtils.toSeq(actions)
+        self._transaction.commit(sequence, _append_operation())
 
 
 def commit_numbers(spark: SparkSession, path: str) -> dict[str, int]:

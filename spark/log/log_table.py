@@ -17,6 +17,7 @@ from spark.decode.codec_decimals import METRICS_TYPE, constant, of_batch
 from spark.decode.codec_declarations import USUAL_TIMES, Streams, Times
 from spark.engine.built_once import recorded
 from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, make_table, with_missing_columns
+from spark.engine.delta_upkeep import Order
 from spark.engine.told_error import ToldError
 from spark.log.verdicts import IMPLAUSIBLE_DATE, RETRY
 from spark.log.warehouse_version import Version, seen_tables
@@ -43,6 +44,9 @@ SKIPPING_COLUMNS = (
 )
 """Columns with statistics (least, greatest, nulls) in each file. By them, Delta skips files in queries and in the
 searches for copies and for readings that a time correction moves."""
+
+ORDER = Order(("device", "event_time"), "ordinal", rows_max=500_000)
+"""Order of rows in merged files: look-ups ask for a device. So many records take some 500 MB while they are sorted."""
 
 ORDINAL = "sluice-ordinal"
 """Application whose commit number in a table is the last batch of `log` that the table has."""

@@ -16,11 +16,20 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.batch_job import BatchJob
-from spark.engine.delta_upkeep import FILE_BYTES, compact, file_count, files_by_partition, vacuum
+from spark.engine.delta_upkeep import (
+    FILE_BYTES,
+    Files,
+    Order,
+    compact,
+    file_count,
+    files_by_partition,
+    merge_sorted,
+    vacuum,
+)
 from spark.engine.warehouse_folder import folder_exists, folders_in, remove_folder
 from spark.ingest.retention import FILES, expire, last_day, note_upkeep, read_horizons
 from spark.log.amendments import amendments_path
-from spark.log.log_table import LOG_PARTITION, log_path, read_log
+from spark.log.log_table import LOG_PARTITION, ORDER, log_path, log_schema, read_log
 from spark.log.warehouse_version import first_made, folder_of, open_version, versions_of
 from spark.source.kafka_failures import innermost
 from spark.windows.window_changes import changes_path
@@ -42,6 +51,8 @@ class _Kept:
     partition: str | None = None
     is_folded: bool = False
     """Whether its rows are folded, too."""
+    order: Order | None = None
+    """The order of its rows in merged files."""
 
 
 class Upkeep:
@@ -55,7 +66,7 @@ class Upkeep:
         self._spark = job.spark.newSession()
         tables = job.tables
         self._beside = (
-            _Kept(log_path(tables), LOG_PARTITION),
+            _Kept(log_path(tables), LOG_PARTITION, order=ORDER),
             _Kept(windows_path(tables), WINDOW_PARTITION, is_folded=True),
             _Kept(changes_path(job.warehouse), "at_date"),
             _Kept(amendments_path(tables), LOG_PARTITION),
@@ -67,6 +78,9 @@ class Upkeep:
         self._executor = ThreadPoolExecutor(1, "upkeep")
         self._running: Future[None] | None = None
         self._day: date | None = None
+        self._today = date.min
+        self._days_ended = True
+        """Whether days may have ended since files were last sorted."""
         self._batches = 0
         self._is_ending = False
 
@@ -75,13 +89,14 @@ class Upkeep:
         if newest_us is None:
             return
         self._batches += 1
+        self._today = _today(newest_us)
         if self._batches % LOOK_BATCHES == 0:
             # Between batches: the job itself rewrites these tables now and then.
             self._merge_all(self._job.spark, self._others)
             if self._running is None or self._running.done():
                 self.wait()
                 self._running = self._executor.submit(self._merge_all, self._spark, self._beside)
-        self._daily(_today(newest_us))
+        self._daily(self._today)
 
     def wait(self) -> None:
         """Wait until the work beside the batches is done."""
@@ -100,29 +115,46 @@ class Upkeep:
                 self._warn(f"{kept.path}: its small files could not be merged, which is tried again later: {failure}")
 
     def _merge(self, spark: SparkSession, kept: _Kept) -> None:
-        files = file_count(spark, kept.path)
-        if files < self._files_seen[kept.path] + FILES_NEW_MIN:
+        seen, files = self._files_seen[kept.path], file_count(spark, kept.path)
+        are_many = files >= seen + FILES_NEW_MIN
+        if not are_many and not (kept.order and self._days_ended):
             return
         # First: if the merge fails, it is not tried again at once.
-        self._files_seen[kept.path] = files
+        self._files_seen[kept.path] = files if are_many else seen
         self._tidy(spark, kept)
-        self._files_seen[kept.path] = file_count(spark, kept.path)
+        left = file_count(spark, kept.path)
+        self._files_seen[kept.path] = left if are_many else min(seen, left)
 
     def _tidy(self, spark: SparkSession, kept: _Kept) -> None:
-        for files in files_by_partition(spark, kept.path, kept.partition):
+        days_ended = self._days_ended
+        if kept.order is not None:
+            # First, as above.
+            self._days_ended = False
+        for files in files_by_partition(spark, kept.path, kept.partition, kept.order):
             if self._is_ending:
                 return
             # Folding rewrites all files of a date, the large ones too.
-            if not files.are_due or (kept.is_folded and files.bytes < files.bytes_of_great):
+            if kept.is_folded and files.bytes < files.bytes_of_great:
                 continue
-            if kept.is_folded and files.partition is not None:
-                day = date.fromisoformat(files.partition)
-                pieces = 1 + (files.bytes + files.bytes_of_great) // FILE_BYTES
-                with self._job.rewriting_windows:
-                    fold_date(spark, self._job.tables, day, pieces)
-            else:
-                where = None if files.partition is None else f"{kept.partition} = DATE'{files.partition}'"
-                compact(spark, kept.path, where)
+            if files.are_due or (days_ended and self._is_over(files) and files.are_due_to_be_sorted):
+                self._put_in_order(spark, kept, files)
+
+    def _put_in_order(self, spark: SparkSession, kept: _Kept, files: Files) -> None:
+        if files.partition is None:
+            compact(spark, kept.path)
+        elif kept.is_folded:
+            pieces = 1 + (files.bytes + files.bytes_of_great) // FILE_BYTES
+            with self._job.rewriting_windows:
+                fold_date(spark, self._job.tables, date.fromisoformat(files.partition), pieces)
+        elif kept.order is not None:
+            where = f"partitionValues['{kept.partition}'] = '{files.partition}'"
+            merge_sorted(spark, kept.path, log_schema(), where, kept.order, lambda: self._is_ending)
+        else:
+            compact(spark, kept.path, f"{kept.partition} = DATE'{files.partition}'")
+
+    def _is_over(self, files: Files) -> bool:
+        """True for files of a day before today. Most of its readings are there."""
+        return files.partition is not None and date.fromisoformat(files.partition) < self._today
 
     def _daily(self, today: date) -> None:
         spark = self._job.spark
@@ -135,6 +167,7 @@ class Upkeep:
             for words in maintain(self._job, today):
                 self._warn(words)
             self._day = today
+            self._days_ended = True
 
 
 def maintain(

@@ -150,7 +150,7 @@ def test_upkeep_beside_the_batches_is_alone_where_it_must_be_and_ends_when_asked
     def fold(*_: Any) -> None:
         done.append("fold, alone" if job.rewriting_windows.locked() else "fold")
 
-    def compact_slowly(_: SparkSession, path: str, *__: Any) -> None:
+    def merge_slowly(_: SparkSession, path: str, *__: Any) -> None:
         if threading.current_thread().name.startswith("upkeep"):
             begun.set()
             assert go_on.wait(300)
@@ -161,7 +161,8 @@ def test_upkeep_beside_the_batches_is_alone_where_it_must_be_and_ends_when_asked
         return []
 
     monkeypatch.setattr(table_upkeep, "fold_date", fold)
-    monkeypatch.setattr(table_upkeep, "compact", compact_slowly)
+    monkeypatch.setattr(table_upkeep, "compact", merge_slowly)
+    monkeypatch.setattr(table_upkeep, "merge_sorted", merge_slowly)
     monkeypatch.setattr(table_upkeep, "maintain", maintained)
     monkeypatch.setattr(table_upkeep, "first_made", lambda *_: NOON.date() - timedelta(days=1))
     # Work that removes rows waits until nothing else writes the same tables.
