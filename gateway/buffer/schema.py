@@ -96,6 +96,18 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE reading ADD COLUMN device_time_us INTEGER",
         "ALTER TABLE quarantine ADD COLUMN device_time_us INTEGER",
     ),
+    (
+        # Its rows stay there until they are deleted: see `buffer.stored_rows`.
+        "ALTER TABLE reading RENAME TO former_reading",
+        # The key is one number that rises, so a commit adds rows at one end of the tree: see `Position.place`.
+        """CREATE TABLE reading (
+            place INTEGER PRIMARY KEY,
+            lane INTEGER AS (place >> 40), sequence INTEGER AS (place & 1099511627775),
+            series INTEGER NOT NULL, received_us INTEGER NOT NULL, event_us INTEGER, event_error_us INTEGER NOT NULL,
+            tick_ms INTEGER, device_boot TEXT, device_sequence INTEGER, payload BLOB NOT NULL,
+            doubt INTEGER NOT NULL, device_time_us INTEGER
+        )""",
+    ),
 )
 """Statements by version. `PRAGMA user_version` is how many of these versions a file has."""
 
