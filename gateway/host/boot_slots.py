@@ -20,7 +20,6 @@ FILE_BYTES = 512
 """One sector: a card writes it whole or not at all."""
 TRIES = 3
 """Starts that a slot on trial has. A hang or a power cut takes one."""
-NUMBER_MAX = 0xFFFF_FFFF
 BOOT_FOLDER = Path("/boot/firmware")
 """Where a box of our image has its boot partition."""
 _COMMAND_LINE = Path("/proc/cmdline")

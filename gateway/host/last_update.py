@@ -5,7 +5,6 @@ it. Only root may write it, and whoever likes may read it.
 """
 
 import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -71,15 +70,16 @@ def write(update: LastUpdate, file: Path | None = None) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     # The service's user reads it.
     file.parent.chmod(0o755)
-    descriptor, scratch = tempfile.mkstemp(dir=file.parent)
+    # If a power cut leaves it behind, the next update writes over it.
+    scratch = file.with_suffix(".new")
     try:
-        with os.fdopen(descriptor, "wb") as opened:
+        with scratch.open("wb") as opened:
             opened.write(msgspec.json.encode(update))
             opened.flush()
             os.fchmod(opened.fileno(), 0o644)
             os.fsync(opened.fileno())
-        Path(scratch).replace(file)
+        scratch.replace(file)
     except OSError:
-        Path(scratch).unlink(missing_ok=True)
+        scratch.unlink(missing_ok=True)
         raise
     sync_folder(file.parent)

@@ -1,7 +1,6 @@
 """`sluice update FILE.raucb`: RAUC writes a signed bundle into the slot that does not run, and the box tries it."""
 
 import secrets
-import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -9,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.clock.kernel_clock import boottime_us
-from gateway.commands.update.programs import UpdateError, call, compare_versions, os_release
+from gateway.commands.update.programs import UpdateError, call, is_newer_version, last_lines, os_release
 from gateway.commands.update.trial import own_settings, seen_now
 from gateway.devices.listing import mean_interval_s, read_devices
 from gateway.host import boot_slots, last_update, service
@@ -41,14 +40,9 @@ def update_image(file: Path, *, allow_downgrade: bool) -> None:
             f"version {installed} is on trial itself, and the other slot is what this box would go back to: wait until "
             "sluice status says that it was found good"
         )
-    if compare_versions(bundle.version, "eq", installed):
+    if not is_newer_version(bundle.version, installed, allow_downgrade=allow_downgrade):
         say(f"version {bundle.version} is installed already: nothing was done")
         return
-    if compare_versions(bundle.version, "lt", installed) and not allow_downgrade:
-        raise UpdateError(
-            f"it is version {bundle.version}, older than the installed {installed}, and may have faults that are "
-            "corrected here. If you want it all the same, add --allow-downgrade: what waits in the buffer stays"
-        )
     update = LastUpdate(secrets.token_hex(8), installed, bundle.version, boot_slots.other(running), how_it_is())
     former = last_update.read()
     # Before RAUC: if the power goes once the slot is on trial, the trial knows what to ask for.
@@ -60,7 +54,7 @@ def update_image(file: Path, *, allow_downgrade: bool) -> None:
             last_update.FILE.unlink()
         else:
             last_update.write(former)
-        raise UpdateError("\n".join(("RAUC did not install it; this version goes on. It says:", *_last_lines(ended))))
+        raise UpdateError("\n".join(("RAUC did not install it; this version goes on. It says:", *last_lines(ended, 5))))
     say(f"installed: version {bundle.version}, before it {installed}")
     say("This box restarts now to try it. If it is not found good within 5 minutes, the box goes back by itself.")
     say("sluice status says what became of it.")
@@ -87,7 +81,7 @@ def read_bundle(file: Path) -> Bundle:
             "RAUC does not trust it: the file was changed or cut off on its way, or somebody else made it. Get it "
             "again from where your gateway came from. RAUC says:"
         )
-        raise UpdateError("\n".join((words, *_last_lines(ended))))
+        raise UpdateError("\n".join((words, *last_lines(ended, 5))))
     try:
         return msgspec.json.decode(ended.stdout, type=Bundle)
     except msgspec.DecodeError as error:
@@ -108,7 +102,3 @@ def _sensors_send(settings: Settings) -> bool:
     heard = [state.heard for state in states if state.heard is not None]
     lately_us = boottime_us() - 2 * SENDS_S * 1e6
     return any(of.received_us > lately_us and (mean_interval_s(of) or SENDS_S + 1) <= SENDS_S for of in heard)
-
-
-def _last_lines(ended: subprocess.CompletedProcess[str]) -> list[str]:
-    return [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()][-5:]

@@ -35,6 +35,23 @@ def compare_versions(one: str, relation: str, other: str) -> bool:
     return call("dpkg", "--compare-versions", one, relation, other).returncode == 0
 
 
+def is_newer_version(version: str, installed: str, *, allow_downgrade: bool) -> bool:
+    """Whether a version is to be installed; not if it is installed already. Raises UpdateError for an older one."""
+    if compare_versions(version, "eq", installed):
+        return False
+    if compare_versions(version, "lt", installed) and not allow_downgrade:
+        raise UpdateError(
+            f"it is version {version}, older than the installed {installed}, and may have faults that are corrected "
+            "here. If you want it all the same, add --allow-downgrade: what waits in the buffer stays"
+        )
+    return True
+
+
+def last_lines(ended: subprocess.CompletedProcess[str], count: int) -> list[str]:
+    """The last lines that a program said, without empty ones."""
+    return [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()][-count:]
+
+
 def os_release() -> Mapping[str, str]:
     """What this system says of itself; empty if nothing (os-release(5))."""
     try:

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from gateway.commands.options import FINDING
 from gateway.commands.update.image_update import update_image
-from gateway.commands.update.programs import UpdateError, call, compare_versions, os_release
+from gateway.commands.update.programs import UpdateError, call, is_newer_version, last_lines, os_release
 from gateway.host.safe_files import why_others_could_change
 from gateway.host.terminal import say
 from gateway.host.terminal_text import counted, escaped, hanging
@@ -210,16 +210,7 @@ def is_newer(package: Package, box: Box, *, allow_downgrade: bool) -> bool:
             f"it is for Debian {package.debian or '(none named)'}, and this box has Debian {box.debian}: take the file "
             f"whose name has deb{box.debian}"
         )
-    if not box.installed:
-        return True
-    if compare_versions(package.version, "eq", box.installed):
-        return False
-    if compare_versions(package.version, "lt", box.installed) and not allow_downgrade:
-        raise UpdateError(
-            f"it is version {package.version}, older than the installed {box.installed}, and may have faults that are "
-            "corrected here. If you want it all the same, add --allow-downgrade: what waits in the buffer stays"
-        )
-    return True
+    return not box.installed or is_newer_version(package.version, box.installed, allow_downgrade=allow_downgrade)
 
 
 @contextmanager
@@ -270,8 +261,8 @@ def _apt(*words: str) -> str:
     """Run apt-get and return its output. Raises UpdateError, with the output, if apt-get fails."""
     ended = call("apt-get", *words, patience_s=None)
     if ended.returncode != 0:
-        told = [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()][-15:]
-        raise UpdateError("\n".join(("apt did not install it; the version before still runs. It says:", *told)))
+        told = "apt did not install it; the version before still runs. It says:"
+        raise UpdateError("\n".join((told, *last_lines(ended, 15))))
     return ended.stdout
 
 

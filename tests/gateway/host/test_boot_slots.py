@@ -17,7 +17,7 @@ from gateway.host.boot_slots import FILE_BYTES, FILES, SlotState, decode, encode
 SLOTS = st.sampled_from(["a", "b"])
 STATES = st.builds(
     SlotState,
-    number=st.integers(1, boot_slots.NUMBER_MAX),
+    number=st.integers(1, 0xFFFF_FFFF),
     good=SLOTS,
     trial=st.none() | SLOTS,
     tries=st.integers(0, boot_slots.TRIES),
