@@ -376,7 +376,8 @@ async def test_the_listener_ends_while_some_stand_in_line(intake: RecordingIntak
             await other.read(4)
             intake.outcome = None
             peer.writer.write(publish("a", 1) * 100)
-            await until(lambda: intake.batches)
+            # They take more than one turn.
+            await until(lambda: sum(len(readings) for readings, _ in intake.batches) == 100)
             listener.shared.stopping = True
             peer.writer.write(publish("b", 2) * 10_000)
             other.writer.write(publish("c", 3) * 10_000)
