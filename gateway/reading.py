@@ -116,11 +116,11 @@ class Intake(Protocol):
 
         `done(True)` is called on the event loop once each reading has a durable copy: on disk, or with Kafka's
         replicas. Marks are on disk then. Only now may the readings be acknowledged. `done(False)` means that none was
-        stored: too much waits already, a device holds more than its share, or the gateway stops. Or that some have no
-        copy, as neither Kafka nor the disk takes them. Then withhold the acknowledgement, and count readings that
-        cannot be sent again by `lost`. For one device, or for a site's broker, calls of `done(True)` come in the order
-        of `take`. Those for others may overtake them, as their Kafka topics answer sooner, or need no disk. Marks are
-        kept in the order of `take`, and need no room in a full buffer.
+        stored: too much waits already, a device holds more than its share, or the gateway stops. It also comes if some
+        have no copy, as neither Kafka nor the disk takes them. After it withhold the acknowledgement, and count
+        readings that cannot be sent again by `lost`. For one device, or for a site's broker, calls of `done(True)` come
+        in the order of `take`. Those for others may overtake them, as their Kafka topics answer sooner, or need no
+        disk. Marks are kept in the order of `take`, and need no room in a full buffer.
         """
 
     async def marks(self, prefix: str) -> dict[str, bytes]:

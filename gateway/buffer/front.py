@@ -55,7 +55,7 @@ class Front:
 
         `series` are those of each row.
         """
-        # A device's append without rows may be a resend of an earlier one. A broker counts on the order of its answers.
+        # An append without rows may be a resend, which must not be answered before the first copy is durable.
         admitted = Admitted(append, time.monotonic(), event_from_us, append.ordered_by, len(rows))
         with self._lock:
             self._admitted.append(admitted)

@@ -39,7 +39,7 @@ REFUSAL_HOLD_S: Final = 1.0
 """Seconds for which CONNECT gets CONNACK 3 after the intake has refused readings."""
 
 CLOSING_COMMITS_S: Final = 2.0
-"""Seconds that an ending connection waits for its commits, so that it can still acknowledge their readings."""
+"""Seconds that an ending connection waits for durable copies, so that it can still acknowledge the readings."""
 
 
 class Connection(Link):

@@ -1,4 +1,4 @@
-"""Counts what waits for a commit, of one MQTT connection and of all, and decides when reading must pause."""
+"""Counts what waits for a durable copy, of one MQTT connection and of all. Decides when reading must pause."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from gateway.settings import ListenerSettings
 MARK_BYTES: Final = 100
 """Bytes that a mark takes in memory beside its value."""
 BESIDE_OTHERS: Final = 8
-"""Divisor of one connection's bounds while others send too, as their readings wait for the same commits."""
+"""Divisor of one connection's bounds while others send too, as their readings wait for the same copies."""
 OTHERS_S: Final = 10.0
 """Seconds for which others count as sending, after one of them sent."""
 

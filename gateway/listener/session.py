@@ -51,7 +51,7 @@ class KeptSession(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClientBatch:
-    """Everything that one read of a connection brought, stored in one commit."""
+    """Everything that one read of a connection brought. If one reading needs the disk, all wait for its commit."""
 
     __slots__ = (
         "answers",

@@ -1,7 +1,7 @@
 """The kinds of serial lines, one record each, for the settings, `sluice check` and the ingress.
 
-A new kind needs its settings class, a field in `SerialSettings` that `names_ports` asks too, modules of its own, and a
-record in `KINDS`.
+CONTRIBUTING.md lists all that a new kind needs. The ingress, the settings and `sluice check` find it by its record in
+`KINDS`.
 
 Sensors with our frames have no record: `[serial]` itself is their section. It may name many ports, and each of these
 sensors says its own name. They alone can be told that a reading arrived.
