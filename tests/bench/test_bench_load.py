@@ -14,6 +14,7 @@ from tests.bench.load import DeviceLedger, LoadError, build, load, read_ledger, 
 from tests.bench.report import Report, Result, save
 from tests.support.gateways import daemon, free_port, write_config
 from tests.support.stream_server import speaking
+from tests.support.waiting import patience
 
 UNREACHABLE = "127.0.0.1:1"
 CONNACK = b"\x20\x02\x00\x00"
@@ -188,7 +189,7 @@ async def test_qos_0_flat_out() -> None:
 
     async with speaking(serve) as port:
         done = await run_load(port, connections=1, window=10, messages=500, qos=0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patience(5)):
             while seen < 500:
                 await asyncio.sleep(0.01)
     assert (done.sent, seen) == (500, 500)

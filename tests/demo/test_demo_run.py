@@ -24,6 +24,7 @@ from demo.progress import Progress
 from demo.run import Folder, JsonLines, Run
 from demo.uplink import Uplink
 from sluice_sim import avr
+from tests.support.waiting import patience
 
 
 def test_lines_are_read_as_they_come_and_only_when_they_are_whole(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ async def started(children: Children, name: str = "worker", *, on_term: str) -> 
     """A program that runs until SIGTERM, and then the shell command `on_term`. If that is empty, it ignores SIGTERM."""
     script = f"trap '{on_term}' TERM; echo ready; while :; do sleep 0.05; done"
     child = children.start(name, ["sh", "-c", script], "Look.")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patience(10)):
         while "ready" not in child.log.read_text():
             await asyncio.sleep(0.01)
     return child
@@ -187,7 +188,7 @@ async def test_a_broker_that_does_not_answer_for_a_moment_does_not_end_the_demo(
 ) -> None:
     async with watched(tmp_path, DeafKafka(failures=3), monkeypatch) as run:
         watch = asyncio.create_task(demo_run._watch(run))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             while run.looks < 2 and not watch.done():
                 await asyncio.sleep(0.01)
         assert not watch.done()
@@ -204,6 +205,6 @@ async def test_a_broker_that_stays_silent_fails_the_demo_and_its_log_is_named(
     monkeypatch.setattr(demo_run, "KAFKA_SILENT_S_MAX", 0.05)
     async with watched(tmp_path, DeafKafka(failures=10**9), monkeypatch) as run:
         with pytest.raises(DemoError, match="no broker answers") as error:
-            await asyncio.wait_for(demo_run._watch(run), 10)
+            await asyncio.wait_for(demo_run._watch(run), patience(10))
         assert error.value.log == tmp_path / "kafka.log"
         assert run.looks == 0

@@ -26,6 +26,7 @@ from tests.support.board_scene import known, scene
 from tests.support.gateways import header
 from tests.support.kill_loop import stalling
 from tests.support.sizes import SEED, size
+from tests.support.waiting import patience
 
 pytestmark = [pytest.mark.avr, pytest.mark.kafka]
 
@@ -100,7 +101,7 @@ async def test_resets_one_after_the_other(tmp_path: Path, kafka: Broker) -> None
             await asyncio.gather(*(do(board, kind) for board in boards))
             await asyncio.sleep(draw.uniform(0.05, 0.8))
             # The next one is for a chip that runs again.
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(patience(30)):
                 while any(newest_boot(board) == boot for board, boot in zip(boards, before, strict=True)):
                     await asyncio.sleep(0.005)
         account = await bench.finish()

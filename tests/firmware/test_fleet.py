@@ -27,7 +27,7 @@ from sluice_sim.fleet_ledger import SequenceRanges
 from sluice_sim.mqtt_sensor import RING_SAMPLES, WINDOW, LinkError, MqttSensor
 from tests.support.gateways import free_port
 from tests.support.mqtt_peers import RecordingIntake, listening
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 ACCEPTED = b"\x20\x02\x00\x00"
 MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -360,10 +360,10 @@ async def test_sigterm_ends_the_command_with_its_ledger_written(tmp_path: Path) 
             stdout=asyncio.subprocess.PIPE,
         )
         assert process.stdout is not None
-        first = json.loads(await asyncio.wait_for(process.stdout.readline(), 10))
+        first = json.loads(await asyncio.wait_for(process.stdout.readline(), patience(10)))
         assert first["connected"] == 4
         process.send_signal(signal.SIGTERM)
-        rest, _ = await asyncio.wait_for(process.communicate(), 10)
+        rest, _ = await asyncio.wait_for(process.communicate(), patience(10))
         assert process.returncode == 0
     last = json.loads(rest.splitlines()[-1])
     assert last["waiting"] == 0

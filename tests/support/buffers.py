@@ -13,6 +13,7 @@ from gateway.buffer.rows import START, Entry, Lane, Loss, Position, Quarantined,
 from gateway.clock.gateway_clock import BootClock
 from gateway.reading import Datum, Mark, Reading
 from gateway.settings import BufferSettings
+from tests.support.waiting import patience
 
 CLOCK = BootClock.constant(1_700_000_000_000_000, 1_000)
 BOOT = "boot-1"
@@ -75,7 +76,7 @@ async def store(buffer: Buffer, entries: Sequence[Entry]) -> bool:
     """Append and wait for the outcome, as a sensor waits for its acknowledgement."""
     outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
     buffer.append(entries, outcome.set_result)
-    return await asyncio.wait_for(outcome, 10)
+    return await asyncio.wait_for(outcome, patience(10))
 
 
 def append(buffer: Buffer, entries: Sequence[Entry], marks: Sequence[Mark] = ()) -> asyncio.Future[bool]:
@@ -132,7 +133,7 @@ async def confirm(buffer: Buffer, confirmed: Sequence[Row]) -> None:
     buffer.confirm(buffer.id, spans_of(confirmed))
     buffer._queue._delete_due_s = 0.0
     await buffer.answers()  # wakes it
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patience(10)):
         while buffer._outgoing.has_confirmed:
             await asyncio.sleep(0.005)
     await buffer.answers()  # comes behind the commit

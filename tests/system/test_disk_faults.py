@@ -380,7 +380,7 @@ async def test_a_page_that_goes_bad_under_the_running_daemon_costs_what_stood_on
         with daemon(config, port):
             async with talking(talks, port):
                 # More than SQLite keeps in memory, and the daemon beside it.
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(patience(60)):
                     while acknowledged(devices) < 8_000:
                         await asyncio.sleep(0.1)
                 pages = reading_pages(path)
@@ -393,7 +393,7 @@ async def test_a_page_that_goes_bad_under_the_running_daemon_costs_what_stood_on
                         await asyncio.sleep(0.05)
                 await logged(config, "a damaged buffer was salvaged")
                 await finished(talks)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(patience(60)):
                 while identities(path):
                     await asyncio.sleep(0.3)
             await asyncio.sleep(1.5)

@@ -318,7 +318,7 @@ async def run(program: str, port: int, *arguments: str) -> tuple[int | None, str
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, errors = await asyncio.wait_for(process.communicate(), 10)
+    out, errors = await asyncio.wait_for(process.communicate(), patience(10))
     return process.returncode, out.decode(), errors.decode()
 
 
@@ -509,7 +509,7 @@ async def test_a_large_batch_comes_through_the_small_tls_buffer(authority: Autho
         reader, writer = await handshake(tls.port, trusting(authority))
         one = b"\x32\x79\x00\x12device/m001/thermo\x00\x01" + b"x" * 99
         writer.write(CONNECT + one * 5_000)
-        answers = await asyncio.wait_for(reader.readexactly(4 + 4 * 5_000), 10)
+        answers = await asyncio.wait_for(reader.readexactly(4 + 4 * 5_000), patience(10))
         assert answers == ACCEPTED + b"\x40\x02\x00\x01" * 5_000
         writer.close()
         with contextlib.suppress(OSError):

@@ -70,7 +70,7 @@ async def relay(port: int, bootstrap: str) -> AsyncIterator[None]:
 
 
 async def drained(config: Path) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patience(30)):
         while read_status(config.with_name("buffer.db")).rows:
             await asyncio.sleep(0.1)
 

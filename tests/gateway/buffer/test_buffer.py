@@ -49,7 +49,7 @@ from tests.support.buffers import (
     store,
 )
 from tests.support.restarted_buffer import RestartedBuffer
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 
 async def test_what_was_acknowledged_is_in_the_file(path: Path) -> None:
@@ -163,8 +163,8 @@ async def test_a_full_buffer_holds_what_comes_and_goes_on_when_there_is_room(tmp
         kept = await rows(buffer)
         assert len(kept) == stored
         buffer.confirm(buffer.id, spans_of(kept))
-        assert await asyncio.wait_for(held, 10)
-        assert await asyncio.wait_for(behind, 10)
+        assert await asyncio.wait_for(held, patience(10))
+        assert await asyncio.wait_for(behind, patience(10))
         assert [len(row.datum.payload) for row in await rows(buffer)] == [50_000, len(b"behind")]
         assert not buffer.cannot_store
 
@@ -184,8 +184,8 @@ async def test_marks_alone_need_no_room(tmp_path: Path) -> None:
         kept = await rows(buffer)
         # Full by the bound, and nothing waits: the exchange can be ended.
         buffer.confirm(buffer.id, spans_of(kept[:2]))
-        assert await asyncio.wait_for(held, 10)
-        assert await asyncio.wait_for(append(buffer, [], [Mark("mqtt/qos2/a/1", None)]), 10)
+        assert await asyncio.wait_for(held, patience(10))
+        assert await asyncio.wait_for(append(buffer, [], [Mark("mqtt/qos2/a/1", None)]), patience(10))
         assert await marks_of(buffer, "mqtt/") == {}
 
 
@@ -197,7 +197,7 @@ async def test_marks_are_kept_exactly_with_their_readings(path: Path) -> None:
         assert await is_held(second, 0.3)
         assert await marks_of(buffer, "mqtt/") == {"mqtt/qos2/a/1": b"x"}
         await mend(buffer)
-        assert await asyncio.wait_for(second, 10)
+        assert await asyncio.wait_for(second, patience(10))
     async with opened(path) as buffer:
         assert await marks_of(buffer, "mqtt/") == {"mqtt/qos2/a/1": b"x", "mqtt/qos2/a/2": b""}
         assert await marks_of(buffer, "") == {"mqtt/qos2/a/1": b"x", "mqtt/qos2/a/2": b"", "broker/b": b"y"}
@@ -208,7 +208,7 @@ async def test_the_gateways_own_words_have_room_in_a_full_buffer(tmp_path: Path)
         _, held = await fill(buffer)
         outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         buffer.append_own(entry(b"event"), outcome.set_result)
-        assert await asyncio.wait_for(outcome, 10)
+        assert await asyncio.wait_for(outcome, patience(10))
         assert not held.done()
         held.cancel()
 
@@ -265,7 +265,7 @@ async def test_readings_that_waited_too_long_are_dropped_and_counted(tmp_path: P
     async with opened(tmp_path / "buffer.db", age_max_s=3600) as buffer:
         old = [entry(b"old", sequence=number, received_us=now_us - 7_200_000_000) for number in range(3)]
         await store(buffer, [*old, entry(b"young", received_us=now_us)])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             while buffer.counts["dropped"] < 3:
                 buffer._commits._age_due_s = 0.0
                 await store(buffer, [entry(b"ride", received_us=now_us)])
@@ -304,7 +304,7 @@ async def test_room_is_told_of_although_nothing_comes_in(
     async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, fair_from=1.0) as buffer:
         stored, held = await fill(buffer)
         buffer.confirm(buffer.id, spans_of(await rows(buffer)))
-        assert await asyncio.wait_for(held, 10)
+        assert await asyncio.wait_for(held, patience(10))
         await until(lambda: "buffer has room again" in capsys.readouterr().out)
         assert stored
 
@@ -345,7 +345,7 @@ async def test_a_commit_that_fails_is_not_acknowledged_and_leaves_no_trace(tmp_p
         assert len(await rows(buffer)) == 1
         await buffer.run(lambda file: file.connection.execute("PRAGMA max_page_count = 1000000").fetchone())
         # The window must not believe that sequence 1 was on disk.
-        assert await asyncio.wait_for(held, 10)
+        assert await asyncio.wait_for(held, patience(10))
         assert failure(buffer) is None
         (first,) = await rows(buffer)  # the other is more than one read gives
         (second,) = await rows(buffer, Position(first.lane, first.sequence))
@@ -460,7 +460,7 @@ async def test_a_failed_first_commit_does_not_lose_the_floor_of_pending_times(pa
         held = append(buffer, [entry(received_us=7)])
         assert await is_held(held)
         await mend(buffer)
-        assert await asyncio.wait_for(held, 10)
+        assert await asyncio.wait_for(held, patience(10))
     async with opened(path) as buffer:
         (lane,) = (await buffer.outstanding()).lanes
         assert lane.event_from_us == 7
@@ -477,7 +477,7 @@ async def test_a_deletion_that_cannot_be_committed_is_not_tried_in_a_hot_loop(tm
         await asyncio.sleep(DELETE_DELAY_S + 1.5)
         assert 1 <= sum("BEGIN" in statement for statement in tried) <= 3
         await mend(buffer)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             while buffer.state.rows:
                 await asyncio.sleep(0.05)
 
@@ -850,7 +850,7 @@ class BufferMachine(RestartedBuffer):
             await mend(self.buffer)
             self.buffer._queue._retry_s = 0.0
             await marks_of(self.buffer, "")  # wakes it
-            assert await asyncio.wait_for(asyncio.gather(*outcomes), 10) == [True] * count
+            assert await asyncio.wait_for(asyncio.gather(*outcomes), patience(10)) == [True] * count
 
         self.loop.run_until_complete(hold())
         self.model += [b"held %d" % number for number in range(count)]
@@ -861,7 +861,7 @@ class BufferMachine(RestartedBuffer):
 
         async def overflow() -> None:
             outcomes = [append(self.buffer, [entry(b"%0100000d" % number, "f")]) for number in range(12)]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(patience(10)):
                 while not self.buffer.cannot_store:
                     await asyncio.sleep(0.01)
             assert not outcomes[-1].done()

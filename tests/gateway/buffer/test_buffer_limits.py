@@ -110,7 +110,7 @@ async def test_with_nothing_left_to_drop_the_buffer_holds_and_waits(
         assert await is_held(held)
         assert sum("BEGIN" in statement for statement in told) <= 4
         monkeypatch.undo()
-        assert await asyncio.wait_for(held, 10)
+        assert await asyncio.wait_for(held, patience(10))
 
 
 async def test_what_kafka_has_is_not_lost_when_the_oldest_are_dropped(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ async def test_a_dead_thread_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(buffer._commits, "_measure", fall)
         append(buffer, [entry()])
         with pytest.raises(RuntimeError, match="a fault of ours"):
-            await asyncio.wait_for(buffer.watch(), 10)
+            await asyncio.wait_for(buffer.watch(), patience(10))
         buffer.attachment.file.close()
 
 

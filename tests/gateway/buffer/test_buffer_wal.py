@@ -10,6 +10,7 @@ import pytest
 from gateway.buffer.sqlite_pages import FRAME_HEADER_BYTES, WAL_HEADER_BYTES
 from gateway.buffer.wal import lacks_commits
 from tests.support.buffers import entry, losses, opened, rows, store
+from tests.support.waiting import patience
 
 FRAME_BYTES = FRAME_HEADER_BYTES + 4096
 COMMITS = 60
@@ -89,7 +90,7 @@ async def test_a_look_into_it_by_another_program_takes_it_away_from_nobody(cut_o
         # The last one to close a database deletes its WAL, unless it finds the other's lock.
         look = "import sqlite3, sys; of = sqlite3.connect(sys.argv[1]); of.execute('SELECT * FROM meta'); of.close()"
         looking = await asyncio.create_subprocess_exec(sys.executable, "-c", look, cut_off)
-        assert await asyncio.wait_for(looking.wait(), 20) == 0
+        assert await asyncio.wait_for(looking.wait(), patience(20)) == 0
         assert cut_off.with_name("buffer.db-wal").exists()
         assert await store(buffer, [entry(b"later")])
     async with opened(cut_off) as buffer:

@@ -35,7 +35,7 @@ from tests.support import buffers
 from tests.support.buffers import append, changed, confirm, entry, input_of, opened, store
 from tests.support.restarted_buffer import RestartedBuffer
 from tests.support.sizes import size
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 TOPICS = {"a": "device-thermo", "b": "device-thermo", "c": "device-other"}
 """Sensors, and the Kafka topic of each."""
@@ -745,7 +745,7 @@ async def test_a_file_found_damaged_while_rows_are_numbered_takes_them_with_it(
         outcomes = [append(buffer, [entry(b"%d" % number, device=f"{number}")]) for number in range(2)]
         both_wait.set()
         assert await busy
-        assert await asyncio.wait_for(asyncio.gather(*outcomes), 10) == [True, True]
+        assert await asyncio.wait_for(asyncio.gather(*outcomes), patience(10)) == [True, True]
         assert len(admitted) == 2
         buffer_id, found = await buffer.read(Position(lane, -1), 10)
         assert buffer_id == buffer.id != former

@@ -18,7 +18,7 @@ from gateway.buffer.shares import kept_bytes, kept_days
 from gateway.settings import BufferSettings
 from tests.support.buffers import confirm, entry, entry_of, input_of, losses, opened, rows, store
 from tests.support.restarted_buffer import RestartedBuffer
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 BROKER = Origin(leaves_room=True, is_broker=True)
 GUEST = Origin(leaves_room=True)
@@ -29,7 +29,7 @@ async def send(buffer: Buffer, entries: list[Entry], origin: Origin = SECRET) ->
     """As `store`, from somebody."""
     outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
     buffer.append(entries, outcome.set_result, (), origin)
-    return await asyncio.wait_for(outcome, 10)
+    return await asyncio.wait_for(outcome, patience(10))
 
 
 async def flood(buffer: Buffer, device: str = "bad", payload_bytes: int = 60_000, origin: Origin = SECRET) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.clock.steps import StepWatch
+from tests.support.waiting import patience
 
 
 async def watched(steps: list[float], seconds: float) -> None:
@@ -72,7 +73,7 @@ async def test_a_timer_that_goes_off_by_itself_is_not_armed_again(monkeypatch: p
     steps: list[float] = []
     watch = StepWatch(lambda: steps.append(time.monotonic()))
     assert watch.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patience(10)):
         while watch._fd >= 0:
             await asyncio.sleep(0.01)
     assert not steps

@@ -32,6 +32,7 @@ from gateway.reading import Reading
 from gateway.record_contract import NAME_RULE
 from tests.support.buffers import reading_of
 from tests.support.gateways import SLUICE
+from tests.support.waiting import patience
 
 CONFIG = """\
 [gateway]
@@ -114,7 +115,7 @@ def reading(topic: str, payload: bytes = b'{"t": 21.5}') -> Reading:
 async def take(door: FrontDoor, readings: Sequence[Reading]) -> None:
     taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
     door.take(readings, taken.set_result)
-    assert await asyncio.wait_for(taken, 10)
+    assert await asyncio.wait_for(taken, patience(10))
 
 
 async def fill(config: Path) -> None:

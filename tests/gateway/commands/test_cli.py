@@ -275,7 +275,7 @@ async def test_status_of_a_stopped_gateway_with_a_full_buffer_says_so(tmp_path: 
 async def test_a_gateway_that_nothing_can_reach_says_so_at_its_start_and_in_status(config: Path) -> None:
     with capture_logs() as lines:
         gateway = asyncio.create_task(pipeline.run(load_settings(config)))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patience(20)):
             while not any(line["event"] == NO_SOURCE for line in lines):
                 await asyncio.sleep(0.01)
                 assert not gateway.done()

@@ -120,7 +120,7 @@ async def test_a_buffer_thread_that_hangs_feeds_no_watchdog_though_the_event_loo
                 await heard()
         disk.set()
         await hanging
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             while "WATCHDOG=1" not in await heard():
                 pass
         watching.cancel()

@@ -48,6 +48,7 @@ from gateway.settings import GatewaySettings, KafkaSettings, ListenerSettings, R
 from gateway.uplink.state import UplinkState
 from tests.support.buffers import CLOCK, entry, entry_of, opened, reading_of, store
 from tests.support.gateways import answering
+from tests.support.waiting import patience
 
 CONFIG = """\
 [gateway]
@@ -107,7 +108,7 @@ async def listed(directory: Path) -> dict[str, dict[str, Any]]:
 async def take(door: FrontDoor, *readings: Reading) -> None:
     outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
     door.take(readings, outcome.set_result)
-    assert await asyncio.wait_for(outcome, 10)
+    assert await asyncio.wait_for(outcome, patience(10))
 
 
 def reading(

@@ -34,7 +34,7 @@ from gateway.reading import BufferFileError, Doubt, Reading, Recalled
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.settings import GatewaySettings, KafkaSettings, PayloadIdentity, RouteSettings, TimeSource
 from tests.support.buffers import CLOCK, changed, fill, input_of, opened, quarantined_of, reading_of, rows, series_of
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 JSON_ROUTE = RouteSettings("device/{device}/{stream}", "device-{stream}", identity="json")
 KAFKA = KafkaSettings(bootstrap=("127.0.0.1:1",))
@@ -56,7 +56,7 @@ async def front_door(
 async def take(door: FrontDoor, *readings: Reading) -> bool:
     outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
     door.take(readings, outcome.set_result)
-    return await asyncio.wait_for(outcome, 10)
+    return await asyncio.wait_for(outcome, patience(10))
 
 
 def reading(
@@ -580,7 +580,7 @@ async def test_what_waits_for_room_is_recalled_once_it_is_stored(tmp_path: Path)
         assert await held
         assert await taken
         assert await afterwards
-        assert (await asyncio.wait_for(recall, 10)).stored == {0, 1}
+        assert (await asyncio.wait_for(recall, patience(10))).stored == {0, 1}
 
 
 async def test_a_run_that_could_not_be_recalled_is_looked_at_anew(

@@ -200,7 +200,7 @@ async def test_beside_others_one_connection_has_little_waiting_for_a_commit(inta
         assert 1_000 - 200 < waiting() <= 1_001 + 200
         assert 1_000 < await paused() < 1_200
         intake.outcome = True
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patience(20)):
             while len(intake.stored) < 40_001:
                 intake.decide_all()
                 await asyncio.sleep(0.005)

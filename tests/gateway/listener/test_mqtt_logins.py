@@ -264,7 +264,7 @@ async def test_real_clients_are_in_as_long_as_their_secret_is_good(seed: int, tm
             if name in sensors:
                 kept = hours > 0 and name in good
                 if not kept:
-                    await asyncio.wait_for(sensors[name].ended.wait(), 5)
+                    await asyncio.wait_for(sensors[name].ended.wait(), patience(5))
                 else:
                     await sensors[name].measure(f"device/{name}/thermo")
                 await sensors.pop(name).stop()

@@ -28,7 +28,7 @@ from gateway.page.server import PER_ADDRESS_MAX, StatusPage
 from gateway.settings import StatusPageSettings
 from tests.support.gateways import free_port
 from tests.support.status_page_site import HASHED, PASSWORD, UNREACHABLE, Site, page_config
-from tests.support.waiting import until, wait_until
+from tests.support.waiting import patience, until, wait_until
 
 if TYPE_CHECKING:
     from gateway.page.view import StatusView
@@ -607,7 +607,7 @@ async def test_a_page_that_fails_ends_no_gateway_and_is_begun_anew(
     with capture_logs() as lines:
         gateway = asyncio.create_task(pipeline.run(load(config)))
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(patience(20)):
                 while not (is_served := await reaches(port)) and not gateway.done():
                     await asyncio.sleep(0.05)
             assert is_served, gateway

@@ -34,7 +34,7 @@ from tests.support.certificates import Authority, Identity, make_authority
 from tests.support.gateways import free_port
 from tests.support.mosquitto import mosquitto
 from tests.support.mqtt_peers import RecordingIntake, listening
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 DAY_US = 86_400_000_000
@@ -238,7 +238,7 @@ async def test_clients_whose_certificates_prove_to_have_ended_are_closed_when_th
     own, good, box = authority.sign("listener"), authority.sign("good"), Box(-2)
     tls = TlsSettings(own.certificate, own.key, free_port(), client_ca=authority.certificate)
     connack = b"\x20\2\0\0"
-    async with listening(RecordingIntake(), 0, dates=box, tls=tls) as listener, asyncio.timeout(20):
+    async with listening(RecordingIntake(), 0, dates=box, tls=tls) as listener, asyncio.timeout(patience(20)):
         reader, writer = await handshake(tls.port, authority, ended)
         other_reader, other_writer = await handshake(tls.port, authority, good)
         assert await reader.readexactly(4) == await other_reader.readexactly(4) == connack

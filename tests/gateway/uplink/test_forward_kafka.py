@@ -77,7 +77,7 @@ async def test_a_record_that_the_broker_refuses_goes_aside_and_its_partition_flo
         for sequence in range(12):
             # Random digits do not compress.
             publish(port, "device/42/thermo", reading(sequence, os.urandom(3000).hex() if sequence in {5, 6} else ""))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patience(60)):
             while read_status(tmp_path / "buffer.db").rows:
                 await asyncio.sleep(0.2)
         records = await consume(kafka.bootstrap, "refused-thermo")

@@ -67,7 +67,7 @@ from tests.support.buffers import (
     store,
 )
 from tests.support.dead_disk import dead_disk
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 if TYPE_CHECKING:
     from gateway.kafka.session import KafkaSession
@@ -275,7 +275,7 @@ def reading(device: str, payload: bytes, topic: str = "device-thermo") -> Entry:
 
 
 async def drained(buffer: Buffer) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patience(20)):
         while buffer.state.rows:
             await asyncio.sleep(0.01)
 
@@ -597,7 +597,7 @@ async def test_what_is_given_up_is_not_remembered(tmp_path: Path, monkeypatch: p
         assert await store(buffer, [reading("a", b"0")])
         await until(lambda: bool(buffer.direct_topics))
         async with read_only(buffer):
-            assert not await asyncio.wait_for(append(buffer, [reading("a", POISON)]), 10)
+            assert not await asyncio.wait_for(append(buffer, [reading("a", POISON)]), patience(10))
             await until(lambda: not line.memory.refused)
 
 

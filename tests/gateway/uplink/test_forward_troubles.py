@@ -27,7 +27,7 @@ from tests.gateway.uplink.test_forward_rounds import (
     uplink,
 )
 from tests.support.buffers import CLOCK, opened, quarantined_of, row_of, store
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,7 @@ async def test_a_topic_that_was_deleted_is_found_out_beside_the_rounds(tmp_path:
         assert await store(buffer, [reading("a", b"second"), reading("c", b"and another")])
         await until(lambda: buffer.state.rows == 1 + under_way)
         line.verdicts.condemned["device-thermo"] = TopicVerdict("device-thermo", "topic-unknown", "create it")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             while len(await quarantined_of(buffer, range(1, 50))) < 1 + under_way:
                 await asyncio.sleep(0.05)
 

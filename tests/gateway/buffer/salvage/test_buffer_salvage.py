@@ -39,6 +39,7 @@ from tests.support.buffers import (
     series_of,
     store,
 )
+from tests.support.waiting import patience
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +109,7 @@ def leaves_of(pages: bytes) -> list[int]:
 
 
 async def salvaged(buffer: Buffer) -> salvage.SalvagedBatch:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patience(20)):
         while not buffer.attachment.salvaged:
             await asyncio.sleep(0.01)
     return buffer.attachment.salvaged.popleft()
@@ -344,7 +345,7 @@ async def test_a_salvage_that_was_interrupted_goes_on_at_the_next_start(
     monkeypatch.setattr(Attachment, "_adopt_now", only_five)
     async with opened(path) as buffer:
         await find_damage(buffer)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patience(20)):
             while len(taken) < 5:
                 await asyncio.sleep(0.01)
     monkeypatch.setattr(Attachment, "_adopt_now", adopt_now)
@@ -446,7 +447,7 @@ async def test_a_second_damaged_file_costs_nothing_of_the_first(
         with monkeypatch.context() as patch:
             patch.setattr(Attachment, "_adopt_now", only_two)
             await find_damage(buffer)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(patience(20)):
                 while len(taken) < 3:
                     await asyncio.sleep(0.01)
             assert await store(buffer, [entry(b"between", "43")])
@@ -527,14 +528,14 @@ async def test_a_card_that_damages_every_file_gets_a_new_one_ever_more_rarely(
         with monkeypatch.context() as patch:
             patch.setattr(BufferFile, "insert", damaged)
             held = append(buffer, [entry(b"held")])
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(patience(20)):
                 while failure(buffer) is None:
                     await asyncio.sleep(0.01)
             assert "damaged again" in str(failure(buffer))
             # The first is replaced at once; the one that took its place has to wait.
             assert len(list(tmp_path.glob("buffer.db.corrupt-*[0-9d]"))) == 2
-        assert await asyncio.wait_for(held, 20)
-        async with asyncio.timeout(20):
+        assert await asyncio.wait_for(held, patience(20))
+        async with asyncio.timeout(patience(20)):
             while {row.datum.payload for row in await rows(buffer)} != {b"first", b"held"}:
                 await asyncio.sleep(0.05)
         waits = []
@@ -577,7 +578,7 @@ async def test_a_salvage_calls_the_forwarder_back_now_and_then_and_not_for_each_
     async with opened(path) as buffer:
         await find_damage(buffer)
         position, rewinds, sent = START, buffer.attachment.rewinds, 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patience(20)):
             while True:
                 if rewinds != buffer.attachment.rewinds:
                     position, rewinds = START, buffer.attachment.rewinds
@@ -731,7 +732,7 @@ async def test_a_salvage_that_is_cut_off_before_the_file_is_renamed_is_not_begun
             await confirm(buffer, await rows(buffer))
     assert not list(tmp_path.glob("*.salvaged"))
     async with opened(path) as buffer:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patience(20)):
             while await marks_of(buffer, salvage.SALVAGE_PREFIX):
                 await asyncio.sleep(0.01)
         assert list(tmp_path.glob("*.salvaged"))

@@ -141,7 +141,7 @@ def test_it_goes_behind_the_listener_where_there_is_none(kafka: Broker, tmp_path
 
 
 async def _until_there(path: Path) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patience(20)):
         while not path.exists():
             await asyncio.sleep(0.05)
 
