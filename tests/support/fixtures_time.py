@@ -9,8 +9,7 @@ from typing import Final
 import pytest
 
 HELD_UP_S_MAX: Final = 0.002
-"""Most seconds that `steady_time` lets pass at once. The kernel delays the bytes that it hands on as often as it delays
-us."""
+"""Most seconds that `steady_time` lets pass at once."""
 
 
 @pytest.fixture
