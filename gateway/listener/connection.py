@@ -354,6 +354,7 @@ class Connection(Link):
             self.dismiss(INTAKE_REFUSED, "the first copy of a message that came again could not be stored")
 
     def _write_answers(self, batch: ClientBatch) -> None:
+        """Write PUBACK, PUBREC and PUBCOMP of a batch, and what else it asked for."""
         answers = batch.answers
         if batch.untrue:
             answers = [answer for position, answer in enumerate(answers) if position not in batch.untrue]
