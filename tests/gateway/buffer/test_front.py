@@ -793,9 +793,8 @@ async def test_an_event_that_no_disk_knows_is_tried_each_second(tmp_path: Path) 
         await buffer.transact(lambda file: file.probe())
         told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         with dead_disk(path, ""):
-            buffer.append_own(entry(b"event", "gateway"), told.set_result)
-            await until(lambda: failure(buffer) is not None)
             before, begun_s, changes = await buffer.run(lambda file: file.connection.total_changes), time.monotonic(), 0
+            buffer.append_own(entry(b"event", "gateway"), told.set_result)
             async with asyncio.timeout(patience(30)):
                 while not changes:
                     await asyncio.sleep(1.5)
