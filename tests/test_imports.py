@@ -5,7 +5,10 @@ import sys
 
 import pytest
 
-FORBIDDEN = ("pyspark", "delta", "pandas", "numpy", "matplotlib", "rich", "spark", "demo", "sluice_sim", "sqlite_utils")
+FORBIDDEN = (
+    *("pyspark", "delta", "pyarrow", "pandas", "numpy", "matplotlib", "rich"),
+    *("spark", "demo", "sluice_sim", "sqlite_utils"),
+)
 DAEMON = (
     "gateway.cli",
     "gateway.daemon.control",

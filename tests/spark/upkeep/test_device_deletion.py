@@ -19,10 +19,11 @@ from spark.engine.warehouse_folder import only_writer
 from spark.ingest.devices_heard import heard_path
 from spark.ingest.seen_table import runs_path, settled_path
 from spark.log.amendments import read_amendments
-from spark.log.deletions import EMPTIED, deletions_path, read_deletions
+from spark.log.deletions import deletions_path, read_deletions
 from spark.log.log_table import BatchId, log_path, open_log, read_log
 from spark.log.quarantine_view import open_quarantine
 from spark.log.readings_view import open_readings
+from spark.log.verdicts import EMPTIED
 from spark.log.warehouse_version import folder_of, seen_tables
 from spark.upkeep import table_upkeep
 from spark.upkeep.device_deletion import delete_device, is_known
