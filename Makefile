@@ -7,6 +7,8 @@
 # make check  lint, format, types, layers  make lock        constraints.txt anew from pyproject.toml
 # make docs   docs/settings.md and docs/commands.md anew from the code
 # make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)
+# make image  the card to flash into build/image, with an update of it (as root; see docs/flashing.md; IMAGE_URL=FOLDER)
+# make test-image   that card in an emulated machine: first start, power cut, a good and a bad update (half an hour)
 # make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)
 # make bench-uplink    how the way to Kafka drains, comes back and what it costs (as root; see tests/bench/uplink.py)
 # make bench-serial    boards, a noisy serial line, many ports (see tests/bench/serial_lines.py)
@@ -14,6 +16,7 @@
 # make bench-spark     how fast records become tables, beside simpler ways, and fresh (see tests/bench/spark_tables.py)
 # make bench-analyst   how soon a look-up answers, of the demo and of a year of readings (see tests/bench/analyst.py)
 # make bench-install   from a bare Debian to the first reading in Kafka; service, page, questions (as root; tests/bench/install.py)
+# make bench-image     the card to flash: size, first start, power cuts, going back (after test-image; tests/bench/image.py)
 #
 # Python 3.11 or later (PYTHON=PATH names another than python3) and Java 17 or 21 (JAVA_HOME) are the system's own.
 # What is missing is installed: Debian's packages by apt-get (as root or by sudo), Python's into .venv by pip, the jars
@@ -29,6 +32,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 FIRMWARE_PACKAGES := gcc-avr avr-libc libsimavr-dev libelf-dev gcc make
 PACKAGES := python3 python3-venv 'openjdk-21-jdk-headless|openjdk-17-jdk-headless' maven $(FIRMWARE_PACKAGES)
+IMAGE_PACKAGES = $(DEB_PACKAGES) mmdebstrap qemu-user-static arch-test kmod cpio zstd u-boot-tools mtools dosfstools e2fsprogs rauc squashfs-tools
 DEB_PACKAGES := python3 python3-venv git openssl
 MAVEN := mvn --quiet --batch-mode
 # Maven resets the terminal's colours at its end, whatever it is told.
@@ -45,7 +49,7 @@ SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 unexport PYTHONDONTWRITEBYTECODE
 COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd image firmware-sim
 
-.PHONY: always demo test docs test-fast test-long test-slice test-tools test-jars check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install peers
+.PHONY: always demo test docs test-fast test-long test-slice test-tools test-jars check lock install jars deb image test-image clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install bench-image peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -179,6 +183,18 @@ build/deb-venv/installed: constraints.txt pyproject.toml systemd/build_pins.py b
 deb: build/deb-venv/installed
 	@build/deb-venv/bin/python -m systemd.build_deb $(if $(VERSION),--version $(VERSION)) $(if $(SIGNING_KEY),--signing-key $(SIGNING_KEY))
 
+build/apt-image: Makefile demo/install_packages.sh
+	@PYTHON=$(PYTHON) demo/install_packages.sh $(IMAGE_PACKAGES)
+	@mkdir -p build && touch $@
+
+image: build/apt-image build/deb-venv/installed
+	@build/deb-venv/bin/python -m image.build_image $(if $(VERSION),--version $(VERSION)) $(if $(SIGNING_KEY),--signing-key $(SIGNING_KEY)) $(if $(IMAGE_URL),--url $(IMAGE_URL))
+
+# Its starts take minutes of emulation each, so it is no part of `make test`.
+test-image: build/apt-test build/apt-image install build/deb-venv/installed
+	@build/deb-venv/bin/python -m image.build_image --raw --version 1.0.0 --output build/image/test
+	@SLUICE_TEST_WHOLE=1 $(BIN)/pytest --durations 0 tests/system/test_image.py
+
 # -- benches ---------------------------------------------------------------------------------------
 comma := ,
 # The peers take eight minutes to build: they are built only if their part runs.
@@ -202,6 +218,9 @@ bench-analyst: build/apt-test install jars
 
 bench-install: build/apt-test install jars
 	@$(BIN)/python -m tests.bench.install
+
+bench-image: build/apt-test build/apt-image install
+	@$(BIN)/python -m tests.bench.image
 
 build/bench/load: tests/bench/load.c
 	@mkdir -p $(@D)
