@@ -36,7 +36,7 @@ def compare_versions(one: str, relation: str, other: str) -> bool:
 
 
 def is_newer_version(version: str, installed: str, *, allow_downgrade: bool) -> bool:
-    """Whether a version is to be installed; not if it is installed already. Raises UpdateError for an older one."""
+    """Whether to install a version: False if it is installed already. Raises UpdateError for an older one."""
     if compare_versions(version, "eq", installed):
         return False
     if compare_versions(version, "lt", installed) and not allow_downgrade:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from gateway.buffer import commit_loop, tail
 from gateway.buffer.buffer import Buffer
@@ -792,15 +793,16 @@ async def test_an_event_that_no_disk_knows_is_tried_each_second(tmp_path: Path) 
         # The pages of a commit are in memory. Those of the series are not.
         await buffer.transact(lambda file: file.probe())
         told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        with dead_disk(path, ""):
-            buffer.append_own(entry(b"event", "gateway"), told.set_result)
-            await until(lambda: failure(buffer) is not None)
+        with dead_disk(path, ""), capture_logs() as logs:
             before, begun_s, changes = await buffer.run(lambda file: file.connection.total_changes), time.monotonic(), 0
+            buffer.append_own(entry(b"event", "gateway"), told.set_result)
             async with asyncio.timeout(patience(30)):
                 while not changes:
                     await asyncio.sleep(1.5)
                     changes = await buffer.run(lambda file: file.connection.total_changes) - before
-        assert changes < 7 * (time.monotonic() - begun_s)
+        assert changes <= 6 * (time.monotonic() - begun_s)
+        # After each try the buffer is failing for a few milliseconds only: too short to be waited for.
+        assert any(each["event"].startswith("buffer cannot be read or written") for each in logs)
         await take(buffer, await live(buffer, 1))
         assert await told
 
