@@ -63,13 +63,28 @@ def update_image(file: Path, *, allow_downgrade: bool) -> None:
 
 def this_image() -> tuple[str, boot_slots.Slot]:
     """Return this box's version and slot. Raises UpdateError if it does not run our image."""
-    told = os_release()
-    running = boot_slots.running_slot()
-    if told.get("IMAGE_ID") != IMAGE_ID or running is None:
+    found = _image()
+    if found is None:
         raise UpdateError(
             "it is for boxes whose card was written from Sluice's image, and this one was not: take the .deb file of "
             "that version"
         )
+    return found
+
+
+def refuse_packages() -> None:
+    """Raise UpdateError if this box runs our image, whose root is read only."""
+    if _image() is not None:
+        raise UpdateError(
+            "it is a package, and this box runs Sluice's image, which no package can change: take the .raucb file of "
+            "that version"
+        )
+
+
+def _image() -> tuple[str, boot_slots.Slot] | None:
+    told, running = os_release(), boot_slots.running_slot()
+    if told.get("IMAGE_ID") != IMAGE_ID or running is None:
+        return None
     return told.get("IMAGE_VERSION", ""), running
 
 

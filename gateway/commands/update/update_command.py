@@ -16,7 +16,7 @@ import click
 from msgspec import Struct
 
 from gateway.commands.options import FINDING
-from gateway.commands.update.image_update import update_image
+from gateway.commands.update.image_update import refuse_packages, update_image
 from gateway.commands.update.programs import UpdateError, call, is_newer_version, last_lines, os_release
 from gateway.host.safe_files import why_others_could_change
 from gateway.host.terminal import say
@@ -77,7 +77,8 @@ def update(file: Path, signature: Path | None, allow_downgrade: bool) -> None:  
     be for this box, and newer. Installing it restarts the service. The previous version is kept in /var/cache/sluice.
 
     A .raucb file is for a box whose card was written from Sluice's image. It is written beside the running system, and
-    the box restarts to try it. If it is not found good within 5 minutes, the box goes back by itself.
+    the box restarts to try it. If it is not found good within 5 minutes, the box goes back by itself. Such a box takes
+    no .deb file.
 
     Waiting readings, settings and credentials stay.
     """
@@ -89,6 +90,7 @@ def update(file: Path, signature: Path | None, allow_downgrade: bool) -> None:  
                 raise click.UsageError(f"a {BUNDLE_SUFFIX} file has its signature inside: leave out --signature")
             update_image(file, allow_downgrade=allow_downgrade)
         else:
+            refuse_packages()
             _update(file, signature or file.with_name(f"{file.name}.sig"), allow_downgrade=allow_downgrade)
     except UpdateError as error:
         _refuse(str(error))

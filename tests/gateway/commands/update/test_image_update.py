@@ -222,3 +222,9 @@ def test_a_box_without_our_image_says_what_to_take(tmp_path: Path, monkeypatch: 
     assert shown.exit_code == 1
     assert "this one was not: take the .deb file" in " ".join(shown.output.split())
     assert update(file, "--signature", str(file)).exit_code == 2
+
+
+def test_a_box_with_our_image_takes_no_package(site: RaucSite, tmp_path: Path) -> None:
+    file = tmp_path / "sluice-gateway_1.1.0_arm64_deb13.deb"
+    file.touch()
+    assert "take the .raucb file of that version" in refused(site, file)
