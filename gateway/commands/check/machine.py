@@ -32,6 +32,7 @@ from gateway.config.config_file import route_table
 from gateway.config.running_settings import as_whom, digest, running_settings
 from gateway.daemon import control
 from gateway.health.conditions import dates_unknown, quota_used_up, settings_changed
+from gateway.host import our_image
 from gateway.host.processes import this_group, this_user
 from gateway.host.safe_files import PasswordFileError, read_password
 from gateway.host.terminal_text import size
@@ -83,6 +84,9 @@ def _by_link(settings: Settings, config: Path) -> Iterator[tuple[str, Iterable[F
         yield "configuration", check_page(settings.status_page, settings.buffer.path)
     yield "disk", [_buffer(settings.buffer), _fair_share(settings.buffer)]
     yield "disk", check_disk(settings.buffer.path)
+    image = our_image.read()
+    if image is not None:
+        yield "disk", [well("image", image.words)]
     clock = read_wall_clock(settings.gateway)
     yield "clock", check_clock(settings, clock)
     today = _today(clock, settings.buffer.path)

@@ -88,7 +88,9 @@ def glance_json(seen: Glance) -> dict[str, Any]:
     found = msgspec.to_builtins(seen.buffer_status)
     told_by = {"daemon": seen.answer, "unheard": seen.unheard or None, "heard": devices, "not_heard": seen.not_heard}
     update = None if seen.update is None else msgspec.to_builtins(seen.update)
-    return {**found, **told_by, "disk": disk, "update": update, "conditions": conditions(facts_of(seen))}
+    image = None if seen.image is None else msgspec.to_builtins(seen.image)
+    of_box = {"disk": disk, "image": image, "update": update}
+    return {**found, **told_by, **of_box, "conditions": conditions(facts_of(seen))}
 
 
 def glance(settings: Settings, config: Path, timeout_s: float | None = None) -> Glance:
@@ -99,7 +101,7 @@ def glance(settings: Settings, config: Path, timeout_s: float | None = None) -> 
     from gateway.daemon import control  # noqa: PLC0415
     from gateway.devices.listing import read_devices  # noqa: PLC0415
     from gateway.health.facts import read_state  # noqa: PLC0415
-    from gateway.host import last_update  # noqa: PLC0415
+    from gateway.host import last_update, our_image  # noqa: PLC0415
     from gateway.host.disk_health import read_disk  # noqa: PLC0415
     from gateway.host.service import how_to_start  # noqa: PLC0415
 
@@ -134,4 +136,5 @@ def glance(settings: Settings, config: Path, timeout_s: float | None = None) -> 
         to_start="" if found.running else how_to_start(config),
         disk=read_disk(path.parent),
         update=last_update.read(),
+        image=our_image.read(),
     )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gateway.commands.status.device_table import DeviceRow
     from gateway.host.disk_health import Disk
     from gateway.host.last_update import LastUpdate
+    from gateway.host.our_image import OurImage
     from gateway.settings import Settings
 
 INDENT = 12
@@ -71,6 +72,7 @@ class Glance:
     """Command that starts the daemon, if no daemon runs."""
     disk: "Disk | None" = None
     update: "LastUpdate | None" = None
+    image: "OurImage | None" = None
     rates: "Rates | None" = None
     """Rates since an earlier glance, if there was one."""
 
@@ -133,6 +135,7 @@ def status_lines(seen: Glance) -> Iterator[str]:
             by_subject.setdefault(condition.subject, []).append(condition)
     parts = (
         ("gateway", "Settings", _gateway(seen, answer, facts)),
+        ("image", "", () if seen.image is None else (escaped(seen.image.words),)),
         ("update", "Update", _update(seen)),
         ("sources", "Sensors", ()),
         ("uplink", "Uplink", () if "uplink" in facts.unknown else _uplink(seen, facts)),

@@ -8,17 +8,16 @@ import msgspec
 from msgspec import Struct
 
 from gateway.clock.kernel_clock import boottime_us
-from gateway.commands.update.programs import UpdateError, call, is_newer_version, last_lines, os_release
+from gateway.commands.update.programs import UpdateError, call, is_newer_version, last_lines
 from gateway.commands.update.trial import own_settings, seen_now
 from gateway.devices.listing import mean_interval_s, read_devices
-from gateway.host import boot_slots, last_update, service
+from gateway.host import boot_slots, last_update, our_image, service
 from gateway.host.last_update import Before, LastUpdate
+from gateway.host.our_image import OurImage
 from gateway.host.terminal import say
 from gateway.reading import BufferFileError
 from gateway.settings import Settings
 
-IMAGE_ID: Final = "sluice"
-"""IMAGE_ID in the os-release of our image."""
 SENDS_S: Final = 60.0
 """Mean seconds between two readings up to which a sensor has to be heard in the trial too."""
 
@@ -32,7 +31,8 @@ class Bundle(Struct, frozen=True):
 
 def update_image(file: Path, *, allow_downgrade: bool) -> None:
     """Install a bundle, and restart the box to try it. Raises UpdateError."""
-    installed, running = this_image()
+    image = this_image()
+    installed, running = image.version, image.slot
     bundle = read_bundle(file)
     state = boot_slots.read(boot_slots.BOOT_FOLDER)
     if state.trial == running:
@@ -61,31 +61,24 @@ def update_image(file: Path, *, allow_downgrade: bool) -> None:
     service.reboot()
 
 
-def this_image() -> tuple[str, boot_slots.Slot]:
-    """Return this box's version and slot. Raises UpdateError if it does not run our image."""
-    found = _image()
-    if found is None:
+def this_image() -> OurImage:
+    """Describe this box's image. Raises UpdateError if it runs none of ours."""
+    image = our_image.read()
+    if image is None:
         raise UpdateError(
             "it is for boxes whose card was written from Sluice's image, and this one was not: take the .deb file of "
             "that version"
         )
-    return found
+    return image
 
 
 def refuse_packages() -> None:
     """Raise UpdateError if this box runs our image, whose root is read only."""
-    if _image() is not None:
+    if our_image.read() is not None:
         raise UpdateError(
             "it is a package, and this box runs Sluice's image, which no package can change: take the .raucb file of "
             "that version"
         )
-
-
-def _image() -> tuple[str, boot_slots.Slot] | None:
-    told, running = os_release(), boot_slots.running_slot()
-    if told.get("IMAGE_ID") != IMAGE_ID or running is None:
-        return None
-    return told.get("IMAGE_VERSION", ""), running
 
 
 def read_bundle(file: Path) -> Bundle:

@@ -1,8 +1,6 @@
 """Debian's programs, called by `sluice update`."""
 
-import platform
 import subprocess
-from collections.abc import Mapping
 
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 
@@ -50,11 +48,3 @@ def is_newer_version(version: str, installed: str, *, allow_downgrade: bool) -> 
 def last_lines(ended: subprocess.CompletedProcess[str], count: int) -> list[str]:
     """The last lines that a program said, without empty ones."""
     return [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()][-count:]
-
-
-def os_release() -> Mapping[str, str]:
-    """What this system says of itself; empty if nothing (os-release(5))."""
-    try:
-        return platform.freedesktop_os_release()
-    except OSError:
-        return {}

@@ -17,7 +17,8 @@ from msgspec import Struct
 
 from gateway.commands.options import FINDING
 from gateway.commands.update.image_update import refuse_packages, update_image
-from gateway.commands.update.programs import UpdateError, call, is_newer_version, last_lines, os_release
+from gateway.commands.update.programs import UpdateError, call, is_newer_version, last_lines
+from gateway.host.our_image import os_release
 from gateway.host.safe_files import why_others_could_change
 from gateway.host.terminal import say
 from gateway.host.terminal_text import counted, escaped, hanging

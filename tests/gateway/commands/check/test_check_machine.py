@@ -32,6 +32,7 @@ from gateway.commands.check.finding import Finding, Remark
 from gateway.commands.check.kafka import known_floor
 from gateway.config import running_settings
 from gateway.config.config_file import load
+from gateway.host import our_image
 from gateway.reading import Mark
 from gateway.settings import NO_SOURCE
 from gateway.tls.certificates import read_certificates
@@ -95,6 +96,13 @@ def test_a_place_where_all_is_well_is_left_as_it_was(tmp_path: Path) -> None:
     found = all_found["buffer.path"]
     assert f"{tmp_path}/buffer.db can be written by this user (" in found.words
     assert list(tmp_path.iterdir()) == [config]
+
+
+def test_a_box_with_our_image_says_which_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(our_image, "read", lambda: our_image.OurImage("1.2.0", "b", {"data partition": 0.05}))
+    found = findings(write_config(tmp_path))["image"]
+    assert (found.link, judgement(found)) == ("disk", "ok")
+    assert found.words == "version 1.2.0 runs from slot b; the data partition is 5% full"
 
 
 def test_a_gateway_that_nothing_can_reach_is_remarked_on(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from gateway.commands.status.words import DEVICES_MAX, INDENT, Glance, facts_of,
 from gateway.config import running_settings
 from gateway.health.conditions import conditions
 from gateway.host.last_update import Before, LastUpdate
+from gateway.host.our_image import OurImage
 from gateway.settings import (
     NO_SOURCE,
     BrokerSettings,
@@ -103,6 +104,15 @@ def test_what_became_of_an_update_of_the_image_has_a_line() -> None:
     (told,) = (line for line in status_lines(glance({"up": True}, update=back)) if line.startswith("update"))
     assert told.startswith("update      warn: Version 1.1\\x1b was given up, and 1.0 runs again: Kafka is not reached")
     assert not [line for line in status_lines(glance({"up": True})) if line.startswith("update")]
+
+
+def test_a_box_with_our_image_says_which_one_and_how_full_its_partitions_are() -> None:
+    image = OurImage("1.1\x1b", "b", {"boot partition": 0.234, "data partition": 1.0})
+    assert (
+        "image       version 1.1\\x1b runs from slot b; the boot partition is 23% full; the data partition is 100% full"
+        in [*status_lines(glance({"up": True}, image=image))]
+    )
+    assert not [line for line in status_lines(glance({"up": True})) if line.startswith("image")]
 
 
 @pytest.mark.parametrize("part", [{}, {"up": 7}, {"synced": "so so"}, "well"])

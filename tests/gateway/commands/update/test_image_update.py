@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from gateway.cli import main
 from gateway.commands.update import image_update, programs
-from gateway.host import boot_slots, last_update, service
+from gateway.host import boot_slots, last_update, our_image, service
 from gateway.host.boot_slots import SlotState
 from gateway.host.last_update import Before
 from tests.support.waiting import wait_until
@@ -137,8 +137,7 @@ def site(rauc: RaucSite, monkeypatch: pytest.MonkeyPatch) -> RaucSite:
         return call(*words, *command[1:], patience_s=patience_s)
 
     monkeypatch.setattr(image_update, "call", with_configuration)
-    monkeypatch.setattr(image_update, "os_release", lambda: {"IMAGE_ID": "sluice", "IMAGE_VERSION": "1.0.0"})
-    monkeypatch.setattr(boot_slots, "running_slot", lambda: "a")
+    monkeypatch.setattr(our_image, "read", lambda: our_image.OurImage("1.0.0", "a", {}))
     monkeypatch.setattr(boot_slots, "BOOT_FOLDER", rauc.folder / "boot")
     monkeypatch.setattr(last_update, "FILE", rauc.folder / "last.json")
     monkeypatch.setattr(service, "reboot", (rauc.folder / "rebooted").touch)
