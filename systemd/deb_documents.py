@@ -119,9 +119,13 @@ def sbom(name: str, version: str, inside: Sequence[Inside], made: datetime) -> s
         licenses=[licences.make_from_string("Apache-2.0")],
         purl=PackageURL("deb", name=name, version=version),
     )
-    components = [component(package) for package in inside]
-    told = "\n".join(f"{found.name} {found.version} {found.sha256}" for found in inside)
-    bom = Bom(components=components, serial_number=uuid.uuid5(_NAMESPACE, f"{name} {version}\n{told}"))
+    return bom_text(whole, [component(package) for package in inside], made)
+
+
+def bom_text(whole: Component, components: Sequence[Component], made: datetime) -> str:
+    """Write a list of what a whole is made of."""
+    told = [f"{found.bom_ref} {' '.join(digest.content for digest in found.hashes)}" for found in (whole, *components)]
+    bom = Bom(components=components, serial_number=uuid.uuid5(_NAMESPACE, "\n".join(told)))
     bom.metadata.component = whole
     bom.metadata.timestamp = made
     bom.register_dependency(whole, components)
