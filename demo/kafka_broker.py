@@ -71,18 +71,24 @@ class BrokerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A started broker."""
+    """A broker on this machine, whoever started it."""
 
-    process: subprocess.Popen[bytes]
     port: int
-    gateway_listener_port: int | None
-    """Port of the GATEWAY listener, to which a proxy at the advertised port forwards."""
-    log: Path
 
     @property
     def bootstrap(self) -> str:
         """`host:port` of the listener that leads to the broker without a detour."""
         return f"{HOST}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBroker(Broker):
+    """A broker that this process started."""
+
+    process: subprocess.Popen[bytes]
+    gateway_listener_port: int | None
+    """Port of the GATEWAY listener, to which a proxy at the advertised port forwards."""
+    log: Path
 
     def stop(self) -> None:
         """Send SIGTERM (it closes its logs), and SIGKILL after ten seconds."""
@@ -92,7 +98,7 @@ class Broker:
 @contextmanager
 def kafka_broker(
     directory: Path, *, auto_create_topics: bool = False, gateway_port: int | None = None
-) -> Iterator[Broker]:
+) -> Iterator[OwnBroker]:
     """Run a broker for the length of a `with`, up and answering. See `launch_broker`."""
     properties = format_storage(directory, auto_create_topics=auto_create_topics, gateway_port=gateway_port)
     broker = launch_broker(properties)
@@ -202,13 +208,13 @@ def java_command(*options: str) -> list[str | Path]:
     return [java_program(), *JVM_OPTIONS, *shared, *options, "-cp", f"{JARS}/*"]
 
 
-def launch_broker(files: BrokerFiles, *java_options: str) -> Broker:
+def launch_broker(files: BrokerFiles, *java_options: str) -> OwnBroker:
     """Start the broker and return at once. It dies with the calling thread at the latest."""
     process = child_process.spawn([*java_command(*java_options), "kafka.Kafka", files.properties], files.log)
-    return Broker(process, files.port, files.gateway_listener_port, files.log)
+    return OwnBroker(files.port, process, files.gateway_listener_port, files.log)
 
 
-def wait_until_ready(broker: Broker, patience_s: float = START_S_MAX) -> None:
+def wait_until_ready(broker: OwnBroker, patience_s: float = START_S_MAX) -> None:
     """Wait until the broker names itself as a member of its cluster.
 
     Raises:

@@ -19,7 +19,7 @@ from demo.children import Child, Children, DemoError
 from demo.chronicle import Chronicle, Sample
 from demo.demo_settings import DemoSettings
 from demo.gateway_config import render_gateway_config
-from demo.kafka_broker import HOST, Broker, free_ports
+from demo.kafka_broker import HOST, OwnBroker, free_ports
 from demo.kafka_ends import KafkaEnds
 from demo.progress import Progress
 from demo.uplink import Uplink
@@ -152,7 +152,7 @@ class Run:
     progress: Progress
     children: Children
     uplink: Uplink
-    broker: Broker
+    broker: OwnBroker
     kafka: KafkaEnds
     mqtt_port: int
     chronicle: Chronicle = field(default_factory=Chronicle)
@@ -234,7 +234,7 @@ async def _measure(run: Run) -> None:
         await _stop_gateway_and_ingest(run, ingest)
 
 
-async def _start_kafka(folder: Folder, children: Children, uplink: Uplink) -> Broker:
+async def _start_kafka(folder: Folder, children: Children, uplink: Uplink) -> OwnBroker:
     files = await asyncio.to_thread(
         kafka_broker.format_storage,
         folder.root / "kafka",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from demo.kafka_broker import Broker
+from demo.kafka_broker import OwnBroker
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +16,10 @@ class Bench:
     directory: Path
     """On a real file system: on tmpfs nothing is written to disk, and nothing waits for it."""
     quick: bool
-    broker: Broker | None
+    broker: OwnBroker | None
 
     @property
-    def kafka(self) -> Broker:
+    def kafka(self) -> OwnBroker:
         """The broker, of a bench that has one."""
         assert self.broker is not None
         return self.broker

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from demo.kafka_broker import Broker, BrokerError, kafka_broker
+from demo.kafka_broker import BrokerError, OwnBroker, kafka_broker
 from tests.bench.context import Bench, say
 from tests.bench.processes import NotMeasuredError
 from tests.bench.report import BUILD, Report, Result, calibration, commit, machine, save, table
@@ -42,7 +42,7 @@ class Suite:
     """Makes results that follow from results of several parts."""
     table: Callable[[Report], str] = table
     """The report for people."""
-    broker: Callable[[Path], AbstractContextManager[Broker | None]] = kafka_broker
+    broker: Callable[[Path], AbstractContextManager[OwnBroker | None]] = kafka_broker
     """Starts what the parts ask: a Kafka broker, or nothing."""
 
 

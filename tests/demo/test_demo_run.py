@@ -18,7 +18,7 @@ from rich.console import Console
 from demo import run as demo_run
 from demo.children import Child, Children, DemoError
 from demo.demo_settings import DemoSettings
-from demo.kafka_broker import Broker
+from demo.kafka_broker import OwnBroker
 from demo.kafka_ends import KafkaEnds
 from demo.progress import Progress
 from demo.run import Folder, JsonLines, Run
@@ -167,9 +167,9 @@ async def test_a_wait_for_spark_tells_what_moves_although_no_batch_has_ended(
         assert re.fullmatch(f"{words}2 files, the last one [3-9] s ago in windows/", demo_run.ingest_state(run))
 
 
-def broker_that_ended(log: Path) -> Broker:
+def broker_that_ended(log: Path) -> OwnBroker:
     with subprocess.Popen(["true"]) as process:
-        return Broker(process, 9092, None, log)
+        return OwnBroker(9092, process, None, log)
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.kafka_broker import Broker
+from demo.kafka_broker import Broker, OwnBroker
 from sluice_sim.avr import AvrOptions, Board
 from sluice_sim.avr_board import RefusedError
 from sluice_sim.avr_faults import Build, FaultRate, schedule
@@ -111,8 +111,8 @@ async def test_resets_one_after_the_other(tmp_path: Path, kafka: Broker) -> None
 
 
 @pytest.mark.campaign(seconds=40)
-async def test_the_gateway_is_killed_while_frames_are_in_flight(tmp_path: Path, kafka: Broker) -> None:
-    async with scene(tmp_path, kafka, "kills") as bench:
+async def test_the_gateway_is_killed_while_frames_are_in_flight(tmp_path: Path, own_kafka: OwnBroker) -> None:
+    async with scene(tmp_path, own_kafka, "kills") as bench:
         await bench.switch_on(size(1, 3), "s", options=AvrOptions(noise=1e-3))
         await bench.switch_on(size(1, 2), "w", options=bench.on_mqtt())
         await bench.until_acknowledged(5)
@@ -120,7 +120,7 @@ async def test_the_gateway_is_killed_while_frames_are_in_flight(tmp_path: Path, 
         for number in range(KILLS):
             await bench.until_direct()
             # In every second turn Kafka is slow, so that the disk gets some of the frames.
-            async with stalling(kafka, draw) if number % 2 else nullcontext():
+            async with stalling(own_kafka, draw) if number % 2 else nullcontext():
                 await asyncio.sleep(draw.uniform(0.0, 1.5))
                 bench.end_gateway()
             await bench.start_gateway()

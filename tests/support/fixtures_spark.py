@@ -12,13 +12,16 @@ from spark.engine.session import open_session
 
 CODE_CACHE = "-XX:ReservedCodeCacheSize=512m"
 """The code of all tests is more than a brief session keeps."""
+ROOM = "-Xms3g -XX:MetaspaceSize=512m -XX:ParallelGCThreads=1"
+"""Memory from the start: to grow it, Java would look through all of it each time. Two threads that collect garbage wait
+for each other on busy cores."""
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A local session, as the jobs build it. The optimising compiler would take a third of its time."""
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("SLUICE_SPARK_JAVA_OPTIONS", CODE_CACHE)
+        environment.setenv("SLUICE_SPARK_JAVA_OPTIONS", f"{CODE_CACHE} {ROOM}")
         # All tests in one: what Spark keeps of plans adds up, to half a gigabyte after a third of them.
         environment.setenv("SPARK_DRIVER_MEMORY", "4g")
         session = open_session("sluice-tests", master="local[2]", is_brief=True)

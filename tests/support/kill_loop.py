@@ -19,7 +19,7 @@ from typing import Literal
 
 from aiokafka.errors import UnknownTopicOrPartitionError
 
-from demo.kafka_broker import Broker
+from demo.kafka_broker import OwnBroker
 from tests.support.gateways import (
     SLUICE,
     consume,
@@ -253,7 +253,7 @@ def kill_loop(  # noqa: PLR0913, PLR0917 - what a loop differs by
 
 
 @asynccontextmanager
-async def stalling(broker: Broker, chance: random.Random, stall_s: float = STALL_S) -> AsyncIterator[None]:
+async def stalling(broker: OwnBroker, chance: random.Random, stall_s: float = STALL_S) -> AsyncIterator[None]:
     """Let a broker stand still again and again: it has what it was sent, or not, and does not answer."""
 
     async def stall() -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from demo.kafka_broker import Broker
+from demo.kafka_broker import OwnBroker
 from gateway.buffer.file import BufferFile
 from gateway.clock.gateway_clock import BootClock
 from gateway.settings import BufferSettings
@@ -117,7 +117,7 @@ def traced_daemon(config: Path, port: int, *options: str) -> Iterator[int]:
             strace.wait(30)
 
 
-def record(directory: Path, seconds: float, broker: Broker | None = None) -> Record:
+def record(directory: Path, seconds: float, broker: OwnBroker | None = None) -> Record:
     """Let a daemon serve a sensor of each kind for so long, and write down what it does to its disk and its sockets.
 
     A broker answers at once, or late.
@@ -138,7 +138,7 @@ def record(directory: Path, seconds: float, broker: Broker | None = None) -> Rec
     return recorded
 
 
-async def _serve(recorded: Record, port: int, seconds: float, broker: Broker | None) -> None:
+async def _serve(recorded: Record, port: int, seconds: float, broker: OwnBroker | None) -> None:
     async with asyncio.timeout(seconds + 20), asyncio.TaskGroup() as tasks:
         serving = [tasks.create_task(_converse(recorded, sensor, port, seconds)) for sensor in recorded.sensors]
         if broker is not None:
@@ -252,7 +252,13 @@ def _decoded(rest: str) -> bytes:
 
 
 def replay(  # noqa: PLR0913
-    recorded: Record, moments: int, seed: int, *, heed_syncs: bool = True, broker: Broker | None = None, starts: int = 0
+    recorded: Record,
+    moments: int,
+    seed: int,
+    *,
+    heed_syncs: bool = True,
+    broker: OwnBroker | None = None,
+    starts: int = 0,
 ) -> ReplayOutcome:
     """Cut the power at so many moments: before and after syncs, and anywhere in between; count what is missing.
 
@@ -304,7 +310,7 @@ class _Moment:
     talks: defaultdict[int, ProducerTalk] = field(default_factory=lambda: defaultdict(ProducerTalk))
 
 
-async def _sent_after_start(card: Path, broker: Broker) -> set[Reading]:
+async def _sent_after_start(card: Path, broker: OwnBroker) -> set[Reading]:
     """Start the daemon with a card, and return the readings that it then sends to Kafka."""
     topics = [f"{TOPICS}-{kind}" for kind in KINDS]
     before = Counter((record.topic, record.partition) for record in await consume(broker.bootstrap, *topics))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.kafka_broker import Broker
+from demo.kafka_broker import OwnBroker
 from tests.support.kafka_admin import allow, create_topic, create_topic_on, set_password
 from tests.support.kafka_cluster import Listener, kafka_cluster
 from tests.support.kill_loop import KINDS, Door, Trouble, forbidden, kill_loop, paused, set_otherwise, stalling
@@ -53,12 +53,12 @@ def test_nothing_acknowledged_is_missing_after_kills(tmp_path: Path) -> None:
 
 @pytest.mark.kafka
 @pytest.mark.campaign(seconds=280)
-def test_nothing_acknowledged_is_missing_in_kafka_after_kills(kafka: Broker, tmp_path: Path) -> None:
+def test_nothing_acknowledged_is_missing_in_kafka_after_kills(own_kafka: OwnBroker, tmp_path: Path) -> None:
     """Kafka has readings first, and is slow at half of the kills.
 
     A reading that only Kafka had may be sent again, and stands there twice, with the same boot and sequence.
     """
-    outcome = kill_loop(size(6, 60), tmp_path, 4.0, kafka.bootstrap, 5, partial(stalling, kafka))
+    outcome = kill_loop(size(6, 60), tmp_path, 4.0, own_kafka.bootstrap, 5, partial(stalling, own_kafka))
     assert outcome.missing == dict.fromkeys(KINDS, 0)
     assert outcome.duplicates["qos2"] == 0
     assert outcome.direct >= size(1, 20), outcome
@@ -68,17 +68,17 @@ def test_nothing_acknowledged_is_missing_in_kafka_after_kills(kafka: Broker, tmp
 @pytest.mark.long(seconds=90)
 @pytest.mark.parametrize("trouble", ["flapping", "too small"])
 def test_nothing_acknowledged_is_missing_whatever_is_wrong_with_kafka(
-    kafka: Broker, tmp_path: Path, trouble: str
+    own_kafka: OwnBroker, tmp_path: Path, trouble: str
 ) -> None:
     """A broker that stands still all the time; a topic that refuses readings, which then wait in the quarantine."""
     seed = 7 + len(trouble)
     troubles: dict[str, Trouble] = {
-        "flapping": partial(stalling, kafka, stall_s=0.05),
+        "flapping": partial(stalling, own_kafka, stall_s=0.05),
         "too small": partial(
-            set_otherwise, kafka.bootstrap, f"kill{seed}-qos1-sequence", max_message_bytes=("100", "1048588")
+            set_otherwise, own_kafka.bootstrap, f"kill{seed}-qos1-sequence", max_message_bytes=("100", "1048588")
         ),
     }
-    outcome = kill_loop(16, tmp_path, 5.0, kafka.bootstrap, seed, troubles[trouble])
+    outcome = kill_loop(16, tmp_path, 5.0, own_kafka.bootstrap, seed, troubles[trouble])
     assert outcome.missing == dict.fromkeys(KINDS, 0)
     assert outcome.duplicates["qos2"] == 0
     assert outcome.direct >= 3, outcome

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.kafka_broker import Broker
+from demo.kafka_broker import OwnBroker
 from tests.support.sizes import size
 from tests.support.syscall_replay import Record, record, replay, strace_refusal
 
@@ -34,10 +34,12 @@ def test_the_replay_finds_a_daemon_that_does_not_sync(recorded: Record) -> None:
 
 @pytest.mark.kafka
 @pytest.mark.campaign(seconds=200)
-def test_every_acknowledged_reading_is_on_the_card_or_in_kafka_at_every_moment(kafka: Broker, tmp_path: Path) -> None:
+def test_every_acknowledged_reading_is_on_the_card_or_in_kafka_at_every_moment(
+    own_kafka: OwnBroker, tmp_path: Path
+) -> None:
     """After a start, all of it is in Kafka."""
-    recorded = record(tmp_path, size(6.0, 20.0), kafka)
-    outcome = replay(recorded, size(60, 2_000), 6, broker=kafka, starts=size(1, 12))
+    recorded = record(tmp_path, size(6.0, 20.0), own_kafka)
+    outcome = replay(recorded, size(60, 2_000), 6, broker=own_kafka, starts=size(1, 12))
     assert (outcome.missing, outcome.duplicates, outcome.corrupt, outcome.unsent) == (0, 0, 0, 0), outcome
     assert outcome.acknowledged == sum(len(sensor.acknowledged) for sensor in recorded.sensors) > 300
     assert outcome.kafka_alone > 300
