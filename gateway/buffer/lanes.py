@@ -76,9 +76,9 @@ def read_counts(connection: sqlite3.Connection, number: int | None = None) -> di
     """
     marks = read_marks(connection, LANE_PREFIX)
     return {
-        lane: _count(connection, lane, last, marks.get(LANE_PREFIX + name), is_own=bool(is_own))
-        for lane, name, is_own, last in connection.execute(
-            """SELECT number, name,
+        lane: _count(connection, lane, last, marks.get(key), is_own=bool(is_own))
+        for lane, key, is_own, last in connection.execute(
+            f"""SELECT number, '{LANE_PREFIX}' || name,
                 coalesce(buffer_id = (SELECT value FROM meta WHERE name = 'buffer_id'), TRUE),
                 coalesce((SELECT max(sequence) FROM reading WHERE lane = number), -1)
             FROM lane WHERE ?1 IS NULL OR number = ?1 ORDER BY number""",

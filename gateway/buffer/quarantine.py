@@ -16,6 +16,7 @@ from msgspec.structs import astuple, replace
 
 from gateway.buffer.losses import EVENTS_DROPPED, LOSS_TYPE, count_losses, told_loss
 from gateway.buffer.rows import OWN_TYPES, QUARANTINE_COLUMNS, Loss, Quarantined, QuarantinedSpan
+from gateway.buffer.schema import corruption
 from gateway.settings import BufferSettings
 
 OVERFLOW = "quarantine-overflow"
@@ -104,12 +105,14 @@ class Quarantine:
 
     def measure(self) -> None:
         """Count the input, after the file was opened or a transaction was rolled back."""
-        self._held: dict[str, _Held] = {
-            device: _Held(rows, size, first - 1)
-            for device, rows, size, first in self._connection.execute(
-                f"SELECT device, count(*), sum({BYTES_SQL}), min(number) FROM quarantine GROUP BY device"
-            )
-        }
+        found = self._connection.execute(
+            f"""SELECT max(typeof(payload)), device, count(*), sum({BYTES_SQL}), min(number)
+            FROM quarantine GROUP BY device"""
+        ).fetchall()
+        # No other table with numbers has bytes there.
+        if any(kind != "blob" for kind, *_ in found):
+            raise corruption("a page of another table stands in the place of the quarantine")
+        self._held: dict[str, _Held] = {device: _Held(rows, size, first - 1) for _, device, rows, size, first in found}
         self._by_rows = _Largest(self._held, lambda held: held.rows)
         self._by_bytes = _Largest(self._held, lambda held: held.bytes)
         self.rows = sum(held.rows for held in self._held.values())

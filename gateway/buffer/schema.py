@@ -127,6 +127,7 @@ def connect(path: Path) -> sqlite3.Connection:
         # The journal of a long statement would go to /var/tmp, on the same full card.
         connection.execute("PRAGMA temp_store=MEMORY")
         _migrate(connection, version)
+        _check_places(connection)
     except UnicodeDecodeError as error:
         # Python decodes SQLite's messages, which repeat names from the file.
         connection.close()
@@ -230,6 +231,26 @@ def _version(connection: sqlite3.Connection) -> int:
             "install that version again, or set buffer.path to a new file"
         )
     return int(version)
+
+
+_REFERRED = ("lane", "series")
+"""Tables that rows refer to by number. Their indexes repeat all of their fields that matter."""
+_GIVEN_AGAIN = """
+    SELECT max(number) > coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'lane'), 0) FROM lane
+"""
+
+
+def _check_places(connection: sqlite3.Connection) -> None:
+    """Raise an error for damage if a sound page of another table stands in the place of one that rows refer to.
+
+    All tables with numbers have pages of one form, so SQLite would take the others' rows for these.
+    """
+    for table in _REFERRED:
+        (found,) = connection.execute(f"PRAGMA integrity_check({table})").fetchone()
+        if found != "ok":
+            raise corruption(f"the table {table} is damaged: {found}")
+    if connection.execute(_GIVEN_AGAIN).fetchone()[0]:
+        raise corruption("the last number of a lane is gone")
 
 
 def _migrate(connection: sqlite3.Connection, version: int) -> None:

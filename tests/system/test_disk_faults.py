@@ -330,6 +330,26 @@ async def test_with_any_page_damaged_the_buffer_goes_on_and_gives_no_identity_tw
             assert missing < 50, f"{missing} lost, more than stood on {what}"
 
 
+@pytest.mark.parametrize("of", ["lane", "series", "sqlite_sequence", "usage", "reading"])
+@pytest.mark.parametrize("to", ["lane", "series", "sqlite_sequence", "quarantine"])
+async def test_a_sound_page_of_another_table_is_damage(three_lanes: Path, tmp_path: Path, to: str, of: str) -> None:
+    """All of these have numbered rows, so SQLite sees nothing wrong."""
+    path, content = tmp_path / "buffer.db", three_lanes.read_bytes()
+    with closing(sqlite3.connect(three_lanes)) as connection:
+        found = connection.execute("SELECT name, pageno FROM dbstat WHERE pagetype = 'leaf' ORDER BY pageno DESC")
+        first = dict(found.fetchall())
+    start, other = ((first[table] - 1) * PAGE_BYTES for table in (to, of))
+    path.write_bytes(content[:start] + content[other : other + PAGE_BYTES] + content[start + PAGE_BYTES :])
+    async with opened(path, "boot-9", **SMALL) as buffer:
+        await everything(buffer)
+        assert await store(buffer, [entry(b"new", device="new")])
+        for thread in buffer.attachment._salvages:
+            await asyncio.to_thread(thread.join, 10)
+        await everything(buffer)
+        assert buffer.state.failing is None
+    assert payloads(three_lanes).items() <= payloads(path).items()
+
+
 class Interrupted(BaseException):
     """The daemon is killed here."""
 
