@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gateway.buffer.schema import corruption
+from gateway.buffer.stored_rows import last_of
 from gateway.clock.floor import FIRST_RELEASED_US
 from gateway.clock.gateway_clock import BootClock, Line, Quality, Us, bounded_between
 from gateway.reading import BufferFileError
@@ -156,9 +157,8 @@ class BootTable:
     def _see_earlier(self) -> None:
         """Raise the latest times of former boots to those of their rows, as they are saved only now and then."""
         found = self._connection.execute(
-            """SELECT boot_id, max((
-                SELECT received_us FROM reading WHERE lane = lane.number ORDER BY sequence DESC LIMIT 1
-            )) AS last_us FROM lane WHERE boot_id <> ? GROUP BY boot_id HAVING last_us IS NOT NULL""",
+            f"""SELECT boot_id, max({last_of("lane.number", "received_us")}) AS last_us
+            FROM lane WHERE boot_id <> ? GROUP BY boot_id HAVING last_us IS NOT NULL""",
             (self._boot_id,),
         ).fetchall()
         for boot_id, last_us in found:

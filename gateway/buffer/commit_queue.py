@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TypeVar
 
 from gateway.buffer.losses import LOSSES_MAX
-from gateway.buffer.room import INLINE_BYTES_MAX, PAGE_BYTES, ROW_BYTES, row_bytes
+from gateway.buffer.room import INLINE_BYTES_MAX, ROW_BYTES, row_bytes
 from gateway.buffer.rows import PLAIN, Entry, Loss, LossKey, Origin, Span, loss_key
 from gateway.reading import BufferFileError, Mark
 from gateway.settings import BufferSettings
@@ -128,8 +128,8 @@ class CommitQueue:
         size = payload_bytes + ENTRY_BYTES * (len(entries) + len(marks))
         size += sum([len(mark.value) for mark in marks if mark.value is not None])
         disk_bytes = payload_bytes + ROW_BYTES * len(entries)
-        if payload_bytes > INLINE_BYTES_MAX:
-            disk_bytes += PAGE_BYTES * sum([one > INLINE_BYTES_MAX for one in sizes])
+        if payload_bytes > INLINE_BYTES_MAX and max(sizes) > INLINE_BYTES_MAX:
+            disk_bytes = sum([row_bytes(one) for one in sizes])
         with self._wake:
             accepted = not self._is_closing and self._queued_bytes <= self._settings.queue_bytes_max
             if accepted:

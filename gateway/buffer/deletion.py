@@ -10,11 +10,18 @@ from gateway.buffer.rows import Span
 from gateway.buffer.sensor_runs import DeviceRuns
 from gateway.buffer.series import SeriesTable
 from gateway.buffer.shares import Shares
+from gateway.buffer.stored_rows import delete_rows, rows_within
 
 DELETED_ROWS_MAX = 20_000
 """Confirmed rows that one transaction deletes, at most."""
 DELETED_SPANS_MAX = 5_000
 """Spans that one transaction deletes, at most, if other rows stay between them."""
+_LAST_WITHIN = f"""
+    SELECT max(sequence) FROM (
+        SELECT sequence, sum(size + {ROW_BYTES}) OVER (ORDER BY sequence) AS bytes
+        FROM {rows_within("sequence, length(payload) AS size")}
+    ) WHERE bytes <= ?3
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +73,7 @@ class Deletion:
         if not self.runs.save_before_deletion(span, self.lanes.last, tight_bytes):
             return confirmed
         self.shares.leave(span)
-        gone = self.connection.execute(
-            "DELETE FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?", (confirmed.lane, confirmed.first, last)
-        ).rowcount
+        gone = delete_rows(self.connection, span)
         self.lanes.deleted(confirmed.lane, gone)
         self.series.prune_if_due(self.lanes.rows)
         return None if last == confirmed.last else Span(confirmed.lane, last + 1, confirmed.last)
@@ -81,11 +86,5 @@ class Deletion:
 
     def _last_within(self, span: Span, bytes_max: int) -> int:
         """The last sequence of a span up to which its rows take at most `bytes_max`; at least its first sequence."""
-        (last,) = self.connection.execute(
-            """SELECT max(sequence) FROM (
-                SELECT sequence, sum(length(payload) + ?) OVER (ORDER BY sequence) AS bytes
-                FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?
-            ) WHERE bytes <= ?""",
-            (ROW_BYTES, *span, bytes_max),
-        ).fetchone()
+        (last,) = self.connection.execute(_LAST_WITHIN, (*span.places, bytes_max)).fetchone()
         return span.first if last is None else int(last)

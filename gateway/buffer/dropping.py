@@ -16,6 +16,7 @@ from gateway.buffer.losses import count_losses, losses_of_rows
 from gateway.buffer.room import ROW_BYTES_SQL, Room
 from gateway.buffer.rows import START, Position, Span, joined, span_at
 from gateway.buffer.shares import ABOVE_SHARE, BEHIND_ALL, Shares
+from gateway.buffer.stored_rows import first_after, first_of, rows_after
 from gateway.clock.gateway_clock import BootClock
 from gateway.clock.kernel_clock import boottime_us
 
@@ -29,10 +30,15 @@ FREED_BYTES = 40
 _Found = tuple[int, int, str, int]
 """A row's lane, sequence, device, and the bytes that it frees."""
 _WITH_DEVICES = f"""
-    SELECT lane, sequence, coalesce((SELECT device FROM series WHERE number = reading.series), ''),
-        length(payload) + {FREED_BYTES}
-    FROM reading WHERE (lane, sequence) > (?, ?) ORDER BY lane, sequence LIMIT ?
+    SELECT lane, sequence, coalesce((SELECT device FROM series WHERE number = found.series), ''), size
+    FROM {rows_after(f"lane, sequence, series, length(payload) + {FREED_BYTES} AS size")} AS found
 """
+# In order already. To sort them would read all of them before the first.
+_FRONT = f"""
+    SELECT lane, sequence, size, received_us
+    FROM {rows_after(f"lane, sequence, {ROW_BYTES_SQL} AS size, received_us")}
+"""
+_LANES = f"SELECT number, boot_id FROM lane WHERE {first_of('number', 'sequence')} IS NOT NULL ORDER BY number"
 
 
 @dataclass(slots=True)
@@ -138,7 +144,7 @@ class Dropping:
         looked = 0
         while not search.is_over and looked < LOOKED_ROWS_MAX:
             after = min(search.places.values())
-            found = self.connection.execute(_WITH_DEVICES, (*after, DROPPED_ROWS_MAX)).fetchall()
+            found = self.connection.execute(_WITH_DEVICES, (after.place, DROPPED_ROWS_MAX)).fetchall()
             looked += len(found)
             gone = search.pick(found)
             for span in joined(Span(lane, sequence, sequence) for lane, sequence, _, _ in gone):
@@ -155,12 +161,8 @@ class Dropping:
 
         Rows of a boot whose wall clock was never known stay, as their age is unknown.
         """
-        lanes = self.connection.execute(
-            """SELECT number, boot_id FROM lane
-            WHERE EXISTS (SELECT 1 FROM reading WHERE lane = number) ORDER BY number"""
-        ).fetchall()
         now = self.clock()
-        for lane, boot_id in lanes:
+        for lane, boot_id in self.connection.execute(_LANES).fetchall():
             cutoff_us = boottime_us() - age_us
             if boot_id != self.lanes.current.boot_id:
                 then = self.boots.find(boot_id)
@@ -185,11 +187,7 @@ class Dropping:
         With `before_us`, only rows of the position's lane that were received earlier are dropped. At least one row is
         dropped, if there is one; otherwise at most `bytes_max` bytes.
         """
-        found = self.connection.execute(
-            f"SELECT lane, sequence, {ROW_BYTES_SQL}, received_us FROM reading WHERE (lane, sequence) > (?, ?)"
-            " ORDER BY lane, sequence LIMIT ?",
-            (*self._after_spared(after, spared), DROPPED_ROWS_MAX),
-        )
+        found = self.connection.execute(_FRONT, (self._after_spared(after, spared).place, DROPPED_ROWS_MAX))
         span: Span | None = None
         size = 0
         for of, sequence, row_bytes, received_us in found:
@@ -219,10 +217,7 @@ class Dropping:
     def _after_spared(self, after: Position, spared: Sequence[Span]) -> Position:
         """The position before the first row that is not spared."""
         while True:
-            first = self.connection.execute(
-                "SELECT lane, sequence FROM reading WHERE (lane, sequence) > (?, ?) ORDER BY lane, sequence LIMIT 1",
-                after,
-            ).fetchone()
+            first = first_after(self.connection, after)
             span = None if first is None else span_at(spared, *first)
             if span is None:
                 return after

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 import msgspec
 from msgspec import Struct
 
-from gateway.buffer.rows import Entry, Lane, PendingLane, PendingRows, Position
-from gateway.buffer.schema import find_one, keep_marks, read_marks
+from gateway.buffer.rows import LANE_MAX, SEQUENCE_MAX, Entry, Lane, PendingLane, PendingRows, Position, Span
+from gateway.buffer.schema import corruption, find_one, keep_marks, read_marks
+from gateway.buffer.stored_rows import first_of, last_of, rows_within
 from gateway.reading import Mark
 
 LANE_PREFIX = "lane/"
@@ -67,6 +68,13 @@ class LaneCount(Struct, frozen=True, omit_defaults=True):
 
 
 _counts = msgspec.json.Decoder(LaneCount)
+_COUNT = f"SELECT count(*) FROM {rows_within('series')}"
+_FIRST = f"SELECT {first_of('?1', 'sequence')}"
+_PENDING = f"""
+    SELECT number, name, boot_id, event_from_us, {first_of("number", "received_us")} AS first,
+        {last_of("number", "received_us")}
+    FROM lane WHERE first IS NOT NULL ORDER BY number
+"""
 
 
 def read_counts(connection: sqlite3.Connection, number: int | None = None) -> dict[int, LaneCount]:
@@ -80,7 +88,7 @@ def read_counts(connection: sqlite3.Connection, number: int | None = None) -> di
         for lane, key, is_own, last in connection.execute(
             f"""SELECT number, '{LANE_PREFIX}' || name,
                 coalesce(buffer_id = (SELECT value FROM meta WHERE name = 'buffer_id'), TRUE),
-                coalesce((SELECT max(sequence) FROM reading WHERE lane = number), -1)
+                coalesce({last_of("number", "sequence")}, -1)
             FROM lane WHERE ?1 IS NULL OR number = ?1 ORDER BY number""",
             (number,),
         ).fetchall()
@@ -94,15 +102,22 @@ def count_rows(connection: sqlite3.Connection) -> int:
 
 def _count(connection: sqlite3.Connection, number: int, last: int, mark: bytes | None, *, is_own: bool) -> LaneCount:
     if not is_own:
-        (rows,) = connection.execute("SELECT count(*) FROM reading WHERE lane = ?", (number,)).fetchone()
+        (rows,) = connection.execute(_COUNT, Span(number, 0, SEQUENCE_MAX).places).fetchone()
         return LaneCount(last + 1, rows, opened=True, closed=True)
     known = None if mark is None else _decoded(mark)
     if known is None:
         # Nothing was deleted since the lane was opened, or its mark is damaged and only its ends are known.
-        (first,) = connection.execute("SELECT min(sequence) FROM reading WHERE lane = ?", (number,)).fetchone()
+        first = _first(connection, number)
         return LaneCount(last + 1, 0 if first is None else last - first + 1)
     new = max(0, last + 1 - known.next)
     return known.plus(new, new)
+
+
+def _first(connection: sqlite3.Connection, number: int) -> int | None:
+    """The first sequence of a lane that has its row."""
+    first: int | None
+    (first,) = connection.execute(_FIRST, (number,)).fetchone()
+    return first
 
 
 def _decoded(mark: bytes) -> LaneCount | None:
@@ -321,12 +336,7 @@ class Lanes:
                 first_us,
                 state.counts[number].rows,
             )
-            for number, name, boot_id, event_from_us, first_us, last_us in self._connection.execute(
-                """SELECT number, name, boot_id, event_from_us,
-                    (SELECT received_us FROM reading WHERE lane = number ORDER BY sequence LIMIT 1) AS first,
-                    (SELECT received_us FROM reading WHERE lane = number ORDER BY sequence DESC LIMIT 1)
-                FROM lane WHERE first IS NOT NULL ORDER BY number"""
-            )
+            for number, name, boot_id, event_from_us, first_us, last_us in self._connection.execute(_PENDING)
         }
         if newest is not None:
             stored = lanes.get(state.current.name)
@@ -343,8 +353,13 @@ class Lanes:
     # -- their rows -----------------------------------------------------------------------------
 
     def number(self, rows: int) -> None:
-        """Give the next numbers of the current lane to rows. Needs no transaction."""
+        """Give the next numbers of the current lane to rows. Needs no transaction.
+
+        Raises sqlite3.DatabaseError if the lane has none left. Another file then takes this one's place.
+        """
         number = self.current.number
+        if self._state.counts[number].next + rows > SEQUENCE_MAX:
+            raise corruption("a lane has no numbers left")
         self._state.counts[number] = self._state.counts[number].plus(rows, 0)
 
     @property
@@ -388,9 +403,7 @@ class Lanes:
             state.touched.add(number)
         if number == state.current.number:
             # Earlier rows may still wait for a partition that takes none now.
-            (front,) = self._connection.execute(
-                "SELECT min(sequence) FROM reading WHERE lane = ?", (number,)
-            ).fetchone()
+            front = _first(self._connection, number)
             state.floor.settle((self.next_sequence if front is None else front) - 1, self.next_sequence)
 
     def save_floor(self) -> None:
@@ -423,4 +436,7 @@ class Lanes:
             "INSERT INTO lane (name, boot_id, buffer_id) VALUES (?, ?, ?) RETURNING number",
             (lane.name, lane.boot_id, lane.buffer_id),
         ).fetchone()
+        if number > LANE_MAX:
+            # More starts than there can be: its counter is damaged.
+            raise corruption("there are no lane numbers left")
         return int(number)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gateway.buffer.rows import Entry, Loss, Span
+from gateway.buffer.stored_rows import rows_within
 from gateway.reading import SENSOR_DROPPED
 
 LOSSES_MAX = 20_000
@@ -36,13 +37,17 @@ _SELECT = """
     FROM loss ORDER BY first_us LIMIT ?
 """
 # Rows of one span may be of many sensors, so they are grouped by the keys of a loss.
-_OF_ROWS = """
+_OF_ROWS = f"""
     SELECT series.type, series.device, lane.boot_id, count(*),
         min(coalesce(event_us, received_us)), max(coalesce(event_us, received_us)),
         coalesce(device_boot, ''), min(device_sequence), max(device_sequence)
-    FROM reading JOIN series ON series.number = reading.series JOIN lane ON lane.number = reading.lane
-    WHERE lane = ?1 AND sequence BETWEEN ?2 AND ?3
+    FROM {rows_within("lane, series, event_us, received_us, device_boot, device_sequence")} AS found
+    JOIN series ON series.number = found.series JOIN lane ON lane.number = found.lane
     GROUP BY series.type, series.device, device_boot
+"""
+_REPORTS = f"""
+    SELECT payload FROM {rows_within("series, payload")} AS found JOIN series ON series.number = found.series
+    WHERE series.type = ?3
 """
 
 
@@ -126,15 +131,11 @@ def forget_losses(connection: sqlite3.Connection, losses: Iterable[Loss]) -> Non
 def losses_of_rows(connection: sqlite3.Connection, span: Span, reason: str) -> list[Loss]:
     """The losses if these rows are dropped. A loss record among them was not sent, so its losses are counted again."""
     losses = []
-    for type_, device, lane_boot, *counted in connection.execute(_OF_ROWS, span):
+    for type_, device, lane_boot, *counted in connection.execute(_OF_ROWS, span.places):
         if type_ != LOSS_TYPE:
             # The gateway's own events are no readings.
             losses.append(Loss(device, reason if device else EVENTS_DROPPED, lane_boot, *counted))
-    reports = connection.execute(
-        "SELECT payload FROM reading JOIN series ON series.number = reading.series"
-        " WHERE lane = ? AND sequence BETWEEN ? AND ? AND series.type = ?",
-        (*span, LOSS_TYPE),
-    )
+    reports = connection.execute(_REPORTS, (*span.places, LOSS_TYPE))
     return losses + [told_loss(payload) for (payload,) in reports]
 
 

@@ -1,4 +1,4 @@
-"""Reads rows from the table of readings: many in one answer, and none that a damaged file made up."""
+"""Reads rows of the buffer file: many in one answer, and none that a damaged file made up."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -7,8 +7,9 @@ from operator import attrgetter
 
 import msgspec
 
-from gateway.buffer.rows import Position, Row, Span, joined
+from gateway.buffer.rows import ROW_COLUMNS, Position, Row, Span, joined
 from gateway.buffer.schema import corruption
+from gateway.buffer.stored_rows import rows_after, rows_within
 from gateway.reading import BufferFileError
 
 READ_BYTES_MAX = 1_000_000
@@ -18,7 +19,7 @@ READ_ROWS = 1_000
 
 # Many rows in one answer, with their payloads joined. If rows are fetched one by one, SQLite gives up Python's lock at
 # each. It gets the lock back only when the event loop has nothing to do.
-_SELECT_MANY = """
+_SELECT_MANY = f"""
     SELECT
         json_group_array(json_array(
             lane, sequence, series, json_array(
@@ -27,20 +28,17 @@ _SELECT_MANY = """
         )),
         json_group_array(CASE typeof(payload) WHEN 'blob' THEN length(payload) END),
         CAST(group_concat(payload, '') AS BLOB)
-    FROM (SELECT * FROM reading WHERE (lane, sequence) > (?, ?) ORDER BY lane, sequence LIMIT ?)
+    FROM {rows_after(", ".join(ROW_COLUMNS))}
 """
-_PAYLOAD_BYTES = """
-    SELECT total(bytes) FROM (
-        SELECT length(payload) AS bytes FROM reading WHERE (lane, sequence) > (?, ?) ORDER BY lane, sequence LIMIT ?
-    )
-"""
+_PAYLOAD_BYTES = f"SELECT total(bytes) FROM {rows_after('length(payload) AS bytes')}"
+_SEQUENCES = f"SELECT sequence FROM {rows_within('sequence')}"
 _rows = msgspec.json.Decoder(list[Row])
 _sizes = msgspec.json.Decoder(list[int])
 
 
 def check_sqlite(connection: sqlite3.Connection) -> None:
     """Check that this SQLite reads rows back as they were written, before any is taken. Raises BufferFileError."""
-    fields, _, payloads = connection.execute(_SELECT_MANY, (0, -1, 0)).fetchone()
+    fields, _, payloads = connection.execute(_SELECT_MANY, (-1, 0)).fetchone()
     (joined_bytes,) = connection.execute(
         "SELECT CAST(group_concat(column1, '') AS BLOB) FROM (VALUES (x'0061'), (x''), (x'ff00'))"
     ).fetchone()
@@ -71,13 +69,13 @@ def read_rows(connection: sqlite3.Connection, after: Position, limit: int, last:
 
 
 def _payload_bytes(connection: sqlite3.Connection, after: Position, limit: int) -> int:
-    (size,) = connection.execute(_PAYLOAD_BYTES, (*after, limit)).fetchone()
+    (size,) = connection.execute(_PAYLOAD_BYTES, (after.place, limit)).fetchone()
     return int(size)
 
 
 def _read_some(connection: sqlite3.Connection, after: Position, limit: int, last: Position) -> list[Row]:
     try:
-        fields, lengths, payloads = connection.execute(_SELECT_MANY, (*after, limit)).fetchone()
+        fields, lengths, payloads = connection.execute(_SELECT_MANY, (after.place, limit)).fetchone()
         rows, sizes = _rows.decode(fields), _sizes.decode(lengths)
     except (sqlite3.OperationalError, msgspec.DecodeError) as error:
         # A damaged file may hold anything: blobs, which JSON does not have, or fields of a wrong type.
@@ -111,5 +109,4 @@ def gone_rows(connection: sqlite3.Connection, spans: Iterable[Span]) -> list[Spa
 
 def sequences_of(connection: sqlite3.Connection, span: Span) -> set[int]:
     """The sequences of a span that are there."""
-    found = connection.execute("SELECT sequence FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?", span)
-    return {sequence for (sequence,) in found}
+    return {sequence for (sequence,) in connection.execute(_SEQUENCES, span.places)}

@@ -18,8 +18,12 @@ PAGE_BYTES = 4096
 ROW_BYTES = 90
 """Bytes that a row takes on disk beside its payload, with its part of the indexes; rounded up."""
 INLINE_BYTES_MAX = 900
-"""Payload bytes above which a payload has pages of its own, the last one filled in part."""
-ROW_BYTES_SQL = f"length(payload) + {ROW_BYTES} + {PAGE_BYTES} * (length(payload) > {INLINE_BYTES_MAX})"
+"""Payload bytes above which so few rows share a page that they fill it in part, or a payload has pages of its own."""
+_SIZE = f"(length(payload) + {ROW_BYTES})"
+ROW_BYTES_SQL = f"""(CASE
+    WHEN length(payload) <= {INLINE_BYTES_MAX} THEN {_SIZE}
+    WHEN {_SIZE} <= {PAGE_BYTES} THEN {PAGE_BYTES} / ({PAGE_BYTES} / {_SIZE})
+    ELSE {_SIZE} + {PAGE_BYTES} END)"""
 """`row_bytes` of a row, in SQL."""
 SPARE_BYTES_MIN = 256 * 1024
 SPARE_BYTES_MAX = 8_000_000
@@ -31,7 +35,10 @@ _PAGES: Final = "SELECT page_count, freelist_count FROM pragma_page_count, pragm
 
 def row_bytes(payload_bytes: int) -> int:
     """Bytes that a row takes on disk, at most."""
-    return payload_bytes + ROW_BYTES + (PAGE_BYTES if payload_bytes > INLINE_BYTES_MAX else 0)
+    size = payload_bytes + ROW_BYTES
+    if payload_bytes <= INLINE_BYTES_MAX:
+        return size
+    return PAGE_BYTES // (PAGE_BYTES // size) if size <= PAGE_BYTES else size + PAGE_BYTES
 
 
 class Room:

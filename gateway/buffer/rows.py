@@ -158,11 +158,28 @@ def earliest_event_us(entry: Entry) -> int:
     return earliest_us if entry.earliest_us is None else min(entry.earliest_us, earliest_us)
 
 
+SEQUENCE_BITS = 40
+SEQUENCE_MAX = (1 << SEQUENCE_BITS) - 1
+"""The last sequence of a lane: 10,000 readings a second take 3 years to reach it."""
+LANE_MAX = (1 << 63 - SEQUENCE_BITS) - 1
+"""The last lane number of a file: a lane each minute takes 15 years to reach it."""
+
+
 class Position(NamedTuple):
-    """A place in the buffer's order: lane number, then sequence in the lane."""
+    """A position in the buffer's order: lane number, then sequence in the lane."""
 
     lane: int
     sequence: int
+
+    @property
+    def place(self) -> int:
+        """The position as one number, the key of the table `reading`: the sequence in the low bits."""
+        return (self.lane << SEQUENCE_BITS) + self.sequence
+
+    @classmethod
+    def at(cls, place: int) -> "Position":
+        """The position of a place."""
+        return cls(place >> SEQUENCE_BITS, place & SEQUENCE_MAX)
 
 
 START = Position(0, -1)
@@ -174,6 +191,11 @@ class Span(NamedTuple):
     lane: int
     first: int
     last: int
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """The places of the first and the last row."""
+        return Position(self.lane, self.first).place, Position(self.lane, min(self.last, SEQUENCE_MAX)).place
 
 
 class Row(Struct, frozen=True, gc=False, array_like=True):
@@ -192,7 +214,7 @@ class Row(Struct, frozen=True, gc=False, array_like=True):
 
 
 ROW_COLUMNS = (*Row.__struct_fields__[:-1], *Datum.__struct_fields__)
-"""Columns of the table `reading`, in its order."""
+"""Columns of a row, as `stored_rows` gives them. In the table `reading`, the place stands for the first two."""
 
 
 def spans_of(rows: Sequence[Row]) -> list[Span]:

@@ -10,6 +10,8 @@ from gateway.buffer.wal import write_again
 from gateway.host.safe_files import make_private
 from gateway.reading import BufferFileError, Mark
 
+READING_ROOT = "reading_root"
+"""Name in the table `meta` of the first page of the table `reading`."""
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -95,6 +97,20 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         # The absolute time that a sensor sent, believed or not: wall time since 1970. NULL in most rows.
         "ALTER TABLE reading ADD COLUMN device_time_us INTEGER",
         "ALTER TABLE quarantine ADD COLUMN device_time_us INTEGER",
+    ),
+    (
+        # Its rows stay there until they are deleted: see `buffer.stored_rows`.
+        "ALTER TABLE reading RENAME TO former_reading",
+        # The key is one number that rises, so a commit adds rows at one end of the tree: see `Position.place`.
+        """CREATE TABLE reading (
+            place INTEGER PRIMARY KEY,
+            lane INTEGER AS (place >> 40), sequence INTEGER AS (place & 1099511627775),
+            series INTEGER NOT NULL, received_us INTEGER NOT NULL, event_us INTEGER, event_error_us INTEGER NOT NULL,
+            tick_ms INTEGER, device_boot TEXT, device_sequence INTEGER, payload BLOB NOT NULL,
+            doubt INTEGER NOT NULL, device_time_us INTEGER
+        )""",
+        # In an upgraded file it is on another page than in a new one. If the first page is lost, salvage asks here.
+        f"INSERT INTO meta SELECT '{READING_ROOT}', rootpage FROM sqlite_master WHERE name = 'reading'",
     ),
 )
 """Statements by version. `PRAGMA user_version` is how many of these versions a file has."""

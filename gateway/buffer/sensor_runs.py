@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from gateway.buffer.duplicate_window import DuplicateWindow, Verdict
 from gateway.buffer.front import Front
 from gateway.buffer.rows import START, Entry, Position, Quarantined, Series, Span
+from gateway.buffer.stored_rows import rows_after
 from gateway.reading import Doubt
 from gateway.record_contract import counter_of
 
@@ -46,12 +47,14 @@ _SAVE = """
         lane = max(lane, excluded.lane), seen_us = iif(excluded.lane < lane, seen_us, excluded.seen_us),
         window = excluded.window
 """
-_UNSAVED = """
-    SELECT coalesce(series.stream, ''), series.subject, series.device, series.topic, device_boot, device_sequence,
-        payload, lane, received_us
-    FROM reading JOIN series ON series.number = reading.series
-    WHERE (lane, sequence) > (?, ?) AND device_boot IS NOT NULL AND device_sequence IS NOT NULL
-    ORDER BY lane, sequence
+_OF_RUN = rows_after(
+    "lane, series, device_boot, device_sequence, payload, received_us",
+    "device_boot IS NOT NULL AND device_sequence IS NOT NULL",
+)
+_UNSAVED = f"""
+    SELECT place, coalesce(series.stream, ''), series.subject, series.device, series.topic, device_boot,
+        device_sequence, payload, lane, received_us
+    FROM {_OF_RUN} AS found LEFT JOIN series ON series.number = found.series ORDER BY place
 """
 _SAVED_NAME = "windows_saved"
 
@@ -320,9 +323,13 @@ class DeviceRuns:
         saved = self._connection.execute("SELECT value FROM meta WHERE name = ?", (_SAVED_NAME,)).fetchone()
         self._saved = START if saved is None else Position(*map(int, saved[0].split()))
         found: dict[Run, _Known] = {}
-        cursor = self._connection.execute(_UNSAVED, self._saved)
-        while rows := cursor.fetchmany(READ_ROWS):
-            for stream, subject, device, topic, boot, sequence, payload, *received in rows:
+        place = self._saved.place
+        while rows := self._connection.execute(_UNSAVED, (place, READ_ROWS)).fetchall():
+            place = rows[-1][0]
+            for _, stream, subject, device, topic, boot, sequence, payload, *received in rows:
+                if device is None:
+                    # Its series is gone: the file is damaged.
+                    continue
                 run = (device, counter_of(stream, subject, device, topic), boot)
                 known = found.pop(run, None) or _Known(self._stored_window(run))
                 known.window.admit(sequence, payload)

@@ -12,6 +12,7 @@ from gateway.buffer.front import Front
 from gateway.buffer.rows import Series
 from gateway.buffer.schema import find_one
 from gateway.buffer.shares import Shares
+from gateway.buffer.stored_rows import ALL_SERIES
 
 SERIES_MAX = 10_000
 """Unneeded series that are kept, so that devices need not be stored anew each time."""
@@ -124,8 +125,8 @@ class SeriesTable:
         """Delete unneeded series. The number left sets when to search again, so that it is not at every commit."""
         in_front = {row.series for row in self._front.rows()}
         self._connection.execute(
-            """DELETE FROM series WHERE number NOT IN (
-                SELECT series FROM reading UNION SELECT series FROM quarantine WHERE series IS NOT NULL
+            f"""DELETE FROM series WHERE number NOT IN (
+                {ALL_SERIES} UNION SELECT series FROM quarantine WHERE series IS NOT NULL
                 UNION SELECT value FROM json_each(?)
             )""",
             (msgspec.json.encode(sorted(in_front)).decode(),),

@@ -12,7 +12,6 @@ between commits, and rows that come and go at once. A restart costs one such cou
 """
 
 import sqlite3
-import sys
 import time
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -24,8 +23,9 @@ from msgspec import Struct
 from gateway.buffer.commit_queue import OWN_BYTES_MAX, Append
 from gateway.buffer.lanes import Lanes
 from gateway.buffer.room import INLINE_BYTES_MAX, PAGE_BYTES, ROW_BYTES_SQL, Room, row_bytes
-from gateway.buffer.rows import START, Entry, Origin, Position, Series, Span
+from gateway.buffer.rows import LANE_MAX, SEQUENCE_MAX, START, Entry, Origin, Position, Series, Span
 from gateway.buffer.sensor_runs import RUNS_PER_COUNTER, WINDOW_BYTES
+from gateway.buffer.stored_rows import first_after, rows_within
 from gateway.settings import BufferSettings
 
 ABOVE_SHARE: Final = "above-share"
@@ -53,14 +53,13 @@ SERIES_COPIES: Final = 3
 BESIDE_BYTES: Final = 12_000_000
 """Bytes that loss counters, sessions and open exchanges may take beside the readings."""
 
-BEHIND_ALL: Final = Position(sys.maxsize, 0)
+BEHIND_ALL: Final = Position(LANE_MAX, SEQUENCE_MAX)
 """A position behind all rows."""
 
 # A device with two series has two rows in the result.
 _BY_SERIES: Final = f"""
     SELECT coalesce((SELECT device FROM series WHERE number = one), ''), bytes FROM (
-        SELECT series AS one, sum({ROW_BYTES_SQL}) AS bytes FROM reading
-        WHERE lane = ? AND sequence BETWEEN ? AND ? GROUP BY series
+        SELECT series AS one, sum(size) AS bytes FROM {rows_within(f"series, {ROW_BYTES_SQL} AS size")} GROUP BY series
     )
 """
 _TEXTS: Final = " + ".join(
@@ -188,17 +187,14 @@ class Shares:
             self._add(device, size, BEHIND_ALL)
 
     def _count_on(self) -> None:
-        first = self._connection.execute(
-            "SELECT lane, sequence FROM reading WHERE (lane, sequence) > (?, ?) ORDER BY lane, sequence LIMIT 1",
-            self._reached,
-        ).fetchone()
+        first = first_after(self._connection, self._reached)
         if first is None or first > self._end:
             self._reached = self._end
             return
         lane, sequence = first
         last = sequence + COUNTED_AT_ONCE - 1
         span = Span(lane, sequence, min(last, self._end.sequence) if lane == self._end.lane else last)
-        for device, size in self._connection.execute(_BY_SERIES, span):
+        for device, size in self._connection.execute(_BY_SERIES, span.places):
             self._add(device, size, Position(lane, sequence - 1))
         self._reached = Position(lane, span.last)
 
@@ -250,7 +246,7 @@ class Shares:
         """Subtract rows that are about to be deleted."""
         if self.is_active:
             for part in self._counted_parts(span):
-                for device, size in self._connection.execute(_BY_SERIES, part).fetchall():
+                for device, size in self._connection.execute(_BY_SERIES, part.places).fetchall():
                     self._take_off(device, size)
 
     def _counted_parts(self, span: Span) -> Iterator[Span]:

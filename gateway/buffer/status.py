@@ -15,6 +15,7 @@ from gateway.buffer.lanes import count_rows
 from gateway.buffer.losses import OWN_LOSSES
 from gateway.buffer.rows import START, Position
 from gateway.buffer.schema import MIGRATIONS, buffer_id, is_corruption
+from gateway.buffer.stored_rows import first_of, newest_rows_after
 from gateway.clock.gateway_clock import BootClock
 from gateway.clock.kernel_clock import boot_id, boottime_us, read_wall_clock
 from gateway.host import terminal_text
@@ -37,12 +38,9 @@ _DEVICES_SAVED = """
     FROM device_run LEFT JOIN lane ON lane.number = device_run.lane LEFT JOIN boot ON boot.boot_id = lane.boot_id
     ORDER BY device_run.lane, device_run.seen_us
 """
-_DEVICES_UNSAVED = """
-    SELECT device, device_boot, received_us, lane.boot_id, offset_us, error_us, clock, max(sequence)
-    FROM (
-        SELECT lane, sequence, series, device_boot, device_sequence, received_us FROM reading
-        WHERE (lane, sequence) > (?, ?) ORDER BY lane DESC, sequence DESC LIMIT ?
-    ) AS newest
+_DEVICES_UNSAVED = f"""
+    SELECT device, device_boot, received_us, lane.boot_id, offset_us, error_us, clock, max(place)
+    FROM {newest_rows_after("lane, series, device_boot, device_sequence, received_us")} AS newest
     JOIN series ON series.number = newest.series JOIN lane ON lane.number = newest.lane
     JOIN boot ON boot.boot_id = lane.boot_id
     WHERE device_boot IS NOT NULL AND device_sequence IS NOT NULL
@@ -258,12 +256,12 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
     oldest = connection.execute(
-        """SELECT reading.received_us, lane.boot_id, boot.offset_us, boot.error_us, boot.clock
-        FROM reading JOIN lane ON lane.number = reading.lane JOIN boot ON boot.boot_id = lane.boot_id
-        ORDER BY reading.lane, reading.sequence LIMIT 1"""
+        f"""SELECT {first_of("lane.number", "received_us")} AS oldest_us, lane.boot_id, offset_us, error_us, clock
+        FROM lane JOIN boot ON boot.boot_id = lane.boot_id
+        WHERE oldest_us IS NOT NULL ORDER BY lane.number LIMIT 1"""
     ).fetchone()
     (lanes,) = connection.execute(
-        "SELECT count(*) FROM lane WHERE EXISTS (SELECT 1 FROM reading WHERE lane = number)"
+        f"SELECT count(*) FROM lane WHERE {first_of('number', 'sequence')} IS NOT NULL"
     ).fetchone()
     reasons = _quarantine_reasons(connection)
     # A count of 0 says that an unknown number was lost.
@@ -333,7 +331,7 @@ def _devices(connection: sqlite3.Connection) -> tuple[DeviceStatus, ...]:
         found[device] = DeviceStatus(device, boot, seen_us, seen)
     saved = connection.execute("SELECT value FROM meta WHERE name = 'windows_saved'").fetchone()
     place = START if saved is None else Position(*map(int, saved[0].split()))
-    for row in connection.execute(_DEVICES_UNSAVED, (*place, UNSAVED_ROWS_MAX)):
+    for row in connection.execute(_DEVICES_UNSAVED, (place.place, UNSAVED_ROWS_MAX)):
         device, boot, received_us, gateway_boot, offset_us, error_us, clock, _ = row
         of_boot = clock_of(offset_us, error_us, clock)
         seen = moment(received_us, gateway_boot, of_boot)

@@ -14,8 +14,9 @@ from sqlite_utils import Database
 
 from gateway.buffer.boots import clock_of
 from gateway.buffer.losses import OWN_LOSSES
-from gateway.buffer.rows import OWN_TYPES, ROW_COLUMNS, Row, Series
+from gateway.buffer.rows import OWN_TYPES, ROW_COLUMNS, Position, Row, Series, Span
 from gateway.buffer.status import Moment, moment, open_to_read
+from gateway.buffer.stored_rows import first_after, first_of, last_before, last_of, rows_within
 from gateway.buffer.wear import UsageHour
 from gateway.clock.gateway_clock import BootClock, BootTimes
 from gateway.clock.rfc3339 import rfc3339
@@ -34,9 +35,18 @@ PAGE_BYTES = 4_000_000
 # The gateway's own events and reports count as the gateway's, even if they name a device.
 _DEVICE = f"iif(series.type LIKE '{OWN_TYPES}%', '', series.device)"
 _DEPTHS = f"""
-    SELECT coalesce({_DEVICE}, ''), count(*), sum(length(payload)), min(received_us), max(received_us)
-    FROM reading LEFT JOIN series ON series.number = reading.series
-    WHERE lane = ? AND sequence BETWEEN ? AND ? GROUP BY 1
+    SELECT coalesce({_DEVICE}, ''), count(*), sum(size), min(received_us), max(received_us)
+    FROM {rows_within("series, length(payload) AS size, received_us")} AS found
+    LEFT JOIN series ON series.number = found.series GROUP BY 1
+"""
+_LANES = f"""
+    SELECT lane.number, lane.name, lane.boot_id AS boot,
+        lane.buffer_id <> (SELECT value FROM meta WHERE name = 'buffer_id') IS TRUE AS salvaged,
+        coalesce(lane.buffer_id, (SELECT value FROM meta WHERE name = 'buffer_id')) AS buffer,
+        coalesce(boot.offset_us, 0) AS offset_us, boot.error_us, boot.clock,
+        {first_of("lane.number", "sequence")} AS first, {last_of("lane.number", "sequence")} AS last
+    FROM lane LEFT JOIN boot ON boot.boot_id = lane.boot_id
+    WHERE first IS NOT NULL ORDER BY lane.number
 """
 _LOST = """
     SELECT CASE WHEN reason IN (?, ?) THEN '' ELSE nullif(device, '') END, sum(count) AS lost
@@ -191,23 +201,13 @@ def usage(db: Database) -> list[UsageHour]:
 
 def lanes(db: Database) -> list[LaneEnds]:
     """Lanes that hold rows, in the order in which they were opened."""
-    found = db.query(
-        """SELECT lane.number, lane.name, lane.boot_id AS boot,
-            lane.buffer_id <> (SELECT value FROM meta WHERE name = 'buffer_id') IS TRUE AS salvaged,
-            coalesce(lane.buffer_id, (SELECT value FROM meta WHERE name = 'buffer_id')) AS buffer,
-            coalesce(boot.offset_us, 0) AS offset_us, boot.error_us, boot.clock,
-            (SELECT min(sequence) FROM reading WHERE lane = lane.number) AS first,
-            (SELECT max(sequence) FROM reading WHERE lane = lane.number) AS last
-        FROM lane LEFT JOIN boot ON boot.boot_id = lane.boot_id
-        WHERE first IS NOT NULL ORDER BY lane.number"""
-    )
     return [
         LaneEnds(
             clock=clock_of(row.pop("offset_us"), row.pop("error_us"), row.pop("clock")),
             salvaged=bool(row.pop("salvaged")),
             **row,
         )
-        for row in found
+        for row in db.query(_LANES)
     ]
 
 
@@ -216,8 +216,8 @@ def depths(db: Database) -> Depths:
     found: dict[str | None, DeviceDepth] = {}
     oldest: Moment | None = None
     for lane in lanes(db):
-        for first, last in _spans(db, lane):
-            for device, rows, size, oldest_us, newest_us in db.execute(_DEPTHS, (lane.number, first, last)).fetchall():
+        for span in _spans(db, lane):
+            for device, rows, size, oldest_us, newest_us in db.execute(_DEPTHS, span.places).fetchall():
                 depth = found.setdefault(device, DeviceDepth(device))
                 depth.rows += rows
                 depth.payload_bytes += size
@@ -278,15 +278,15 @@ def readings(
 
 
 def _rows(db: Database, lane: LaneEnds, device: str | None, *, newest_first: bool) -> Iterator[Row]:
-    only = "" if device is None else f" AND series IN (SELECT number FROM series WHERE {_DEVICE} = :device)"
+    only = "" if device is None else f"WHERE series IN (SELECT number FROM series WHERE {_DEVICE} = ?3)"
     order = "DESC" if newest_first else "ASC"
-    statement = f"""SELECT {", ".join(ROW_COLUMNS)} FROM reading
-        WHERE lane = :lane AND sequence BETWEEN :low AND :high{only}
-        ORDER BY sequence {order} LIMIT {PAGE_ROWS}"""
-    for first, last in _spans(db, lane, newest_first=newest_first):
-        low, high = first, last
+    columns = ", ".join(ROW_COLUMNS)
+    statement = f"SELECT {columns} FROM {rows_within(columns)} {only} ORDER BY place {order} LIMIT {PAGE_ROWS}"
+    for span in _spans(db, lane, newest_first=newest_first):
+        _, low, high = span
         while low <= high:
-            page, ended = _page(db, statement, {"lane": lane.number, "low": low, "high": high, "device": device})
+            of_device = () if device is None else (device,)
+            page, ended = _page(db, statement, (*Span(lane.number, low, high).places, *of_device))
             yield from page
             if ended:
                 break
@@ -296,7 +296,7 @@ def _rows(db: Database, lane: LaneEnds, device: str | None, *, newest_first: boo
                 low = page[-1].sequence + 1
 
 
-def _page(db: Database, statement: str, parameters: dict[str, object]) -> tuple[list[Row], bool]:
+def _page(db: Database, statement: str, parameters: tuple[object, ...]) -> tuple[list[Row], bool]:
     """Read some rows in one transaction, which ends with this call. Also return whether there are no more rows."""
     rows: list[Row] = []
     size = 0
@@ -309,26 +309,27 @@ def _page(db: Database, statement: str, parameters: dict[str, object]) -> tuple[
     return rows, len(rows) < PAGE_ROWS
 
 
-def _spans(db: Database, lane: LaneEnds, *, newest_first: bool = False) -> Iterator[tuple[int, int]]:
-    """Cut a lane into spans of sequences that one transaction can search. Holes are skipped."""
+def _spans(db: Database, lane: LaneEnds, *, newest_first: bool = False) -> Iterator[Span]:
+    """Cut a lane into spans that one transaction can search. Holes are skipped."""
     if newest_first:
         high: int | None = lane.last
         while high is not None:
-            yield max(high - SPAN_ROWS + 1, lane.first), high
-            below = high - SPAN_ROWS
-            high = sequence_of(db, "SELECT max(sequence) FROM reading WHERE lane = ? AND sequence <= ?", lane, below)
+            yield Span(lane.number, max(high - SPAN_ROWS + 1, lane.first), high)
+            high = _sequence(lane, last_before(db.conn, Position(lane.number, high - SPAN_ROWS + 1)))
         return
     low: int | None = lane.first
     while low is not None and low <= lane.last:
-        yield low, min(low + SPAN_ROWS - 1, lane.last)
-        above = low + SPAN_ROWS
-        low = sequence_of(db, "SELECT min(sequence) FROM reading WHERE lane = ? AND sequence >= ?", lane, above)
+        yield Span(lane.number, low, min(low + SPAN_ROWS - 1, lane.last))
+        low = first_sequence(db, lane, low + SPAN_ROWS)
 
 
-def sequence_of(db: Database, statement: str, lane: LaneEnds, sequence: int) -> int | None:
-    """Sequence that a statement finds in a lane, starting from another sequence; None if it finds none."""
-    value: int | None = db.execute(statement, (lane.number, sequence)).fetchone()[0]
-    return value
+def first_sequence(db: Database, lane: LaneEnds, sequence: int = 0) -> int | None:
+    """The first sequence of a lane, from another sequence on, that has its row; None if there is none."""
+    return _sequence(lane, first_after(db.conn, Position(lane.number, sequence - 1)))
+
+
+def _sequence(lane: LaneEnds, position: Position | None) -> int | None:
+    return None if position is None or position.lane != lane.number else position.sequence
 
 
 def _payload(payload: bytes) -> dict[str, str]:

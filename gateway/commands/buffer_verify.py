@@ -11,8 +11,10 @@ from sqlite_utils import Database
 
 from gateway.buffer.lanes import read_counts
 from gateway.buffer.quarantine import BYTES_SQL
+from gateway.buffer.rows import SEQUENCE_MAX, START, Position, Span
 from gateway.buffer.schema import MIGRATIONS, is_corruption
-from gateway.commands.buffer_reading import SPAN_ROWS, LaneEnds, lanes, opened, sequence_of
+from gateway.buffer.stored_rows import first_after, rows_within
+from gateway.commands.buffer_reading import SPAN_ROWS, LaneEnds, first_sequence, lanes, opened
 from gateway.host.terminal_text import counted
 from gateway.reading import BufferFileError
 from gateway.settings import BufferSettings
@@ -20,16 +22,15 @@ from gateway.settings import BufferSettings
 HOLES_TOLD_MAX = 5
 FAULTS_TOLD_MAX = 10
 
-_COUNT_SPAN = """
-    SELECT count(*), count(*) FILTER (WHERE series NOT IN (SELECT number FROM series))
-    FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?
+_COUNT_SPAN = f"""
+    SELECT count(*), count(*) FILTER (WHERE series NOT IN (SELECT number FROM series)) FROM {rows_within("series")}
 """
 # A row before the first and a row behind the last show holes at both ends too.
-_HOLES = """
-    SELECT before + 1, sequence - 1 FROM (
-        SELECT sequence, lag(sequence, 1, ?2 - 1) OVER (ORDER BY sequence) AS before
-        FROM (SELECT sequence FROM reading WHERE lane = ?1 AND sequence BETWEEN ?2 AND ?3 UNION ALL SELECT ?3 + 1)
-    ) WHERE sequence > before + 1 LIMIT ?4
+_HOLES = f"""
+    SELECT before + 1, place - 1 FROM (
+        SELECT place, lag(place, 1, ?1 - 1) OVER (ORDER BY place) AS before
+        FROM (SELECT place FROM {rows_within("series")} UNION ALL SELECT ?2 + 1)
+    ) WHERE place > before + 1 LIMIT ?3
 """
 
 
@@ -63,9 +64,16 @@ def verify(path: Path, settings: BufferSettings, *, full: bool = False) -> Itera
 
 def _pages(db: Database, check: str) -> Verdict:
     started_s = time.monotonic()
+    told = f"SELECT * FROM pragma_{check}({FAULTS_TOLD_MAX})"
+    try:
+        rows = db.execute(told).fetchall()
+    except sqlite3.DatabaseError as error:
+        if not is_corruption(error):
+            raise
+        # Behind the faults of pages, it reads rows, and fails where it cannot. Python then gives nothing of them.
+        rows = db.execute(f"{told} LIMIT 1").fetchall()
     # A row of the answer may have several lines. The first line is then a heading.
-    answer = "\n".join(str(row) for (row,) in db.execute(f"PRAGMA {check}({FAULTS_TOLD_MAX})"))
-    faults = [line for line in answer.splitlines() if not line.startswith("***")]
+    faults = [line for (row,) in rows for line in str(row).splitlines() if not line.startswith("***")]
     if faults == ["ok"]:
         return Verdict("pages", ok=True, words=f"SQLite's {check} finds nothing ({time.monotonic() - started_s:.1f} s)")
     return Verdict(
@@ -83,10 +91,11 @@ def _references(db: Database) -> Verdict:
         f"lane {row['name']} refers to a boot that is not there"
         for row in db["lane"].rows_where("boot_id NOT IN (SELECT boot_id FROM boot)", order_by="number", select="name")
     ]
-    lane: int | None = -1
-    while (lane := db.execute("SELECT min(lane) FROM reading WHERE lane > ?", (lane,)).fetchone()[0]) is not None:
-        if not db["lane"].count_where("number = ?", [lane]):
-            faults.append(f"readings refer to lane number {lane}, which is not there")
+    row = first_after(db.conn, START)
+    while row is not None:
+        if not db["lane"].count_where("number = ?", [row.lane]):
+            faults.append(f"readings refer to lane number {row.lane}, which is not there")
+        row = first_after(db.conn, Position(row.lane, SEQUENCE_MAX))
     for what, where in (
         ("boot", "boot_id NOT IN (SELECT boot_id FROM boot)"),
         ("series", "series IS NOT NULL AND series NOT IN (SELECT number FROM series)"),
@@ -128,7 +137,7 @@ def _taken_between(db: Database, lane: LaneEnds) -> int:
     db.execute("BEGIN")
     try:
         count = read_counts(db.conn, lane.number).get(lane.number)
-        first = sequence_of(db, "SELECT min(sequence) FROM reading WHERE lane = ? AND sequence >= ?", lane, 0)
+        first = first_sequence(db, lane)
     finally:
         db.execute("ROLLBACK")
     return 0 if count is None or first is None else count.next - first - count.rows
@@ -159,20 +168,22 @@ def _lane_faults(db: Database, lane: LaneEnds) -> _LaneFaults:
 
 def _count_span(db: Database, lane: LaneEnds, expected: int, found: _LaneFaults) -> int | None:
     """Check the span that begins at `expected`, or where the lane now begins. Return where the next span begins."""
-    front = sequence_of(db, "SELECT min(sequence) FROM reading WHERE lane = ? AND sequence >= ?", lane, 0)
+    front = first_sequence(db, lane)
     if front is None:
         return None
     first = max(front, expected)
     last = min(first + SPAN_ROWS - 1, lane.last)
     if lane.salvaged:
         # Its holes may be wide: begin at the next row.
-        following = sequence_of(db, "SELECT min(sequence) FROM reading WHERE lane = ? AND sequence >= ?", lane, first)
+        following = first_sequence(db, lane, first)
         first = lane.last + 1 if following is None else following
         last = min(first + SPAN_ROWS - 1, lane.last)
-    rows, foreign = db.execute(_COUNT_SPAN, (lane.number, first, last)).fetchone()
+    places = Span(lane.number, first, last).places
+    rows, foreign = db.execute(_COUNT_SPAN, places).fetchone()
     missing = max(last - first + 1, 0) - rows
     if missing and len(found.holes) < HOLES_TOLD_MAX:
-        found.holes += db.execute(_HOLES, (lane.number, first, last, HOLES_TOLD_MAX - len(found.holes))).fetchall()
+        holes = db.execute(_HOLES, (*places, HOLES_TOLD_MAX - len(found.holes))).fetchall()
+        found.holes += [(Position.at(low).sequence, Position.at(high).sequence) for low, high in holes]
     found.rows += rows
     found.missing += missing
     found.foreign += foreign

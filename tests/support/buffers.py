@@ -1,15 +1,30 @@
 """Shared by the buffer's tests: entries, and a buffer that is open for the length of a block."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 from msgspec.structs import replace
 
+from gateway.buffer import insert
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.rows import START, Entry, Lane, Loss, Position, Quarantined, Row, Series, spans_of
+from gateway.buffer.rows import (
+    ROW_COLUMNS,
+    SEQUENCE_BITS,
+    SEQUENCE_MAX,
+    START,
+    Entry,
+    Lane,
+    Loss,
+    Position,
+    Quarantined,
+    Row,
+    Series,
+    spans_of,
+)
 from gateway.clock.gateway_clock import BootClock
 from gateway.reading import Datum, Mark, Reading
 from gateway.settings import BufferSettings
@@ -58,6 +73,23 @@ def changed(whole: Whole, **fields: Any) -> Whole:
     """A copy with other fields, of its datum too."""
     of_datum = {name: fields.pop(name) for name in Datum.__struct_fields__ if name in fields}
     return replace(whole, datum=replace(whole.datum, **of_datum), **fields)
+
+
+FORMER = "former_reading"
+TABLES = ("reading", FORMER)
+"""The tables of rows: today's, and that of former versions."""
+
+
+@contextmanager
+def storing_in(table: str) -> Iterator[None]:
+    """Have rows stored in one of `TABLES`."""
+    if table != FORMER:
+        yield
+        return
+    rest = ", ".join(f"?{number}" for number in range(2, len(ROW_COLUMNS)))
+    statement = f"INSERT INTO former_reading VALUES (?1 >> {SEQUENCE_BITS}, ?1 & {SEQUENCE_MAX}, {rest})"
+    with mock.patch.multiple(insert, _INSERT=statement, ROWS_AT_ONCE=10**9):
+        yield
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ import pytest
 
 from demo.kafka_broker import Broker
 from demo.uplink import Uplink
+from gateway.buffer.schema import MIGRATIONS
 from tests.support.gateways import consume, header, write_config
 from tests.support.kill_loop import KINDS, PINGREQ, UNREACHABLE, LedgerSensor
 from tests.support.small_disk import SmallDisk, daemon_on, mount_refusal, small_disk
@@ -305,6 +306,55 @@ async def test_drop_oldest_accounts_for_each_reading_that_is_gone(disk: SmallDis
         await asyncio.sleep(1)
     account(devices, found(disk))
     assert "the oldest" in log_of(config)
+
+
+UPGRADE = """
+import asyncio, sys
+from pathlib import Path
+from unittest import mock
+from gateway.buffer import schema
+from gateway.buffer.room import Room
+from gateway.settings import BufferSettings
+from tests.gateway.buffer.test_stored_rows import former_file
+from tests.support.buffers import confirm, opened, rows
+from tests.support.waiting import until
+
+path, version = Path(sys.argv[1]), int(sys.argv[2])
+payloads = former_file(path, version, rows_each=1_000)
+with mock.patch.object(schema, "MIGRATIONS", schema.MIGRATIONS[:version]):
+    # As each version leaves its file for a start on a full disk.
+    room = Room(BufferSettings(path=path, bytes_max=2_000_000), schema.connect(path))
+    room.prepare()
+    room.close()
+print("made", flush=True)
+sys.stdin.readline()
+
+async def upgrade():
+    async with opened(path, bytes_max=2_000_000, free_bytes_min=0) as buffer:
+        found = await rows(buffer)
+        assert [row.datum.payload for row in found] == payloads
+        await confirm(buffer, found[:1_500])
+        await until(lambda: buffer.state.rows == 500)
+    async with opened(path, bytes_max=2_000_000, free_bytes_min=0) as buffer:
+        assert [row.datum.payload for row in await rows(buffer)] == payloads[1_500:]
+
+asyncio.run(upgrade())
+print("drained", flush=True)
+"""
+
+
+@pytest.mark.parametrize("version", range(1, len(MIGRATIONS)))
+def test_a_file_of_a_former_version_is_taken_on_and_drains_on_a_full_disk(disk: SmallDisk, version: int) -> None:
+    command = [*disk.enter, sys.executable, "-c", UPGRADE, str(disk.inside / "buffer.db"), str(version)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as upgrade:
+        assert upgrade.stdin is not None
+        assert upgrade.stdout is not None
+        assert upgrade.stdout.readline() == b"made\n"
+        disk.fill()
+        assert disk.free_bytes() == 0
+        upgrade.stdin.write(b"\n")
+        upgrade.stdin.flush()
+        assert upgrade.stdout.readline() == b"drained\n"
 
 
 def account(devices: list[LedgerSensor], there: Found) -> None:

@@ -26,6 +26,7 @@ from gateway.buffer.lanes import LANE_PREFIX
 from gateway.buffer.losses import EVENTS_DROPPED, LOSS_TYPE, loss_body
 from gateway.buffer.rings import AGAIN_MARK
 from gateway.buffer.rows import START, Entry, Lane, Loss, Position, Row, Series, Span
+from gateway.buffer.stored_rows import first_after, rows_after
 from gateway.clock.gateway_clock import BootClock
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
@@ -438,10 +439,8 @@ class Card:
         oldest = min((row.lane for row in after.rows), default=0)
         with file.transaction():
             file.dropping.drop_aged(0)
-            left = file.connection.execute(
-                "SELECT sequence FROM reading WHERE lane = ? ORDER BY sequence LIMIT 1", (oldest,)
-            ).fetchone()
-            after.rows = [row for row in after.rows if row.lane != oldest or (left and row.sequence >= left[0])]
+            left = first_after(file.connection, Position(oldest, -1))
+            after.rows = [row for row in after.rows if row.lane != oldest or (left and (oldest, row.sequence) >= left)]
             for row in self.model.rows[: len(self.model.rows) - len(after.rows)]:
                 # The gateway's own events are of no device, and no readings.
                 device, reason, count = row.loss or (row.device, "too-old" if row.device else EVENTS_DROPPED, 1)
@@ -668,8 +667,9 @@ def _observe(file: BufferFile) -> Model:
     execute = file.connection.execute
     rows = []
     for lane, sequence, device, type_, payload in execute(
-        "SELECT lane, sequence, device, type, payload FROM reading JOIN series ON series.number = reading.series"
-        " ORDER BY lane, sequence"
+        f"SELECT lane, sequence, device, type, payload FROM {rows_after('lane, sequence, series, payload')} AS found"
+        " JOIN series ON series.number = found.series ORDER BY place",
+        (START.place, -1),
     ):
         if not isinstance(payload, bytes):
             raise PromiseBrokenError(f"row {sequence} of lane {lane} has no payload any more")
@@ -734,23 +734,27 @@ def cut(
     return counts
 
 
-def schema_1(directory: Path) -> tuple[Path, Model]:
-    """A file of the first version, with readings that wait."""
+def former(directory: Path, version: int) -> tuple[Path, Model]:
+    """A file of a former version, with readings that wait."""
     directory.mkdir()
-    with mock.patch.object(schema, "MIGRATIONS", schema.MIGRATIONS[:1]):
+    with mock.patch.object(schema, "MIGRATIONS", schema.MIGRATIONS[:version]):
         connection = schema.connect(directory / "buffer.db")
     connection.execute(
         "INSERT INTO boot (boot_id, offset_us, error_us) VALUES ('boot', ?, 1000)", (CLOCK.offset_us(0),)
     )
-    connection.execute("INSERT INTO lane VALUES (1, '0123456789ab', 'boot', 1)")
+    connection.execute("INSERT INTO lane (name, boot_id, event_from_us) VALUES ('0123456789ab', 'boot', 1)")
     connection.execute(
-        "INSERT INTO series VALUES (1, 'device-thermo', '42', '42', 'device/42/thermo', 'sluice.reading', 'text/plain')"
+        "INSERT INTO series (topic, key, device, subject, type, content_type)"
+        " VALUES ('device-thermo', '42', '42', 'device/42/thermo', 'sluice.reading', 'text/plain')"
     )
     connection.executemany(
-        "INSERT INTO reading VALUES (1, ?, 1, 1, NULL, 0, NULL, NULL, NULL, ?)",
+        "INSERT INTO reading (lane, sequence, series, received_us, event_error_us, payload) VALUES (1, ?, 1, 1, 0, ?)",
         [(sequence, f"old {sequence}".encode()) for sequence in range(100)],
     )
-    connection.execute("INSERT INTO quarantine VALUES (1, 'boot', 1, '', 'kitchen', 'no-route', x'00')")
+    connection.execute(
+        "INSERT INTO quarantine (boot_id, received_us, device, subject, reason, payload)"
+        " VALUES ('boot', 1, '', 'kitchen', 'no-route', x'00')"
+    )
     connection.close()
     rows = [Stored(1, sequence, "42", f"sluice.reading old {sequence}") for sequence in range(100)]
     return directory, Model(rows, quarantine=[b"\0"])
@@ -865,8 +869,9 @@ def test_a_number_of_a_commit_whose_sync_failed_goes_to_no_row_that_kafka_may_ha
             assert row.sequence == 2, "the numbers went to the rows that came again"
 
 
-def test_a_file_of_an_older_version_survives_cuts_while_it_is_migrated(tmp_path: Path) -> None:
-    counts = cut(100, tmp_path, SEED, first=schema_1(tmp_path / "schema-1"))
+@pytest.mark.parametrize("version", range(1, len(schema.MIGRATIONS)))
+def test_a_file_of_a_former_version_survives_cuts_while_it_is_migrated_and_drains(tmp_path: Path, version: int) -> None:
+    counts = cut(100, tmp_path, SEED, first=former(tmp_path / "former", version))
     assert counts["acknowledged"] > 100
 
 

@@ -18,7 +18,7 @@ _UNFINISHED = ".unfinished"
 _SALVAGED = ".salvaged"
 _TRIAL_BYTES = 4_096
 _PARTS = ("-wal", "-shm")
-_FILLED_BY_USE = ("reading", "quarantine", "mark", "loss", "device_run")
+_FILLED_BY_USE = ("reading", "former_reading", "quarantine", "mark", "loss", "device_run")
 """Tables that are empty in a file that was only made."""
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 """Errors from reading a damaged file. SQLite's messages may themselves hold damaged text."""

@@ -22,12 +22,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from gateway.buffer import sqlite_pages
-from gateway.buffer.rows import Quarantined, Row
-from gateway.buffer.schema import MIGRATIONS
+from gateway.buffer.rows import LANE_MAX, SEQUENCE_BITS, SEQUENCE_MAX, Position, Quarantined, Row
+from gateway.buffer.schema import MIGRATIONS, READING_ROOT
 from gateway.buffer.sqlite_pages import (
     INTERIOR_INDEX,
     INTERIOR_TABLE,
     LEAF_INDEX,
+    LEAF_TABLE,
     BtreePage,
     Cell,
     FileHeader,
@@ -39,12 +40,9 @@ PAYLOAD_BYTES_MAX = 300_000_000
 """Bytes of one row, at most: more than any ingress lets in. A damaged length must not use up the memory."""
 SMALL_BYTES_MAX = 1_000_000
 """Bytes of one row of a small table, at most: sensors wait for these tables."""
-_KEY_BITS = 125
+_KEY_BITS = 63
 KEY_MAX = 1 << _KEY_BITS
 """Above every key."""
-_SEQUENCE_BITS = 62
-SEQUENCE_MAX = (1 << _SEQUENCE_BITS) - 1
-"""The last sequence, or number of the quarantine, that a key can hold."""
 _NUMBER_BITS = 32
 """Bits of a page number."""
 _PAGES_CACHED = 64
@@ -56,17 +54,13 @@ _OFFSET_MIN_US = 10**15
 Rest = Callable[[], None]
 """Called before each page is read: lets others work, and raises if the scan is to end."""
 Keyed = Callable[[bytes, BtreePage], list[tuple[int, Cell]]]
-"""Returns the entries of a page that belong to one table, with their keys: see `key_of`, or a rowid."""
-
-
-def key_of(lane: int, sequence: int) -> int:
-    """A row's key: later rows, of higher lanes or sequences, have higher keys."""
-    return (lane << _SEQUENCE_BITS) + sequence
+"""Returns the entries of a page that belong to one table, with their keys: a row's place, or a number of the
+quarantine, which is like a place in the lane 0."""
 
 
 def lane_of(key: int) -> int:
     """The lane of a row's key."""
-    return key >> _SEQUENCE_BITS
+    return key >> SEQUENCE_BITS
 
 
 def no_rest() -> None:
@@ -229,8 +223,9 @@ class Tree:
     """
 
     def __init__(self, pages: DamagedPages, root: int, keyed: Keyed) -> None:
+        """`root` is the number of its first page, or that of a guess, negative."""
         self._pages = pages
-        self._root = root
+        self._root = abs(root)
         self._keyed = keyed
         self.reached = bytearray(pages.count + 1)
         """By page number: 1 if the tree leads to the page, 2 if some of its keys do not belong there."""
@@ -238,7 +233,7 @@ class Tree:
         """Entries up to this key are passed over, with their pages. May grow between two entries."""
         self.gaps: list[tuple[int, int]] = []
         """Keys between which entries are missing: behind the first, and up to the second."""
-        self._is_whole = True
+        self._is_whole = root > 0
         self._levels: set[int] = set()
         """The levels of leaves."""
         self._lost: set[int] = set()
@@ -330,14 +325,26 @@ def _of_schema(statement: str) -> tuple[tuple[Any, ...], ...]:
 
 
 def _roots(pages: DamagedPages) -> dict[str, int]:
-    """Root pages by the names of tables and indexes: from the file, else from this schema."""
-    found: dict[str, int] = {}
+    """Root pages by the names of tables and indexes: from the file, else from this schema.
+
+    A table that the file does not have has the root 0. A guess is negative.
+    """
+    # In a new file they are the same, and they never move.
+    roots = dict(_of_schema("SELECT name, rootpage FROM sqlite_master"))
+    # In an upgraded file `reading` begins elsewhere. A file of a former version has no such table.
+    records, is_whole = _records(pages, roots["meta"], partial(is_shaped, "meta"))
+    roots["reading"] = 0 if is_whole else -roots["reading"]
+    for _, (name, value) in records:
+        if name == READING_ROOT:
+            with suppress(ValueError):
+                roots["reading"] = int(str(value))
     for _, values in _records(pages, 1, lambda _, values: len(values) == 5)[0]:
         match values:
+            case (str(), "reading", str(), int(root), str(sql)) if 1 < root <= pages.count and "WITHOUT ROWID" in sql:
+                roots["former_reading"], roots["reading"] = root, 0
             case (str(), str(name), str(), int(root), _) if 1 < root <= pages.count:
-                found[name] = root
-    # In a new file they are the same, and they never move.
-    return dict(_of_schema("SELECT name, rootpage FROM sqlite_master")) | found
+                roots[name] = root
+    return roots
 
 
 def _records(
@@ -417,9 +424,12 @@ def scan_small(pages: DamagedPages) -> Small:
                 small.row_lanes.add(lane)
                 continue
             page = sqlite_pages.btree_page(content, number, pages.usable_bytes)
-            keys = reading_keys(content, page)
+            keys = reading_keys(content, page) or former_keys(content, page)
+            if page.kind == INTERIOR_TABLE:
+                # Its keys may be those of deleted rows.
+                continue
             small.row_lanes |= {lane_of(key) for key, _ in keys}
-            for cell in () if keys or page.kind == INTERIOR_TABLE else page.cells:
+            for cell in () if keys else page.cells:
                 with suppress(PageError):
                     record = cell.rowid, pages.values(content, cell)
                     for name in SHAPES:
@@ -429,23 +439,24 @@ def scan_small(pages: DamagedPages) -> Small:
 
 
 def lanes_of_rows(pages: DamagedPages) -> Iterator[int]:
-    """Lane numbers of the rows that the tree leads to, by a few pages each."""
-    tree = Tree(pages, _roots(pages).get("reading", 0), reading_keys)
-    for entry in tree.entries():
-        lane = lane_of(entry.key)
-        tree.above = key_of(lane + 1, 0) - 1
-        yield lane
+    """Lane numbers of the rows that trees lead to, by a few pages each."""
+    for tree in _trees(pages, READING):
+        for entry in tree.entries():
+            lane = lane_of(entry.key)
+            tree.above = Position(lane, SEQUENCE_MAX).place
+            yield lane
 
 
 def _only_lane(pages: DamagedPages, number: int, content: bytes) -> int | None:
     """The lane of a page that holds rows of one lane; None if the page needs a closer look."""
-    if content[0] not in {LEAF_INDEX, INTERIOR_INDEX}:
+    if content[0] not in {LEAF_INDEX, INTERIOR_INDEX, LEAF_TABLE}:
         return None
     with suppress(PageError):
         edges = sqlite_pages.edge_cells(content, number, pages.usable_bytes)
-        lanes = {_beginning(content, cell, 2)[0] for cell in edges}
-        lane = lanes.pop() if len(lanes) == 1 else None
-        return lane if type(lane) is int and lane > 0 else None
+        key = _reading_key if content[0] == LEAF_TABLE else _former_key
+        keys = [key(content, cell) for cell in edges]
+        lanes = {0 if key is None else lane_of(key) for key in keys}
+        return lanes.pop() or None if len(lanes) == 1 else None
     return None
 
 
@@ -454,14 +465,43 @@ def _only_lane(pages: DamagedPages, number: int, content: bytes) -> int | None:
 
 def reading_keys(content: bytes, page: BtreePage) -> list[tuple[int, Cell]]:
     """The entries of a page that begin like rows of `reading`, in order."""
-    if page.kind not in {LEAF_INDEX, INTERIOR_INDEX}:
-        return []
+    if page.kind == INTERIOR_TABLE:
+        cells = ((cell.rowid, cell) for cell in page.cells)
+        return _ascending([(key, cell) for key, cell in cells if key is not None and key > SEQUENCE_MAX])
+    return _keyed(content, page, _reading_key) if page.kind == LEAF_TABLE else []
+
+
+def _reading_key(content: bytes, cell: Cell) -> int | None:
+    """The key of an entry that begins like a row of `reading`. Raises PageError."""
+    # In the lane 0 there are none.
+    if cell.rowid is None or cell.rowid <= SEQUENCE_MAX:
+        return None
+    nothing, series = _beginning(content, cell, 2)
+    # In other tables of such numbers, if they were damaged, a text comes next.
+    return cell.rowid if nothing is None and type(series) is not str else None
+
+
+def former_keys(content: bytes, page: BtreePage) -> list[tuple[int, Cell]]:
+    """The entries of a page that begin like rows of `former_reading`, in order."""
+    return _keyed(content, page, _former_key) if page.kind in {LEAF_INDEX, INTERIOR_INDEX} else []
+
+
+def _former_key(content: bytes, cell: Cell) -> int | None:
+    """The key of an entry that begins like a row of `former_reading`. Raises PageError."""
+    lane, sequence = _beginning(content, cell, 2)
+    if type(lane) is int and type(sequence) is int and 0 < lane <= LANE_MAX and 0 <= sequence <= SEQUENCE_MAX:
+        return Position(lane, sequence).place
+    return None
+
+
+def _keyed(content: bytes, page: BtreePage, key_of: Callable[[bytes, Cell], int | None]) -> list[tuple[int, Cell]]:
+    """The entries of a page that have keys, in order."""
     keyed: list[tuple[int, Cell]] = []
     for cell in page.cells:
         with suppress(PageError):
-            lane, sequence = _beginning(content, cell, 2)
-            if type(lane) is int and type(sequence) is int and lane > 0 and 0 <= sequence <= SEQUENCE_MAX:
-                keyed.append((key_of(lane, sequence), cell))
+            key = key_of(content, cell)
+            if key is not None:
+                keyed.append((key, cell))
     return _ascending(keyed)
 
 
@@ -509,12 +549,14 @@ def _ascending(keyed: list[tuple[int, Cell]]) -> list[tuple[int, Cell]]:
     return run[::-1]
 
 
-def _as_row(values: tuple[Value, ...]) -> Row:
+def _as_row(key: int, values: tuple[Value, ...]) -> Row:
+    # Where SQLite keeps the key beside the record, NULL stands for it. Former rows begin with lane and sequence.
+    series, *datum = values[1:] if values[0] is None else values[2:]
     # Bytes are told to be known. Else a text, as a damaged type makes one, would be read as base64.
-    return msgspec.convert((*values[:3], values[3:]), Row, builtin_types=(bytes,))
+    return msgspec.convert((*Position.at(key), series, datum), Row, builtin_types=(bytes,))
 
 
-def _as_input(values: tuple[Value, ...]) -> Quarantined:
+def _as_input(_: int, values: tuple[Value, ...]) -> Quarantined:
     columns = (name for (name,) in _of_schema("SELECT name FROM pragma_table_info('quarantine')"))
     return Quarantined.checked(dict(zip(columns, values, strict=False)))
 
@@ -522,16 +564,26 @@ def _as_input(values: tuple[Value, ...]) -> Quarantined:
 T = TypeVar("T")
 
 
-class Table(NamedTuple, Generic[T]):
-    """A table whose rows are searched for."""
+class Kind(NamedTuple, Generic[T]):
+    """Rows that are searched for, in one table or two."""
 
-    name: str
-    keyed: Keyed
-    of_values: Callable[[tuple[Value, ...]], T]
+    tables: tuple[tuple[str, Keyed], ...]
+    of_values: Callable[[int, tuple[Value, ...]], T]
+    """Makes a row of its key and its values."""
+
+    def keyed(self, content: bytes, page: BtreePage) -> list[tuple[int, Cell]]:
+        """The entries of a page that belong to one of the tables."""
+        return next((found for _, keyed in self.tables if (found := keyed(content, page))), [])
 
 
-READING = Table("reading", reading_keys, _as_row)
-QUARANTINE = Table("quarantine", quarantine_keys, _as_input)
+READING = Kind((("reading", reading_keys), ("former_reading", former_keys)), _as_row)
+QUARANTINE = Kind((("quarantine", quarantine_keys),), _as_input)
+
+
+def _trees(pages: DamagedPages, kind: Kind[T]) -> list[Tree]:
+    """The trees of the tables that the file has."""
+    roots = _roots(pages)
+    return [Tree(pages, roots[name], keyed) for name, keyed in kind.tables if roots[name]]
 
 
 class Overflow:
@@ -558,59 +610,57 @@ class Overflow:
         numbers: list[int] = []
         with suppress(PageError):
             self._pages.values(content, cell, numbers.append)
-            owner = _NO_ROW if key is None else _rank(key)
+            owner = _NO_ROW if key is None else key
             for number in numbers:
                 self._owners[number] = self._newer(self._owners[number], owner)
 
     def is_of(self, number: int, key: int) -> bool:
         """Whether an overflow page belongs to a row that has claimed it."""
-        return self._owners[number] == _rank(key)
+        return self._owners[number] == key
 
     def _newer(self, owner: int, other: int) -> int:
         """Which of two has a page; neither, if nothing tells which came later."""
         if owner in {0, other}:
             return other
-        lanes = {owner >> _RANK_BITS, other >> _RANK_BITS}
+        lanes = {lane_of(owner), lane_of(other)}
         is_told = (lanes == {0} or 0 not in lanes) and all(self._is_ordered.get(lane, False) for lane in lanes)
         return max(owner, other) if is_told else _NO_ROW
 
 
 _NO_ROW = -1
-_RANK_BITS = 40
-
-
-def _rank(key: int) -> int:
-    """A key in 8 bytes, for an array. No sound file has higher lanes or sequences."""
-    return min(lane_of(key), 2**22 - 1) << _RANK_BITS | min(key & SEQUENCE_MAX, (1 << _RANK_BITS) - 1)
 
 
 class Scan(Generic[T]):
-    """Rows of one table in a damaged file, whether or not its tree leads to them; each once, in order."""
+    """Rows of one kind in a damaged file, whether or not a tree leads to them; each once, in order."""
 
-    def __init__(self, pages: DamagedPages, table: Table[T], overflow: Overflow) -> None:
-        """Before `rows`, all tables must have claimed their pages of `overflow`."""
+    def __init__(self, pages: DamagedPages, kind: Kind[T], overflow: Overflow) -> None:
+        """Before `rows`, all kinds must have claimed their pages of `overflow`."""
         self._pages = pages
-        self._table = table
+        self._kind = kind
         self._overflow = overflow
         self._page = lru_cache(_PAGES_CACHED)(self._read)
-        tree = Tree(pages, _roots(pages).get(table.name, 0), table.keyed)
-        self._reached = tree.reached
-        led = self._led_pages(tree)
+        trees = _trees(pages, kind)
+        led = [page for tree in trees for page in self._led_pages(tree)]
+        self._reached = bytearray(map(max, *(tree.reached for tree in trees), bytes(pages.count + 1)))
+        """By page number: 1 if a tree leads to the page, 2 if some of its keys do not belong there."""
         self._free, freelist_whole = pages.free()
-        # A page that the tree uses is not free, even if the freelist, which may be older, says so. The tree, too, may
+        # A page that a tree uses is not free, even if the freelist, which may be older, says so. The tree, too, may
         # be the older of the two.
         agree = not any(free and reached for free, reached in zip(self._free, self._reached, strict=True))
         self._by_freelist = freelist_whole and agree
-        self._by_tree = tree.is_known and agree
-        self.certain = self._by_freelist or self._by_tree
+        is_known = all(tree.is_known for tree in trees)
+        self._by_trees = is_known and agree
+        self.certain = self._by_freelist or self._by_trees
         """Whether no row is found that had been deleted from the file."""
         strays = self._stray_pages()
-        self.is_whole = agree and tree.is_known and not (strays and self._by_freelist)
+        self.is_whole = agree and is_known and not (strays and self._by_freelist)
         """Whether every row outside of `gaps` was found; known once `rows` has ended."""
-        self.gaps = tree.gaps
+        self.gaps: list[tuple[int, int]] = []
         """Keys that are not found: behind the first of each pair, and up to the second. In order."""
         self.ends: dict[int, tuple[int, int]] = {}
         """By lane: the first and the last sequence known to have been there, even if the rows are unreadable."""
+        for gap in chain.from_iterable(tree.gaps for tree in trees):
+            _add_gap(self.gaps, *gap)
         self._spans = sorted(led + strays)
         """Pages with rows: see `_packed`."""
 
@@ -623,7 +673,7 @@ class Scan(Generic[T]):
             if not seen[entry.number]:
                 seen[entry.number] = 1
                 led.append(_packed(entry.key, entry.last, entry.number))
-        return [page for page in led if self._is_led(_unpacked(page)[2])]
+        return [page for page in led if tree.reached[_unpacked(page)[2]] == 1]
 
     def _stray_pages(self) -> list[int]:
         strays: list[int] = []
@@ -637,7 +687,7 @@ class Scan(Generic[T]):
         return strays
 
     def _is_led(self, number: int) -> bool:
-        """Whether the tree leads to a page, and all of its keys belong there."""
+        """Whether a tree leads to a page, and all of its keys belong there."""
         return self._reached[number] == 1
 
     def rows(self, is_wanted: Callable[[int], bool] = lambda _: True) -> Iterator[tuple[int, T | None]]:
@@ -650,7 +700,7 @@ class Scan(Generic[T]):
             wanted = is_wanted(key)
             if wanted:
                 with suppress(PageError, msgspec.ValidationError):
-                    row = self._table.of_values(self._values(key, number, content, cell))
+                    row = self._kind.of_values(key, self._values(key, number, content, cell))
                 self.is_whole = self.is_whole and row is not None
             if row is not None or self._is_led(number):
                 self._note_end(key)
@@ -689,11 +739,11 @@ class Scan(Generic[T]):
 
     def _read(self, number: int) -> tuple[bytes, list[tuple[int, Cell]]]:
         """A page's content and rows, none if the file does not use it."""
-        is_live = self._reached[number] or (not self._free[number] and (self._by_freelist or not self._by_tree))
+        is_live = self._reached[number] or (not self._free[number] and (self._by_freelist or not self._by_trees))
         with suppress(PageError):
             content, page = self._pages.btree(number) if is_live else (b"", None)
             if page is not None and page.kind != INTERIOR_TABLE:
-                return content, self._table.keyed(content, page)
+                return content, self._kind.keyed(content, page)
         return b"", []
 
     def _values(self, key: int, number: int, content: bytes, cell: Cell) -> tuple[Value, ...]:

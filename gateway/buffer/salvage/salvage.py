@@ -24,12 +24,11 @@ from msgspec.structs import replace
 
 from gateway.buffer.boots import adopt_boots, is_ordered, order_by_lanes
 from gateway.buffer.lanes import LANE_PREFIX, numbers_without_rows
-from gateway.buffer.rows import Lane, Loss, Quarantined, Row, Series, Span, joined, span_at
+from gateway.buffer.rows import SEQUENCE_MAX, Lane, Loss, Position, Quarantined, Row, Series, Span, joined, span_at
 from gateway.buffer.salvage.aside import final_name
 from gateway.buffer.salvage.page_scan import (
     QUARANTINE,
     READING,
-    SEQUENCE_MAX,
     SHAPES,
     SMALL_BYTES_MAX,
     DamagedPages,
@@ -37,7 +36,6 @@ from gateway.buffer.salvage.page_scan import (
     Rest,
     Scan,
     Small,
-    key_of,
     lane_of,
     lanes_of_rows,
     no_rest,
@@ -333,7 +331,7 @@ class Salvage(threading.Thread):
         with suppress(FileNotFoundError), closing(DamagedPages(self._aside, rest=self._rest)) as pages:
             overflow = Overflow(pages, {lane: lane in self._progress.dense for lane in self._progress.lanes})
             last_numbers = read_small(pages, SHAPES, overflow.claim).rows["sqlite_sequence"]
-            given = [number for _, (name, number) in last_numbers if name == QUARANTINE.name]
+            given = [number for _, (name, number) in last_numbers if name == "quarantine"]
             quarantine, reading = Scan(pages, QUARANTINE, overflow), Scan(pages, READING, overflow)
             self._take_quarantine(quarantine, beside.series, given)
             self._take_rows(reading, beside.series)
@@ -377,7 +375,7 @@ class Salvage(threading.Thread):
     def _take_rows(self, scan: Scan[Row], series: dict[int, Series]) -> None:
         """Take the rows over; then note what is missing."""
         lanes = sorted(self._progress.lanes)
-        place = start = -1 if self._progress.lane < 0 else key_of(self._progress.lane, self._progress.sequence)
+        place = start = -1 if self._progress.lane < 0 else Position(self._progress.lane, self._progress.sequence).place
         for chunk in self._chunks(scan, {*lanes}, start, self._progress.gaps):
             gaps = _without([*self._progress.gaps, *_hidden(scan, lanes, place, chunk, chunk[-1][0])], chunk)
             place = max(place, chunk[-1][0])
@@ -471,8 +469,8 @@ def _hidden(scan: Scan[T], lanes: Iterable[int], place: int, chunk: Chunk[T], en
     gaps += [(key - 1, key) for key, row in chunk if row is None]
     for low, high in gaps:
         for lane in lanes:
-            first = max(low + 1, place + 1, key_of(lane, 0))
-            last = min(high, end, key_of(lane, SEQUENCE_MAX))
+            first = max(low + 1, place + 1, Position(lane, 0).place)
+            last = min(high, end, Position(lane, SEQUENCE_MAX).place)
             if first <= last:
                 yield Span(lane, first & SEQUENCE_MAX, last & SEQUENCE_MAX)
 
@@ -481,9 +479,9 @@ def _without(spans: Iterable[Span], chunk: Chunk[T]) -> list[Span]:
     """Joined spans without the rows of a chunk."""
     keys = [key for key, row in chunk if row is not None]
     left: list[Span] = []
-    for lane, first, last in joined(spans):
-        start = first
-        for key in keys[bisect_left(keys, key_of(lane, first)) : bisect_right(keys, key_of(lane, last))]:
+    for span in joined(spans):
+        lane, start, last = span
+        for key in keys[bisect_left(keys, span.places[0]) : bisect_right(keys, span.places[1])]:
             left.append(Span(lane, start, (key & SEQUENCE_MAX) - 1))
             start = (key & SEQUENCE_MAX) + 1
         left.append(Span(lane, start, last))

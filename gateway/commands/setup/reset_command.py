@@ -13,6 +13,7 @@ import click
 
 from gateway.buffer import lock
 from gateway.buffer.status import open_to_read, read_status
+from gateway.buffer.stored_rows import ALL_SERIES
 from gateway.commands.options import FINDING, config_option
 from gateway.commands.setup.new_settings import secret_files
 from gateway.commands.setup.provision import PROVISIONING_NAMES
@@ -37,7 +38,9 @@ UNNAMED: Final = "unnamed"
 _BUFFER_PARTS: Final = ("-wal", "-shm", ".control", ".lock")
 _OWN_NAMES: Final = frozenset({"kafka.password", "kafka-2.password", "status-page"})
 """Names that `sluice setup` gives to files in the folders for secrets."""
-_READINGS: Final = "SELECT count(*) FROM reading JOIN series ON series.number = reading.series WHERE series.type = ?"
+_READINGS: Final = f"""
+    SELECT count(*) FROM ({ALL_SERIES}) AS found JOIN series ON series.number = found.series WHERE series.type = ?
+"""
 _COUNTED_ROWS_MAX: Final = 200_000
 _LEFT_TOLD_MAX: Final = 20
 _FLASH: Final = (

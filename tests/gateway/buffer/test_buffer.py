@@ -5,7 +5,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,7 @@ from gateway.settings import BufferSettings
 from tests.support.buffers import (
     BOOT,
     CLOCK,
+    FORMER,
     append,
     changed,
     confirm,
@@ -47,6 +48,7 @@ from tests.support.buffers import (
     rows,
     series_of,
     store,
+    storing_in,
 )
 from tests.support.restarted_buffer import RestartedBuffer
 from tests.support.waiting import patience, until
@@ -555,7 +557,7 @@ async def test_a_row_whose_key_is_damaged_does_not_end_forwarding(tmp_path: Path
     async with opened(tmp_path / "buffer.db") as buffer:
         assert await store(buffer, [entry(b"%d" % number) for number in range(5)])
         former = buffer.id
-        damaging = "UPDATE reading SET sequence = sequence | (1 << 40) WHERE sequence = 4"
+        damaging = "UPDATE reading SET place = place | (1 << 39) WHERE sequence = 4"
         await buffer.run(lambda file: file.connection.execute(damaging).fetchone())
         with pytest.raises(BufferFileError):
             await rows(buffer)
@@ -907,8 +909,31 @@ class BufferMachine(RestartedBuffer):
         assert {key: value for key, value in kept_marks.items() if not key.startswith(LANE_PREFIX)} == self.marks
 
 
-BufferMachine.TestCase.settings = hypothesis_settings(max_examples=25, stateful_step_count=15)
+class UpgradedMachine(BufferMachine):
+    """The same of a buffer that was begun by a former version. What it stored there goes on."""
+
+    def __init__(self) -> None:
+        self.former = ExitStack()
+        self.former.enter_context(storing_in(FORMER))
+        self.is_upgraded = False
+        super().__init__()
+
+    @precondition(lambda self: not self.is_upgraded)
+    @rule()
+    def upgrade(self) -> None:
+        self.restart()
+        self.former.close()
+        self.is_upgraded = True
+
+    def teardown(self) -> None:
+        self.former.close()
+        super().teardown()
+
+
+for machine in (BufferMachine, UpgradedMachine):
+    machine.TestCase.settings = hypothesis_settings(max_examples=25, stateful_step_count=15)
 TestBufferAgainstAList = pytest.mark.slow(BufferMachine.TestCase)
+TestUpgradedBufferAgainstAList = pytest.mark.slow(UpgradedMachine.TestCase)
 
 
 @pytest.fixture(autouse=True)

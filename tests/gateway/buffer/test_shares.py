@@ -2,17 +2,20 @@
 
 import asyncio
 import random
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from gateway.buffer import dropping, shares
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.room import row_bytes
+from gateway.buffer.room import ROW_BYTES_SQL, row_bytes
 from gateway.buffer.rows import START, Entry, Origin, Position, Row, Series
 from gateway.buffer.shares import kept_bytes, kept_days
 from gateway.settings import BufferSettings
@@ -122,8 +125,8 @@ async def test_nobody_is_limited_while_less_than_half_is_used(tmp_path: Path) ->
 async def test_alike_devices_share_all_of_it(tmp_path: Path) -> None:
     """Each may hold half of what is free: of many, that leaves little free."""
     async with opened(tmp_path / "buffer.db", bytes_max=4_000_000) as buffer:
-        for _ in range(60):
-            if not all(await asyncio.gather(*(send(buffer, [entry(bytes(2_000), f"d{n}")]) for n in range(20)))):
+        for _ in range(100):
+            if not all(await asyncio.gather(*(send(buffer, [entry(bytes(1_900), f"d{n}")]) for n in range(20)))):
                 break
         assert buffer.state.bytes_used > 0.8 * 4_000_000
 
@@ -220,7 +223,16 @@ async def test_what_a_refused_device_sent_behind_does_not_overtake(tmp_path: Pat
         assert await send(buffer, [entry(b"1", "good")])
 
 
-@pytest.mark.parametrize("payload_bytes", [200, 1_100, 3_000, 60_000])
+@given(st.integers(0, 10_000) | st.sampled_from([900, 901, 1_955, 4_006, 4_007]))
+def test_sql_counts_a_row_as_python_does(payload_bytes: int) -> None:
+    with closing(sqlite3.connect(":memory:")) as file:
+        (size,) = file.execute(
+            f"SELECT {ROW_BYTES_SQL} FROM (SELECT zeroblob(?) AS payload)", (payload_bytes,)
+        ).fetchone()
+    assert size == row_bytes(payload_bytes) >= payload_bytes + 90
+
+
+@pytest.mark.parametrize("payload_bytes", [200, 1_100, 1_960, 2_010, 3_000, 4_006, 4_050, 60_000])
 async def test_what_is_counted_is_what_it_takes_or_more(tmp_path: Path, payload_bytes: int) -> None:
     async with opened(tmp_path / "buffer.db", bytes_max=10_000_000) as buffer:
         before = buffer.state.bytes_used

@@ -718,7 +718,7 @@ async def test_verify_tells_what_sqlite_finds_on_one_line(tmp_path: Path) -> Non
             file.write(b"\xff" * 8)
     (words,) = (v["words"] for v in json.loads(sluice(config, "verify", "--json").output) if not v["ok"])
     assert "finds damage: " in words
-    assert words.count("page ") >= 2
+    assert words.casefold().count("page ") >= 2
     assert words.isprintable()
     assert "\\x0a" not in sluice(config, "verify").output
 

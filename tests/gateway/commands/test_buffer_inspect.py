@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.buffer import schema
+from gateway.buffer.rows import Position
 from gateway.buffer.salvage import aside as buffer_aside
 from gateway.buffer.status import Moment, Now, read_status
 from gateway.commands import buffer_reading
@@ -54,9 +55,9 @@ def put_lane(connection: sqlite3.Connection, boot: str, sequences: Iterable[int]
         device = f"d{sequence % 3}"
         series = put_series(connection, device)
         connection.execute(
-            "INSERT INTO reading (lane, sequence, series, received_us, event_error_us, payload)"
-            " VALUES (?, ?, ?, ?, 0, ?)",
-            (lane, sequence, series, sequence * 1_000, more.get("payload", b"21.5")),
+            "INSERT INTO reading (place, series, received_us, event_error_us, payload, doubt)"
+            " VALUES (?, ?, ?, 0, ?, 0)",
+            (Position(lane, sequence).place, series, sequence * 1_000, more.get("payload", b"21.5")),
         )
     return int(lane)
 

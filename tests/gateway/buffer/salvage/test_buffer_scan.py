@@ -19,13 +19,35 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
 from gateway.buffer import schema, sqlite_pages
-from gateway.buffer.rows import QUARANTINE_COLUMNS, ROW_COLUMNS, Lane, Quarantined, Row
+from gateway.buffer.rows import (
+    QUARANTINE_COLUMNS,
+    ROW_COLUMNS,
+    SEQUENCE_BITS,
+    SEQUENCE_MAX,
+    Lane,
+    Position,
+    Quarantined,
+    Row,
+)
 from gateway.buffer.salvage import page_scan, salvage
 from gateway.buffer.salvage.page_scan import DamagedPages
 from gateway.buffer.salvage.salvage import Progress, Salvage, SalvagedBatch
 from gateway.buffer.sqlite_pages import Cell, PageError, payload, record
 from tests.gateway.buffer.salvage.test_buffer_salvage import fold
-from tests.support.buffers import append, changed, confirm, entry, entry_of, input_of, opened, rows, store
+from tests.support.buffers import (
+    FORMER,
+    TABLES,
+    append,
+    changed,
+    confirm,
+    entry,
+    entry_of,
+    input_of,
+    opened,
+    rows,
+    store,
+    storing_in,
+)
 
 PAGE_BYTES = 4096
 ASIDE = "buffer.db.corrupt-20260101T000000.000000"
@@ -37,7 +59,11 @@ Identity = tuple[str, str, int]
 class Made:
     """A file, its WAL, and what is known of it."""
 
-    def __init__(self, content: bytes, log: bytes, rows: dict[Identity, bytes], deleted: dict[Identity, bytes]) -> None:
+    def __init__(
+        self, table: str, content: bytes, log: bytes, rows: dict[Identity, bytes], deleted: dict[Identity, bytes]
+    ) -> None:
+        self.table = table
+        """The table that has the rows."""
         self.content = content
         self.log = log
         self.rows = rows
@@ -49,8 +75,13 @@ class Made:
         self.quarantined: dict[bytes, set[int]] = {}
         """Payloads, with their pages."""
 
+        with written(content, log) as path, closing(DamagedPages(path)) as pages:
+            self.root = page_scan._roots(pages)[table]
+            """The first page of that table."""
+        self.on_root = slice((self.root - 1) * PAGE_BYTES, self.root * PAGE_BYTES)
+
     def __repr__(self) -> str:
-        return "Made()"
+        return f"Made({self.table})"
 
     def folded(self) -> bytearray:
         """The file with the WAL folded in."""
@@ -70,32 +101,42 @@ def written(content: bytes, log: bytes) -> Iterator[Path]:
 
 def payload_of(lane: int, sequence: int) -> bytes:
     """Some are so long that they have overflow pages."""
-    return b"%d/%d" % (lane, sequence) * (700 if sequence % 40 == 0 else 30)
+    return b"%d/%d" % (lane, sequence) * (1_100 if sequence % 40 == 0 else 30)
 
 
-async def make(path: Path) -> Made:
-    """Three lanes: the first is drained, of the second some rows are confirmed; what was done last is in the WAL."""
+async def make(path: Path, first: str, then: str) -> Made:
+    """Three lanes: the first is drained, of the second some rows are confirmed; what was done last is in the WAL.
+
+    The last lane's rows are in the table `then`, and the other rows in the table `first`.
+    """
     everything: dict[Identity, bytes] = {}
     lanes: dict[int, Lane] = {}
     for number, rows_each in enumerate((150, 450, 150)):
         # Names that no one bit makes another's.
-        async with opened(path, f"boot-{2 * number}", bytes_max=4_000_000) as buffer:
-            lanes[buffer.lane.number] = buffer.lane
-            for start in range(0, rows_each, 150):
-                batch = [entry(payload_of(number, n), str(n % 7), n) for n in range(start, start + 150)]
-                assert await store(buffer, batch)
-            inputs = [input_of("refused", b"%d%02d" % (number, n) * 300, "4", "s", 5, boot_id="b") for n in range(9)]
-            assert await append(buffer, [entry_of(entry().series, b"report", quarantined=input_) for input_ in inputs])
-            everything |= {(buffer.id, buffer.lane.name, n): payload_of(number, n) for n in range(rows_each)}
-            everything |= {(buffer.id, buffer.lane.name, rows_each + n): b"report" for n in range(9)}
-            await confirm(buffer, (await rows(buffer))[: (200, 140, 70)[number]])
-            if number < 2:
-                await fold(buffer)
-                older = path.read_bytes()
-            waiting = {(buffer.id, lanes[row.lane].name, row.sequence): row.datum.payload for row in await rows(buffer)}
-            content, log = path.read_bytes(), path.with_name("buffer.db-wal").read_bytes()
+        with storing_in(first if number < 2 else then):
+            async with opened(path, f"boot-{2 * number}", bytes_max=4_000_000) as buffer:
+                lanes[buffer.lane.number] = buffer.lane
+                for start in range(0, rows_each, 150):
+                    batch = [entry(payload_of(number, n), str(n % 7), n) for n in range(start, start + 150)]
+                    assert await store(buffer, batch)
+                inputs = [
+                    input_of("refused", b"%d%02d" % (number, n) * 300, "4", "s", 5, boot_id="b") for n in range(9)
+                ]
+                assert await append(
+                    buffer, [entry_of(entry().series, b"report", quarantined=input_) for input_ in inputs]
+                )
+                everything |= {(buffer.id, buffer.lane.name, n): payload_of(number, n) for n in range(rows_each)}
+                everything |= {(buffer.id, buffer.lane.name, rows_each + n): b"report" for n in range(9)}
+                await confirm(buffer, (await rows(buffer))[: (200, 140, 70)[number]])
+                if number < 2:
+                    await fold(buffer)
+                    older = path.read_bytes()
+                waiting = {
+                    (buffer.id, lanes[row.lane].name, row.sequence): row.datum.payload for row in await rows(buffer)
+                }
+                content, log = path.read_bytes(), path.with_name("buffer.db-wal").read_bytes()
     deleted = {identity: everything[identity] for identity in everything.keys() - waiting.keys()}
-    made = Made(content, log, waiting, deleted)
+    made = Made(then, content, log, waiting, deleted)
     made.older = older
     find_pages(made, lanes)
     assert made.pages_of.keys() == waiting.keys()
@@ -117,16 +158,26 @@ def find_pages(made: Made, lanes: dict[int, Lane]) -> None:
                         needed.add(other)
                         return pages.page(other)
 
-                    match record(payload(content, cell, PAGE_BYTES, fetch, 10**6)):
-                        case (int(lane), int(sequence), _, _, _, _, _, _, _, _, _, _):
+                    match cell.rowid, *record(payload(content, cell, PAGE_BYTES, fetch, 10**6)):
+                        case (None, int(lane), int(sequence), _, _, _, _, _, _, _, _, _, _):
                             made.pages_of[lanes[lane].buffer_id, lanes[lane].name, sequence] = needed
-                        case (None, str(), int(), str(), str(), str(), bytes(found), *_):
+                        case (int(place), None, int(), int(), *_):
+                            lane, sequence = Position.at(place)
+                            made.pages_of[lanes[lane].buffer_id, lanes[lane].name, sequence] = needed
+                        case (_, None, str(), int(), str(), str(), str(), bytes(found), *_):
                             made.quarantined[found] = needed
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return asyncio.run(make(tmp_path_factory.mktemp("made") / "buffer.db"))
+UPGRADED = "upgraded"
+"""A file whose first rows are in the former table."""
+of_former_version = pytest.mark.parametrize("made", [FORMER], indirect=True)
+of_any_version = pytest.mark.parametrize("made", [*TABLES, UPGRADED], indirect=True)
+
+
+@pytest.fixture(scope="module", params=TABLES)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    first, then = (FORMER, "reading") if request.param == UPGRADED else (request.param, request.param)
+    return asyncio.run(make(tmp_path_factory.mktemp("made") / "buffer.db", first, then))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -227,6 +278,7 @@ def judge(made: Made, taken: Taken, touched: set[int]) -> None:
         assert taken.progress.quarantine_missing or taken.progress.quarantine_torn
 
 
+@of_any_version
 def test_a_sound_file_gives_everything_once(made: Made) -> None:
     for content, log in ((made.content, made.log), (bytes(made.folded()), b"")):
         taken = salvaged_from(content, log)
@@ -242,13 +294,14 @@ pages_damaged = st.one_of(
 )
 
 
+@of_any_version
 @pytest.mark.slow
 @given(pages_damaged, st.sampled_from([b"\0", b"\xff"]), st.sampled_from([3, 10**9]))
 @settings(max_examples=50)
 @example({1}, b"\xff", 10**9)
-@example({9}, b"\0", 10**9)
-@example({1, 9}, b"\xff", 10**9)
-@example({1, 4, 5, 7, 8, 9, 12}, b"\xff", 10**9)
+@example({9, 17}, b"\0", 10**9)
+@example({1, 9, 17}, b"\xff", 10**9)
+@example({1, 4, 5, 7, 8, 9, 12, 17}, b"\xff", 10**9)
 def test_pages_that_are_overwritten_cost_only_what_stood_on_them(
     made: Made, damaged: set[int], by: bytes, batches_max: int
 ) -> None:
@@ -260,6 +313,7 @@ def test_pages_that_are_overwritten_cost_only_what_stood_on_them(
     judge(made, taken, touched)
 
 
+@of_any_version
 @given(st.integers(0, 2**20), st.sampled_from([3, 10**9]))
 @example(0, 10**9)
 @example(PAGE_BYTES, 10**9)
@@ -272,6 +326,7 @@ def test_a_file_that_is_cut_off_gives_what_stands_in_front_of_the_cut(made: Made
     judge(made, salvaged_from(bytes(content[:cut]), batches_max=batches_max), touched)
 
 
+@of_any_version
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(10, 60)), min_size=1, max_size=4))
 @example([(2, 9)])
 @example([(13, 9)])
@@ -289,6 +344,7 @@ def test_a_page_that_stands_in_the_place_of_another_costs_only_that_one(
     judge(made, salvaged_from(bytes(content), expected=len(made.rows)), {to for _, to in moves})
 
 
+@of_any_version
 @given(st.lists(st.tuples(st.integers(0, 2**20), st.binary(min_size=1, max_size=40)), min_size=1, max_size=10))
 @example([(505, b"0\x80")])  # into a name, which SQLite then gives in an error's words
 @example([(33816, b"\0\0\0\0\0")])  # a row between pages, which SQLite finds its way by
@@ -305,6 +361,7 @@ def test_damage_of_a_few_bytes_ends_no_salvage(made: Made, places: list[tuple[in
         assert {of for of, pages in made.pages_of.items() if not pages & touched} <= taken.rows.keys()
 
 
+@of_former_version
 @pytest.mark.parametrize("dense", [None, []])
 @pytest.mark.parametrize("batches_max", [3, 10**9])
 def test_a_row_between_pages_that_leads_the_search_astray_costs_itself_alone(
@@ -313,7 +370,7 @@ def test_a_row_between_pages_that_leads_the_search_astray_costs_itself_alone(
     """SQLite passes over the pages in front of a row of a lower lane, and no error tells."""
     content = made.folded()
     with written(bytes(content), b"") as path, closing(DamagedPages(path)) as pages:
-        root = page_scan._roots(pages)["reading"]
+        root = made.root
         part, page = pages.btree(root)
     assert page.kind == sqlite_pages.INTERIOR_INDEX
     for cell in page.cells:
@@ -325,6 +382,22 @@ def test_a_row_between_pages_that_leads_the_search_astray_costs_itself_alone(
         assert {of for of, pages in made.pages_of.items() if root not in pages} <= taken.rows.keys()
         assert len(taken.rows) == len(made.rows) - 1
         assert taken.progress.missing() == (1 if dense is None else None)
+
+
+@pytest.mark.parametrize("made", ["reading"], indirect=True)
+def test_a_number_between_pages_that_is_wrong_hides_no_row(made: Made) -> None:
+    content = made.folded()
+    with written(bytes(content), b"") as path, closing(DamagedPages(path)) as pages:
+        _, page = pages.btree(made.root)
+    assert page.kind == sqlite_pages.INTERIOR_TABLE
+    for cell in page.cells:
+        # The last byte of the number, and its first: the lane is 0 then.
+        for place, byte in ((cell.start - 1, 0), (cell.start - 7, 0x80)):
+            broken = bytearray(content)
+            start = (made.root - 1) * PAGE_BYTES + place
+            assert broken[start] != byte
+            broken[start] = byte
+            assert salvaged_from(bytes(broken)).rows == made.rows
 
 
 def test_a_number_between_pages_of_the_quarantine_that_is_wrong_hides_no_input(
@@ -343,9 +416,10 @@ def test_a_number_between_pages_of_the_quarantine_that_is_wrong_hides_no_input(
         assert Counter(taken.quarantined) == Counter(made.quarantined.keys())
 
 
+@of_any_version
 @given(pages_damaged)
 @example({1})
-@example({1, 9})
+@example({1, 9, 17})
 @settings(max_examples=30)
 def test_what_was_committed_into_the_wal_counts(made: Made, damaged: set[int]) -> None:
     """Pages of the file are damaged; those that the WAL has too are not lost."""
@@ -378,7 +452,7 @@ def test_a_page_that_the_disk_does_not_give_is_damage_like_any_other(
 def test_rows_that_kafka_has_are_told_from_others_by_the_freelist_or_by_the_tree(made: Made) -> None:
     content = made.folded()
     with_stale = 0
-    for damaged, certain in (({1}, True), ({9}, True), ({1, 9}, False)):
+    for damaged, certain in (({1}, True), ({made.root}, True), ({1, made.root}, False)):
         broken = bytearray(content)
         for page in damaged:
             broken[(page - 1) * PAGE_BYTES : page * PAGE_BYTES] = b"\xff" * PAGE_BYTES
@@ -395,11 +469,11 @@ def test_a_freelist_that_does_not_add_up_hides_no_page(made: Made) -> None:
     """One of its pages is older than the other, so it names a page that has rows now."""
     content = made.folded()
     first, count = struct.unpack(">2I", content[32:40])
-    leaf = next(min(pages) for pages in made.pages_of.values() if len(pages) == 1 and 9 not in pages)
+    leaf = next(min(pages) for pages in made.pages_of.values() if len(pages) == 1 and made.root not in pages)
     content[36:40] = struct.pack(">I", count + 1)
     content[(first - 1) * PAGE_BYTES + 8 : (first - 1) * PAGE_BYTES + 12] = struct.pack(">I", leaf)
-    content[8 * PAGE_BYTES : 9 * PAGE_BYTES] = b"\xff" * PAGE_BYTES
-    judge(made, salvaged_from(bytes(content)), {1, 9, first})
+    content[made.on_root] = b"\xff" * PAGE_BYTES
+    judge(made, salvaged_from(bytes(content)), {1, made.root, first})
 
 
 def test_what_the_daemon_knew_of_the_number_of_rows_tells_how_many_are_missing(made: Made) -> None:
@@ -445,7 +519,7 @@ def test_a_page_that_is_out_of_date_costs_only_its_own_rows(made: Made) -> None:
     content = made.folded()
     places = [slice((page - 1) * PAGE_BYTES, page * PAGE_BYTES) for page in range(1, len(made.older) // PAGE_BYTES + 1)]
     changed = {page for page, place in enumerate(places, 1) if made.older[place] != content[place]}
-    assert 9 in changed  # the root of `reading`
+    assert made.root in changed
     for page in changed - {LANE, LANE_NAMES, LANE_COPY}:
         broken = bytearray(content)
         broken[places[page - 1]] = made.older[places[page - 1]]
@@ -495,9 +569,7 @@ def test_rows_of_a_lane_that_is_gone_were_deleted(made: Made) -> None:
     with written(bytes(made.folded()), b"") as path:
         with closing(sqlite3.connect(path)) as file:
             for lane in (1, 50):
-                file.execute(
-                    "INSERT INTO reading VALUES (?, 7, 1, 1, NULL, 0, NULL, NULL, NULL, x'00', 0, NULL)", (lane,)
-                )
+                file.execute(INSERTS[made.table], (lane, 7, b"\0"))
             file.commit()
         found = salvage.read_beside(path, None).lanes
     # The later one may have been opened after the two copies were written last.
@@ -509,8 +581,8 @@ def cell_of(made: Made, identity: Identity, content: bytes) -> tuple[int, int]:
     """A row's page, and where its record begins on it."""
     page = next(iter(made.pages_of[identity]))
     part = bytes(content[(page - 1) * PAGE_BYTES : page * PAGE_BYTES])
-    keyed = page_scan.reading_keys(part, sqlite_pages.btree_page(part, page, PAGE_BYTES))
-    return page, next(cell.start for key, cell in keyed if page_scan.key_of(page_scan.lane_of(key), identity[2]) == key)
+    keyed = page_scan.READING.keyed(part, sqlite_pages.btree_page(part, page, PAGE_BYTES))
+    return page, next(cell.start for key, cell in keyed if Position.at(key).sequence == identity[2])
 
 
 def test_a_key_that_is_too_high_does_not_shut_out_the_row_that_it_belongs_to(made: Made) -> None:
@@ -518,8 +590,10 @@ def test_a_key_that_is_too_high_does_not_shut_out_the_row_that_it_belongs_to(mad
     long = [of for of, found in made.rows.items() if len(found) < 300 and made.rows.get((*of[:2], of[2] + 64))]
     identity = next(of for of in long if 256 < of[2] < 256 + 64 and len(made.pages_of[of]) == 1)
     page, start = cell_of(made, identity, bytes(content))
-    place = content.index(struct.pack(">H", identity[2]), (page - 1) * PAGE_BYTES + start)
-    content[place + 1] ^= 64
+    place = (page - 1) * PAGE_BYTES + start - 1
+    if made.table == FORMER:
+        place = content.index(struct.pack(">H", identity[2]), place) + 1
+    content[place] ^= 64
     assert (*identity[:2], identity[2] + 64) in made.rows
     taken = salvaged_from(bytes(content))
     judge(made, taken, {page})
@@ -531,7 +605,7 @@ def test_a_row_that_is_none_makes_a_scan_one_that_is_not_whole(made: Made) -> No
     content = made.folded()
     cells = [cell_of(made, of, bytes(content)) for of, pages in made.pages_of.items() if len(pages) == 1]
     # The type of its series, of the one whose number is 1: that takes no bytes, nor does NULL.
-    types = [(page - 1) * PAGE_BYTES + start + 3 for page, start in cells]
+    types = [(page - 1) * PAGE_BYTES + start + (3 if made.table == FORMER else 2) for page, start in cells]
     content[next(place for place in types if content[place] == 9)] = 0
     with written(bytes(content), b"") as path, closing(DamagedPages(path)) as pages:
         scan = page_scan.Scan(pages, page_scan.READING, page_scan.Overflow(pages, {1: True, 2: True, 3: True}))
@@ -540,6 +614,7 @@ def test_a_row_that_is_none_makes_a_scan_one_that_is_not_whole(made: Made) -> No
         assert not scan.is_whole
 
 
+@of_any_version
 def test_chunks_are_bounded_in_bytes(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(salvage, "CHUNK_BYTES", 5_000)
     monkeypatch.setattr(salvage, "CHUNK_ROWS", 10**9)
@@ -553,14 +628,18 @@ def test_chunks_are_bounded_in_bytes(made: Made, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("payload", [b"1234", "1234"])
 def test_a_text_where_bytes_belong_is_no_payload(payload: bytes | str) -> None:
     """A bit of damage makes a text of the digits that a sensor sent, and digits are base64 too."""
-    values = (1, 0, 1, 5, None, 0, None, None, None, payload, 0, None)
+    values = (1, 5, None, 0, None, None, None, payload, 0, None)
+    rows = [(None, *values), (1, 0, *values)]
     columns = {"reason": "r", "device": "42", "subject": "s", "received_us": 5, "payload": payload}
     if isinstance(payload, bytes):
-        assert page_scan._as_row(values).datum.payload == payload
+        first, second = (page_scan._as_row(Position(1, 0).place, row) for row in rows)
+        assert first == second
+        assert first.datum.payload == payload
         assert Quarantined.checked(columns).datum.payload == payload
     else:
-        with pytest.raises(msgspec.ValidationError):
-            page_scan._as_row(values)
+        for row in rows:
+            with pytest.raises(msgspec.ValidationError):
+                page_scan._as_row(Position(1, 0).place, row)
         with pytest.raises(msgspec.ValidationError):
             Quarantined.checked(columns)
 
@@ -614,6 +693,7 @@ def test_a_file_that_the_program_fails_on_is_told_as_lost_and_keeps_no_other_wai
     assert [loss.reason for loss in batches[0].progress.losses("b")] == ["buffer-unreadable", "quarantine-unreadable"]
 
 
+@of_any_version
 def test_however_many_gaps_there_are_what_is_missing_is_counted(made: Made) -> None:
     content = made.folded()
     leaves = sorted({next(iter(pages)) for pages in made.pages_of.values() if len(pages) == 1})[1::2]
@@ -633,11 +713,12 @@ def test_each_row_is_taken_over_once_although_the_disk_gives_other_rows_at_the_n
     """A page can be read at one start, and not at the other. The quarantine has no identity to know it by."""
     content = made.folded()
     numbers = {lane.name: lane.number for lane in lanes_of(bytes(content))}
-    first_row = min((of for of in made.rows if 9 not in made.pages_of[of]), key=lambda of: (numbers[of[1]], of[2]))
+    elsewhere = [of for of in made.rows if made.root not in made.pages_of[of]]
+    first_row = min(elsewhere, key=lambda of: (numbers[of[1]], of[2]))
     bad, pread, given = min(made.pages_of[first_row]), os.pread, list[Identity]()
-    on_root = {of for of, pages in made.pages_of.items() if 9 in pages and is_root_damaged}
+    on_root = {of for of, pages in made.pages_of.items() if made.root in pages and is_root_damaged}
     if is_root_damaged:
-        content[8 * PAGE_BYTES : 9 * PAGE_BYTES] = b"\xff" * PAGE_BYTES
+        content[made.on_root] = b"\xff" * PAGE_BYTES
 
     def failing(fd: int, size: int, start: int) -> bytes:
         if start == (bad - 1) * PAGE_BYTES:
@@ -670,14 +751,15 @@ def test_each_row_is_taken_over_once_although_the_disk_gives_other_rows_at_the_n
     assert Counter(input_.datum.payload for batch in batches for input_ in batch.quarantined) == Counter(
         made.quarantined.keys()
     )
-    assert batches[-1].missing == len(on_root)
+    # Without the root, nobody knows what else there was.
+    assert batches[-1].missing == ((len(on_root) or None) if is_root_damaged else 0)
 
 
 def test_rows_come_in_order_whatever_the_order_of_their_pages(made: Made) -> None:
     """The tree is gone. A device's later readings must not go to Kafka before its earlier ones."""
     content = made.folded()
-    content[8 * PAGE_BYTES : 9 * PAGE_BYTES] = b"\xff" * PAGE_BYTES
-    leaves = [page for page in {min(pages) for pages in made.pages_of.values() if len(pages) == 1} if page != 9]
+    content[made.on_root] = b"\xff" * PAGE_BYTES
+    leaves = [page for page in {min(pages) for pages in made.pages_of.values() if len(pages) == 1} if page != made.root]
     places = [slice((page - 1) * PAGE_BYTES, page * PAGE_BYTES) for page in sorted(leaves)]
     parts = [content[place] for place in places]
     for place, part in zip(places, reversed(parts), strict=True):
@@ -735,9 +817,9 @@ def test_a_mark_with_an_absurd_number_gives_no_row_twice(made: Made, version: in
 
         for _ in range(8):
             (progress,) = salvage.kept_marks({salvage.SALVAGE_PREFIX + ASIDE: mark}).values()
-            assert progress.sequence <= page_scan.SEQUENCE_MAX
+            assert progress.sequence <= SEQUENCE_MAX
             for gap in (*progress.gaps, *progress.quarantine_gaps):
-                assert 0 <= gap.first <= gap.last <= page_scan.SEQUENCE_MAX
+                assert 0 <= gap.first <= gap.last <= SEQUENCE_MAX
             thread = Salvage([(path, progress)], "x", adopt, lambda _: None)
             thread.run()
     assert len({*inputs}) == len(inputs) > 0
@@ -748,6 +830,7 @@ def test_a_mark_with_an_absurd_number_gives_no_row_twice(made: Made, version: in
         assert (3, 85) in given
 
 
+@of_former_version
 @pytest.mark.parametrize("is_known_again", [True, False])
 def test_a_page_that_can_no_longer_be_read_in_the_middle_costs_its_rows_and_tells_it(
     made: Made, monkeypatch: pytest.MonkeyPatch, *, is_known_again: bool
@@ -755,12 +838,12 @@ def test_a_page_that_can_no_longer_be_read_in_the_middle_costs_its_rows_and_tell
     """It stands above others, so its rows lie far apart."""
     content = made.folded()
     monkeypatch.setattr(page_scan, "_PAGES_CACHED", 1)
-    on_root = {of for of, pages in made.pages_of.items() if 9 in pages}
+    on_root = {of for of, pages in made.pages_of.items() if made.root in pages}
     pread, batches, given = os.pread, list[SalvagedBatch](), list[Identity]()
     is_failing = False
 
     def failing(fd: int, size: int, start: int) -> bytes:
-        if is_failing and start == 8 * PAGE_BYTES:
+        if is_failing and start == made.on_root.start:
             raise OSError(5, "Input/output error")
         return pread(fd, size, start)
 
@@ -796,6 +879,7 @@ def test_a_page_that_can_no_longer_be_read_in_the_middle_costs_its_rows_and_tell
     assert batches[-1].missing == (None if lost else 0)
 
 
+@of_any_version
 def test_gaps_that_are_forgotten_are_told(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk gives their pages at the next start, when it is too late, and the lanes have holes."""
     monkeypatch.setattr(salvage, "GAPS_MAX", 2)
@@ -829,7 +913,7 @@ def test_gaps_that_are_forgotten_are_told(made: Made, monkeypatch: pytest.Monkey
 def test_the_pages_of_one_long_row_leave_others_their_time(tmp_path: Path) -> None:
     path = tmp_path / ASIDE
     with closing(schema.connect(path)) as file:
-        file.execute(_INSERT, (1, 1, bytes(2_000_000) + b"1"))
+        file.execute(INSERTS["reading"], (1, 1, bytes(2_000_000) + b"1"))
         file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     rests: list[None] = []
     with closing(DamagedPages(path, rest=lambda: rests.append(None))) as pages:
@@ -839,25 +923,28 @@ def test_the_pages_of_one_long_row_leave_others_their_time(tmp_path: Path) -> No
         assert min(claimed, len(rests) - claimed) > 2_000_000 / PAGE_BYTES
 
 
-_INSERT = "INSERT INTO reading VALUES (?, ?, 1, 1, NULL, 0, NULL, NULL, NULL, ?, 0, NULL)"
+_REST = "1, 1, NULL, 0, NULL, NULL, NULL, ?3, 0, NULL"
+INSERTS = {
+    "reading": f"INSERT INTO reading VALUES (?1 << {SEQUENCE_BITS} | ?2, {_REST})",
+    FORMER: f"INSERT INTO former_reading VALUES (?1, ?2, {_REST})",
+}
+"""A row's lane, sequence and payload."""
 _KEEP = "INSERT INTO quarantine (boot_id, received_us, device, subject, reason, payload) VALUES ('b', 1, '', '', '', ?)"
 
 
 def places_of(path: Path) -> dict[tuple[int, int], int]:
     """The page of each row, by lane and sequence."""
-    places: dict[tuple[int, int], int] = {}
     with closing(DamagedPages(path)) as pages:
-        for entry in page_scan.Tree(pages, page_scan._roots(pages)["reading"], page_scan.reading_keys).entries():
-            lane = page_scan.lane_of(entry.key)
-            places[lane, entry.key - page_scan.key_of(lane, 0)] = entry.number
-    return places
+        trees = page_scan._trees(pages, page_scan.READING)
+        return {Position.at(entry.key): entry.number for tree in trees for entry in tree.entries()}
 
 
+@pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("is_freelist_gone", [False, True])
 @pytest.mark.parametrize("is_root_gone", [False, True])
 @pytest.mark.parametrize("taker", ["", "newer", "other lane", "adopted", "quarantine", "mark"])
 def test_a_row_of_a_stale_page_never_has_the_payload_of_another(
-    tmp_path: Path, taker: str, *, is_root_gone: bool, is_freelist_gone: bool
+    tmp_path: Path, taker: str, table: str, *, is_root_gone: bool, is_freelist_gone: bool
 ) -> None:
     """Two rows were deleted. Their overflow pages are free, or something else has them now."""
     path = tmp_path / ASIDE
@@ -865,27 +952,27 @@ def test_a_row_of_a_stale_page_never_has_the_payload_of_another(
         file.execute("INSERT OR REPLACE INTO meta VALUES ('buffer_id', 'own')")
         for lane, buffer_id in ((1, "another"), (2, None), (3, None)):
             file.execute("INSERT INTO lane VALUES (?, ?, 'b', 1, ?)", (lane, f"lane {lane}", buffer_id))
-        rows = {(2, number): b"%04d" % number * 500 for number in range(60)}
-        file.executemany(_INSERT, [(*key, of) for key, of in rows.items()])
+        rows = {(2, number): b"%04d" % number * 1_100 for number in range(60)}
+        file.executemany(INSERTS[table], [(*key, of) for key, of in rows.items()])
         file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         older, places = path.read_bytes(), places_of(path)
         # Enough rows stay on the page that SQLite leaves it where it is.
         leaf = places[2, 30] if places[2, 30] == places[2, 31] else places[2, 32]
         gone = {key: rows.pop(key) for key in [key for key in places if places[key] == leaf][1:4:2]}
-        file.executemany("DELETE FROM reading WHERE lane = ? AND sequence = ?", gone)
-        long = [b"taken %d " % number * 250 for number in range(2)]
+        file.executemany(f"DELETE FROM {table} WHERE lane = ? AND sequence = ?", gone)
+        long = [b"taken %d " % number * 550 for number in range(2)]
         if taker in {"newer", "other lane", "adopted"}:
             lane, first = {"newer": (2, 60), "other lane": (3, 0), "adopted": (1, 0)}[taker]
             taken = {(lane, first + number): of for number, of in enumerate(long)}
-            file.executemany(_INSERT, [(*key, of) for key, of in taken.items()])
+            file.executemany(INSERTS[table], [(*key, of) for key, of in taken.items()])
             rows |= taken
         elif taker == "quarantine":
-            file.executemany(_KEEP, [(of * 3,) for of in long])
+            file.executemany(_KEEP, [(of,) for of in long])
         elif taker == "mark":
             file.executemany("INSERT INTO mark VALUES (?, ?)", [(str(number), of) for number, of in enumerate(long)])
         file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         assert file.execute("PRAGMA freelist_count").fetchone() == (0 if taker else 2,)
-        (root,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'reading'").fetchone()
+        (root,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
     places, content = places_of(path), bytearray(path.read_bytes())
     assert places.keys() == rows.keys()
     content[(leaf - 1) * PAGE_BYTES : leaf * PAGE_BYTES] = older[(leaf - 1) * PAGE_BYTES : leaf * PAGE_BYTES]
@@ -907,21 +994,22 @@ def test_a_row_of_a_stale_page_never_has_the_payload_of_another(
         assert batches[-1].progress.quarantine_missing == 2
 
 
-def test_rows_of_a_lane_that_is_gone_claim_no_pages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("table", TABLES)
+def test_rows_of_a_lane_that_is_gone_claim_no_pages(tmp_path: Path, table: str) -> None:
     """All of them were deleted. They still stand on free pages, and nothing tells which pages are free."""
     path = tmp_path / ASIDE
     with closing(schema.connect(path)) as file:
         file.execute("INSERT OR REPLACE INTO meta VALUES ('buffer_id', 'own')")
         for lane in (1, 2):
             file.execute("INSERT INTO lane VALUES (?, ?, 'b', 1, NULL)", (lane, f"lane {lane}"))
-        file.executemany(_INSERT, [(1, number, b"%04d" % number * 500) for number in range(60)])
+        file.executemany(INSERTS[table], [(1, number, b"%04d" % number * 1_100) for number in range(60)])
         file.execute("UPDATE lane SET buffer_id = 'another' WHERE number = 2")
-        file.execute("DELETE FROM reading")
+        file.execute(f"DELETE FROM {table}")
         file.execute("DELETE FROM lane WHERE number = 1")
-        rows = {(2, number): b"%04d" % (9_000 + number) * 500 for number in range(30)}
-        file.executemany(_INSERT, [(*key, of) for key, of in rows.items()])
+        rows = {(2, number): b"%04d" % (9_000 + number) * 1_100 for number in range(30)}
+        file.executemany(INSERTS[table], [(*key, of) for key, of in rows.items()])
         file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        (root,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'reading'").fetchone()
+        (root,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
     places, content = places_of(path), bytearray(path.read_bytes())
     content[(root - 1) * PAGE_BYTES : root * PAGE_BYTES] = b"\xff" * PAGE_BYTES
     content[32:40] = b"\xff" * 8
@@ -929,15 +1017,20 @@ def test_rows_of_a_lane_that_is_gone_claim_no_pages(tmp_path: Path) -> None:
     assert found == {key: of for key, of in rows.items() if places[key] != root}
 
 
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [("reading", f"place = 1 + sequence / 4 << {SEQUENCE_BITS} | sequence"), (FORMER, "lane = 1 + sequence / 4")],
+)
 async def test_a_new_file_waits_neither_for_series_nor_for_each_lane(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, change: str
 ) -> None:
     path = tmp_path / ASIDE
-    async with opened(path) as buffer:
-        assert await store(buffer, [entry(b"%0100d" % number, str(number), 1) for number in range(200)])
-        await fold(buffer)
+    with storing_in(table):
+        async with opened(path) as buffer:
+            assert await store(buffer, [entry(b"%0100d" % number, str(number), 1) for number in range(200)])
+            await fold(buffer)
     with closing(sqlite3.connect(path)) as file:
-        file.execute("UPDATE reading SET lane = 1 + sequence / 4")
+        file.execute(f"UPDATE {table} SET {change}")
         file.commit()
     read: list[int] = []
     btree = DamagedPages.btree
@@ -959,7 +1052,7 @@ async def test_a_new_file_waits_neither_for_series_nor_for_each_lane(
 
 def test_a_row_without_overflow_pages_is_not_read_for_them(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     content = made.folded()
-    content[:PAGE_BYTES] = content[8 * PAGE_BYTES : 9 * PAGE_BYTES] = b"\xff" * PAGE_BYTES
+    content[:PAGE_BYTES] = content[made.on_root] = b"\xff" * PAGE_BYTES
     with written(bytes(content), b"") as path, closing(DamagedPages(path)) as pages:
         payload_of = sqlite_pages.payload
         read: list[Cell] = []
@@ -990,14 +1083,24 @@ OF_SCHEMAS: dict[int, tuple[list[Row], Quarantined]] = {
     ),
     2: ([changed(row, device_time_us=None) for row in ROWS_OF_SCHEMAS], changed(INPUT, device_time_us=None)),
     3: (ROWS_OF_SCHEMAS, INPUT),
+    4: (ROWS_OF_SCHEMAS, INPUT),
 }
 """What each keeps of them."""
 
 
+def values_of(item: Row | Quarantined) -> dict[str, object]:
+    """The values of a row or an input by column."""
+    place = {"place": Position(item.lane, item.sequence).place} if isinstance(item, Row) else {}
+    return {**asdict(item), **asdict(item.datum), **place}
+
+
 @pytest.mark.parametrize("is_headless", [False, True])
+@pytest.mark.parametrize("is_upgraded", [False, True])
 @pytest.mark.parametrize("version", OF_SCHEMAS)
-def test_a_file_of_each_schema_gives_all_that_it_has(tmp_path: Path, version: int, *, is_headless: bool) -> None:
-    """Through SQLite, and from the pages alone."""
+def test_a_file_of_each_schema_gives_all_that_it_has(
+    tmp_path: Path, version: int, *, is_upgraded: bool, is_headless: bool
+) -> None:
+    """With its header and without. An upgraded file has further rows of this version, in another table."""
     path = tmp_path / ASIDE
     with (
         mock.patch.object(schema, "MIGRATIONS", schema.MIGRATIONS[:version]),
@@ -1007,7 +1110,7 @@ def test_a_file_of_each_schema_gives_all_that_it_has(tmp_path: Path, version: in
         fields = "topic, key, device, subject, type, content_type"
         file.execute(f"INSERT INTO series ({fields}) VALUES ('t', 'k', 'd', 's', 'y', 'c')")
         items: tuple[tuple[str, tuple[str, ...], Sequence[Row | Quarantined]], ...] = (
-            ("reading", ROW_COLUMNS, ROWS_OF_SCHEMAS),
+            ("reading", ("place", *ROW_COLUMNS), ROWS_OF_SCHEMAS),
             ("quarantine", QUARANTINE_COLUMNS, [INPUT]),
         )
         for table, known, of_table in items:
@@ -1015,9 +1118,15 @@ def test_a_file_of_each_schema_gives_all_that_it_has(tmp_path: Path, version: in
             names = [name for name in known if name in columns]
             file.executemany(
                 f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",
-                [[{**asdict(item), **asdict(item.datum)}[name] for name in names] for item in of_table],
+                [[values_of(item)[name] for name in names] for item in of_table],
             )
         file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    further = [(2, number, b"new %d" % number * 50) for number in range(100)] if is_upgraded else []
+    if is_upgraded:
+        with closing(schema.connect(path)) as file:
+            file.execute("INSERT INTO lane (number, name, boot_id) VALUES (2, 'ba9876543210', 'boot')")
+            file.executemany(INSERTS["reading"], further)
+            file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     if is_headless:
         path.write_bytes(b"\xff" * 100 + path.read_bytes()[100:])
     damaged = salvage.damaged_files([(path, None, None)], [])[path.name]
@@ -1030,5 +1139,51 @@ def test_a_file_of_each_schema_gives_all_that_it_has(tmp_path: Path, version: in
 
     Salvage([(path, progress)], "x", adopt, lambda _: None).run()
     rows_kept, input_kept = OF_SCHEMAS[version]
-    assert [row for batch in taken for row in batch.rows] == rows_kept
+    found = [row for batch in taken for row in batch.rows]
+    assert found[: len(rows_kept)] == rows_kept
+    assert [(row.lane, row.sequence, row.datum.payload) for row in found[len(rows_kept) :]] == further
+    assert taken[-1].missing == 0
     assert [input_ for batch in taken for input_ in batch.quarantined] == [input_kept]
+
+
+@pytest.mark.parametrize("damaged", [{1}, {1, META}], ids=["schema", "schema and meta"])
+@pytest.mark.parametrize("left", [2_000, 10])
+@pytest.mark.parametrize("version", [version for version in OF_SCHEMAS if version < len(schema.MIGRATIONS)])
+def test_an_upgraded_file_whose_first_page_is_lost_gives_all_rows(
+    tmp_path: Path, version: int, left: int, damaged: set[int]
+) -> None:
+    """Nothing of the schema tells where the table of new rows begins. In a new file it begins elsewhere."""
+    path = tmp_path / ASIDE
+    with (
+        mock.patch.object(schema, "MIGRATIONS", schema.MIGRATIONS[:version]),
+        closing(schema.connect(path)) as file,
+    ):
+        file.execute("BEGIN")
+        file.execute("INSERT INTO lane (name, boot_id) VALUES ('0123456789ab', 'boot')")
+        file.executemany(
+            "INSERT INTO reading (lane, sequence, series, received_us, event_error_us, payload)"
+            " VALUES (1, ?, 1, 1, 0, ?)",
+            [(number, b"%060d" % number) for number in range(2_000)],
+        )
+        file.execute("COMMIT")
+    with closing(schema.connect(path)) as file:
+        file.execute("BEGIN")
+        file.execute("INSERT INTO lane (name, boot_id) VALUES ('ba9876543210', 'boot')")
+        file.execute("UPDATE lane SET buffer_id = 'own'")
+        # New rows take the pages of those that are gone.
+        file.execute("DELETE FROM former_reading WHERE sequence < ?", (2_000 - left,))
+        file.executemany(INSERTS["reading"], [(2, number, b"%060d" % number) for number in range(2_000)])
+        file.execute("COMMIT")
+        file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        waiting = set(file.execute("SELECT lane, sequence FROM former_reading")) | {(2, n) for n in range(2_000)}
+    content = bytearray(path.read_bytes())
+    for page in damaged:
+        content[(page - 1) * PAGE_BYTES : page * PAGE_BYTES] = bytes(PAGE_BYTES)
+    batches = batches_of(bytes(content))
+    found = {(row.lane, row.sequence) for batch in batches for row in batch.rows}
+    if META in damaged:
+        assert waiting <= found
+        assert batches[-1].missing is None
+    else:
+        assert waiting == found
+        assert batches[-1].missing == 0

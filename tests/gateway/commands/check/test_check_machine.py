@@ -135,7 +135,7 @@ async def test_looking_at_a_buffer_that_is_there_changes_nothing(tmp_path: Path)
         ("/file/buffer.db", "buffer.path", "file is no directory"),
         ("/folder", "buffer.path", "is a directory; name a file in it, such as "),
         ("/mail.db", "buffer.path", "is another program's database; write a path of the gateway's own"),
-        ("/newer.db", "buffer.path", "was written by a newer Sluice (schema 99, this one knows 3)"),
+        ("/newer.db", "buffer.path", "was written by a newer Sluice (schema 99, this one knows 4)"),
     ],
 )
 def test_a_path_that_cannot_hold_the_buffer(tmp_path: Path, change: str, subject: str, words: str) -> None:
