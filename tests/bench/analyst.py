@@ -3,6 +3,9 @@
 BENCH_ONLY=lookups            only these parts (their names are in PARTS)
 BENCH_QUICK=1                 everything shortened, to see that it runs: the figures mean nothing
 BENCH_READINGS=50000000       readings in the large warehouse, of 1,000 devices over a year
+
+The large warehouses stay in `build/bench/analyst-tables` for the next run: several GB. `lookups` needs the tables that
+`make demo` leaves.
 """
 
 import sys
@@ -10,12 +13,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.bench import parts_analyst
+from tests.bench import parts_analyst, parts_analyst_answers, parts_analyst_year
 from tests.bench.runner import Part, Suite, run
 
 PARTS: dict[str, Part] = {
     "lookups": parts_analyst.lookups,
-    "year": parts_analyst.year,
+    "answers": parts_analyst_answers.answers,
+    "year": parts_analyst_year.year,
+    "day": parts_analyst_year.day,
+    "unmerged": parts_analyst_year.unmerged,
+    "publish": parts_analyst_year.published,
+    "publish_day": parts_analyst_year.published_day,
+    "spark": parts_analyst_year.in_spark,
 }
 
 

@@ -1,31 +1,42 @@
-"""A large warehouse for `make bench-analyst`: files as the job writes them, put straight into the tables.
+"""Large warehouses for `make bench-analyst`: files as the job writes them, put straight into the tables.
 
-Each day is one file of `log` and one of `window_parts`, as after upkeep. Rows are in Kafka's order in `log`, and by
-device in `window_parts`. One difference is left: DuckDB writes times without a zone, and Spark in UTC.
+They are kept in `build/bench/analyst-tables` for later runs. After upkeep, a day is one file of each table: `log` is in
+Kafka's order, and `window_parts` is sorted by device. As `ingest` leaves it, a day is a file for each batch.
 """
 
+import hashlib
 import json
+import shutil
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import duckdb
-from pyspark.sql import SparkSession
 
 from spark.batch_job import BatchJob
 from spark.decode.codec_declarations import Streams, Windows
+from spark.desk.delta_source import type_of
+from spark.log import log_table
 from spark.registry.registry import Device, Registry
 from spark.registry.registry_table import load_registry
+from spark.windows import windows_table
+from tests.bench.context import say
+from tests.bench.report import BUILD
+from tests.bench.spark_job import session
 
+KEPT = BUILD / "analyst-tables"
 BEGINS = date(2025, 1, 1)
 WINDOW_S = 600
 DEVICES_OF_SITE = 10
-ROWS_OF_GROUP = 1_000_000
+FORM = "COMPRESSION snappy, ROW_GROUP_SIZE 1000000"
+"""Files as Spark writes them: their parts have up to 128 MB."""
 LOG_COLUMNS = {
     "topic_id": "'id-1'",
     "topic": "'device-bench'",
-    "partition": "CAST(device_number % 8 AS INTEGER)",
+    "partition": "device_number % 8",
     "offset": "number // 8",
     "kafka_timestamp": "time + INTERVAL 1 SECOND",
     "key": "device",
@@ -41,7 +52,7 @@ LOG_COLUMNS = {
     "ce_type": "'sluice.reading'",
     "subject": "concat('device/', device, '/bench')",
     "event_time": "time",
-    "time_error_us": "CAST(1000 + number % 7 AS BIGINT)",
+    "time_error_us": "1000 + number % 7",
     "time_quality": "'estimated'",
     "received_time": "time + INTERVAL 20 MILLISECONDS",
     "gateway_boot": "'5d0a1f7e'",
@@ -52,12 +63,13 @@ LOG_COLUMNS = {
     "metrics": "[{'name': 'celsius', 'value': value, 'ago_us': CAST(NULL AS BIGINT)}]",
     "duplicate": "FALSE",
     "ingest": "'bench'",
-    "batch": "CAST(day AS BIGINT)",
-    "ordinal": "CAST(day AS BIGINT)",
+    "batch": "batch",
+    "ordinal": "batch",
     "code_version": "'bench'",
     "declarations": "'none'",
 }
 """Columns of `log` of which a reading has a value."""
+TIMES = {"event_time", "kafka_timestamp", "window_start"}
 STATISTICS = {
     "log": ("event_time", "ordinal", "device", "ce_type", "gateway_boot", "kafka_timestamp", "ingest", "pack_span_us",
             "boot_time_error_us", "reject_reason"),
@@ -66,75 +78,134 @@ STATISTICS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Year:
-    """The warehouse, and what is in it."""
+class Shape:
+    """A warehouse to be made."""
+
+    name: str
+    readings: int
+    devices: int
+    days: int
+    batches_of_day: int | None = None
+    """Batches of each day, if they are as `ingest` leaves them; None if upkeep has merged them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A warehouse, and what is in it."""
 
     path: str
     readings: int
     devices: int
     days: int
-    day: date
-    """A day in the middle."""
+
+    @property
+    def middle(self) -> date:
+        """A day in the middle."""
+        return BEGINS + timedelta(days=self.days // 2)
 
 
-def made(spark: SparkSession, folder: Path, readings: int, devices: int, days: int) -> Year:
-    """Make the warehouse."""
+def kept(shape: Shape) -> Made:
+    """Return a warehouse of an earlier run, or make it."""
+    folder = KEPT / _folder(shape)
+    of_day = shape.readings // shape.days // shape.devices
+    made = Made(str(folder), of_day * shape.days * shape.devices, shape.devices, shape.days)
+    if not folder.exists():
+        # Of an earlier commit, or of a run that was ended.
+        for old in KEPT.glob(f"{shape.name}-*"):
+            shutil.rmtree(old)
+        begun = time.monotonic()
+        unfinished = KEPT / f"{shape.name}-unfinished"
+        _make(shape, unfinished, of_day)
+        unfinished.rename(folder)
+        say(f"{shape.name}: {made.readings:,} readings are in the tables after {time.monotonic() - begun:.0f} s")
+    return made
+
+
+def _folder(shape: Shape) -> str:
+    """The folder's name tells apart all that the tables depend on."""
+    told = repr((shape, log_table.SCHEMA, windows_table.SCHEMA)).encode()
+    digest = hashlib.sha256(Path(__file__).read_bytes() + told)
+    return f"{shape.name}-{shape.readings}-{digest.hexdigest()[:12]}"
+
+
+def _make(shape: Shape, folder: Path, of_day: int) -> None:
     path = str(folder)
-    tables = BatchJob(spark, path, Streams(unknown="accept", windows=Windows((WINDOW_S, 3_600, 86_400)))).tables
-    sites = [Device("plant", f"device-{number:04}", f"site-{number // DEVICES_OF_SITE}") for number in range(devices)]
-    load_registry(spark, path, Registry(tuple(sites)))
+    with session() as spark:
+        streams = Streams(unknown="accept", windows=Windows((WINDOW_S, 3_600, 86_400)))
+        tables = Path(BatchJob(spark, path, streams).tables)
+        devices = range(shape.devices)
+        sites = [Device("plant", f"device-{number:04}", f"site-{number // DEVICES_OF_SITE}") for number in devices]
+        load_registry(spark, path, Registry(tuple(sites)))
     db = duckdb.connect()
+    # Times are UTC, as Spark writes them.
     db.execute("SET TimeZone = 'UTC'")
-    log, parts = Path(tables) / "log", Path(tables) / "window_parts"
+    log, parts = tables / "log", tables / "window_parts"
     added: dict[Path, list[dict[str, Any]]] = {log: [], parts: []}
-    of_day = readings // days // devices
-    for day in range(days):
-        _day(db, day, devices, of_day)
-        for table, query in ((log, _log_query(log)), (parts, _parts_query(day))):
-            added[table].append(_added(db, table, query, BEGINS + timedelta(days=day)))
+    pieces = shape.batches_of_day or 1
+    for day in range(shape.days):
+        of = BEGINS + timedelta(days=day)
+        _day(db, day, shape.devices, of_day, pieces)
+        for piece in range(pieces):
+            where = f"batch = {day * pieces + piece}"
+            for table, query in ((log, _log_query(log, where)), (parts, _parts_query(parts, where))):
+                added[table].append(_added(db, table, query, of, piece))
     for table, actions in added.items():
         _commit(table, actions)
-    _state(db, Path(tables), devices, of_day * days)
-    return Year(path, of_day * days * devices, devices, days, BEGINS + timedelta(days=days // 2))
+    _state(db, tables, shape.devices, of_day * shape.days)
+    db.close()
 
 
-def _day(db: duckdb.DuckDBPyConnection, day: int, devices: int, of_day: int) -> None:
+def _day(db: duckdb.DuckDBPyConnection, day: int, devices: int, of_day: int, pieces: int) -> None:
     start = datetime.combine(BEGINS, datetime.min.time()) + timedelta(days=day)
     db.execute(f"""CREATE OR REPLACE TEMP TABLE rows AS
-        SELECT {day} AS day, d AS device_number, printf('device-%04d', d) AS device,
-            CAST({day} * {of_day} + t AS BIGINT) AS tick,
+        SELECT {day} * {pieces} + (t * {devices} + d) * {pieces} // ({of_day} * {devices}) AS batch, d AS device_number,
+            printf('device-%04d', d) AS device, CAST({day} * {of_day} + t AS BIGINT) AS tick,
             CAST(({day} * {of_day} + t) * {devices} + d AS BIGINT) AS number,
             TIMESTAMP '{start}' + to_microseconds(t * (86400000000 // {of_day}) + d * 1000 + 7) AS time,
             CAST(20 + 5 * sin(t / 40.0 + d) + (hash(t * 7919 + d) % 100) / 100.0 AS DECIMAL(18, 6)) AS value
         FROM range({of_day}) AS a(t), range({devices}) AS b(d) ORDER BY t, d""")
 
 
-def _log_query(log: Path) -> str:
-    types = _types(log)
-    shown = [
-        f'CAST({LOG_COLUMNS.get(name, "NULL")} AS {kind}) AS "{name}"'
-        for name, kind in types.items()
-        if name != "event_date"
-    ]
-    return f"SELECT {', '.join(shown)}, CAST(time AS DATE) AS event_date FROM rows"
+def _log_query(log: Path, where: str) -> str:
+    columns = {**dict.fromkeys(_types(log), "NULL"), **LOG_COLUMNS, "event_date": "CAST(time AS DATE)"}
+    return f"SELECT {_cast(columns, log)} FROM rows WHERE {where}"
 
 
-def _parts_query(day: int) -> str:
+def _parts_query(parts: Path, where: str) -> str:
     order = "{'time': time, 'buffer': '00112233445566aa', 'lane': '0123456789ab', 'lane_sequence': number}"
-    return f"""SELECT 'plant' AS namespace, device, 'device-bench' AS stream, 'celsius' AS metric,
-            time_bucket(INTERVAL {WINDOW_S} SECOND, time) AS window_start, count(*) AS n, min(value) AS min,
-            max(value) AS max, CAST(sum(value) AS DECIMAL(38, 6)) AS sum,
-            CAST(sum(CAST(value * value AS DECIMAL(36, 12))) AS DECIMAL(38, 12)) AS sum_of_squares,
-            arg_min(value, number) AS first, min({order}) AS first_at,
-            arg_max(value, number) AS last, max({order}) AS last_at,
-            list_sort(list(value)) AS values, CAST(0 AS BIGINT) AS late, CAST({day} AS BIGINT) AS ordinal,
-            CAST(time AS DATE) AS window_date
-        FROM rows GROUP BY ALL ORDER BY device, window_start"""
+    start = f"time_bucket(INTERVAL {WINDOW_S} SECOND, time)"
+    columns = {
+        "namespace": "'plant'",
+        "device": "device",
+        "stream": "'device-bench'",
+        "metric": "'celsius'",
+        "window_start": start,
+        "n": "count(*)",
+        "min": "min(value)",
+        "max": "max(value)",
+        "sum": "sum(value)",
+        "sum_of_squares": "sum(CAST(value * value AS DECIMAL(36, 12)))",
+        "first": "arg_min(value, number)",
+        "first_at": f"min({order})",
+        "last": "arg_max(value, number)",
+        "last_at": f"max({order})",
+        "values": "list_sort(list(value))",
+        "late": "0",
+        "ordinal": "max(batch)",
+        "window_date": "CAST(min(time) AS DATE)",
+    }
+    return f"SELECT {_cast(columns, parts)} FROM rows WHERE {where} GROUP BY device, {start} ORDER BY device, {start}"
+
+
+def _cast(columns: Mapping[str, str], table: Path) -> str:
+    types = _types(table)
+    return ", ".join(
+        f'CAST({value} AS {types[name].replace("TIMESTAMP", "TIMESTAMPTZ")}) AS "{name}"'
+        for name, value in columns.items()
+    )
 
 
 def _types(table: Path) -> dict[str, str]:
-    from spark.desk.delta_source import type_of
-
     (schema,) = [
         json.loads(json.loads(line)["metaData"]["schemaString"])
         for line in (table / "_delta_log" / f"{0:020}.json").read_text().splitlines()
@@ -143,28 +214,29 @@ def _types(table: Path) -> dict[str, str]:
     return {each["name"]: type_of(each["type"]) for each in schema["fields"]}
 
 
-def _added(db: duckdb.DuckDBPyConnection, table: Path, query: str, day: date) -> dict[str, Any]:
-    """Write a day's file, and return what Delta's log says of it."""
-    column = "event_date" if table.name == "log" else "window_date"
-    name = f"{column}={day}/part-00000-bench.snappy.parquet"
+def _added(db: duckdb.DuckDBPyConnection, table: Path, query: str, day: date, piece: int) -> dict[str, Any]:
+    """Write a file of a day, and return what Delta's log says of it."""
+    partition = "event_date" if table.name == "log" else "window_date"
+    name = f"{partition}={day}/part-{piece:05}-bench.snappy.parquet"
     file = table / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    db.execute(f"COPY ({query}) TO '{file}' (FORMAT parquet, COMPRESSION snappy, ROW_GROUP_SIZE {ROWS_OF_GROUP})")
+    db.execute(f"COPY ({query}) TO '{file}' (FORMAT parquet, {FORM})")
     wanted = STATISTICS[table.name]
-    figures = ", ".join(f'min("{each}"), max("{each}"), count(*) - count("{each}")' for each in wanted)
-    count, *found = db.execute(
-        f"SELECT count(*), {figures} FROM read_parquet('{file}', hive_partitioning = false)"
-    ).fetchall()[0]
+    # Times as numbers: Python would need another package for times with a zone.
+    values = [f"epoch_us({each})" if each in TIMES else each for each in wanted]
+    figures = ", ".join(f"min({value}), max({value}), count(*) - count({value})" for value in values)
+    rows = db.execute(f"SELECT count(*), {figures} FROM read_parquet('{file}', hive_partitioning = false)").fetchall()
+    ((count, *found),) = rows
     least, most, nulls = (dict(zip(wanted, found[place::3], strict=True)) for place in range(3))
     stats = {
         "numRecords": count,
-        "minValues": {each: _told(value) for each, value in least.items() if value is not None},
-        "maxValues": {each: _told(value) for each, value in most.items() if value is not None},
+        "minValues": _told(least),
+        "maxValues": _told(most),
         "nullCount": nulls,
     }
     return {
         "path": name,
-        "partitionValues": {column: str(day)},
+        "partitionValues": {partition: str(day)},
         "size": file.stat().st_size,
         "modificationTime": 0,
         "dataChange": True,
@@ -172,8 +244,15 @@ def _added(db: duckdb.DuckDBPyConnection, table: Path, query: str, day: date) ->
     }
 
 
-def _told(value: object) -> object:
-    return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1_000:03}Z" if isinstance(value, datetime) else value
+def _told(values: Mapping[str, Any]) -> dict[str, object]:
+    """Values as Delta's statistics have them, with times in whole milliseconds."""
+    known = {name: value for name, value in values.items() if value is not None}
+    return {name: _time(value) if name in TIMES else value for name, value in known.items()}
+
+
+def _time(us: int) -> str:
+    time = datetime.fromtimestamp(us // 1_000 / 1_000, UTC)
+    return f"{time:%Y-%m-%dT%H:%M:%S}.{time.microsecond // 1_000:03}Z"
 
 
 def _commit(table: Path, actions: list[dict[str, Any]]) -> None:

@@ -14,13 +14,16 @@ from tests.bench.processes import NotMeasuredError
 from tests.bench.report import Result
 from tests.support.desk_server import Desk, desk
 
-QUESTIONS = 100
+QUESTIONS, QUESTIONS_QUICK = 100, 5
 """Questions that follow the first curve, one after the other: curves mostly, and what the page asks beside them."""
 KINDS = ("/curve.json", "/curve.json", "/curve.json", "/windows.csv", "/gaps.json")
 
 
-def page(name: str, warehouse: Path, questions: int, days: tuple[date, int] | None = None) -> list[Result]:
-    """Measure one warehouse. `days` are its first day and their number, of which each question is about one."""
+def page(suffix: str, warehouse: Path, questions: int, days: tuple[date, int] | None = None) -> list[Result]:
+    """Measure one warehouse. `suffix` is that of the results' names.
+
+    `days` are its first day and their number. Each question is then about one of them.
+    """
     rng = random.Random("desk page")  # noqa: S311 - nobody guesses
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, desk(str(warehouse), Path(folder)) as server:
@@ -40,13 +43,13 @@ def page(name: str, warehouse: Path, questions: int, days: tuple[date, int] | No
         note = f"{questions} questions; median {statistics.median(found_ms):.0f} ms, {cpu_ms:.0f} ms of CPU each"
     return [
         Result(
-            f"page_first_curve_s_{name}",
+            f"page_first_curve_s{suffix}",
             first_s,
             "s",
             "<= 2",
             f"from the command on; {first * 1_000:.0f} ms of it asked",
         ),
-        Result(f"page_query_ms_p95_{name}", p95_ms, "ms", "<= 300", note),
+        Result(f"page_query_ms_p95{suffix}", p95_ms, "ms", "<= 300", note),
     ]
 
 

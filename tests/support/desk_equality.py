@@ -1,7 +1,8 @@
 """Compares all that the desk answers with what Spark answers of the same tables: columns, types, and every row."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -21,18 +22,40 @@ SIZES_S = (60, 600, 86_400)
 """Lengths of windows that are compared."""
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One answer of both engines."""
+
+    name: str
+    rows: int
+    """Rows of Spark's answer."""
+    different: list[str]
+    """Rows that only one of both has."""
+
+
 def expect_same_answers(
     spark: SparkSession, warehouse: str, sizes_s: Iterable[int] = SIZES_S, views: Iterable[str] = VIEWS
 ) -> int:
     """Fail, and show rows that differ, unless both engines answer the same. Returns how many rows were compared."""
-    desk = tables.open(warehouse)
-    frames = open_all(spark, warehouse, [*views])
-    rows = sum(_expect_same(name, frame, desk, desk.select(name)) for name, frame in frames.items())
-    for size_s in sizes_s:
-        rows += _expect_same(
-            f"windows of {size_s} s", open_windows(spark, warehouse, size_s), desk, desk.windows_sql(size_s=size_s)
+    rows = 0
+    for compared in compare(spark, warehouse, sizes_s, views):
+        assert not compared.different, "\n".join(
+            [f"{compared.name}: {len(compared.different)} rows differ, among {compared.rows}", *compared.different[:12]]
         )
+        rows += compared.rows
     return rows
+
+
+def compare(
+    spark: SparkSession, warehouse: str, sizes_s: Iterable[int] = SIZES_S, views: Iterable[str] = VIEWS
+) -> Iterator[Compared]:
+    """Compare both engines' answers, view by view. Fails if columns or their types differ."""
+    desk = tables.open(warehouse)
+    for name, frame in open_all(spark, warehouse, [*views]).items():
+        yield _compared(name, frame, desk, desk.select(name))
+    for size_s in sizes_s:
+        frame = open_windows(spark, warehouse, size_s)
+        yield _compared(f"windows of {size_s} s", frame, desk, desk.windows_sql(size_s=size_s))
 
 
 def expect_limits_to_choose(
@@ -53,7 +76,7 @@ def expect_limits_to_choose(
     return chosen
 
 
-def _expect_same(name: str, frame: DataFrame, desk: Tables, query: str) -> int:
+def _compared(name: str, frame: DataFrame, desk: Tables, query: str) -> Compared:
     relation = desk.source.db.sql(query)
     by_desk = {
         column: str(kind).replace('"', "") for column, kind in zip(relation.columns, relation.types, strict=True)
@@ -67,12 +90,8 @@ def _expect_same(name: str, frame: DataFrame, desk: Tables, query: str) -> int:
     )
     wanted = Counter(map(_exact, shown.collect()))
     found = Counter(map(_exact, plain.fetchall()))
-    if wanted != found:
-        only = [f"{who}: {row}" for who, rows in (("spark", wanted - found), ("desk", found - wanted)) for row in rows]
-        raise AssertionError(
-            "\n".join([f"{name}: {len(only)} rows differ, among {wanted.total()}", *sorted(only)[:12]])
-        )
-    return wanted.total()
+    only = [f"{who}: {row}" for who, rows in (("spark", wanted - found), ("desk", found - wanted)) for row in rows]
+    return Compared(name, wanted.total(), sorted(only))
 
 
 def _exact(row: Iterable[Any]) -> str:
