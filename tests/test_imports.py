@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests.support.installed_packages import packages_of
+
 FORBIDDEN = ("pyspark", "delta", "pandas", "numpy", "matplotlib", "rich", "spark", "demo", "sluice_sim", "sqlite_utils")
 DAEMON = (
     "gateway.cli",
@@ -18,6 +20,8 @@ DAEMON = (
 )
 
 
+HEAVY = {"pyspark", "py4j", "delta", "pandas", "pyarrow", "numpy"}
+"""Packages that look-ups do without."""
 FIRST = ("gateway.cli", "gateway.host.logs", "gateway.pipeline", "gateway.listener.listener")
 """Modules that are loaded until the first PUBACK."""
 
@@ -57,14 +61,13 @@ def test_the_status_page_loads_prometheus_when_it_is_asked_for_metrics() -> None
 
 
 def test_look_ups_load_neither_spark_nor_data_frames() -> None:
-    assert not imported_by("spark.cli", "spark.desk.tables") & {
-        "pyspark",
-        "py4j",
-        "delta",
-        "pandas",
-        "pyarrow",
-        "numpy",
-    }
+    assert not imported_by("spark.cli", "spark.desk.tables") & HEAVY
+
+
+def test_look_ups_are_installed_without_spark_and_data_frames() -> None:
+    installed = set(packages_of("sluice[desk]"))
+    assert {"duckdb", "deltalake"} <= installed
+    assert not installed & {*HEAVY, "delta-spark"}
 
 
 def test_the_help_of_the_cloud_side_loads_no_engine() -> None:

@@ -1,14 +1,13 @@
 """Cold look-ups of the demo's tables, without Java and in Spark, and the weight of what they need installed."""
 
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import Distribution
 from pathlib import Path
-
-from packaging.requirements import Requirement
 
 from tests.bench.cold import SLUICE_CLOUD, Runs, repeated
 from tests.bench.context import Bench
 from tests.bench.parts_desk_page import QUESTIONS, QUESTIONS_QUICK, page
 from tests.bench.report import ROOT, Result
+from tests.support.installed_packages import packages_of
 
 DEMO = ROOT / "build" / "demo" / "warehouse"
 RUNS, RUNS_QUICK = 5, 1
@@ -44,27 +43,10 @@ def _in_spark(view: str) -> Runs:
 
 def _install() -> Result:
     """Megabytes of the packages that the extra `desk` adds to the gateway's own."""
-    gateway, desk = (_packages(Requirement(name)) for name in ("sluice", "sluice[desk]"))
+    gateway, desk = packages_of("sluice"), packages_of("sluice[desk]")
     gateway_mb, desk_mb = (sum(map(_file_bytes, packages.values())) / 1e6 for packages in (gateway, desk))
     note = f"{len(desk) - len(gateway)} packages, beside {gateway_mb:.0f} MB of {len(gateway)} that the gateway needs"
     return Result("desk_install_mb", desk_mb - gateway_mb, "MB", "<= 250", note)
-
-
-def _packages(requirement: Requirement) -> dict[str, Distribution]:
-    """All packages that pip installs for one."""
-    found: dict[str, Distribution] = {}
-    waiting = [requirement]
-    while waiting:
-        wanted = waiting.pop()
-        package = found[wanted.name.lower()] = distribution(wanted.name)
-        extras = wanted.extras or {""}
-        waiting += [
-            each
-            for each in map(Requirement, package.requires or [])
-            if each.name.lower() not in found
-            and (each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras))
-        ]
-    return found
 
 
 def _file_bytes(package: Distribution) -> int:
