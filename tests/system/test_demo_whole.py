@@ -1,7 +1,10 @@
 """`make demo` in small, with the gateway killed in the outage: from an 8-bit sensor to a Delta table."""
 
+import csv
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from spark.engine.session import SHORT_LIVED
+from tests.support.desk_server import SLUICE_CLOUD, desk
 from tests.support.sizes import size
 
-DEMO = Path(__file__).parents[2] / "build" / "demo"
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "build" / "demo"
 KEYS = {
     "sent",
     "acknowledged",
@@ -33,7 +38,7 @@ KEYS = {
 @pytest.mark.avr
 @pytest.mark.campaign(seconds=100)
 @pytest.mark.timeout(900)
-def test_nothing_acknowledged_is_missing_and_nothing_stands_twice() -> None:
+def test_nothing_acknowledged_is_missing_and_nothing_stands_twice(tmp_path: Path) -> None:
     seconds, outage_seconds, sensors = size((18, 8, 6), (30, 14, 30))
     boards = size(1, 2)
     sizes = {
@@ -67,3 +72,34 @@ def test_nothing_acknowledged_is_missing_and_nothing_stands_twice() -> None:
     assert summary["times_within_bound"] >= 0.999 * summary["times_judged"]
     assert ended.stdout.endswith("\nmissing 0, duplicates 0\n")
     assert "</svg>" in (DEMO / "report.html").read_text()
+    expect_look_ups(ended.stdout, tmp_path)
+
+
+def expect_look_ups(said: str, folder: Path) -> None:
+    """Fail unless what the demo and README tell an analyst to type works as it stands, without Java."""
+
+    def typed(words: list[str], query: str = "") -> str:
+        environment = {"PATH": "/nonexistent", "HOME": str(folder)}
+        done = subprocess.run(
+            words, cwd=folder, env=environment, input=query, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (words, done.stderr)
+        return done.stdout
+
+    told = said.partition("Look further, from any folder:\n")[2].splitlines()
+    page, report, sql = (shlex.split(line) for line in told[:3])
+    with desk(page[-1], folder) as server:
+        assert page[:2] == [SLUICE_CLOUD, "desk"]
+        assert json.loads(server.get("/choices.json").body)["devices"]
+    typed(report)
+    assert "</svg>" in (folder / "board-1.html").read_text()
+    assert "board-1" in typed(sql, "SELECT DISTINCT device FROM readings ORDER BY device")
+
+    (minutes,) = re.findall(r"`(sluice-cloud windows .* minutes\.csv)`", (ROOT / "README.md").read_text())
+    (folder / "build").symlink_to(DEMO.parent)
+    command, *options = shlex.split(minutes)
+    typed([str(Path(SLUICE_CLOUD).with_name(command)), *options])
+    with (folder / "minutes.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["device"] for row in rows} == {"board-1"}
+    assert all(row["status"] and row["mean"] for row in rows)
