@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import duckdb
 import pytest
@@ -25,6 +27,7 @@ pytestmark = pytest.mark.spark
 OF_BOOT = " of boot 7-1a2b"
 NOBODY_SAID = "Nobody has said why, so they may still come."
 DAY = {"since": "2026-03-14", "until": "2026-03-15"}
+GUIDE = Path(__file__).parents[3] / "docs" / "desk.md"
 
 
 @pytest.fixture(scope="module")
@@ -89,18 +92,20 @@ def test_parquet_reads_back_with_all_rows(server: Desk, scene_warehouse: str, tm
 
 
 def test_what_grafana_asks_is_answered_with_rows_in_order_of_time(server: Desk) -> None:
-    """As its Infinity source does: a bearer token, times with milliseconds, an unused variable left empty."""
+    """As its Infinity source asks for the panel in the guide: a bearer token, an unused variable left empty."""
+    (told,) = re.findall(r"```json\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (panel,) = json.loads(told)["panels"]
+    (target,) = panel["targets"]
+    variables = {
+        "${device}": HALL,
+        "${metric}": "celsius",
+        "${__from:date:iso}": "2026-03-14T12:00:00.000Z",
+        "${__to:date:iso}": "2026-03-14T13:00:00.000Z",
+    }
+    url = urlsplit(target["url"])
     answer = server.get(
-        "/windows.csv",
-        {
-            "device": HALL,
-            "metric": "celsius",
-            "site": "",
-            "size": "auto",
-            "order": "oldest",
-            "since": "2026-03-14T12:00:00.000Z",
-            "until": "2026-03-14T13:00:00.000Z",
-        },
+        url.path,
+        {name: variables.get(value, value) for name, value in parse_qsl(url.query)} | {"site": ""},
         headers={"authorization": f"Bearer {server.token}", "accept": "text/csv", "user-agent": "Grafana"},
         with_token=False,
     )
@@ -108,6 +113,9 @@ def test_what_grafana_asks_is_answered_with_rows_in_order_of_time(server: Desk) 
     starts = [row["window_start"] for row in rows]
     assert (answer.status, starts[0], len(rows)) == (200, "2026-03-14T12:00:00.000000Z", 50)
     assert starts == sorted(starts)
+    numbers = [column["selector"] for column in target["columns"] if column["type"] == "number"]
+    figures = [[float(row[name]) for name in numbers] for row in rows]
+    assert all(lowest <= mean <= highest for mean, lowest, highest in figures)
 
 
 @pytest.mark.parametrize(
