@@ -43,6 +43,8 @@ LOOK_UPS = (
     ["gateways"],
     ["quarantine", "list"],
     ["devices", "list"],
+    ["catalog"],
+    ["explain", "--device", "42", "--window", "2026-03-14T12:00"],
     ["sql", "SELECT count(*) FROM log"],
 )
 
