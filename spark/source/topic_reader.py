@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, UnsupportedSaslMechanismError
 
 from gateway.record_contract import INTERNAL_PREFIX
 from spark.engine.told_error import ToldError
@@ -130,3 +130,6 @@ class _Told(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.last = record.getMessage().splitlines()[0]
+        # The client's own words for it name an object in memory.
+        if any(isinstance(each, UnsupportedSaslMechanismError) for each in record.args or ()):
+            self.last = "the broker does not offer this sasl.mechanism"
