@@ -80,13 +80,18 @@ async def latency(bench: Bench) -> list[Result]:
 async def disk(bench: Bench) -> list[Result]:
     """Bytes written to disk for each reading: Kafka up, Kafka away, and with the disk first."""
     results = []
+    first = "disk_first = true\ncommit_delay_ms = 0"
     for name, rate, whole_s, reached, buffer, target in (
         ("at_1", 1, 60, True, "", "<= 100"),
         ("at_100", 100, 30, True, "", "<= 20"),
+        ("at_1000", 1_000, 30, True, "", None),
         ("at_10000", 10_000, 20, True, "", None),
         ("offline_at_1", 1, 60, False, "", "<= 13000"),
         ("offline_at_100", 100, 30, False, "", "<= 1000"),
-        ("disk_first_at_100", 100, 30, True, "disk_first = true\ncommit_delay_ms = 0", None),
+        ("offline_at_1000", 1_000, 30, False, "", None),
+        ("disk_first_at_1", 1, 60, True, first, None),
+        ("disk_first_at_100", 100, 30, True, first, None),
+        ("disk_first_at_1000", 1_000, 30, True, first, None),
     ):
         seconds = bench.pick(whole_s, 10)
         async with _site(bench, bench.directory / "disk", f"disk-{name}-thermo", buffer, reached=reached) as site:
