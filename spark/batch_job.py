@@ -1,10 +1,9 @@
 """Takes one batch of Kafka records into the tables: `log` in one commit, then every table that derives from it.
 
-First the batch's rows are written to files of `log` that nobody sees yet. The census of these files tells the driver
-what the batch holds. Beside the census, the batch's parts of windows are computed from the same files. If the census
-finds something that came before, the copies are told apart and the rows are written again. Then `log` is committed, and
-after it the derived tables. Each of these records up to which batch it goes. If the job dies in between, the next start
-finishes the batch from `log` alone.
+First one pass over the records makes files of `log`, and of the batch's parts of windows, that nobody sees yet. Its
+census of the rows tells the driver what the batch holds. If the census finds something that came before, the copies are
+told apart and both are written again. Then `log` is committed, and after it the derived tables. Each of these records
+up to which batch it goes. If the job dies in between, the next start finishes the batch from `log` alone.
 """
 
 import sys
@@ -19,11 +18,14 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.decode.codec_decimals import METRICS_TYPE
+from spark.arrow_pass.plan import WindowRules
+from spark.arrow_pass.tasks import BatchPass, MadeFiles, judging
 from spark.decode.codec_declarations import Streams
-from spark.decode.kafka_records import typed_records
-from spark.decode.payload_decode import decoded
+from spark.decode.record_frames import READ_SCHEMA, through_rules, typed_records
+from spark.decode.record_times import microseconds
+from spark.decode.value_types import METRICS_TYPE
 from spark.engine.delta_staging import AppendTable
+from spark.engine.executor_python import expect_packages
 from spark.engine.interpreted_queries import interpreted_if, is_small
 from spark.engine.warehouse_folder import folder_exists, note_place, remove_folder, was_copied
 from spark.finality.gateway_states import GatewayEvent
@@ -43,7 +45,7 @@ from spark.ingest.record_faults import (
     may_be_a_records,
     reason_of,
 )
-from spark.ingest.retention import read_horizons, without_expired
+from spark.ingest.retention import read_horizons
 from spark.ingest.warehouse_copy import (
     ANEW,
     NOW_AND_THEN,
@@ -63,7 +65,7 @@ from spark.log.amendments import (
     effective_log,
 )
 from spark.log.copies import conflicts_kept, with_verdicts
-from spark.log.deletions import read_deletions, was_deleted, without_deleted
+from spark.log.deletions import read_deletions, was_deleted
 from spark.log.log_table import (
     ORDINAL,
     BatchId,
@@ -76,6 +78,7 @@ from spark.log.log_table import (
     with_topic_ids,
 )
 from spark.log.readings_view import is_reading, readings, taken_at
+from spark.log.record_verdicts import Verdicts
 from spark.log.time_corrections import (
     BatchCorrections,
     Corrections,
@@ -88,7 +91,7 @@ from spark.log.time_corrections import (
     take_corrections,
 )
 from spark.log.warehouse_version import Version, change_version, current_version, folder_of
-from spark.registry.topic_owners import judged_sources, read_owners
+from spark.registry.topic_owners import read_owners
 from spark.windows.window_changes import (
     COPY,
     CORRECTION,
@@ -180,9 +183,10 @@ class BatchJob:
 
         Without `streams`, the declarations that last wrote the warehouse hold. With `into`, the tables are those of a
         version that readers do not see yet, and nothing is written to `window_changes`. `warn` gets a message about
-        each record that was set aside because it made its batch fail. Raises WindowLengthError, and MomentsError or
-        CopyError for a copy that cannot be used as it is.
+        each record that was set aside because it made its batch fail. Raises WindowLengthError, PackagesMissingError,
+        and MomentsError or CopyError for a copy that cannot be used as it is.
         """
+        expect_packages(spark)
         self.spark = spark
         self._warn = warn
         self.kafka = KafkaTopics()
@@ -211,7 +215,6 @@ class BatchJob:
         self._saved_s = time.monotonic()
         self._saving_s = 0.0
         self._last_rows = 0
-        self._had_copies = False
 
     def _load(self) -> None:
         """Read the state from the tables, and finish the last batch if it was left unfinished."""
@@ -255,18 +258,18 @@ class BatchJob:
             records = records.coalesce(self.spark.sparkContext.defaultParallelism)
         if time.monotonic() - self._asked_s > REGISTRY_S:
             self._ask_registry()
-        return self.take_typed(with_topic_ids(typed_records(records), topic_ids), batch, before_commit)
+        return self.take_records(with_topic_ids(records, topic_ids), batch, before_commit)
 
-    def take_typed(
-        self, typed: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None] = lambda: None
+    def take_records(
+        self, records: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None] = lambda: None
     ) -> BatchCounts:
-        """Take a batch of the rows of `typed_records`, with `topic_id`.
+        """Take a batch of records with `topic_id`, from Spark's Kafka source or from `typed_records`.
 
         If single records make the batch fail, they are set aside: they become rejects in the same commit.
         """
         last = self._log.last
         try:
-            return self._take_typed(typed, batch, before_commit)
+            return self._taken(records, batch, before_commit)
         except RECORD_FAULTS as error:
             if not may_be_a_records(error):
                 raise
@@ -275,10 +278,11 @@ class BatchJob:
                 self._load()
                 if not isinstance(batch, BatchId):
                     raise
-                return self._take_typed(typed, batch, before_commit)
-            culprits = self._culprits(typed, lambda job, part: job._take_typed(part, BatchId(TRIAL, job.next_ordinal)))  # noqa: SLF001
+                return self._taken(records, batch, before_commit)
+            culprits = self._culprits(records, lambda job, part: job._taken(part, BatchId(TRIAL, job.next_ordinal)))  # noqa: SLF001
             if not culprits:
                 raise
+            typed = records if "header_fault" in records.columns else typed_records(records)
             return self._take_without(culprits, typed, batch, before_commit, error)
 
     def _take_without(
@@ -292,7 +296,7 @@ class BatchJob:
         for aside in (as_rejects, as_bytes):
             self._load()
             with suppress(*RECORD_FAULTS):
-                counts = self._take_typed(aside(typed, culprits), batch, before_commit)
+                counts = self._taken(aside(typed, culprits), batch, before_commit)
                 for culprit in culprits:
                     self._warn(culprit.words())
                 return counts
@@ -327,35 +331,47 @@ class BatchJob:
         finally:
             remove_folder(self.spark, path)
 
-    def _take_typed(
-        self, typed: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None] = lambda: None
-    ) -> BatchCounts:
-        return self.take_decoded(self.judged(typed), batch, before_commit)
-
     def judged(self, typed: DataFrame) -> DataFrame:
-        """Decode rows of `typed_records`. Registry, declarations, retention and deletions decide on rejects."""
-        judged = without_expired(decoded(judged_sources(typed, self.owners), self.streams), self.streams)
-        return without_deleted(judged, self._deletions)
+        """Read typed records' values. Registry, declarations, retention and deletions decide on rejects."""
+        return through_rules(typed, READ_SCHEMA, judging(self._verdicts()))
+
+    def _verdicts(self) -> Verdicts:
+        return Verdicts(self.streams, self.owners, self._deletions)
 
     def _ask_registry(self) -> None:
         self.owners = read_owners(self.spark, self.warehouse)
         self._asked_s = time.monotonic()
 
-    def take_decoded(
-        self, records: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None] = lambda: None
+    def take_judged(self, records: DataFrame, batch: BatchId) -> BatchCounts:
+        """Take a batch of the rows of `judged`, with `topic_id`."""
+        return self._taken(records, batch, are_judged=True)
+
+    def _taken(
+        self,
+        records: DataFrame,
+        batch: BatchId | BatchIds,
+        before_commit: Callable[[], None] = lambda: None,
+        *,
+        are_judged: bool = False,
     ) -> BatchCounts:
-        """Take a batch of the rows of `decoded`, with `topic_id`."""
         # A batch's size is known only afterwards. Most likely it is that of the last batch.
         self._in_batch = True
         with interpreted_if(records.sparkSession, self.spark, small=self._last_rows <= INTERPRETED_ROWS_MAX):
-            counts = self._take(records, batch, before_commit)
+            counts = self._take(records, batch, before_commit, are_judged=are_judged)
         self._in_batch = False
         self._last_rows = counts.rows
         if time.monotonic() - self._saved_s > max(STATE_S, self._saving_s / STATE_SHARE):
             self.save()
         return counts
 
-    def _take(self, records: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None]) -> BatchCounts:
+    def _take(
+        self,
+        records: DataFrame,
+        batch: BatchId | BatchIds,
+        before_commit: Callable[[], None],
+        *,
+        are_judged: bool,
+    ) -> BatchCounts:
         begun = time.monotonic()
         done = self._log.ordinal_of(batch) if isinstance(batch, BatchId) else None
         if done is not None and isinstance(batch, BatchId):
@@ -364,33 +380,29 @@ class BatchJob:
             added = self._windows_of(done).parts_of(rows, self._corrections)
             return self._counts(rows, take_census(rows, done), added, begun)
         append = LogAppend(self._log, batch)
-        rows = append.write(records, self.streams)
         windows = self._windows_of(append.ordinal)
-        with ThreadPoolExecutor(1) as beside:
-            # Copies often come in several batches in a row. Windows written before the search would be wasted.
-            writing = None if self._had_copies else beside.submit(windows.write, rows, self._corrections)
+        over_batch = BatchPass(self.tables, append.ordinal, self._verdicts(), windows.rules(self._corrections))
+        made = over_batch.over(records, batch, are_judged=are_judged)
+        rows = append.take(made.log)
+        windows.take(made)
+        census = take_census(rows, append.ordinal)
+        events = events_of(rows, census)
+        if faults := faults_in(events):
+            # This is rare. The rows are written again, as those of a batch with copies are.
+            rows = append.rewrite(with_faults(rows, faults))
             census = take_census(rows, append.ordinal)
             events = events_of(rows, census)
-            if faults := faults_in(events):
-                # This is rare. The rows are written again, as those of a batch with copies are.
-                rows = append.rewrite(with_faults(rows, faults))
-                census = take_census(rows, append.ordinal)
-                events = events_of(rows, census)
-            with self._copies(rows, census, events, append.ordinal) as copies:
-                self._had_copies = copies is not None
-                if writing is not None:
-                    writing.result()
-                if copies is not None:
-                    rows = with_verdicts(rows, copies.of_batch())
+        with self._copies(rows, census, events, append.ordinal) as copies:
+            if copies is not None:
+                rows = with_verdicts(rows, copies.of_batch())
+                with ThreadPoolExecutor(1) as beside:
                     writing = beside.submit(windows.write, rows, self._corrections)
                     rows = append.rewrite(rows)
                     writing.result()
-                elif writing is None:
-                    windows.write(rows, self._corrections)
-                before_commit()
-                append.commit(self._so_far())
-                found = NONE_FOUND if copies is None else copies.counts
-                self._derive(rows, census, copies, windows)
+            before_commit()
+            append.commit(self._so_far())
+            found = NONE_FOUND if copies is None else copies.counts
+            self._derive(rows, census, copies, windows)
         # If no earlier row was amended and no time was corrected, the census and the verdicts are complete.
         known = None if found.amended or self._corrections.told_us else found
         # The batch's windows were written before its own corrections were known.
@@ -432,7 +444,7 @@ class BatchJob:
             rows = committed_rows(self.spark, self.tables, ordinal)
             culprits = self._culprits(
                 rows.drop("ingest", "batch", "ordinal"),
-                lambda job, part: job.take_decoded(part, BatchId(TRIAL, job.next_ordinal)),
+                lambda job, part: job.take_judged(part, BatchId(TRIAL, job.next_ordinal)),
             )
             if not culprits:
                 raise
@@ -607,10 +619,22 @@ class WindowsAppend:
         self._window_s = streams.windows.sizes[0]
         self._times = streams.times
         self._closed_before = closed_before
+        self._is_split = False
+
+    def rules(self, corrections: Corrections) -> WindowRules:
+        """All that a pass needs to make the parts."""
+        open_from_us = None if self._closed_before is None else microseconds(self._closed_before)
+        return WindowRules(self._window_s, self._times, corrections.clocks, open_from_us)
+
+    def take(self, made: MadeFiles) -> None:
+        """Take the parts that a pass made."""
+        self._append.take(made.parts)
+        self._is_split = made.is_split
 
     def write(self, rows: DataFrame, corrections: Corrections) -> None:
         """Write the parts of a batch's rows of `log`."""
         self._append.write(self.parts_of(rows, corrections))
+        self._is_split = False
 
     def parts_of(self, rows: DataFrame, corrections: Corrections) -> DataFrame:
         """The parts of windows that a batch's rows of `log` make."""
@@ -619,7 +643,8 @@ class WindowsAppend:
         return parts(counting, self.ordinal, self._window_s)
 
     def rows(self) -> DataFrame:
-        return self._append.rows()
+        """The parts, one row for each window."""
+        return folded(self._append.rows()) if self._is_split else self._append.rows()
 
     def commit(self) -> None:
         """Commit the parts, unless an earlier attempt has committed them."""

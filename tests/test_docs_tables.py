@@ -31,8 +31,7 @@ from spark.desk import tables
 from spark.log.log_table import BatchId
 from spark.views.views import VIEWS, open_all
 from spark.views.windows_view import open_windows
-from spark.windows.window_sizes import WINDOW_S
-from spark.windows.windows_table import LATE_S
+from spark.windows.window_sizes import LATE_S, WINDOW_S
 from tests.support.buffers import reading_of, row_of
 from tests.support.sizes import size
 from tests.support.spark_oracle import KafkaRecord

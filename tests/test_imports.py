@@ -7,7 +7,10 @@ import pytest
 
 from tests.support.installed_packages import packages_of
 
-FORBIDDEN = ("pyspark", "delta", "pandas", "numpy", "matplotlib", "rich", "spark", "demo", "sluice_sim", "sqlite_utils")
+FORBIDDEN = (
+    *("pyspark", "delta", "pyarrow", "pandas", "numpy", "matplotlib", "rich"),
+    *("spark", "demo", "sluice_sim", "sqlite_utils"),
+)
 DAEMON = (
     "gateway.cli",
     "gateway.daemon.control",

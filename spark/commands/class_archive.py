@@ -30,7 +30,7 @@ def make_archive(path: Path) -> None:
     os.environ["SLUICE_SPARK_JAVA_OPTIONS"] = keeping
     spark = open_session("sluice-classes")
     from spark.batch_job import BatchJob  # noqa: PLC0415
-    from spark.decode.kafka_records import SOURCE_SCHEMA  # noqa: PLC0415
+    from spark.decode.record_frames import SOURCE_SCHEMA  # noqa: PLC0415
     from spark.engine.interpreted_queries import interpreted_if  # noqa: PLC0415
     from spark.log.log_table import BatchId  # noqa: PLC0415
     from spark.views.views import open_all  # noqa: PLC0415

@@ -243,9 +243,9 @@ def _nothing_words(asked: _Asked, begin: Mapping[int, int], ends: Mapping[int, i
 def _show(asked: _Asked, streams: Streams, record: "ConsumerRecord") -> None:
     from spark.decode.record_plain import read_record  # noqa: PLC0415 - only here
 
-    read = read_record(record.topic, record.key, record.value, record.headers, streams)
     # A sender may give any time.
     taken_us = record.timestamp * 1_000 if 0 <= record.timestamp <= LATEST_US // 1_000 else None
+    read = read_record(record.topic, taken_us or 0, record.key, record.value, record.headers, streams)
     late_us = None if read.event_us is None or taken_us is None else taken_us - read.event_us
     if asked.as_json:
         told: dict[str, object] = {

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Self
@@ -17,6 +17,10 @@ from spark.decode.codec_declarations import DECIMALS_MAX, IDENTITY_MEMBERS, METR
 BYTES_MAX = 65_536
 """Bytes of a payload that is decoded. Each byte may become an object."""
 DEPTH_MAX = 32
+JSON_DEPTH_MAX = 500
+"""Levels of a JSON object. Python's parser calls itself for each."""
+JSON_NUMBER_CHARS_MAX = 1_000
+"""Characters of a number in a JSON object."""
 NUMBER_BITS_MAX = 256
 """Bits of a whole number that is computed. Longer ones, and exponents of more than three digits, are out of range."""
 NUMBER_CHARS_MAX = 64
@@ -29,7 +33,7 @@ AROUND = " \t\r\n\v\f\0\ufeff"
 NO_NUMBER_HINT = r"(?i:nan|inf|ovf|1\.#)"
 """Pattern found in every text that has a NO_NUMBER_WORD."""
 NO_NUMBER_WORD = r'[-+]?(?i:nan(?:\([^()"]{0,32}\))?|inf(?:inity)?|ovf|1\.#[a-z]{2,5}[0-9]{0,8})(?=[ \t\r\n,\]}])'
-"""Pattern, for Python and Java, of a float that is no number: `nan`, `-inf`, `Infinity`, `-nan(ind)`, `1.#QNAN`, or
+"""Pattern of a float that is no number: `nan`, `-inf`, `Infinity`, `-nan(ind)`, `1.#QNAN`, or
 Arduino's `ovf`."""
 
 NO_METRIC = "undecodable: the payload has no number"
@@ -62,17 +66,25 @@ class Result:
     reject_reason: str | None = None
 
 
-class Uncomputed(Decimal):
-    """A number that is surely out of range, and so is not computed."""
+class Written(Decimal):
+    """A number with the text that its sender wrote."""
 
     __slots__ = ("written",)
     written: str
-    """The number as its sender wrote it."""
 
-    def __new__(cls, written: str) -> Self:
-        number = super().__new__(cls, "1e99")
+    def __new__(cls, written: str, value: str | None = None) -> Self:
+        number = super().__new__(cls, written if value is None else value)
         number.written = written
         return number
+
+
+class Uncomputed(Written):
+    """A number that is surely out of range, and so is not computed."""
+
+    __slots__ = ()
+
+    def __new__(cls, written: str) -> Self:
+        return super().__new__(cls, written, "1e99")
 
 
 class UndecodableError(Exception):
@@ -123,16 +135,16 @@ def quantised(number: Decimal | int, decimals: int = DECIMALS_MAX, shift: int = 
     return None if abs(value) >= _LIMIT else value + 0
 
 
-def is_deep(text: bytes) -> bool:
-    """True if JSON has more than DEPTH_MAX levels. Decoders have bounds of their own, but not all alike."""
-    if text.count(b"[") + text.count(b"{") <= DEPTH_MAX:
+def is_deep(text: bytes, levels: int = DEPTH_MAX) -> bool:
+    """True if JSON has more than so many levels. Decoders have bounds of their own, but not all alike."""
+    if text.count(b"[") + text.count(b"{") <= levels:
         return False
     depth = 0
     for found in _BRACKET.finditer(text):
         first = found[0][0]
         if first in b"[{":
             depth += 1
-            if depth > DEPTH_MAX:
+            if depth > levels:
                 return True
         elif first in b"]}":
             depth -= 1
@@ -147,15 +159,26 @@ def mended_json(text: str) -> str:
     return _STRING_OR_WORD.sub(lambda found: "null" if found[1] else found[0], text)
 
 
-def exact_json(text: str) -> object:
-    """Parse JSON strictly, but for floats that are no numbers: all numbers are exact. Raises ValueError."""
+def exact_json(text: str, number: Callable[[str], Decimal] | None = None) -> object:
+    """Parse JSON strictly, but for floats that are no numbers: all numbers are exact. Raises ValueError.
+
+    `number` reads them; by default, `exact_number` does.
+    """
     return json.loads(
         mended_json(text),
-        parse_int=exact_number,
-        parse_float=exact_number,
-        parse_constant=_refused,
-        object_pairs_hook=_once,
+        parse_int=number or exact_number,
+        parse_float=number or exact_number,
+        parse_constant=refused,
+        object_pairs_hook=once,
     )
+
+
+def written_number(text: str) -> Decimal:
+    """Return the number in a text, exact; with its text, if it has an exponent. Raises ValueError."""
+    if len(text) > JSON_NUMBER_CHARS_MAX:
+        raise ValueError(text)
+    number = exact_number(text)
+    return Written(text) if "e" in text.lower() and not isinstance(number, Uncomputed) else number
 
 
 def exact_number(text: str) -> Decimal:
@@ -165,11 +188,13 @@ def exact_number(text: str) -> Decimal:
     return Decimal(text)
 
 
-def _refused(constant: str) -> object:
+def refused(constant: str) -> object:
+    """Take no NaN and no infinity for JSON."""
     raise ValueError(constant)
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return an object's members. Raises ValueError if a name comes twice."""
     members = dict(pairs)
     if len(members) != len(pairs):
         raise ValueError(pairs)
@@ -230,7 +255,7 @@ def judged(
 
 def _told(number: object) -> str:
     """A number as text for a reject's reason."""
-    if isinstance(number, Uncomputed):
+    if isinstance(number, Written):
         return number.written[:TOLD_CHARS_MAX]
     if isinstance(number, int):
         # Python refuses to print a number of more than 4,300 digits.

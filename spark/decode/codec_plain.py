@@ -1,7 +1,4 @@
-"""Reads a payload by its declaration in plain Python: on executors, which have no more, and without Spark.
-
-In batches, Spark's own expressions read JSON and bare numbers instead (`payload_decode`), for they are faster there.
-"""
+"""Reads the payload of a reading by the declaration of its topic, in plain Python."""
 
 import json
 import re
@@ -11,13 +8,17 @@ from spark.decode import codec_avro, codec_binary, codec_cbor, codec_senml
 from spark.decode.codec_declarations import PLAIN_METRIC, Metric, Stream, Streams
 from spark.decode.codec_numbers import (
     AROUND,
+    JSON_DEPTH_MAX,
     Result,
     UndecodableError,
+    Written,
     exact_json,
     exact_number,
+    is_deep,
     judged,
     of_object,
     rejected,
+    written_number,
 )
 
 CODEC_OF_MEDIA_TYPE = {
@@ -40,6 +41,7 @@ NOT_NUMBER = "undecodable: the payload is not a bare number"
 UNKNOWN_CONTENT = "undecodable: no decoder for this content type"
 
 _ANY = Stream("", "cbor")
+_PLAIN = (Metric(PLAIN_METRIC, ()),)
 _BARE = re.compile(PLAIN_NUMBER.replace("$", r"\Z"))
 
 
@@ -51,25 +53,43 @@ def read_payload(payload: bytes, codec: str, stream: Stream, registry: str = "")
         return Result(None, reject_reason=str(error))
 
 
-def read_value(topic: str, content_type: str, value: bytes | None, streams: Streams) -> Result:
-    """Return the metrics of a reading in a topic, or why it becomes none. Raises `codec_avro.RegistryError` alone."""
-    stream = declaration(topic, streams)
-    if stream is None and streams.unknown != "accept":
-        return rejected(UNDECLARED_STREAM)
-    if value is None:
-        return rejected(NO_VALUE)
-    codec = _codec_of(content_type, value) if stream is None else stream.codec
-    if codec is None:
-        return rejected(UNKNOWN_CONTENT)
-    return read_payload(value, codec, stream or _ANY, streams.registry or "")
+class PayloadReader:
+    """Reads the values of readings by the declarations of their topics."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._in_order = streams.in_order()
+        self._accepts = streams.unknown == "accept"
+        self._registry = streams.registry or ""
+        self._of_topic: dict[str, Stream | None] = {}
+
+    def read(self, topic: str, content_type: str, value: bytes | None) -> Result:
+        """Return a reading's metrics, or why it becomes none. Raises `codec_avro.RegistryError` alone."""
+        stream = self.declaration(topic)
+        if stream is None and not self._accepts:
+            return rejected(UNDECLARED_STREAM)
+        if value is None:
+            return rejected(NO_VALUE)
+        codec = self.codec_of(topic, content_type, value)
+        if codec is None:
+            return rejected(UNKNOWN_CONTENT)
+        return read_payload(value, codec, stream or _ANY, self._registry)
+
+    def codec_of(self, topic: str, content_type: str, value: bytes) -> str | None:
+        """Return the codec of a value; None if there is none."""
+        stream = self.declaration(topic)
+        if stream is not None:
+            return stream.codec
+        return _codec_of(content_type, value) if self._accepts else None
+
+    def declaration(self, topic: str) -> Stream | None:
+        """Return the declaration of a topic; None if there is none."""
+        if topic not in self._of_topic:
+            self._of_topic[topic] = next((stream for stream in self._in_order if _is_of(topic, stream)), None)
+        return self._of_topic[topic]
 
 
-def declaration(topic: str, streams: Streams) -> Stream | None:
-    """Return the declaration of a topic; None if there is none."""
-    for stream in streams.in_order():
-        if re.match(stream.regex, topic) if stream.is_pattern else stream.name == topic:
-            return stream
-    return None
+def _is_of(topic: str, stream: Stream) -> bool:
+    return re.match(stream.regex, topic) is not None if stream.is_pattern else stream.name == topic
 
 
 def _codec_of(content_type: str, value: bytes) -> str | None:
@@ -89,12 +109,14 @@ def _text(payload: bytes) -> str:
 
 def _of_json(payload: bytes, metrics: tuple[Metric, ...]) -> Result:
     text = _text(payload)
+    if is_deep(payload, JSON_DEPTH_MAX):
+        raise UndecodableError(NOT_JSON)
     try:
-        found = exact_json(text)
+        found = exact_json(text, written_number)
         if "\\u" in text:
             # JSON can write half a surrogate, which is no character: no text holds it.
             json.dumps(found, ensure_ascii=False, default=str).encode()
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UndecodableError(NOT_JSON) from error
     if not isinstance(found, dict):
         raise UndecodableError(NOT_JSON)
@@ -105,7 +127,9 @@ def _of_number(payload: bytes, metrics: tuple[Metric, ...]) -> Result:
     text = _text(payload).strip(AROUND)
     if not _BARE.match(text):
         raise UndecodableError(NOT_NUMBER)
-    return judged([(metrics[0].name if metrics else PLAIN_METRIC, exact_number(text), None)], metrics)
+    number = exact_number(text)
+    read = number if isinstance(number, Written) else Written(text)
+    return judged([((metrics or _PLAIN)[0].name, read, None)], metrics or _PLAIN)
 
 
 def _of_cbor(payload: bytes, metrics: tuple[Metric, ...]) -> Result:

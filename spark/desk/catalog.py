@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from gateway.host.terminal_text import counted
 from spark.decode.codec_declarations import Metric, Stream, Streams
-from spark.decode.codec_plain import declaration
+from spark.decode.codec_plain import PayloadReader
 from spark.desk.log_views import ALSO, IS_READING
 from spark.desk.tables import Tables
 
@@ -80,7 +80,8 @@ def _topics(tables: Tables) -> Mapping[str, _Topic]:
 
 
 def _rows(topics: Mapping[str, _Topic], streams: Streams) -> Iterator[dict[str, object]]:
-    of_topics = {topic: declaration(topic, streams) for topic in topics}
+    declarations = PayloadReader(streams)
+    of_topics = {topic: declarations.declaration(topic) for topic in topics}
     for topic, stream in sorted(of_topics.items()):
         yield from _of_topic(topic, topics[topic], stream)
     met = {stream.name for stream in of_topics.values() if stream is not None}

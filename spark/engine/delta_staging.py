@@ -5,7 +5,7 @@ It uses Delta's own transaction, because PySpark's writers always write and comm
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from delta.tables import DeltaTable
@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
 from spark.engine.built_once import Projection, built_once
+from spark.engine.made_file import MadeFile
 
 CHECKPOINT_INTERVAL: Final = {"delta.checkpointInterval": "50"}
 """Commits between two checkpoints, as a property of tables that each batch appends to. A checkpoint lists all files of
@@ -68,6 +69,14 @@ class StagedAppend:
         self._files = []
         while iterator.hasNext():
             self._files.append(iterator.next())
+
+    def take(self, files: Sequence[MadeFile]) -> None:
+        """Take files that executors made. They replace rows that were written before."""
+        from_json = jvm_of(self._table.spark).org.apache.spark.sql.delta.actions.Action.fromJson
+        self._files = [from_json(file.action) for file in files]
+        for file in files:
+            if file.content is not None:
+                write_file(self._table.spark, f"{self._table.path}/{file.name}", file.content)
 
     @property
     def version(self) -> int:
@@ -210,6 +219,16 @@ def delta_log(spark: SparkSession, path: str) -> Any:
 def snapshot(spark: SparkSession, path: str) -> Any:
     """Delta's `Snapshot` object of a table's newest version."""
     return delta_log(spark, path).update(False, _no_option(), _no_option())
+
+
+def write_file(spark: SparkSession, path: str, content: bytes) -> None:
+    """Write a file on any file system that Spark knows."""
+    session, place = cast("Any", spark)._jsparkSession, jvm_of(spark).org.apache.hadoop.fs.Path(path)  # noqa: SLF001
+    stream = place.getFileSystem(session.sessionState().newHadoopConf()).create(place)
+    try:
+        stream.write(content)
+    finally:
+        stream.close()
 
 
 def jvm_of(spark: SparkSession) -> Any:

@@ -122,6 +122,8 @@ def open_session(
         # Parquet checks a page's size from this row on. The default is the hundredth row: before it, a hundred large
         # records would fill the memory.
         "spark.hadoop.parquet.page.size.row.check.min": "1",
+        # Rows go to Python in portions. By default only their number has a bound, and a value may have a megabyte.
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 1_048_576),
         # Keep the compiled code of queries for the next batch. One batch needs more entries than the default, 100:
         # each batch then compiled its code anew.
         "spark.sql.codegen.cache.maxEntries": "1000",

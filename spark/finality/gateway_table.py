@@ -6,7 +6,7 @@ import msgspec
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.decode.payload_decode import EVENT
+from spark.decode.record_rules import EVENT
 from spark.decode.record_types import EVENT_TYPES
 from spark.finality.gateway_states import GatewayEvent, GatewayState, GatewayStates, fault_of
 from spark.log.edges import Edge

@@ -1,19 +1,22 @@
 """Derives rows from gateways' loss records (`docs/kafka-records.md`), and from rejects, which are losses too."""
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from spark.decode.loss_bodies import BODY_TYPE, LOSS_TYPE, NUMBERS, TEXTS, fault, member_of
+from spark.decode.loss_bodies import LOSS_TYPE
+from spark.engine.arrow_map import map_in_arrow
 from spark.finality.stream_proofs import REJECTED
 from spark.log.sequence_runs import RUN_COLUMNS
 from spark.log.verdicts import CONFLICT
 
-NO_READINGS = ("event-refused", "gateway-events-dropped", "will-not-reported")
-"""Reasons of losses that are no readings. An unknown reason counts as a reading's: a newer gateway may have more."""
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
 
 LOSSES_SCHEMA = """
     namespace string, gateway string, device string, reason string, count bigint,
@@ -36,20 +39,29 @@ def losses_in(log: DataFrame) -> DataFrame:
     Loss records with a fault are left out. Today they are rejects, but an older `log` may hold some as good.
     """
     told = log.where((F.col("ce_type") == LOSS_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate"))
-    body = F.try_variant_get(F.try_parse_json(F.col("value").cast("string")), "$", BODY_TYPE)
-    members = {name: member_of(F.col("body"), name) for name in (*TEXTS, *NUMBERS)}
-    parsed = told.withColumn("body", body).select(
+    sent = told.select(
         *("namespace", "gateway", "ce_id"),
         F.unix_micros("event_time").alias("told_us"),
         F.col("time_error_us").alias("told_error_us"),
         F.col("gateway_boot").alias("told_boot"),
         F.col("boot_time_us").alias("told_boottime_us"),
-        *(member.alias(name) for name, member in members.items()),
-        fault(F.col("body")).alias("fault"),
+        "value",
     )
-    named = parsed.withColumnRenamed("boot", "gateway_boot").where(F.col("fault").isNull())
-    of_readings = named.where(~F.col("reason").isin(*NO_READINGS))
-    return of_readings.select(*losses_schema().names)
+    columns = dict(column.split() for column in LOSSES_SCHEMA.split(","))
+
+    # Executors may lack Delta, which this module needs: they get the function itself.
+    def losses(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        import pyarrow as pa  # noqa: PLC0415 - executors have it
+
+        from spark.decode.loss_bodies import loss_of  # noqa: PLC0415
+
+        schema = pa.schema([(name, pa.int64() if kind == "bigint" else pa.string()) for name, kind in columns.items()])
+        for batch in batches:
+            found = ((row, loss_of(row["value"])) for row in batch.to_pylist())
+            rows = [row | loss | {"gateway_boot": loss["boot"]} for row, loss in found if loss is not None]
+            yield pa.RecordBatch.from_pylist(rows, schema=schema)
+
+    return map_in_arrow(sent, losses, losses_schema())
 
 
 def rejects_as_losses(log: DataFrame) -> DataFrame:

@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.decode.payload_decode import SET_ASIDE
+from spark.decode.record_rules import SET_ASIDE
 from spark.source.kafka_failures import explain_failure, innermost, told_by
 from spark.source.storage_failures import explain_storage
 

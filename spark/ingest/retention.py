@@ -15,22 +15,19 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from gateway.record_contract import READING_TYPE
 from spark.decode.codec_declarations import Streams
 from spark.engine.delta_staging import open_or_empty
 from spark.engine.delta_upkeep import delete_rows
 from spark.finality.loss_records import rejects_as_losses
 from spark.finality.loss_table import append_expired
 from spark.log.amendments import amendments_path, effective_log
-from spark.log.log_table import date_of, log_path
+from spark.log.log_table import log_path
 from spark.log.quarantine_view import still_rejected
-from spark.log.verdicts import IMPLAUSIBLE_DATE
 from spark.windows.window_changes import changes_path
 from spark.windows.windows_table import WINDOW_PARTITION, windows_path
 
 SCHEMA = "what string, before date, at timestamp"
 LOG, WINDOWS, CHANGES, FILES = "log", "windows", "window_changes", "files"
-EXPIRED = "expired: measured longer before Kafka took it in than log keeps records"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +123,3 @@ def expire_log(spark: SparkSession, tables: str, before: date, streams: Streams)
 def _is_expired(before: date, streams: Streams) -> Column:
     taken_in_before = datetime.combine(before, datetime.min.time(), UTC) - timedelta(seconds=streams.times.ahead_max_s)
     return F.col("kafka_timestamp") < F.lit(taken_in_before)
-
-
-def without_expired(decoded: DataFrame, streams: Streams) -> DataFrame:
-    """Reject decoded records that were measured longer before Kafka took them in than `log` keeps records.
-
-    The decision depends on the record alone, so that a replay decides the same.
-    """
-    if streams.retention.log_days is None:
-        return decoded
-    kept_from = F.date_sub(F.to_date("kafka_timestamp"), streams.retention.log_days)
-    measured = date_of(F.col("event_time"), F.col("time_error_us"), streams.times)
-    # A reading with an implausible date is kept. It is in no window.
-    is_old = (measured < kept_from) & (measured > F.lit(IMPLAUSIBLE_DATE).cast("date"))
-    is_expired = F.coalesce((F.col("ce_type") == READING_TYPE) & F.col("reject_reason").isNull() & is_old, F.lit(False))
-    metrics = F.when(~is_expired, F.col("metrics"))
-    reason = F.when(is_expired, F.lit(EXPIRED)).otherwise(F.col("reject_reason"))
-    return decoded.withColumns({"metrics": metrics, "reject_reason": reason})

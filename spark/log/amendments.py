@@ -8,9 +8,9 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import LongType, StructField, StructType
 
-from spark.decode.codec_decimals import of_batch
-from spark.decode.payload_decode import SET_ASIDE
+from spark.decode.record_rules import SET_ASIDE
 from spark.engine.delta_staging import AppendTable, is_empty, make_table, with_missing_columns
+from spark.engine.literals import of_batch
 from spark.log.log_table import ORDINAL, SKIPPING_COLUMNS, log_schema, read_log
 
 ROW = ("topic_id", "topic", "partition", "offset", "ordinal")

@@ -3,9 +3,8 @@
 All other tables derive from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import cast
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -13,10 +12,11 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from spark.decode.codec_decimals import METRICS_TYPE, constant, of_batch
-from spark.decode.codec_declarations import USUAL_TIMES, Streams, Times
-from spark.engine.built_once import recorded
+from spark.decode.codec_declarations import USUAL_TIMES, Times
+from spark.decode.value_types import METRICS_TYPE
 from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, make_table, with_missing_columns
+from spark.engine.literals import constant
+from spark.engine.made_file import MadeFile
 from spark.engine.told_error import ToldError
 from spark.log.verdicts import IMPLAUSIBLE_DATE, RETRY
 from spark.log.warehouse_version import Version, seen_tables
@@ -150,13 +150,10 @@ class LogAppend:
         self._batch = batch
         self.ordinal = log.last + 1
 
-    def write(self, decoded: DataFrame, streams: Streams) -> DataFrame:
-        """Write decoded records, none marked as a duplicate yet, and return the written rows."""
-        if isinstance(self._batch, BatchId):
-            numbers = {"ingest": F.lit(self._batch.ingest), "batch": of_batch(self._batch.number, "topic")}
-            decoded = decoded.withColumns(numbers)
-        rows = log_rows(decoded.withColumn("duplicate", F.lit(False)), streams)
-        return self.rewrite(rows.withColumn("ordinal", of_batch(self.ordinal, "topic")))
+    def take(self, files: Sequence[MadeFile]) -> DataFrame:
+        """Take the files of the batch's rows, none marked as a duplicate yet, and return the rows."""
+        self._staged.take(files)
+        return self._staged.rows()
 
     def rewrite(self, rows: DataFrame) -> DataFrame:
         """Write rows with the table's columns instead of the rows written before, and return the written rows."""
@@ -183,28 +180,6 @@ def query_of(batch: BatchId) -> str:
 def with_topic_ids(records: DataFrame, topic_ids: Mapping[str, str]) -> DataFrame:
     """Add Kafka's id of each record's topic."""
     return records.withColumn("topic_id", F.try_element_at(constant(topic_ids, "map<string,string>"), F.col("topic")))
-
-
-@recorded
-def log_rows(judged: DataFrame, streams: Streams) -> DataFrame:
-    """Bring decoded records, with topic ids and batch, into the table's columns, except `ordinal`."""
-    numbering = {"ordinal"}
-    ago_us = F.array_max("metrics.ago_us")
-    complete = judged.withColumns(
-        {
-            "pack_span_us": ago_us,
-            "code_version": F.lit(version("sluice")),
-            "declarations": F.lit(streams.version),
-            "event_date": date_of(F.col("event_time"), F.col("time_error_us"), streams.times),
-        }
-    )
-    return complete.select(
-        *(
-            F.col(field.name).cast(field.dataType).alias(field.name)
-            for field in log_schema()
-            if field.name not in numbering
-        )
-    )
 
 
 def date_of(event_time: Column, time_error_us: Column, times: Times = USUAL_TIMES) -> Column:

@@ -20,7 +20,7 @@ the gateway's clock.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -28,10 +28,11 @@ from pyspark.sql.types import StructType
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.decode.codec_declarations import USUAL_TIMES, Times
-from spark.decode.correction_records import CORRECTION_TYPE, MEMBERS, body_of, fault, members_of
+from spark.decode.correction_records import CORRECTION_TYPE, MEMBERS, fault, value_of
+from spark.decode.event_bodies import body_of
 from spark.engine.built_once import recorded
 from spark.engine.delta_staging import AppendTable, is_empty, make_table
-from spark.log.edge_times import DEVICE_QUALITY, EARLIEST_US, LATEST_US, TOLD_SLACK_US
+from spark.log.edge_times import DEVICE_QUALITY, EARLIEST_US, LATEST_US, TOLD_SLACK_US, Clocks, Correction, clocks
 from spark.log.log_table import ORDINAL, date_of
 
 BOOT = ("namespace", "gateway", "gateway_boot")
@@ -57,6 +58,8 @@ class Corrections:
     """Time of each boot's last correction. No correction moves later readings."""
     wrong_boots: frozenset[str]
     """Boots that sent wrong times."""
+    clocks: Clocks
+    """The corrections that count, for plain Python."""
 
     def may_move(self) -> Column:
         """True for readings that a correction may move. It uses literals, so that Delta can skip other files.
@@ -104,19 +107,23 @@ def read_corrections(spark: SparkSession, tables: str) -> DataFrame:
     return spark.read.format("delta").load(corrections_path(tables))
 
 
-def corrections_in(log: DataFrame) -> DataFrame:
+def corrections_in(log: DataFrame) -> list[Correction]:
     """Derive `time_corrections` from `log`, or from any part of it."""
     good = log.where((F.col("ce_type") == CORRECTION_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate"))
-    body = F.col("body")
-    parsed = good.withColumn("body", body_of(F.col("value").cast("string"))).where(fault(body).isNull())
-    told = parsed.select(
-        "namespace",
-        "gateway",
-        *members_of(body),
-        F.unix_micros("event_time").alias("told_us"),
-        "ce_id",
-    ).withColumnRenamed("boot", "gateway_boot")
-    return told.select(*(F.col(field.name).cast(field.dataType) for field in corrections_schema()))
+    told = good.select("namespace", "gateway", "value", F.unix_micros("event_time").alias("told_us"), "ce_id")
+    rows = told.collect()
+    each = (correction_in(row.namespace, row.gateway, row.value, row.told_us, row.ce_id) for row in rows)
+    return [correction for correction in each if correction is not None]
+
+
+def correction_in(namespace: str, gateway: str, value: bytes | None, told_us: int, ce_id: str) -> Correction | None:
+    """Return the correction that a record tells; None if its body has a fault."""
+    body = body_of(None if value is None else bytes(value))
+    if body is None or fault(body) is not None:
+        return None
+    members = [value_of(body, member) for member in MEMBERS]
+    values: tuple[Any, ...] = (*members, told_us, ce_id)
+    return Correction(namespace, gateway, *values)
 
 
 def known_corrections(spark: SparkSession, tables: str) -> Corrections:
@@ -130,8 +137,8 @@ def take_corrections(table: AppendTable, appended: DataFrame, ordinal: int) -> B
     `appended` is the batch's part of `log`.
     """
     spark = table.spark
-    brought = corrections_in(appended).collect()
-    stored = _collected(spark, table.path)
+    brought = corrections_in(appended)
+    stored: list[Correction | Row] = [*_collected(spark, table.path)]
     stored_ids = {row.ce_id for row in stored}
     new = [row for row in brought if row.ce_id not in stored_ids]
     if new:
@@ -152,15 +159,16 @@ def _collected(spark: SparkSession, path: str) -> list[Row]:
     return [] if is_empty(spark, path) else spark.read.format("delta").load(path).collect()
 
 
-def _known(spark: SparkSession, rows: list[Row]) -> Corrections:
+def _known(spark: SparkSession, rows: Sequence[Correction | Row]) -> Corrections:
     told_us: dict[str, int] = {}
     for row in rows:
         told_us[row.gateway_boot] = max(row.told_us, told_us.get(row.gateway_boot, row.told_us))
     wrong_boots = frozenset(boot for *_, boot in _wrong_until_us(rows))
-    return Corrections(current(_frame(spark, rows, SCHEMA)), told_us, wrong_boots)
+    known = clocks((Correction(*row) for row in rows), {})
+    return Corrections(current(_frame(spark, rows, SCHEMA)), told_us, wrong_boots, known)
 
 
-def _wrong_until_us(rows: list[Row]) -> dict[tuple[str, ...], int]:
+def _wrong_until_us(rows: Sequence[Correction | Row]) -> dict[tuple[str, ...], int]:
     """Time of each boot's last correction that supersedes earlier times."""
     wrong_until_us: dict[tuple[str, ...], int] = {}
     for row in rows:
@@ -169,8 +177,8 @@ def _wrong_until_us(rows: list[Row]) -> dict[tuple[str, ...], int]:
     return wrong_until_us
 
 
-def _boot(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] for name in BOOT)
+def _boot(row: Correction | Row) -> tuple[str, ...]:
+    return tuple(getattr(row, name) for name in BOOT)
 
 
 def _frame(spark: SparkSession, rows: Sequence[tuple[object, ...]], schema: str) -> DataFrame:

@@ -13,7 +13,7 @@ from operator import or_
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.decode.codec_decimals import VALUE_TYPE
+from spark.decode.value_types import VALUE_TYPE
 from spark.registry.calibration import CALIBRATED_TYPE, by_span, site_columns, with_calibrations, with_sites
 from spark.registry.registry_spans import borders, last_border, next_border, span_at
 from spark.windows.window_sizes import DAY_S

@@ -7,7 +7,7 @@ result has at most twelve, and always fits in `CALIBRATED_TYPE`. So windows can 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.decode.codec_decimals import VALUE_TYPE
+from spark.decode.value_types import VALUE_TYPE
 from spark.registry.registry_spans import borders, last_border, next_border, span_at, with_spans
 from spark.registry.registry_table import FACTOR_TYPE
 from spark.windows.windows_table import unwindowed

@@ -17,10 +17,10 @@ from spark.finality.stream_proofs import REJECTED
 from spark.ingest.devices_heard import heard_path
 from spark.ingest.seen_table import runs_path, settled_path
 from spark.log.amendments import amendments_path
-from spark.log.deletions import EMPTIED, append_deletion, is_of_device, read_deletions, was_deleted
+from spark.log.deletions import append_deletion, is_of_device, read_deletions, was_deleted
 from spark.log.edge_times import LATEST_US
 from spark.log.log_table import LOG_PARTITION, log_path, log_schema, read_log
-from spark.log.verdicts import DELETED, IMPLAUSIBLE_DATE
+from spark.log.verdicts import DELETED, EMPTIED, IMPLAUSIBLE_DATE
 from spark.log.warehouse_version import folder_of, seen_tables, versions_of
 from spark.windows.window_changes import changes_path
 from spark.windows.windows_table import windows_path

@@ -7,8 +7,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.batch_job import BatchJob
-from spark.decode.kafka_records import TOO_LARGE, typed_records
-from spark.decode.payload_decode import HEADER, NOT_THEIRS, SET_ASIDE
+from spark.decode.record_frames import typed_records
+from spark.decode.record_rules import HEADER, NOT_THEIRS, SET_ASIDE, TOO_LARGE
 from spark.log.amendments import effective_log
 from spark.log.log_table import BatchId
 from spark.log.quarantine_view import kind, still_rejected
@@ -57,7 +57,7 @@ def retry(job: BatchJob) -> RetryCounts:
         readable = job.judged(records_again(rows)).where(F.col("reject_reason").isNull()).persist()
         try:
             if not readable.isEmpty():
-                read += job.take_decoded(readable, BatchId(query, number)).rows
+                read += job.take_judged(readable, BatchId(query, number)).rows
         finally:
             readable.unpersist()
     job.save()

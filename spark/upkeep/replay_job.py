@@ -18,7 +18,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.batch_job import BatchJob
-from spark.decode.kafka_records import typed_records
 from spark.engine.delta_staging import AppendTable, commit_numbers
 from spark.engine.delta_upkeep import delete_rows
 from spark.engine.warehouse_folder import WarehouseInUseError, folder_exists, remove_folder, was_copied
@@ -183,8 +182,7 @@ class _Replay:
         self._expect(sum(_records_between(*portion) for portion in portions))
         for number, (starting, ending) in enumerate(portions):
             records = kafka_range(self._spark, kafka.source, starting, ending)
-            typed = with_topic_ids(typed_records(records), kafka.topic_ids)
-            self._take(typed, BatchId(query, number))
+            self._take(with_topic_ids(records, kafka.topic_ids), BatchId(query, number))
 
     def publish(self) -> Version:
         """Publish the new version to readers, and write its differences to `window_changes`. Returns the version."""
@@ -234,8 +232,8 @@ class _Replay:
             self._total += records
             self._report(self.progress())
 
-    def _take(self, typed: DataFrame, batch: BatchId | BatchIds) -> None:
-        counts = self._job.take_typed(typed, batch)
+    def _take(self, records: DataFrame, batch: BatchId | BatchIds) -> None:
+        counts = self._job.take_records(records, batch)
         self._rows += counts.rows
         self._rejected += counts.rejected
         self._report(self.progress())

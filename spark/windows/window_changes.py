@@ -13,8 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.decode.codec_decimals import VALUE_TYPE, of_batch
+from spark.decode.value_types import VALUE_TYPE
 from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, make_table
+from spark.engine.literals import of_batch
 from spark.log.log_table import ORDINAL
 from spark.windows.windows_table import KEY, SUM_TYPE, folded, read_parts
 

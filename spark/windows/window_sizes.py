@@ -4,6 +4,8 @@ from spark.engine.told_error import ToldError
 
 WINDOW_S = 60
 """Seconds of the table's windows, if `streams.toml` does not say."""
+LATE_S = 60
+"""Seconds after the end of its window from which a reading that reaches Kafka is late."""
 DAY_S = 86_400
 WINDOW_PROPERTY = "sluice.windowSeconds"
 """Property of the table with the seconds of its windows."""

@@ -19,13 +19,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.decode.codec_decimals import VALUE_TYPE, of_batch, sql_text
 from spark.decode.codec_declarations import Windows
+from spark.decode.value_types import VALUE_TYPE
 from spark.engine.built_once import recorded
 from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, make_table, snapshot, table_exists
+from spark.engine.literals import of_batch, sql_text
 from spark.engine.told_error import ToldError
 from spark.log.verdicts import IMPLAUSIBLE_DATE
-from spark.windows.window_sizes import DAY_S, WINDOW_PROPERTY, WINDOW_S
+from spark.windows.window_sizes import DAY_S, LATE_S, WINDOW_PROPERTY, WINDOW_S
 
 DAY_US = DAY_S * 1_000_000
 METRIC = ("namespace", "device", "stream", "metric")
@@ -44,8 +45,6 @@ SCHEMA = f"""
 WINDOW_PARTITION = "window_date"
 SKIPPING_COLUMNS = "window_start,device,metric,stream,ordinal"
 FIGURES = ("n", "min", "max", "sum", "sum_of_squares", "first", "first_at", "last", "last_at", "values", "late")
-LATE_S = 60
-"""Seconds after the end of its window from which a reading that reaches Kafka is late."""
 PERCENTILES = Windows().percentiles
 
 SPANS_MAX = 32

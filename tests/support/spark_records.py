@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.decode.kafka_records import SOURCE_SCHEMA
+from spark.decode.record_frames import SOURCE_SCHEMA
 from spark.source.topic_changes import TopicNow
 from spark.source.topic_watch import TopicWatch
 from tests.support.spark_oracle import Headers, KafkaRecord

@@ -1,17 +1,13 @@
-"""Headers as Spark reads them, against the contract."""
+"""Headers as the rule book reads them, against the contract."""
 
 from dataclasses import replace
 
 import pytest
-from pyspark.sql import SparkSession
 
-from spark.decode.kafka_records import typed_records
-from spark.decode.payload_decode import decoded
 from tests.support import spark_oracle
 from tests.support.oracle_payloads import UnreadableError
-from tests.support.spark_records import changed, kafka_frame, reading, reading_headers
-
-pytestmark = pytest.mark.spark
+from tests.support.read_records import rows_read, rows_typed
+from tests.support.spark_records import changed, reading, reading_headers
 
 GOOD = reading_headers(device_boot="7-1a2b3c4d")
 HEADER_FAULTS: list[tuple[spark_oracle.Headers | None, str]] = [
@@ -50,10 +46,10 @@ HEADER_FAULTS: list[tuple[spark_oracle.Headers | None, str]] = [
 ]
 
 
-def test_headers_that_are_not_the_contracts_say_why_and_the_bytes_are_kept(spark: SparkSession) -> None:
+def test_headers_that_are_not_the_contracts_say_why_and_the_bytes_are_kept() -> None:
     records = [replace(reading(), headers=headers, offset=offset) for offset, (headers, _) in enumerate(HEADER_FAULTS)]
 
-    rows = decoded(typed_records(kafka_frame(spark, records))).orderBy("offset").collect()
+    rows = rows_read(records)
 
     for row, record, (_, reason) in zip(rows, records, HEADER_FAULTS, strict=True):
         assert row.reject_reason.startswith(f"header: {reason}")
@@ -63,7 +59,7 @@ def test_headers_that_are_not_the_contracts_say_why_and_the_bytes_are_kept(spark
             spark_oracle.read_headers(record)
 
 
-def test_headers_of_others_are_passed_over_and_kept(spark: SparkSession) -> None:
+def test_headers_of_others_are_passed_over_and_kept() -> None:
     whole = [*GOOD, ("ce_doubt", b"redelivered"), ("ce_boottimeerror", b"5")]
     trace: tuple[str, bytes | None] = ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
     others: list[list[tuple[str, bytes | None]]] = [
@@ -85,7 +81,7 @@ def test_headers_of_others_are_passed_over_and_kept(spark: SparkSession) -> None
     ]
     records = [replace(reading(), headers=each, offset=offset) for offset, each in enumerate([whole, *headers])]
 
-    plain, *rows = decoded(typed_records(kafka_frame(spark, records))).orderBy("offset").collect()
+    plain, *rows = rows_read(records)
 
     assert (plain.headers, plain.reject_reason) == (None, None)
     columns = [name for name in plain.asDict() if name not in {"offset", "headers"}]
@@ -96,12 +92,12 @@ def test_headers_of_others_are_passed_over_and_kept(spark: SparkSession) -> None
         assert spark_oracle.read_headers(records[place + 1]).ce_id == plain.ce_id
 
 
-def test_headers_become_typed_columns(spark: SparkSession) -> None:
+def test_headers_become_typed_columns() -> None:
     headers = reading_headers(17, error_us=2**63 - 1, namespace="attic", device_boot="7-1a2b3c4d")
     event = reading_headers(18, event_type="sluice.gateway.heartbeat")
     records = [reading(headers=headers, key=b"attic/42"), reading(b'{"depth": 7}', event, key=b"gw-1", offset=1)]
 
-    taken, heartbeat = decoded(typed_records(kafka_frame(spark, records))).orderBy("offset").collect()
+    taken, heartbeat = rows_read(records)
 
     assert (taken.namespace, taken.gateway, taken.device, taken.stream) == ("attic", "gw-1", "42", "device-thermo")
     assert (taken.key, taken.lane, taken.lane_sequence) == ("attic/42", "0123456789ab", 17)
@@ -113,7 +109,7 @@ def test_headers_become_typed_columns(spark: SparkSession) -> None:
     assert (heartbeat.metrics, heartbeat.reject_reason) == (None, None)
 
 
-def test_headers_that_are_there_or_not_are_found_in_each_combination(spark: SparkSession) -> None:
+def test_headers_that_are_there_or_not_are_found_in_each_combination() -> None:
     shapes = [
         (boot, counter, doubt, error_us)
         for boot, counter in ((None, None), ("7-1a2b3c4d", None), ("7-1a2b3c4d", "site/42/thermo"))
@@ -128,7 +124,7 @@ def test_headers_that_are_there_or_not_are_found_in_each_combination(spark: Spar
         for offset, (boot, counter, doubt, error_us) in enumerate(shapes)
     ]
 
-    rows = typed_records(kafka_frame(spark, [*records, reading(headers=[], offset=99)])).orderBy("offset").collect()
+    rows = rows_typed([*records, reading(headers=[], offset=99)])
 
     found = [
         (r.device_boot, r.device_sequence, r.device_counter, r.doubt, r.boot_time_error_us, r.header_fault)

@@ -4,9 +4,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.decode.kafka_records import typed_records
 from spark.engine.built_once import built_once, recorded
-from tests.support.spark_records import kafka_frame, reading, reading_headers
 from tests.support.spark_warehouse import expect_rows
 
 pytestmark = pytest.mark.spark
@@ -40,11 +38,13 @@ def test_a_recorded_function_runs_once_for_each_schema_and_argument(spark: Spark
 
 def test_another_session_of_the_same_spark_uses_what_was_built(spark: SparkSession) -> None:
     # Spark runs each batch of a stream in a session of its own.
-    records = [reading(headers=reading_headers(7))]
-    first = typed_records(kafka_frame(spark, records)).collect()
-    again = typed_records(kafka_frame(spark.newSession(), records)).collect()
-    assert first == again
-    assert again[0].lane_sequence == 7
+    runs.clear()
+    found = [
+        by_device(each.createDataFrame([("a", 1)], "device string, n int"), 0).collect()
+        for each in (spark, spark.newSession())
+    ]
+    assert found == [[("A", 1, 2, 0)]] * 2
+    assert runs == [0]
 
 
 def test_a_built_expression_is_one_object_until_its_arguments_change() -> None:

@@ -1,4 +1,4 @@
-"""The job under `spark-submit`, with executors that are processes of their own and have nothing but Spark."""
+"""The job under `spark-submit`, with executors that are processes of their own, and have little but Spark."""
 
 import asyncio
 import json
@@ -14,11 +14,13 @@ from pathlib import Path
 from shutil import rmtree
 
 import cbor2
+import pyarrow as pa
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from demo.kafka_broker import Broker
+from spark.engine.executor_python import NEEDED
 from spark.engine.session import SHORT_LIVED, connector_jars
 from spark.log.readings_view import open_readings
 from spark.views.windows_view import open_windows
@@ -41,21 +43,37 @@ DECODING = """\
 import json, sys
 from pathlib import Path
 sys.path.append(sys.argv[1])
-from spark.decode.kafka_records import typed_records
-from spark.decode.payload_decode import decoded
+from spark.arrow_pass.tasks import judging
+from spark.decode.record_frames import READ_SCHEMA, through_rules
 from spark.decode.streams_file import parse_streams
+from spark.decode.topic_speakers import TopicOwners
 from spark.engine.interpreted_queries import interpreted_if
 from spark.engine.session import open_session
+from spark.log.record_verdicts import Verdicts
 from tests.spark.engine.test_spark_cluster import DECLARED, drawn
 from tests.support.spark_records import kafka_frame
 
 spark = open_session("decoding")
-found = decoded(typed_records(kafka_frame(spark, drawn())), parse_streams(DECLARED, Path("streams.toml")))
+verdicts = Verdicts(parse_streams(DECLARED, Path("streams.toml")), TopicOwners(), {})
+found = through_rules(kafka_frame(spark, drawn()), READ_SCHEMA, judging(verdicts))
 with interpreted_if(spark, small=True):
     rows = found.collect()
 print(json.dumps(sorted(int(row.metrics[0].value) for row in rows)))
 """
 """Program that does the job's work in Python, without Kafka and tables. Only the driver has the project."""
+BEGINNING = """\
+import sys
+sys.path.append(sys.argv[1])
+from spark.batch_job import BatchJob
+from spark.engine.executor_python import PackagesMissingError
+from spark.engine.session import open_session
+
+try:
+    BatchJob(open_session("beginning"), sys.argv[2])
+except PackagesMissingError as error:
+    print(error)
+"""
+"""Program that begins as each job does."""
 RECORDS = 40
 
 
@@ -81,17 +99,29 @@ def ran() -> Iterator[Path]:
     rmtree(apps, ignore_errors=True)
 
 
-def submit(folder: Path, *program: str) -> str:
-    """Run a program with two executors. Returns its output."""
+def submit(folder: Path, *program: str, has_packages: bool = True) -> str:
+    """Run a program with two executors, with the packages that they need or without. Returns its output."""
+    done = submitted(folder, *program, has_packages=has_packages)
+    assert done.returncode == 0, done.stdout + done.stderr[-4_000:]
+    return done.stdout
+
+
+def submitted(folder: Path, *program: str, has_packages: bool) -> "subprocess.CompletedProcess[str]":
     package = folder / "sluice.zip"
     with zipfile.ZipFile(package, "w") as archive:
-        for file in sorted((PROJECT / "spark").rglob("*.py")):
+        for file in sorted([*(PROJECT / "spark").rglob("*.py"), *(PROJECT / "gateway").rglob("*.py")]):
             archive.write(file, file.relative_to(PROJECT))
+    packages = folder / "packages"
+    if has_packages and not packages.exists():
+        packages.mkdir()
+        for name in (*NEEDED, "numpy.libs"):
+            (packages / name).symlink_to(Path(pa.__file__).parents[1] / name)
     settings = {
         # The interpreter that this environment was made of. Neither the project nor its dependencies are installed in
-        # it.
+        # it. What executors need of them is sent along, as a packed environment would be.
         "spark.pyspark.python": str(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"),
         "spark.pyspark.driver.python": sys.executable,
+        **({"spark.executorEnv.PYTHONPATH": str(packages)} if has_packages else {}),
         "spark.driver.defaultJavaOptions": SHORT_LIVED,
         "spark.executor.memory": "700m",
         "spark.executor.extraJavaOptions": SHORT_LIVED,
@@ -105,7 +135,7 @@ def submit(folder: Path, *program: str) -> str:
     command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     home = Path(pyspark.__file__).parent
     environment = os.environ | {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run(
+    return subprocess.run(
         [*command, *program],
         capture_output=True,
         text=True,
@@ -114,8 +144,6 @@ def submit(folder: Path, *program: str) -> str:
         timeout=patience(500),
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr[-4_000:]
-    return done.stdout
 
 
 @pytest.mark.long(seconds=60)
@@ -125,6 +153,18 @@ def test_executors_of_their_own_read_what_python_decodes(tmp_path: Path, ran: Pa
     assert json.loads(submit(tmp_path, str(program), str(PROJECT))) == list(range(RECORDS))
     # Each of the two had a part of the work: it fetched the decoders.
     assert len(list(ran.glob("*/*/sluice.zip"))) == 2
+
+
+@pytest.mark.long(seconds=60)
+def test_executors_without_the_packages_are_told_of_in_words(tmp_path: Path) -> None:
+    program = tmp_path / "beginning.py"
+    program.write_text(BEGINNING)
+
+    done = submitted(tmp_path, str(program), str(PROJECT), str(tmp_path / "warehouse"), has_packages=False)
+
+    assert done.returncode == 0, done.stderr[-4_000:]
+    assert done.stdout.startswith("The Python of Spark's executors lacks numpy and pyarrow")
+    assert not (tmp_path / "warehouse").exists()
 
 
 @pytest.mark.kafka

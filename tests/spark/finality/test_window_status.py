@@ -17,7 +17,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from gateway.record_contract import HEARTBEAT_TYPE
-from spark.decode.loss_bodies import BODY_TYPE, fault
+from spark.decode.event_bodies import body_of
+from spark.decode.loss_bodies import fault
 from spark.decode.record_types import SET_ASIDE_TYPE
 from spark.finality import window_status
 from spark.finality.gateway_states import GatewayEvent, GatewayStates
@@ -484,7 +485,7 @@ def test_a_reading_in_the_quarantine_is_lost_until_it_is_read(spark: SparkSessio
 
 def test_a_malformed_loss_record_is_told_and_nothing_else(spark: SparkSession) -> None:
     good = json.loads(loss_row("s", 0, RING_OVERFLOW)[6])  # type: ignore[arg-type]
-    bodies: dict[str, object] = {
+    bodies: dict[str, bytes | None] = {
         "not JSON": b"{",
         "no value": None,
         "not UTF-8": b"\xff",
@@ -502,8 +503,7 @@ def test_a_malformed_loss_record_is_told_and_nothing_else(spark: SparkSession) -
     log = spark.createDataFrame(rows, LOG_SCHEMA)
     # Of today's they are rejects; a `log` of before may hold some that are none.
     assert [row.ce_id for row in losses_in(log).collect()] == ["good"]
-    body = F.try_variant_get(F.try_parse_json(F.col("value").cast("string")), "$", BODY_TYPE)
-    faults = {row.ce_id: row.fault for row in log.select("ce_id", fault(body).alias("fault")).collect()}
+    faults = {name: fault(body_of(body)) for name, body in bodies.items()}
     assert {name for name, words in faults.items() if words is None} == {"good"}
     assert faults["half a span"] == "the loss record's sequences are no span"
     assert faults["text for a number"] == "count of the loss record is not a whole number"

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark import batch_job
+from spark.arrow_pass import tasks
+from spark.arrow_pass.tasks import judging
 from spark.batch_job import TRIAL, BatchJob
-from spark.decode import payload_decode
-from spark.decode.codec_python import RESULT_TYPE
-from spark.decode.kafka_records import typed_records
+from spark.decode.record_frames import Rule, typed_records
+from spark.decode.record_rules import Record
 from spark.decode.streams_file import parse_streams
 from spark.finality import gateway_states
 from spark.finality.loss_records import losses_in
@@ -30,6 +30,7 @@ from spark.ingest.record_faults import ASIDE_MAX, Culprit, as_bytes, find_culpri
 from spark.log.log_table import BatchId, open_log, with_topic_ids
 from spark.log.quarantine_view import open_quarantine
 from spark.log.readings_view import open_readings
+from spark.log.record_verdicts import Verdicts
 from spark.upkeep.replay_job import replay
 from spark.views.evidence import open_gaps
 from spark.views.gateways_view import open_gateways
@@ -40,7 +41,6 @@ from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
 
 if TYPE_CHECKING:
-    from spark.decode.codec_declarations import Streams
     from spark.engine.delta_staging import AppendTable
     from spark.log.edges import Edge
 
@@ -172,18 +172,15 @@ def loss_of(sequence: int, device: str) -> KafkaRecord:
     return told_by_gateway(sequence, "loss", json.dumps({**hostile.LOSS, "device": device}).encode())
 
 
-def raising_decoder(_: "Streams") -> Callable[[Column], Column]:
-    """A codec in Python that raises for one value, on the executor."""
+def raising_rules(verdicts: Verdicts) -> Callable[[], tuple[Rule, ...]]:
+    """Rules that raise for one value, on the executor."""
+    made = judging(verdicts)
 
-    def read(asked: bytearray | None) -> tuple[object, ...] | None:
-        if asked is None:
-            return None
-        value = asked[-1]
-        if value == 13:
-            raise RecursionError(f"nobody thought of {value}")
-        return [("guarded", Decimal(value), None)], None, None
+    def raising(record: Record) -> None:
+        if record.topic == "device-packed" and record.header_fault is None and record.value == b"\r":
+            raise RecursionError("nobody thought of 13")
 
-    return F.udf(read, RESULT_TYPE, useArrow=False)
+    return lambda: (raising, *made())
 
 
 def raising_boot(boots: "dict[str, Edge]", edge: "Edge") -> None:
@@ -218,7 +215,7 @@ def test_a_record_that_makes_its_batch_fail_is_set_aside_and_no_other(
     if WHOLE:
         records += [told_by_gateway(3, "heartbeat", heartbeat, BAD_BOOT), loss_of(4, "42")]
         reasons[3] = "set-aside: taking it raised OverflowError: int too big to convert"
-    monkeypatch.setattr(payload_decode, "python_decoder", raising_decoder)
+    monkeypatch.setattr(tasks, "judging", raising_rules)
     monkeypatch.setattr(gateway_states, "_note_boot", raising_boot)
     told: list[str] = []
 
@@ -270,7 +267,7 @@ def _dying(*_: object) -> DataFrame:
 def test_what_was_set_aside_by_its_bytes_alone_stays_so_in_a_replay(spark: SparkSession, new_warehouse: str) -> None:
     typed = with_topic_ids(typed_records(kafka_frame(spark, [packed(1, 1), packed(2, 2)])), {})
     aside = as_bytes(typed, [Culprit("device-packed", 0, 2, "set-aside: taking it raised ValueError: bad")])
-    BatchJob(spark, new_warehouse, STREAMS).take_typed(aside, BatchId("query", 0))
+    BatchJob(spark, new_warehouse, STREAMS).take_records(aside, BatchId("query", 0))
 
     replay(spark, new_warehouse, None, None, lambda _: nullcontext(), lambda _: None)
     assert reasons_in(spark, new_warehouse) == {2: "set-aside: taking it raised ValueError: bad"}

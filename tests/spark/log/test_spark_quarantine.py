@@ -14,7 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark.batch_job import BatchJob
 from spark.cli import main
 from spark.decode.codec_declarations import Streams
-from spark.decode.kafka_records import TOO_LARGE, typed_records
+from spark.decode.record_frames import typed_records
+from spark.decode.record_rules import TOO_LARGE
 from spark.decode.streams_file import parse_streams
 from spark.log.log_table import BatchId, open_log, with_topic_ids
 from spark.log.quarantine_view import open_quarantine
@@ -172,7 +173,7 @@ def reject_for_headers(spark: SparkSession, warehouse: str, records: Iterable[Ka
         }
         for record, fault in zip(records, faults, strict=True)
     ]
-    job.take_typed(
+    job.take_records(
         with_topic_ids(spark.createDataFrame(rows, typed.schema), {"device-thermo": "id-1"}), BatchId("query", 0)
     )
     job.save()

@@ -9,13 +9,13 @@ from pyspark.sql import SparkSession
 
 from spark import batch_job
 from spark.batch_job import BatchJob
+from spark.decode.topic_speakers import FAULT
 from spark.engine.warehouse_folder import only_writer
 from spark.log.log_table import BatchId
 from spark.log.quarantine_view import open_quarantine
 from spark.log.readings_view import open_readings
 from spark.registry.registry import Gateway, Registry
 from spark.registry.registry_table import load_registry
-from spark.registry.topic_owners import FAULT
 from spark.upkeep.quarantine_retry import retry
 from spark.upkeep.replay_job import replay
 from spark.views.gateways_view import open_gateways

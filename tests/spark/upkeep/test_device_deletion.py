@@ -19,17 +19,18 @@ from spark.engine.warehouse_folder import only_writer
 from spark.ingest.devices_heard import heard_path
 from spark.ingest.seen_table import runs_path, settled_path
 from spark.log.amendments import read_amendments
-from spark.log.deletions import EMPTIED, deletions_path, read_deletions
+from spark.log.deletions import deletions_path, read_deletions
 from spark.log.log_table import BatchId, log_path, open_log, read_log
 from spark.log.quarantine_view import open_quarantine
 from spark.log.readings_view import open_readings
+from spark.log.verdicts import EMPTIED
 from spark.log.warehouse_version import folder_of, seen_tables
 from spark.upkeep import table_upkeep
 from spark.upkeep.device_deletion import delete_device, is_known
 from spark.upkeep.replay_job import replay
 from spark.upkeep.table_upkeep import delta_tables, maintain, remove_old_versions
 from spark.windows.window_changes import changes_path, read_changes
-from spark.windows.windows_table import read_parts
+from spark.windows.windows_table import folded, read_parts
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
 
@@ -67,7 +68,7 @@ def seen(spark: SparkSession, warehouse: str) -> dict[str, dict[str, int]]:
         "readings": open_readings(spark, warehouse),
         "quarantine": open_quarantine(spark, warehouse),
         "changes": read_changes(spark, warehouse),
-        "windows": read_parts(spark, tables),
+        "windows": folded(read_parts(spark, tables)),
         "amendments": read_amendments(spark, tables),
         "runs": spark.read.format("delta").load(runs_path(tables)),
         "settled": spark.read.format("delta").load(settled_path(tables)),

@@ -1,0 +1,1 @@
+"""The pass over each partition of a batch, in Python with Arrow."""

@@ -1,0 +1,113 @@
+"""The pass over one partition: its records are read and judged once, and all files are made. Executors import this."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from spark.arrow_pass.decimal_columns import Numbers
+from spark.arrow_pass.log_rows import log_table, rows_of_records, rows_of_usual
+from spark.arrow_pass.parquet_files import files_of
+from spark.arrow_pass.plan import BatchNumbers, TableFolder, WindowRules
+from spark.arrow_pass.usual_parts import UsualParts
+from spark.arrow_pass.usual_rows import Usual, UsualReader
+from spark.arrow_pass.window_parts import Parts, devices_of, parts_table
+from spark.decode.record_columns import is_source, records_of
+from spark.decode.record_frames import Rule
+from spark.engine.made_file import MadeFile
+from spark.log.record_verdicts import Verdicts
+
+CARRIED = ("topic_id", "ingest", "batch")
+"""Columns that records bring from elsewhere."""
+PIECE_ROWS_MAX = 50_000
+"""Records that a task holds at a time. Each such piece becomes a file of `log` for each of its dates."""
+PIECE_BYTES_MAX = 128 * 1_048_576
+"""Bytes of such a piece, as Arrow holds it, beside its last part."""
+
+
+@dataclass(slots=True)
+class Made:
+    """The files of a partition."""
+
+    log: list[MadeFile] = field(default_factory=list)
+    parts: list[MadeFile] = field(default_factory=list)
+    devices: list[int] = field(default_factory=list)
+    """Numbers from `devices_of`, of the devices with parts. If one stands there twice, so may a window."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPass:
+    """The pass over the partitions of one batch."""
+
+    log: TableFolder
+    parts: TableFolder
+    numbers: BatchNumbers
+    verdicts: Verdicts
+    windows: WindowRules
+
+    def over(self, batches: Iterable[pa.RecordBatch], rules: Sequence[Rule]) -> Made:
+        """Read the records of a partition, and make the files.
+
+        Usual readings are read by columns. To all others the rules are applied, one after the other.
+        """
+        made, others, usual = Made(), Parts(self.windows), UsualParts(self.windows)
+        reader = UsualReader(self.verdicts, self.windows.clocks)
+        for piece in pieces(batches):
+            table = pa.Table.from_batches(piece).combine_chunks()
+            found = reader.read(table) if is_source(table) else []
+            for each in found:
+                usual.add(each)
+            made.log += files_of(self.log, *self._log_rows(table, found, others, rules))
+        of_parts = [parts_table(others.parts, self.numbers.ordinal)] if others.parts else []
+        of_usual = usual.table(self.numbers.ordinal)
+        if of_usual is not None:
+            of_parts.append(of_usual)
+        if of_parts:
+            made.devices = [device for rows, _ in of_parts for device in devices_of(rows)]
+            together = pa.concat_tables([rows for rows, _ in of_parts])
+            made.parts += files_of(self.parts, together, np.concatenate([days for _, days in of_parts]))
+        return made
+
+    def _log_rows(
+        self, table: pa.Table, found: Sequence[Usual], others: Parts, rules: Sequence[Rule]
+    ) -> tuple[pa.Table, Numbers]:
+        """The rows of `log` of a piece, in the order of the records."""
+        times = self.verdicts.streams.times
+        is_usual = np.zeros(len(table), dtype=np.bool_)
+        each: list[tuple[Numbers, dict[str, pa.Array], Numbers]] = []
+        for usual in found:
+            is_usual[usual.rows] = True
+            each.append((usual.rows, *rows_of_usual(usual, times)))
+        left = np.flatnonzero(~is_usual)
+        if len(left):
+            records = list(records_of(table.take(pa.array(left)).combine_chunks().to_batches()[0]))
+            for record in records:
+                for rule in rules:
+                    rule(record)
+                others.add(record)
+            each.append((left, *rows_of_records(records, times)))
+        there = [name for name in CARRIED if name in table.schema.names]
+        tables = [
+            log_table(columns, {name: table[name].take(pa.array(rows)) for name in there}, self.numbers)
+            for rows, columns, _ in each
+        ]
+        days = np.concatenate([of_rows for _, _, of_rows in each])
+        if len(tables) == 1:
+            return tables[0], days
+        order = np.argsort(np.concatenate([rows for rows, _, _ in each]))
+        return pa.concat_tables(tables).take(pa.array(order)), days[order]
+
+
+def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Put batches together, up to PIECE_ROWS_MAX rows and PIECE_BYTES_MAX. None is empty."""
+    piece: list[pa.RecordBatch] = []
+    for batch in batches:
+        if batch.num_rows:
+            piece.append(batch)
+        rows, size = sum(each.num_rows for each in piece), sum(each.nbytes for each in piece)
+        if rows >= PIECE_ROWS_MAX or size >= PIECE_BYTES_MAX:
+            yield piece
+            piece = []
+    if piece:
+        yield piece

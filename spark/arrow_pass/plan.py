@@ -1,0 +1,42 @@
+"""Plain values that a pass takes along to executors. It needs neither Arrow nor Spark."""
+
+from dataclasses import dataclass, field
+
+from spark.decode.codec_declarations import Times
+from spark.log.edge_times import Clocks
+
+
+@dataclass(frozen=True, slots=True)
+class TableFolder:
+    """The folder of a Delta table that is partitioned by a date."""
+
+    path: str | None
+    """None if the folder is not local."""
+    partition: str
+    """Column of the date."""
+    statistics: tuple[str, ...]
+    """Columns with statistics."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNumbers:
+    """The columns of `log` that tell of the batch."""
+
+    ordinal: int
+    code_version: str
+    declarations: str
+    ingest: str | None
+    """None if each record brings its own `ingest` and `batch`."""
+    batch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRules:
+    """All that decides on the windows of readings beside the readings themselves."""
+
+    window_s: int
+    times: Times
+    clocks: Clocks = field(default_factory=Clocks)
+    """Corrections of gateways' clocks, as they are known now."""
+    open_from_us: int | None = None
+    """Start of the first window that may change; None if all may."""
