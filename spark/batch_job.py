@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -33,7 +34,7 @@ from spark.finality.gateway_table import faults_in, with_faults
 from spark.finality.loss_records import losses_schema
 from spark.finality.loss_table import append_losses, create_losses, losses_path
 from spark.ingest.batch_copies import NONE_FOUND, Copies, ToldApart
-from spark.ingest.census import Census, take_census
+from spark.ingest.census import Census, census_of, take_census
 from spark.ingest.job_state import JobState, KafkaTopics, events_of
 from spark.ingest.record_faults import (
     RECORD_FAULTS,
@@ -378,14 +379,14 @@ class BatchJob:
             expect_same(self._log, batch, done, records)
             rows = committed_rows(self.spark, self.tables, done)
             added = self._windows_of(done).parts_of(rows, self._corrections)
-            return self._counts(rows, take_census(rows, done), added, begun)
+            return self._counts(rows, take_census(rows, done), late_in(added), begun)
         append = LogAppend(self._log, batch)
         windows = self._windows_of(append.ordinal)
         over_batch = BatchPass(self.tables, append.ordinal, self._verdicts(), windows.rules(self._corrections))
         made = over_batch.over(records, batch, are_judged=are_judged)
         rows = append.take(made.log)
         windows.take(made)
-        census = take_census(rows, append.ordinal)
+        census = census_of(made.counts, append.ordinal)
         events = events_of(rows, census)
         if faults := faults_in(events):
             # This is rare. The rows are written again, as those of a batch with copies are.
@@ -406,8 +407,8 @@ class BatchJob:
         # If no earlier row was amended and no time was corrected, the census and the verdicts are complete.
         known = None if found.amended or self._corrections.told_us else found
         # The batch's windows were written before its own corrections were known.
-        added = windows.parts_of(rows, self._corrections) if census.corrections else windows.rows()
-        return self._counts(rows, census, added, begun, known)
+        late = late_in(windows.parts_of(rows, self._corrections)) if census.corrections else windows.late()
+        return self._counts(rows, census, late, begun, known)
 
     @property
     def next_ordinal(self) -> int:
@@ -544,15 +545,9 @@ class BatchJob:
             copies.close()
 
     def _counts(
-        self, rows: DataFrame, census: Census, added: DataFrame, begun: float, found: ToldApart | None = None
+        self, rows: DataFrame, census: Census, late: "Late", begun: float, found: ToldApart | None = None
     ) -> BatchCounts:
-        """Figures of a batch that added the parts `added` to windows.
-
-        `found` completes the census. Without it the rows are counted again.
-        """
-        late = added.agg(
-            F.coalesce(F.sum("late"), F.lit(0)).alias("late"), F.count_if(F.col("late") > 0).alias("revised")
-        )
+        """Figures of a batch. `found` completes the census. Without it the rows are counted again."""
         if found is not None:
             figures = (found.duplicates, census.rejected + found.conflicts, census.unwindowed - found.unwindowed)
         else:
@@ -564,13 +559,12 @@ class BatchJob:
                 )
             )
             figures = (row.duplicates, row.rejected, row.unwindowed)
-        fell = _first(late)
         return BatchCounts(
             rows=census.rows,
             duplicates=figures[0],
             rejected=figures[1],
-            late=fell.late,
-            revised=fell.revised,
+            late=late.values,
+            revised=late.windows,
             unwindowed=figures[2],
             deleted=census.deleted,
             corrections=census.corrections,
@@ -620,6 +614,7 @@ class WindowsAppend:
         self._times = streams.times
         self._closed_before = closed_before
         self._is_split = False
+        self._late: Late | None = None
 
     def rules(self, corrections: Corrections) -> WindowRules:
         """All that a pass needs to make the parts."""
@@ -630,11 +625,13 @@ class WindowsAppend:
         """Take the parts that a pass made."""
         self._append.take(made.parts)
         self._is_split = made.is_split
+        self._late = None if made.is_split else Late(made.late, made.revised)
 
     def write(self, rows: DataFrame, corrections: Corrections) -> None:
         """Write the parts of a batch's rows of `log`."""
         self._append.write(self.parts_of(rows, corrections))
         self._is_split = False
+        self._late = None
 
     def parts_of(self, rows: DataFrame, corrections: Corrections) -> DataFrame:
         """The parts of windows that a batch's rows of `log` make."""
@@ -646,10 +643,28 @@ class WindowsAppend:
         """The parts, one row for each window."""
         return folded(self._append.rows()) if self._is_split else self._append.rows()
 
+    def late(self) -> "Late":
+        """The late values in the parts."""
+        return late_in(self.rows()) if self._late is None else self._late
+
     def commit(self) -> None:
         """Commit the parts, unless an earlier attempt has committed them."""
         if self._table.last(ORDINAL) < self.ordinal:
             self._append.commit({ORDINAL: self.ordinal})
+
+
+class Late(NamedTuple):
+    """Late values of a batch."""
+
+    values: int
+    windows: int
+    """Windows with late values."""
+
+
+def late_in(windows: DataFrame) -> Late:
+    """Count the late values in a row for each window."""
+    late = F.col("late")
+    return Late(*_first(windows.agg(F.coalesce(F.sum(late), F.lit(0)), F.count_if(late > 0))))
 
 
 def _first(frame: DataFrame) -> Row:

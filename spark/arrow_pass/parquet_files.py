@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark.arrow_pass.decimal_columns import Numbers
+from spark.arrow_pass.groups import begins_of
 from spark.arrow_pass.plan import TableFolder
 from spark.decode.record_times import microseconds
 from spark.engine.made_file import MadeFile
@@ -34,12 +36,15 @@ _FIRST_US, _LAST_US = (
 
 def files_of(folder: TableFolder, rows: pa.Table, days: Numbers) -> Iterator[MadeFile]:
     """Make a file for each date. `days` has the date of each row, in days since 1970."""
-    each = np.unique(days).tolist()
-    for day in each:
-        of_day = rows if len(each) == 1 else rows.filter(pa.array(days == day))
-        # As Delta's own writer does: readers that know Parquet alone, as DuckDB, find the date in the file.
-        date = pa.repeat(pa.scalar(day, pa.int32()), len(of_day)).cast(pa.date32())
-        yield _file(folder, of_day.append_column(folder.partition, date), date_text(day))
+    if (days[1:] < days[:-1]).any():
+        order = np.argsort(days, kind="stable")
+        rows, days = rows.take(pa.array(order)), days[order]
+    begins = begins_of(days).tolist()
+    for begin, end in pairwise([*begins, len(days)]):
+        day, count = int(days[begin]), end - begin
+        # As Delta's own writer does. Readers that know Parquet alone, as DuckDB, find the date in the file.
+        date = pa.repeat(pa.scalar(day, pa.int32()), count).cast(pa.date32())
+        yield _file(folder, rows.slice(begin, count).append_column(folder.partition, date), date_text(day))
 
 
 def _file(folder: TableFolder, rows: pa.Table, date: str) -> MadeFile:

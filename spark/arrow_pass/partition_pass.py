@@ -1,6 +1,6 @@
 """The pass over one partition: its records are read and judged once, and all files are made. Executors import this."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +9,9 @@ import pyarrow as pa
 from spark.arrow_pass.decimal_columns import Numbers
 from spark.arrow_pass.log_rows import log_table, rows_of_records, rows_of_usual
 from spark.arrow_pass.parquet_files import files_of
+from spark.arrow_pass.pieces import pieces
 from spark.arrow_pass.plan import BatchNumbers, TableFolder, WindowRules
+from spark.arrow_pass.row_counts import counts_of
 from spark.arrow_pass.usual_parts import UsualParts
 from spark.arrow_pass.usual_rows import Usual, UsualReader
 from spark.arrow_pass.window_parts import Parts, devices_of, parts_table
@@ -20,20 +22,22 @@ from spark.log.record_verdicts import Verdicts
 
 CARRIED = ("topic_id", "ingest", "batch")
 """Columns that records bring from elsewhere."""
-PIECE_ROWS_MAX = 50_000
-"""Records that a task holds at a time. Each such piece becomes a file of `log` for each of its dates."""
-PIECE_BYTES_MAX = 128 * 1_048_576
-"""Bytes of such a piece, as Arrow holds it, beside its last part."""
 
 
 @dataclass(slots=True)
 class Made:
-    """The files of a partition."""
+    """The files of a partition, and its figures."""
 
     log: list[MadeFile] = field(default_factory=list)
     parts: list[MadeFile] = field(default_factory=list)
     devices: list[int] = field(default_factory=list)
     """Numbers from `devices_of`, of the devices with parts. If one stands there twice, so may a window."""
+    counts: list[str] = field(default_factory=list)
+    """The figures of the rows of `log`, as `row_counts` has them."""
+    late: int = 0
+    """Values that came late."""
+    revised: int = 0
+    """Parts with such values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,9 @@ class PartitionPass:
             found = reader.read(table) if is_source(table) else []
             for each in found:
                 usual.add(each)
-            made.log += files_of(self.log, *self._log_rows(table, found, others, rules))
+            rows, days = self._log_rows(table, found, others, rules)
+            made.counts.append(counts_of(rows, days))
+            made.log += files_of(self.log, rows, days)
         of_parts = [parts_table(others.parts, self.numbers.ordinal)] if others.parts else []
         of_usual = usual.table(self.numbers.ordinal)
         if of_usual is not None:
@@ -66,6 +72,8 @@ class PartitionPass:
         if of_parts:
             made.devices = [device for rows, _ in of_parts for device in devices_of(rows)]
             together = pa.concat_tables([rows for rows, _ in of_parts])
+            late = together["late"].to_numpy()
+            made.late, made.revised = int(late.sum()), int(np.count_nonzero(late))
             made.parts += files_of(self.parts, together, np.concatenate([days for _, days in of_parts]))
         return made
 
@@ -97,17 +105,3 @@ class PartitionPass:
             return tables[0], days
         order = np.argsort(np.concatenate([rows for rows, _, _ in each]))
         return pa.concat_tables(tables).take(pa.array(order)), days[order]
-
-
-def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Put batches together, up to PIECE_ROWS_MAX rows and PIECE_BYTES_MAX. None is empty."""
-    piece: list[pa.RecordBatch] = []
-    for batch in batches:
-        if batch.num_rows:
-            piece.append(batch)
-        rows, size = sum(each.num_rows for each in piece), sum(each.nbytes for each in piece)
-        if rows >= PIECE_ROWS_MAX or size >= PIECE_BYTES_MAX:
-            yield piece
-            piece = []
-    if piece:
-        yield piece

@@ -5,6 +5,18 @@ from dataclasses import dataclass, field
 from spark.decode.codec_declarations import Times
 from spark.log.edge_times import Clocks
 
+COUNTED_COLUMNS = (
+    *("topic_id", "topic", "partition", "offset", "kafka_timestamp", "value", "namespace", "gateway", "device"),
+    *("stream", "buffer", "lane", "lane_sequence", "ce_id", "ce_type", "event_time", "time_error_us", "time_quality"),
+    *("gateway_boot", "boot_time_us", "boot_time_error_us", "device_boot", "device_sequence", "device_counter"),
+    *("undeclared", "duplicate", "reject_reason", "ingest"),
+)
+"""Columns of `log` that are counted for the driver, beside the date. Of `value`, only that of events matters."""
+SUMS = ("rows", "rejected", "deleted", "corrections", "events", "event_bytes", "losses", "unwindowed")
+"""Figures of rows that are sums. `spark.ingest.census` explains them."""
+UNDECLARED_NAMES_MAX = 100
+"""Undeclared members that are kept of one stream. A program that makes up names would fill any list."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableFolder:

@@ -21,18 +21,27 @@ from spark.windows.windows_table import WINDOW_PARTITION, windows_path
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MADE_SCHEMA = "is_of_log boolean, action string, name string, content binary, devices array<bigint>"
-"""A row for each file, and one with the devices of a task's parts."""
+MADE_SCHEMA = """
+    is_of_log boolean, action string, name string, content binary,
+    devices array<bigint>, counts array<string>, late bigint, revised bigint
+"""
+"""A row for each file, and one with the figures of a task."""
 
 
 @dataclass(frozen=True, slots=True)
 class MadeFiles:
-    """The files of a batch."""
+    """The files of a batch, and its figures."""
 
     log: list[MadeFile]
     parts: list[MadeFile]
     is_split: bool
     """True if two tasks may have made parts of one window."""
+    counts: list[str]
+    """The figures of the rows of `log`, as `row_counts` has them."""
+    late: int
+    """Values that came late."""
+    revised: int
+    """Parts with such values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +70,28 @@ class BatchPass:
             from spark.arrow_pass.partition_pass import PartitionPass  # noqa: PLC0415
 
             made = PartitionPass(log, parts, numbers, verdicts, windows).over(batches, () if are_judged else rules())
-            rows = [(True, *file, None) for file in made.log] + [(False, *file, None) for file in made.parts]
-            columns = zip(*rows, (None, None, None, None, made.devices), strict=True)
-            kinds = (pa.bool_(), pa.string(), pa.string(), pa.binary(), pa.list_(pa.int64()))
-            names = ["is_of_log", "action", "name", "content", "devices"]
-            arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, names=names)
+            schema = pa.schema(
+                [
+                    *(("is_of_log", pa.bool_()), ("action", pa.string()), ("name", pa.string())),
+                    *(("content", pa.binary()), ("devices", pa.list_(pa.int64())), ("counts", pa.list_(pa.string()))),
+                    *(("late", pa.int64()), ("revised", pa.int64())),
+                ]
+            )
+            rows = [file._asdict() | {"is_of_log": True} for file in made.log]
+            rows += [file._asdict() | {"is_of_log": False} for file in made.parts]
+            figures = {name: getattr(made, name) for name in ("devices", "counts", "late", "revised")}
+            yield pa.RecordBatch.from_pylist([*rows, figures], schema=schema)
 
         made = map_in_arrow(with_bounded_values(records), task, MADE_SCHEMA).collect()
-        devices = [device for row in made for device in row.devices or ()]
+        figures = [row for row in made if row.is_of_log is None]
+        devices = [device for task in figures for device in task.devices]
         return MadeFiles(
             [_file(row) for row in made if row.is_of_log],
             [_file(row) for row in made if row.is_of_log is False],
             is_split=len(set(devices)) < len(devices),
+            counts=[count for task in figures for count in task.counts],
+            late=sum(task.late for task in figures),
+            revised=sum(task.revised for task in figures),
         )
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark.arrow_pass.decimal_columns import Numbers, decimals_of, decimals_of_64_bits
+from spark.arrow_pass.groups import group_numbers, ranks_of
 from spark.arrow_pass.plan import WindowRules
 from spark.arrow_pass.usual_rows import Mask, Usual
 from spark.arrow_pass.window_parts import ORDER, SQUARES, SUM, late_us
@@ -79,16 +79,14 @@ class _Values:
 
     def parts(self, ordinal: int) -> tuple[pa.Table, Numbers]:
         start_us, value = self.start_us, self.value
-        series = self._series()
+        series = group_numbers(self.columns[name] for name in (*_SERIES, "metric"))
         # The values of a window stand one behind the other, the least first.
         by_value = np.lexsort((value, start_us, series))
-        is_first = np.empty(len(value), dtype=np.bool_)
-        is_first[0] = True
-        of_window = series[by_value], start_us[by_value]
-        is_first[1:] = (of_window[0][1:] != of_window[0][:-1]) | (of_window[1][1:] != of_window[1][:-1])
+        is_first = np.diff(series[by_value], prepend=-1) != 0
+        is_first[1:] |= np.diff(start_us[by_value]) != 0
         begins = np.flatnonzero(is_first)
         ends = np.append(begins[1:], len(value))
-        place = [_ranks(self.columns[name]) for name in ("lane", "buffer")]
+        place = [ranks_of(self.columns[name]) for name in ("lane", "buffer")]
         number = self.columns["lane_sequence"].to_numpy()
         by_order = np.lexsort((value, number, *place, self.event_us, start_us, series))
         firsts, lasts = by_order[begins], by_order[ends - 1]
@@ -111,16 +109,6 @@ class _Values:
         }
         return pa.table(columns), start_us[one] // DAY_US
 
-    def _series(self) -> Numbers:
-        """A number for each value's namespace, device, stream and metric."""
-        series = np.zeros(len(self.value), dtype=np.int64)
-        for name in (*_SERIES, "metric"):
-            encoded = self.columns[name].dictionary_encode()
-            series = series * len(encoded.dictionary) + encoded.indices.to_numpy()
-            # So that the numbers stay small, however many columns there are.
-            _, series = np.unique(series, return_inverse=True)
-        return series
-
     def _orders(self, places: Numbers) -> pa.Array:
         taken = pa.array(places)
         time = pa.array(self.event_us[places]).cast(TIME)
@@ -140,13 +128,3 @@ def _sums(values: Numbers, begins: Numbers, ends: Numbers, kind: pa.DataType, po
         return decimals_of_64_bits(np.add.reduceat(values**power, begins), kind)
     exact: Any = values.astype(object) ** power
     return decimals_of(np.add.reduceat(exact, begins).tolist(), kind)
-
-
-def _ranks(texts: pa.Array) -> Numbers:
-    """The place of each text among all of them, in order."""
-    encoded = texts.dictionary_encode()
-    order = pc.array_sort_indices(encoded.dictionary).to_numpy()
-    ranks = np.empty(len(order), dtype=np.int64)
-    ranks[order] = np.arange(len(order))
-    found: Numbers = ranks[encoded.indices.to_numpy()]
-    return found

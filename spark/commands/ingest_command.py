@@ -180,7 +180,7 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
 
 def batch_members(batch: "BatchReport") -> dict[str, object]:
     """One batch, as `--json` prints it."""
-    from spark.ingest.census import UNDECLARED_NAMES_MAX  # noqa: PLC0415
+    from spark.arrow_pass.plan import UNDECLARED_NAMES_MAX  # noqa: PLC0415
 
     counts = batch.counts
     return {
@@ -220,7 +220,7 @@ def batch_line(batch: "BatchReport") -> str:
 
 def undeclared_lines(batch: "BatchReport", told: dict[str, set[str]]) -> list[str]:
     """Lines that name undeclared numbers of payloads, each once. `told` has the names told before, by stream."""
-    from spark.ingest.census import UNDECLARED_NAMES_MAX  # noqa: PLC0415
+    from spark.arrow_pass.plan import UNDECLARED_NAMES_MAX  # noqa: PLC0415
 
     lines = []
     for stream, names in sorted(batch.counts.undeclared.items()):

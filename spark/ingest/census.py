@@ -1,30 +1,24 @@
 """Counts a batch for the driver: records by kind, offsets of partitions, numbers of lanes and of devices."""
 
+import json
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from gateway.record_contract import READING_TYPE
-from spark.decode.correction_records import CORRECTION_TYPE
-from spark.decode.loss_bodies import LOSS_TYPE
+from spark.arrow_pass.plan import COUNTED_COLUMNS, SUMS, UNDECLARED_NAMES_MAX
 from spark.decode.record_types import EVENT_TYPES
-from spark.engine.built_once import recorded
-from spark.log.copies import may_be_copy
-from spark.log.deletions import was_deleted
-from spark.log.log_table import from_kafka
-from spark.log.readings_view import is_reading
-from spark.log.sequence_runs import BatchRun, RunKey, batch_runs, run_key, with_inner_edges
-from spark.windows.windows_table import unwindowed
-
-LANE = ("buffer", "lane")
-SUMS = ("rows", "rejected", "deleted", "corrections", "events", "event_bytes", "losses", "unwindowed")
-"""Figures of a `Census` that are sums over its partitions."""
-UNDECLARED_NAMES_MAX = 100
-"""Undeclared members that are kept of one stream. A program that makes up names would fill any list."""
+from spark.engine.arrow_map import map_in_arrow
+from spark.log.log_table import LOG_PARTITION
+from spark.log.sequence_runs import BatchRun, Island, RunKey, interned_edge, merge, run_key
 
 Numbers = range | list[int]
+Lane = tuple[str, str]
+"""Buffer and lane."""
 
 
 @dataclass(slots=True)
@@ -54,9 +48,9 @@ class Census:
     undeclared: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """First members of payloads that the declaration does not name, by stream. If there are more than the maximum, one
     more than the maximum."""
-    lanes: dict[tuple[str, str], Numbers] = field(default_factory=dict)
+    lanes: dict[Lane, Numbers] = field(default_factory=dict)
     """Numbers of records by buffer and lane, sorted, with repetitions."""
-    nobodys_copies: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    nobodys_copies: dict[Lane, list[int]] = field(default_factory=dict)
     """Numbers of lanes that came with rejects only. They start no search for copies. A search would find a good record
     of the number, but miss its copies by its sensor's own number, which a reject does not tell."""
     runs: list[BatchRun] = field(default_factory=list)
@@ -69,103 +63,81 @@ class Census:
 
 def take_census(rows: DataFrame, ordinal: int) -> Census:
     """Count a batch. `rows` are its rows of `log`, either before its copies were told apart or after."""
-    census = Census()
-    runs: list[Row] = []
     # Copies and conflicts are counted as good, because the census is there to find them. So a start that finishes a
     # batch gets the same figures as the batch did.
-    reason = F.when(~may_be_copy(), F.col("reject_reason"))
-    numbered = rows.withColumns({"duplicate": F.lit(False), "reject_reason": reason})
-    counted = _topics(rows).unionByName(_lanes(rows), True).unionByName(_heard(rows), True)
-    for row in counted.unionByName(batch_runs(numbered), True).collect():
-        if row.device is None:
-            _take(census, row)
-        elif row.served_by is not None:
-            census.heard.append((row.namespace, row.device, row.stream, row.served_by, row.last_us))
-        else:
-            runs.append(row)
-    census.runs = with_inner_edges(numbered, runs, ordinal)
-    census.repeated = [run_key(run) for run in runs if run.repeated]
+    # Executors may lack Delta: the function must come from a module that does without.
+    from spark.arrow_pass.row_counts import counting  # noqa: PLC0415 - it needs Arrow
+
+    value = F.when(F.col("ce_type").isin(*EVENT_TYPES), F.col("value")).alias("value")
+    columns = [value if name == "value" else F.col(name) for name in COUNTED_COLUMNS]
+    counts = map_in_arrow(rows.select(*columns, LOG_PARTITION), counting, "counts string").collect()
+    return census_of((row.counts for row in counts), ordinal)
+
+
+def census_of(counts: Iterable[str], ordinal: int) -> Census:
+    """Put the counts of a batch's pieces (`row_counts.Counts`) together."""
+    census = Census()
+    lanes: dict[Lane, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    heard: dict[tuple[str, str, str, str], int | None] = {}
+    runs: dict[RunKey, tuple[Island, ...]] = {}
+    repeated: set[RunKey] = set()
+    for piece in counts:
+        sums, topics, of_lanes, of_heard, of_runs = json.loads(piece)
+        for name, figure in zip(SUMS, sums, strict=True):
+            setattr(census, name, getattr(census, name) + figure)
+        for topic in topics:
+            _take_topic(census, *topic)
+        for buffer, lane, copies, rejects in of_lanes:
+            of_lane = lanes[buffer, lane]
+            of_lane[0].extend(copies)
+            of_lane[1].extend(rejects)
+        for *served, last_us in of_heard:
+            key = (served[0], served[1], served[2], served[3])
+            heard[key] = max((us for us in (heard.get(key), last_us) if us is not None), default=None)
+        for names, is_repeated, islands in of_runs:
+            run = run_key(*names)
+            merged = merge(runs.get(run, ()), [_island(island, ordinal) for island in islands])
+            runs[run] = merged.islands
+            if is_repeated or merged.overlaps:
+                repeated.add(run)
+    for lane, (copies, rejects) in lanes.items():
+        census.lanes[lane] = _numbers(sorted([*copies, *rejects]))
+        nobodys = set(rejects).difference(copies)
+        if nobodys:
+            census.nobodys_copies[lane] = sorted(nobodys)
+    census.heard = [(*key, last_us) for key, last_us in heard.items()]
+    census.runs = [BatchRun(key, [*islands]) for key, islands in runs.items()]
+    census.repeated = [key for key in runs if key in repeated]
     return census
 
 
-def _take(census: Census, row: Row) -> None:
-    if row.rows is not None:
-        for name in SUMS:
-            setattr(census, name, getattr(census, name) + row[name])
-        if row.next_offset is not None:
-            census.next_offsets[row.topic][row.partition] = row.next_offset
-            if row.topic_id is not None:
-                census.topic_ids[row.topic] = row.topic_id
-        census.newest_us[row.topic] = max(row.newest_us, census.newest_us.get(row.topic, row.newest_us))
-        if row.undeclared:
-            names = census.undeclared[row.topic].union(row.undeclared)
-            census.undeclared[row.topic] = set(sorted(names)[: UNDECLARED_NAMES_MAX + 1])
-    else:
-        census.lanes[row.buffer, row.lane] = _numbers(row)
-        if row.nobodys_copies:
-            census.nobodys_copies[row.buffer, row.lane] = row.nobodys_copies
+def _take_topic(  # noqa: PLR0913, PLR0917 - the figures of a partition
+    census: Census,
+    topic: str,
+    partition: int,
+    topic_id: str | None,
+    next_offset: int | None,
+    newest_us: int,
+    undeclared: Sequence[str],
+) -> None:
+    if next_offset is not None:
+        offsets = census.next_offsets[topic]
+        offsets[partition] = max(next_offset, offsets.get(partition, next_offset))
+        if topic_id is not None:
+            census.topic_ids[topic] = topic_id
+    census.newest_us[topic] = max(newest_us, census.newest_us.get(topic, newest_us))
+    if undeclared:
+        names = census.undeclared[topic].union(undeclared)
+        census.undeclared[topic] = set(sorted(names)[: UNDECLARED_NAMES_MAX + 1])
 
 
-def _numbers(row: Row) -> Numbers:
-    return range(row.first, row.last + 1) if row.numbers is None else list(row.numbers)
+def _numbers(ordered: list[int]) -> Numbers:
+    """Numbers in order as a range if none is missing and none comes twice. Most lanes then need no list."""
+    first, last = ordered[0], ordered[-1]
+    is_dense = last - first + 1 == len(ordered) and all(after > before for before, after in pairwise(ordered))
+    return range(first, last + 1) if is_dense else ordered
 
 
-@recorded
-def _topics(rows: DataFrame) -> DataFrame:
-    good = F.col("reject_reason").isNull()
-    return rows.groupBy("topic", "partition").agg(
-        # Records that were read again from `log` say nothing about Kafka.
-        (F.max(F.when(from_kafka(), F.col("offset"))) + 1).alias("next_offset"),
-        F.max("topic_id").alias("topic_id"),
-        F.count("*").alias("rows"),
-        F.count_if(~good & ~was_deleted()).alias("rejected"),
-        F.count_if(was_deleted()).alias("deleted"),
-        F.count_if(good & (F.col("ce_type") == CORRECTION_TYPE)).alias("corrections"),
-        F.count_if(good & (F.col("ce_type") != READING_TYPE)).alias("events"),
-        F.coalesce(F.sum(F.when(good & F.col("ce_type").isin(*EVENT_TYPES), F.octet_length("value"))), F.lit(0)).alias(
-            "event_bytes"
-        ),
-        F.count_if(good & (F.col("ce_type") == LOSS_TYPE)).alias("losses"),
-        F.count_if(is_reading() & unwindowed()).alias("unwindowed"),
-        F.unix_micros(F.max("kafka_timestamp")).alias("newest_us"),
-        F.slice(
-            F.sort_array(F.array_distinct(F.flatten(F.collect_set("undeclared")))), 1, UNDECLARED_NAMES_MAX + 1
-        ).alias("undeclared"),
-    )
-
-
-@recorded
-def _heard(rows: DataFrame) -> DataFrame:
-    # Conflicts are counted too, because they are found only later.
-    readings = rows.where((F.col("ce_type") == READING_TYPE) & may_be_copy())
-    last = F.max(F.when(~unwindowed(), F.col("event_time")))
-    served_by = F.col("gateway").alias("served_by")
-    return readings.groupBy("namespace", "device", "stream", served_by).agg(F.unix_micros(last).alias("last_us"))
-
-
-@recorded
-def _lanes(rows: DataFrame) -> DataFrame:
-    """Find each lane's first and last number, and all numbers if some are missing or come twice.
-
-    Most lanes then need no list.
-    """
-    number = F.col("lane_sequence")
-    first, last, size = F.element_at("sorted", 1), F.element_at("sorted", -1), F.size("sorted")
-    dense = (last - first + 1 == size) & (F.size(F.array_distinct("sorted")) == size)
-    # Rejects are counted too, although they have no copies. Without them their lanes would have holes for ever.
-    return (
-        rows.where(F.col("ce_id").isNotNull())
-        .groupBy(*LANE)
-        .agg(
-            F.collect_list(F.when(may_be_copy(), number)).alias("good"),
-            F.collect_list(F.when(~may_be_copy(), number)).alias("rejects"),
-        )
-        .withColumn("sorted", F.sort_array(F.concat("good", "rejects")))
-        .select(
-            *LANE,
-            first.alias("first"),
-            last.alias("last"),
-            F.when(~dense, F.col("sorted")).alias("numbers"),
-            F.when(F.size("rejects") > 0, F.array_except("rejects", "good")).alias("nobodys_copies"),
-        )
-    )
+def _island(island: Sequence[Any], batch: int) -> Island:
+    first, last, first_edge, last_edge = island
+    return Island(first, last, interned_edge(*first_edge), interned_edge(*last_edge), batch, batch)

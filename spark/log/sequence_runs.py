@@ -13,11 +13,9 @@ from itertools import pairwise
 from sys import intern
 from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, Row
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from gateway.record_contract import READING_TYPE
-from spark.engine.built_once import recorded
 from spark.log.edges import EDGE_TYPE, Edge
 from spark.log.lane_sequences import joined
 
@@ -240,87 +238,15 @@ def _sureness(edge: Edge) -> tuple[object, ...]:
     return edge.time_error_us, *edge[:1], *edge[2:6], -1 if edge.boot_time_error_us is None else edge.boot_time_error_us
 
 
-def with_inner_edges(rows: DataFrame, runs: Sequence[Row], batch: int) -> list[BatchRun]:
-    """Make islands of the rows of `batch_runs`. A job runs if numbers are missing inside the batch, which is rare."""
-    wanted = [(*run_key(run), number) for run in runs if run.numbers is not None for number in _inner_ends(run.numbers)]
-    edges: dict[RunKey, dict[int, Edge]] = {}
-    for row in inner_edges(rows, wanted).collect() if wanted else ():
-        edges.setdefault(run_key(row), {})[row.device_sequence] = edge_of(row.edge)
-    return [BatchRun(run_key(run), islands_of(run, edges.get(run_key(run), {}), batch)) for run in runs]
-
-
-@recorded
-def batch_runs(rows: DataFrame) -> DataFrame:
-    """Find the first and last number of each run with their times, and all numbers of runs with gaps.
-
-    `first_edge` and `last_edge` have EDGE_TYPE. `numbers` is null if no number from `first` to `last` is missing.
-    `repeated` is true if a number came more than once.
-    """
-    # Two aggregates need no sorting of readings: only the numbers are gathered.
-    rising, falling = F.col("device_sequence"), F.bitwise_not(F.col("device_sequence"))
-    runs = (
-        _numbered(rows)
-        .groupBy(*RUN_COLUMNS)
-        .agg(
-            F.min(F.struct(rising.alias("number"), "time_error_us", edge().alias("edge"))).alias("start"),
-            F.min(F.struct(falling.alias("number"), "time_error_us", edge().alias("edge"))).alias("end"),
-            F.sort_array(F.collect_set("device_sequence")).alias("sorted"),
-            F.count("*").alias("count"),
-        )
-    )
-    first, last = F.col("start.number"), F.bitwise_not(F.col("end.number"))
-    # As decimals: the span of two 64-bit numbers may need more bits.
-    span = last.cast("decimal(20,0)") - first.cast("decimal(20,0)") + 1
-    return runs.select(
-        *RUN_COLUMNS,
-        first.alias("first"),
-        last.alias("last"),
-        F.col("start.edge").alias("first_edge"),
-        F.col("end.edge").alias("last_edge"),
-        F.when(span != F.size("sorted"), F.col("sorted")).alias("numbers"),
-        (F.col("count") > F.size("sorted")).alias("repeated"),
-    )
-
-
-def inner_edges(rows: DataFrame, wanted: Sequence[tuple[str, str, str, str, str, int]]) -> DataFrame:
-    """Find the times of these numbers. Returns a row with `edge` for each run's key and number."""
-    schema = ", ".join(f"{name} string" for name in RUN_COLUMNS) + ", device_sequence bigint"
-    chosen = F.broadcast(rows.sparkSession.createDataFrame(wanted, schema))
-    numbers = [*RUN_COLUMNS, "device_sequence"]
-    found = _numbered(rows).join(chosen, numbers, "left_semi")
-    surest = F.min(F.struct("time_error_us", edge().alias("edge")))
-    return found.groupBy(*numbers).agg(surest.alias("surest")).select(*numbers, F.col("surest.edge").alias("edge"))
-
-
-def is_numbered() -> Column:
-    """True for rows of `log` that are good readings with a number of their sensor."""
-    named = F.col("device_boot").isNotNull() & F.col("device_sequence").isNotNull()
-    good = (F.col("ce_type") == READING_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate")
-    return good & named & F.col("namespace").isNotNull() & F.col("device").isNotNull()
-
-
 def counter(rows: str = "") -> Column:
     """A row's counter for `RUN_COLUMNS`. `rows` is the alias of `log` with a point behind it."""
     return F.coalesce(F.col(f"{rows}device_counter"), F.lit(""))
-
-
-def _numbered(rows: DataFrame) -> DataFrame:
-    return rows.where(is_numbered()).withColumn("device_counter", counter())
 
 
 def edge() -> Column:
     """The time of a row of `log`, as `EDGE_TYPE`."""
     others = [F.col(name) for name in Edge._fields if name != "event_us"]
     return F.struct(F.unix_micros("event_time").alias("event_us"), *others)
-
-
-def islands_of(run: Row, edges: dict[int, Edge], batch: int) -> list[Island]:
-    """Make islands of a row of `batch_runs`. `edges` are the times of its inner ends."""
-    first_edge, last_edge = edge_of(run.first_edge), edge_of(run.last_edge)
-    if run.numbers is None:
-        return [Island(run.first, run.last, first_edge, last_edge, batch, batch)]
-    edges = {**edges, run.first: first_edge, run.last: last_edge}
-    return [Island(first, last, edges[first], edges[last], batch, batch) for first, last in _ranges(run.numbers)]
 
 
 def islands_as_rows(key: RunKey, islands: Iterable[Island]) -> list[tuple[object, ...]]:
@@ -330,22 +256,23 @@ def islands_as_rows(key: RunKey, islands: Iterable[Island]) -> list[tuple[object
 
 def edge_of(row: Row) -> Edge:
     """Return the edge of a row of `EDGE_TYPE`."""
-    event_us, error_us, quality, gateway, boot, boot_us, boot_error_us = row
-    # Names that many edges share are kept once: they would take a third of the memory.
-    return Edge(event_us, error_us, intern(quality), intern(gateway), intern(boot), boot_us, boot_error_us)
+    return interned_edge(*row)
 
 
-def run_key(row: Row) -> RunKey:
-    """Return the run's key of a row with the columns of `RUN_COLUMNS`."""
-    return intern(row.namespace), intern(row.device), intern(row.stream), intern(row.device_counter), row.device_boot
+def interned_edge(  # noqa: PLR0913, PLR0917 - the members of an edge
+    event_us: int,
+    time_error_us: int,
+    time_quality: str,
+    gateway: str,
+    gateway_boot: str,
+    boot_time_us: int,
+    boot_time_error_us: int | None,
+) -> Edge:
+    """Return an edge. Names that many edges share are kept once: they would take a third of the memory."""
+    names = intern(time_quality), intern(gateway), intern(gateway_boot)
+    return Edge(event_us, time_error_us, *names, boot_time_us, boot_time_error_us)
 
 
-def _inner_ends(numbers: Sequence[int]) -> set[int]:
-    return {end for numbers in _ranges(numbers) for end in numbers} - {numbers[0], numbers[-1]}
-
-
-def _ranges(numbers: Sequence[int]) -> list[Numbers]:
-    """Return distinct numbers in order as ranges."""
-    starts = [0, *(place for place in range(1, len(numbers)) if numbers[place] != numbers[place - 1] + 1)]
-    ends = [*(place - 1 for place in starts[1:]), len(numbers) - 1]
-    return [(numbers[start], numbers[end]) for start, end in zip(starts, ends, strict=True)]
+def run_key(namespace: str, device: str, stream: str, device_counter: str, device_boot: str) -> RunKey:
+    """Return the key of a run, with names that many runs share kept once."""
+    return intern(namespace), intern(device), intern(stream), intern(device_counter), device_boot

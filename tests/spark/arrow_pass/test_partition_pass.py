@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark.arrow_pass import partition_pass
+from spark.arrow_pass import pieces
 from spark.arrow_pass.partition_pass import Made, PartitionPass
 from spark.arrow_pass.plan import BatchNumbers, TableFolder, WindowRules
 from spark.decode.codec_declarations import NO_STREAMS
@@ -107,7 +107,7 @@ def test_any_split_gives_the_windows_of_all_readings(
     parts: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partition_pass, "PIECE_ROWS_MAX", piece)
+        patch.setattr(pieces, "PIECE_ROWS_MAX", piece)
         for split in splits:
             fresh = [record for record in split if record.place not in seen]
             seen |= {record.place for record in fresh}

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark.arrow_pass import partition_pass
+from spark.arrow_pass import pieces
 from spark.arrow_pass.partition_pass import PartitionPass
 from spark.arrow_pass.plan import TableFolder, WindowRules
 from spark.arrow_pass.usual_rows import UsualReader
@@ -277,5 +277,5 @@ def test_dates_of_all_kinds_are_those_of_the_rule_book(tmp_path: Path) -> None:
 
 
 def test_one_piece_at_a_time_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_pass, "PIECE_ROWS_MAX", 1)
+    monkeypatch.setattr(pieces, "PIECE_ROWS_MAX", 1)
     expect_same(tmp_path, [reading(headers=reading_headers(number), offset=number) for number in range(5)])

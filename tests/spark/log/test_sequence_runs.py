@@ -3,31 +3,26 @@
 import statistics
 import time
 from collections.abc import Iterable
-from datetime import timedelta
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from spark.log.edges import Edge
 from spark.log.sequence_runs import (
     ISLANDS_MAX,
     ISLANDS_SCHEMA,
-    BatchRun,
     Island,
     SeenRun,
     add,
-    batch_runs,
     edge_of,
     islands_as_rows,
     merge,
     run_key,
     settle,
-    with_inner_edges,
 )
-from tests.support.spark_records import EPOCH
 
 KEY = ("plant", "42", "device-thermo", "", "7-1a2b3c4d")
 
@@ -52,10 +47,6 @@ def islands_in(numbers: set[int], batch: int = 0, error_us: int = 5) -> list[Isl
 
 def missing_between(islands: Iterable[Island]) -> list[tuple[int, int]]:
     return [(before.last + 1, after.first - 1) for before, after in pairwise(islands)]
-
-
-def collected(rows: DataFrame, batch: int) -> list[BatchRun]:
-    return with_inner_edges(rows, batch_runs(rows).collect(), batch)
 
 
 def test_a_run_that_comes_in_order_is_one_island() -> None:
@@ -191,50 +182,11 @@ def test_a_batch_of_many_devices_is_merged_in_no_time() -> None:
     assert time.process_time() - started_s < 20_000 * 25e-6
 
 
-def log_rows(spark: SparkSession, readings: list[tuple[str, int, int]]) -> DataFrame:
-    """Device, number and bound, as rows of `log` with the columns that matter here."""
-    rows = [
-        (
-            *("plant", device, "device-thermo", None, KEY[4], number, "sluice.reading", None, False),
-            *(EPOCH + timedelta(seconds=number), error_us, "estimated", "gw-1", "boot", number, None),
-        )
-        for device, number, error_us in readings
-    ]
-    return spark.createDataFrame(
-        rows,
-        "namespace string, device string, stream string, device_counter string, device_boot string,"
-        "device_sequence bigint, ce_type string,"
-        "reject_reason string, duplicate boolean, event_time timestamp, time_error_us bigint, time_quality string,"
-        "gateway string, gateway_boot string, boot_time_us bigint, boot_time_error_us bigint",
-    )
-
-
-@pytest.mark.spark
-@pytest.mark.usefixtures("interpreted")
-def test_a_batch_gives_its_runs_with_the_times_of_all_ends(spark: SparkSession) -> None:
-    dense = [("a", number, 5) for number in (3, 1, 2)]
-    # A copy with a surer time, and a number as great as any.
-    holey = [("b", 1, 5), ("b", 4, 7), ("b", 4, 5), ("b", 6, 5), ("b", 5, 5), ("b", 2**30, 5)]
-    runs = {run.key[1]: run for run in collected(log_rows(spark, dense + holey), 3)}
-    assert runs["a"] == BatchRun(("plant", "a", *KEY[2:]), [island(1, 3, 3)])
-    assert runs["b"].islands == [island(1, 1, 3), island(4, 6, 3), island(2**30, 2**30, 3)]
-
-
 @pytest.mark.spark
 @pytest.mark.usefixtures("interpreted")
 def test_islands_go_into_a_table_and_come_back(spark: SparkSession) -> None:
     islands = [island(1, 3), island(5, 2**30)]
     table = spark.createDataFrame(islands_as_rows(KEY, islands), ISLANDS_SCHEMA)
     rows = table.orderBy("first").collect()
-    assert [run_key(row) for row in rows] == [KEY, KEY]
+    assert [run_key(*row[:5]) for row in rows] == [KEY, KEY]
     assert [(*row[5:7], edge_of(row.first_edge), edge_of(row.last_edge), *row[9:]) for row in rows] == islands
-
-
-@pytest.mark.spark
-@pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("ends", [(-(2**63), 2**63 - 1)])
-def test_numbers_at_the_ends_of_their_range_are_like_others(spark: SparkSession, ends: tuple[int, int]) -> None:
-    rows = log_rows(spark, [("a", 1, 5)]).drop("device_sequence")
-    both = rows.selectExpr("*", f"explode(array({ends[0]}bd, {ends[1]}bd)) AS number")
-    (run,) = collected(both.selectExpr("*", "cast(number AS bigint) AS device_sequence"), 0)
-    assert [(one.first, one.last) for one in run.islands] == [(end, end) for end in ends]
