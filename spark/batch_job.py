@@ -19,8 +19,8 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.arrow_pass.plan import WindowRules
-from spark.arrow_pass.tasks import BatchPass, MadeFiles, judging
+from spark.arrow_pass.plan import ChangesPlan, WindowRules
+from spark.arrow_pass.tasks import BatchPass, MadeFiles, judging, table_folder
 from spark.decode.codec_declarations import Streams
 from spark.decode.record_frames import READ_SCHEMA, through_rules, typed_records
 from spark.decode.record_times import microseconds
@@ -94,11 +94,14 @@ from spark.log.time_corrections import (
 from spark.log.warehouse_version import Version, change_version, current_version, folder_of
 from spark.registry.topic_owners import read_owners
 from spark.windows.window_changes import (
+    CHANGES_PARTITION,
     COPY,
     CORRECTION,
     FIGURES,
     READINGS,
+    SKIPPING_COLUMNS,
     append_changes,
+    append_made,
     append_replayed,
     changes_path,
     changes_schema,
@@ -382,7 +385,8 @@ class BatchJob:
             return self._counts(rows, take_census(rows, done), late_in(added), begun)
         append = LogAppend(self._log, batch)
         windows = self._windows_of(append.ordinal)
-        over_batch = BatchPass(self.tables, append.ordinal, self._verdicts(), windows.rules(self._corrections))
+        rules = windows.rules(self._corrections)
+        over_batch = BatchPass(self.tables, append.ordinal, self._verdicts(), rules, self._changes_plan())
         made = over_batch.over(records, batch, are_judged=are_judged)
         rows = append.take(made.log)
         windows.take(made)
@@ -480,10 +484,9 @@ class BatchJob:
             append_amendments(self._amendments, amended, ordinal)
         if census.losses:
             append_losses(self._losses, rows, ordinal)
-        added = windows.rows()
         windows.commit()
         if self._is_seen:
-            append_changes(self._changes, added.select(*KEY, *FIGURES), self._version, ordinal, READINGS)
+            windows.tell(self._changes, self._version)
         # Only now: if a later start finishes this batch, it must use the corrections by which the windows were made.
         moved: BatchCorrections | None = None
         if census.corrections:
@@ -573,6 +576,12 @@ class BatchJob:
             undeclared=dict(census.undeclared),
         )
 
+    def _changes_plan(self) -> ChangesPlan | None:
+        if not self._is_seen:
+            return None
+        folder = table_folder(self._changes.path, CHANGES_PARTITION, SKIPPING_COLUMNS)
+        return ChangesPlan(folder, (*KEY, *FIGURES, "ordinal"), READINGS, self._version, time.time_ns() // 1_000)
+
     def _windows_of(self, ordinal: int) -> "WindowsAppend":
         return WindowsAppend(self._parts, ordinal, self.streams, self.horizons.closed_before)
 
@@ -613,8 +622,9 @@ class WindowsAppend:
         self._window_s = streams.windows.sizes[0]
         self._times = streams.times
         self._closed_before = closed_before
+        self._made: MadeFiles | None = None
+        """Files with one row for each window; None if there are others."""
         self._is_split = False
-        self._late: Late | None = None
 
     def rules(self, corrections: Corrections) -> WindowRules:
         """All that a pass needs to make the parts."""
@@ -625,13 +635,13 @@ class WindowsAppend:
         """Take the parts that a pass made."""
         self._append.take(made.parts)
         self._is_split = made.is_split
-        self._late = None if made.is_split else Late(made.late, made.revised)
+        self._made = None if made.is_split else made
 
     def write(self, rows: DataFrame, corrections: Corrections) -> None:
         """Write the parts of a batch's rows of `log`."""
         self._append.write(self.parts_of(rows, corrections))
         self._is_split = False
-        self._late = None
+        self._made = None
 
     def parts_of(self, rows: DataFrame, corrections: Corrections) -> DataFrame:
         """The parts of windows that a batch's rows of `log` make."""
@@ -645,7 +655,14 @@ class WindowsAppend:
 
     def late(self) -> "Late":
         """The late values in the parts."""
-        return late_in(self.rows()) if self._late is None else self._late
+        return late_in(self.rows()) if self._made is None else Late(self._made.late, self._made.revised)
+
+    def tell(self, changes: AppendTable, version: int) -> None:
+        """Append the parts to `window_changes`, unless an earlier attempt has."""
+        if self._made is None:
+            append_changes(changes, self.rows().select(*KEY, *FIGURES), version, self.ordinal, READINGS)
+        else:
+            append_made(changes, self._made.changes, version, self.ordinal)
 
     def commit(self) -> None:
         """Commit the parts, unless an earlier attempt has committed them."""

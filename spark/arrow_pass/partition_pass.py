@@ -10,11 +10,11 @@ from spark.arrow_pass.decimal_columns import Numbers
 from spark.arrow_pass.log_rows import log_table, rows_of_records, rows_of_usual
 from spark.arrow_pass.parquet_files import files_of
 from spark.arrow_pass.pieces import pieces
-from spark.arrow_pass.plan import BatchNumbers, TableFolder, WindowRules
+from spark.arrow_pass.plan import BatchNumbers, ChangesPlan, TableFolder, WindowRules
 from spark.arrow_pass.row_counts import counts_of
 from spark.arrow_pass.usual_parts import UsualParts
 from spark.arrow_pass.usual_rows import Usual, UsualReader
-from spark.arrow_pass.window_parts import Parts, devices_of, parts_table
+from spark.arrow_pass.window_parts import Parts, changes_table, devices_of, parts_table
 from spark.decode.record_columns import is_source, records_of
 from spark.decode.record_frames import Rule
 from spark.engine.made_file import MadeFile
@@ -30,6 +30,7 @@ class Made:
 
     log: list[MadeFile] = field(default_factory=list)
     parts: list[MadeFile] = field(default_factory=list)
+    changes: list[MadeFile] = field(default_factory=list)
     devices: list[int] = field(default_factory=list)
     """Numbers from `devices_of`, of the devices with parts. If one stands there twice, so may a window."""
     counts: list[str] = field(default_factory=list)
@@ -49,6 +50,8 @@ class PartitionPass:
     numbers: BatchNumbers
     verdicts: Verdicts
     windows: WindowRules
+    changes: ChangesPlan | None = None
+    """None if nothing is written to `window_changes`."""
 
     def over(self, batches: Iterable[pa.RecordBatch], rules: Sequence[Rule]) -> Made:
         """Read the records of a partition, and make the files.
@@ -75,6 +78,8 @@ class PartitionPass:
             late = together["late"].to_numpy()
             made.late, made.revised = int(late.sum()), int(np.count_nonzero(late))
             made.parts += files_of(self.parts, together, np.concatenate([days for _, days in of_parts]))
+            if self.changes is not None:
+                made.changes += files_of(self.changes.folder, *changes_table(together, self.changes))
         return made
 
     def _log_rows(

@@ -52,3 +52,15 @@ class WindowRules:
     """Corrections of gateways' clocks, as they are known now."""
     open_from_us: int | None = None
     """Start of the first window that may change; None if all may."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesPlan:
+    """All that makes rows of `window_changes` from parts."""
+
+    folder: TableFolder
+    columns: tuple[str, ...]
+    """Columns that are those of the parts."""
+    cause: str
+    version: int
+    at_us: int

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, Row
 
-from spark.arrow_pass.plan import BatchNumbers, TableFolder, WindowRules
+from spark.arrow_pass.plan import BatchNumbers, ChangesPlan, TableFolder, WindowRules
 from spark.decode.codec_declarations import Streams
 from spark.decode.record_frames import Rule, with_bounded_values
 from spark.engine.arrow_map import map_in_arrow
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MADE_SCHEMA = """
-    is_of_log boolean, action string, name string, content binary,
+    of string, action string, name string, content binary,
     devices array<bigint>, counts array<string>, late bigint, revised bigint
 """
 """A row for each file, and one with the figures of a task."""
@@ -34,6 +34,8 @@ class MadeFiles:
 
     log: list[MadeFile]
     parts: list[MadeFile]
+    changes: list[MadeFile]
+    """Rows of `window_changes`, one for each part."""
     is_split: bool
     """True if two tasks may have made parts of one window."""
     counts: list[str]
@@ -52,6 +54,8 @@ class BatchPass:
     ordinal: int
     verdicts: Verdicts
     windows: WindowRules
+    changes: ChangesPlan | None
+    """None if nothing is written to `window_changes`."""
 
     def over(self, records: DataFrame, batch: BatchId | BatchIds, *, are_judged: bool = False) -> MadeFiles:
         """Make the files of a batch's rows of `log`, none marked as a duplicate, and of the parts of their windows.
@@ -60,34 +64,36 @@ class BatchPass:
         """
         rules = judging(self.verdicts)
         verdicts = self.verdicts
-        log = _folder(log_path(self.tables), LOG_PARTITION, SKIPPING_COLUMNS)
-        parts = _folder(windows_path(self.tables), WINDOW_PARTITION, windows_table.SKIPPING_COLUMNS)
-        numbers, windows = _numbers(batch, self.ordinal, verdicts.streams), self.windows
+        log = table_folder(log_path(self.tables), LOG_PARTITION, SKIPPING_COLUMNS)
+        parts = table_folder(windows_path(self.tables), WINDOW_PARTITION, windows_table.SKIPPING_COLUMNS)
+        numbers, windows, changes = _numbers(batch, self.ordinal, verdicts.streams), self.windows, self.changes
 
         def task(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
             import pyarrow as pa  # noqa: PLC0415 - executors have it
 
             from spark.arrow_pass.partition_pass import PartitionPass  # noqa: PLC0415
 
-            made = PartitionPass(log, parts, numbers, verdicts, windows).over(batches, () if are_judged else rules())
+            over = PartitionPass(log, parts, numbers, verdicts, windows, changes)
+            made = over.over(batches, () if are_judged else rules())
             schema = pa.schema(
                 [
-                    *(("is_of_log", pa.bool_()), ("action", pa.string()), ("name", pa.string())),
+                    *(("of", pa.string()), ("action", pa.string()), ("name", pa.string())),
                     *(("content", pa.binary()), ("devices", pa.list_(pa.int64())), ("counts", pa.list_(pa.string()))),
                     *(("late", pa.int64()), ("revised", pa.int64())),
                 ]
             )
-            rows = [file._asdict() | {"is_of_log": True} for file in made.log]
-            rows += [file._asdict() | {"is_of_log": False} for file in made.parts]
+            files = {"log": made.log, "parts": made.parts, "changes": made.changes}
+            rows = [file._asdict() | {"of": name} for name, each in files.items() for file in each]
             figures = {name: getattr(made, name) for name in ("devices", "counts", "late", "revised")}
             yield pa.RecordBatch.from_pylist([*rows, figures], schema=schema)
 
         made = map_in_arrow(with_bounded_values(records), task, MADE_SCHEMA).collect()
-        figures = [row for row in made if row.is_of_log is None]
+        figures = [row for row in made if row.of is None]
         devices = [device for task in figures for device in task.devices]
         return MadeFiles(
-            [_file(row) for row in made if row.is_of_log],
-            [_file(row) for row in made if row.is_of_log is False],
+            log=[_file(row) for row in made if row.of == "log"],
+            parts=[_file(row) for row in made if row.of == "parts"],
+            changes=[_file(row) for row in made if row.of == "changes"],
             is_split=len(set(devices)) < len(devices),
             counts=[count for task in figures for count in task.counts],
             late=sum(task.late for task in figures),
@@ -100,7 +106,8 @@ def judging(verdicts: Verdicts) -> Callable[[], tuple[Rule, ...]]:
     return lambda: (verdicts.judge().judge,)
 
 
-def _folder(path: str, partition: str, statistics: str) -> TableFolder:
+def table_folder(path: str, partition: str, statistics: str) -> TableFolder:
+    """The folder of a table. `statistics` names the columns with statistics."""
     return TableFolder(path if is_local(path) else None, partition, tuple(statistics.split(",")))
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from gateway.record_contract import READING_TYPE
 from spark.arrow_pass.decimal_columns import Numbers, decimals_of
-from spark.arrow_pass.plan import WindowRules
+from spark.arrow_pass.plan import ChangesPlan, WindowRules
 from spark.decode.record_columns import TIME, VALUE
 from spark.decode.record_rules import Record
 from spark.decode.record_times import DAY_US
@@ -123,6 +123,15 @@ def parts_table(parts: dict[Key, Part], ordinal: int) -> tuple[pa.Table, Numbers
         "ordinal": pa.repeat(pa.scalar(ordinal, pa.int64()), len(keys)),
     }
     return pa.table(columns), np.array([key[-1] // DAY_US for key in keys], dtype=np.int64)
+
+
+def changes_table(parts: pa.Table, plan: ChangesPlan) -> tuple[pa.Table, Numbers]:
+    """Return parts as rows of `window_changes` without their partition, and the date of each in days since 1970."""
+    at = pa.scalar(plan.at_us, pa.int64()).cast(TIME)
+    told = {"cause": pa.scalar(plan.cause), "version": pa.scalar(plan.version, pa.int32()), "at": at}
+    constant = {name: pa.repeat(value, len(parts)) for name, value in told.items()}
+    rows = pa.table({name: parts[name] for name in plan.columns} | constant)
+    return rows, np.full(len(parts), plan.at_us // DAY_US, dtype=np.int64)
 
 
 def devices_of(parts: pa.Table) -> list[int]:

@@ -7,6 +7,7 @@ the table as a stream.
 """
 
 import time
+from collections.abc import Sequence
 from typing import cast
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +17,7 @@ from pyspark.sql.types import StructType
 from spark.decode.value_types import VALUE_TYPE
 from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, make_table
 from spark.engine.literals import of_batch
+from spark.engine.made_file import MadeFile
 from spark.log.log_table import ORDINAL
 from spark.windows.windows_table import KEY, SUM_TYPE, folded, read_parts
 
@@ -24,6 +26,8 @@ SCHEMA = f"""
     n bigint, min {VALUE_TYPE}, max {VALUE_TYPE}, sum {SUM_TYPE}, first {VALUE_TYPE}, last {VALUE_TYPE}, late bigint,
     ordinal bigint, version int, at timestamp, at_date date
 """
+CHANGES_PARTITION = "at_date"
+SKIPPING_COLUMNS = "window_start,device,metric,stream,ordinal,at"
 READINGS = "readings"
 CORRECTION = "correction"
 COPY = "copy"
@@ -40,10 +44,10 @@ def create_changes(spark: SparkSession, warehouse: str) -> None:
     """Create the table if there is none."""
     properties = {
         "delta.appendOnly": "true",
-        "delta.dataSkippingStatsColumns": "window_start,device,metric,stream,ordinal,at",
+        "delta.dataSkippingStatsColumns": SKIPPING_COLUMNS,
         **CHECKPOINT_INTERVAL,
     }
-    make_table(spark, changes_path(warehouse), changes_schema(), partition="at_date", properties=properties)
+    make_table(spark, changes_path(warehouse), changes_schema(), partition=CHANGES_PARTITION, properties=properties)
 
 
 def changes_schema() -> StructType:
@@ -62,9 +66,18 @@ def append_changes(table: AppendTable, changes: DataFrame, version: int, ordinal
         "ordinal": of_batch(ordinal, "metric"),
         "version": F.lit(version),
         "at": at,
-        "at_date": F.to_date(at),
+        CHANGES_PARTITION: F.to_date(at),
     }
     table.append(changes.withColumns(said), {f"{of_version(version)}{cause}": ordinal})
+
+
+def append_made(table: AppendTable, files: Sequence[MadeFile], version: int, ordinal: int) -> None:
+    """Append files with the changes of one batch's readings, or do nothing if these were appended before."""
+    application = f"{of_version(version)}{READINGS}"
+    if table.last(application) < ordinal:
+        staged = table.begin()
+        staged.take(files)
+        staged.commit({application: ordinal})
 
 
 def of_version(version: int) -> str:

@@ -173,7 +173,7 @@ PLACES: dict[str, tuple[object, str]] = {
     "before amendments": (batch_job, "append_amendments"),
     "before corrections": (batch_job, "take_corrections"),
     "before windows": (batch_job.WindowsAppend, "commit"),
-    "before changes": (batch_job, "append_changes"),
+    "before changes": (batch_job.WindowsAppend, "tell"),
     "before areas": (batch_job, "replace_area"),
 }
 """Places where a batch may die: before each commit."""

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark.arrow_pass import pieces
+from spark.arrow_pass import pieces, usual_rows
 from spark.arrow_pass.partition_pass import Made, PartitionPass
-from spark.arrow_pass.plan import BatchNumbers, TableFolder, WindowRules
+from spark.arrow_pass.plan import BatchNumbers, ChangesPlan, TableFolder, WindowRules
 from spark.decode.codec_declarations import NO_STREAMS
 from spark.decode.correction_records import CORRECTION_TYPE
 from spark.decode.record_rules import Record
+from spark.decode.record_times import microseconds
 from spark.decode.topic_speakers import TopicOwners
 from spark.engine.made_file import MadeFile
 from spark.log.edge_times import Clocks, clocks
@@ -36,13 +37,17 @@ NUMBERS = BatchNumbers(7, "1.2.3", "abc", "query", 5)
 
 
 def over(
-    folder: Path, batches: Iterable[pa.RecordBatch], known: Clocks | None = None, numbers: BatchNumbers = NUMBERS
+    folder: Path,
+    batches: Iterable[pa.RecordBatch],
+    known: Clocks | None = None,
+    numbers: BatchNumbers = NUMBERS,
+    changes: ChangesPlan | None = None,
 ) -> Made:
     log = TableFolder(str(folder / "log"), "event_date", ("event_time", "device", "ordinal"))
     parts = TableFolder(str(folder / "parts"), "window_date", ("window_start", "device"))
     rules = WindowRules(60, NO_STREAMS.times, known or Clocks())
     judge = VERDICTS.judge().judge
-    return PartitionPass(log, parts, numbers, VERDICTS, rules).over(batches, (judge,))
+    return PartitionPass(log, parts, numbers, VERDICTS, rules, changes).over(batches, (judge,))
 
 
 def once_each(records: Iterable[KafkaRecord]) -> list[KafkaRecord]:
@@ -108,6 +113,7 @@ def test_any_split_gives_the_windows_of_all_readings(
     rows: list[dict[str, Any]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "PIECE_ROWS_MAX", piece)
+        patch.setattr(usual_rows, "ROWS_MIN", 2)
         for split in splits:
             fresh = [record for record in split if record.place not in seen]
             seen |= {record.place for record in fresh}
@@ -201,6 +207,22 @@ def test_records_of_another_version_keep_their_own_batches(tmp_path: Path) -> No
 
     rows = rows_of(tmp_path / "log", made.log)
     assert [(row["ingest"], row["batch"], row["ordinal"]) for row in rows] == [("old", 3, 7), ("older", 4, 7)]
+
+
+def test_each_part_is_told_as_a_change(tmp_path: Path) -> None:
+    records = [reading(b'{"t": 1}'), reading(b'{"t": 2.5}', offset=1), reading(b'{"t": 1e1}', key=b"43", offset=2)]
+    batch = source_batch(records).append_column("topic_id", pa.nulls(3, pa.string()))
+    columns = ("namespace", "device", "stream", "metric", "window_start", "n", "min", "max", "late", "ordinal")
+    at = datetime(2026, 3, 15, 0, 0, 1, tzinfo=UTC)
+    folder = TableFolder(str(tmp_path / "changes"), "at_date", ("window_start", "device", "at"))
+    plan = ChangesPlan(folder, columns, "readings", 3, microseconds(at))
+
+    made = over(tmp_path, [batch], changes=plan)
+
+    parts, changes = rows_of(tmp_path / "parts", made.parts), rows_of(tmp_path / "changes", made.changes)
+    told = {"cause": "readings", "version": 3, "at": at, "at_date": date(2026, 3, 15)}
+    assert changes == [{name: part[name] for name in columns} | told for part in parts]
+    assert sorted(change["n"] for change in changes) == [1, 2]
 
 
 def test_a_sum_of_squares_that_no_table_holds_is_null(tmp_path: Path) -> None:

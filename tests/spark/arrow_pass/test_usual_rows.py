@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark.arrow_pass import pieces
+from spark.arrow_pass import pieces, usual_rows
 from spark.arrow_pass.partition_pass import PartitionPass
 from spark.arrow_pass.plan import TableFolder, WindowRules
 from spark.arrow_pass.usual_rows import UsualReader
@@ -46,6 +46,12 @@ FLAT = parse_streams(
     """,
     Path("streams.toml"),
 )
+
+
+@pytest.fixture(autouse=True)
+def columns_for_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads few records by columns too."""
+    monkeypatch.setattr(usual_rows, "ROWS_MIN", 1)
 
 
 def with_ids(records: Iterable[KafkaRecord]) -> pa.RecordBatch:
@@ -265,6 +271,12 @@ def test_a_reading_that_a_correction_no_longer_moves_is_usual() -> None:
         *("plant", "gw-1", BOOTS[0], 1, "synced", 0, start_us, Decimal(0), 10, Decimal(1), False, start_us, "a")
     )
     assert usual_places(sent, known=clocks([correction], {})) == [1]
+
+
+def test_few_records_of_a_topic_are_left_to_the_rule_book(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usual_rows, "ROWS_MIN", 3)
+    several = [replace(reading(), topic=topic) for topic in ("a", "b", "a", "b", "a")]
+    assert usual_places(several) == [0, 2, 4]
 
 
 def test_dates_of_all_kinds_are_those_of_the_rule_book(tmp_path: Path) -> None:
