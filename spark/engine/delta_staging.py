@@ -49,6 +49,13 @@ class AppendTable:
             staged.write(rows)
             staged.commit(numbers, instead_of=instead_of)
 
+    def rows(self, files: Sequence[Any]) -> DataFrame:
+        """Read files of the table, committed or not."""
+        if not files:
+            return self.spark.createDataFrame([], self.schema)
+        paths = [f"{self.path}/{file.path()}" for file in files]
+        return self.spark.read.schema(self.schema).option("basePath", self.path).parquet(*paths)
+
     def committed(self, numbers: dict[str, int]) -> None:
         self._numbers |= numbers
 
@@ -85,11 +92,11 @@ class StagedAppend:
 
     def rows(self) -> DataFrame:
         """Read the written rows."""
-        spark, path, schema = self._table.spark, self._table.path, self._table.schema
-        paths = [f"{path}/{file.path()}" for file in self._files]
-        if not paths:
-            return spark.createDataFrame([], schema)
-        return spark.read.schema(schema).option("basePath", path).parquet(*paths)
+        return self._table.rows(self._files)
+
+    def files(self, condition: str) -> list[Any]:
+        """Files of the table when this append began that meet a condition on Delta's list of files."""
+        return list(self._transaction.snapshot().allFiles().filter(condition).collectAsList())
 
     def commit(self, numbers: dict[str, int], *, instead_of: str | None = None) -> None:
         """Commit the rows written last, and a commit number for each application in `numbers`.
@@ -103,15 +110,35 @@ class StagedAppend:
         for file in self._files:
             actions.add(file)
         if instead_of is not None:
-            for file in self._transaction.snapshot().allFiles().filter(instead_of).collectAsList():
+            for file in self.files(instead_of):
                 actions.add(file.remove())
         now = jvm.scala.Some(round(time.time() * 1000))
         set_transaction = jvm.org.apache.spark.sql.delta.actions.SetTransaction
         for application, number in numbers.items():
             actions.add(set_transaction(application, number, now))
-        sequence = jvm.org.apache.spark.api.python.PythonUtils.toSeq(actions)
-        self._transaction.commit(sequence, _append_operation())
+        self._commit(actions)
         self._table.committed(numbers)
+
+    def commit_same_rows(self, instead_of: Sequence[Any], tags: Mapping[str, str]) -> None:
+        """Commit the rows written last in place of the files that hold just these rows, with `tags` in Delta's log.
+
+        Delta counts this as no change, so an append-only table takes it. Files that others append meanwhile stay. If
+        others remove one of the files meanwhile, the commit fails.
+        """
+        jvm = jvm_of(self._table.spark)
+        actions = jvm.java.util.ArrayList()
+        for file in self._files:
+            action = json.loads(file.json())
+            action["add"] |= {"dataChange": False, "tags": dict(tags)}
+            actions.add(jvm.org.apache.spark.sql.delta.actions.Action.fromJson(json.dumps(action)))
+        now = round(time.time() * 1000)
+        for file in instead_of:
+            actions.add(file.removeWithTimestamp(now, False))
+        self._commit(actions)
+
+    def _commit(self, actions: Any) -> None:
+        sequence = jvm_of(self._table.spark).org.apache.spark.api.python.PythonUtils.toSeq(actions)
+        self._transaction.commit(sequence, _append_operation())
 
 
 def commit_numbers(spark: SparkSession, path: str) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Keeps a Delta table in order: deletes and changes rows, merges small files, and removes files that nothing needs."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.engine.delta_staging import snapshot
+from spark.engine.delta_staging import AppendTable, snapshot
 
 APPEND_ONLY = "delta.appendOnly"
 FILE_BYTES = 128 * 2**20
@@ -20,6 +21,50 @@ GROWTH_MIN = 4
 """Least size of all small files together, as a multiple of the largest, which the last merge made."""
 FILES_MAX = 256
 """Small files that are merged even if the largest outweighs the others."""
+UNSORTED_SHARE = 0.25
+"""Share of a partition's small files, by bytes, that nobody sorted, from which on all of them are sorted."""
+ROWS_OF_GROUP = 65_536
+"""Rows of a sorted file that have statistics of their own. Readers skip those that cannot hold what they look for."""
+SORTED = "sluice.sortedBy"
+"""Tag, in Delta's log, of a file whose rows are sorted."""
+SETTINGS_SORTED = {
+    # Values of one device are alike: sorted, they need less than half the bytes.
+    "spark.sql.parquet.compression.codec": "zstd",
+    "parquet.block.row.count.limit": str(ROWS_OF_GROUP),
+    # Otherwise Spark sorts the rows by their partition once more, although they have only one.
+    "spark.sql.maxConcurrentOutputFileWriters": "2",
+}
+"""Spark's settings while a sorted file is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order of a table's rows in merged files."""
+
+    columns: tuple[str, ...]
+    neighbours: str
+    """Column that rises from file to file. Only neighbours by it are merged, so a search by it reads few files."""
+    rows_max: int
+    """Rows of a merged file at the most: as many as are sorted in memory. A file with half of them is left as it is."""
+
+    @property
+    def tag(self) -> str:
+        """The value of the tag `SORTED`."""
+        return ",".join(self.columns)
+
+    @property
+    def is_sorted(self) -> str:
+        """A condition on Delta's list of files: the file is sorted."""
+        return f"coalesce(tags['{SORTED}'] = '{self.tag}', FALSE)"
+
+    @property
+    def is_small(self) -> str:
+        """A condition on Delta's list of files: the file can be merged.
+
+        An unsorted file with too many rows is of an earlier release.
+        """
+        rows = "CAST(get_json_object(stats, '$.numRecords') AS BIGINT)"
+        return f"{rows} <= IF({self.is_sorted}, {self.rows_max // 2}, {self.rows_max})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +79,14 @@ class Files:
     """Bytes of the largest small file."""
     bytes_of_great: int = 0
     """Bytes of all other files, which are left as they are."""
+    bytes_unsorted: int = 0
+    """Bytes of the small files that are not sorted, if the table has an order."""
+
+    @property
+    def are_worth_sorting(self) -> bool:
+        """True if the files of a day that is over are worth the cost of sorting, although no merge is due."""
+        is_much = self.bytes_unsorted > UNSORTED_SHARE * self.bytes
+        return self.bytes_unsorted > 0 and (self.count >= FILES_MIN or is_much)
 
     @property
     def are_due(self) -> bool:
@@ -49,11 +102,14 @@ def file_count(spark: SparkSession, path: str) -> int:
     return int(checksum.get().numFiles() if checksum.isDefined() else now.numOfFiles())
 
 
-def files_by_partition(spark: SparkSession, path: str, partition: str | None) -> list[Files]:
+def files_by_partition(
+    spark: SparkSession, path: str, partition: str | None, order: Order | None = None
+) -> list[Files]:
     """Count the small files of each partition; `partition` is the column that the table is partitioned by."""
     java: Any = snapshot(spark, path).allFiles().toDF()
     # If a merge writes several files, some are a little smaller than FILE_BYTES.
-    small = F.col("size") < FILE_BYTES // 2
+    small = F.expr(order.is_small) if order else F.col("size") < FILE_BYTES // 2
+    unsorted = small & ~F.expr(order.is_sorted) if order else F.lit(False)
     value = F.lit(None).cast("string") if partition is None else F.col("partitionValues")[partition]
     of_small, of_great = F.when(small, F.col("size")).otherwise(0), F.when(~small, F.col("size")).otherwise(0)
     counted = (
@@ -64,9 +120,12 @@ def files_by_partition(spark: SparkSession, path: str, partition: str | None) ->
             F.sum(of_small).alias("bytes"),
             F.max(of_small).alias("greatest"),
             F.sum(of_great).alias("great"),
+            F.sum(F.when(unsorted, F.col("size")).otherwise(0)).alias("unsorted"),
         )
     )
-    return [Files(row.partition, row.files, row.bytes, row.greatest, row.great) for row in counted.collect()]
+    return [
+        Files(row.partition, row.files, row.bytes, row.greatest, row.great, row.unsorted) for row in counted.collect()
+    ]
 
 
 def compact(spark: SparkSession, path: str, where: str | None = None) -> None:
@@ -76,6 +135,48 @@ def compact(spark: SparkSession, path: str, where: str | None = None) -> None:
     with _settings(spark, {f"spark.databricks.delta.optimize.{name}": str(value) for name, value in values.items()}):
         optimize = DeltaTable.forPath(spark, path).optimize()
         (optimize if where is None else optimize.where(where)).executeCompaction()
+
+
+def merge_sorted(table: AppendTable, where: str, order: Order, must_stop: Callable[[], bool]) -> None:
+    """Merge the small files that meet `where`, a condition on Delta's list of files, and sort their rows.
+
+    `must_stop` is asked before each file that is written. No row changes. The table may be append-only, and rows that
+    are appended meanwhile stay.
+    """
+    small = table.begin().files(f"({where}) AND {order.is_small}")
+    for files in _neighbours(small, order):
+        if must_stop():
+            return
+        if len(files) == 1 and _sorted_by(files[0]) == order.tag:
+            continue
+        staged = table.begin()
+        with _settings(table.spark, SETTINGS_SORTED):
+            # One task: if several sorted at once, a batch that runs meanwhile would get no core and no memory.
+            staged.write(table.rows(files).coalesce(1).sortWithinPartitions(*order.columns))
+        staged.commit_same_rows(files, {SORTED: order.tag})
+
+
+def _neighbours(files: Iterable[Any], order: Order) -> list[list[Any]]:
+    """Cut files, in the order of their neighbours, into pieces of at most `rows_max` rows."""
+    found = []
+    for number, file in enumerate(files):
+        stats = json.loads(file.stats())
+        found.append((stats["minValues"].get(order.neighbours, 0), number, stats["numRecords"], file))
+    pieces: list[list[Any]] = []
+    room = 0
+    for _, _, rows, file in sorted(found):
+        if rows > room:
+            pieces.append([])
+            room = order.rows_max
+        pieces[-1].append(file)
+        room -= rows
+    return pieces
+
+
+def _sorted_by(file: Any) -> str | None:
+    """The columns that the rows of a file in Delta's log are sorted by; None if they are not sorted."""
+    tags: dict[str, str] = json.loads(file.json())["add"].get("tags") or {}
+    return tags.get(SORTED)
 
 
 def delete_rows(spark: SparkSession, path: str, condition: Column) -> None:

@@ -16,11 +16,21 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.batch_job import BatchJob
-from spark.engine.delta_upkeep import FILE_BYTES, compact, file_count, files_by_partition, vacuum
+from spark.engine.delta_staging import AppendTable
+from spark.engine.delta_upkeep import (
+    FILE_BYTES,
+    Files,
+    Order,
+    compact,
+    file_count,
+    files_by_partition,
+    merge_sorted,
+    vacuum,
+)
 from spark.engine.warehouse_folder import folder_exists, folders_in, remove_folder
 from spark.ingest.retention import FILES, expire, last_day, note_upkeep, read_horizons
 from spark.log.amendments import amendments_path
-from spark.log.log_table import LOG_PARTITION, log_path, read_log
+from spark.log.log_table import LOG_PARTITION, log_path, log_schema, read_log
 from spark.log.warehouse_version import first_made, folder_of, open_version, versions_of
 from spark.source.kafka_failures import innermost
 from spark.windows.window_changes import changes_path
@@ -30,6 +40,8 @@ LOOK_BATCHES = 8
 """Batches between two looks at the tables."""
 FILES_NEW_MIN = 16
 """New files of a table before its partitions are looked at."""
+LOG_ORDER = Order(("device", "event_time"), "ordinal", rows_max=500_000)
+"""Order of rows in merged files of `log`: look-ups ask for a device. So many rows take some 500 MB while sorted."""
 KEEP_DAYS = 7
 """Days to keep files that no table needs any more, for queries that began before."""
 
@@ -42,6 +54,8 @@ class _Kept:
     partition: str | None = None
     is_folded: bool = False
     """Whether its rows are folded, too."""
+    order: Order | None = None
+    """The order of its rows in merged files."""
 
 
 class Upkeep:
@@ -55,7 +69,7 @@ class Upkeep:
         self._spark = job.spark.newSession()
         tables = job.tables
         self._beside = (
-            _Kept(log_path(tables), LOG_PARTITION),
+            _Kept(log_path(tables), LOG_PARTITION, order=LOG_ORDER),
             _Kept(windows_path(tables), WINDOW_PARTITION, is_folded=True),
             _Kept(changes_path(job.warehouse), "at_date"),
             _Kept(amendments_path(tables), LOG_PARTITION),
@@ -67,6 +81,9 @@ class Upkeep:
         self._executor = ThreadPoolExecutor(1, "upkeep")
         self._running: Future[None] | None = None
         self._day: date | None = None
+        self._today = date.min
+        self._sorted_on = date.min
+        """The day on which the days before it were sorted."""
         self._batches = 0
         self._is_ending = False
 
@@ -81,7 +98,10 @@ class Upkeep:
             if self._running is None or self._running.done():
                 self.wait()
                 self._running = self._executor.submit(self._merge_all, self._spark, self._beside)
-        self._daily(_today(newest_us))
+        today = _today(newest_us)
+        self._daily(today)
+        # Last: the daily work waits for all merges, and must not wait until a day that has just ended is sorted.
+        self._today = today
 
     def wait(self) -> None:
         """Wait until the work beside the batches is done."""
@@ -101,28 +121,43 @@ class Upkeep:
 
     def _merge(self, spark: SparkSession, kept: _Kept) -> None:
         files = file_count(spark, kept.path)
-        if files < self._files_seen[kept.path] + FILES_NEW_MIN:
+        if files >= self._files_seen[kept.path] + FILES_NEW_MIN:
+            # First: if the merge fails, it is not tried again at once.
+            self._files_seen[kept.path] = files
+        elif kept.order is None or self._sorted_on >= self._today:
             return
-        # First: if the merge fails, it is not tried again at once.
-        self._files_seen[kept.path] = files
         self._tidy(spark, kept)
-        self._files_seen[kept.path] = file_count(spark, kept.path)
+        self._files_seen[kept.path] = min(self._files_seen[kept.path], file_count(spark, kept.path))
 
     def _tidy(self, spark: SparkSession, kept: _Kept) -> None:
-        for files in files_by_partition(spark, kept.path, kept.partition):
+        today = self._today
+        days_ended = kept.order is not None and self._sorted_on < today
+        if days_ended:
+            # First, as above.
+            self._sorted_on = today
+        for files in files_by_partition(spark, kept.path, kept.partition, kept.order):
             if self._is_ending:
                 return
             # Folding rewrites all files of a date, the large ones too.
-            if not files.are_due or (kept.is_folded and files.bytes < files.bytes_of_great):
+            if kept.is_folded and files.bytes < files.bytes_of_great:
                 continue
-            if kept.is_folded and files.partition is not None:
-                day = date.fromisoformat(files.partition)
-                pieces = 1 + (files.bytes + files.bytes_of_great) // FILE_BYTES
-                with self._job.rewriting_windows:
-                    fold_date(spark, self._job.tables, day, pieces)
-            else:
-                where = None if files.partition is None else f"{kept.partition} = DATE'{files.partition}'"
-                compact(spark, kept.path, where)
+            is_over = days_ended and files.partition is not None and date.fromisoformat(files.partition) < today
+            if files.are_due or (is_over and files.are_worth_sorting):
+                self._put_in_order(spark, kept, files)
+
+    def _put_in_order(self, spark: SparkSession, kept: _Kept, files: Files) -> None:
+        if files.partition is None:
+            compact(spark, kept.path)
+        elif kept.is_folded:
+            pieces = 1 + (files.bytes + files.bytes_of_great) // FILE_BYTES
+            with self._job.rewriting_windows:
+                fold_date(spark, self._job.tables, date.fromisoformat(files.partition), pieces)
+        elif kept.order is not None:
+            where = f"partitionValues['{kept.partition}'] = '{files.partition}'"
+            table = AppendTable(spark, kept.path, log_schema())
+            merge_sorted(table, where, kept.order, lambda: self._is_ending)
+        else:
+            compact(spark, kept.path, f"{kept.partition} = DATE'{files.partition}'")
 
     def _daily(self, today: date) -> None:
         spark = self._job.spark

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.bench import parts_analyst, parts_analyst_answers, parts_analyst_year
+from tests.bench import parts_analyst, parts_analyst_answers, parts_analyst_layout, parts_analyst_year
 from tests.bench.runner import Part, Suite, run
 
 PARTS: dict[str, Part] = {
@@ -25,12 +25,14 @@ PARTS: dict[str, Part] = {
     "publish": parts_analyst_year.published,
     "publish_day": parts_analyst_year.published_day,
     "spark": parts_analyst_year.in_spark,
+    "layout": parts_analyst_layout.layout,
+    "layout_live": parts_analyst_layout.layout_live,
 }
 
 
 @contextmanager
 def no_broker(_: Path) -> Iterator[None]:
-    """No part asks Kafka."""
+    """Only the parts of the layout need Kafka. They start their own: the others are measured without it."""
     yield
 
 

@@ -1,7 +1,7 @@
 """Large warehouses for `make bench-analyst`: files as the job writes them, put straight into the tables.
 
-They are kept in `build/bench/analyst-tables` for later runs. After upkeep, a day is one file of each table: `log` is in
-Kafka's order, and `window_parts` is sorted by device. As `ingest` leaves it, a day is a file for each batch.
+They are kept in `build/bench/analyst-tables` for later runs. After upkeep, a day is one file of `window_parts` and some
+of `log`, all sorted by device. As `ingest` leaves it, a day is a file for each batch, and `log` is in Kafka's order.
 """
 
 import hashlib
@@ -19,9 +19,11 @@ import duckdb
 from spark.batch_job import BatchJob
 from spark.decode.codec_declarations import Streams, Windows
 from spark.desk.delta_source import type_of
+from spark.engine.delta_upkeep import ROWS_OF_GROUP
 from spark.log import log_table
 from spark.registry.registry import Device, Registry
 from spark.registry.registry_table import load_registry
+from spark.upkeep.table_upkeep import LOG_ORDER
 from spark.windows import windows_table
 from tests.bench.context import say
 from tests.bench.report import BUILD
@@ -33,6 +35,8 @@ WINDOW_S = 600
 DEVICES_OF_SITE = 10
 FORM = "COMPRESSION snappy, ROW_GROUP_SIZE 1000000"
 """Files as Spark writes them: their parts have up to 128 MB."""
+FORM_SORTED = f"COMPRESSION zstd, ROW_GROUP_SIZE {ROWS_OF_GROUP}"
+"""Files of `log` as upkeep merges them."""
 LOG_COLUMNS = {
     "topic_id": "'id-1'",
     "topic": "'device-bench'",
@@ -141,14 +145,20 @@ def _make(shape: Shape, folder: Path, of_day: int) -> None:
     db.execute("SET TimeZone = 'UTC'")
     log, parts = tables / "log", tables / "window_parts"
     added: dict[Path, list[dict[str, Any]]] = {log: [], parts: []}
-    pieces = shape.batches_of_day or 1
+    pieces = shape.batches_of_day or -(-of_day * shape.devices // LOG_ORDER.rows_max)
     for day in range(shape.days):
         of = BEGINS + timedelta(days=day)
         _day(db, day, shape.devices, of_day, pieces)
         for piece in range(pieces):
             where = f"batch = {day * pieces + piece}"
-            for table, query in ((log, _log_query(log, where)), (parts, _parts_query(parts, where))):
-                added[table].append(_added(db, table, query, of, piece))
+            if shape.batches_of_day:
+                added[log].append(_added(db, log, _log_query(log, where), of, piece))
+                added[parts].append(_added(db, parts, _parts_query(parts, where), of, piece))
+            else:
+                query = f"{_log_query(log, where)} ORDER BY device, time"
+                added[log].append(_added(db, log, query, of, piece, FORM_SORTED))
+        if not shape.batches_of_day:
+            added[parts].append(_added(db, parts, _parts_query(parts, "TRUE"), of, 0))
     for table, actions in added.items():
         _commit(table, actions)
     _state(db, tables, shape.devices, of_day * shape.days)
@@ -214,13 +224,15 @@ def _types(table: Path) -> dict[str, str]:
     return {each["name"]: type_of(each["type"]) for each in schema["fields"]}
 
 
-def _added(db: duckdb.DuckDBPyConnection, table: Path, query: str, day: date, piece: int) -> dict[str, Any]:
+def _added(  # noqa: PLR0913, PLR0917 - what varies
+    db: duckdb.DuckDBPyConnection, table: Path, query: str, day: date, piece: int, form: str = FORM
+) -> dict[str, Any]:
     """Write a file of a day, and return what Delta's log says of it."""
     partition = "event_date" if table.name == "log" else "window_date"
     name = f"{partition}={day}/part-{piece:05}-bench.snappy.parquet"
     file = table / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    db.execute(f"COPY ({query}) TO '{file}' (FORMAT parquet, {FORM})")
+    db.execute(f"COPY ({query}) TO '{file}' (FORMAT parquet, {form})")
     wanted = STATISTICS[table.name]
     # Times as numbers: Python would need another package for times with a zone.
     values = [f"epoch_us({each})" if each in TIMES else each for each in wanted]

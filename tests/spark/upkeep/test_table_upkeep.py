@@ -13,15 +13,16 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from spark import batch_job
 from spark.batch_job import BatchJob
 from spark.engine import delta_upkeep
-from spark.engine.delta_upkeep import Files, compact, file_count
+from spark.engine.delta_staging import AppendTable
+from spark.engine.delta_upkeep import Files, compact, file_count, merge_sorted
 from spark.engine.warehouse_folder import only_writer
 from spark.ingest.retention import last_day
 from spark.ingest.seen_table import seen_path
-from spark.log.log_table import BatchId, log_path
+from spark.log.log_table import LOG_PARTITION, BatchId, log_path, log_schema
 from spark.log.readings_view import open_readings
 from spark.upkeep import table_upkeep
 from spark.upkeep.replay_job import replay
-from spark.upkeep.table_upkeep import Upkeep, delta_tables, maintain, remove_old_versions
+from spark.upkeep.table_upkeep import LOG_ORDER, Upkeep, delta_tables, maintain, remove_old_versions
 from spark.views.windows_view import open_windows
 from spark.windows import windows_table
 from spark.windows.window_changes import changes_path, read_changes
@@ -107,8 +108,9 @@ def test_tables_are_put_in_order_while_a_batch_is_on_its_way_into_them(
     beside: list[str] = []
 
     def put_in_order() -> None:
-        for path in (log_path(job.tables), changes_path(new_warehouse)):
-            compact(spark, path)
+        log = AppendTable(spark, log_path(job.tables), log_schema())
+        merge_sorted(log, f"partitionValues['{LOG_PARTITION}'] = '{NOON.date()}'", LOG_ORDER, lambda: False)
+        compact(spark, changes_path(new_warehouse))
         with job.rewriting_windows:
             fold_date(spark, job.tables, NOON.date())
         beside.append("done")
@@ -162,6 +164,7 @@ def test_upkeep_beside_the_batches_is_alone_where_it_must_be_and_ends_when_asked
 
     monkeypatch.setattr(table_upkeep, "fold_date", fold)
     monkeypatch.setattr(table_upkeep, "compact", compact_slowly)
+    monkeypatch.setattr(table_upkeep, "merge_sorted", lambda table, *_: compact_slowly(table.spark, table.path))
     monkeypatch.setattr(table_upkeep, "maintain", maintained)
     monkeypatch.setattr(table_upkeep, "first_made", lambda *_: NOON.date() - timedelta(days=1))
     # Work that removes rows waits until nothing else writes the same tables.
