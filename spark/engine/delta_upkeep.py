@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,7 +150,7 @@ def merge_sorted(table: AppendTable, where: str, order: Order, must_stop: Callab
         if len(files) == 1 and _sorted_by(files[0]) == order.tag:
             continue
         staged = table.begin()
-        with _settings(table.spark, SETTINGS_SORTED):
+        with in_sorted_files(table.spark):
             # One task: if several sorted at once, a batch that runs meanwhile would get no core and no memory.
             staged.write(table.rows(files).coalesce(1).sortWithinPartitions(*order.columns))
         staged.commit_same_rows(files, {SORTED: order.tag})
@@ -196,6 +196,11 @@ def vacuum(spark: SparkSession, path: str, keep_hours: float) -> None:
     # Delta refuses less than a week, to spare files of a writer that has not committed yet. Nobody else writes here.
     with _settings(spark, {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}):
         DeltaTable.forPath(spark, path).vacuum(keep_hours)
+
+
+def in_sorted_files(spark: SparkSession) -> AbstractContextManager[None]:
+    """Have sorted rows written so that readers can skip parts of a file."""
+    return _settings(spark, SETTINGS_SORTED)
 
 
 @contextmanager

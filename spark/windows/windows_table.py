@@ -23,6 +23,7 @@ from spark.decode.codec_declarations import Windows
 from spark.decode.value_types import VALUE_TYPE
 from spark.engine.built_once import recorded
 from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, make_table, snapshot, table_exists
+from spark.engine.delta_upkeep import in_sorted_files
 from spark.engine.literals import of_batch, sql_text
 from spark.engine.told_error import ToldError
 from spark.log.verdicts import IMPLAUSIBLE_DATE
@@ -323,7 +324,8 @@ def fold_date(spark: SparkSession, tables: str, day: date, files: int = 1) -> No
     staged = AppendTable(spark, path, windows_schema()).begin()
     parts_then = spark.read.format("delta").option("versionAsOf", staged.version).load(path)
     whole = folded(parts_then.where(f"{WINDOW_PARTITION} = DATE'{day.isoformat()}'"))
-    staged.write(whole.repartitionByRange(files, *KEY).sortWithinPartitions(*KEY))
+    with in_sorted_files(spark):
+        staged.write(whole.repartitionByRange(files, *KEY).sortWithinPartitions(*KEY))
     staged.commit({}, instead_of=f"partitionValues['{WINDOW_PARTITION}'] = '{day.isoformat()}'")
 
 

@@ -36,7 +36,7 @@ DEVICES_OF_SITE = 10
 FORM = "COMPRESSION snappy, ROW_GROUP_SIZE 1000000"
 """Files as Spark writes them: their parts have up to 128 MB."""
 FORM_SORTED = f"COMPRESSION zstd, ROW_GROUP_SIZE {ROWS_OF_GROUP}"
-"""Files of `log` as upkeep merges them."""
+"""Files as upkeep writes them."""
 LOG_COLUMNS = {
     "topic_id": "'id-1'",
     "topic": "'device-bench'",
@@ -158,7 +158,7 @@ def _make(shape: Shape, folder: Path, of_day: int) -> None:
                 query = f"{_log_query(log, where)} ORDER BY device, time"
                 added[log].append(_added(db, log, query, of, piece, FORM_SORTED))
         if not shape.batches_of_day:
-            added[parts].append(_added(db, parts, _parts_query(parts, "TRUE"), of, 0))
+            added[parts].append(_added(db, parts, _parts_query(parts, "TRUE"), of, 0, FORM_SORTED))
     for table, actions in added.items():
         _commit(table, actions)
     _state(db, tables, shape.devices, of_day * shape.days)

@@ -1,4 +1,4 @@
-"""Files of `log` that upkeep merges are sorted by device and time: a look-up reads little, and no answer changes."""
+"""Files that upkeep writes are sorted by device and time: a look-up reads little of them, and no answer changes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,6 +19,7 @@ from spark.log.readings_view import open_readings
 from spark.upkeep import table_upkeep
 from spark.upkeep.table_upkeep import Upkeep
 from spark.views.windows_view import open_windows
+from spark.windows.windows_table import fold_date, windows_path
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
 from tests.support.spark_warehouse import expect_rows
@@ -86,7 +87,7 @@ def groups(path: str) -> list[tuple[str, str, int]]:
     """The least and the greatest device, and the bytes, of each part of a file that readers can skip."""
     query = f"""SELECT any_value(stats_min_value) FILTER (path_in_schema = 'device'),
             any_value(stats_max_value) FILTER (path_in_schema = 'device'), sum(total_compressed_size)
-        FROM parquet_metadata('{path}') GROUP BY row_group_id"""
+        FROM parquet_metadata('{path}') GROUP BY row_group_id ORDER BY row_group_id"""
     return duckdb.execute(query).fetchall()
 
 
@@ -173,6 +174,17 @@ def test_a_merge_stops_between_files_when_asked(spark: SparkSession, new_warehou
     first, *others = files(job)
     assert devices_and_times(first.path) == sorted(devices_and_times(first.path))
     assert any(devices_and_times(file.path) != sorted(devices_and_times(file.path)) for file in others)
+
+
+@pytest.mark.long(seconds=20)
+@pytest.mark.usefixtures("small_groups")
+def test_a_device_is_a_small_part_of_a_days_folded_windows(spark: SparkSession, new_warehouse: str) -> None:
+    job = BatchJob(spark, new_warehouse)
+    take(job, range(3))
+    fold_date(spark, job.tables, NOON.date())
+    (path,) = DeltaTable(windows_path(job.tables)).file_uris()
+    # Each device has three windows.
+    assert [devices for *devices, _ in groups(path)] == [["d000", "d006"], ["d006", "d011"]]
 
 
 @pytest.mark.parametrize(
