@@ -1,18 +1,22 @@
 """Runs a real single-node Kafka broker (KRaft, broker and controller in one) on loopback, for demo and tests."""
 
 import base64
+import fcntl
 import os
 import random
 import shutil
 import socket
 import struct
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 from demo import child_process
 
@@ -237,7 +241,7 @@ _given: set[int] = set()
 
 
 def free_ports(count: int) -> list[int]:
-    """Find loopback ports that nobody has now, and that this process was not given before.
+    """Find loopback ports that nobody has now, and that no process of this user that runs was given before.
 
     They are below those that the system gives to outgoing connections, which would take one before it is used.
     """
@@ -246,10 +250,17 @@ def free_ports(count: int) -> list[int]:
         port = random.randrange(15_000, 32_000)  # noqa: S311 - a port, not a secret
         with socket.socket() as probe, suppress(OSError):
             probe.bind((HOST, port))
+            # The byte with the port's number. The kernel takes the lock off a process that ends.
+            fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
             if port not in _given:
                 _given.add(port)
                 ports.append(port)
     return ports
+
+
+@cache
+def _claims() -> BinaryIO:
+    return (Path(tempfile.gettempdir()) / f"sluice-ports-{os.getuid()}").open("ab")
 
 
 def _broker_count(port: int) -> int:
