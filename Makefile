@@ -7,6 +7,7 @@
 # make check  lint, format, types, layers  make lock        constraints.txt anew from pyproject.toml
 # make docs   docs/settings.md and docs/commands.md anew from the code
 # make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)
+# make image  the card to flash into build/image, with an update of it (as root; see docs/flashing.md; IMAGE_URL=FOLDER)
 # make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)
 # make bench-uplink    how the way to Kafka drains, comes back and what it costs (as root; see tests/bench/uplink.py)
 # make bench-serial    boards, a noisy serial line, many ports (see tests/bench/serial_lines.py)
@@ -29,6 +30,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 FIRMWARE_PACKAGES := gcc-avr avr-libc libsimavr-dev libelf-dev gcc make
 PACKAGES := python3 python3-venv 'openjdk-21-jdk-headless|openjdk-17-jdk-headless' maven $(FIRMWARE_PACKAGES)
+IMAGE_PACKAGES = $(DEB_PACKAGES) mmdebstrap qemu-user-static arch-test kmod cpio zstd u-boot-tools mtools dosfstools e2fsprogs rauc squashfs-tools
 DEB_PACKAGES := python3 python3-venv git openssl
 MAVEN := mvn --quiet --batch-mode
 # Maven resets the terminal's colours at its end, whatever it is told.
@@ -45,7 +47,7 @@ SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 unexport PYTHONDONTWRITEBYTECODE
 COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd image firmware-sim
 
-.PHONY: always demo test docs test-fast test-long test-slice test-tools test-jars check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install peers
+.PHONY: always demo test docs test-fast test-long test-slice test-tools test-jars check lock install jars deb image clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -178,6 +180,13 @@ build/deb-venv/installed: constraints.txt pyproject.toml systemd/build_pins.py b
 
 deb: build/deb-venv/installed
 	@build/deb-venv/bin/python -m systemd.build_deb $(if $(VERSION),--version $(VERSION)) $(if $(SIGNING_KEY),--signing-key $(SIGNING_KEY))
+
+build/apt-image: Makefile demo/install_packages.sh
+	@PYTHON=$(PYTHON) demo/install_packages.sh $(IMAGE_PACKAGES)
+	@mkdir -p build && touch $@
+
+image: build/apt-image build/deb-venv/installed
+	@build/deb-venv/bin/python -m image.build_image $(if $(VERSION),--version $(VERSION)) $(if $(SIGNING_KEY),--signing-key $(SIGNING_KEY)) $(if $(IMAGE_URL),--url $(IMAGE_URL))
 
 # -- benches ---------------------------------------------------------------------------------------
 comma := ,

@@ -64,6 +64,7 @@ def make_script(path: Path, source: Path) -> None:
 
 
 def _run(*command: str) -> None:
-    # The times in a FAT are local.
-    environment = {**os.environ, "TZ": "UTC", "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+    # The times in a FAT are local, and mkimage writes one too.
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    environment = {**os.environ, "TZ": "UTC", "SOURCE_DATE_EPOCH": "0", "PATH": path}
     subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)

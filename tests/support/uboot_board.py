@@ -16,8 +16,8 @@ from tests.support.waiting import patience
 
 U_BOOT = Path("/usr/lib/u-boot/qemu_arm64/u-boot.bin")
 SCRIPT = Path(card.__file__).with_name("boot.cmd")
-IMAGER = "console=ttyAMA0 cfg80211.ieee80211_regdom=DE\r\n"
-"""A cmdline.txt to which Raspberry Pi Imager has added a country, with the end of line that Windows writes."""
+IMAGER = "console=ttyAMA0 cfg80211.ieee80211_regdom=DE ds=nocloud;i=rpi-imager-1786000000001\r\n"
+"""A cmdline.txt to which Raspberry Pi Imager has added a country and a number, with an end of line as of Windows."""
 NEEDED = {
     "qemu-system-aarch64": "qemu-system-arm",
     "mkimage": "u-boot-tools",
