@@ -35,7 +35,7 @@ DEB_PACKAGES := python3 python3-venv git openssl
 MAVEN := mvn --quiet --batch-mode
 # Maven resets the terminal's colours at its end, whatever it is told.
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
-TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static qemu-system-arm u-boot-qemu u-boot-tools mtools dosfstools fdisk rauc squashfs-tools chromium fonts-dejavu-core
+TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients prometheus strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static qemu-system-arm u-boot-qemu u-boot-tools mtools dosfstools fdisk rauc squashfs-tools chromium fonts-dejavu-core
 WITH_SERVERS := kafka or spark or avr or box
 TEST_JARS := $(patsubst %,build/jars/%.done,kafka_classes spark registry s3 s3proxy)
 SIDE_BY_SIDE = $(BIN)/pytest --dist loadfile --no-loadscope-reorder --numprocesses

@@ -19,7 +19,7 @@ from spark.ingest.checkpoint_place import Place, batch_end, place_of
 from spark.ingest.reading_starts import ReadingStart, append_start, first_start, start_after
 from spark.log.log_table import BatchId, CheckpointError
 from spark.source.kafka_failures import is_passing
-from spark.source.kafka_source import KafkaSource, kafka_stream, lag, progress_offsets
+from spark.source.kafka_source import KafkaSource, kafka_stream, lags, progress_offsets
 from spark.source.open_transactions import TOLD_AFTER_S, OpenTransaction, OpenTransactions, expect_readable
 from spark.source.topic_changes import Loss, TopicNow, TopicOffsets, Trouble, going_on, trouble_words, troubles
 from spark.source.topic_choice import TopicChoice
@@ -60,12 +60,18 @@ class BatchReport:
 
     batch: int
     counts: BatchCounts
-    lag: int | None
-    """Records that Kafka held beyond this batch when it began. None if Kafka was not asked (a batch done again)."""
+    lags: Mapping[str, int] | None
+    """Records that Kafka held beyond this batch when it began, by topic. None if Kafka was not asked (a batch done
+    again)."""
     behind_s: float | None
     """Seconds since Kafka took in the last record that was read. While there is a lag, of the topic furthest behind."""
     end_offsets: dict[str, dict[int, int]]
     """The next offset to be read, by topic and partition."""
+
+    @property
+    def lag(self) -> int | None:
+        """Records that Kafka held beyond this batch, of all topics."""
+        return None if self.lags is None else sum(self.lags.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,8 @@ class Listener:
     """Called when the query runs."""
     report: Callable[[BatchReport], None] = lambda _: None
     """Called after every batch that had records."""
+    idle: Callable[[], None] = lambda: None
+    """Called every LOOK_S while no records come and Kafka answers."""
     leave_out: Callable[[Mapping[str, str]], None] = lambda _: None
     """Called with the topics that gateways write to and that are not read, and the reasons; again on a change."""
     hold_back: Callable[[Sequence[OpenTransaction]], None] = lambda _: None
@@ -262,16 +270,20 @@ class _Query:
         else:
             self._upkeep.wait()
 
-    def look_if_due(self) -> None:
-        """Look for deleted topics while no records come: Spark would not notice. Raises TopicTroubleError."""
-        if time.monotonic() - self._looked_s > LOOK_S:
-            self.check_topics()
+    def look_if_due(self) -> bool:
+        """Look for deleted topics while no records come: Spark would not notice. Raises TopicTroubleError.
 
-    def check_topics(self) -> None:
-        """Look for changes of the topics. Raises TopicTroubleError."""
+        Returns whether a look was due and Kafka answered.
+        """
+        return time.monotonic() - self._looked_s > LOOK_S and self.check_topics()
+
+    def check_topics(self) -> bool:
+        """Look for changes of the topics. Returns whether Kafka answered. Raises TopicTroubleError."""
         # If Kafka does not answer, the query reports it: it waits longer for Kafka.
         with suppress(TopicWatchError):
             self._ask_kafka()
+            return True
+        return False
 
     def _end_of(self, number: int, now: Mapping[str, TopicNow]) -> TopicOffsets:
         """Check that a batch begins where the tables end. Returns the batch's end. Raises CheckpointError."""
@@ -353,8 +365,8 @@ def _wait(running: StreamingQuery, query: _Query, listener: Listener) -> None:
         is_idle = not running.status["isTriggerActive"]
         if query.is_ending and is_idle:
             return
-        if is_idle:
-            query.look_if_due()
+        if is_idle and query.look_if_due():
+            listener.idle()
     if not query.stop.is_set():
         _report_rest(running, query, listener)
         running.awaitTermination()  # raises the error that ended the query
@@ -408,8 +420,9 @@ def _report_held_back(query: _Query, listener: Listener, after_s: float) -> None
 
 def _report_of(progress: StreamingQueryProgress, counts: BatchCounts) -> BatchReport:
     end_offsets, _ = progress_offsets(progress)
-    left = lag(progress)
-    ended = min(counts.newest_us.values(), default=None) if left else max(counts.newest_us.values(), default=None)
+    left = lags(progress)
+    is_behind = left is not None and any(left.values())
+    ended = (min if is_behind else max)(counts.newest_us.values(), default=None)
     behind_s = None if ended is None else max(0.0, time.time() - ended / 1_000_000)
     return BatchReport(progress.batchId, counts, left, behind_s, end_offsets)
 

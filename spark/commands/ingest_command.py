@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,10 +26,11 @@ from spark.commands.command_session import ending, session
 from spark.engine.warehouse_folder import absolute, only_writer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from spark.decode.codec_declarations import Streams
     from spark.ingest_job import BatchReport, Begun
+    from spark.service.job_figures import JobFigures
     from spark.source.kafka_source import KafkaSource
     from spark.source.open_transactions import OpenTransaction
     from spark.source.topic_changes import Loss
@@ -94,6 +96,18 @@ NAMES_TOLD_MAX = 20
     show_default=True,
     help="Most records of the backlog topics in one batch. More records delay live readings for longer.",
 )
+@click.option(
+    "--monitor-port",
+    type=click.IntRange(0, 65_535),
+    help="Port for /metrics (Prometheus) and /health, without a log-in; 0 for a free one.  [default: none]",
+)
+@click.option(
+    "--monitor-host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address of this machine to serve them on; 0.0.0.0 for all.",
+)
 @kafka_config_option
 @kafka_option
 @json_option
@@ -109,6 +123,8 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     interval_s: float,
     batch_records_max: int,
     backlog_records_max: int,
+    monitor_port: int | None,
+    monitor_host: str,
     kafka_config: Path | None,
     kafka_options: tuple[str, ...],
     as_json: bool,  # noqa: FBT001
@@ -119,6 +135,10 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     """
     options = kafka_settings(kafka_options, kafka_config)
     expect_kafka(bootstrap)
+    from spark.service.job_figures import JobFigures  # noqa: PLC0415
+
+    figures = JobFigures()
+    click.get_current_context().with_resource(_monitor_page(monitor_host, monitor_port, figures))
     spark = session("sluice-ingest")
     from spark.ingest_job import IngestSettings, Listener, run_ingest  # noqa: PLC0415
     from spark.source.kafka_options import check_options  # noqa: PLC0415
@@ -173,9 +193,31 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     try:
         with only_writer(warehouse):
             check_options(spark, bootstrap, options)
-            run_ingest(spark, settings, stop, Listener(ready, report, leave_out, hold_back, warn))
+            listener = Listener(ready, report, leave_out=leave_out, hold_back=hold_back, warn=warn)
+            run_ingest(spark, settings, stop, figures.beside(listener))
     except WindowLengthError as error:
         raise click.BadParameter(str(error), param_hint="--streams") from error
+
+
+@contextmanager
+def _monitor_page(host: str, port: int | None, figures: "JobFigures") -> "Iterator[None]":
+    """Serve the figures. Begin before Spark starts: so monitoring also sees a job that never comes up."""
+    if port is None:
+        yield
+        return
+    from spark.service.monitor_page import monitor_page  # noqa: PLC0415
+
+    with ExitStack() as page:
+        try:
+            taken = page.enter_context(monitor_page(host, port, figures.text, figures.health))
+        except OSError as error:
+            raise click.BadParameter(
+                f"port {port} of {host} cannot be had ({error.strerror}): name another one, or 0 for a free one",
+                param_hint="--monitor-port",
+            ) from error
+        shown = f"[{host}]" if ":" in host else host
+        say(f"monitoring: http://{shown}:{taken}/metrics and /health", err=True)
+        yield
 
 
 def batch_members(batch: "BatchReport") -> dict[str, object]:
@@ -191,6 +233,7 @@ def batch_members(batch: "BatchReport") -> dict[str, object]:
         },
         "undeclared_more": sorted(s for s, names in counts.undeclared.items() if len(names) > UNDECLARED_NAMES_MAX),
         "lag": batch.lag,
+        "lags": batch.lags,
         "behind_s": None if batch.behind_s is None else round(batch.behind_s, 1),
         "end_offsets": batch.end_offsets,
         "seconds": round(counts.seconds, 3),

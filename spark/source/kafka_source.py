@@ -135,16 +135,15 @@ def progress_offsets(progress: "StreamingQueryProgress") -> tuple[dict[str, dict
     return end, latest
 
 
-def lag(progress: "StreamingQueryProgress") -> int | None:
-    """Records that Kafka had and a batch left unread; None if Spark does not know."""
+def lags(progress: "StreamingQueryProgress") -> dict[str, int] | None:
+    """Records that Kafka had and a batch left unread, by topic; None if Spark does not know."""
     end, latest = progress_offsets(progress)
     if end.keys() - latest.keys():
         return None
-    return sum(
-        max(0, newest - end.get(topic, {}).get(partition, 0))
+    return {
+        topic: sum(max(0, newest - end.get(topic, {}).get(partition, 0)) for partition, newest in offsets.items())
         for topic, offsets in latest.items()
-        for partition, newest in offsets.items()
-    )
+    }
 
 
 def _stream(

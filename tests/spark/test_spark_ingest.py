@@ -375,7 +375,7 @@ def test_a_batch_says_what_became_of_its_records() -> None:
     counts = BatchCounts(
         rows=9, duplicates=1, rejected=2, late=4, revised=3, unwindowed=5, deleted=7, corrections=1, seconds=1.25
     )
-    assert batch_line(BatchReport(7, counts, 11, 90.0, {})).split("; ") == [
+    assert batch_line(BatchReport(7, counts, {"device-a": 4, "device-b": 7}, 90.0, {})).split("; ") == [
         "batch 7: 9 records in 1.2 s (7/s), 11 behind, 90 s after Kafka",
         "1 seen before",
         "2 rejected (`sluice-cloud quarantine list` says why)",

@@ -55,7 +55,7 @@ def test_no_table_prints_what_is_obeyed_and_json_says_the_same(hostile: str) -> 
 @given(names)
 def test_nothing_that_ingest_says_is_obeyed(hostile: str) -> None:
     counts = BatchCounts(1, 0, 0, 0, 0, 0, 0, 0, 1.0, undeclared={hostile: {hostile}})
-    batch = BatchReport(1, counts, 3, 3.0, {hostile: {0: 1}})
+    batch = BatchReport(1, counts, {hostile: 3}, 3.0, {hostile: {0: 1}})
     # Kafka takes no line end in the name of a topic.
     topic = "x" + hostile.replace("\n", "")
     begun = Begun([topic], [Loss(topic, topic, 0, 1, None)], {topic: 3}, topic)
@@ -83,7 +83,7 @@ def test_nothing_that_ingest_says_is_obeyed(hostile: str) -> None:
 def test_names_that_a_program_makes_up_are_told_up_to_a_bound() -> None:
     def batch(first: int, end: int) -> BatchReport:
         names = {f"n{number:03}" for number in range(first, end)}
-        return BatchReport(1, BatchCounts(1, 0, 0, 0, 0, 0, 0, 0, 1.0, undeclared={"device-x": names}), 0, 0.0, {})
+        return BatchReport(1, BatchCounts(1, 0, 0, 0, 0, 0, 0, 0, 1.0, undeclared={"device-x": names}), {}, 0.0, {})
 
     told: dict[str, set[str]] = {}
     (first,) = ingest_command.undeclared_lines(batch(0, 30), told)
