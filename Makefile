@@ -8,6 +8,7 @@
 # make docs   docs/settings.md and docs/commands.md anew from the code
 # make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)
 # make image  the card to flash into build/image, with an update of it (as root; see docs/flashing.md; IMAGE_URL=FOLDER)
+# make cloud  the ingest job alone into /opt/sluice (CLOUD=FOLDER), for systemd (see docs/ingest.md)
 # make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)
 # make bench-uplink    how the way to Kafka drains, comes back and what it costs (as root; see tests/bench/uplink.py)
 # make bench-serial    boards, a noisy serial line, many ports (see tests/bench/serial_lines.py)
@@ -32,7 +33,10 @@ FIRMWARE_PACKAGES := gcc-avr avr-libc libsimavr-dev libelf-dev gcc make
 PACKAGES := python3 python3-venv 'openjdk-21-jdk-headless|openjdk-17-jdk-headless' maven $(FIRMWARE_PACKAGES)
 IMAGE_PACKAGES = $(DEB_PACKAGES) mmdebstrap qemu-user-static arch-test kmod cpio zstd u-boot-tools mtools dosfstools e2fsprogs rauc squashfs-tools
 DEB_PACKAGES := python3 python3-venv git openssl
+CLOUD_PACKAGES := python3 python3-venv 'openjdk-21-jdk-headless|openjdk-17-jdk-headless' maven
+CLOUD := /opt/sluice
 MAVEN := mvn --quiet --batch-mode
+QUIETLY := --quiet --disable-pip-version-check --root-user-action ignore
 # Maven resets the terminal's colours at its end, whatever it is told.
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
 TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients prometheus strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static qemu-system-arm u-boot-qemu u-boot-tools mtools dosfstools fdisk rauc squashfs-tools chromium fonts-dejavu-core
@@ -47,7 +51,7 @@ SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 unexport PYTHONDONTWRITEBYTECODE
 COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd image firmware-sim
 
-.PHONY: always demo test docs test-fast test-long test-slice test-tools test-jars check lock install jars deb image clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install peers
+.PHONY: always cloud demo test docs test-fast test-long test-slice test-tools test-jars check lock install jars deb image clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -174,7 +178,7 @@ build/jars/s3.done build/jars/s3proxy.done: build/jars/%.done: tests/support/%_p
 # The gateway's part of constraints.txt, without Spark and the tools of tests.
 build/deb-venv/installed: constraints.txt pyproject.toml systemd/build_pins.py build/deb-venv/bin/python
 	@echo "installing Python packages into $(@D) (less than a minute)"
-	@$(@D)/bin/python -m systemd.build_pins > $(@D)/requirements.txt
+	@$(@D)/bin/python -m systemd.build_pins deb > $(@D)/requirements.txt
 	@$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r $(@D)/requirements.txt
 	@touch $@
 
@@ -187,6 +191,16 @@ build/apt-image: Makefile demo/install_packages.sh
 
 image: build/apt-image build/deb-venv/installed
 	@build/deb-venv/bin/python -m image.build_image $(if $(VERSION),--version $(VERSION)) $(if $(SIGNING_KEY),--signing-key $(SIGNING_KEY)) $(if $(IMAGE_URL),--url $(IMAGE_URL))
+
+cloud:
+	@PYTHON=$(PYTHON) demo/install_packages.sh $(CLOUD_PACKAGES)
+	@echo "installing the ingest job into $(CLOUD) (a minute or two: Spark is large)"
+	@$(PYTHON) -m venv $(CLOUD)
+	@$(PYTHON) -m systemd.build_pins spark > $(CLOUD)/requirements.txt
+	@PIP_USE_PEP517=1 $(CLOUD)/bin/pip install $(QUIETLY) --require-hashes -r $(CLOUD)/requirements.txt
+	@$(CLOUD)/bin/pip install $(QUIETLY) --no-deps .
+	@rm -rf $(CLOUD)/jars
+	@$(MAVEN) --file spark/pom.xml dependency:copy-dependencies -DoutputDirectory=$(abspath $(CLOUD))/jars $(PLAIN)
 
 # -- benches ---------------------------------------------------------------------------------------
 comma := ,

@@ -31,6 +31,7 @@ from gateway.daemon import control, service_notify
 from gateway.daemon.service_notify import service_words
 from gateway.host import network_watch
 from gateway.host.name_lookup import bound_look_ups
+from gateway.host.systemd_notify import notify
 from gateway.intake.front_door import BrokerDoor, FrontDoor
 from gateway.intake.kept_clocks import keep_clocks, recall_clocks
 from gateway.listener.credentials import file_of
@@ -125,7 +126,7 @@ async def run(settings: Settings, config: Path | None = None) -> None:
                 name="service",
             )
     finally:
-        service_notify.notify("STOPPING=1")
+        notify("STOPPING=1")
         keep_clocks(buffer, clocks, boottime_us())
         await buffer.close()
         log.info("stopped", rows_waiting=buffer.state.rows)

@@ -1,4 +1,4 @@
-"""Chooses the pins of `constraints.txt` that `make deb` installs: those of the gateway, and of the extra `deb`.
+"""Chooses the pins of `constraints.txt` that `make deb` and `make cloud` install: the gateway's, and those of extras.
 
 Runs before anything is installed, so it needs Python alone.
 """
@@ -36,12 +36,12 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def build_needs() -> list[str]:
-    """Names of the packages that `pyproject.toml` lists for the gateway and for building its .deb."""
+def needs(*extras: str) -> list[str]:
+    """Names of the packages that `pyproject.toml` lists for the gateway and for these extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"]["deb"]]
+    lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
     return [found[0] for line in lines if (found := re.match(r"[\w.-]+", line))]
 
 
 if __name__ == "__main__":
-    sys.stdout.write(requirements((ROOT / "constraints.txt").read_text(), build_needs()))
+    sys.stdout.write(requirements((ROOT / "constraints.txt").read_text(), needs(*sys.argv[1:])))

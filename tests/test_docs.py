@@ -254,12 +254,13 @@ def test_the_page_names_each_field_of_a_loss_a_heartbeat_and_a_will() -> None:
     assert not {field for field in loss | will | heartbeat if f"`{field}`" not in page}
 
 
-def test_the_unit_starts_again_for_ever_and_holds_nothing_that_systemd_does_not_read() -> None:
-    unit = (ROOT / "systemd" / "sluice.service").read_text()
+@pytest.mark.parametrize(("name", "pause_s"), [("sluice", "5"), ("sluice-ingest", "15")])
+def test_the_unit_starts_again_for_ever_and_holds_nothing_that_systemd_does_not_read(name: str, pause_s: str) -> None:
+    unit = (ROOT / "systemd" / f"{name}.service").read_text()
     parsed = configparser.RawConfigParser(strict=False)
     parsed.read_string(unit)
     assert parsed["Unit"]["StartLimitIntervalSec"] == "0"
-    assert (parsed["Service"]["Restart"], parsed["Service"]["RestartSec"]) == ("always", "5")
+    assert (parsed["Service"]["Restart"], parsed["Service"]["RestartSec"]) == ("always", pause_s)
     # systemd takes a comment on a line of its own only (systemd.syntax(7)).
     assert not [line for line in unit.splitlines() if "#" in line[1:]]
 

@@ -6,12 +6,12 @@ full or without its uplink is healthy. If its thread hangs, then it is not, howe
 
 import asyncio
 import os
-import socket
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import structlog
+
+from gateway.host.systemd_notify import notify
 
 if TYPE_CHECKING:
     from gateway.buffer.state import BufferState
@@ -25,21 +25,6 @@ READY_RETRY_S: Final = 1.0
 """Seconds between two tries to tell systemd that the service is ready, until systemd has taken it."""
 
 _log = structlog.get_logger()
-
-
-def notify(*assignments: str) -> bool:
-    """Send `READY=1` and the like, and return whether it was taken. Never waits for systemd."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return False
-    # systemd writes the abstract namespace with an @.
-    name = "\0" + address[1:] if address.startswith("@") else address
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        # If systemd reads nothing for a while, its queue is full: readings must not wait for that.
-        channel.setblocking(False)
-        channel.sendto("\n".join(assignments).encode(), name)
-        return True
-    return False
 
 
 def interval_s() -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gateway.host.systemd_notify import notify
 from gateway.host.terminal import say
 from gateway.host.terminal_text import counted, escaped
 from gateway.record_contract import USUAL_TOPICS
@@ -141,6 +142,7 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     click.get_current_context().with_resource(_monitor_page(monitor_host, monitor_port, figures))
     spark = session("sluice-ingest")
     from spark.ingest_job import IngestSettings, Listener, run_ingest  # noqa: PLC0415
+    from spark.service.watchdog import feeding  # noqa: PLC0415
     from spark.source.kafka_options import check_options  # noqa: PLC0415
     from spark.source.kafka_source import KafkaSource  # noqa: PLC0415
     from spark.windows.windows_table import WindowLengthError  # noqa: PLC0415
@@ -166,7 +168,7 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     stop = threading.Event()
     # Only after the session: PySpark sets a handler for Ctrl-C that would cancel the running batch.
     for number in ending():
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: _stop(stop))
     told: dict[str, set[str]] = {}
 
     def tell(members: "Mapping[str, object]", lines: "Sequence[str]") -> None:
@@ -194,9 +196,14 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
         with only_writer(warehouse):
             check_options(spark, bootstrap, options)
             listener = Listener(ready, report, leave_out=leave_out, hold_back=hold_back, warn=warn)
-            run_ingest(spark, settings, stop, figures.beside(listener))
+            run_ingest(spark, settings, stop, feeding(figures.beside(listener), batch_line))
     except WindowLengthError as error:
         raise click.BadParameter(str(error), param_hint="--streams") from error
+
+
+def _stop(stop: threading.Event) -> None:
+    stop.set()
+    notify("STOPPING=1", "STATUS=ends after the running batch")
 
 
 @contextmanager

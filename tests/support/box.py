@@ -56,6 +56,8 @@ class Box:
         self._nspawn: subprocess.Popen[bytes] | None = None
         self._namespace: Namespace | None = None
         self._leader = 0
+        self.shown: dict[Path, str] = {}
+        """Folders of this machine, and where the box sees them, to be read only. Set them before it is booted."""
 
     def boot(self, namespace: Namespace | None = None) -> float:
         """Start it, in a network namespace or without a network; gives the seconds until systemd was done starting.
@@ -69,6 +71,7 @@ class Box:
         begin = time.monotonic()
         # The clock is read as on a box of its own; nobody in there has the right to set it.
         command = [*NSPAWN, "--boot", "--system-call-filter=adjtimex clock_adjtime", "--resolv-conf=off"]
+        command += [f"--bind-ro={folder}:{place}" for folder, place in self.shown.items()]
         command += [*network, f"--directory={self.root}"]
         self._nspawn = child_process.spawn(self._cgroup.joined(*APART, *command), self._log)
         self._leader = self._wait_for_leader()

@@ -54,7 +54,7 @@ def test_the_gateways_own_packages_go_in_at_their_pins_and_nothing_of_the_cloud_
 def test_what_make_deb_installs_is_enough_to_build_and_has_nothing_of_the_cloud_side() -> None:
     constraints = (ROOT / "constraints.txt").read_text()
     pins = deb_python.read_pins(constraints)
-    found = deb_python.read_pins(build_pins.requirements(constraints, build_pins.build_needs()))
+    found = deb_python.read_pins(build_pins.requirements(constraints, build_pins.needs("deb")))
     needed = {pin.name: pin for target in TARGETS for pin in deb_python.gateway_pins(target, pins)}
     assert needed.items() <= found.items()
     assert {"click-man", "cyclonedx-python-lib", "packageurl-python", "pip"} <= found.keys()

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.buffer.state import BufferState
 from gateway.daemon import service_notify
+from gateway.host.systemd_notify import notify
 from gateway.uplink.state import UplinkState
 from tests.support.buffers import opened
 from tests.support.gateways import daemon, free_port, write_config
@@ -67,7 +68,7 @@ async def test_systemd_that_reads_nothing_for_a_while_holds_nobody_up_and_hears_
     monkeypatch.setenv("NOTIFY_SOCKET", systemd.getsockname())
     monkeypatch.setattr(service_notify, "READY_RETRY_S", 0.01)
     filled = 0
-    while service_notify.notify("STATUS=filler"):
+    while notify("STATUS=filler"):
         filled += 1
     watching = asyncio.create_task(service_notify.watch(no_wait, lambda: "fine"))
     await asyncio.sleep(0.05)
@@ -165,4 +166,4 @@ def test_the_watchdog_is_fed_thrice_in_its_time(
 def test_a_socket_that_is_gone_is_no_trouble(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in (str(tmp_path / "gone"), "@sluice-test-gone", "x" * 300):
         monkeypatch.setenv("NOTIFY_SOCKET", name)
-        service_notify.notify("READY=1")
+        notify("READY=1")

@@ -1,6 +1,7 @@
 """The figures of the ingest job: what batches add to them, and what `/health` says."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -83,6 +84,11 @@ def test_a_job_that_comes_no_further_is_stuck_and_one_that_waits_for_records_is_
     assert not is_well
     assert (members["status"], members["code"]) == ("stuck", "ingest-stuck")
     assert members["reason"].startswith("no batch has ended for 1,801 s")
+
+
+def test_systemd_and_health_call_a_job_stuck_after_the_same_time() -> None:
+    unit = (Path(__file__).parents[3] / "systemd" / "sluice-ingest.service").read_text()
+    assert f"\nWatchdogSec={STUCK_S / 60:.0f}min\n" in unit
 
 
 def test_topics_beyond_the_bound_share_a_label() -> None:
