@@ -8,7 +8,7 @@
 # make docs   docs/settings.md and docs/commands.md anew from the code
 # make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)
 # make image  the card to flash into build/image, with an update of it (as root; see docs/flashing.md; IMAGE_URL=FOLDER)
-# make cloud  the ingest job alone into /opt/sluice (CLOUD=FOLDER), for systemd (see docs/ingest.md)
+# make cloud  the ingest job alone into /opt/sluice (CLOUD=FOLDER), for systemd or a container (see docs/ingest.md)
 # make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)
 # make bench-uplink    how the way to Kafka drains, comes back and what it costs (as root; see tests/bench/uplink.py)
 # make bench-serial    boards, a noisy serial line, many ports (see tests/bench/serial_lines.py)
