@@ -240,7 +240,6 @@ def batch_members(batch: "BatchReport") -> dict[str, object]:
         },
         "undeclared_more": sorted(s for s, names in counts.undeclared.items() if len(names) > UNDECLARED_NAMES_MAX),
         "lag": batch.lag,
-        "lags": batch.lags,
         "behind_s": None if batch.behind_s is None else round(batch.behind_s, 1),
         "end_offsets": batch.end_offsets,
         "seconds": round(counts.seconds, 3),
