@@ -22,6 +22,8 @@ DISK_WORDS = {
 DISK_ERRORS = re.compile("|".join(f"(?P<e{number}>{os.strerror(number)})" for number in DISK_WORDS))
 HADOOP = "org.apache.hadoop.fs"
 """Package in the stack trace of an error of the warehouse's disk. Spark writes its temporary files without it."""
+OF_PYTHON = re.compile(r"\[errno \d+\] $", re.IGNORECASE)
+"""Words before an error of Python's. Its tasks write files of the warehouse alone."""
 KAFKA = "org.apache.kafka"
 """Package in the stack trace of an error of Kafka's client."""
 TRACE_CHARS = 2_000
@@ -71,7 +73,8 @@ def _of_disk(text: str, warehouse: str | None) -> str | None:
     if every := list(DISK_ERRORS.finditer(text)):
         # The last one is the innermost cause.
         found = every[-1]
-        is_of_tables = HADOOP in text[found.end() : found.end() + TRACE_CHARS]
+        before, behind = text[: found.start()], text[found.end() : found.end() + TRACE_CHARS]
+        is_of_tables = HADOOP in behind or OF_PYTHON.search(before)
         place = (warehouse or "the warehouse") if is_of_tables else os.environ.get("SPARK_LOCAL_DIRS") or gettempdir()
         return DISK_WORDS[int(str(found.lastgroup)[1:])].format(place=place)
     if folder := NO_FOLDER.search(text):

@@ -92,7 +92,7 @@ def test_a_full_disk_is_told_in_one_line_and_loses_nothing(kafka: Broker, spark:
     scratch.mkdir()
     with small_disk(tmp_path / "disk", "64M") as disk:
         warehouse = disk.inside / "warehouse"
-        disk.fill(leave_bytes=3_000_000)
+        disk.fill(leave_bytes=600_000)
 
         code, told = ingest(kafka, warehouse, topic, scratch, disk.enter)
 
