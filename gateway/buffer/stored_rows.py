@@ -21,21 +21,20 @@ def rows_after(columns: str, condition: str = "TRUE") -> str:
 
     Only rows count for which the condition holds.
     """
-    return f"""(
-        SELECT place, {columns} FROM reading WHERE place > ?1 AND {condition} UNION ALL SELECT * FROM (
-            SELECT {_FORMER_PLACE} AS place, {columns} FROM former_reading WHERE {_FORMER_AFTER} AND {condition}
-            ORDER BY lane, sequence LIMIT ?2
-        ) ORDER BY place LIMIT ?2
-    )"""
+    return _rows_after(columns, condition, "ASC")
 
 
 def newest_rows_after(columns: str) -> str:
     """A table: `columns` and the place of the last ?2 rows behind the place ?1, the newest first."""
+    return _rows_after(columns, "TRUE", "DESC")
+
+
+def _rows_after(columns: str, condition: str, order: str) -> str:
     return f"""(
-        SELECT place, {columns} FROM reading WHERE place > ?1 UNION ALL SELECT * FROM (
-            SELECT {_FORMER_PLACE} AS place, {columns} FROM former_reading WHERE {_FORMER_AFTER}
-            ORDER BY lane DESC, sequence DESC LIMIT ?2
-        ) ORDER BY place DESC LIMIT ?2
+        SELECT place, {columns} FROM reading WHERE place > ?1 AND {condition} UNION ALL SELECT * FROM (
+            SELECT {_FORMER_PLACE} AS place, {columns} FROM former_reading WHERE {_FORMER_AFTER} AND {condition}
+            ORDER BY lane {order}, sequence {order} LIMIT ?2
+        ) ORDER BY place {order} LIMIT ?2
     )"""
 
 
@@ -49,19 +48,19 @@ def rows_within(columns: str) -> str:
 
 def first_of(lane: str, column: str) -> str:
     """An expression: a column of a lane's first row, or NULL without rows. `lane` is an expression for its number."""
-    return f"""(SELECT {column} FROM (
-        SELECT place, {column} FROM reading WHERE {_of_lane(lane)} UNION ALL SELECT * FROM (
-            SELECT {_FORMER_PLACE}, {column} FROM former_reading WHERE lane = {lane} ORDER BY sequence LIMIT 1
-        ) ORDER BY place LIMIT 1
-    ))"""
+    return _end_of(lane, column, "ASC")
 
 
 def last_of(lane: str, column: str) -> str:
     """An expression: a column of a lane's last row, or NULL without rows. `lane` is an expression for its number."""
+    return _end_of(lane, column, "DESC")
+
+
+def _end_of(lane: str, column: str, order: str) -> str:
     return f"""(SELECT {column} FROM (
         SELECT place, {column} FROM reading WHERE {_of_lane(lane)} UNION ALL SELECT * FROM (
-            SELECT {_FORMER_PLACE}, {column} FROM former_reading WHERE lane = {lane} ORDER BY sequence DESC LIMIT 1
-        ) ORDER BY place DESC LIMIT 1
+            SELECT {_FORMER_PLACE}, {column} FROM former_reading WHERE lane = {lane} ORDER BY sequence {order} LIMIT 1
+        ) ORDER BY place {order} LIMIT 1
     ))"""
 
 
