@@ -218,12 +218,12 @@ async def test_what_can_be_read_of_a_damaged_file_is_taken_over_with_its_identit
     await fill(config, port, talks, 3_000)
     before = identities(path)
     checkpointed(path)
-    # The newest readings' page: opening the file looks at both ends of each lane.
-    damage(path, reading_pages(path)[-1:])
+    # The newest pages: opening the file looks at both ends of each lane. The very last may hold a heartbeat alone.
+    damage(path, reading_pages(path)[-2:])
     await fill(config, port, talks, 500, until="a damaged buffer was salvaged")
     after = identities(path)
     lost = set(before) - set(after)
-    assert 0 < len(lost) < 20, "one page holds a few readings"
+    assert 0 < len(lost) < 40, "two pages hold a few readings"
     assert all(after[identity] == reading for identity, reading in before.items() if identity in after)
     assert len(set(after.values())) == len(after), "a reading stands twice"
 
