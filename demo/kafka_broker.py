@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
 
 from demo import child_process
 
@@ -259,8 +258,9 @@ def free_ports(count: int) -> list[int]:
 
 
 @cache
-def _claims() -> BinaryIO:
-    return (Path(tempfile.gettempdir()) / f"sluice-ports-{os.getuid()}").open("ab")
+def _claims() -> int:
+    # No file object: those complain when they are still open at the process's end, where the locks are to last.
+    return os.open(Path(tempfile.gettempdir()) / f"sluice-ports-{os.getuid()}", os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def _broker_count(port: int) -> int:
