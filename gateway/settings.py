@@ -14,6 +14,8 @@ Port = Annotated[int, Meta(ge=1, le=65535, description="a TCP port, 1 to 65535")
 Seconds = Annotated[float, Meta(gt=0, le=86_400, description="seconds, above 0 and at most 86400")]
 Name = Annotated[str, Meta(pattern=f"^{DEVICE_NAME.pattern}$", description=NAME_RULE)]
 DEFAULT_CONFIG = Path("/etc/sluice/gateway.toml")
+METERED_LINGER_S = 1.0
+"""Seconds that live readings wait for company on a metered link. A request for each would be mostly headers."""
 
 
 class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,6 +88,11 @@ class BufferSettings(Struct, frozen=True, forbid_unknown_fields=True):
     damaged_files_max: Annotated[int, Meta(ge=1, le=100, description="files, 1 to 100")] = 3
     """Damaged files that are kept beside the buffer. Salvaged files go first. A file that goes before it was salvaged
     is counted as a loss."""
+
+    @property
+    def kafka_first_s(self) -> float:
+        """Seconds that Kafka has for a reading before it is written to the disk; 0 if the disk always comes first."""
+        return 0.0 if self.disk_first else self.disk_after_ms / 1000
 
 
 class TlsSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -499,6 +506,16 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Longest pause between two attempts to reach Kafka."""
     heartbeat_interval_s: Annotated[float, Meta(ge=0.5, le=86_400, description="seconds, 0.5 to 86400")] = 10.0
     """Seconds between two heartbeats."""
+
+    @property
+    def is_metered(self) -> bool:
+        """Whether the bytes on the link are bounded."""
+        return bool(self.bytes_per_s_max or self.bytes_per_day_max)
+
+    @property
+    def linger_s(self) -> float:
+        """Seconds that a live reading waits for others before it is sent."""
+        return max(self.linger_ms / 1000, METERED_LINGER_S if self.is_metered else 0.0)
 
 
 class StatusPageSettings(Struct, frozen=True, forbid_unknown_fields=True):

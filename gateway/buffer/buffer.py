@@ -132,7 +132,7 @@ class Buffer:
     @property
     def kafka_first_s(self) -> float:
         """Seconds that Kafka has for a row before it is written to the disk; 0 if the disk always comes first."""
-        return 0.0 if self._settings.disk_first else self._settings.disk_after_ms / 1000
+        return self._settings.kafka_first_s
 
     @property
     def usage(self) -> Usage:
@@ -148,6 +148,11 @@ class Buffer:
     def drops(self) -> int:
         """Grows before rows are dropped. Rows that were read before it grew may be gone."""
         return self._outgoing.drops
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room, or was none some seconds ago."""
+        return self._state_watch.has_said_full
 
     @property
     def cannot_store(self) -> bool:

@@ -16,7 +16,7 @@ from gateway.clock.report import ClockView, hold_words
 from gateway.config.running_settings import RESTART
 from gateway.health.facts import Facts
 from gateway.host.terminal_text import YEAR_S, counted, readings_and_events, shortened, size, span
-from gateway.settings import NO_SOURCE
+from gateway.settings import NO_SOURCE, Settings
 from gateway.uplink.state import ONE_REPLICA, SLOW
 
 Level = Literal["bad", "warn", "note"]
@@ -80,8 +80,8 @@ _COUNTED: Final = {
 }
 """By count of readings that are not as declared: what is wrong with them, what it means and what to do."""
 _WITHOUT_DISK: Final = (
-    "Kafka takes readings without it, and they are acknowledged. Those of QoS 2, serial frames and a site's broker are "
-    "not. If Kafka goes away too, none is acknowledged, and sensors keep what they have."
+    "Kafka takes readings without it, and they are acknowledged. Those of QoS 2 and a site's broker are not. If Kafka "
+    "goes away too, none is acknowledged, and sensors keep what they have."
 )
 """What it means that nothing can be written, while Kafka has readings before the disk."""
 _DISK_FIRST: Final = {
@@ -245,11 +245,23 @@ def _update(facts: Facts) -> Iterator[Condition]:
         yield Condition("update-went-back", "warn", "Update", words, "", todo)
 
 
+def disk_always_first(settings: Settings) -> str:
+    """Say why the disk has readings before Kafka, however quick Kafka is; empty if it has not."""
+    buffer, kafka = settings.buffer, settings.kafka
+    if buffer.disk_first:
+        return "buffer.disk_first is set"
+    if buffer.kafka_first_s > kafka.linger_s:
+        return ""
+    link = " on a metered link" if kafka.is_metered else ""
+    waits = f"they wait {kafka.linger_s * 1000:g} ms for others{link} before they are sent"
+    return f"{waits}, and buffer.disk_after_ms gives Kafka {buffer.disk_after_ms:g} ms"
+
+
 def first_copy(facts: Facts) -> str:
     """Say where readings have their first durable copy, and why; empty if it is not known."""
-    uplink, settings = facts.uplink, facts.settings
-    if settings.buffer.disk_first:
-        return "readings go to the disk before Kafka (buffer.disk_first)"
+    uplink = facts.uplink
+    if why := disk_always_first(facts.settings):
+        return f"the disk has readings first, because {why}"
     told = []
     if uplink.direct_topics:
         told.append(f"Kafka has the readings of {counted(uplink.direct_topics, 'topic')} first, and the disk is spared")

@@ -500,22 +500,17 @@ def _refuses(
         )
 
 
-_DELETES: Final = "writes them to its own disk first, which wears it, and deletes them then"
-_KEEPS_NONE: Final = "keeps no copy (kafka.one_replica_is_enough)"
-
-
 def _one_disk(
     topic: str, config: Config, partitions: Sequence[Partition], brokers: frozenset[int], settings: KafkaSettings
 ) -> Iterator[Flaw]:
-    """Flaws of replication. The worst is that Kafka acknowledges what one broker has: this box keeps no copy then."""
+    """Flaws of replication. The worst is that Kafka acknowledges what one broker has."""
     replicas = _fewest_replicas(partitions)
     least = _number(config, MIN_IN_SYNC) or 1
     if len(brokers) < DISKS_MIN:
         return
     meaning = (
         f"Kafka acknowledges readings that one disk alone has, although there are {len(brokers)} brokers, and this box "
-        f"{_KEEPS_NONE if settings.one_replica_is_enough else _DELETES}. It sends them all the same: refusing would "
-        "stop this site"
+        "keeps no copy then. It sends them all the same: refusing would stop this site"
     )
     two = f"{MIN_IN_SYNC}={DISKS_MIN}"
     if replicas < DISKS_MIN:

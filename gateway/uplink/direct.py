@@ -13,31 +13,28 @@ from gateway.uplink.state import DISK_FIRST_TOLD_MAX, ONE_REPLICA, SLOW
 
 LOOK_S = 1.0
 """Seconds between two looks at topics of which nothing new is known."""
+SAFE_S = 60.0
+"""Seconds for which a topic is believed to have two copies of a record. Somebody may set its min.insync.replicas to 1
+at any time, and nothing tells a producer."""
 
 
 class DirectTopics:
     """The topics of one session. A topic counts once a broker has answered for it in good time, in any session."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the parts of the uplink
-        self,
-        session: KafkaSession,
-        buffer: Buffer,
-        buffer_id: str,
-        kafka: KafkaSettings,
-        memory: Memory,
-        linger_s: float,
+    def __init__(
+        self, session: KafkaSession, buffer: Buffer, buffer_id: str, kafka: KafkaSettings, memory: Memory
     ) -> None:
-        """`linger_s` is how long a live reading may wait before it is sent."""
         self._session = session
         self._buffer = buffer
         self._buffer_id = buffer_id
         self._kafka = kafka
         self._memory = memory
-        self._left_s = buffer.kafka_first_s - linger_s
+        self._left_s = buffer.kafka_first_s - kafka.linger_s
         """Seconds that Kafka has to answer, until a reading is written to the disk."""
         self._quick = memory.quick
         self._slow: set[str] = set()
-        """Topics whose last answer came too late, or not early enough after a late one."""
+        """Topics whose last answer came too late. The next has to come in half of the time, so that they do not
+        come and go."""
         self._due_s = 0.0
         self._parked: frozenset[str] = frozenset()
 
@@ -46,13 +43,15 @@ class DirectTopics:
         if self._left_s <= 0:
             # However quick Kafka is, the disk comes first.
             return
-        if seconds > self._left_s:
-            self._quick.discard(topic)
-            self._slow.add(topic)
-        elif seconds <= self._left_s / 2 and topic not in self._quick:
+        was_quick = topic in self._quick
+        if seconds <= (self._left_s if was_quick else self._left_s / 2):
             self._quick.add(topic)
             self._slow.discard(topic)
-            self._due_s = 0.0
+            if not was_quick:
+                self._due_s = 0.0
+        else:
+            self._quick.discard(topic)
+            self._slow.add(topic)
 
     async def settle(self, parked: Collection[str]) -> None:
         """Tell the buffer which topics are direct. `parked` ones have a partition that takes nothing now."""
@@ -62,9 +61,12 @@ class DirectTopics:
         self._due_s, self._parked = now_s + LOOK_S, of_parked
         direct = set()
         disk_first = dict.fromkeys(sorted(self._slow)[:DISK_FIRST_TOLD_MAX], SLOW)
-        # While the disk fails, a slow topic is better than none.
-        topics = self._quick if self._buffer.state.failing is None else self._memory.proven
-        verdicts = await self._memory.verdicts.of_all(self._session.admin, sorted(topics - of_parked))
+        topics = self._quick
+        if self._buffer.state.failing is not None and self._buffer.kafka_first_s:
+            # While the disk fails, a slow topic is better than none.
+            topics = self._memory.proven
+        asked = sorted(topics - of_parked)
+        verdicts = await self._memory.verdicts.of_all(self._session.admin, asked, SAFE_S)
         usable = {topic: verdict for topic, verdict in verdicts.items() if verdict.usable}
         # A session knows the partitions of these alone. If a topic had to be written to first, nothing would ever come
         # while the disk fails: readings of a topic that is not direct are refused then.

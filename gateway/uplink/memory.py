@@ -126,7 +126,7 @@ class Memory:
         self.offsets = _offsets(marks)
         self.is_behind = OFFSETS_BEHIND.key in marks
         self.new_topics.allowance.recall(marks)
-        if self._kafka.bytes_per_s_max or self._kafka.bytes_per_day_max:
+        if self._kafka.is_metered:
             self._budget = UplinkBudget(
                 self._kafka.bytes_per_s_max, self._kafka.bytes_per_day_max, marks.get(BUDGET_MARK)
             )
@@ -166,11 +166,6 @@ class Memory:
             if not wait_s:
                 return
             await asyncio.sleep(min(wait_s, PAUSE_S_MAX))
-
-    @property
-    def is_metered(self) -> bool:
-        """Whether the bytes on the link are bounded by a setting."""
-        return self._budget is not None
 
     def may_send(self) -> bool:
         """Whether something may be sent at this moment."""

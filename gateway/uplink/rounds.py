@@ -25,8 +25,6 @@ from gateway.uplink.supply import Supply
 
 LINGER_ROWS = 500
 """After fewer live rows than this, the next round waits for company."""
-METERED_LINGER_S = 1.0
-"""Seconds that live readings wait for company on a metered link. A request for each would be mostly headers."""
 IDLE_S = 1.0
 """Longest time in seconds that idle rounds wait before they look for other changes."""
 CLOCK_POLL_S = 0.5
@@ -69,8 +67,8 @@ class Rounds:
         self._parked = ParkedPartitions(session, memory, timeout_s, timeout_s * PATIENCE_SHARE)
         self._supply = Supply(buffer, kafka, self._parked.under_way, self._new_clocks)
         self._batcher = Batcher(session, buffer, self._supply, gateway, kafka, memory, front_door.clocks)
-        self._linger_s = max(kafka.linger_ms / 1000, METERED_LINGER_S if memory.is_metered else 0.0)
-        self._direct = DirectTopics(session, buffer, self._supply.buffer_id, kafka, memory, self._linger_s)
+        self._linger_s = kafka.linger_s
+        self._direct = DirectTopics(session, buffer, self._supply.buffer_id, kafka, memory)
         self._delivery = Delivery(
             session, timeout_s, memory, self._supply, self._parked, front_door.checks, self._direct, on_answer
         )

@@ -43,7 +43,7 @@ anonymous = true
 [kafka]
 bootstrap = {bootstrap}
 create_topics = {create_topics}
-one_replica_is_enough = true
+one_replica_is_enough = {one_replica_is_enough}
 events_topic = "{prefix}-events"
 quarantine_topic = "{prefix}-quarantine"
 heartbeat_interval_s = 1.0
@@ -70,6 +70,7 @@ class Site:
     kafka: str = ""
     """More lines of [kafka], and tables below it."""
     create_topics: bool = True
+    one_replica_is_enough: bool = True
     port: int = field(default_factory=gateways.free_port)
 
     @property
@@ -102,6 +103,7 @@ class Site:
             port=self.port,
             bootstrap=json.dumps(self.bootstrap),
             create_topics=str(self.create_topics).lower(),
+            one_replica_is_enough=str(self.one_replica_is_enough).lower(),
             prefix=self.prefix,
             kafka=self.kafka,
         )

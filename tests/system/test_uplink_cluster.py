@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from aiokafka import TopicPartition
 
+from gateway.uplink.direct import SAFE_S
+from gateway.uplink.state import ONE_REPLICA
 from tests.support import kafka_admin
 from tests.support.gateways import header
 from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
@@ -226,6 +228,25 @@ async def test_topics_that_refuse_do_not_stop_the_others_and_are_sent_to_once_me
             assert [header(record, "ce_devicesequence") for record in mended] == ["0", "1", "2"], stream
         assert await site.quarantine() == []
     assert PASSWORD not in site.log
+
+
+@pytest.mark.long(seconds=140)
+async def test_a_topic_whose_copies_become_fewer_gets_readings_from_the_disk(cluster: Cluster, tmp_path: Path) -> None:
+    """Somebody changes `min.insync.replicas` in the middle of a session, as is usual while a broker is away."""
+    site = Site(tmp_path, "copies", cluster.addresses(), one_replica_is_enough=False)
+    await make_topics(site)
+    topic = site.topic()
+
+    async def told_to_be_one_replica(*, it_is: bool) -> None:
+        async with asyncio.timeout(SAFE_S + patience(10)):
+            while ((await site.uplink())["disk_first"].get(topic) == ONE_REPLICA) != it_is:
+                await asyncio.sleep(0.5)
+
+    async with flowing(site):
+        await kafka_admin.alter_topic(site.plain, topic, min_insync_replicas="1")
+        await told_to_be_one_replica(it_is=True)
+        await kafka_admin.alter_topic(site.plain, topic, min_insync_replicas="2")
+        await told_to_be_one_replica(it_is=False)
 
 
 async def test_batches_fit_a_topic_that_takes_small_ones(cluster: Cluster, tmp_path: Path) -> None:

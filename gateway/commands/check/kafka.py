@@ -17,6 +17,7 @@ from gateway.buffer.status import is_running, open_to_read
 from gateway.clock.floor import CLOCK_MARKS, ClockFloor
 from gateway.clock.kernel_clock import boottime_us, read_wall_clock
 from gateway.commands.check.finding import Finding, remark, well, wrong
+from gateway.health.conditions import disk_always_first
 from gateway.kafka.link import KafkaLink
 from gateway.kafka.reach import Fault, host_and_port
 from gateway.kafka.secret_files import KafkaFileError
@@ -365,15 +366,16 @@ def _findings(verdict: TopicVerdict, created: TopicVerdict | None, settings: Set
         return [wrong(TOPIC_UNWRITTEN, subject, f"is not written to{how}: {verdict.reason}; {verdict.hint}")]
     # A topic that this gateway may not see could have existed before.
     is_new = created is not None and created.made
-    findings = [well(subject, "created, with LogAppendTime")] if is_new else []
-    findings += [(wrong if flaw.fails else remark)("topic-flaw", subject, flaw.words) for flaw in verdict.flaws]
-    return findings or [well(subject, f"{verdict.summary}; {_first_copy(verdict, settings)}")]
+    said = "created, with LogAppendTime" if is_new else verdict.summary
+    flaws = [(wrong if flaw.fails else remark)("topic-flaw", subject, flaw.words) for flaw in verdict.flaws]
+    return [well(subject, f"{said}; {_first_copy(verdict, settings)}"), *flaws]
 
 
 def _first_copy(verdict: TopicVerdict, settings: Settings) -> str:
     """Say where a topic's readings have their first durable copy, and why."""
-    if settings.buffer.disk_first:
-        return "readings are on this disk first (buffer.disk_first)"
-    if is_safe(verdict, settings.kafka):
-        return "Kafka has readings first, and this disk is spared, as long as Kafka answers"
-    return "readings are on this disk first, because one broker alone would have them (kafka.one_replica_is_enough)"
+    why = disk_always_first(settings)
+    if not why and is_safe(verdict, settings.kafka):
+        left_ms = (settings.buffer.kafka_first_s - settings.kafka.linger_s) * 1000
+        return f"Kafka has readings first, and this disk is spared, as long as Kafka answers within {left_ms:g} ms"
+    why = why or "one broker alone would have them (kafka.one_replica_is_enough)"
+    return f"this disk has readings first, because {why}"

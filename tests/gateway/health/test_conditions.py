@@ -366,8 +366,23 @@ def test_it_says_where_readings_have_their_first_copy() -> None:
     assert kafka == "Kafka has the readings of 3 topics first, and the disk is spared"
     assert one.startswith("the disk has those of a, c first, because one broker alone")
     assert slow == "the disk has those of b first, because Kafka is too slow for buffer.disk_after_ms"
-    always = replace(WELL.settings, buffer=replace(WELL.settings.buffer, disk_first=True))
-    assert first_copy(replace(mixed, settings=always)).endswith("(buffer.disk_first)")
+
+
+@pytest.mark.parametrize(
+    ("buffer", "kafka", "why"),
+    [
+        ({"disk_first": True}, {}, "buffer.disk_first is set"),
+        ({"disk_after_ms": 0.0}, {}, "buffer.disk_after_ms gives Kafka 0 ms"),
+        ({}, {"bytes_per_day_max": 10**6}, "1000 ms for others on a metered link before they are sent"),
+        ({}, {"linger_ms": 500.0}, "they wait 500 ms for others before they are sent"),
+    ],
+)
+def test_it_says_why_the_disk_is_first_however_quick_kafka_is(
+    buffer: dict[str, Any], kafka: dict[str, Any], why: str
+) -> None:
+    always = WELL.settings
+    always = replace(always, buffer=replace(always.buffer, **buffer), kafka=replace(always.kafka, **kafka))
+    assert why in first_copy(replace(WELL, settings=always, uplink=dataclass_replace(UP, direct_topics=3)))
 
 
 def test_the_worst_comes_first_and_nothing_hostile_makes_it_long() -> None:

@@ -46,7 +46,7 @@ from gateway.kafka.topics import TopicVerdict
 from gateway.reading import BufferFileError
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
-from gateway.uplink import delivery, leaders, refused
+from gateway.uplink import delivery, direct, leaders, refused
 from gateway.uplink.batches import STEP_ROWS
 from gateway.uplink.memory import Memory
 from gateway.uplink.redrive import Redrive
@@ -319,6 +319,33 @@ async def test_it_is_told_why_the_disk_has_a_topics_readings_first(tmp_path: Pat
     assert state.direct_topics == 0
 
 
+@pytest.mark.parametrize(
+    ("shares", "is_quick"),
+    [
+        ([0.4], True),
+        ([0.6], False),
+        ([0.4, 0.9], True),
+        ([0.4, 1.1], False),
+        ([1.1, 0.9], False),
+        ([1.1, 0.9, 0.4], True),
+    ],
+)
+async def test_a_topic_is_trusted_again_only_when_it_is_twice_as_quick(
+    tmp_path: Path, shares: list[float], *, is_quick: bool
+) -> None:
+    """By shares of the time that Kafka has."""
+    kafka = kafka_settings()
+    async with opened(tmp_path / "buffer.db") as buffer:
+        memory = Memory(kafka, lambda: CLOCK)
+        memory.verdicts = FakeVerdicts()  # type: ignore[assignment]
+        topics = direct.DirectTopics(cast("KafkaSession", FakeBroker()), buffer, buffer.id, kafka, memory)
+        for share in shares:
+            topics.answered("meters", share * (buffer.kafka_first_s - kafka.linger_s))
+        await topics.settle(())
+    assert memory.quick == ({"meters"} if is_quick else set())
+    assert memory.state.disk_first == {"meters": ONE_REPLICA if is_quick else SLOW}
+
+
 async def test_oldest_first_sends_strictly_in_order(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
         assert await store(buffer, [reading("a", b"%d" % n) for n in range(500)])
@@ -543,6 +570,17 @@ async def read_only(buffer: Buffer) -> AsyncIterator[None]:
         yield
     finally:
         await buffer.run(lambda file: file.connection.execute("PRAGMA query_only = OFF"))
+
+
+async def test_with_the_disk_first_a_failing_disk_gives_nothing_to_kafka_alone(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", disk_first=True) as buffer, uplink(buffer) as line:
+        line.verdicts.copies = 2
+        assert await store(buffer, [reading("a", b"1")])
+        await drained(buffer)
+        # Only this commit fails: the next one tells the disk that Kafka may be ahead, if it is asked to.
+        buffer.state.failing = "disk I/O error"
+        await asyncio.sleep(direct.LOOK_S + 0.5)
+        assert not buffer.direct_topics
 
 
 async def test_a_read_only_disk_is_not_read_again_and_again_for_what_kafka_refuses(

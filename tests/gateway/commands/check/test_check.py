@@ -154,20 +154,23 @@ def test_a_missing_topic_is_a_mistake_only_where_sluice_run_does_not_make_it() -
 def test_flaws_of_a_topic_are_findings_or_warnings() -> None:
     settings = settings_of()
     flaws = (Flaw("one disk", fails=True), Flaw("deletes by size", fails=False))
-    grave, slight = _findings(TopicVerdict("meters", flaws=flaws), None, settings)
+    first, grave, slight = _findings(TopicVerdict("meters", summary="short", flaws=flaws), None, settings)
     assert (grave.subject, grave.ok, grave.words) == ("topic meters", False, "one disk")
     assert (slight.subject, slight.ok, slight.words) == ("topic meters", True, "deletes by size")
     assert isinstance(slight, Remark)
+    assert first.words.startswith("short; this disk has readings first, because one broker alone")
     made, *_ = _findings(TopicVerdict("meters", flaws=flaws[1:]), TopicVerdict("meters", made=True), settings)
-    assert (made.ok, made.words) == (True, "created, with LogAppendTime")
+    assert made.ok
+    assert made.words.startswith("created, with LogAppendTime; this disk has readings first")
     (sound,) = _findings(TopicVerdict("meters", summary="keeps readings"), None, settings)
     assert sound.ok
-    assert sound.words.startswith("keeps readings; readings are on this disk first, because one broker alone")
+    assert sound.words.startswith("keeps readings; this disk has readings first, because one broker alone")
     (safe,) = _findings(TopicVerdict("meters", summary="keeps readings", copies=2), None, settings)
     assert safe.words.startswith("keeps readings; Kafka has readings first, and this disk is spared")
+    assert safe.words.endswith("as long as Kafka answers within 450 ms")
     always = structs.replace(settings, buffer=structs.replace(settings.buffer, disk_first=True))
     (disk,) = _findings(TopicVerdict("meters", summary="keeps readings", copies=2), None, always)
-    assert disk.words.endswith("(buffer.disk_first)")
+    assert disk.words.endswith("because buffer.disk_first is set")
 
 
 def test_a_topic_that_was_there_all_the_time_is_not_called_created() -> None:
@@ -378,7 +381,7 @@ async def test_check_judges_what_this_gateway_writes_to_and_nothing_else(kafka: 
     assert "--create-topics" in before["topic check-events"].words
 
     after = {finding.subject: finding for finding in await check_kafka(settings, create=True)}
-    assert after["topic check-events"].words == "created, with LogAppendTime"
+    assert after["topic check-events"].words.startswith("created, with LogAppendTime; Kafka has readings first")
     assert [finding.subject for finding in after.values() if not finding.ok] == ["topic check-bad"]
 
 
