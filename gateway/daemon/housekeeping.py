@@ -12,6 +12,7 @@ from gateway.clock.floor import ClockFloor
 from gateway.clock.kernel_clock import ClockWatch, boottime_us
 from gateway.clock.report import ClockReport
 from gateway.clock.steps import StepWatch
+from gateway.daemon.buffer_watch import BufferWatch
 from gateway.daemon.update_watch import UpdateWatch
 from gateway.intake.front_door import FrontDoor
 from gateway.intake.routes import BAD_NAME, LONG_NAME
@@ -110,6 +111,7 @@ class Housekeeping:
         """Look once a second until cancelled, and at the clock also in the moment in which somebody sets it."""
         steps = StepWatch(self._look_at_the_clock)
         updates = UpdateWatch(self._buffer, self._front_door.event)
+        buffer = BufferWatch(self._buffer, self._front_door.event, self._front_door.events.topic)
         steps.start()
         try:
             while True:
@@ -122,6 +124,7 @@ class Housekeeping:
                 await self._lanes.compare(self._forwarder.state)
                 await self._report_losses()
                 await updates.look(time.monotonic())
+                buffer.look(time.monotonic())
         finally:
             steps.stop()
 

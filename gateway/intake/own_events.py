@@ -33,7 +33,7 @@ class OwnEvents:
     ) -> None:
         self._buffer = buffer
         self._gateway = gateway
-        self._topic = kafka.events_topic
+        self.topic = kafka.events_topic
         self._now_us = now_us
         self.lost_told: Counter[str] = Counter()
         """Readings that are gone for good, by device, as far as reported since the start."""
@@ -42,7 +42,7 @@ class OwnEvents:
 
     def series(self, kind: str) -> Series:
         """The series of events of this kind."""
-        return own_series(self._gateway, self._topic, kind)
+        return own_series(self._gateway, self.topic, kind)
 
     def event_entry(self, kind: str, body: dict[str, object]) -> Entry:
         """An event as a row."""

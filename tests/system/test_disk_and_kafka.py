@@ -12,7 +12,7 @@ import pytest
 
 from demo.kafka_broker import Broker, kafka_broker
 from demo.uplink import Uplink
-from tests.support.gateways import consume, daemon, uplink_told, write_config
+from tests.support.gateways import consume, daemon, header, uplink_told, write_config
 from tests.support.kafka_admin import alter_topic, create_topic_on
 from tests.support.kafka_cluster import kafka_cluster
 from tests.support.kill_loop import KINDS, LedgerSensor, drained, serve
@@ -61,6 +61,12 @@ async def in_kafka(bootstrap: str, prefix: str = "both") -> set[Reading]:
     return {(record.key.decode(), int(json.loads(record.value)["n"])) for record in records}
 
 
+async def events_on_the_buffer(bootstrap: str) -> list[str]:
+    """The kinds of events about its trouble, in their order."""
+    kinds = [header(record, "ce_subject") for record in await consume(bootstrap, "both-events")]
+    return [kind for kind in kinds if kind in {"buffer-trouble", "buffer-well"}]
+
+
 @needs_strace
 @pytest.mark.kafka
 @pytest.mark.parametrize(("first_back", "calls"), [("kafka", f"{ALL},{READS}"), ("disk", ALL)])
@@ -104,6 +110,9 @@ async def test_whichever_comes_back_first_has_what_is_acknowledged(
                     finishing.set()
                     await reached(lambda: not any(sensor.in_flight for sensor in sensors))
                 await reached(lambda: uplink_told(tmp_path / "buffer.db")["up"])
+                async with asyncio.timeout(patience(40)):
+                    while await events_on_the_buffer(broker.bootstrap) != ["buffer-trouble", "buffer-well"]:
+                        await asyncio.sleep(0.2)
             with daemon(config, port):
                 # What the end has left to the disk goes out too.
                 async with asyncio.timeout(patience(40)):
