@@ -351,9 +351,9 @@ class Buffer:
 
         def move_and_confirm(file: BufferFile) -> None:
             stored = self._commits.transact(move)
-            # Rows of the front are in the quarantine now. A session that ends meanwhile must not leave them here.
-            if self._outgoing.confirm(file.id, spans_of(without(refused, stored))):
-                self._queue.delete_soon()
+            # Rows of the front are on the disk now, in the quarantine. A session that ends meanwhile must not leave
+            # them here.
+            file.front.written(without(refused, stored))
 
         await self.run(move_and_confirm, buffer_id)
         self._commits.release()

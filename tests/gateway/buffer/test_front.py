@@ -655,6 +655,20 @@ async def test_input_that_is_taken_in_again_is_gone_only_once_a_copy_is_durable(
         assert b"1" in [payload for _, payload in on_disk(path, tmp_path)]
 
 
+async def test_what_is_quarantined_from_the_front_is_on_the_card_and_not_spared(tmp_path: Path) -> None:
+    async with direct(tmp_path / "buffer.db") as buffer:
+        outcome, spared = append(buffer, [entry(b"refused")]), append(buffer, [entry(b"taken", "43")])
+        rows = await live(buffer, 2)
+        await take(buffer, rows[1:])
+        assert await spared
+        input_ = input_of("topic-forbidden", b"refused", "42", "device/42/thermo")
+        report = changed(entry(b"report", "gateway"), quarantined=input_)
+        await buffer.quarantine(buffer.id, [report], rows[:1])
+        assert await outcome
+        assert buffer.counts["spared"] == 1
+        assert len(buffer.attachment.file.front) == 0
+
+
 async def test_a_replaced_file_takes_the_front_again_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     async with direct(path) as buffer:
@@ -735,6 +749,18 @@ async def test_a_full_disk_refuses_what_needs_it_and_lets_others_by(
         assert await behind
         assert not with_mark.result()
         monkeypatch.undo()
+
+
+async def test_once_there_is_room_again_nothing_that_needs_the_disk_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_loop, "REFUSED_AFTER_S", 0.5)
+    async with direct(tmp_path / "buffer.db") as buffer:
+        with monkeypatch.context() as full:
+            full.setattr(Room, "used_and_left", lambda *_: (0, 0))
+            assert not await asyncio.wait_for(append(buffer, [entry(b"1")], [Mark("mqtt/1", b"x")]), patience(5))
+        await until(lambda: not buffer.state.full)
+        assert await asyncio.wait_for(append(buffer, [entry(b"2")], [Mark("mqtt/2", b"x")]), patience(5))
 
 
 async def test_a_sensor_that_nothing_is_known_of_holds_up_nobody_on_a_disk_that_cannot_be_read(
