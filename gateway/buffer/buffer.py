@@ -388,10 +388,8 @@ class Buffer:
         return await self.run(former)
 
     async def owe_correction(self, boot_id: str) -> None:
-        """Store that records of a boot go out while its clock is unknown. Raises BufferFileError."""
+        """Note that records of a boot go out while its clock is unknown: on disk, or in memory while the disk fails.
 
-        def owe(file: BufferFile) -> None:
-            if not file.boots.owes(boot_id):
-                self._commits.transact(lambda same: same.boots.owe(boot_id))
-
-        await self.run(owe)
+        Raises BufferFileError if another file takes this one's place.
+        """
+        await self.run(lambda _: self._commits.owe_correction(boot_id))
