@@ -26,7 +26,7 @@ from gateway.record_contract import counter_of
 RUNS_PER_COUNTER = 2
 """Runs of a counter whose duplicate window is kept: the present boot's, and the previous one's for stragglers."""
 RUNS_MAX = 20_000
-"""Duplicate windows kept in the file and in memory, a kilobyte each; the least recently used go first."""
+"""Duplicate windows kept in the file and in memory, a kilobyte each at most; the least recently used go first."""
 SAVE_ROWS = 20_000
 """Rows after which windows are written; a start reads at most so many again."""
 SAVE_S = 300.0
