@@ -13,6 +13,9 @@ from gateway.reading import WINDOW_SEQUENCES
 _FORMER_BYTES = WINDOW_SEQUENCES * (8 + 4)
 """Length of a window that a former version stored. No window of this version has it."""
 _FIRST_BYTES = 8
+_IN_ORDER = "1"
+"""Type of steps that are all 1, and take no bytes."""
+_STEP_BYTES = {_IN_ORDER: 0, "B": 1, "H": 2, "I": 4, "Q": 8}
 _SEQUENCE_MAX = 2**63 - 1
 
 
@@ -71,7 +74,7 @@ class DuplicateWindow:
         """The form in the file, without some sequences. It is short, as the card gets it again and again.
 
         Nothing for an empty window. Otherwise the first sequence, the steps from each to the next, the digests. The
-        first byte is the steps' type, the smallest that fits: `array`'s name of it.
+        first byte is the steps' type, the smallest that fits: `array`'s name of it, or `_IN_ORDER`.
         """
         held = [
             (sequence, digest)
@@ -81,11 +84,11 @@ class DuplicateWindow:
         if not held:
             return b""
         steps = [after - before for (before, _), (after, _) in pairwise(held)]
-        digests = array("I", [digest for _, digest in held])
-        most = max(steps, default=0)
-        kind = "B" if most < 1 << 8 else "H" if most < 1 << 16 else "I" if most < 1 << 32 else "Q"
+        most = max(steps, default=1)
+        kind = next(kind for kind, size in _STEP_BYTES.items() if most < max(2, 1 << 8 * size))
         first = held[0][0].to_bytes(_FIRST_BYTES, "little")
-        return kind.encode() + first + array(kind, steps).tobytes() + digests.tobytes()
+        between = b"" if kind == _IN_ORDER else array(kind, steps).tobytes()
+        return kind.encode() + first + between + array("I", [digest for _, digest in held]).tobytes()
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> Self:
@@ -103,13 +106,14 @@ def _held(stored: bytes) -> list[tuple[int, int]]:
     if not stored:
         return []
     kind, steps_from = chr(stored[0]), 1 + _FIRST_BYTES
-    size = {"B": 1, "H": 2, "I": 4, "Q": 8}.get(kind, 0)
+    size = _STEP_BYTES.get(kind, 0)
     count, rest = divmod(len(stored) - steps_from + size, size + 4)
-    if not size or rest or not 1 <= count <= WINDOW_SEQUENCES:
+    if kind not in _STEP_BYTES or rest or not 1 <= count <= WINDOW_SEQUENCES:
         raise ValueError(f"a duplicate window of {len(stored)} bytes is not one of this version's")
     digests_from = steps_from + (count - 1) * size
     first = int.from_bytes(stored[1:steps_from], "little")
-    sequences = list(accumulate(array(kind, stored[steps_from:digests_from]), initial=first))
+    steps = [1] * (count - 1) if kind == _IN_ORDER else array(kind, stored[steps_from:digests_from])
+    sequences = list(accumulate(steps, initial=first))
     if sequences[-1] > _SEQUENCE_MAX:
         raise ValueError("a duplicate window has a sequence that is none")
     return list(zip(sequences, array("I", stored[digests_from:]), strict=True))
