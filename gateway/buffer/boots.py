@@ -113,6 +113,8 @@ class BootTable:
         self._boot_id = boot_id
         self._read: dict[str, _Boot] | None = None
         self._save_due_s = 0.0
+        self._owed_later: set[str] = set()
+        """Boots that owe a correction, as long as the disk does not take it."""
         self.owes_correction = False
         """Whether a correction is owed and can be made, as of the last transaction. Any thread may read it."""
 
@@ -122,7 +124,8 @@ class BootTable:
         self._save_due_s = 0.0
 
     def settle(self) -> None:
-        """Update `owes_correction` after a commit."""
+        """Update what is owed after a commit."""
+        self._owed_later.clear()
         if self._read is not None:
             self.owes_correction = any(boot.owed and boot.clock.known for boot in self._read.values())
 
@@ -240,12 +243,23 @@ class BootTable:
 
     def owes(self, boot_id: str) -> bool:
         """Whether a correction of a boot is owed already. True if the boot is missing, as it cannot be corrected."""
+        if boot_id in self._owed_later:
+            return True
         boot = self._boots.get(boot_id)
         return boot is None or boot.owed != NOT_OWED
 
     def owe(self, boot_id: str) -> None:
         """Note that records of a boot go out while its clock is unknown."""
         self._owe(boot_id, OWED)
+
+    def owe_later(self, boot_id: str) -> None:
+        """Note it for the next commit, as the disk fails. Needs no transaction, and asks the disk nothing."""
+        self._owed_later.add(boot_id)
+
+    def save_owed(self) -> None:
+        """Store what was to be owed later, in the caller's transaction."""
+        for boot_id in self._owed_later & self._boots.keys():
+            self._owe(boot_id, OWED)
 
     def _owe(self, boot_id: str, owed: int) -> None:
         boot = self._boots[boot_id]

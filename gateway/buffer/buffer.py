@@ -356,9 +356,9 @@ class Buffer:
 
         def move_and_confirm(file: BufferFile) -> None:
             stored = self._commits.transact(move)
-            # Rows of the front are in the quarantine now. A session that ends meanwhile must not leave them here.
-            if self._outgoing.confirm(file.id, spans_of(without(refused, stored))):
-                self._queue.delete_soon()
+            # Rows of the front are on the disk now, in the quarantine. A session that ends meanwhile must not leave
+            # them here.
+            file.front.written(without(refused, stored))
 
         await self.run(move_and_confirm, buffer_id)
         self._commits.release()
@@ -393,10 +393,8 @@ class Buffer:
         return await self.run(former)
 
     async def owe_correction(self, boot_id: str) -> None:
-        """Store that records of a boot go out while its clock is unknown. Raises BufferFileError."""
+        """Note that records of a boot go out while its clock is unknown: on disk, or in memory while the disk fails.
 
-        def owe(file: BufferFile) -> None:
-            if not file.boots.owes(boot_id):
-                self._commits.transact(lambda same: same.boots.owe(boot_id))
-
-        await self.run(owe)
+        Raises BufferFileError if another file takes this one's place.
+        """
+        await self.run(lambda _: self._commits.owe_correction(boot_id))

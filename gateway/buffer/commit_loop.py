@@ -251,8 +251,8 @@ class CommitLoop:
         admitted: list[Row] = []
         failure: Exception | None = None
         has_empty = False
-        failing = self.state_watch.state.failing is not None
-        if self._outgoing.admits and not (failing and self.file.is_crowded):
+        if self._outgoing.admits:
+            self._bound_memory()
             append = None
             try:
                 for append in self._queue.admissible(topics):
@@ -277,6 +277,11 @@ class CommitLoop:
             self._fail(failure)
         if self.state_watch.has_stopped_for(REFUSED_AFTER_S):
             self._refuse_first(topics)
+
+    def _bound_memory(self) -> None:
+        """Forget some of what waits to be stored quietly, if the disk fails: what Kafka takes must not wait for it."""
+        if self.state_watch.state.failing is not None and self.file.is_crowded:
+            self.file.forget_settled()
 
     def _refuse_first(self, topics: frozenset[str]) -> None:
         """Refuse what needs the disk, as nothing was stored for long. Others must not wait, as Kafka takes theirs."""
@@ -577,6 +582,16 @@ class CommitLoop:
             self.transact(lambda file: file.keep_marks([Mark(AHEAD_MARK, self._boot_id.encode())]))
             self._says_ahead = True
 
+    def owe_correction(self, boot_id: str) -> None:
+        """See `Buffer.owe_correction`. A start after a crash owes what was only in memory: see `BufferFile`."""
+        file = self.file
+        try:
+            if not file.boots.owes(boot_id):
+                self.transact(lambda same: same.boots.owe(boot_id))
+        except (sqlite3.Error, OSError) as error:
+            self._fail_in(file, error)
+            file.boots.owe_later(boot_id)
+
     def report_losses(self, report: Callable[[Loss], Entry]) -> int:
         """Turn counted losses into rows that report them; return how many."""
         if self.is_crowded:
@@ -622,9 +637,7 @@ class CommitLoop:
         """
         if not schema.is_unreadable(error):
             raise error
-        self._fail(error)
-        if self.file is not file or not self.attachment.is_attached:
-            raise replaced() from error
+        self._fail_in(file, error)
         self._read_again_s = min(self._read_again_s, time.monotonic() + READ_AGAIN_S)
 
     def _send_back(self) -> None:
@@ -689,6 +702,12 @@ class CommitLoop:
             self.state_watch.measure(self.file, without_room=without_room)
         except (sqlite3.Error, OSError) as error:
             self._fail(error)
+
+    def _fail_in(self, file: BufferFile, error: Exception) -> None:
+        """Report that a file fails. Raises BufferFileError if another one has taken its place."""
+        self._fail(error)
+        if self.file is not file or not self.attachment.is_attached:
+            raise replaced() from error
 
     def _fail(self, error: Exception) -> None:
         """Report once that the buffer fails; replace a corrupt file at once."""

@@ -5,9 +5,18 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Container
 from enum import Enum
+from itertools import accumulate, pairwise
 from typing import Self
 
 from gateway.reading import WINDOW_SEQUENCES
+
+_FORMER_BYTES = WINDOW_SEQUENCES * (8 + 4)
+"""Length of a window that a former version stored. No window of this version has it."""
+_FIRST_BYTES = 8
+_IN_ORDER = "1"
+"""Type of steps that are all 1, and take no bytes."""
+_STEP_BYTES = {_IN_ORDER: 0, "B": 1, "H": 2, "I": 4, "Q": 8}
+_SEQUENCE_MAX = 2**63 - 1
 
 
 class Verdict(Enum):
@@ -62,24 +71,56 @@ class DuplicateWindow:
         return window
 
     def to_bytes(self, but: Container[int] = ()) -> bytes:
-        """The form in the file, without some sequences."""
-        if not but:
-            return self._sequences.tobytes() + self._digests.tobytes()
-        held = sorted(
-            (-1, 0) if sequence in but else (sequence, digest)
+        """The form in the file, without some sequences. It is short, as the card gets it again and again.
+
+        Nothing for an empty window. Otherwise the first sequence, the steps from each to the next, the digests. The
+        first byte is the steps' type, the smallest that fits: `array`'s name of it, or `_IN_ORDER`.
+        """
+        held = [
+            (sequence, digest)
             for sequence, digest in zip(self._sequences, self._digests, strict=True)
-        )
-        return array("q", [each[0] for each in held]).tobytes() + array("I", [each[1] for each in held]).tobytes()
+            if sequence >= 0 and sequence not in but
+        ]
+        if not held:
+            return b""
+        steps = [after - before for (before, _), (after, _) in pairwise(held)]
+        most = max(steps, default=1)
+        kind = next(kind for kind, size in _STEP_BYTES.items() if most < max(2, 1 << 8 * size))
+        first = held[0][0].to_bytes(_FIRST_BYTES, "little")
+        between = b"" if kind == _IN_ORDER else array(kind, steps).tobytes()
+        return kind.encode() + first + between + array("I", [digest for _, digest in held]).tobytes()
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> Self:
-        """Restore a window from `to_bytes`. Raises ValueError for another length."""
+        """Restore a window from `to_bytes`. Raises ValueError if it is none."""
+        held = _former(stored) if len(stored) == _FORMER_BYTES else _held(stored)
         window = cls()
-        split = WINDOW_SEQUENCES * window._sequences.itemsize
-        if len(stored) != split + WINDOW_SEQUENCES * window._digests.itemsize:
-            raise ValueError(f"a duplicate window of {len(stored)} bytes is not one of this version's")
-        # Earlier versions stored a sequence in slot s mod `WINDOW_SEQUENCES`, in no order.
-        held = sorted(zip(array("q", stored[:split]), array("I", stored[split:]), strict=True))
-        window._sequences = array("q", [sequence for sequence, _ in held])
-        window._digests = array("I", [digest for _, digest in held])
+        empty = WINDOW_SEQUENCES - len(held)
+        window._sequences = array("q", [-1] * empty + [sequence for sequence, _ in held])
+        window._digests = array("I", [0] * empty + [digest for _, digest in held])
         return window
+
+
+def _held(stored: bytes) -> list[tuple[int, int]]:
+    """The sequences and digests of a stored window. Raises ValueError."""
+    if not stored:
+        return []
+    kind, steps_from = chr(stored[0]), 1 + _FIRST_BYTES
+    size = _STEP_BYTES.get(kind, 0)
+    count, rest = divmod(len(stored) - steps_from + size, size + 4)
+    if kind not in _STEP_BYTES or rest or not 1 <= count <= WINDOW_SEQUENCES:
+        raise ValueError(f"a duplicate window of {len(stored)} bytes is not one of this version's")
+    digests_from = steps_from + (count - 1) * size
+    first = int.from_bytes(stored[1:steps_from], "little")
+    steps = [1] * (count - 1) if kind == _IN_ORDER else array(kind, stored[steps_from:digests_from])
+    sequences = list(accumulate(steps, initial=first))
+    if sequences[-1] > _SEQUENCE_MAX:
+        raise ValueError("a duplicate window has a sequence that is none")
+    return list(zip(sequences, array("I", stored[digests_from:]), strict=True))
+
+
+def _former(stored: bytes) -> list[tuple[int, int]]:
+    """The same of a window that a former version stored: all places, also empty ones."""
+    split = WINDOW_SEQUENCES * 8
+    # The first versions had a sequence in the place s mod `WINDOW_SEQUENCES`, in no order.
+    return sorted(zip(array("q", stored[:split]), array("I", stored[split:]), strict=True))

@@ -61,10 +61,12 @@ SIGN_OF_LIFE_S = 900.0
 """Seconds between two commits, at most, while rows go to Kafka without the disk. So long, marks and duplicate windows
 wait for a commit that is made for something else."""
 SIGN_OF_LIFE_US = int((SIGN_OF_LIFE_S + SEEN_SAVE_S) * 1e6)
-"""Microseconds after a boot's latest known time within which its next commit came, if there was anything to lose."""
+"""Microseconds after a boot's latest known time within which its next commit came, if there was anything to lose, and
+if the disk took it."""
 UNSAVED_RUNS_MAX = RUNS_MAX // 2
 UNSAVED_SERIES_MAX = 1_000
-"""Duplicate windows and series that wait in memory for a commit of something else."""
+"""Duplicate windows and series that wait in memory for a commit of something else. While the disk fails, some are
+forgotten beyond that."""
 
 
 class BufferFile:
@@ -124,6 +126,7 @@ class BufferFile:
                 self.connection, clock, self._tally, self.room, self.boots, self.lanes, self.deletion, self.shares
             )
             cut_off = self._cut_off()
+            former = None if cut_off is None else self.boots.find(cut_off.boot_id)
             with self.transaction():
                 self.salvaged = {lane.name: self.lanes.adopt(lane) for lane in salvaged}
                 """Numbers of these lanes in this file, by name."""
@@ -132,8 +135,7 @@ class BufferFile:
                     now_us = boottime_us()
                     self.count_losses([Loss("", "buffer-unreadable", boot_id, 0, now_us, now_us)])
                 if cut_off is not None:
-                    self.count_losses([cut_off])
-                    self.keep_marks([Mark(AHEAD_MARK, None), OFFSETS_BEHIND, rings.begin_again(self.lanes.current)])
+                    self._take_up(cut_off, former)
         except BaseException:
             self.abandon()
             raise
@@ -158,6 +160,10 @@ class BufferFile:
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             self.boots.save(self._clock(), boottime_us(), time.monotonic())
+            self.boots.save_owed()
+            if self._runs.has_forgotten:
+                # What the windows lack may be in Kafka, so nobody may call it lost.
+                self.keep_marks([rings.begin_again()])
             yield
             self.series.save()
             self.lanes.save_counts(self.front.first_behind(self.written))
@@ -263,6 +269,15 @@ class BufferFile:
         """Whether so much waits in memory to be stored quietly that it should not wait any longer."""
         return self._runs.unsaved >= UNSAVED_RUNS_MAX or self.series.unsaved >= UNSAVED_SERIES_MAX
 
+    def forget_settled(self) -> None:
+        """Forget much of what waits so, as the disk fails, but nothing that rows of the front need.
+
+        A sensor whose window is forgotten may send a reading again that Kafka has: it then stands there twice.
+        """
+        self._runs.forget_oldest(UNSAVED_RUNS_MAX // 2)
+        if self.series.unsaved >= UNSAVED_SERIES_MAX:
+            self.series.forget_settled()
+
     def insert(self, entries: Iterable[Entry]) -> None:
         """Append entries in order, without retransmissions."""
         new, with_lost = self._runs.judge(entries, self.lanes.current.number, self._tally)
@@ -316,7 +331,7 @@ class BufferFile:
 
     def knows_ring(self, device: str, boot: str) -> bool:
         """Whether the file says from which number on it knows all of a sensor's run."""
-        return rings.known_from(self.connection, device, boot) is not None
+        return not self._runs.has_forgotten and rings.known_from(self.connection, device, boot) is not None
 
     def note_ring(self, device: str, boot: str, held: range) -> None:
         """Have the file say it, of a sensor that holds these numbers."""
@@ -399,10 +414,17 @@ class BufferFile:
             return None
         boot_id = found.decode(errors="replace")
         seen_us = self.boots.seen_us(boot_id)
-        last_us = seen_us + SIGN_OF_LIFE_US
-        if boot_id == self._boot_id:
-            last_us = min(last_us, boottime_us())
+        # The disk may have failed long before the end. Of another boot, nobody knows how long that was.
+        last_us = boottime_us() if boot_id == self._boot_id else seen_us + SIGN_OF_LIFE_US
         return Loss("", UNCLEAN_END, boot_id, 0, seen_us, last_us)
+
+    def _take_up(self, cut_off: Loss, former: BootClock | None) -> None:
+        """Take up an end without a close. `former` is the clock of its boot as it was on disk."""
+        self.count_losses([cut_off])
+        self.keep_marks([Mark(AHEAD_MARK, None), OFFSETS_BEHIND, rings.begin_again()])
+        if former is not None and not former.known and not self.boots.owes(cut_off.boot_id):
+            # The disk may have failed before it took that a correction is owed.
+            self.boots.owe(cut_off.boot_id)
 
     def take_up_cut_off(self, *, is_end: bool) -> None:
         """Take up what a damaged file's marks say of its last commits, and whether its program ended with it."""
@@ -410,7 +432,7 @@ class BufferFile:
         if cut_off is not None and is_end:
             self.count_losses([cut_off])
         # The marks that were read may be old, or too few.
-        self.keep_marks([Mark(AHEAD_MARK, None), OFFSETS_BEHIND, rings.begin_again(self.lanes.current)])
+        self.keep_marks([Mark(AHEAD_MARK, None), OFFSETS_BEHIND, rings.begin_again()])
 
     # -- damaged files --------------------------------------------------------------------------
 

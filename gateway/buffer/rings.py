@@ -1,13 +1,14 @@
 """What the file says of serial sensors' rings: which losses are counted, and which numbers it surely knows.
 
-A crash takes the numbers that only Kafka had. A mark for all sensors is then renewed (`AGAIN_MARK`), and no mark of a
-sensor (`KNOWN_MARK`) that names the former one counts any more.
+A crash takes the numbers that only Kafka had, and so does a disk that fails for long. A mark for all sensors is then
+renewed (`AGAIN_MARK`), and no mark of a sensor (`KNOWN_MARK`) that names the former one counts any more.
 """
 
+import secrets
 import sqlite3
 from collections.abc import Iterable
 
-from gateway.buffer.rows import Lane, Loss
+from gateway.buffer.rows import Loss
 from gateway.reading import SENSOR_DROPPED, Mark
 
 TOLD_MARK = "ring/"
@@ -16,14 +17,14 @@ counter."""
 KNOWN_MARK = "ring-known/"
 """Prefix of marks that say from which number on the file and its process know all of a run; the device follows."""
 AGAIN_MARK = "ring-again"
-"""Mark with the name of the lane that was opened as numbers had been forgotten. It is absent if none ever were."""
+"""Mark with a random name, a new one each time that numbers were forgotten. It is absent if none ever were."""
 MARKED_MAX = 20_000
 """Marks of one kind that are kept; beyond it, those of devices without a duplicate window go."""
 
 
-def begin_again(lane: Lane) -> Mark:
-    """The mark of a process that begins with this lane, and to which the file tells nothing certain of any ring."""
-    return Mark(AGAIN_MARK, lane.name.encode())
+def begin_again() -> Mark:
+    """The mark that makes all that the file says of rings uncertain, up to now."""
+    return Mark(AGAIN_MARK, secrets.token_hex(6).encode())
 
 
 def note_told(connection: sqlite3.Connection, losses: Iterable[Loss]) -> None:

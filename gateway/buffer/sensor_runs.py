@@ -10,6 +10,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import nsmallest
 from itertools import chain, islice
 
 import structlog
@@ -25,7 +26,7 @@ from gateway.record_contract import counter_of
 RUNS_PER_COUNTER = 2
 """Runs of a counter whose duplicate window is kept: the present boot's, and the previous one's for stragglers."""
 RUNS_MAX = 20_000
-"""Duplicate windows kept in the file and in memory, a kilobyte each; the least recently used go first."""
+"""Duplicate windows kept in the file and in memory, a kilobyte each at most; the least recently used go first."""
 SAVE_ROWS = 20_000
 """Rows after which windows are written; a start reads at most so many again."""
 SAVE_S = 300.0
@@ -110,6 +111,10 @@ class DeviceRuns:
         self._of_front: dict[Run, _Known] = {}
         """Runs of which the open transaction writes rows of the front."""
         self._before = START, 0.0
+        self._gathered: tuple[dict[Run, _Known], dict[Run, _Known], frozenset[Run]] | None = None
+        """What `save_now` has gathered in the open transaction: `_quiet` and `_short`, and the runs of `_unsaved`."""
+        self.has_forgotten = False
+        """Whether runs were forgotten since the last commit; see `forget_oldest`."""
 
     @property
     def unsaved(self) -> int:
@@ -119,7 +124,7 @@ class DeviceRuns:
     def begin(self) -> None:
         """Begin a transaction."""
         self._changed, self._written, self._of_front, self._pruning = {}, {}, {}, []
-        self._before = self._saved, self._save_due_s
+        self._before, self._gathered = (self._saved, self._save_due_s), None
 
     def committed(self) -> None:
         """End a transaction that is on disk."""
@@ -128,10 +133,15 @@ class DeviceRuns:
         # If these windows were written as well, then without the rows, which were in the front until now.
         self._unsaved |= {run: known for run, known in self._of_front.items() if run in self._short}
         self._changed, self._written = None, {}
+        self.has_forgotten = False
 
     def restore(self) -> None:
         """End a transaction that was rolled back: the windows are as they were before it."""
         self._unsaved = {**self._written, **self._unsaved}
+        if self._gathered is not None:
+            self._quiet, self._short, unsaved = self._gathered
+            apart = (self._quiet.keys() | self._short.keys()) - unsaved
+            self._unsaved = {run: known for run, known in self._unsaved.items() if run not in apart}
         for run, known in (self._changed or {}).items():
             if known.before is not None:
                 known.window, known.received, was_unsaved = known.before
@@ -218,6 +228,26 @@ class DeviceRuns:
         known.window = DuplicateWindow.from_bytes(known.window.to_bytes({sequence}))
         self._quiet[run] = known
 
+    def forget_oldest(self, limit: int) -> None:
+        """Forget the runs that were silent longest, down to `limit` of those that only the front has changed.
+
+        Runs of rows that are in the front stay. Needs no transaction, and must not be called in one.
+        """
+        over = len(self._quiet) - limit
+        if over <= 0:
+            return
+        _, of_front = self._front.first_and_sequences()
+        settled = (run for run in self._quiet if run not in of_front)
+        gone = nsmallest(over, settled, key=lambda run: self._quiet[run].received)
+        for run in gone:
+            del self._quiet[run]
+        forgotten = {run for run in gone if run not in self._unsaved and run not in self._short}
+        for run in forgotten:
+            self._windows.pop(run, None)
+        self._by_series = {of: found for of, found in self._by_series.items() if found[0] not in forgotten}
+        self._unpruned = [run for run in self._unpruned if run not in forgotten]
+        self.has_forgotten = self.has_forgotten or bool(forgotten)
+
     def written(self, rows: Iterable[tuple[Series, str]]) -> None:
         """Note rows of the front that the file has now: the series and device boot of each."""
         for series, boot in rows:
@@ -272,6 +302,8 @@ class DeviceRuns:
 
     def save_now(self, last: Position) -> None:
         """Write all windows, as no row of the file tells what `admit` was told."""
+        if self._gathered is None:
+            self._gathered = self._quiet, self._short, frozenset(self._unsaved)
         self._unsaved = {**self._quiet, **self._short, **self._unsaved}
         self._quiet, self._short = {}, {}
         if self._unsaved:

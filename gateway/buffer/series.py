@@ -86,6 +86,17 @@ class SeriesTable:
         """Series that the file does not have yet."""
         return len(self._unsaved)
 
+    def forget_settled(self) -> None:
+        """Forget the new series of which the front has no rows: they get other numbers if they come again.
+
+        Needs no transaction, and must not be called in one.
+        """
+        of_front = {row.series for row in self._front.rows()}
+        gone = self._unsaved.keys() - of_front
+        self.numbers = {series: number for series, number in self.numbers.items() if number not in gone}
+        self._unsaved = {number: series for number, series in self._unsaved.items() if number in of_front}
+        self._unsaved_numbers = {series.columns: number for number, series in self._unsaved.items()}
+
     def begin(self) -> None:
         """Begin a transaction."""
         self._first_new = self._next

@@ -90,6 +90,9 @@ class StateWatch:
         state.rows = file.lanes.rows + len(file.front)
         state.backlog_lanes = file.lanes.backlog_lanes
         state.full = full
+        if not self.cannot_store:
+            # Somebody made room: what needs the disk is tried again before any of it is refused.
+            self._stopped_since_s = None
         now_s = time.monotonic()
         if now_s >= self._look_s:
             self._look_s = now_s + LOOKED_AFTER_S

@@ -81,11 +81,16 @@ def written_bytes(process: int | str = "self") -> int:
 def add_usage(connection: sqlite3.Connection, boot_id: str, usage: Usage) -> None:
     """Add usage to the present hour of a boot, inside the caller's transaction."""
     hour = boottime_us() // 3_600_000_000
+    # No upsert: it would write the page of SQLite's own counters each time.
+    known = connection.execute(
+        """UPDATE usage SET seconds = seconds + ?3, readings = readings + ?4, stored_bytes = stored_bytes + ?5,
+            disk_bytes = disk_bytes + ?6 WHERE boot_id = ?1 AND hour = ?2""",
+        (boot_id, hour, *usage),
+    ).rowcount
+    if known:
+        return
     connection.execute(
-        """INSERT INTO usage (boot_id, hour, seconds, readings, stored_bytes, disk_bytes)
-        VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (boot_id, hour) DO UPDATE SET
-            seconds = seconds + excluded.seconds, readings = readings + excluded.readings,
-            stored_bytes = stored_bytes + excluded.stored_bytes, disk_bytes = disk_bytes + excluded.disk_bytes""",
+        "INSERT INTO usage (boot_id, hour, seconds, readings, stored_bytes, disk_bytes) VALUES (?, ?, ?, ?, ?, ?)",
         (boot_id, hour, *usage),
     )
     connection.execute("DELETE FROM usage WHERE number <= (SELECT max(number) FROM usage) - ?", (USAGE_HOURS,))

@@ -69,11 +69,14 @@ async def events_on_the_buffer(bootstrap: str) -> list[str]:
 
 @needs_strace
 @pytest.mark.kafka
-@pytest.mark.parametrize(("first_back", "calls"), [("kafka", f"{ALL},{READS}"), ("disk", ALL)])
+@pytest.mark.parametrize(
+    ("first_back", "calls", "error"),
+    [("kafka", f"{ALL},{READS}", "EIO"), ("disk", ALL, "EIO"), ("disk", ALL, "EROFS"), ("kafka", WRITES, "ENOSPC")],
+)
 async def test_whichever_comes_back_first_has_what_is_acknowledged(
-    tmp_path: Path, port: int, first_back: Literal["kafka", "disk"], calls: str
+    tmp_path: Path, port: int, first_back: Literal["kafka", "disk"], calls: str, error: str
 ) -> None:
-    """A disk that dies may be read yet, or not."""
+    """A disk that dies may be read yet, or not. It may be read-only, or have no byte left."""
     sensors = [LedgerSensor(kind, kind) for kind in KINDS]
     by_kind = {sensor.kind: sensor for sensor in sensors}
     chance = random.Random(SEED)  # noqa: S311 - repeatable is the point
@@ -92,7 +95,7 @@ async def test_whichever_comes_back_first_has_what_is_acknowledged(
                     for sensor in sensors:
                         tasks.create_task(serve(sensor, port, chance, finishing))
                     await goes_direct(tmp_path, len(KINDS))
-                    with failing(process, calls, "EIO"):
+                    with failing(process, calls, error):
                         await logged(config, "buffer cannot be read or written")
                         await grows(by_kind["qos1-sequence"], 50)  # Kafka is enough
                         await uplink.cut()

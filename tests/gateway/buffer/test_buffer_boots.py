@@ -1,5 +1,6 @@
 """The boots in the buffer file: what is known of their clocks outlives restarts, damage and former versions."""
 
+import shutil
 import sqlite3
 import time
 from collections import Counter
@@ -19,7 +20,8 @@ from gateway.clock.floor import FIRST_RELEASED_US, RELEASED_US
 from gateway.clock.gateway_clock import BootClock, Look
 from gateway.reading import BufferFileError
 from gateway.settings import BufferSettings
-from tests.support.buffers import entry, opened, rows, store
+from tests.support.buffers import entry, failure, opened, rows, store
+from tests.support.dead_disk import dead_disk
 from tests.support.waiting import until
 
 SECOND_US = 1_000_000
@@ -326,6 +328,30 @@ async def test_that_a_row_goes_out_without_a_clock_is_on_disk_before_it_goes(pat
         (made,) = await buffer.report_corrections(report)
         assert made.boot_id == "a"
         assert (await rows(buffer))[-1].datum.payload == report(made).datum.payload
+
+
+@pytest.mark.parametrize("boot", ["a", "b"])
+async def test_a_dead_disk_stops_no_row_without_a_clock_and_no_crash_forgets_what_is_owed(
+    path: Path, tmp_path: Path, boot: str
+) -> None:
+    after = tmp_path / "after.db"
+    async with opened(path, boot="a", clock=lambda: UNKNOWN) as buffer:
+        await buffer.go_direct(frozenset(["device-thermo"]), buffer.id)
+        with dead_disk(path):
+            await buffer.owe_correction("a")
+            await buffer.owe_correction("a")
+            assert failure(buffer) is not None
+            for suffix in ("", "-wal"):
+                shutil.copy(f"{path}{suffix}", f"{after}{suffix}")
+        await until(lambda: failure(buffer) is None)
+        with closing(sqlite3.connect(path)) as other:
+            assert other.execute("SELECT owed FROM boot").fetchall() == [(1,)]
+    with closing(sqlite3.connect(after)) as other:
+        assert other.execute("SELECT owed FROM boot").fetchall() == [(0,)]
+    async with opened(after, boot=boot, clock=lambda: synced(NOON_US)) as buffer:
+        assert buffer.owes_correction
+        (made,) = await buffer.report_corrections(report)
+        assert made.boot_id == "a"
 
 
 async def test_a_crowded_buffer_waits_with_corrections(tmp_path: Path) -> None:

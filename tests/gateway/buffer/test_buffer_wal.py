@@ -47,6 +47,27 @@ def flip(path: Path, place: int) -> None:
     log.write_bytes(content)
 
 
+async def test_a_small_commit_writes_three_pages_or_fewer(tmp_path: Path) -> None:
+    """With Kafka away, these pages are what wears the card. Now and then a page is full, and a commit writes more."""
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        assert await store(buffer, [entry(b"0", sequence=0)])
+        pages = []
+        for number in range(1, COMMITS):
+            before = written_frames(path)
+            assert await store(buffer, [entry(b"%d" % number, sequence=number)])
+            pages.append(written_frames(path) - before)
+    assert sum(pages) / len(pages) <= 3
+    assert sum(count > 3 for count in pages) <= len(pages) / 10
+
+
+def written_frames(path: Path) -> int:
+    """Pages in the WAL that were written since it was begun."""
+    log = path.with_name("buffer.db-wal").read_bytes()
+    salts = log[16:24]
+    return sum(log[at + 8 : at + 16] == salts for at in range(WAL_HEADER_BYTES, len(log), FRAME_BYTES))
+
+
 async def test_acknowledged_commits_behind_a_damaged_frame_are_told_of(cut_off: Path) -> None:
     flip(cut_off, frames(cut_off)[30] + FRAME_HEADER_BYTES + 2_000)
     async with opened(cut_off) as buffer:

@@ -72,13 +72,38 @@ def test_never_a_duplicate_that_was_not_admitted_before(readings: list[tuple[int
         admitted.add((sequence, payload))
 
 
-@given(st.lists(st.integers(0, 2**63 - 1), max_size=100), st.integers(0, 2**63 - 1))
-def test_a_window_that_was_stored_judges_as_before(sequences: list[int], probe: int) -> None:
+@given(
+    st.lists(st.integers(0, 2**63 - 1) | st.integers(0, 100) | st.integers(5_000, 100_000), max_size=100),
+    st.integers(0, 2**63 - 1),
+    st.sets(st.integers(0, 100)),
+)
+def test_a_window_that_was_stored_judges_as_before(sequences: list[int], probe: int, but: set[int]) -> None:
     window = DuplicateWindow()
     for sequence in sequences:
         window.admit(sequence, b"x")
     restored = DuplicateWindow.from_bytes(window.to_bytes())
-    assert restored.admit(probe, b"x") is window.admit(probe, b"x")
+    assert restored.to_bytes() == window.to_bytes()
+    assert DuplicateWindow.from_bytes(window.to_bytes(but)).sequences() == window.sequences() - but
+    for sequence in (*sequences, probe):
+        assert restored.admit(sequence, b"x") is window.admit(sequence, b"x")
+
+
+def test_a_window_of_readings_in_order_takes_four_bytes_for_each() -> None:
+    """A card gets the windows of all sensors again and again."""
+    window = DuplicateWindow()
+    for sequence in range(10**6, 10**6 + 1_000):
+        window.admit(sequence, b"x")
+    assert len(window.to_bytes()) <= 4 * WINDOW_SEQUENCES + 9
+
+
+@given(st.binary(max_size=900) | st.tuples(st.sampled_from([b"1", b"B", b"Q"]), st.binary(max_size=60)).map(b"".join))
+def test_damaged_bytes_are_a_window_or_refused(stored: bytes) -> None:
+    try:
+        window = DuplicateWindow.from_bytes(stored)
+    except ValueError:
+        return
+    assert len(window.sequences()) <= WINDOW_SEQUENCES
+    assert window.admit(2**63 - 1, b"x") in Verdict
 
 
 @given(st.sets(st.integers(0, 300), max_size=WINDOW_SEQUENCES))

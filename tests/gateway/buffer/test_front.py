@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from gateway.buffer import commit_loop, tail
+from gateway.buffer import file as file_module
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.commit_queue import Append, CommitQueue
 from gateway.buffer.file import AHEAD_MARK, OFFSETS_BEHIND, SIGN_OF_LIFE_S, BufferFile
@@ -26,7 +27,7 @@ from gateway.buffer.schema import corruption
 from gateway.clock.kernel_clock import boottime_us
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.intake.new_clocks import NewClocks
-from gateway.reading import Mark, Recalled
+from gateway.reading import BufferFileError, Mark, Recalled
 from gateway.settings import BufferSettings, KafkaSettings
 from gateway.uplink.supply import Supply
 from tests.support.buffers import (
@@ -399,17 +400,22 @@ async def test_a_lane_that_was_cut_off_ends_behind_what_is_durable(tmp_path: Pat
     assert told == [10, 5]
 
 
-async def test_a_start_after_a_cut_tells_what_may_be_lost_and_asks_for_offsets(tmp_path: Path) -> None:
+async def test_a_start_after_a_cut_tells_what_may_be_lost_and_asks_for_offsets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "buffer.db"
     async with direct(path) as buffer:
         after = cut(path, tmp_path)
     async with opened(path) as buffer:
         assert await losses(buffer) == []
         assert await marks_of(buffer, AHEAD_MARK) == {}
+    # The disk may have failed for hours by then.
+    began_us = boottime_us() + 7_200_000_000
+    monkeypatch.setattr(file_module, "boottime_us", lambda: began_us)
     async with opened(after) as buffer:
         (loss,) = await losses(buffer)
         assert (loss.reason, loss.count, loss.device) == ("unclean-end", 0, "")
-        assert loss.first_us <= loss.last_us
+        assert loss.first_us <= began_us <= loss.last_us, "its end may have been at any time before this start"
         assert await marks_of(buffer, OFFSETS_BEHIND.key) == {OFFSETS_BEHIND.key: b"1"}
         assert await marks_of(buffer, AHEAD_MARK) == {}
 
@@ -514,6 +520,48 @@ async def test_a_dead_disk_stops_nothing_that_kafka_takes(tmp_path: Path, monkey
         assert await late
         await buffer.run(lambda _: file.connection.execute("PRAGMA query_only = OFF").fetchone())
         await until(lambda: failure(buffer) is None)
+
+
+async def test_on_a_dead_disk_known_sensors_and_new_ones_are_taken_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sensors that sleep deeply have a new boot each time that they wake."""
+    monkeypatch.setattr(file_module, "UNSAVED_RUNS_MAX", 40)
+    monkeypatch.setattr(file_module, "UNSAVED_SERIES_MAX", 20)
+    path = tmp_path / "buffer.db"
+    async with direct(path) as buffer:
+        await buffer.recall(*SENSOR, range(1))
+        file = buffer.attachment.file
+        await buffer.run(lambda _: file.connection.execute("PRAGMA query_only = ON").fetchone())
+        with pytest.raises(BufferFileError):
+            await buffer.recall("sleeper", "none", range(1))
+        waiting = append(buffer, [entry(b"held", "slow", sequence=0, received_us=0)])
+        (held,) = await live(buffer, 1)
+        for number in range(1, 101):
+            sleeper = entry(b"x", f"sleeper-{number}", sequence=0, boot=f"1-{number:08}", received_us=number)
+            known = entry(b"%d" % number, sequence=number, received_us=number)
+            outcomes = [append(buffer, [sleeper]), append(buffer, [known])]
+            rows = [row for row in await live(buffer, 3) if row.datum.payload != b"held"]
+            await take(buffer, rows)
+            assert await asyncio.wait_for(asyncio.gather(*outcomes), patience(5)) == [True, True]
+            if number % 25 == 0:
+                with pytest.raises(BufferFileError):
+                    await buffer.transact(lambda same: same.save_windows())
+        assert failure(buffer) is not None
+        assert file._runs.unsaved <= 41
+        assert file.series.unsaved <= 21
+        for again in (known, entry(b"held", "slow", sequence=0)):
+            append(buffer, [again])
+            await until(lambda: len(buffer._queue.waiting()) == 0)
+        assert buffer.counts["duplicate"] == 2, "these it must know"
+        with pytest.raises(BufferFileError):
+            await buffer.recall(*SENSOR, range(1))
+        await buffer.run(lambda _: file.connection.execute("PRAGMA query_only = OFF").fetchone())
+        await until(lambda: failure(buffer) is None)
+        recalled = await buffer.recall(*SENSOR, range(101, 103))
+        assert recalled.known_from == 103, "nobody may say what Kafka alone has of a run that was forgotten"
+        await take(buffer, [held])
+        assert await waiting
 
 
 async def test_a_topic_that_takes_nothing_holds_up_no_other_while_the_disk_is_dead(tmp_path: Path) -> None:
@@ -655,6 +703,20 @@ async def test_input_that_is_taken_in_again_is_gone_only_once_a_copy_is_durable(
         assert b"1" in [payload for _, payload in on_disk(path, tmp_path)]
 
 
+async def test_what_is_quarantined_from_the_front_is_on_the_card_and_not_spared(tmp_path: Path) -> None:
+    async with direct(tmp_path / "buffer.db") as buffer:
+        outcome, spared = append(buffer, [entry(b"refused")]), append(buffer, [entry(b"taken", "43")])
+        rows = await live(buffer, 2)
+        await take(buffer, rows[1:])
+        assert await spared
+        input_ = input_of("topic-forbidden", b"refused", "42", "device/42/thermo")
+        report = changed(entry(b"report", "gateway"), quarantined=input_)
+        await buffer.quarantine(buffer.id, [report], rows[:1])
+        assert await outcome
+        assert buffer.counts["spared"] == 1
+        assert len(buffer.attachment.file.front) == 0
+
+
 async def test_a_replaced_file_takes_the_front_again_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     async with direct(path) as buffer:
@@ -735,6 +797,18 @@ async def test_a_full_disk_refuses_what_needs_it_and_lets_others_by(
         assert await behind
         assert not with_mark.result()
         monkeypatch.undo()
+
+
+async def test_once_there_is_room_again_nothing_that_needs_the_disk_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_loop, "REFUSED_AFTER_S", 0.5)
+    async with direct(tmp_path / "buffer.db") as buffer:
+        with monkeypatch.context() as full:
+            full.setattr(Room, "used_and_left", lambda *_: (0, 0))
+            assert not await asyncio.wait_for(append(buffer, [entry(b"1")], [Mark("mqtt/1", b"x")]), patience(5))
+        await until(lambda: not buffer.state.full)
+        assert await asyncio.wait_for(append(buffer, [entry(b"2")], [Mark("mqtt/2", b"x")]), patience(5))
 
 
 async def test_a_sensor_that_nothing_is_known_of_holds_up_nobody_on_a_disk_that_cannot_be_read(

@@ -1,20 +1,28 @@
 """How soon the buffer is full, and how long a card lasts: arithmetic that an installer buys hardware by."""
 
 import math
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.buffer import wear
 from gateway.buffer.wear import (
     DAY_S,
     ROW_OVERHEAD_BYTES,
+    Usage,
     UsageHour,
+    add_usage,
     hours_until_full,
     last_day,
     room_bytes,
     write_budget,
 )
+from tests.gateway.buffer.test_buffer_wal import written_frames
+from tests.support.buffers import opened
 
 HOUR = UsageHour(3600.0, 3600, 3600 * 35, 3600 * 500)
 """One reading a second of 35 payload bytes, 500 bytes of disk each."""
@@ -105,3 +113,16 @@ def test_a_steady_rate_is_the_same_however_long_it_was_watched_and_however_it_wa
     part = UsageHour(seen_s / parts, 1, 1, 1_000_000)
     budget = write_budget(last_day([part] * parts))
     assert budget.disk_bytes_per_day == pytest.approx(1_000_000 / part.seconds * DAY_S, rel=1e-3)
+
+
+async def test_usage_of_one_hour_is_added_up_by_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wear, "boottime_us", lambda: 3_600_000_000)
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        await buffer.transact(lambda file: add_usage(file.connection, "boot", Usage(60.0, 2, 30, 4096)))
+        before = written_frames(path)
+        await buffer.transact(lambda file: add_usage(file.connection, "boot", Usage(60.0, 3, 40, 8192)))
+        assert written_frames(path) - before == 1
+        with closing(sqlite3.connect(path)) as other:
+            found = other.execute("SELECT seconds, readings, stored_bytes, disk_bytes FROM usage").fetchall()
+        assert found == [(120.0, 5, 70, 12_288)]
