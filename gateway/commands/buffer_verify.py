@@ -64,16 +64,17 @@ def verify(path: Path, settings: BufferSettings, *, full: bool = False) -> Itera
 
 def _pages(db: Database, check: str) -> Verdict:
     started_s = time.monotonic()
-    told = f"SELECT * FROM pragma_{check}({FAULTS_TOLD_MAX})"
     try:
-        rows = db.execute(told).fetchall()
+        # In FROM, SQLite 3.46 takes the number for a table's name.
+        rows = db.execute(f"PRAGMA {check}({FAULTS_TOLD_MAX})").fetchall()
     except sqlite3.DatabaseError as error:
         if not is_corruption(error):
             raise
         # Behind the faults of pages, it reads rows, and fails where it cannot. Python then gives nothing of them.
-        rows = db.execute(f"{told} LIMIT 1").fetchall()
+        rows = db.execute(f"SELECT * FROM pragma_{check} LIMIT 1").fetchall()
     # A row of the answer may have several lines. The first line is then a heading.
     faults = [line for (row,) in rows for line in str(row).splitlines() if not line.startswith("***")]
+    faults = faults[:FAULTS_TOLD_MAX]
     if faults == ["ok"]:
         return Verdict("pages", ok=True, words=f"SQLite's {check} finds nothing ({time.monotonic() - started_s:.1f} s)")
     return Verdict(

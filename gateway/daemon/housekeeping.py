@@ -109,9 +109,20 @@ class Housekeeping:
 
     async def run(self) -> None:
         """Look once a second until cancelled, and at the clock also in the moment in which somebody sets it."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_at_the_buffer())
+            tasks.create_task(self._look_at_the_rest())
+
+    async def _look_at_the_buffer(self) -> None:
+        """Apart from all that waits for the buffer, as that may take as long as the trouble lasts."""
+        watch = BufferWatch(self._buffer, self._front_door.event, self._front_door.events.topic)
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            watch.look(time.monotonic())
+
+    async def _look_at_the_rest(self) -> None:
         steps = StepWatch(self._look_at_the_clock)
         updates = UpdateWatch(self._buffer, self._front_door.event)
-        buffer = BufferWatch(self._buffer, self._front_door.event, self._front_door.events.topic)
         steps.start()
         try:
             while True:
@@ -124,7 +135,6 @@ class Housekeeping:
                 await self._lanes.compare(self._forwarder.state)
                 await self._report_losses()
                 await updates.look(time.monotonic())
-                buffer.look(time.monotonic())
         finally:
             steps.stop()
 
