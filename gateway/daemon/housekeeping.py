@@ -115,7 +115,7 @@ class Housekeeping:
 
     async def _look_at_the_buffer(self) -> None:
         """Apart from all that waits for the buffer, as that may take as long as the trouble lasts."""
-        watch = BufferWatch(self._buffer, self._front_door.event, self._front_door.events.topic)
+        watch = BufferWatch(self._buffer, self._front_door.events)
         while True:
             await asyncio.sleep(INTERVAL_S)
             watch.look(time.monotonic())

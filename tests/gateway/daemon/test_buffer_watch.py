@@ -1,5 +1,6 @@
 """The events about a buffer that takes nothing: one for each change, and few of a disk that comes and goes."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,42 +16,71 @@ FULL = ("", True, False)
 TROUBLE = ("buffer-trouble", {"trouble": "failing", "error": "disk I/O error"})
 
 
+def after(seconds: int, trouble: str = "failing") -> tuple[str, dict[str, object]]:
+    return "buffer-well", {"trouble": trouble, "seconds": seconds}
+
+
 @pytest.mark.parametrize(
     ("looks", "told"),
     [
         ([(0, WELL), (1, WELL)], []),
-        (
-            [(0, WELL), (1, FAILING), (2, FAILING), (9, WELL), (10, WELL)],
-            [TROUBLE, ("buffer-well", {"trouble": "failing", "seconds": 8})],
-        ),
-        (
-            [(1, FULL), (5, WELL)],
-            [
-                ("buffer-trouble", {"trouble": "full", "error": None}),
-                ("buffer-well", {"trouble": "full", "seconds": 4}),
-            ],
-        ),
+        ([(0, WELL), (1, FAILING), (2, FAILING), (9, WELL), (10, WELL)], [TROUBLE, after(8)]),
+        ([(1, FULL), (5, WELL)], [("buffer-trouble", {"trouble": "full", "error": None}), after(4, "full")]),
         ([(1, WITHOUT_KAFKA), (2, FAILING)], [TROUBLE]),
         # Neither had the report while it lasted.
-        ([(1, WITHOUT_KAFKA), (7, WELL)], [TROUBLE, ("buffer-well", {"trouble": "failing", "seconds": 6})]),
-        (
-            [(second, FAILING if second % 2 else WELL) for second in range(int(INTERVAL_S))],
-            [TROUBLE, ("buffer-well", {"trouble": "failing", "seconds": 1})],
-        ),
+        ([(1, WITHOUT_KAFKA), (7, WELL), (8, WELL)], [TROUBLE, after(6)]),
+        ([(second, FAILING if second % 2 else WELL) for second in range(int(INTERVAL_S))], [TROUBLE, after(1)]),
         # What lasts is told, however soon it comes after another.
-        (
-            [(1, FAILING), (2, WELL), (3, FAILING), (2 + INTERVAL_S, FAILING)],
-            [TROUBLE, ("buffer-well", {"trouble": "failing", "seconds": 1}), TROUBLE],
-        ),
+        ([(1, FAILING), (2, WELL), (3, FAILING), (2 + INTERVAL_S, FAILING)], [TROUBLE, after(1), TROUBLE]),
     ],
 )
-def test_each_change_is_told_once(looks: list[tuple[float, tuple[str, bool, bool]]], told: list[object]) -> None:
-    found: list[object] = []
-    buffer: Any = SimpleNamespace()
-    watch = BufferWatch(buffer, lambda kind, _, **details: found.append((kind, details)), "events")
+@pytest.mark.parametrize("refused", [0, 1])
+def test_each_change_is_told_once(
+    looks: list[tuple[float, tuple[str, bool, bool]]], told: list[object], refused: int
+) -> None:
+    """What is refused is told again."""
+    stored: list[object] = []
+    refusals = 0
+
+    def append_own(entry: object, done: Callable[[bool], None]) -> None:
+        nonlocal refusals
+        if refusals < refused:
+            refusals += 1
+            done(False)
+            return
+        stored.append(entry)
+        done(True)
+
+    buffer: Any = SimpleNamespace(append_own=append_own)
+
+    def event_entry(kind: str, body: dict[str, object]) -> tuple[str, dict[str, object]]:
+        assert body.pop("device") is None
+        return kind, body
+
+    events: Any = SimpleNamespace(topic="events", event_entry=event_entry)
+    watch = BufferWatch(buffer, events)
     for now_s, (error, is_full, is_direct) in looks:
         buffer.state = SimpleNamespace(failing=error or None)
         buffer.is_full = is_full
         buffer.direct_topics = frozenset({"events"} if is_direct else ())
+        for _ in range(1 + refused):
+            watch.look(float(now_s))
+    assert stored == told
+
+
+def test_nothing_is_told_twice_while_a_report_is_on_its_way() -> None:
+    reports: list[Callable[[bool], None]] = []
+    buffer: Any = SimpleNamespace(
+        state=SimpleNamespace(failing="gone"),
+        is_full=False,
+        direct_topics=frozenset({"events"}),
+        append_own=lambda _, done: reports.append(done),
+    )
+    events: Any = SimpleNamespace(topic="events", event_entry=lambda kind, _: kind)
+    watch = BufferWatch(buffer, events)
+    for now_s in range(5):
         watch.look(float(now_s))
-    assert found == told
+    assert len(reports) == 1
+    reports[0](False)
+    watch.look(6.0)
+    assert len(reports) == 2
