@@ -265,9 +265,10 @@ async def test_the_first_readings_of_a_sensor_wait_for_its_clock_and_nobody_else
     config.write_text(config.read_text().replace(f"hold_new_clock_s = {HOLD_NEW_CLOCK_S}", ""))
     with daemon(config, port):
         taken_s: list[float] = []
-        shown = ""
-        until_s = time.monotonic() + 14
-        while time.monotonic() < until_s:
+        shown, until_s = "", time.monotonic() + patience(60)
+        # A slow machine sends seldom, and the clock is learnt late.
+        while len(taken_s) < 5 or len(await consume(kafka.bootstrap, "settling-thermo")) < 2:
+            assert time.monotonic() < until_s, "the sensor's clock is never known"
             tick_ms = 1_000 + time.monotonic_ns() // 1_000_000 % 2**31
             taken_s.append(time.time())
             told = json.dumps({"boot": "7", "seq": len(taken_s), "tick": tick_ms, "celsius": 1})
@@ -285,7 +286,7 @@ async def test_the_first_readings_of_a_sensor_wait_for_its_clock_and_nobody_else
     for each, at_s in zip(ticking, taken_s, strict=True):
         assert header(each, "ce_timequality") == "estimated"
         told_s = datetime.fromisoformat(header(each, "ce_time")).timestamp()
-        assert abs(told_s - at_s) <= int(header(each, "ce_timeerror")) / 1e6 < 3
+        assert abs(told_s - at_s) <= int(header(each, "ce_timeerror")) / 1e6 < patience(3)
 
 
 async def test_a_topic_that_is_deleted_under_a_session_holds_up_nobody_and_is_made_again(
