@@ -76,8 +76,8 @@ class BufferSettings(Struct, frozen=True, forbid_unknown_fields=True):
     disk_first: bool = False
     """Whether every reading is written to the disk before it is acknowledged, even if Kafka has it already."""
     commit_delay_ms: Annotated[float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")] = 250.0
-    """Time that a commit waits for further readings while Kafka is away. A longer time spares the card and delays
-    acknowledgements."""
+    """Time that a commit waits for further readings if the disk has them first, as while Kafka is away. A longer time
+    spares the card and delays acknowledgements."""
     queue_bytes_max: Annotated[int, Meta(ge=100_000, le=2**31, description="bytes, 100000 to 2 GiB")] = 16_000_000
     """Bytes of readings that may wait in memory for their commit or for Kafka. Further readings are refused."""
     quarantine_bytes_max: Annotated[int, Meta(ge=100_000, le=2**40, description="bytes, 100000 to 1 TiB")] = 50_000_000

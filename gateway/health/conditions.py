@@ -262,6 +262,8 @@ def first_copy(facts: Facts) -> str:
     uplink = facts.uplink
     if why := disk_always_first(facts.settings):
         return f"the disk has readings first, because {why}"
+    if not uplink.up:
+        return "the disk has readings first, because Kafka is not reached"
     told = []
     if uplink.direct_topics:
         told.append(f"Kafka has the readings of {counted(uplink.direct_topics, 'topic')} first, and the disk is spared")
