@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.commands.setup.answers import EXAMPLE
+from gateway.host.our_image import COMPATIBLE
 from image import base_tree, card, native_tools, packages_inside, publish, quiet, root_tree
 from image.native_tools import Tools
 from image.root_tree import Inputs
@@ -23,7 +24,6 @@ from systemd.deb_python import ROOT, DependencyError
 
 HERE = ROOT / "image"
 OUTPUT = ROOT / "build" / "image"
-COMPATIBLE = "sluice-arm64"
 BOOT_MB, ROOT_MB, DATA_MB = 128, 640, 64
 ROOT_UUID = "5711ce00-0000-4000-8000-000000000001"
 DATA_UUID = "5711ce00-0000-4000-8000-000000000002"
@@ -113,12 +113,12 @@ def make_ext4(root: Path, data: Path, tools: Tools, epoch_s: int) -> tuple[Path,
     return images
 
 
-def make_bundle(root_image: Path, version: str, keys: Keys, target: Path) -> None:
+def make_bundle(root_image: Path, version: str, keys: Keys, target: Path, compatible: str = COMPATIBLE) -> None:
     """Make the update: a root in RAUC's signed form."""
     with tempfile.TemporaryDirectory(dir=root_image.parent) as scratch:
         os.link(root_image, Path(scratch, "root.img"))
         Path(scratch, "manifest.raucm").write_text(
-            f"[update]\ncompatible={COMPATIBLE}\nversion={version}\n\n[bundle]\nformat=verity\n\n[image.root]\n"
+            f"[update]\ncompatible={compatible}\nversion={version}\n\n[bundle]\nformat=verity\n\n[image.root]\n"
             "filename=root.img\n"
         )
         target.unlink(missing_ok=True)
@@ -148,7 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         release = build_deb.prepare(given.version, given.signing_key)
         keys = own_keys(release.private_key.parent)
-        base, tools = base_tree.get(OUTPUT), native_tools.get(OUTPUT, base_tree.SUITE)
+        base_tree.need_emulation()
+        tools = native_tools.get(OUTPUT, base_tree.SUITE)
+        base = base_tree.get(OUTPUT, tools)
         image = output / f"sluice-{release.version}-arm64.img"
         with tempfile.TemporaryDirectory(dir=output) as scratch:
             sbom = build(Path(scratch), image, Inputs(base, tools, release, keys.certificate), keys)

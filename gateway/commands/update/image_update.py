@@ -18,6 +18,7 @@ from gateway.host.terminal import say
 from gateway.reading import BufferFileError
 from gateway.settings import Settings
 
+BUNDLE_SUFFIX: Final = ".raucb"
 SENDS_S: Final = 60.0
 """Mean seconds between two readings up to which a sensor has to be heard in the trial too."""
 
@@ -31,22 +32,27 @@ class Bundle(Struct, frozen=True):
 
 def update_image(file: Path, *, allow_downgrade: bool) -> None:
     """Install a bundle, and restart the box to try it. Raises UpdateError."""
-    image = this_image()
+    image = ready_image()
     installed, running = image.version, image.slot
     bundle = read_bundle(file)
-    state = boot_slots.read(boot_slots.BOOT_FOLDER)
-    if state.trial == running:
-        raise UpdateError(
-            f"version {installed} is on trial itself, and the other slot is what this box would go back to: wait until "
-            "sluice status says that it was found good"
-        )
     if not is_newer_version(bundle.version, installed, allow_downgrade=allow_downgrade):
         say(f"version {bundle.version} is installed already: nothing was done")
         return
-    update = LastUpdate(secrets.token_hex(8), installed, bundle.version, boot_slots.other(running), how_it_is())
     former = last_update.read()
+    given_up = "" if former is None else former.given_up
+    cuts = former.cuts if former is not None and former.new == bundle.version else 0
+    slot = boot_slots.other(running)
+    update = LastUpdate(
+        secrets.token_hex(8), installed, bundle.version, slot, how_it_is(), given_up=given_up, cuts=cuts
+    )
     # Before RAUC: if the power goes once the slot is on trial, the trial knows what to ask for.
-    last_update.write(update)
+    try:
+        last_update.write(update)
+    except OSError as error:
+        raise UpdateError(
+            f"{last_update.FILE} cannot be written ({error.strerror}), and without it nobody could judge the new "
+            "version: see that the data partition has room"
+        ) from error
     say(f"writing version {bundle.version} into slot {update.slot}; readings are taken meanwhile")
     ended = call("rauc", "install", str(file), patience_s=None)
     if ended.returncode != 0:
@@ -61,13 +67,18 @@ def update_image(file: Path, *, allow_downgrade: bool) -> None:
     service.reboot()
 
 
-def this_image() -> OurImage:
-    """Describe this box's image. Raises UpdateError if it runs none of ours."""
+def ready_image() -> OurImage:
+    """Describe this box's image. Raises UpdateError if it runs none of ours, or if a bundle may not be written now."""
     image = our_image.read()
     if image is None:
         raise UpdateError(
             "it is for boxes whose card was written from Sluice's image, and this one was not: take the .deb file of "
             "that version"
+        )
+    if boot_slots.read(boot_slots.BOOT_FOLDER).trial == image.slot:
+        raise UpdateError(
+            f"version {image.version} is on trial itself, and the other slot is what this box would go back to: wait "
+            "until sluice status says that it was found good"
         )
     return image
 
