@@ -139,6 +139,13 @@ class Intake(Protocol):
         """Report something about a device on `gateway-events`: `device-appeared`, `device-died`, ..."""
 
 
+class ListenerIntake(Intake, Protocol):
+    """The front door of the buffer, as the MQTT listener sees it."""
+
+    def is_above_share(self, reading: Reading) -> bool:
+        """Whether the reading's device was refused just now because it holds more than its share of the buffer."""
+
+
 class Recalled(NamedTuple):
     """The buffer's knowledge of one run (one boot) of a device."""
 

@@ -106,7 +106,7 @@ class TlsSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ListenerSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[mqtt_listener]`: sensors connect to this box with MQTT 3.1.1."""
+    """`[mqtt_listener]`: sensors connect to this box with MQTT 3.1.1 or MQTT 5."""
 
     host: str = "127.0.0.1"
     """Address to listen on. `0.0.0.0` is all addresses of the box."""
@@ -137,8 +137,8 @@ class ListenerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     session_expiry_s: Annotated[float, Meta(gt=0, le=3.2e8, description="seconds, above 0, at most 320000000")] = (
         604_800.0
     )
-    """Seconds for which a session is kept after its last connection (a week). They begin anew when the gateway
-    starts."""
+    """Seconds for which a session is kept after its last connection (a week). They begin anew when the gateway starts.
+    An MQTT 5 client may ask for less."""
     qos2_unfinished_max: Annotated[int, Meta(ge=1, le=65_535, description="exchanges, 1 to 65535")] = 65_535
     """QoS 2 messages of one session that may wait for their PUBREL. There are as many packet identifiers."""
     qos2_unfinished_total_max: Annotated[int, Meta(ge=1, le=10_000_000, description="exchanges, 1 to 10000000")] = (

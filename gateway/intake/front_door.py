@@ -28,7 +28,7 @@ _WITH_SECRET = Origin(has_secret=True)
 
 
 class FrontDoor:
-    """The `Intake` and `SerialIntake` of the pipeline: everything that any ingress takes in passes here."""
+    """The front door of the pipeline, for each kind of ingress: all that comes in passes here."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts that it joins
         self,
@@ -107,6 +107,11 @@ class FrontDoor:
             # The clocks go with a commit that is made anyway, so that no card is worn for them.
             self._buffer.keep(self.clocks.marks(readings[-1].datum.received_us))
         self._buffer.append(entries, done, marks, origin)
+
+    def is_above_share(self, reading: Reading) -> bool:
+        """See `ListenerIntake.is_above_share`."""
+        topic = self._topics.known.get((reading.topic, reading.subject, reading.writer))
+        return isinstance(topic, ResolvedTopic) and self._buffer.is_held_back(topic.series.device)
 
     async def recall(self, device: str, boot: str, held: range) -> Recalled:
         """See `SerialIntake.recall`."""

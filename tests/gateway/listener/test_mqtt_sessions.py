@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from gateway.listener.session import (
     SESSION_MARKS,
     ClientBatch,
+    Command,
     Room,
     Session,
     TooManyCommandsError,
@@ -88,7 +89,7 @@ def test_what_is_loaded_is_what_was_kept() -> None:
     session = opened(before, "\u00fc/+#\0", "m001")
     before.subscribe(session, "command/m001/#", 1)
     batch = begin(session, 65_535, b"x")
-    session.queue(batch, "command/m001/set", b"\x00on")
+    session.queue(batch, Command(0, "command/m001/set", b"\x00on"))
     begin_and_release = begin(session, 1, b"y")
     session.release(begin_and_release, 1, 0)
     for each in (batch, begin_and_release):
@@ -344,7 +345,7 @@ def test_commands_keep_their_order_and_their_bounds() -> None:
     batch = ClientBatch()
     for payload in (b"1", b"2"):
         check_room([session], 2, 2)
-        session.queue(batch, "t", payload)
+        session.queue(batch, Command(0, "t", payload))
     with pytest.raises(TooManyCommandsError):
         check_room([session], 2, 2)
     check_room([session, session], 8, 9)
@@ -365,7 +366,7 @@ def test_commands_keep_their_order_and_their_bounds() -> None:
 def test_a_command_whose_commit_failed_was_never_there(table: Sessions) -> None:
     session = opened(table)
     batch = ClientBatch()
-    session.queue(batch, "t", b"1")
+    session.queue(batch, Command(0, "t", b"1"))
     session.undo(batch)
     assert session.commands == {}
     assert table.room.commands_bytes == 0
