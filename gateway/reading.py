@@ -70,6 +70,8 @@ class Reading(Struct, frozen=True, gc=False):
     datum: Datum
     writer: str | None = None
     """The one device that this reading's sender may write as; None if anybody may write as any device."""
+    user: tuple[tuple[str, str], ...] = ()
+    """User properties of its MQTT 5 message: names and values, in their order."""
 
     @property
     def is_serial(self) -> bool:

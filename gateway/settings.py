@@ -365,8 +365,8 @@ class SerialSettings(Struct, frozen=True, forbid_unknown_fields=True):
         return bool(self.ports or self.text or self.modbus)
 
 
-PayloadIdentity = Literal["none", "json", "cbor", "binary"]
-TimeSource = Literal["auto", "receipt", "tick", "senml", "timestamp"]
+PayloadIdentity = Literal["none", "json", "cbor", "binary", "properties"]
+TimeSource = Literal["auto", "receipt", "tick", "senml", "timestamp", "property"]
 
 
 class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -381,14 +381,15 @@ class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Content type of the payload."""
     identity: PayloadIdentity = "none"
     """Place of the sensor's `boot` and `seq`, and of its `tick` if it has one. `json`: members of a JSON object.
-    `cbor`: members of a CBOR map. `binary`: 17 bytes before the value. See docs/payloads.md."""
+    `cbor`: members of a CBOR map. `binary`: 17 bytes before the value. `properties`: user properties of MQTT 5. See
+    docs/payloads.md."""
     time: TimeSource = "auto"
     """Source of a reading's time. `auto`: the sensor's tick if the identity has one, else the receipt. `tick`: as
     `auto`, and readings without a tick are counted. `receipt`: always the receipt. `senml`: the time in a SenML pack.
-    `timestamp`: the member `timestamp`, in milliseconds since 1970. Sensors with our serial frames always send a
-    tick."""
+    `timestamp`: the member `timestamp`, in milliseconds since 1970. `property`: the same as a user property of MQTT 5.
+    Sensors with our serial frames always send a tick."""
     time_error_ms: Annotated[float, Meta(ge=0, le=86_400_000, description="milliseconds, 0 to 86400000")] = 1_000.0
-    """`senml`, `timestamp`: greatest error of the sensor's own time. You vouch for it."""
+    """`senml`, `timestamp`, `property`: greatest error of the sensor's own time. You vouch for it."""
     oscillator: Oscillator = "rc"
     """Worst oscillator of the sensors, as in `[serial]`."""
     least_delay_ms: Annotated[float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")] = 50.0

@@ -9,7 +9,9 @@ from gateway.listener.redelivery import PacketIdRun, Unanswered
 from gateway.listener.session import ClientBatch, digest
 from gateway.listener.sessions import Opening
 from gateway.listener.shared import Shared
+from gateway.mqtt.properties import UserProperties
 from gateway.mqtt.protocol import VERSION_4, Connect, Dialect, Publish
+from gateway.mqtt.protocol5 import Publish5
 from gateway.reading import Datum, Doubt, Reading
 
 ABOVE_SHARE: Final = "above-share"
@@ -60,7 +62,7 @@ class DeviceClient(Client):
                 redelivered = True
             batch.answers.append(event.packet_id)
         else:
-            message = digest(event.topic, event.payload)
+            message = _digest(event)
             if not self._begin(event, message, batch):
                 return
             # If this gateway has kept the session, an unknown identifier means that the first try never arrived,
@@ -69,12 +71,12 @@ class DeviceClient(Client):
             redelivered = comes_again or (event.dup and not self.present)
         topic = event.topic
         datum = Datum(received_us=received_us, payload=event.payload, doubt=Doubt.REDELIVERED if redelivered else 0)
-        batch.readings.append(Reading(topic, topic, datum, self.writer))
+        batch.readings.append(Reading(topic, topic, datum, self.writer, _user(event)))
 
     def _is_stored(self, event: Publish) -> bool:
         """Whether a PUBLISH with QoS 1 and DUP is known to be stored already (`Unanswered`)."""
         preceding = self._preceding
-        if not preceding or preceding.get(event.packet_id) != digest(event.topic, event.payload):
+        if not preceding or preceding.get(event.packet_id) != _digest(event):
             return False
         del preceding[event.packet_id]
         self._shared.counts["redelivery-recognised"] += 1
@@ -130,3 +132,12 @@ class DeviceClient(Client):
             if self._unanswered is None:
                 self._unanswered = Unanswered()
             self._shared.unanswered.leave(self.key, self._unanswered)
+
+
+def _user(event: Publish) -> UserProperties:
+    return event.user if isinstance(event, Publish5) else ()
+
+
+def _digest(event: Publish) -> bytes:
+    """The digest of a message. A sensor may send equal payloads whose properties tell them apart."""
+    return digest(event.topic, event.payload, _user(event))

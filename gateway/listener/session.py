@@ -461,9 +461,12 @@ class Session:
         return f"{SESSION_MARKS}command/{self.name}/{packet_id}"
 
 
-def digest(topic: str, payload: bytes) -> bytes:
-    """Return 8 bytes that are equal for two copies of a message, even after a restart."""
-    return hashlib.blake2b(b"%d/%s%s" % (len(topic), topic.encode(), payload), digest_size=8).digest()
+def digest(topic: str, payload: bytes, user: Sequence[tuple[str, str]] = ()) -> bytes:
+    """Return 8 bytes that are equal for two copies of a message, even after a restart. `user` are user properties."""
+    message = b"%d/%s%s" % (len(topic), topic.encode(), payload)
+    if user:
+        message += b"/%d/%s" % (len(payload), msgspec.msgpack.encode(user))
+    return hashlib.blake2b(message, digest_size=8).digest()
 
 
 def check_room(sessions: Sequence[Session], command_bytes: int, commands_max: int) -> None:

@@ -125,6 +125,22 @@ async def test_more_messages_than_receive_maximum_end_the_connection_behind_the_
     assert payloads(intake) == [b"a", b"b", b"c", b"d"]
 
 
+async def test_a_reading_carries_its_user_properties(intake: RecordingIntake) -> None:
+    user = (("boot", "a1"), ("seq", "1"))
+    async with listening(intake) as listener, connected5(listener, kept()) as peer:
+        peer.writer.write(publish5("a", 1, user=user) + publish5("b", 2, user=user, qos=2) + publish5("c", user=user))
+        assert await peer.read(8) == puback(1) + pubrec(2)
+    assert [reading.user for reading in intake.stored] == [user] * 3
+
+
+async def test_messages_that_differ_in_their_properties_alone_are_two(intake: RecordingIntake) -> None:
+    async with listening(intake) as listener, connected5(listener, kept()) as peer:
+        first, second = (publish5("a", 1, user=(("seq", number),), qos=2) for number in "12")
+        peer.writer.write(first + first + second)
+        assert await peer.read(12) == pubrec(1, 1, 1)
+    assert [reading.user[0][1] for reading in intake.stored] == ["1", "2"]
+
+
 # --- refusals by reason code ------------------------------------------------------------------------------
 
 
