@@ -194,7 +194,7 @@ class BrokerTlsSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[[mqtt_brokers]]`: a broker that the site has already, read with MQTT 3.1.1."""
+    """`[[mqtt_brokers]]`: a broker that the site has already, read with MQTT 3.1.1 or MQTT 5."""
 
     host: str
     """The broker's name or address."""
@@ -202,6 +202,8 @@ class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Topic filters, such as `device/#`. Shared subscriptions and filters that overlap are refused."""
     port: Port = 1883
     """The broker's port. With TLS it is mostly 8883."""
+    version: Literal["3.1.1", "5"] = "3.1.1"
+    """Version of MQTT that the gateway speaks to it. With 5, readings have their user properties."""
     qos: Literal[1, 2] = 1
     """Highest QoS of the subscription. A message comes with the lower of this QoS and its sender's."""
     client_id: ClientId | None = None
