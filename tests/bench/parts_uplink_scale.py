@@ -1,14 +1,21 @@
-"""Measures records of a simulated gateway: what a reading takes in Kafka's log, by the size of its batch.
+"""Simulates many gateways with the fleet's sensors: partitions and consumers share their records.
 
-Sensors are those of `sluice-sim fleet`, and records are encoded and batched as a gateway does it. There is no MQTT
-connection and no buffer between them: one gateway alone has its own bench.
+Sensors are those of `sluice-sim fleet`, and records are encoded, batched and sent as a gateway does it, each gateway
+over connections of its own. There is no MQTT connection and no buffer between them: one gateway alone has its own
+bench.
 """
 
 import asyncio
+import json
 import random
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import murmur2
 
 from gateway.buffer.rows import Lane, Row, Series
@@ -23,10 +30,13 @@ from gateway.record_contract import READING_TYPE
 from gateway.settings import GatewaySettings
 from sluice_sim.fleet_faults import boot_of
 from sluice_sim.mqtt_sensor import MqttSensor
-from tests.bench.context import Bench
+from tests.bench.context import Bench, say
+from tests.bench.plain_consumer import Read
 from tests.bench.processes import NotMeasuredError
-from tests.bench.report import Result
+from tests.bench.report import ROOT, Result
+from tests.support.kafka_admin import create_topic, delete_topic
 
+GATEWAYS, GATEWAYS_QUICK = 40, 4
 SENSORS, SENSORS_QUICK = 500, 50
 """Of each gateway."""
 ROUNDS, ROUNDS_QUICK = 30, 4
@@ -34,15 +44,45 @@ ROUNDS, ROUNDS_QUICK = 30, 4
 INTERVAL_S = 60.0
 """Seconds between two readings of a sensor, in the readings' time."""
 BATCH_ROWS = (1, 10, 100, 1_000)
+PARTITIONS = (1, 2, 4)
+CONSUMERS = (1, 2)
 SEED = 1
 CONNACK = b"\x20\x02\x00\x00"
 PACKET_BYTES_MAX = 1_000
+READ_S_MAX = 600.0
 
 
 async def scale(bench: Bench) -> list[Result]:
-    """Measure a reading's bytes in Kafka's log, by the readings that came with it in one batch of one gateway."""
-    sensors, rounds = bench.pick(SENSORS, SENSORS_QUICK), bench.pick(ROUNDS, ROUNDS_QUICK)
-    return await asyncio.to_thread(_batch_bytes, sensors, rounds)
+    """Simulate many gateways, and read their records from more and more partitions with more and more consumers."""
+    gateways, sensors = bench.pick(GATEWAYS, GATEWAYS_QUICK), bench.pick(SENSORS, SENSORS_QUICK)
+    rounds = bench.pick(ROUNDS, ROUNDS_QUICK)
+    count = gateways * sensors * rounds
+    results = _batch_bytes(sensors, rounds)
+    for partitions in PARTITIONS:
+        topic = f"scale-{partitions}"
+        await create_topic(bench.kafka.bootstrap, topic, partitions)
+        seconds = await _fill(bench.kafka.bootstrap, topic, partitions, gateways, sensors, rounds)
+        note = f"{gateways} gateways of {sensors} sensors"
+        results.append(
+            Result(f"scale_written_per_s_{partitions}_partitions", count / seconds, "readings/s", None, note)
+        )
+        for consumers in CONSUMERS:
+            found = await _read(bench.kafka.bootstrap, topic, partitions, consumers)
+            check(found, count, gateways * sensors)
+            took_s = max(each.ended_s for each in found) - min(each.begun_s for each in found)
+            name = f"scale_read_per_s_{partitions}_partitions_{consumers}_consumers"
+            results.append(Result(name, count / took_s, "readings/s"))
+            say(f"scale: {partitions} partitions, {consumers} consumers: {count / took_s:,.0f} readings a second")
+        await delete_topic(bench.kafka.bootstrap, topic)
+    return results
+
+
+def check(found: list[Read], count: int, devices: int) -> None:
+    """Raise NotMeasuredError if consumers lack readings, share a device, or had its readings out of order."""
+    if sum(each.records for each in found) != count or sum(each.keys for each in found) != devices:
+        raise NotMeasuredError(f"{count:,} readings of {devices:,} devices were sent, and others read: {found}")
+    if any(each.out_of_order for each in found):
+        raise NotMeasuredError(f"a device's readings came out of order: {found}")
 
 
 def _batch_bytes(sensors: int, rounds: int) -> list[Result]:
@@ -128,3 +168,47 @@ class Site:
             )
             yield each, Row(1, self._sequence, 0, datum)
             self._sequence += 1
+
+
+async def _fill(bootstrap: str, topic: str, partitions: int, gateways: int, sensors: int, rounds: int) -> float:  # noqa: PLR0913, PLR0917
+    """Let all gateways send their readings. Returns the seconds until Kafka had acknowledged them."""
+    sites = [Site(number, topic, partitions, sensors) for number in range(gateways)]
+    async with AsyncExitStack() as stack:
+        producers = [
+            await stack.enter_async_context(
+                AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True)
+            )
+            for _ in sites
+        ]
+        begun_s = time.monotonic()
+        for round_ in range(rounds):
+            sent = [
+                await producer.send_batch(batch, topic, partition=partition)
+                for site, producer in zip(sites, producers, strict=True)
+                for partition, batch in site.batches(round_).items()
+            ]
+            await asyncio.gather(*sent)
+        return time.monotonic() - begun_s
+
+
+# -- consumers ------------------------------------------------------------------------------------
+
+
+async def _read(bootstrap: str, topic: str, partitions: int, consumers: int) -> list[Read]:
+    """Let consumers read a topic, each with its share of the partitions, in processes of their own."""
+    shares = [range(number, partitions, consumers) for number in range(consumers)]
+    async with asyncio.timeout(READ_S_MAX):
+        processes = [await _started(bootstrap, topic, share) for share in shares if share]
+        for process in processes:
+            if process.stdin is not None:
+                process.stdin.write(b"go\n")
+        answers = [(await process.communicate())[0] for process in processes]
+    return [Read(**json.loads(answer)) for answer in answers]
+
+
+async def _started(bootstrap: str, topic: str, partitions: range) -> Process:
+    command = [sys.executable, "-m", "tests.bench.plain_consumer", bootstrap, topic, *map(str, partitions)]
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, cwd=ROOT)
+    if process.stdout is None or await process.stdout.readline() != b"ready\n":
+        raise NotMeasuredError("a consumer does not start: its error stands above")
+    return process
