@@ -21,6 +21,7 @@ from gateway.host.network_watch import AddressWatch, is_own_address, source_addr
 from gateway.intake.front_door import FrontDoor
 from gateway.kafka.batch import HEADER_BYTES, EncodedBatch
 from gateway.kafka.link import KafkaLink
+from gateway.kafka.reach import TokenError
 from gateway.kafka.secret_files import KafkaFileError
 from gateway.kafka.session import VERDICT_S, KafkaSession, NetworkChangedError, open_session
 from gateway.kafka.topics import UNKNOWN, TopicVerdict
@@ -43,6 +44,9 @@ REFUSED_TOLD_MAX = 1_000
 STILL_DOWN_S = 600.0
 """Seconds between two log lines while the uplink is down. The first reason that differs is logged at once."""
 FILES_CHANGED = "a certificate, key or password for Kafka has changed: connecting anew"
+RENEWED = "the access token for Kafka was renewed before its end: connecting anew"
+TOKEN_RETRY_S = 10.0
+"""Seconds between two attempts to renew an access token."""
 DATES_CLOCK_CHANGED = "another clock judges the dates of Kafka's certificates now: connecting anew"
 
 log = structlog.get_logger()
@@ -227,6 +231,7 @@ class Forwarder:
                     heartbeat=self._beat(session),
                     look=self._look(session),
                     topics=self._memory.new_topics.run(session, self._buffer),
+                    **({"token": _renew_token(link)} if link.has_token else {}),
                 )
         except (KafkaError, OSError, TimeoutError) as error:
             if link.fault is not None:
@@ -430,6 +435,22 @@ def _is_as_good(address: str, preferred: str | None) -> bool:
         return False
     old, new = ipaddress.ip_address(address), ipaddress.ip_address(preferred)
     return old == new or (old.version == new.version == 6 and old.packed[:8] == new.packed[:8])
+
+
+async def _renew_token(link: KafkaLink) -> NewSession:
+    """Return once there is an access token for a session that follows. Until then, the present session goes on."""
+    told = ""
+    while True:
+        try:
+            await link.renew_token()
+        except TokenError as error:
+            if error.words != told:
+                told = error.words
+                log.warning("the access token for Kafka cannot be renewed yet", reason=told, hint=error.hint)
+            await asyncio.sleep(TOKEN_RETRY_S)
+        else:
+            log.info(RENEWED)
+            return NewSession(RENEWED)
 
 
 async def _first_to_end(**parts: Coroutine[Any, Any, NewSession]) -> NewSession:
