@@ -31,19 +31,21 @@ class BufferWatch:
         trouble = "failing" if error is not None else "full" if self._buffer.is_full else ""
         if trouble and not self._trouble:
             self._trouble, self._error, self._since_s, self._is_told = trouble, None, now_s, False
-        if not self._trouble or self._is_on_its_way:
+        if not self._trouble:
             return
         self._error = error or self._error
         self._until_s = None if trouble else self._until_s or now_s
-        if error is not None and self._events.topic not in self._buffer.direct_topics:
-            # The disk cannot take the report, and Kafka does not have it first.
+        # A disk that fails cannot take the report: Kafka has to have it first.
+        may_report = error is None or self._events.topic in self._buffer.direct_topics
+        if self._is_on_its_way or not may_report:
             return
         if self._is_told and self._until_s is not None:
             seconds = round(self._until_s - self._since_s)
             self._report("buffer-well", self._forget, trouble=self._trouble, seconds=seconds)
         elif not self._is_told and now_s >= self._due_s:
             self._report("buffer-trouble", lambda: self._told(now_s), trouble=self._trouble, error=self._error)
-        elif not self._is_told and not trouble:
+        elif not trouble:
+            # It was short, and came soon after another.
             self._forget()
 
     def _told(self, now_s: float) -> None:

@@ -84,3 +84,22 @@ def test_nothing_is_told_twice_while_a_report_is_on_its_way() -> None:
     reports[0](False)
     watch.look(6.0)
     assert len(reports) == 2
+
+
+def test_how_long_it_lasted_is_told_although_the_report_was_on_its_way_when_it_ended() -> None:
+    reports: list[tuple[dict[str, object], Callable[[bool], None]]] = []
+    buffer: Any = SimpleNamespace(
+        state=SimpleNamespace(failing="gone"),
+        is_full=False,
+        direct_topics=frozenset({"events"}),
+        append_own=lambda body, done: reports.append((body, done)),
+    )
+    events: Any = SimpleNamespace(topic="events", event_entry=lambda _, body: body)
+    watch = BufferWatch(buffer, events)
+    watch.look(1.0)
+    buffer.state.failing = None
+    watch.look(4.0)
+    watch.look(9.0)
+    reports[0][1](True)
+    watch.look(10.0)
+    assert reports[1][0]["seconds"] == 3
