@@ -6,6 +6,7 @@
     site's broker ─▶ BrokerIngress ─┘
 
 A reading travels with the callback that acknowledges it: `done(True)` is called once a durable copy exists.
+Commands go the other way: Kafka ──▶ CommandConsumer ──▶ Downlink ──▶ the ingress of their device.
 """
 
 import asyncio
@@ -41,9 +42,11 @@ from gateway.site_broker.deliveries import BROKER_MARKS, removed_sessions
 from gateway.tls.dates import CertificateDates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from gateway.command import CommandWay
     from gateway.daemon.housekeeping import Housekeeping
+    from gateway.downlink.command_consumer import CommandConsumer
     from gateway.listener.listener import MqttListener
     from gateway.page.server import StatusPage
     from gateway.serial_lines.serial_ingress import SerialIngress
@@ -72,9 +75,7 @@ async def run(settings: Settings, config: Path | None = None) -> None:
         buffer, routes, settings.gateway, settings.kafka, boottime_us, clocks, has_secrets=has_secrets
     )
     buffer.open()
-    log.info("buffer is open", path=str(settings.buffer.path), rows_waiting=buffer.state.rows, lane=buffer.lane.name)
-    if not settings.has_source:
-        log.warning(NO_SOURCE)
+    _log_opening(settings, buffer)
     waiting = buffer.state.rows
     try:
         await _recall(buffer, front_door, dates)
@@ -90,10 +91,7 @@ async def run(settings: Settings, config: Path | None = None) -> None:
             if listener:
                 tasks.create_task(listener.run(), name="mqtt-listener")
                 await listener.listening.wait()
-            brokers = _brokers(settings, front_door, dates)
-            await _forget_removed_brokers(settings, front_door)
-            for broker in brokers:
-                tasks.create_task(broker.run(), name=f"mqtt-broker {broker.name}")
+            brokers = await _begin_brokers(tasks, settings, front_door, dates)
             serial = _serial(settings, front_door, clocks)
             if serial:
                 tasks.create_task(serial.run(), name="serial")
@@ -103,6 +101,10 @@ async def run(settings: Settings, config: Path | None = None) -> None:
                 "boot", None, version=importlib.metadata.version("sluice"), buffer=buffer.id, rows_waiting=waiting
             )
             forwarder, housekeeping = _uplink(settings, front_door, buffer, clock, dates)
+            consumer = _consumer(settings, front_door, buffer, clock, _ways(listener))
+            if consumer:
+                tasks.create_task(consumer.downlink.run(), name="downlink")
+                forwarder.beside = consumer.run
             tasks.create_task(forwarder.run(), name="forwarder")
             tasks.create_task(network_watch.watch(forwarder.network_changed), name="network")
             tasks.create_task(housekeeping.run(), name="housekeeping")
@@ -115,12 +117,14 @@ async def run(settings: Settings, config: Path | None = None) -> None:
                 log_ins_refused=listener.refusals.lately if listener else None,
                 mqtt_brokers=(lambda: {broker.name: broker.state() for broker in brokers}) if brokers else None,
                 serial=serial.state if serial else None,
+                commands=consumer.state if consumer else None,
             )
             commands |= control.handlers(front_door, buffer, parts)
             complete.set()
             if settings.status_page is not None:
-                page = partial(_status_page, settings, config, front_door, buffer, parts)
-                tasks.create_task(_keep_up(page), name="status-page")
+                tasks.create_task(
+                    _keep_up(partial(_status_page, settings, config, front_door, buffer, parts)), name="status-page"
+                )
             tasks.create_task(
                 service_notify.watch(buffer.answers, lambda: service_words(forwarder.report(), buffer.state)),
                 name="service",
@@ -130,6 +134,12 @@ async def run(settings: Settings, config: Path | None = None) -> None:
         keep_clocks(buffer, clocks, boottime_us())
         await buffer.close()
         log.info("stopped", rows_waiting=buffer.state.rows)
+
+
+def _log_opening(settings: Settings, buffer: Buffer) -> None:
+    log.info("buffer is open", path=str(settings.buffer.path), rows_waiting=buffer.state.rows, lane=buffer.lane.name)
+    if not settings.has_source:
+        log.warning(NO_SOURCE)
 
 
 def _load_uplink() -> None:
@@ -151,6 +161,23 @@ def _uplink(
     return forwarder, Housekeeping(front_door, buffer, forwarder, clock, lanes, dates.floor)
 
 
+def _ways(listener: "MqttListener | None") -> "list[CommandWay]":
+    """The ways of commands to devices."""
+    return [listener.shared.cloud] if listener else []
+
+
+def _consumer(
+    settings: Settings, front_door: FrontDoor, buffer: Buffer, clock: ClockWatch, ways: "Sequence[CommandWay]"
+) -> "CommandConsumer | None":
+    if settings.commands is None:
+        return None
+    from gateway.downlink.command_consumer import CommandConsumer  # noqa: PLC0415
+    from gateway.downlink.downlink import Downlink  # noqa: PLC0415
+
+    downlink = Downlink(settings.commands, settings.gateway, front_door, buffer, clock.now, ways)
+    return CommandConsumer(downlink, settings.gateway.id, settings.kafka)
+
+
 async def _recall(buffer: Buffer, front_door: FrontDoor, dates: CertificateDates) -> None:
     """Load what the buffer file keeps of earlier starts."""
     with suppress(BufferFileError):  # if the disk fails now, Housekeeping tries again
@@ -169,15 +196,21 @@ def _mqtt_listener(settings: Settings, front_door: FrontDoor, dates: Certificate
     return MqttListener(settings.mqtt_listener, front_door, boottime_us, dates, checks, devices_file=devices_file)
 
 
-def _brokers(settings: Settings, front_door: FrontDoor, dates: CertificateDates) -> "list[BrokerIngress]":
+async def _begin_brokers(
+    tasks: asyncio.TaskGroup, settings: Settings, front_door: FrontDoor, dates: CertificateDates
+) -> "list[BrokerIngress]":
+    await _forget_removed_brokers(settings, front_door)
     if not settings.mqtt_brokers:
         return []
     from gateway.site_broker.broker_ingress import BrokerIngress  # noqa: PLC0415
 
-    return [
+    brokers = [
         BrokerIngress(of_broker, settings.gateway.id, BrokerDoor(front_door), boottime_us, random.random, dates)
         for of_broker in settings.mqtt_brokers
     ]
+    for broker in brokers:
+        tasks.create_task(broker.run(), name=f"mqtt-broker {broker.name}")
+    return brokers
 
 
 async def _forget_removed_brokers(settings: Settings, front_door: FrontDoor) -> None:

@@ -40,6 +40,8 @@ READING_TYPE = "sluice.reading"
 GATEWAY_TYPES = "sluice.gateway."
 """Prefix of `ce_type` of a gateway's own events."""
 HEARTBEAT_TYPE = f"{GATEWAY_TYPES}heartbeat"
+COMMAND_ENDED = "command-ended"
+"""Kind of the event in which each command from the cloud ends."""
 REDELIVERED, CONFLICT = "redelivered", "conflict"
 """Values of `ce_doubt`: the gateway may have the reading already, or has another payload of its number."""
 DOUBTS = (REDELIVERED, CONFLICT)
@@ -79,3 +81,20 @@ def counter_of(topic: str, subject: str, device: str, kafka_topic: str) -> str:
     made for a serial sensor, whose `subject` is the port.
     """
     return topic if topic == subject else implied_counter(device, kafka_topic)
+
+
+# -- commands from the cloud ----------------------------------------------------------------------
+
+COMMANDS_TOPIC = "gateway-commands.{gateway}"
+"""Default of the Kafka topic from which a gateway reads commands. The key of a record is `namespace/device`."""
+COMMAND_ID_HEADER = "id"
+"""The sender's name for the command (`COMMAND_ID`)."""
+COMMAND_EXPIRES_HEADER = "expires"
+"""The time after which the command must not be passed on: RFC 3339 with an offset, or `Z`."""
+COMMAND_TOPIC_HEADER = "topic"
+"""Levels of the MQTT topic below the device's. `COMMAND_ID_PLACE` in them stands for the id. It may be missing."""
+COMMAND_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+COMMAND_TOPIC = re.compile(r"[^\0+#]{0,128}")
+COMMAND_ID_PLACE = "{id}"
+COMMAND_BYTES_MAX = 16_384
+"""Bytes of a command's payload."""

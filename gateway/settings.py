@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from gateway.record_contract import DEVICE_NAME, NAME_RULE
+from gateway.record_contract import COMMANDS_TOPIC, DEVICE_NAME, NAME_RULE
 
 Port = Annotated[int, Meta(ge=1, le=65535, description="a TCP port, 1 to 65535")]
 Seconds = Annotated[float, Meta(gt=0, le=86_400, description="seconds, above 0 and at most 86400")]
@@ -518,6 +518,26 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
         return max(self.linger_ms / 1000, METERED_LINGER_S if self.is_metered else 0.0)
 
 
+class CommandSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[commands]`: commands from the cloud to devices.
+
+    Without this section, none are read.
+    """
+
+    devices: tuple[str, ...]
+    """Names of devices that may be commanded, or patterns such as `heater-*`. `*` alone stands for all devices."""
+    topic: str = COMMANDS_TOPIC
+    """Kafka topic of the commands for this gateway. `{gateway}` stands for `gateway.id`."""
+    per_device_max: Annotated[int, Meta(ge=1, le=1_000, description="commands, 1 to 1000")] = 16
+    """Commands that may wait for one device. Further commands are refused."""
+    bytes_max: Annotated[int, Meta(ge=20_000, le=2**30, description="bytes, 20000 to 1 GiB")] = 4_000_000
+    """Bytes of all commands that may wait. Each counts 500 beside its payload."""
+
+    def topic_of(self, gateway: str) -> str:
+        """The topic of the gateway with this `gateway.id`."""
+        return self.topic.replace("{gateway}", gateway)
+
+
 class StatusPageSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`[status_page]`: the state of the gateway for a browser, for Prometheus (`/metrics`) and for `/health`.
 
@@ -566,6 +586,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     routes: tuple[RouteSettings, ...] = (DEFAULT_ROUTE,)
     fallback_topic: str | None = None
     """Kafka topic for MQTT topics without a route. Without it they go to the quarantine."""
+    commands: CommandSettings | None = None
     status_page: StatusPageSettings | None = None
     log: LogSettings = LogSettings()
 

@@ -183,6 +183,20 @@ class Buffer:
         if full or not self._queue.append_own(entry, done):
             self._loop.call_soon(done, False)
 
+    async def store_own(self, entries: Sequence[Entry], marks: Sequence[Mark]) -> None:
+        """Store events of the gateway and marks, all in one commit of their own.
+
+        Raises BufferFileError if the disk fails, or if not even the gateway's events have room.
+        """
+        if entries and self._commits.is_crowded:
+            raise BufferFileError("the buffer is full")
+
+        def store(file: BufferFile) -> None:
+            file.keep_marks(marks)
+            file.insert_judged(entries)
+
+        await self.transact(store)
+
     def count_loss(self, loss: Loss) -> None:
         """Count readings that are gone. The count is on disk with the next commit, within `DELETE_DELAY_S`."""
         self._queue.count_loss(loss)

@@ -17,10 +17,11 @@ from gateway.host.safe_files import LeftAloneError, true_path
 from gateway.intake.routes import RouteError, RouteTable, compile_route, compile_routes
 from gateway.listener.access import CommandTopics
 from gateway.mqtt import topic_filters
-from gateway.record_contract import DEVICE_NAME, INTERNAL_PREFIX, KAFKA_TOPIC, NAME_RULE
+from gateway.record_contract import COMMANDS_TOPIC, DEVICE_NAME, INTERNAL_PREFIX, KAFKA_TOPIC, NAME_RULE
 from gateway.settings import (
     DEFAULT_ROUTE,
     BrokerSettings,
+    CommandSettings,
     KafkaSettings,
     ListenerSettings,
     RouteSettings,
@@ -69,6 +70,15 @@ _INTERNAL = (
     f"begins with {INTERNAL_PREFIX}, as the topics do that Kafka keeps for itself; write a topic of your own, "
     "without that beginning"
 )
+_NOT_ITS_OWN = (
+    "must hold {gateway} once, for each gateway has a topic of its own: another one that read it would answer for "
+    "devices that it does not have"
+)
+_NO_PLACE_FOR_COMMANDS = (
+    "has no template that ends in '#' and has no '+', so that commands from the cloud ([commands]) have no topic; "
+    "add 'command/{device}/#'"
+)
+_DEVICE_PATTERN = re.compile(r"[A-Za-z0-9*?][A-Za-z0-9._*?-]{0,62}")
 _SPEAKS = "the gateway's own topic: a sensor could speak there for the gateway; write another topic"
 _TOPIC_OF_EVENTS = (
     "is kafka.events_topic too, so that whoever reads events would get quarantined bytes among them; "
@@ -183,8 +193,7 @@ def parse(text: str, path: Path) -> Settings:
 
 def route_table(settings: Settings) -> RouteTable:
     """Compile the routes of settings that `parse` has checked."""
-    kafka = settings.kafka
-    reserved = frozenset((kafka.events_topic, kafka.quarantine_topic))
+    reserved = frozenset(_own_topics(settings))
     serial_topic = None if settings.serial is None else settings.serial.topic
     return compile_routes(settings.routes, settings.fallback_topic, reserved, serial_topic)
 
@@ -283,6 +292,8 @@ def _meaning_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
         yield from _listener_mistakes(settings.mqtt_listener)
     yield from _broker_mistakes(settings)
     yield from _size_mistakes(settings)
+    if settings.commands is not None:
+        yield from _command_mistakes(settings, settings.commands)
     if settings.serial is not None:
         yield from serial_mistakes(settings.serial)
     if settings.status_page is not None:
@@ -302,9 +313,11 @@ def _size_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
             yield (*place, "packet_bytes_max"), f"{size} is more than half of buffer.bytes_max; lower it, or raise that"
 
 
-def _own_topics(kafka: KafkaSettings) -> dict[str, str]:
-    """Return the topics on which the gateway speaks for itself, and the settings that name them."""
-    return {kafka.quarantine_topic: "kafka.quarantine_topic", kafka.events_topic: "kafka.events_topic"}
+def _own_topics(settings: Settings) -> dict[str, str]:
+    """Return the topics on which the gateway speaks or listens for itself, and the settings that name them."""
+    kafka, commands = settings.kafka, settings.commands
+    own = {} if commands is None else {commands.topic_of(settings.gateway.id): "commands.topic"}
+    return {**own, kafka.quarantine_topic: "kafka.quarantine_topic", kafka.events_topic: "kafka.events_topic"}
 
 
 def _topic_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
@@ -324,13 +337,13 @@ def _topic_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
             yield place, f"{show(topic)} {_NO_TOPIC}"
         elif topic.startswith(INTERNAL_PREFIX):
             yield place, f"{show(topic)} {_INTERNAL}"
-    owner = _own_topics(kafka).get(settings.fallback_topic or "")
+    owner = _own_topics(settings).get(settings.fallback_topic or "")
     if owner is not None:
         yield ("fallback_topic",), f'{show(settings.fallback_topic)} is {owner}, {_SPEAKS}, such as "strays"'
 
 
 def _route_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
-    own = _own_topics(settings.kafka)
+    own = _own_topics(settings)
     first: dict[tuple[str, bool], int] = {}
     for index, route in enumerate(settings.routes):
         yield from payload_mistakes(route, ("routes", index))
@@ -474,7 +487,7 @@ def _backlog_topic_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
         return
     if first.startswith(INTERNAL_PREFIX):
         yield place, f"{show(template)} {_INTERNAL}"
-    for topic, setting in _own_topics(settings.kafka).items():
+    for topic, setting in _own_topics(settings).items():
         if len(topic) > len(first + last) and topic.startswith(first) and topic.endswith(last):
             made = f"{show(template)} could make {show(topic)}"
             yield place, f"{made}, which is {setting}, {_SPEAKS}, such as {_BACKLOG_EXAMPLE}"
@@ -494,6 +507,27 @@ def _bandwidth_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
         value = getattr(kafka, name)
         if 0 < value < least:
             yield ("kafka", name), f"{value} {_TOO_NARROW}; write {least} or more, or 0 for no bound"
+
+
+def _command_mistakes(settings: Settings, commands: CommandSettings) -> Iterator[tuple[Place, str]]:
+    place: Place = ("commands", "topic")
+    topic, kafka = commands.topic_of(settings.gateway.id), settings.kafka
+    if commands.topic.count("{gateway}") != 1:
+        yield place, f"{show(commands.topic)} {_NOT_ITS_OWN}, as in {show(COMMANDS_TOPIC)}"
+    elif KAFKA_TOPIC.fullmatch(topic) is None:
+        yield place, f"{show(topic)} {_NO_TOPIC}"
+    elif topic.startswith(INTERNAL_PREFIX):
+        yield place, f"{show(topic)} {_INTERNAL}"
+    elif topic in {kafka.events_topic, kafka.quarantine_topic}:
+        yield place, f"{show(topic)} is a topic that this gateway writes to; write another one"
+    if not commands.devices:
+        yield ("commands", "devices"), 'is empty, so that no device could be commanded; write names, or ["*"] for all'
+    for pattern in commands.devices:
+        if _DEVICE_PATTERN.fullmatch(pattern) is None:
+            yield ("commands", "devices"), f"{show(pattern)} fits no device name; write {NAME_RULE}, or '*' in it"
+    listener = settings.mqtt_listener
+    if listener is not None and CommandTopics(listener.command_topics).topic_of("x", "") is None:
+        yield ("mqtt_listener", "command_topics"), _NO_PLACE_FOR_COMMANDS
 
 
 def _own_host_mistakes(place: Place, host: str) -> Iterator[tuple[Place, str]]:

@@ -98,6 +98,8 @@ class Parts:
     log_ins_refused: Callable[[], list[dict[str, Any]]] | None = None
     mqtt_brokers: Callable[[], dict[str, Any]] | None = None
     serial: Callable[[], dict[str, Any]] | None = None
+    commands: Callable[[], dict[str, Any]] | None = None
+    """Commands from the cloud."""
 
     def states(self) -> dict[str, object]:
         """Return the state of each part, by name."""

@@ -117,6 +117,13 @@ class CommandTopics:
                 return levels[at]
         return None
 
+    def topic_of(self, device: str, below: str) -> str | None:
+        """The command topic of a device with these levels below it; None if no template ends in levels of any name."""
+        for template in self._templates:
+            if template[-1] == "#" and "+" not in template:
+                return "/".join([*_filled(template[:-1], device), *([below] if below else [])])
+        return None
+
     def may_subscribe(self, topic_filter: str, device: str | None) -> bool:
         """Whether a filter matches only command topics of this device.
 

@@ -53,8 +53,11 @@ class Client(abc.ABC):
             case PingRequest():
                 batch.at_once.append(PINGRESP)
             case PubAck():
-                if not self.session.acknowledged(batch, event.packet_id):
+                command = self.session.acknowledged(batch, event.packet_id)
+                if command is None:
                     self._shared.counts["puback-of-nothing"] += 1
+                elif command.id:
+                    self._shared.cloud.acknowledged(command.id)
             case Subscribe():
                 self._subscribe(event, batch)
             case Unsubscribe():
@@ -103,6 +106,13 @@ class Client(abc.ABC):
                 client_id=self._client_id,
             )
         self._reply(suback(subscribe.packet_id, granted), batch)
+        if not self.session.kept:
+            # No commit follows, so `stored` is not called.
+            self._report_subscription()
+
+    def _report_subscription(self) -> None:
+        if self.device is not None:
+            self._shared.cloud.subscribed(self.device)
 
     def _reply(self, packet: bytes, batch: ClientBatch) -> None:
         """Answer after the commit that stores a changed session; at once if the session is not kept."""
@@ -121,6 +131,8 @@ class Client(abc.ABC):
         self.session.committed(batch)
         if batch.commands:
             self._shared.commands.send(batch)
+        if batch.subscribed:
+            self._report_subscription()
 
     def not_stored(self, batch: ClientBatch) -> bool:
         """Record that nothing of a batch is stored; return whether the client will send some of it again.

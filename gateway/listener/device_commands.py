@@ -94,6 +94,19 @@ class Commands:
                 "not-a-command-topic",
                 f"an operator published to {topic[:80]!r}, which is no command topic; see mqtt_listener.command_topics",
             )
+        recipients = self.subscribed(device, topic, qos)
+        try:
+            check_room(recipients.queued, len(topic) + len(payload), self._commands_max)
+        except TooManyCommandsError as error:
+            raise ClientRefusedError(
+                "too-many-commands",
+                f"too many commands wait for {topic[:80]!r}; "
+                "see mqtt_listener.commands_max and mqtt_listener.commands_bytes_max",
+            ) from error
+        return recipients
+
+    def subscribed(self, device: str, topic: str, qos: int) -> Recipients:
+        """Find the sessions of a device that subscribed to one of its command topics."""
         queued: list[Session] = []
         at_once: list[Session] = []
         for session in self._kept.subscribed.get(device, ()):
@@ -101,14 +114,6 @@ class Commands:
             # A session about to be forgotten would take the command with it.
             if granted is not None and not session.leaving:
                 (queued if min(granted, qos) else at_once).append(session)
-        try:
-            check_room(queued, len(topic) + len(payload), self._commands_max)
-        except TooManyCommandsError as error:
-            raise ClientRefusedError(
-                "too-many-commands",
-                f"too many commands wait for {topic[:80]!r}; "
-                "see mqtt_listener.commands_max and mqtt_listener.commands_bytes_max",
-            ) from error
         return Recipients(queued, at_once)
 
     def pass_on(self, recipients: Recipients, topic: str, payload: bytes, batch: ClientBatch) -> None:

@@ -5,7 +5,7 @@ A session is kept as marks. Each mark is stored in one commit with the readings 
 - `mqtt/session/<name>`: the session
 - `mqtt/qos2/<name>/<packet id>`: an unfinished exchange, with the digest of its message
 - `mqtt/qos2/<name>/released`: the exchanges that were released last
-- `mqtt/command/<name>/<packet id>`: a command that waits for its PUBACK
+- `mqtt/command/<name>/<packet id>`: an operator's command that waits for its PUBACK
 
 The session's name is random, so that no session inherits another session's marks.
 """
@@ -39,6 +39,8 @@ class Command(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Commands of one session are sent in this order [MQTT-4.6.0-6], as packet identifiers begin again at 1."""
     topic: str
     payload: bytes
+    id: str = ""
+    """Name of a command from the cloud. No mark keeps it in the session, as the gateway's ledger of commands has it."""
 
 
 class KeptSession(msgspec.Struct, frozen=True, array_like=True):
@@ -166,6 +168,8 @@ class Session:
     """Identifiers of commands to send on this or the next connection, in order."""
     sent_before: set[int] = field(default_factory=set)
     """Identifiers of commands that may have been sent, and are sent again with DUP [MQTT-3.3.1-1]."""
+    order_withdrawn: int = 0
+    """Highest order of a withdrawn command. A late PUBACK for it must name no later command."""
     idle_since_s: float = 0.0
 
     @property
@@ -256,28 +260,49 @@ class Session:
 
     def queue(self, batch: ClientBatch, topic: str, payload: bytes) -> None:
         """Queue a command with QoS 1, to be sent when `batch` is committed. Call `check_room` first."""
+        packet_id = self._add(topic, payload)
+        batch.commands.append((self, packet_id))
+        if self.kept:
+            batch.marks[self._command_key(packet_id)] = msgspec.msgpack.encode(self.commands[packet_id])
+
+    def queue_of_cloud(self, topic: str, payload: bytes, command_id: str) -> None:
+        """Queue a command of the cloud with QoS 1, to be sent at once. Call `check_room` first."""
+        self.waiting.append(self._add(topic, payload, command_id))
+
+    def holds(self, command_id: str) -> bool:
+        """Whether a command of the cloud waits here for its PUBACK."""
+        return any(command.id == command_id for command in self.commands.values())
+
+    def withdraw(self, command_id: str) -> bool:
+        """Drop a command of the cloud; return whether it may have been sent."""
+        found = [packet_id for packet_id, command in self.commands.items() if command.id == command_id]
+        was_sent = False
+        for packet_id in found:
+            was_sent |= packet_id in self.sent_before
+            self.order_withdrawn = max(self.order_withdrawn, self.commands[packet_id].order)
+            self._end(packet_id)
+        return was_sent
+
+    def _add(self, topic: str, payload: bytes, command_id: str = "") -> int:
+        """Add a command; return its packet identifier."""
         self.room.commands_bytes += len(topic) + len(payload)
-        order = max((command.order for command in self.commands.values()), default=0) + 1
+        order = max((command.order for command in self.commands.values()), default=0)
+        order = max(order, self.order_withdrawn) + 1
         packet_id = (order - 1) % 65_535 + 1
         while packet_id in self.commands:
             packet_id = packet_id % 65_535 + 1
-        command = Command(order, topic, payload)
-        self.commands[packet_id] = command
-        batch.commands.append((self, packet_id))
-        if self.kept:
-            batch.marks[self._command_key(packet_id)] = msgspec.msgpack.encode(command)
+        self.commands[packet_id] = Command(order, topic, payload, command_id)
+        return packet_id
 
-    def acknowledged(self, batch: ClientBatch, packet_id: int) -> bool:
-        """Take the device's PUBACK; return whether a command was waiting for it."""
+    def acknowledged(self, batch: ClientBatch, packet_id: int) -> Command | None:
+        """Take the device's PUBACK; return the command that was waiting for it, if there is one."""
         if packet_id not in self.sent_before:
-            return False
-        self.sent_before.remove(packet_id)
-        if packet_id in self.waiting:
-            self.waiting.remove(packet_id)
-        self._drop(packet_id)
-        if self.kept:
+            return None
+        command = self.commands[packet_id]
+        self._end(packet_id)
+        if self.kept and not command.id:
             batch.marks[self._command_key(packet_id)] = None
-        return True
+        return command
 
     def resume(self) -> None:
         """Begin a connection, on which all unacknowledged commands are sent again in order [MQTT-4.4.0-1]."""
@@ -317,6 +342,12 @@ class Session:
         self.changing.clear()
         self.waiting.clear()
         self.sent_before.clear()
+
+    def _end(self, packet_id: int) -> None:
+        self.sent_before.discard(packet_id)
+        if packet_id in self.waiting:
+            self.waiting.remove(packet_id)
+        self._drop(packet_id)
 
     def _drop(self, packet_id: int) -> None:
         command = self.commands.pop(packet_id, None)

@@ -9,6 +9,7 @@ from typing import Protocol
 import structlog
 
 from gateway.intake.check_readings import CheckReadings
+from gateway.listener.cloud_commands import CloudCommands
 from gateway.listener.device_commands import Commands, Receiver
 from gateway.listener.device_events import DeviceEvents
 from gateway.listener.inflight import InflightTotal
@@ -79,6 +80,7 @@ class Shared:
         self.unanswered = RecentlyUnanswered()
         self.devices = DeviceEvents(intake, 2 * settings.connections_max, self.counts, OUR_DOING)
         self.commands = Commands(settings, self.kept, self.refusals, self._connection_of)
+        self.cloud = CloudCommands(settings, self.kept, logins, self.commands, self._connection_of)
         self.inflight = InflightTotal(settings.inflight_bytes_total_max, self.pause_or_resume)
         self.turns = Turns()
         self.stopping = False

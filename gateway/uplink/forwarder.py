@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any
+from typing import Any, Never
 
 import structlog
 from aiokafka.errors import KafkaError
@@ -45,6 +45,9 @@ STILL_DOWN_S = 600.0
 FILES_CHANGED = "a certificate, key or password for Kafka has changed: connecting anew"
 DATES_CLOCK_CHANGED = "another clock judges the dates of Kafka's certificates now: connecting anew"
 
+Beside = Callable[[KafkaSession], Coroutine[Any, Any, Never]]
+"""Does something else with a session with Kafka. Its own troubles are no reason to end the session."""
+
 log = structlog.get_logger()
 
 
@@ -73,6 +76,8 @@ class Forwarder:
         self._clock = clock
         self._on_session = on_session
         self._dates = dates
+        self.beside: Beside | None = None
+        """Runs in each session until it is cancelled. To be set before `run`."""
         self._memory = Memory(kafka, clock)
         self._redrive = Redrive(buffer, front_door, self._memory)
         self._since_us = boottime_us()
@@ -222,11 +227,13 @@ class Forwarder:
                     self._note_up,
                 )
                 self._remember_addresses(link)
+                beside = {} if self.beside is None else {"commands": self.beside(session)}
                 return await _first_to_end(
                     rounds=rounds.run(),
                     heartbeat=self._beat(session),
                     look=self._look(session),
                     topics=self._memory.new_topics.run(session, self._buffer),
+                    **beside,
                 )
         except (KafkaError, OSError, TimeoutError) as error:
             if link.fault is not None:

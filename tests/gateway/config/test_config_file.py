@@ -611,6 +611,37 @@ def test_a_backlog_topic_that_works(template: str) -> None:
     assert parse(with_kafka("", f'backlog_topic = "{template}"\n'), PATH).kafka.backlog_topic == template
 
 
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ('devices = ["*"]\ntopic = "commands"', "must hold {gateway} once"),
+        ('devices = ["*"]\ntopic = "a b.{gateway}"', "is no topic name"),
+        ('devices = ["*"]\ntopic = "__{gateway}"', "begins with __"),
+        ("devices = []", "is empty, so that no device could be commanded"),
+        ('devices = ["heater*", "a/b"]', '"a/b" fits no device name'),
+    ],
+)
+def test_commands_that_cannot_work(section: str, words: str) -> None:
+    ((_, message),) = mistakes(f"{GOOD}\n[commands]\n{section}\n")
+    assert words in message
+
+
+def test_commands_need_a_command_topic_with_room_below_it() -> None:
+    text = GOOD.replace("anonymous = true", 'anonymous = true\ncommand_topics = ["to/+/{device}"]')
+    assert parse(text, PATH).mqtt_listener is not None
+    ((_, message),) = mistakes(f'{text}\n[commands]\ndevices = ["*"]\n')
+    assert "add 'command/{device}/#'" in message
+
+
+def test_no_route_leads_to_the_topic_of_commands() -> None:
+    text = f'{GOOD}\n[commands]\ndevices = ["*"]\n[[routes]]\ntopic = "x/{{device}}"\nkafka = "gateway-commands.gw1"\n'
+    ((_, message),) = mistakes(text)
+    assert "is commands.topic, the gateway's own topic" in message
+    settings = parse(f'{GOOD}\n[commands]\ndevices = ["*"]\n', PATH)
+    assert settings.commands is not None
+    assert settings.commands.topic_of("gw1") in route_table(settings).reserved_topics
+
+
 def test_an_unknown_setting_cannot_act_on_the_terminal() -> None:
     assert mistakes(with_top('"\\u001b[2J" = 1')) == [
         (0, '"\\u001b[2J": there is no such setting; settings here are: ' + ", ".join(Settings.__struct_fields__))

@@ -1,0 +1,1 @@
+"""The way down: commands from Kafka to devices."""
