@@ -10,6 +10,7 @@ import click
 from gateway.host.terminal import SpeakingGroup, say
 from spark.commands.catalog_command import catalog
 from spark.commands.desk_command import desk
+from spark.commands.device_command import command as device_command
 from spark.commands.explain_command import explain
 from spark.commands.failure_words import TOLD, known, told_failure, unforeseen
 from spark.commands.ingest_command import ingest
@@ -85,6 +86,7 @@ for command in (
     desk,
     publish,
     peek,
+    device_command,
     catalog,
     replay_command,
     maintain_command,
