@@ -101,7 +101,7 @@ async def run(settings: Settings, config: Path | None = None) -> None:
                 "boot", None, version=importlib.metadata.version("sluice"), buffer=buffer.id, rows_waiting=waiting
             )
             forwarder, housekeeping = _uplink(settings, front_door, buffer, clock, dates)
-            consumer = _consumer(settings, front_door, buffer, clock, _ways(listener))
+            consumer = _consumer(settings, front_door, buffer, clock, _ways(listener, serial))
             if consumer:
                 tasks.create_task(consumer.downlink.run(), name="downlink")
                 forwarder.beside = consumer.run
@@ -161,9 +161,14 @@ def _uplink(
     return forwarder, Housekeeping(front_door, buffer, forwarder, clock, lanes, dates.floor)
 
 
-def _ways(listener: "MqttListener | None") -> "list[CommandWay]":
-    """The ways of commands to devices."""
-    return [listener.shared.cloud] if listener else []
+def _ways(listener: "MqttListener | None", serial: "SerialIngress | None") -> "list[CommandWay]":
+    """The ways of commands to devices. A broker of the site has none."""
+    ways: list[CommandWay] = []
+    if listener:
+        ways.append(listener.shared.cloud)
+    if serial:
+        ways.append(serial.commands)
+    return ways
 
 
 def _consumer(

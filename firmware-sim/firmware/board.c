@@ -196,6 +196,15 @@ void board_eeprom_write(uint16_t address, const void *from, uint8_t length)
 	eeprom_busy_wait();
 }
 
+void board_led(bool on)
+{
+	DDRB |= _BV(PB5);
+	if (on)
+		PORTB |= _BV(PB5);
+	else
+		PORTB &= (uint8_t)~_BV(PB5);
+}
+
 void board_measure(void)
 {
 	ATOMIC_BLOCK(ATOMIC_RESTORESTATE)

@@ -34,6 +34,9 @@ bool board_measured(int16_t *centi_celsius);
 /* Whether the jumper from D2 (PD2) to ground is set, which stops sampling. */
 bool board_sampling_inhibited(void);
 
+/* The LED on D13 (PB5). */
+void board_led(bool on);
+
 /* Take a received byte out of the queue; false if there is none. */
 bool board_serial_read(uint8_t *byte);
 

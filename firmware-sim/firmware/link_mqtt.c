@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "board.h"
+#include "command.h"
 #include "core.h"
 #include "ledger.h"
 #include "link.h"
@@ -17,6 +18,9 @@ enum {
 	CONNACK_MS = 10000,
 	PUBACK_MS = 10000,
 	PINGRESP_MS = 10000,
+	/* Commands whose PUBACK is owed. A gateway sends no more at once by default than twice as many; those beyond come
+	 * again on the next connection. */
+	OWED_MAX = 8,
 	/* Below the keep-alive by the time that a full serial line and a slow network may take. */
 	PINGREQ_AFTER_MS = MQTT_KEEP_ALIVE_S * 1000L * 2 / 3,
 };
@@ -43,6 +47,9 @@ static struct {
 	uint32_t progress_at_ms; /* when the oldest of the window began to wait for its PUBACK */
 	uint32_t pinged_at_ms;
 	bool pinged; /* PINGRESP is awaited */
+	bool subscribed; /* SUBSCRIBE was sent over this connection */
+	uint8_t owed;    /* commands that were acted on, and whose PUBACK is not sent: owed_ids, in order */
+	uint16_t owed_ids[OWED_MAX];
 	struct mqtt_receiver receiver;
 } link;
 
@@ -80,6 +87,18 @@ static void acknowledge(uint16_t packet_id, uint32_t now_ms)
 	/* It names no packet that is waited for: it is a second answer to one. */
 }
 
+/* A command that finds no place for its PUBACK is not acted on, and comes again on the next connection. */
+static void command(const struct mqtt_receiver *received)
+{
+	if (received->number) {
+		if (link.owed == OWED_MAX)
+			return;
+		link.owed_ids[link.owed++] = received->number;
+	}
+	if (received->payload_length <= MQTT_COMMAND_BYTES_MAX)
+		command_do(received->payload, received->payload_length);
+}
+
 static void connected(uint8_t return_code, uint32_t now_ms)
 {
 	enum { SERVER_UNAVAILABLE = 3 };
@@ -109,6 +128,8 @@ static void receive(uint8_t byte, uint32_t now_ms)
 	} else if (link.state == ONLINE && received == MQTT_PINGRESP) {
 		modem_proved();
 		link.pinged = false;
+	} else if (link.state == ONLINE && received == MQTT_COMMAND) {
+		command(&link.receiver);
 	} else {
 		give_up(now_ms);
 	}
@@ -142,7 +163,8 @@ static void begin_session(uint8_t *buffer, uint32_t now_ms)
 	uint8_t secret_length = (uint8_t)(network_put(secret, NETWORK_SECRET) - secret);
 	memset(&link.receiver, 0, sizeof link.receiver);
 	link.sent = 0;
-	link.pinged = false;
+	link.pinged = link.subscribed = false;
+	link.owed = 0;
 	link.state = CONNECTING;
 	send(mqtt_connect(buffer, name(), secret, secret_length), now_ms);
 }
@@ -158,7 +180,13 @@ static bool dead(uint32_t now_ms)
 static void send_next(uint8_t *buffer, uint32_t now_ms)
 {
 	bool again = link.sent < link.held;
-	if (again || (link.held < WINDOW && take_next(&link.window[link.held]))) {
+	if (link.owed) {
+		send(mqtt_puback(buffer, link.owed_ids[0]), now_ms);
+		memmove(&link.owed_ids[0], &link.owed_ids[1], --link.owed * sizeof link.owed_ids[0]);
+	} else if (!link.subscribed) {
+		link.subscribed = true;
+		send(mqtt_subscribe(buffer, name()), now_ms);
+	} else if (again || (link.held < WINDOW && take_next(&link.window[link.held]))) {
 		if (!again)
 			link.held++;
 		if (link.sent == 0)

@@ -1,7 +1,8 @@
-/* The serial link: HELLO, DATA, ACK, PROBE and REPLY as in docs/frames.md. */
+/* The serial link: HELLO, DATA, ACK, PROBE, REPLY and COMMAND as in docs/frames.md. */
 #include <string.h>
 
 #include "board.h"
+#include "command.h"
 #include "core.h"
 #include "frame.h"
 #include "link.h"
@@ -13,6 +14,8 @@ enum {
 	PROBE = 4,
 	REPLY = 5,
 	HELLO_REQUEST = 6,
+	COMMAND = 7,
+	COMMAND_REPLY = 8,
 
 	FRAME_VERSION = 1,
 	STREAM_THERMO = 0,
@@ -23,6 +26,10 @@ enum {
 	ACK_BYTES = 13,
 	PROBE_BYTES = 5,
 	HELLO_REQUEST_BYTES = 1,
+	COMMAND_HEAD_BYTES = 9,
+
+	DONE = 0,
+	NOT_KNOWN = 1,
 };
 
 static const char firmware[] = "sluice-avr 0.1.0";
@@ -43,6 +50,10 @@ static struct {
 	bool reply_due;
 	uint8_t reply_nonce[4];
 	struct instant reply_at;
+	bool commanded; /* a command was acted on in this run: command_number, with command_result */
+	bool command_reply_due;
+	uint8_t command_result;
+	uint32_t command_number;
 } link;
 
 void link_start(const struct identity *identity)
@@ -60,6 +71,17 @@ void link_start(const struct identity *identity)
 static uint32_t run(void)
 {
 	return link.identity->boot ^ link.identity->incarnation;
+}
+
+/* A command whose answer was lost comes again under its number, and is only answered again. */
+static void command(uint32_t number, const uint8_t *payload, uint8_t length)
+{
+	if (!link.commanded || number != link.command_number) {
+		link.commanded = true;
+		link.command_number = number;
+		link.command_result = command_do(payload, length) ? DONE : NOT_KNOWN;
+	}
+	link.command_reply_due = true;
 }
 
 static void receive(const uint8_t *content, uint8_t length, uint32_t now_ms)
@@ -90,6 +112,11 @@ static void receive(const uint8_t *content, uint8_t length, uint32_t now_ms)
 		link.hello_at_ms = now_ms;
 		if (now_ms - link.hello_sent_ms < HELLO_INTERVAL_MS_MIN)
 			link.hello_at_ms = link.hello_sent_ms + HELLO_INTERVAL_MS_MIN;
+		return;
+	case COMMAND:
+		if (length < COMMAND_HEAD_BYTES || get_u32(content + 1) != run())
+			return;
+		command(get_u32(content + 5), content + COMMAND_HEAD_BYTES, length - COMMAND_HEAD_BYTES);
 		return;
 	default:
 		return;
@@ -137,6 +164,15 @@ static uint8_t *write_reply(uint8_t *to)
 	return put_u16(to, link.reply_at.us);
 }
 
+static uint8_t *write_command_reply(uint8_t *to)
+{
+	*to++ = COMMAND_REPLY;
+	to = put_u32(to, run());
+	to = put_u32(to, link.command_number);
+	*to++ = link.command_result;
+	return to;
+}
+
 void link_poll(uint32_t now_ms)
 {
 	uint8_t byte;
@@ -154,6 +190,9 @@ void link_poll(uint32_t now_ms)
 	if (link.reply_due) {
 		link.reply_due = false;
 		end = write_reply(content);
+	} else if (link.command_reply_due) {
+		link.command_reply_due = false;
+		end = write_command_reply(content);
 	} else if (!link.introduced && (int32_t)(now_ms - link.hello_at_ms) >= 0) {
 		link.hello_asked = false;
 		link.hello_sent_ms = now_ms;

@@ -10,11 +10,14 @@ enum {
 	CONNACK = 0x20,
 	PUBLISH = 0x30,
 	PUBACK = 0x40,
+	SUBSCRIBE = 0x82,
+	SUBACK = 0x90,
 	PINGREQ = 0xC0,
 	PINGRESP = 0xD0,
 	TYPE = 0xF0,
 	PUBLISH_DUP = 0x08,
 	PUBLISH_QOS_1 = 0x02,
+	PUBLISH_QOS = 0x06,
 
 	PROTOCOL_LEVEL = 4,
 	/* Connect flags (section 3.1.2.3). */
@@ -29,8 +32,14 @@ enum {
 	/* The packet identifiers of a run: 14 of the 16 bits, without 0. */
 	RUN_BITS = 14,
 	RUN_IDS = (1 << RUN_BITS) - 1,
+	/* No PUBLISH has it: its lower 14 bits are 0. */
+	SUBSCRIBE_ID = 1 << RUN_BITS,
 };
 
+/* Parts of a PUBLISH's body (section 3.3). */
+enum part { TOPIC_LENGTH_HIGH, TOPIC_LENGTH_LOW, TOPIC, ID_HIGH, ID_LOW, PAYLOAD };
+
+static const char device_topic[] = "device/";
 static const char will_payload[] = "{\"status\":\"lost\"}";
 
 /* Put the head in front of a body of up to 255 bytes that ends at `end`. */
@@ -62,9 +71,9 @@ static uint8_t *put_field(uint8_t *to, const void *bytes, uint8_t length)
 	return to + length;
 }
 
-static uint8_t *put_topic(uint8_t *to, struct mqtt_name name, const char *last)
+static uint8_t *put_topic(uint8_t *to, const char *first, struct mqtt_name name, const char *last)
 {
-	uint8_t *end = text_put(to + 2, "device/");
+	uint8_t *end = text_put(to + 2, first);
 	memcpy(end, name.text, name.length);
 	end = text_put(end + name.length, last);
 	put_u16(to, (uint16_t)(end - to - 2));
@@ -78,7 +87,7 @@ struct mqtt_packet mqtt_connect(uint8_t *to, struct mqtt_name name, const uint8_
 	*end++ = secret_length ? USER_NAME_AND_PASSWORD | WILL_QOS_1 | WILL : WILL_QOS_1 | WILL;
 	end = put_u16(end, MQTT_KEEP_ALIVE_S);
 	end = put_field(end, name.text, name.length);
-	end = put_topic(end, name, "/status");
+	end = put_topic(end, device_topic, name, "/status");
 	end = put_field(end, will_payload, sizeof will_payload - 1);
 	if (secret_length) {
 		end = put_field(end, name.text, name.length);
@@ -118,7 +127,7 @@ static uint8_t *put_payload(uint8_t *to, uint32_t boot, uint32_t incarnation, co
 struct mqtt_packet mqtt_publish(uint8_t *to, struct mqtt_name name, uint32_t boot, uint32_t incarnation,
 				const struct mqtt_sample *sample, bool again)
 {
-	uint8_t *end = put_topic(to + HEAD_BYTES_MAX, name, "/thermo");
+	uint8_t *end = put_topic(to + HEAD_BYTES_MAX, device_topic, name, "/thermo");
 	end = put_u16(end, mqtt_packet_id(boot, sample->sequence));
 	end = put_payload(end, boot, incarnation, sample);
 	return with_head(to, end, again ? PUBLISH | PUBLISH_QOS_1 | PUBLISH_DUP : PUBLISH | PUBLISH_QOS_1);
@@ -130,18 +139,34 @@ struct mqtt_packet mqtt_pingreq(void)
 	return (struct mqtt_packet){packet, sizeof packet};
 }
 
-/* Whether a server may send a packet with this first byte and length. A PUBLISH passes, as an earlier user of this name
- * may have left a subscription in its session. */
+struct mqtt_packet mqtt_subscribe(uint8_t *to, struct mqtt_name name)
+{
+	uint8_t *end = put_u16(to + HEAD_BYTES_MAX, SUBSCRIBE_ID);
+	end = put_topic(end, "command/", name, "/#");
+	*end++ = 1; /* QoS */
+	return with_head(to, end, SUBSCRIBE);
+}
+
+struct mqtt_packet mqtt_puback(uint8_t *to, uint16_t packet_id)
+{
+	return with_head(to, put_u16(to + HEAD_BYTES_MAX, packet_id), PUBACK);
+}
+
+/* Whether a server may send a packet with this first byte and length. A SUBACK passes whatever it says: a gateway that
+ * grants no subscription sends no commands. */
 static bool expected(uint8_t first, uint32_t length)
 {
 	if ((first & TYPE) == PUBLISH)
 		return true;
-	return (first == PINGRESP && length == 0) || ((first == CONNACK || first == PUBACK) && length == 2);
+	return (first == PINGRESP && length == 0) || (first == SUBACK && length == 3) || ((first == CONNACK || first == PUBACK) && length == 2);
 }
 
 static enum mqtt_received take_packet(struct mqtt_receiver *receiver)
 {
 	receiver->at = 0;
+	/* A PUBLISH that ends before its payload has no topic, or no identifier. Nobody sends such a one. */
+	if ((receiver->first & TYPE) == PUBLISH)
+		return receiver->part == PAYLOAD ? MQTT_COMMAND : MQTT_NOTHING;
 	switch (receiver->first) {
 	case CONNACK:
 		/* The only acknowledge flag is "session present". It changes nothing here. */
@@ -158,6 +183,35 @@ static enum mqtt_received take_packet(struct mqtt_receiver *receiver)
 	}
 }
 
+static void take_publish_byte(struct mqtt_receiver *receiver, uint8_t byte)
+{
+	uint8_t after_topic = receiver->first & PUBLISH_QOS ? ID_HIGH : PAYLOAD;
+	switch (receiver->part) {
+	case TOPIC_LENGTH_HIGH:
+		receiver->topic_left = (uint16_t)(byte << 8);
+		receiver->part = TOPIC_LENGTH_LOW;
+		return;
+	case TOPIC_LENGTH_LOW:
+		receiver->topic_left |= byte;
+		receiver->part = receiver->topic_left ? TOPIC : after_topic;
+		return;
+	case TOPIC:
+		if (--receiver->topic_left == 0)
+			receiver->part = after_topic;
+		return;
+	case ID_HIGH:
+	case ID_LOW:
+		receiver->number = (uint16_t)(receiver->number << 8) | byte;
+		receiver->part++;
+		return;
+	default:
+		if (receiver->payload_length < MQTT_COMMAND_BYTES_MAX)
+			receiver->payload[receiver->payload_length] = byte;
+		if (receiver->payload_length <= MQTT_COMMAND_BYTES_MAX)
+			receiver->payload_length++;
+	}
+}
+
 enum mqtt_received mqtt_receive(struct mqtt_receiver *receiver, uint8_t byte)
 {
 	switch (receiver->at) {
@@ -165,6 +219,9 @@ enum mqtt_received mqtt_receive(struct mqtt_receiver *receiver, uint8_t byte)
 		receiver->first = byte;
 		receiver->shift = 0;
 		receiver->left = 0;
+		receiver->number = 0;
+		receiver->part = TOPIC_LENGTH_HIGH;
+		receiver->payload_length = 0;
 		receiver->at = 1;
 		return MQTT_NOTHING;
 	case 1:
@@ -177,7 +234,10 @@ enum mqtt_received mqtt_receive(struct mqtt_receiver *receiver, uint8_t byte)
 		receiver->at = 2;
 		return receiver->left ? MQTT_NOTHING : take_packet(receiver);
 	default:
-		receiver->number = (uint16_t)(receiver->number << 8) | byte;
+		if ((receiver->first & TYPE) == PUBLISH)
+			take_publish_byte(receiver, byte);
+		else
+			receiver->number = (uint16_t)(receiver->number << 8) | byte;
 		return --receiver->left ? MQTT_NOTHING : take_packet(receiver);
 	}
 }

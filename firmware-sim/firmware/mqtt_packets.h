@@ -1,5 +1,5 @@
-/* The packets of MQTT 3.1.1 (OASIS standard, 29 October 2014) that a sensor needs: it publishes with QoS 1 and never
- * subscribes. No hardware, so that it runs on a host too. */
+/* The packets of MQTT 3.1.1 (OASIS standard, 29 October 2014) that a sensor needs: it publishes with QoS 1, and
+ * subscribes to its commands. No hardware, so that it runs on a host too. */
 #ifndef MQTT_PACKETS_H
 #define MQTT_PACKETS_H
 
@@ -20,6 +20,8 @@ enum {
 	/* First byte and remaining length; topic, packet identifier, payload. */
 	MQTT_PUBLISH_BYTES_MAX = 3 + (2 + 7 + DEVICE_BYTES_MAX + 7) + 2 + MQTT_PAYLOAD_BYTES_MAX,
 	MQTT_PINGREQ_BYTES = 2,
+	/* The longest command that is looked at. A longer one is not known. */
+	MQTT_COMMAND_BYTES_MAX = 8,
 };
 
 /* A packet in a caller's buffer. It may begin after the buffer's start. */
@@ -57,11 +59,18 @@ uint16_t mqtt_packet_id(uint32_t boot, uint32_t sequence);
 /* PINGREQ (section 3.12). */
 struct mqtt_packet mqtt_pingreq(void);
 
+/* SUBSCRIBE (section 3.8) to `command/NAME/#` with QoS 1. `to` has room for MQTT_PUBLISH_BYTES_MAX. */
+struct mqtt_packet mqtt_subscribe(uint8_t *to, struct mqtt_name name);
+
+/* PUBACK (section 3.4). `to` has room for MQTT_PUBLISH_BYTES_MAX. */
+struct mqtt_packet mqtt_puback(uint8_t *to, uint16_t packet_id);
+
 enum mqtt_received {
 	MQTT_NOTHING, /* the packet is not whole yet, or of no interest */
 	MQTT_CONNACK, /* number: the return code, 0 for accepted */
 	MQTT_PUBACK,  /* number: the packet identifier */
 	MQTT_PINGRESP,
+	MQTT_COMMAND, /* number: the packet identifier, 0 with QoS 0; payload */
 	MQTT_MALFORMED, /* not what a server sends: give the connection up */
 };
 
@@ -70,7 +79,11 @@ struct mqtt_receiver {
 	uint8_t at;        /* 0: first byte, 1: remaining length, 2: body */
 	uint8_t shift;     /* place of the next byte of the remaining length, in bits */
 	uint32_t left;     /* bytes of the body that are still to come */
-	uint16_t number;   /* the body's last two bytes, most significant first */
+	uint16_t number;   /* the body's last two bytes, most significant first; in a PUBLISH, the packet identifier */
+	uint8_t part;           /* PUBLISH: where in its body */
+	uint16_t topic_left;    /* PUBLISH: bytes of the topic that are still to come */
+	uint8_t payload_length; /* MQTT_COMMAND_BYTES_MAX + 1: the payload is longer than its room */
+	uint8_t payload[MQTT_COMMAND_BYTES_MAX];
 };
 
 /* Take in one byte of the connection. A zeroed receiver is at the beginning of a packet. */

@@ -81,11 +81,11 @@ static bool packet_is(const char *hex, struct mqtt_packet packet)
 	return from_hex(hex, &expected) && same(&expected, packet.start, packet.length);
 }
 
-/* received BYTES EVENT NUMBER: the last event of mqtt_receive other than MQTT_NOTHING. */
+/* received BYTES EVENT NUMBER PAYLOAD: the last event of mqtt_receive other than MQTT_NOTHING. */
 static bool is_received(char **field)
 {
-	struct bytes bytes;
-	if (!from_hex(field[1], &bytes))
+	struct bytes bytes, payload;
+	if (!from_hex(field[1], &bytes) || !from_hex(field[4], &payload))
 		return false;
 	struct mqtt_receiver receiver = {.first = 0};
 	enum mqtt_received last = MQTT_NOTHING;
@@ -94,10 +94,18 @@ static bool is_received(char **field)
 		if (received != MQTT_NOTHING)
 			last = received;
 	}
-	static const char *const names[] = {"nothing", "connack", "puback", "pingresp", "malformed"};
+	static const char *const names[] = {"nothing", "connack", "puback", "pingresp", "command", "malformed"};
 	if (strcmp(names[last], field[2]) != 0)
 		return false;
-	return (last != MQTT_CONNACK && last != MQTT_PUBACK) || receiver.number == strtoul(field[3], NULL, 10);
+	bool has_number = last == MQTT_CONNACK || last == MQTT_PUBACK || last == MQTT_COMMAND;
+	if (has_number && receiver.number != strtoul(field[3], NULL, 10))
+		return false;
+	if (last != MQTT_COMMAND)
+		return true;
+	static const char too_long[] = "too long";
+	return receiver.payload_length > MQTT_COMMAND_BYTES_MAX
+		       ? same(&payload, (const uint8_t *)too_long, sizeof too_long - 1)
+		       : same(&payload, receiver.payload, receiver.payload_length);
 }
 
 static bool check_mqtt(char **field)
@@ -106,9 +114,15 @@ static bool check_mqtt(char **field)
 	struct bytes name, secret;
 	if (strcmp(field[0], "received") == 0)
 		return is_received(field);
+	/* puback PACKET NUMBER */
+	if (strcmp(field[0], "puback") == 0)
+		return packet_is(field[1], mqtt_puback(buffer, (uint16_t)strtoul(field[2], NULL, 10)));
 	if (!from_hex(field[2], &name) || name.length > DEVICE_BYTES_MAX)
 		return false;
 	struct mqtt_name device = {(const char *)name.at, (uint8_t)name.length};
+	/* subscribe PACKET NAME */
+	if (strcmp(field[0], "subscribe") == 0)
+		return packet_is(field[1], mqtt_subscribe(buffer, device));
 	/* connect PACKET NAME SECRET */
 	if (strcmp(field[0], "connect") == 0)
 		return from_hex(field[3], &secret) && secret.length <= MQTT_SECRET_BYTES_MAX &&

@@ -63,7 +63,11 @@ static void say_unasked(void)
 		{0xD0, 0}, {0x30, 0xFF, 0xFF, 0xFF, 0x7F}, {0x30, 0xFF, 0xFF, 0xFF, 0xFF}, {0x40, 3},
 		{0xF0, 0}, {0x90, 3, 0, 1, 0},
 	};
-	if (fuzz_below(2)) {
+	const uint8_t id = (uint8_t)fuzz_below(256);
+	const uint8_t command[] = {0x32, 10, 0, 1, 'c', 0, id, 'l', 'e', 'd', '=', '0' + (id & 3)};
+	if (fuzz_below(3) == 0) {
+		answer(command, sizeof command);
+	} else if (fuzz_below(2)) {
 		const char *word = words[fuzz_below(sizeof words / sizeof words[0])];
 		answer(word, strlen(word));
 	} else {
@@ -126,8 +130,15 @@ static uint16_t take_packet(const uint8_t *at, uint16_t left)
 	case 0xC0:
 		answer("\xD0\0", 2);
 		break;
+	case 0x80: {
+		const uint8_t suback[] = {0x90, 3, at[2], at[3], 1};
+		answer(suback, sizeof suback);
+		break;
+	}
+	case 0x40:
+		break;
 	default:
-		fuzz_check(0, "a client sends CONNECT, PUBLISH and PINGREQ");
+		fuzz_check(0, "a client sends CONNECT, PUBLISH, PUBACK, SUBSCRIBE and PINGREQ");
 	}
 	return length;
 }

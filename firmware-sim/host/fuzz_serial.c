@@ -7,7 +7,7 @@
 #include "fuzz.h"
 #include "host_board.h"
 
-enum { ACK = 3, PROBE = 4, HELLO_REQUEST = 6, DATA = 2, CONTENT_MAX = FRAME_RECEIVED_CONTENT_MAX + 8 };
+enum { ACK = 3, PROBE = 4, HELLO_REQUEST = 6, COMMAND = 7, DATA = 2, CONTENT_MAX = FRAME_RECEIVED_CONTENT_MAX + 8 };
 
 static struct {
 	uint8_t frame[FRAME_SENT_BYTES_MAX];
@@ -38,8 +38,8 @@ static uint32_t run(void)
 
 static uint8_t random_content(uint8_t *content)
 {
-	static const uint8_t lengths[] = {[0] = 1, [ACK] = 13, [PROBE] = 5, [HELLO_REQUEST] = 1};
-	uint8_t type = (uint8_t)fuzz_below(8);
+	static const uint8_t lengths[] = {[0] = 1, [ACK] = 13, [PROBE] = 5, [HELLO_REQUEST] = 1, [COMMAND] = 14};
+	uint8_t type = (uint8_t)fuzz_below(9);
 	uint8_t length = type < sizeof lengths && lengths[type] && fuzz_below(4)
 				 ? lengths[type]
 				 : (uint8_t)(1 + fuzz_below(CONTENT_MAX));
@@ -50,6 +50,10 @@ static uint8_t random_content(uint8_t *content)
 		/* About what this board could be told, right or not. */
 		put_u32(content + 1, run() + (fuzz_below(8) == 0));
 		put_u32(content + 5, core_oldest() + fuzz_below(12) - 2);
+	} else if (type == COMMAND && length == 14) {
+		put_u32(content + 1, run() + (fuzz_below(8) == 0));
+		put_u32(content + 5, fuzz_below(3));
+		memcpy(content + 9, fuzz_below(2) ? "led=1" : "led=2", 5);
 	}
 	return length;
 }

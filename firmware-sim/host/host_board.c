@@ -26,6 +26,8 @@ static struct {
 	uint8_t sent[SENT_BYTES_MAX];
 	uint16_t sent_count;
 	uint32_t sending_until_ms;
+	bool led;
+	uint32_t led_switched; /* times that a command has set it, to whatever */
 } host;
 
 void host_start(uint32_t seed, uint32_t now_ms)
@@ -42,6 +44,16 @@ void host_start(uint32_t seed, uint32_t now_ms)
 const struct identity *host_identity(void)
 {
 	return &host.identity;
+}
+
+bool host_led(void)
+{
+	return host.led;
+}
+
+uint32_t host_led_switched(void)
+{
+	return host.led_switched;
 }
 
 bool host_receive(uint8_t byte)
@@ -108,6 +120,12 @@ void board_eeprom_write(uint16_t address, const void *from, uint8_t length)
 {
 	check_eeprom(address, length);
 	memcpy(host_eeprom + address, from, length);
+}
+
+void board_led(bool on)
+{
+	host.led = on;
+	host.led_switched++;
 }
 
 bool board_serial_read(uint8_t *byte)

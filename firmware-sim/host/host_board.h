@@ -22,6 +22,10 @@ void host_start(uint32_t seed, uint32_t now_ms);
 /* Who the board says it is, since host_start. */
 const struct identity *host_identity(void);
 
+/* Whether the LED is on, and how many times a command has set it since host_start. */
+bool host_led(void);
+uint32_t host_led_switched(void);
+
 /* The line has brought a byte. False where the receive queue is full, and the byte lost. */
 bool host_receive(uint8_t byte);
 

@@ -18,7 +18,8 @@
 #include "system.h"
 
 enum {
-	JUMPER_PIN = 2,
+	JUMPER_PIN = 2, /* of port D */
+	LED_PIN = 5,    /* of port B */
 	RAM_FIRST = 0x100,
 	RAM_LAST = 0x8FF,
 
@@ -98,6 +99,15 @@ void chip_inhibit(bool inhibited)
 bool chip_inhibited(void)
 {
 	return chip.inhibited;
+}
+
+/* --- LED ----------------------------------------------------------------------------------------------------------- */
+
+static void led_changed(avr_irq_t *irq, uint32_t level, void *unused)
+{
+	(void)irq;
+	(void)unused;
+	fault_log_led(level);
 }
 
 /* --- Reset and power ----------------------------------------------------------------------------------------------- */
@@ -328,6 +338,7 @@ avr_t *chip_make(const char *elf_path, const char *eeprom_path, uint64_t seed)
 	avr_ioctl(avr, AVR_IOCTL_UART_SET_FLAGS('0'), &silent);
 	avr_register_io_write(avr, GPIOR1_ADDRESS, report_byte, NULL);
 	avr_register_io_write(avr, GPIOR0_ADDRESS, report_event, NULL);
+	avr_irq_register_notify(avr_io_getirq(avr, AVR_IOCTL_IOPORT_GETIRQ('B'), LED_PIN), led_changed, NULL);
 	analogue_connect(avr, seed, chip_us);
 	eeprom_load(avr, eeprom_path);
 

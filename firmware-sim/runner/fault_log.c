@@ -35,6 +35,15 @@ void fault_log_refused(const char *command, const char *why)
 	write_line("refused", command, why);
 }
 
+void fault_log_led(bool on)
+{
+	static bool last;
+	if (on == last)
+		return;
+	last = on;
+	write_line("led", on ? "on" : "off", NULL);
+}
+
 void fault_log_link(const char *words)
 {
 	static char last[256];

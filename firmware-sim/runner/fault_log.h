@@ -14,6 +14,9 @@ void fault_log(const char *words);
  * `{"time_us":1700000000000000,"refused":"noise 2","why":"it is: noise SHARE (0 to 1)"}`. */
 void fault_log_refused(const char *command, const char *why);
 
+/* Whether the LED is on, where that is new; it is off at first: `{"time_us":1700000000000000,"led":"on"}`. */
+void fault_log_led(bool on);
+
 /* How the modem's connection to the gateway stands, or whether somebody has the serial port open, where that is new:
  * `{"time_us":1700000000000000,"link":"let in"}`. */
 void fault_log_link(const char *words);

@@ -101,6 +101,11 @@ class Board:
         """The board's faults so far: `time_us` since 1970, and `fault`."""
         return read_faults(self.ledger.with_suffix(".faults"))
 
+    @property
+    def led_is_on(self) -> bool:
+        """See `led_is_on`."""
+        return led_is_on(self.ledger.with_suffix(".faults"))
+
     def why_not_let_in(self, since_us: int) -> str | None:
         """Why no gateway has let the modem's board in since `since_us` (microseconds since 1970); None if one has."""
         words = self._link_since(since_us)
@@ -267,6 +272,12 @@ def _write_to_pipe(board: Path, command: str) -> None:
 def read_faults(path: Path) -> list[dict[str, Any]]:
     """Read the faults of a board from its .faults file; empty if there is no file."""
     return [entry for entry in _read_log(path) if "fault" in entry]
+
+
+def led_is_on(path: Path) -> bool:
+    """Whether the LED of a board is on, by the chip's own port. `path` is its .faults file."""
+    states = [entry["led"] for entry in _read_log(path) if "led" in entry]
+    return bool(states) and states[-1] == "on"
 
 
 def _read_log(path: Path) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 It follows docs/frames.md, "What the gateway does".
 """
 
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,10 @@ from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.reading import WINDOW_SEQUENCES, Datum, Reading, Recalled, name_of_boot
 from gateway.record_contract import DEVICE_NAME, NAME_RULE
 from gateway.serial_lines.frames import (
+    COMMAND_DONE,
     Ack,
+    CommandFrame,
+    CommandReply,
     Data,
     Frame,
     FrameDecoder,
@@ -41,6 +45,10 @@ WIRE_TRIPS = 3
 """Round trips as slow as a wire, after which the port counts as a wire. A single one may be slow for another reason."""
 SILENT_OPEN_US = 2_000_000
 """Time from a port's opening until a silent sensor is asked. A sensor that the opening has reset sends HELLO sooner."""
+
+COMMAND_AGAIN_US = 1_000_000
+"""Time until an unanswered command is sent again. It doubles each time, as old firmware never answers."""
+COMMAND_AGAIN_US_MAX = 60_000_000
 
 REFUSED_HELLO = "refused-hello"
 """Key in `SerialLink.faults` for a HELLO with an invalid name. It is no fault of the line."""
@@ -91,7 +99,28 @@ class Lost:
     """If not, Kafka may have some of them, acknowledged before a crash of the gateway."""
 
 
-LinkEvent = Identified | HelloRefused | Received | Lost
+@dataclass(frozen=True, slots=True)
+class CommandAnswered:
+    """The sensor has answered a command."""
+
+    id: str
+    is_done: bool
+    """If not, the sensor does not take such a command."""
+
+
+LinkEvent = Identified | HelloRefused | Received | Lost | CommandAnswered
+
+
+@dataclass(slots=True)
+class _Command:
+    """A command on its way."""
+
+    id: str
+    device: str
+    number: int
+    payload: bytes
+    due_us: int
+    again_us: int = COMMAND_AGAIN_US
 
 
 class SerialLink:
@@ -104,6 +133,7 @@ class SerialLink:
     __slots__ = (
         "_ack_wanted",
         "_clocks",
+        "_command",
         "_decoder",
         "_heard_us",
         "_hello_requested_us",
@@ -143,6 +173,7 @@ class SerialLink:
         self._probe: tuple[int, int] | None = None
         self._probes_first = 0
         self._probes_unanswered = 0
+        self._command: _Command | None = None
         self._heard_us: int | None = None
         self._probe_due_us = opened_us + SILENT_OPEN_US
 
@@ -160,8 +191,8 @@ class SerialLink:
 
     @property
     def due_us(self) -> int:
-        """When `data_to_send` next has a PROBE, or a HELLO_REQUEST into silence."""
-        return self._probe_due_us
+        """When `data_to_send` next has a PROBE, a HELLO_REQUEST into silence, or a command."""
+        return self._probe_due_us if self._command is None else min(self._probe_due_us, self._command.due_us)
 
     @property
     def heard_us(self) -> int | None:
@@ -239,8 +270,27 @@ class SerialLink:
         run = self._run
         return run is not None and run.boot == identified.boot and run.hello.device == identified.device
 
+    @property
+    def command_id(self) -> str | None:
+        """The command that is on its way; None if there is none."""
+        return None if self._command is None else self._command.id
+
+    def command(self, command_id: str, payload: bytes, now_us: int) -> None:
+        """Send a command to the sensor again and again, until it answers. There must be a sensor, and no other command.
+
+        The number of a command follows from its id. So a sensor that gets it from the next start of the gateway too
+        carries it out once.
+        """
+        assert self._run is not None and self._command is None  # noqa: PT018, S101 - as the docstring says
+        number = zlib.crc32(command_id.encode())
+        self._command = _Command(command_id, self._run.hello.device, number, payload, now_us)
+
+    def withdraw(self) -> None:
+        """Send the command no more."""
+        self._command = None
+
     def data_to_send(self, now_us: int, nonce: int) -> bytes:
-        """Bytes to write now: at most one PROBE (with `nonce`, 32 random bits), ACK and HELLO_REQUEST."""
+        """Bytes to write now: at most one PROBE (with `nonce`, 32 random bits), ACK, HELLO_REQUEST and command."""
         frames: list[Frame] = []
         run = self._run
         if now_us >= self._probe_due_us:
@@ -261,6 +311,11 @@ class SerialLink:
             frames.append(HelloRequest())
             self._hello_requested_us = now_us
         self._hello_wanted = False
+        command = self._command
+        if command is not None and run is not None and now_us >= command.due_us:
+            frames.append(CommandFrame(run.hello.run, command.number, command.payload))
+            command.due_us = now_us + command.again_us
+            command.again_us = min(2 * command.again_us, COMMAND_AGAIN_US_MAX)
         return b"".join(encode_frame(frame) for frame in frames)
 
     def _may_request_hello(self, now_us: int) -> bool:
@@ -275,7 +330,7 @@ class SerialLink:
         return [Received(sequences, readings, self._run)]
 
     def _receive_frame(self, frame: Frame, now_us: int, arrived: list[tuple[int, Reading]]) -> list[LinkEvent]:
-        if isinstance(frame, Hello | Data | Reply):
+        if isinstance(frame, Hello | Data | Reply | CommandReply):
             self._heard_us = now_us
             self._probes_unanswered = 0
         match frame:
@@ -286,10 +341,21 @@ class SerialLink:
                 return self._receive_data(frame, now_us, arrived)
             case Reply():
                 self._receive_reply(frame, now_us)
+            case CommandReply():
+                return self._receive_command_reply(frame)
             case _:
                 # A gateway's frames come if receive and transmit are shorted, or if two gateways are wired.
                 self._ignored["gateway-frame"] += 1
         return []
+
+    def _receive_command_reply(self, reply: CommandReply) -> list[LinkEvent]:
+        command, run = self._command, self._run
+        if command is None or run is None or (reply.run, reply.number) != (run.hello.run, command.number):
+            # A second answer, most likely.
+            self._ignored["unexpected-command-reply"] += 1
+            return []
+        self._command = None
+        return [CommandAnswered(command.id, reply.result == COMMAND_DONE)]
 
     def _receive_hello(self, hello: Hello, now_us: int) -> list[LinkEvent]:
         reason = _why_refused(hello)
@@ -298,13 +364,18 @@ class SerialLink:
             known = self._refused_hello is not None and _identity(self._refused_hello) == _identity(hello)
             self._refused_hello = hello
             # This sensor is connected now. Its DATA must not pass for that of the sensor before.
-            self._run = None
+            self._run = self._command = None
             return [] if known else [HelloRefused(reason)]
         self._refused_hello = None
         self._ack_wanted = True
         if self._run is not None and self._run.goes_on_with(hello):
             return self._run.drop_below(hello.oldest)
         self._run = _Run(hello, self._topic, self._clock_of(hello))
+        if self._command is not None and self._command.device != hello.device:
+            self._command = None
+        elif self._command is not None:
+            # Its restart may have lost the command.
+            self._command.due_us, self._command.again_us = now_us, COMMAND_AGAIN_US
         self._probe = None
         self._probes_first = PROBES_FIRST
         self._probe_due_us = now_us

@@ -1,4 +1,4 @@
-"""The frames of a serial line, as docs/frames.md defines them: COBS, CRC-32 and six frame types."""
+"""The frames of a serial line, as docs/frames.md defines them: COBS, CRC-32 and eight frame types."""
 
 import re
 import struct
@@ -29,6 +29,12 @@ _DATA = struct.Struct("<BIIIIB")
 _ACK = struct.Struct("<BIII")
 _PROBE = struct.Struct("<BI")
 _REPLY = struct.Struct("<BIIH")
+_COMMAND = struct.Struct("<BII")
+_COMMAND_REPLY = struct.Struct("<BIIB")
+
+COMMAND_PAYLOAD_BYTES_MAX = GATEWAY_CONTENT_BYTES_MAX - _COMMAND.size
+COMMAND_DONE = 0
+"""`CommandReply.result` of a command that was carried out. Any other number means that the sensor does not take it."""
 
 
 class Defect(StrEnum):
@@ -215,11 +221,60 @@ class HelloRequest:
         return cls()
 
 
-Frame = Hello | Data | Ack | Probe | Reply | HelloRequest
+@dataclass(frozen=True, slots=True)
+class CommandFrame:
+    """A command. The sensor carries out a number once, and answers it each time."""
 
-_TYPES: dict[int, type[Frame]] = {kind.TYPE: kind for kind in (Hello, Data, Ack, Probe, Reply, HelloRequest)}
-_BEGINNING = re.compile(b"[^\x01](?=[" + re.escape(bytes(_TYPES)) + b"])", re.DOTALL)
-"""The beginning of a frame: a COBS run that holds at least the type, and a known type."""
+    TYPE: ClassVar[int] = 0x07
+    run: int
+    """See `Hello.run`."""
+    number: int
+    payload: bytes
+
+    def to_bytes(self) -> bytes:
+        """The content, without CRC. Raises ValueError if a field does not fit."""
+        if len(self.payload) > COMMAND_PAYLOAD_BYTES_MAX:
+            raise ValueError(f"a command of {len(self.payload)} bytes; at most {COMMAND_PAYLOAD_BYTES_MAX} fit")
+        return _pack(_COMMAND, self.TYPE, self.run, self.number) + self.payload
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """Parse the content. Raises FrameError."""
+        if not _COMMAND.size <= len(content) <= GATEWAY_CONTENT_BYTES_MAX:
+            raise FrameError(Defect.BAD_FIELDS)
+        _, run, number = _COMMAND.unpack_from(content)
+        return cls(run, number, content[_COMMAND.size :])
+
+
+@dataclass(frozen=True, slots=True)
+class CommandReply:
+    """Answers a command; `result` is `COMMAND_DONE`, or another number if the sensor does not take it."""
+
+    TYPE: ClassVar[int] = 0x08
+    run: int
+    """See `Hello.run`."""
+    number: int
+    result: int
+
+    def to_bytes(self) -> bytes:
+        """The content, without CRC. Raises ValueError if a field does not fit."""
+        return _pack(_COMMAND_REPLY, self.TYPE, self.run, self.number, self.result)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """Parse the content. Raises FrameError."""
+        _, run, number, result = _unpack(_COMMAND_REPLY, content)
+        return cls(run, number, result)
+
+
+Frame = Hello | Data | Ack | Probe | Reply | HelloRequest | CommandFrame | CommandReply
+
+_TYPES: dict[int, type[Frame]] = {
+    kind.TYPE: kind for kind in (Hello, Data, Ack, Probe, Reply, HelloRequest, CommandFrame, CommandReply)
+}
+_OF_SENSORS = bytes(kind.TYPE for kind in (Hello, Data, Reply, CommandReply))
+_BEGINNING = re.compile(b"[^\x01](?=[" + re.escape(_OF_SENSORS) + b"])", re.DOTALL)
+"""The beginning of a sensor's frame: a COBS run that holds at least the type, and a type that sensors send."""
 
 
 def encode_frame(frame: Frame) -> bytes:
@@ -252,7 +307,7 @@ class FrameDecoder:
     """Cuts a byte stream into frames. Does no I/O, holds at most two frames, and never raises.
 
     A piece between two zeros that is no frame is counted in `defects`, once, and skipped. The next zero is a new start.
-    Whole frames in such a piece still count: noise may stand in front of one, or a zero may be damaged.
+    Whole frames of a sensor in such a piece still count: noise may stand in front of one, or a zero may be damaged.
     """
 
     __slots__ = ("_encoded_bytes_max", "_partial", "_too_long", "defects")

@@ -13,11 +13,13 @@ from functools import partial
 import serial
 import structlog
 
+from gateway.command import DeviceCommand
 from gateway.host.latest import Latest
 from gateway.host.terminal_text import size, span
 from gateway.reading import SENSOR_DROPPED, BufferFileError, Intake, SerialIntake
 from gateway.serial_lines.frame_link import (
     REFUSED_HELLO,
+    CommandAnswered,
     HelloRefused,
     Identified,
     LinkEvent,
@@ -28,6 +30,8 @@ from gateway.serial_lines.frame_link import (
 from gateway.serial_lines.frames import Defect
 from gateway.serial_lines.ports import PortLostError, close_port, is_usb_cdc, read_port, why_closed
 
+CommandAnswer = Callable[[CommandAnswered], None]
+"""Told how a sensor has answered a command."""
 RUNS_MAX = 1_000
 """Runs (boots of sensors) whose last reported loss is remembered; the oldest is forgotten."""
 
@@ -234,8 +238,10 @@ class FrameLine(PortLine):
         losses: RingLosses,
         now_us: Callable[[], int],
         nonce: Callable[[], int],
+        answered: CommandAnswer,
     ) -> None:
         super().__init__(port, intake, now_us)
+        self._answered = answered
         self._link = link
         self._losses = losses
         self._nonce = nonce
@@ -252,6 +258,20 @@ class FrameLine(PortLine):
     def device(self) -> str | None:
         """The sensor that said HELLO; None before that."""
         return self._link.device
+
+    @property
+    def command_id(self) -> str | None:
+        """The command that is on its way; None if there is none."""
+        return self._link.command_id
+
+    def command(self, command: DeviceCommand) -> None:
+        """Send a command to the sensor until it answers. There must be no other, and the sensor must be known."""
+        self._link.command(command.id, command.payload, self._now_us())
+        self._write()
+
+    def withdraw_command(self) -> None:
+        """Send the command no more."""
+        self._link.withdraw()
 
     def state(self) -> dict[str, object]:
         """See `PortLine.state`."""
@@ -379,6 +399,8 @@ class FrameLine(PortLine):
                 case HelloRefused():
                     log.warning("serial device refused", port=self.name, reason=event.reason)
                     self._intake.event("device-refused", None, port=self.name, reason=event.reason)
+                case CommandAnswered():
+                    self._answered(event)
 
     def _begin_recall(self, identified: Identified) -> None:
         recall = self._loop.create_task(self._recall(identified))

@@ -28,6 +28,7 @@ from gateway.serial_lines.ports import (
     why_not_opened,
 )
 from gateway.serial_lines.rivals import brltty_words, rivals
+from gateway.serial_lines.serial_commands import SerialCommands
 from gateway.settings import SerialSettings
 
 PORTS_MAX = 128
@@ -101,6 +102,8 @@ class SerialIngress:
         self._settings = settings
         self._intake = intake
         self._losses = RingLosses(intake)
+        self.commands = SerialCommands(self._lines)
+        """Passes commands from the cloud on."""
         self._now_us = now_us
         self._nonce = nonce
         self._clocks = DeviceClocks() if clocks is None else clocks
@@ -150,6 +153,9 @@ class SerialIngress:
                 for name, gone in self._gone.items()
             },
         }
+
+    def _lines(self) -> list[Line]:
+        return [each.line for each in self._open.values() if not each.line.closed]
 
     def _names(self) -> dict[str, str]:
         """Names of the open lines by real path, each name once."""
@@ -267,7 +273,8 @@ class SerialIngress:
             # In a thread: a driver may wait for its adapter, and the other lines should not.
             port = await asyncio.to_thread(open_port, name, settings.baud)
             link = SerialLink(name, settings, self._now_us(), self._clocks)
-            line: Line = FrameLine(port, link, self._intake, self._losses, self._now_us, self._nonce)
+            answered = self.commands.answered
+            line: Line = FrameLine(port, link, self._intake, self._losses, self._now_us, self._nonce, answered)
         else:
             open_line = section.kind.opener()
             line = await open_line(name, section.settings, settings.topic, self._intake, self._now_us)

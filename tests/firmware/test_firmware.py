@@ -49,7 +49,7 @@ from tests.support.waiting import patience, until
 pytestmark = pytest.mark.avr
 
 SOURCES = PROJECT / "firmware-sim" / "firmware"
-SERIAL_MODULES = ("board", "core", "crc32", "frame", "identity", "link_serial", "text")
+SERIAL_MODULES = ("board", "command", "core", "crc32", "frame", "identity", "link_serial", "text")
 FLASH_BYTES_MAX = 8192
 RAM_BYTES_MAX = 1400
 WINDOW = 8

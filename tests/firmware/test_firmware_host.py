@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from gateway.serial_lines.frames import (
     Ack,
+    CommandFrame,
+    CommandReply,
     Data,
     FrameDecoder,
     Hello,
@@ -108,6 +110,36 @@ def test_hello_is_given_when_asked_for_although_an_ack_comes_before_it_is_sent(h
     asked = encode_frame(HelloRequest()) + encode_frame(Ack(boot ^ incarnation, 1, 0))
     (frame,) = decoder.feed(board.turn(300, asked) + board.turn(350))
     assert isinstance(frame, Hello)
+
+
+def test_a_command_switches_the_led_once_and_is_answered_each_time(host: ctypes.CDLL) -> None:
+    host.host_led.restype = ctypes.c_bool
+    board = HostBoard(host)
+    board.start(now_ms=0)
+    ((boot, incarnation),) = board.boots
+    run, now_ms = boot ^ incarnation, 1_000
+
+    def answers(*frames: CommandFrame) -> list[CommandReply]:
+        nonlocal now_ms
+        sent = board.turn(now_ms, b"".join(encode_frame(frame) for frame in frames))
+        sent += board.turn(now_ms + 100) + board.turn(now_ms + 200)
+        now_ms += 1_000
+        return [frame for frame in FrameDecoder().feed(sent) if isinstance(frame, CommandReply)]
+
+    assert answers(CommandFrame(run, 5, b"led=1")) == [CommandReply(run, 5, 0)]
+    assert host.host_led()
+    assert answers(CommandFrame(run, 5, b"led=1")) == [CommandReply(run, 5, 0)]
+    assert host.host_led_switched() == 1, "its answer was lost, and the same number came again"
+    assert answers(CommandFrame(run, 6, b"led=0")) == [CommandReply(run, 6, 0)]
+    assert not host.host_led()
+    for number, unknown in enumerate((b"led=2", b"led=", b"", b"LED=1", b"led=11", bytes(23)), 7):
+        assert answers(CommandFrame(run, number, unknown)) == [CommandReply(run, number, 1)]
+    assert answers(CommandFrame(run ^ 1, 20, b"led=1")) == [], "it is for another run"
+    assert not host.host_led()
+    board.start(seed=2)
+    ((_, _), (boot, incarnation)) = board.boots
+    assert answers(CommandFrame(boot ^ incarnation, 6, b"led=1")) == [CommandReply(boot ^ incarnation, 6, 0)]
+    assert host.host_led(), "a number counts within a run"
 
 
 # --- Under damaged input

@@ -1,5 +1,6 @@
 """The firmware's MQTT link on this machine, in a time of its own, between a modem and a gateway in memory."""
 
+import ctypes
 import json
 import re
 from collections.abc import Callable
@@ -12,16 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.mqtt import protocol
 from gateway.mqtt.protocol import (
     PINGRESP,
     Connect,
     ConnectReturnCode,
     PingRequest,
+    PubAck,
     Publish,
     ServerProtocol,
+    Subscribe,
     Violation,
     acknowledgements,
     connack,
+    suback,
 )
 from sluice_sim.avr import Network, provision
 from tests.support.at_modem import AtModem
@@ -32,6 +37,8 @@ pytestmark = pytest.mark.avr
 
 WINDOW = 4
 RING = 64
+OWED = 8
+"""Commands whose PUBACK a board may owe."""
 IDLE_STEP_MS = 5
 """While nothing is on the line."""
 PIECE_BYTES_MAX = 4
@@ -53,6 +60,10 @@ class Server:
     published: list[tuple[int, Publish]] = field(default_factory=list)
     """All PUBLISHes, with the number of their connection."""
     pings: int = 0
+    subscribed: list[tuple[str, int]] = field(default_factory=list)
+    """Filter and QoS of each SUBSCRIBE."""
+    answered: list[int] = field(default_factory=list)
+    """Packet identifiers of commands whose PUBACK came."""
     connections: "list[ServerConnection]" = field(default_factory=list)
 
     def dial(self, host: str, port: int) -> "ServerConnection | None":
@@ -108,6 +119,11 @@ class ServerConnection:
                 server.pings += 1
                 if server.answering:
                     self.outgoing += PINGRESP
+            case Subscribe():
+                server.subscribed += event.filters
+                self.outgoing += suback(event.packet_id, [1])
+            case PubAck():
+                server.answered.append(event.packet_id)
             case Violation():
                 self.open = False
             case _:
@@ -580,3 +596,59 @@ def test_every_sample_ends_acknowledged_or_reported_as_lost(
     assert sorted([*arrived, *lost]) == bench.board.of(TAKEN)
     for reading in readings:
         assert round(reading["celsius"] * 100) == bench.board.values[reading["seq"]]
+
+
+# --- Commands
+
+
+def led(bench: Bench) -> bool:
+    lit = bench.board.library.host_led
+    lit.restype = ctypes.c_bool
+    return bool(lit())
+
+
+def command(bench: Bench, payload: bytes, packet_id: int, *, dup: bool = False) -> None:
+    qos = 1 if packet_id else 0
+    bench.server.connections[-1].outgoing += protocol.publish("command/s1/set", payload, qos, packet_id, dup=dup)
+
+
+def test_a_command_switches_the_led_and_is_acknowledged(bench: Bench) -> None:
+    bench.online()
+    assert bench.server.subscribed == [("command/s1/#", 1)]
+    command(bench, b"led=1", 7)
+    bench.until(lambda: bench.server.answered == [7])
+    assert led(bench)
+    command(bench, b"led=0", 0)
+    bench.until(lambda: not led(bench))
+    bench.drain()
+    assert bench.server.answered == [7], "with QoS 0 there is no PUBACK"
+
+
+def test_a_command_that_is_not_known_is_acknowledged_and_does_nothing(bench: Bench) -> None:
+    bench.online()
+    for number, payload in enumerate((b"led=2", b"led=", b"", b"led=1 ", b"led=1" * 100, bytes(9)), 1):
+        command(bench, payload, number)
+    bench.until(lambda: bench.server.answered == [1, 2, 3, 4, 5, 6])
+    assert not led(bench)
+
+
+def test_commands_beyond_the_boards_memory_come_again_on_its_next_connection(bench: Bench) -> None:
+    """A gateway sends all that wait at once. None is acknowledged that the board did not look at."""
+    bench.online()
+    numbers = list(range(1, 17))
+    for number in numbers:
+        command(bench, b"led=%d" % (number % 2), number)
+    bench.run(5)
+    first = list(bench.server.answered)
+    assert first == numbers[: len(first)]
+    assert len(first) >= OWED
+    bench.server.connections[-1].vanished = True
+    before = len(bench.server.connects)
+    bench.until(lambda: len(bench.server.connects) > before)
+    bench.online()
+    assert bench.server.subscribed == [("command/s1/#", 1)] * 2
+    for number in numbers[len(first) :]:
+        command(bench, b"led=%d" % (number % 2), number, dup=True)
+    bench.run(5)
+    assert bench.server.answered == numbers[: len(bench.server.answered)]
+    bench.drain()

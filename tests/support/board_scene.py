@@ -148,7 +148,8 @@ async def scene(directory: Path, kafka: Broker, name: str) -> AsyncIterator[Scen
     made = Scene(directory, kafka, name)
     # A board's link ends with a digit; the one that is being made, with .new.
     ports = f'[serial]\nports = ["{directory}/tty-*[0-9]"]\nscan_interval_s = 0.1\n'
-    write_config(directory, kafka.bootstrap, made.port, name, ports)
+    commands = f'[commands]\ndevices = ["*"]\ntopic = "{name}-commands.{{gateway}}"\n'
+    write_config(directory, kafka.bootstrap, made.port, name, ports + commands)
     try:
         await made.start_gateway()
         yield made

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gateway.mqtt.protocol import PINGRESP, ConnectReturnCode, acknowledgements, connack, publish
+from gateway.mqtt.protocol import PINGRESP, ConnectReturnCode, acknowledgements, connack, publish, suback
 from gateway.serial_lines.frames import (
+    COMMAND_PAYLOAD_BYTES_MAX,
     GATEWAY_CONTENT_BYTES_MAX,
     SENSOR_CONTENT_BYTES_MAX,
     Ack,
+    CommandFrame,
+    CommandReply,
     Data,
     Hello,
     HelloRequest,
@@ -32,8 +35,16 @@ SENT: Final = (
     Data(U32_MAX, U32_MAX, U32_MAX, U32_MAX, 255, bytes(64)),
     Data(0x01000100, 256, 1, 65536, 0, b""),
     Reply(U32_MAX, 0, 999),
+    CommandReply(256, U32_MAX, 1),
 )
-RECEIVED: Final = (Ack(1, 0, 0), Ack(U32_MAX, U32_MAX, U32_MAX), Ack(256, 65536, 1 << 31), Probe(0), HelloRequest())
+RECEIVED: Final = (
+    *(Ack(1, 0, 0), Ack(U32_MAX, U32_MAX, U32_MAX), Ack(256, 65536, 1 << 31), Probe(0), HelloRequest()),
+    *(
+        CommandFrame(1, 0, b"led=1"),
+        CommandFrame(U32_MAX, 0, bytes(COMMAND_PAYLOAD_BYTES_MAX)),
+        CommandFrame(0, 0, b""),
+    ),
+)
 NAMES: Final = ("s1", "d" * 32)
 
 
@@ -64,6 +75,8 @@ SAMPLES: Final = (
     Sample(U32_MAX, U32_MAX, U32_MAX, U32_MAX, U32_MAX, 32767),
 )
 RUN_IDS: Final = 2**14 - 1
+TOO_LONG: Final = b"too long"
+"""Stands for a payload that has more bytes than the firmware looks at."""
 
 
 def frames() -> str:
@@ -117,12 +130,19 @@ def publish_packet(name: str, sample: Sample, *, dup: bool) -> bytes:
     return publish(f"device/{name}/thermo", sample.payload(), 1, packet_id, dup=dup)
 
 
+def subscribe_packet(name: str) -> bytes:
+    """SUBSCRIBE to the device's commands with QoS 1; no PUBLISH has its packet identifier."""
+    body = struct.pack("!H", 1 << 14) + field(f"command/{name}/#".encode()) + b"\x01"
+    return bytes((0x82, *_remaining(len(body)))) + body
+
+
 def mqtt() -> str:
     """`connect`, `publish` and `received` lines, as the first of the file says."""
     lines = [
         (
             "# connect PACKET NAME SECRET | publish PACKET NAME BOOT INCARNATION DUP SEQUENCE TICK LOST HUNDREDTHS"
-            " | received BYTES EVENT NUMBER. Written by tests/support/firmware_vectors.py"
+            " | subscribe PACKET NAME | puback PACKET NUMBER | received BYTES EVENT NUMBER PAYLOAD."
+            " Written by tests/support/firmware_vectors.py"
         )
     ]
     for name in NAMES:
@@ -136,29 +156,44 @@ def mqtt() -> str:
             for sample in SAMPLES
             for dup in (False, True)
         ]
+        lines.append(f"subscribe {subscribe_packet(name).hex()} {name.encode().hex()}")
+    lines += [f"puback {acknowledgements([number]).hex()} {number}" for number in (1, 256, 65535)]
     lines += [
-        f"received {data.hex()} {event} {number}"
-        for data, event, number in (
-            (connack(ConnectReturnCode.ACCEPTED), "connack", 0),
-            (connack(ConnectReturnCode.ACCEPTED, session_present=True), "connack", 0),
-            (connack(ConnectReturnCode.NOT_AUTHORIZED), "connack", 5),
-            (acknowledgements([1]), "puback", 1),
-            (acknowledgements([1, 65535]), "puback", 65535),
-            (PINGRESP, "pingresp", 0),
-            # Of no interest, but no reason to give the connection up; the second goes on for 256 MB.
-            (publish("x", bytes(300), 0, 0, dup=False), "nothing", 0),
-            (b"\x30\xff\xff\xff\x7f" + bytes(20), "nothing", 0),
-            (publish("x", bytes(300), 0, 0, dup=False) + acknowledgements([258]), "puback", 258),
-            (b"\x30\x00" + PINGRESP, "pingresp", 0),
-            (b"\x30\xff\xff\xff\xff", "malformed", 0),
-            (b"\x20\x02\x02\x00", "malformed", 0),
-            (b"\x20\x03", "malformed", 0),
-            (b"\x40\x00", "malformed", 0),
-            (b"\x41\x02", "malformed", 0),
-            (b"\xd0\x01", "malformed", 0),
-            (b"\x90\x03", "malformed", 0),
-            (b"ready", "malformed", 0),
-            (b"HTTP/1.1 400 Bad Request\r\n", "malformed", 0),
+        f"received {data.hex()} {event} {number} {payload.hex() or '-'}"
+        for data, event, number, payload in (
+            (connack(ConnectReturnCode.ACCEPTED), "connack", 0, b""),
+            (connack(ConnectReturnCode.ACCEPTED, session_present=True), "connack", 0, b""),
+            (connack(ConnectReturnCode.NOT_AUTHORIZED), "connack", 5, b""),
+            (acknowledgements([1]), "puback", 1, b""),
+            (acknowledgements([1, 65535]), "puback", 65535, b""),
+            (PINGRESP, "pingresp", 0, b""),
+            # Whatever it says, it is no reason to give the connection up.
+            (suback(1 << 14, [1]), "nothing", 0, b""),
+            (suback(1 << 14, [0x80]), "nothing", 0, b""),
+            (publish("command/s1/set", b"led=1", 1, 258, dup=False), "command", 258, b"led=1"),
+            (publish("command/s1/set", b"led=1", 1, 65535, dup=True), "command", 65535, b"led=1"),
+            (publish("command/s1", b"led=0", 0, 0, dup=False), "command", 0, b"led=0"),
+            (publish("c", b"", 1, 1, dup=False), "command", 1, b""),
+            (publish("c" * 300, b"12345678", 1, 1, dup=False), "command", 1, b"12345678"),
+            (publish("c", b"123456789", 1, 1, dup=False), "command", 1, TOO_LONG),
+            (publish("x", bytes(300), 0, 0, dup=False), "command", 0, TOO_LONG),
+            # It goes on for 256 MB.
+            (b"\x30\xff\xff\xff\x7f" + bytes(20), "nothing", 0, b""),
+            (publish("x", bytes(300), 0, 0, dup=False) + acknowledgements([258]), "puback", 258, b""),
+            # Cut off by its length: in the topic's length, in the topic, in the identifier.
+            (b"\x30\x00" + PINGRESP, "pingresp", 0, b""),
+            (b"\x32\x01\x00" + PINGRESP, "pingresp", 0, b""),
+            (b"\x32\x03\x00\x02c" + PINGRESP, "pingresp", 0, b""),
+            (b"\x32\x04\x00\x01c\x00" + PINGRESP, "pingresp", 0, b""),
+            (b"\x30\xff\xff\xff\xff", "malformed", 0, b""),
+            (b"\x20\x02\x02\x00", "malformed", 0, b""),
+            (b"\x20\x03", "malformed", 0, b""),
+            (b"\x40\x00", "malformed", 0, b""),
+            (b"\x41\x02", "malformed", 0, b""),
+            (b"\xd0\x01", "malformed", 0, b""),
+            (b"\x90\x02", "malformed", 0, b""),
+            (b"ready", "malformed", 0, b""),
+            (b"HTTP/1.1 400 Bad Request\r\n", "malformed", 0, b""),
         )
     ]
     return "\n".join(lines) + "\n"
