@@ -160,6 +160,7 @@ def conditions(facts: Facts) -> list[Condition]:
         *_devices_file(facts),
         *_serial(facts.serial),
         *_brokers(facts.brokers),
+        *_commands(facts.commands),
         *_log_ins(facts),
         *_devices(facts),
         *(() if holds else clock),
@@ -569,6 +570,13 @@ def _brokers(brokers: dict[str, Any]) -> Iterator[Condition]:
         if broker["refused"]:
             words = f"The site's MQTT broker {_name(name)} refuses {_listed(map(_name, broker['refused']))}."
             yield Condition("broker-refuses", "bad", "Broker", words)
+
+
+def _commands(commands: dict[str, Any]) -> Iterator[Condition]:
+    if commands.get("error") is not None:
+        words = f"No commands are read from {_name(commands['topic'])}: {_sentence(commands['error'], FLAW_MAX)}"
+        means = "They wait in Kafka, and expire there."
+        yield Condition("commands-unread", "warn", "Commands", words, means)
 
 
 def quarantined(reasons: dict[str, int]) -> Iterator[Condition]:

@@ -72,6 +72,8 @@ class Facts(Struct, frozen=True):
     counted_last: dict[str, str] = {}
     """By count: the device that it counted last."""
     serial: dict[str, Any] = {}
+    commands: dict[str, Any] = {}
+    """Commands from the cloud; empty if none are read."""
     brokers: dict[str, Any] = {}
     devices: int = 0
     heard: int = 0
@@ -147,6 +149,15 @@ class _Serial(TypedDict, total=False):
     gone: dict[str, _GonePort]
 
 
+class _Commands(TypedDict):
+    """Commands from the cloud."""
+
+    topic: str
+    waiting: int
+    counts: dict[str, int]
+    error: str | None
+
+
 class _Broker(TypedDict):
     """A broker of the site."""
 
@@ -193,6 +204,7 @@ class State(Struct, frozen=True):
     mqtt_listener: dict[str, int] = {}
     mqtt_brokers: dict[str, _Broker] = {}
     serial: _Serial = {}
+    commands: _Commands | None = None
 
 
 _PARTS: Mapping[str, tuple[type, str]] = {
@@ -236,6 +248,7 @@ def told_facts(
         "counts": state.counts,
         "counted_last": state.counted_last,
         "serial": state.serial,
+        "commands": state.commands or {},
         "brokers": state.mqtt_brokers,
     }
     unknown = frozenset(_unknown(answer))

@@ -98,6 +98,14 @@ _NOT_OUR_MQTT = {
 """By reason: who speaks another protocol to the MQTT port, and what to do."""
 
 
+_ENDS = {
+    "delivered": "delivered",
+    "expired": "expired",
+    "refused": "refused",
+    "unknown-device": "for unknown devices",
+}
+
+
 def facts_of(seen: Glance) -> Facts:
     """Facts from which the conditions follow."""
     found, room, rows = seen.buffer_status, seen.room, seen.devices or ()
@@ -148,6 +156,7 @@ def status_lines(seen: Glance) -> Iterator[str]:
         ("payloads", "Payloads", ()),
         ("listener", "Log-ins", _listener(state.mqtt_listener)),
         ("serial", "Serial", _serial(facts.serial, seen.now.boottime_us)),
+        ("commands", "Commands", _commands(facts.commands)),
         ("quarantine", "Quarantine", () if seen.buffer_status.quarantined else ("empty",)),
         ("lost", "Losses", _losses(seen, state)),
         ("devices", "Devices", _devices(seen, facts)),
@@ -387,6 +396,19 @@ def _serial(serial: dict[str, Any], now_us: int) -> Iterator[str]:
     if any(map(_is_mute, ports.values())):
         # One line for all ports that cannot acknowledge.
         yield CANNOT_ACKNOWLEDGE
+
+
+def _commands(commands: dict[str, Any]) -> Iterator[str]:
+    """Commands from the cloud that wait, and the ends of others."""
+    if not commands:
+        return
+    ends = ", ".join(
+        f"{commands['counts'][outcome]:,} {words}"
+        for outcome, words in _ENDS.items()
+        if commands["counts"].get(outcome)
+    )
+    waiting = counted(commands["waiting"], "command") + (" waits" if commands["waiting"] == 1 else " wait")
+    yield f"{waiting if commands['waiting'] else 'none waits'}; since the start {ends or 'none has ended'}"
 
 
 def _is_mute(port: dict[str, Any]) -> bool:

@@ -250,6 +250,12 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
             "journalctl",
         ),
         (
+            {"commands": {"topic": "gateway-commands.gw1", "waiting": 0, "counts": {}, "error": "it is gone; make it"}},
+            "warn",
+            "No commands are read from gateway-commands.gw1: it is gone; make it.",
+            "",
+        ),
+        (
             {"buffer_status": replace(FOUND, quarantined=2, quarantine_reasons={"no-route": 2})},
             "note",
             "2 messages could not be forwarded: 2 no-route.",

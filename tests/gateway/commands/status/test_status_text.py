@@ -226,6 +226,21 @@ def test_a_broker_that_cannot_be_reached() -> None:
     )
 
 
+def test_commands_that_wait_and_the_ends_of_others_have_a_line() -> None:
+    def line(waiting: int, **counts: int) -> str:
+        told = {"topic": "gateway-commands.gw1", "waiting": waiting, "counts": {"read": 9, **counts}, "error": None}
+        (found,) = [
+            each[INDENT:]
+            for each in status_lines(glance({"up": True}, answer={"commands": told}))
+            if "since the" in each
+        ]
+        return found
+
+    assert line(0) == "none waits; since the start none has ended"
+    assert line(1, delivered=1_200, expired=2) == "1 command waits; since the start 1,200 delivered, 2 expired"
+    assert line(2, **{"unknown-device": 1}) == "2 commands wait; since the start 1 for unknown devices"
+
+
 def test_conditions_are_the_same_for_programs() -> None:
     codes = {each.code for each in conditions(facts_of(glance(DOWN | {"throttled_s": 1.0})))}
     assert codes == {"no-source", "kafka-unreached", "kafka-throttles"}
