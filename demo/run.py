@@ -27,6 +27,7 @@ from gateway.buffer.status import BufferStatus, read_status
 from gateway.buffer.wear import written_bytes
 from gateway.reading import BufferFileError
 from sluice_sim import avr
+from sluice_sim.avr_board import led_is_on
 from sluice_sim.avr_faults import Build
 
 WATCH_INTERVAL_S = 0.5
@@ -47,6 +48,8 @@ KAFKA_SILENT_S_MAX = 20.0
 SENSORS_STOP_S_MAX = 40.0
 GATEWAY_STOP_S_MAX = 20.0
 INGEST_STOP_S_MAX = 60.0
+COMMAND_S_MAX = 120.0
+"""Seconds that a command to a board may take, with the start of the program that sends it."""
 STANDSTILL_S_MAX = 180.0
 """Seconds in which something must move. If the gateway has just started, a reading may wait up to a minute for its
 sensor's clock; and on a busy machine Spark may write nothing for two minutes."""
@@ -206,6 +209,10 @@ async def _measure(run: Run) -> None:
     with progress.step("Measure with the uplink up", lasts_s=settings.before_s) as step:
         await asyncio.sleep(settings.before_s)
         step.result = "readings go from the sensors through the buffer to Kafka"
+    if sensors.boards:
+        with progress.step(f"Command {sensors.boards[0].name} from the cloud: switch your LED on") as step:
+            await _switch_on(run, sensors.boards[0].name)
+            step.result = "acknowledged by the board, and its LED is on: sluice-cloud command --wait"
     with progress.step("OUTAGE: the path to Kafka is cut, the sensors go on", lasts_s=settings.outage_seconds) as step:
         await _outage(run)
         step.result = f"{run.buffered or 0:,} readings wait in the buffer, acknowledged and on disk"
@@ -339,6 +346,28 @@ def _start_board(run: Run, build: Build, number: int) -> Child:
     seed = number + (100 if wiring.modem else 0)
     command = avr.board_command(folder, device, seed, avr.FIRMWARES[build], wiring)
     return run.children.start(device, command, INSTALL)
+
+
+async def _switch_on(run: Run, device: str) -> None:
+    """Switch on the LED of a board by a command through Kafka.
+
+    Raises:
+        DemoError: the command was not delivered, or the LED stays off.
+    """
+    words = ("command", device, "led=1", "--gateway", "demo-gateway", "--namespace", "demo", "--wait")
+    sender = run.children.start(
+        "command",
+        (COMMANDS / "sluice-cloud", *words, "--bootstrap", run.broker.bootstrap),
+        "See what the command says, and gateway.log.",
+    )
+    await run.children.finish_well(sender, COMMAND_S_MAX)
+    await _until(
+        run,
+        lambda: led_is_on(run.folder.boards / f"{device}.faults"),
+        lambda: None,
+        f"{device} has acknowledged a command, and its LED stays off",
+        run.gateway,
+    )
 
 
 def board_kind(device: str) -> str:
