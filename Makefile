@@ -8,6 +8,7 @@
 # make docs   docs/settings.md and docs/commands.md anew from the code
 # make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)
 # make image  the card to flash into build/image, with an update of it (as root; see docs/flashing.md; IMAGE_URL=FOLDER)
+# make test-image   that card in emulated machines: first start, power cut, a good and a bad update (half an hour)
 # make cloud  the ingest job alone into /opt/sluice (CLOUD=FOLDER), for systemd or a container (see docs/ingest.md)
 # make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)
 # make bench-uplink    how the way to Kafka drains, comes back and what it costs (as root; see tests/bench/uplink.py)
@@ -39,7 +40,7 @@ MAVEN := mvn --quiet --batch-mode
 QUIETLY := --quiet --disable-pip-version-check --root-user-action ignore
 # Maven resets the terminal's colours at its end, whatever it is told.
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
-TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients prometheus strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static qemu-system-arm u-boot-qemu u-boot-tools mtools dosfstools fdisk rauc squashfs-tools chromium fonts-dejavu-core
+TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients prometheus strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static qemu-system-arm u-boot-qemu u-boot-tools mtools dosfstools fdisk rauc squashfs-tools openssh-client chromium fonts-dejavu-core
 WITH_SERVERS := kafka or spark or avr or box
 TEST_JARS := $(patsubst %,build/jars/%.done,kafka_classes spark registry s3 s3proxy)
 SIDE_BY_SIDE = $(BIN)/pytest --dist loadfile --no-loadscope-reorder --numprocesses
@@ -51,7 +52,7 @@ SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 unexport PYTHONDONTWRITEBYTECODE
 COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd image firmware-sim
 
-.PHONY: always cloud demo test docs test-fast test-long test-slice test-tools test-jars check lock install jars deb image clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install peers
+.PHONY: always cloud demo test docs test-fast test-long test-slice test-tools test-jars check lock install jars deb image test-image test-image-if-changed clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -191,6 +192,21 @@ build/apt-image: Makefile demo/install_packages.sh
 
 image: build/apt-image build/deb-venv/installed
 	@build/deb-venv/bin/python -m image.build_image $(if $(VERSION),--version $(VERSION)) $(if $(SIGNING_KEY),--signing-key $(SIGNING_KEY)) $(if $(IMAGE_URL),--url $(IMAGE_URL))
+
+# Its starts take minutes of emulation each, so it is no part of `make test`. It keeps a digest of the files that it was
+# run with, for a commit. Where they are still those, CI does not run it.
+IMAGE_FILES := image systemd gateway/host/boot_slots.py gateway/commands/update $(addprefix tests/,system/test_image.py \
+	$(addprefix support/,forgetful_card.py image_guest.py image_story.py uboot_board.py) image/imager) ':!image/tested' ':!systemd/*ingest*'
+IMAGE_DIGEST = git ls-files -z -- $(IMAGE_FILES) | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
+test-image: build/apt-test build/apt-image install build/deb-venv/installed
+	@build/deb-venv/bin/python -m image.build_image --raw --version 1.0.0 --output build/image/test
+	@SLUICE_TEST_WHOLE=1 $(BIN)/pytest --durations 0 tests/system/test_image.py
+	@$(IMAGE_DIGEST) > image/tested
+
+test-image-if-changed:
+	@if [ "$$($(IMAGE_DIGEST))" = "$$(cat image/tested)" ]; then \
+		echo "the card is as make test-image has tried it (image/tested): it is not tried again"; \
+	else $(MAKE) --no-print-directory test-image; fi
 
 cloud:
 	@PYTHON=$(PYTHON) demo/install_packages.sh $(CLOUD_PACKAGES)
