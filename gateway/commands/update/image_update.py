@@ -31,15 +31,9 @@ class Bundle(Struct, frozen=True):
 
 def update_image(file: Path, *, allow_downgrade: bool) -> None:
     """Install a bundle, and restart the box to try it. Raises UpdateError."""
-    image = this_image()
+    image = ready_image()
     installed, running = image.version, image.slot
     bundle = read_bundle(file)
-    state = boot_slots.read(boot_slots.BOOT_FOLDER)
-    if state.trial == running:
-        raise UpdateError(
-            f"version {installed} is on trial itself, and the other slot is what this box would go back to: wait until "
-            "sluice status says that it was found good"
-        )
     if not is_newer_version(bundle.version, installed, allow_downgrade=allow_downgrade):
         say(f"version {bundle.version} is installed already: nothing was done")
         return
@@ -61,13 +55,18 @@ def update_image(file: Path, *, allow_downgrade: bool) -> None:
     service.reboot()
 
 
-def this_image() -> OurImage:
-    """Describe this box's image. Raises UpdateError if it runs none of ours."""
+def ready_image() -> OurImage:
+    """Describe this box's image. Raises UpdateError if it runs none of ours, or if a bundle may not be written now."""
     image = our_image.read()
     if image is None:
         raise UpdateError(
             "it is for boxes whose card was written from Sluice's image, and this one was not: take the .deb file of "
             "that version"
+        )
+    if boot_slots.read(boot_slots.BOOT_FOLDER).trial == image.slot:
+        raise UpdateError(
+            f"version {image.version} is on trial itself, and the other slot is what this box would go back to: wait "
+            "until sluice status says that it was found good"
         )
     return image
 

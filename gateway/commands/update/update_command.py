@@ -1,4 +1,4 @@
-"""`sluice update`: installs a newer version of this gateway from a file, if the file's signature is trusted.
+"""`sluice update`: installs a newer version of this gateway from a file or an address, if its signature is trusted.
 
 A .deb replaces the package. A .raucb is a whole root, for boxes with our image (`image_update`).
 """
@@ -10,18 +10,22 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from msgspec import Struct
 
 from gateway.commands.options import FINDING
-from gateway.commands.update.image_update import refuse_packages, update_image
+from gateway.commands.update import download
+from gateway.commands.update.image_update import ready_image, refuse_packages, update_image
 from gateway.commands.update.programs import UpdateError, call, is_newer_version, last_lines
+from gateway.commands.update.trial import own_settings
 from gateway.host.our_image import os_release
 from gateway.host.safe_files import why_others_could_change
 from gateway.host.terminal import say
 from gateway.host.terminal_text import counted, escaped, hanging
+from gateway.settings import GatewaySettings, KafkaSettings, Settings
+from gateway.tls.dates import Dates
 
 BUNDLE_SUFFIX = ".raucb"
 PACKAGE = "sluice-gateway"
@@ -37,7 +41,13 @@ SIGNATURE_BYTES = 64
 """Length of an Ed25519 signature (RFC 8032)."""
 PACKAGE_BYTES_MAX = 200_000_000
 """Largest package that is copied. A larger file could fill the disk of the readings; versions have a tenth of it."""
+BUNDLE_BYTES_MAX = 1_000_000_000
+"""Largest bundle that is fetched. A root has less."""
 KEYS_MAX = 20
+FETCHED = "fetched"
+"""Name in CACHE of a file that is fetched, without its ending."""
+_DEFAULTS = Settings(GatewaySettings(id="none"), KafkaSettings(bootstrap=("none:9092",)))
+"""Settings of a gateway that is not set up yet, as far as they matter here: its clock is the kernel's."""
 
 
 class Package(Struct, frozen=True):
@@ -60,19 +70,31 @@ class Box(Struct, frozen=True):
     """Installed version; empty if none is installed."""
 
 
+class FileOrAddress(click.Path):
+    """A file that exists, as a path, or an address in the network, as a text."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType`."""
+        is_address = isinstance(value, str) and "://" in value
+        return value if is_address else super().convert(value, param, ctx)
+
+
 @click.command(
-    short_help="Install a newer version from a signed file.",
+    short_help="Install a newer version from a signed file or from https.",
     epilog="Example: sluice update sluice-gateway_1.1.0_arm64_deb12.deb",
 )
-@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("source", metavar="FILE|URL", type=FileOrAddress(path_type=Path, exists=True, dir_okay=False))
 @click.option(
     "--signature",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="The signature of a .deb file, if it is not beside it as FILE.sig.",
 )
 @click.option("--allow-downgrade", is_flag=True, help="Install the file even if it is older than this version.")
-def update(file: Path, signature: Path | None, allow_downgrade: bool) -> None:  # noqa: FBT001 - click passes options by name
-    """Install a version of this gateway from a file, as root. Nothing is fetched from a network.
+def update(source: Path | str, signature: Path | None, allow_downgrade: bool) -> None:  # noqa: FBT001 - click passes options by name
+    """Install a version of this gateway, as root, from a FILE, or from a URL that begins with https://.
+
+    If the connection breaks for long, the same command goes on where it was. A .deb file's signature is fetched from
+    beside it. Nothing else is fetched from a network.
 
     A .deb file must be signed by a key that came with the installed version or is in /etc/sluice/release-keys. It must
     be for this box, and newer. Installing it restarts the service. The previous version is kept in /var/cache/sluice.
@@ -86,15 +108,68 @@ def update(file: Path, signature: Path | None, allow_downgrade: bool) -> None:  
     if os.geteuid() != 0:
         _refuse("only root may install a version: run this again with sudo")
     try:
-        if file.suffix == BUNDLE_SUFFIX:
-            if signature is not None:
-                raise click.UsageError(f"a {BUNDLE_SUFFIX} file has its signature inside: leave out --signature")
-            update_image(file, allow_downgrade=allow_downgrade)
-        else:
+        name = source.name if isinstance(source, Path) else download.path_of(source)
+        if not name.endswith(BUNDLE_SUFFIX):
             refuse_packages()
-            _update(file, signature or file.with_name(f"{file.name}.sig"), allow_downgrade=allow_downgrade)
+            with _at_hand(source, signature) as (file, its_signature):
+                _update(file, its_signature, allow_downgrade=allow_downgrade)
+        elif signature is not None:
+            raise click.UsageError(f"a {BUNDLE_SUFFIX} file has its signature inside: leave out --signature")
+        elif isinstance(source, Path):
+            update_image(source, allow_downgrade=allow_downgrade)
+        else:
+            ready_image()
+            with _fetched(source, BUNDLE_SUFFIX, BUNDLE_BYTES_MAX) as file:
+                update_image(file, allow_downgrade=allow_downgrade)
     except UpdateError as error:
         _refuse(str(error))
+
+
+@contextmanager
+def _at_hand(package: Path | str, signature: Path | None) -> Iterator[tuple[Path, Path]]:
+    """A package and its signature as files; what was fetched is removed afterwards. Raises UpdateError."""
+    if isinstance(package, Path):
+        yield package, signature or package.with_name(f"{package.name}.sig")
+    elif signature is not None:
+        with _fetched(package, ".deb", PACKAGE_BYTES_MAX) as file:
+            yield file, signature
+    else:
+        # The signature first: if there is none, the package is not fetched for nothing.
+        address = download.beside(package, ".sig")
+        with (
+            _fetched(address, ".sig", PACKAGE_BYTES_MAX) as fetched,
+            _fetched(package, ".deb", PACKAGE_BYTES_MAX) as file,
+        ):
+            yield file, fetched
+
+
+@contextmanager
+def _fetched(address: str, suffix: str, bytes_max: int) -> Iterator[Path]:
+    """A file of the network; if it came whole, it is removed afterwards. Raises UpdateError."""
+    file = CACHE / f"{FETCHED}{suffix}"
+    _make_cache()
+    say(f"fetching {address}")
+    download.fetch(address, file, bytes_max, _dates())
+    try:
+        yield file
+    finally:
+        # Also if nobody trusts it: the next call must not go on from it.
+        download.forget(file)
+
+
+def _dates() -> Dates:
+    """By which dates certificates are judged: as the gateway does."""
+    from gateway.commands.check.kafka import certificate_dates  # noqa: PLC0415 - it loads the client of Kafka
+
+    return certificate_dates(own_settings() or _DEFAULTS)
+
+
+def _make_cache() -> None:
+    try:
+        CACHE.mkdir(mode=0o700, parents=True, exist_ok=True)
+        CACHE.chmod(0o700)
+    except OSError as error:
+        raise UpdateError(f"{CACHE} cannot be made: {error.strerror}; is the disk full?") from error
 
 
 def _refuse(words: str) -> NoReturn:
@@ -220,8 +295,7 @@ def is_newer(package: Package, box: Box, *, allow_downgrade: bool) -> bool:
 def _private_copy(package: Path, signature: Path) -> Iterator[tuple[Path, bytes]]:
     """Copy the package to where only root can change it, and read its signature. The copy is removed afterwards."""
     try:
-        CACHE.mkdir(mode=0o700, parents=True, exist_ok=True)
-        CACHE.chmod(0o700)
+        _make_cache()
         with tempfile.TemporaryDirectory(dir=CACHE, prefix="update-") as folder:
             copy = Path(folder, f"{PACKAGE}.deb")
             with package.open("rb") as source, copy.open("wb") as target:

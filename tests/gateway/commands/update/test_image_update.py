@@ -13,10 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import main
-from gateway.commands.update import image_update, programs
+from gateway.commands.update import download, image_update, programs, update_command
 from gateway.host import boot_slots, last_update, our_image, service
 from gateway.host.boot_slots import SlotState
 from gateway.host.last_update import Before
+from tests.support.certificates import make_authority
+from tests.support.https_site import https_site
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[4]
@@ -144,7 +146,7 @@ def site(rauc: RaucSite, monkeypatch: pytest.MonkeyPatch) -> RaucSite:
     return rauc
 
 
-def update(file: Path, *options: str) -> Result:
+def update(file: Path | str, *options: str) -> Result:
     return CliRunner().invoke(main, ["update", str(file), *options])
 
 
@@ -168,7 +170,30 @@ def test_a_bundle_is_written_into_the_other_slot_which_is_then_on_trial(site: Ra
     (site.folder / "rebooted").unlink()
 
 
-def refused(site: RaucSite, file: Path, *options: str) -> str:
+def test_a_bundle_of_a_web_server_is_installed_and_not_kept(
+    site: RaucSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = make_authority(tmp_path / "tls")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    monkeypatch.setattr(update_command, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(download, "PAUSES_S", (0.0,))
+    with https_site(authority.sign("server")) as server:
+        server.files["/latest.raucb"] = site.bundle("1.1.0").read_bytes()
+        server.cuts = [40_000]
+        boot_slots.write(site.folder / "boot", boot_slots.put_on_trial(SlotState(good="b"), "a"))
+        assert "version 1.0.0 is on trial itself" in refused(site, server.address("/latest.raucb"))
+        assert server.asked == [], "nothing is fetched in vain"
+        boot_slots.write(site.folder / "boot", SlotState())
+        shown = update(server.address("/latest.raucb"))
+    assert shown.exit_code == 0, shown.output
+    assert "installed: version 1.1.0, before it 1.0.0" in shown.output
+    assert [asked for _, asked in server.asked] == ["", "bytes=39999-"]
+    assert (site.folder / "slot-b").read_bytes()[: len(CONTENT)] == CONTENT
+    assert list((tmp_path / "cache").iterdir()) == []
+    (site.folder / "rebooted").unlink()
+
+
+def refused(site: RaucSite, file: Path | str, *options: str) -> str:
     """The words that an update is refused with. Nothing may have changed, and nothing restarts."""
     before, record = site.state, last_update.read()
     shown = update(file, *options)
