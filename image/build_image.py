@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.commands.setup.answers import EXAMPLE
+from gateway.host.our_image import COMPATIBLE
 from image import base_tree, card, native_tools, packages_inside, publish, quiet, root_tree
 from image.native_tools import Tools
 from image.root_tree import Inputs
@@ -23,7 +24,6 @@ from systemd.deb_python import ROOT, DependencyError
 
 HERE = ROOT / "image"
 OUTPUT = ROOT / "build" / "image"
-COMPATIBLE = "sluice-arm64"
 BOOT_MB, ROOT_MB, DATA_MB = 128, 640, 64
 ROOT_UUID = "5711ce00-0000-4000-8000-000000000001"
 DATA_UUID = "5711ce00-0000-4000-8000-000000000002"

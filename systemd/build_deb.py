@@ -46,6 +46,7 @@ _PROGRAMS = {
     # For boxes with our image.
     f"{LIBRARY}/rauc-slots": "rauc-slots",
     f"{LIBRARY}/update-trial": "update-trial",
+    f"{LIBRARY}/stick-update": "stick-update",
 }
 """Programs, and their scripts in `debian/`."""
 

@@ -235,7 +235,10 @@ def _wear(facts: Facts) -> Iterator[Condition]:
 
 
 def _update(facts: Facts) -> Iterator[Condition]:
-    update = facts.update
+    refused, update = facts.refused_update, facts.update
+    if refused is not None:
+        todo = "Pull the stick out, and bring the right file on it."
+        yield Condition("update-refused", "warn", "Update", _sentence(_capital(refused.words)), "", todo)
     if update is None or update.result == "good":
         return
     words = _sentence(_capital(update.words))

@@ -90,6 +90,8 @@ class Facts(Struct, frozen=True):
     """Number of all such devices."""
     update: LastUpdate | None = None
     """Last update of the box's image; None if there was none."""
+    refused_update: LastUpdate | None = None
+    """Update on the stick that is plugged in, if it was refused."""
     unknown: frozenset[str] = frozenset()
     """Members of the daemon's answer that cannot be read, such as `serial` and `uplink.sent`. Also `uplink`, `clock`
     and `devices` if it has nothing of them."""

@@ -1,1 +1,1 @@
-"""This box: terminal, logs, processes, names, network, disk health, systemd."""
+"""This box: terminal, logs, processes, names, network, disk health, sticks, systemd."""

@@ -14,6 +14,8 @@ from gateway.host.boot_slots import Slot
 
 IMAGE_ID: Final = "sluice"
 """IMAGE_ID in the os-release of our image."""
+COMPATIBLE: Final = "sluice-arm64"
+"""What a bundle for our image says that it is for."""
 PARTITIONS: Final = {"boot partition": boot_slots.BOOT_FOLDER, "data partition": Path("/data")}
 """Partitions that can fill up, and where they are mounted. A root is read only."""
 

@@ -89,9 +89,10 @@ class OnDisk(Struct, frozen=True):
     """The disk, and how much of its life is used, in words."""
     troubles: tuple[Trouble, ...]
     update: LastUpdate | None
+    refused_update: LastUpdate | None
 
 
-NOTHING_FOUND: Final = OnDisk(None, {}, [], 0, None, "", (), None)
+NOTHING_FOUND: Final = OnDisk(None, {}, [], 0, None, "", (), None, None)
 
 
 class Row(Struct, frozen=True):
@@ -335,6 +336,7 @@ class StatusView:
             above_share=state.above_share,
             above_share_devices=state.above_share_devices,
             update=on_disk.update,
+            refused_update=on_disk.refused_update,
         )
 
     def _missing(self) -> Iterator[tuple[str, int]]:
@@ -512,7 +514,8 @@ def versions() -> dict[str, str]:
 def look_at_the_file(path: Path) -> OnDisk:
     """Read the buffer's file and its disk; what cannot be read stays unknown. Runs on a thread of its own."""
     free: int | None = None
-    disk, wrong, update = "", tuple[Trouble, ...](), last_update.read()
+    disk, wrong = "", tuple[Trouble, ...]()
+    updates = last_update.read(), last_update.read_refused()
     with suppress(OSError):
         space = os.statvfs(path)
         free = space.f_bavail * space.f_frsize
@@ -534,8 +537,8 @@ def look_at_the_file(path: Path) -> OnDisk:
             )
     except BufferFileError as error:
         _log.debug("the buffer's file could not be looked at", error=str(error))
-        return OnDisk(None, {}, [], 0, free, disk, wrong, update)
-    return OnDisk(found, lost, [UsageHour(*hour) for hour in hours], unused * page_bytes, free, disk, wrong, update)
+        return OnDisk(None, {}, [], 0, free, disk, wrong, *updates)
+    return OnDisk(found, lost, [UsageHour(*hour) for hour in hours], unused * page_bytes, free, disk, wrong, *updates)
 
 
 def _values(trace: Trace) -> Iterator[tuple[str, Value]]:

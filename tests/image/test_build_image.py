@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.host import our_image
 from image import base_tree, build_image, card, root_tree
 from systemd import build_deb
 from systemd.deb_python import ROOT
@@ -45,7 +46,7 @@ def test_a_key_is_made_once_and_its_owners_alone(tmp_path: Path) -> None:
 def test_rauc_trusts_the_key_that_is_there_and_knows_the_partitions_of_the_card() -> None:
     told = (IMAGE / "root/etc/rauc/system.conf").read_text()
     assert f"path=/{root_tree.TRUSTED}" in told
-    assert f"compatible={build_image.COMPATIBLE}" in told
+    assert f"compatible={our_image.COMPATIBLE}" in told
     assert f"bootloader-custom-backend=/{build_deb.LIBRARY}/rauc-slots" in told
     assert re.findall(r"by-partuuid/(\S+)", told) == [f"{card.DISK_SIGNATURE:08x}-{part:02}" for part in (2, 3)]
 

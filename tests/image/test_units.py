@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.host import last_update
 from image import card, root_tree
 from systemd import build_deb
 
@@ -27,7 +28,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, place in build_deb._PLACES.items():
         if place.startswith(build_deb.UNITS):
             shutil.copy(build_deb.HERE / name, root / place)
-    for program in (*build_deb._PROGRAMS, "usr/bin/ssh-keygen"):
+    for program in (*build_deb._PROGRAMS, "usr/bin/ssh-keygen", "usr/bin/rm"):
         (root / program).parent.mkdir(parents=True, exist_ok=True)
         (root / program).write_text("#!/bin/sh\n")
         (root / program).chmod(0o755)
@@ -56,11 +57,19 @@ def test_what_they_start_is_there_and_may_be_run(box: Path) -> None:
             assert os.access(box / line.split()[0].lstrip("/"), os.X_OK), f"{path.name}: {line}"
 
 
-def test_each_of_them_is_switched_on_or_started_by_a_timer() -> None:
+def test_each_of_them_is_switched_on_or_started_by_a_timer_or_a_device() -> None:
     wanted = {path.name for path in OURS if "[Install]" in path.read_text()}
     assert {name if "." in name else f"{name}.service" for name in root_tree.UNITS_ON_OURS} == wanted
+    rules = "".join(path.read_text() for path in (IMAGE / "root/usr/lib/udev/rules.d").iterdir())
+    by_device = {f"{name}@.service" for name in re.findall(r'ENV\{SYSTEMD_WANTS\}\+="([\w-]+)@%k\.service"', rules)}
     for path in OURS:
-        assert path.name in wanted or path.with_suffix(".timer").name in wanted, path.name
+        assert path.name in wanted | by_device or path.with_suffix(".timer").name in wanted, path.name
+
+
+def test_what_is_told_of_a_stick_goes_with_the_stick() -> None:
+    unit = UNITS / "sluice-stick@.service"
+    assert f"ExecStop=/usr/bin/rm -f {last_update.REFUSED}\n" in unit.read_text()
+    assert "BindsTo=dev-%i.device\n" in unit.read_text()
 
 
 def test_the_judge_of_an_update_runs_at_each_start_of_a_box_that_was_updated() -> None:

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cli import main
-from gateway.commands.setup import provision, provision_command, provision_media
+from gateway.commands.setup import provision, provision_command
 from gateway.commands.setup.answers import SECRETS_NAME
 from gateway.commands.setup.provision import DONE_NAME, REPORT_NAME, TAKEN_NAME
-from gateway.commands.setup.provision_media import MediumError
 from gateway.config import config_file
+from gateway.host import usb_sticks
+from gateway.host.usb_sticks import MediumError
 from gateway.listener import credentials
 from gateway.page.password import read_password_line, verify_password
 from tests.support.waiting import patience
@@ -364,8 +365,8 @@ def test_only_removable_usb_media_are_looked_at(tmp_path: Path) -> None:
     block_device(block, "pci0000:00/usb1/1-3/host8/block", "sdc", removable=False, parts=["sdc1"])
     block_device(block, "pci0000:00/ata1/host0/block", "sdd", parts=["sdd1"])
     block_device(block, "platform/mmc_host/block", "mmcblk0", parts=["mmcblk0p1"])
-    assert provision_media.sticks(block) == ["sda1", "sda2", "sdb"]
-    assert provision_media.sticks(tmp_path / "none") == []
+    assert usb_sticks.sticks(block) == ["sda1", "sda2", "sdb"]
+    assert usb_sticks.sticks(tmp_path / "none") == []
 
 
 class System:
@@ -382,9 +383,9 @@ class System:
 
 def test_a_stick_is_mounted_so_that_nothing_on_it_runs() -> None:
     system = System("vfat")
-    with provision_media.mounted("sda1", system) as folder:
+    with usb_sticks.mounted("sda1", system) as folder:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        provision_media.make_writable(folder, system)
+        usb_sticks.make_writable(folder, system)
     _, mount, remount, umount = system.ran
     assert mount == f"mount -t vfat -o ro,nosuid,nodev,noexec,umask=077 /dev/sda1 {folder}"
     assert remount == f"mount -o remount,rw,nosuid,nodev,noexec {folder}"
@@ -397,15 +398,15 @@ def test_a_real_file_system_is_written_only_once_it_may_be(tmp_path: Path) -> No
     image = tmp_path / "image"
     image.write_bytes(bytes(4_000_000))
     try:
-        provision_media.run(["mkfs.ext4", "-q", "-F", str(image)])
-        device = provision_media.run(["losetup", "--find", "--show", str(image)])
+        usb_sticks.run(["mkfs.ext4", "-q", "-F", str(image)])
+        device = usb_sticks.run(["losetup", "--find", "--show", str(image)])
     except (OSError, subprocess.SubprocessError) as error:
         pytest.skip(f"this machine has no loop devices for us: {error}")
     try:
-        with provision_media.mounted(device.removeprefix("/dev/")) as folder:
+        with usb_sticks.mounted(device.removeprefix("/dev/")) as folder:
             with pytest.raises(OSError, match="Read-only file system"):
                 (folder / "sluice.toml").write_text("x")
-            provision_media.make_writable(folder)
+            usb_sticks.make_writable(folder)
             medium(folder)
             os.mknod(folder / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
             with pytest.raises(PermissionError):
@@ -415,7 +416,7 @@ def test_a_real_file_system_is_written_only_once_it_may_be(tmp_path: Path) -> No
             assert not (folder / SECRETS_NAME).exists()
         assert not folder.exists()
     finally:
-        provision_media.run(["losetup", "--detach", device])
+        usb_sticks.run(["losetup", "--detach", device])
     assert_set_up(tmp_path / "etc" / "gateway.toml")
     assert b"kafka-9d2c1b77" not in image.read_bytes(), "what was overwritten is gone, on a disk that writes in place"
 
@@ -424,7 +425,7 @@ def test_other_file_systems_are_left_alone() -> None:
     system = System("ntfs")
     with (
         pytest.raises(MediumError, match="no file system vfat, exfat, ext4 is seen on"),
-        provision_media.mounted("x", system),
+        usb_sticks.mounted("x", system),
     ):
         pass
     assert len(system.ran) == 1

@@ -31,6 +31,8 @@ DONE_NAME: Final = f"{ANSWERS_NAME}.done"
 REPORT_NAME: Final = "sluice-report.txt"
 PROVISIONING_NAMES: Final = (SECRETS_NAME, ANSWERS_NAME, TAKEN_NAME, DONE_NAME, REPORT_NAME)
 """Names of files of a provisioning, secrets first."""
+BOOT_FOLDERS: Final = (Path("/boot/firmware"), Path("/boot"))
+"""Folders of a card's boot partition, which any computer can write: since Raspberry Pi OS and Debian 12, and before."""
 _HIDDEN_ENDING: Final = f"{ANSWERS_NAME}.txt"
 """Name that a file of answers gets on a Windows that hides endings."""
 _FLASH: Final = (

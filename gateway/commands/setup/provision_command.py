@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from gateway.commands.options import FINDING, config_option
-from gateway.commands.setup.provision import Provisioned, is_asked, provision
-from gateway.commands.setup.provision_media import BOOT_FOLDERS, MediumError, make_writable, mounted, sticks
+from gateway.commands.setup.provision import BOOT_FOLDERS, Provisioned, is_asked, provision
 from gateway.commands.setup.setup_command import written_lines
 from gateway.host import service
 from gateway.host.terminal import say
+from gateway.host.usb_sticks import MediumError, make_writable, mounted, sticks
 
 _NOTHING = "no sluice.toml was found: there is nothing to do"
 

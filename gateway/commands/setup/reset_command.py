@@ -16,8 +16,7 @@ from gateway.buffer.status import open_to_read, read_status
 from gateway.buffer.stored_rows import ALL_SERIES
 from gateway.commands.options import FINDING, config_option
 from gateway.commands.setup.new_settings import secret_files
-from gateway.commands.setup.provision import PROVISIONING_NAMES
-from gateway.commands.setup.provision_media import BOOT_FOLDERS
+from gateway.commands.setup.provision import BOOT_FOLDERS, PROVISIONING_NAMES
 from gateway.commands.setup.setup_command import end, typed
 from gateway.commands.setup.write import CREDENTIALS_FOLDER, SECRETS_FOLDER, is_unfinished
 from gateway.config import config_file

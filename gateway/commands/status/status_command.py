@@ -136,5 +136,6 @@ def glance(settings: Settings, config: Path, timeout_s: float | None = None) -> 
         to_start="" if found.running else how_to_start(config),
         disk=read_disk(path.parent),
         update=last_update.read(),
+        refused_update=last_update.read_refused(),
         image=our_image.read(),
     )

@@ -72,6 +72,7 @@ class Glance:
     """Command that starts the daemon, if no daemon runs."""
     disk: "Disk | None" = None
     update: "LastUpdate | None" = None
+    refused_update: "LastUpdate | None" = None
     image: "OurImage | None" = None
     rates: "Rates | None" = None
     """Rates since an earlier glance, if there was one."""
@@ -128,6 +129,7 @@ def facts_of(seen: Glance) -> Facts:
         missing=tuple(sorted(missing, key=lambda each: -each[1])),
         findings=tuple((row.device, row.note) for row in rows if row.finding and row.note),
         update=seen.update,
+        refused_update=seen.refused_update,
     )
     return facts if seen.devices is not None else replace(facts, unknown=facts.unknown | {"devices"})
 

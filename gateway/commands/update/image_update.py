@@ -18,6 +18,7 @@ from gateway.host.terminal import say
 from gateway.reading import BufferFileError
 from gateway.settings import Settings
 
+BUNDLE_SUFFIX: Final = ".raucb"
 SENDS_S: Final = 60.0
 """Mean seconds between two readings up to which a sensor has to be heard in the trial too."""
 
@@ -37,8 +38,13 @@ def update_image(file: Path, *, allow_downgrade: bool) -> None:
     if not is_newer_version(bundle.version, installed, allow_downgrade=allow_downgrade):
         say(f"version {bundle.version} is installed already: nothing was done")
         return
-    update = LastUpdate(secrets.token_hex(8), installed, bundle.version, boot_slots.other(running), how_it_is())
     former = last_update.read()
+    given_up = "" if former is None else former.given_up
+    cuts = former.cuts if former is not None and former.new == bundle.version else 0
+    slot = boot_slots.other(running)
+    update = LastUpdate(
+        secrets.token_hex(8), installed, bundle.version, slot, how_it_is(), given_up=given_up, cuts=cuts
+    )
     # Before RAUC: if the power goes once the slot is on trial, the trial knows what to ask for.
     last_update.write(update)
     say(f"writing version {bundle.version} into slot {update.slot}; readings are taken meanwhile")

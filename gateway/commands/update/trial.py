@@ -24,6 +24,8 @@ from gateway.toml_files.mistakes import ConfigError
 
 TRIAL_S: Final = 300.0
 """Seconds from the start of this program, by the monotonic clock, within which a version has to be found good."""
+CUTS_MAX: Final = 3
+"""How often in a row a version's writing may be cut off before the version counts as given up."""
 FED_S: Final = 60.0
 """Seconds for which the service has to run and feed its watchdog."""
 LOOK_S: Final = 2.0
@@ -124,7 +126,10 @@ def _end(state: SlotState, good: Slot, update: LastUpdate | None, reason: str = 
     """End the trial, and keep what became of it: first the words, for without the trial nobody would write them."""
     slot = state.trial or boot_slots.other(good)
     update = update or LastUpdate(_UNKNOWN, _UNKNOWN, _UNKNOWN, slot, Before())
-    ended = replace(update, result="went-back" if reason else "good", reason=reason)
+    # Without a trial it was not written to its end, so nobody knows whether it is good.
+    cuts = update.cuts + 1 if reason and state.trial is None else 0
+    given_up = update.new if reason and (not cuts or cuts >= CUTS_MAX) else update.given_up
+    ended = replace(update, result="went-back" if reason else "good", reason=reason, given_up=given_up, cuts=cuts)
     try:
         last_update.write(ended)
     except OSError as error:

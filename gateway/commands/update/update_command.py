@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from gateway.commands.options import FINDING
 from gateway.commands.update import download
-from gateway.commands.update.image_update import ready_image, refuse_packages, update_image
+from gateway.commands.update.image_update import BUNDLE_SUFFIX, ready_image, refuse_packages, update_image
 from gateway.commands.update.programs import UpdateError, call, is_newer_version, last_lines
 from gateway.commands.update.trial import own_settings
 from gateway.host.our_image import os_release
@@ -27,7 +27,6 @@ from gateway.host.terminal_text import counted, escaped, hanging
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
 from gateway.tls.dates import Dates
 
-BUNDLE_SUFFIX = ".raucb"
 PACKAGE = "sluice-gateway"
 """Name of the gateway's package. Debian's own package `sluice` is another program."""
 SERVICE = "sluice.service"

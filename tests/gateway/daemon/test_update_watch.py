@@ -43,5 +43,27 @@ async def test_each_result_is_reported_once(tmp_path: Path) -> None:
         assert await look() == []
         watch = UpdateWatch(buffer, event, file)
         assert await look() == [], "told before a restart"
+        good = {"from": "1.0", "to": "1.1", "result": "good", "reason": None}
         last_update.write(replace(UPDATE, id="2", result="good"), file)
-        assert await look() == [{"from": "1.0", "to": "1.1", "result": "good", "reason": None}]
+        assert await look() == [good]
+
+
+async def test_a_refused_stick_is_reported_once_and_repeats_nothing(tmp_path: Path) -> None:
+    told: list[tuple[object, object, object]] = []
+
+    def event(*_: object, **details: object) -> None:
+        told.append((details["to"], details["result"], details["reason"]))
+
+    last, refused = tmp_path / "last.json", tmp_path / "refused.json"
+    last_update.write(replace(UPDATE, result="good"), last)
+    async with opened(tmp_path / "buffer.db") as buffer:
+        for number in range(3):
+            # The box starts with the stick in it, and once it is pulled out in between.
+            watch = UpdateWatch(buffer, event, last, refused)
+            last_update.write(replace(UPDATE, id="x", new="", result="refused", reason="torn"), refused)
+            await watch.look(INTERVAL_S * number)
+            await store(buffer, [entry()])
+            refused.unlink()
+            await watch.look(INTERVAL_S * (number + 1))
+            await store(buffer, [entry()])
+    assert told == [("1.1", "good", None), (None, "refused", "torn")]

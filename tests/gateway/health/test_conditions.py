@@ -86,6 +86,16 @@ def test_an_update_of_the_image_is_told_until_it_is_good() -> None:
     assert conditions(replace(WELL, update=replace(update, result="good"))) == []
 
 
+def test_a_stick_that_is_refused_is_told_beside_the_last_update() -> None:
+    update = LastUpdate("1", "1.0", "1.1", "b", Before(), "went-back", "its service does not run")
+    refused = replace(update, result="refused", reason="a.raucb: it is for toaster")
+    alarm = only(replace(WELL, refused_update=refused))
+    assert (alarm.code, alarm.level) == ("update-refused", "warn")
+    assert alarm.words.endswith("and version 1.0 goes on: a.raucb: it is for toaster.")
+    both = conditions(replace(WELL, update=update, refused_update=refused))
+    assert sorted(each.code for each in both) == ["update-refused", "update-went-back"]
+
+
 def test_kafka_that_is_not_reached() -> None:
     alarm = only(replace(WELL, uplink=DOWN, rows=1_234))
     assert alarm.words == "Kafka has not been reached for 10 min: nothing listens at kafka.example:9092."

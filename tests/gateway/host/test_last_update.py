@@ -66,3 +66,14 @@ def test_each_result_is_told_in_a_sentence() -> None:
     assert told["good"].startswith("version 1.1 was found good")
     assert told["went-back"] == "version 1.1 was given up, and 1.0 runs again: why"
     assert "goes back to 1.0" in told["on-trial"]
+    assert told["refused"].endswith("version 1.0 goes on: why")
+
+
+def test_a_refused_stick_stands_beside_the_last_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_update, "FILE", tmp_path / "last.json")
+    monkeypatch.setattr(last_update, "REFUSED", tmp_path / "refused.json")
+    assert last_update.read_refused() is None
+    write(UPDATE)
+    refused = LastUpdate("3", "1.0.0", "", "b", Before(), "refused", "a.raucb: it is torn")
+    write(refused, last_update.REFUSED)
+    assert (last_update.read_refused(), read()) == (refused, UPDATE)

@@ -121,6 +121,10 @@ async def test_an_update_of_the_image_is_shown(box: Box, tmp_path: Path, monkeyp
         state = await box.state()
         told[result and result.result] = state["update"], [alarm["code"] for alarm in state["alarms"]]
     assert told == {None: ("", []), "good": (update.words, []), "went-back": ("", ["update-went-back"])}
+    monkeypatch.setattr(last_update, "REFUSED", tmp_path / "refused.json")
+    last_update.write(replace(update, result="refused", reason="a.raucb: it is torn"), last_update.REFUSED)
+    await box.refreshed()
+    assert "update-refused" in [alarm["code"] for alarm in (await box.state())["alarms"]]
 
 
 async def test_a_device_with_its_reading(box: Box) -> None:

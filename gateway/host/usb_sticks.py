@@ -1,4 +1,4 @@
-"""Finds and mounts USB sticks for `sluice provision`. Nothing on a stick can be run."""
+"""Finds and mounts USB sticks. Nothing on a stick can be run."""
 
 import os
 import subprocess
@@ -8,8 +8,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-BOOT_FOLDERS: Final = (Path("/boot/firmware"), Path("/boot"))
-"""Folders of a card's boot partition, which any computer can write: since Raspberry Pi OS and Debian 12, and before."""
 FILE_SYSTEMS: Final = ("vfat", "exfat", "ext4")
 _BLOCK: Final = Path("/sys/class/block")
 _OPTIONS: Final = "nosuid,nodev,noexec"
@@ -54,7 +52,7 @@ def mounted(name: str, run: Run = run) -> Iterator[Path]:
         kind = ""
     if kind not in FILE_SYSTEMS:
         raise MediumError(f"no file system {', '.join(FILE_SYSTEMS)} is seen on {device}: use a stick that has one")
-    folder = Path(tempfile.mkdtemp(prefix="sluice-provision-", dir="/run" if os.access("/run", os.W_OK) else None))
+    folder = Path(tempfile.mkdtemp(prefix="sluice-stick-", dir="/run" if os.access("/run", os.W_OK) else None))
     try:
         # FAT has no owners of files. Without the mask everybody could read the secrets meanwhile.
         mask = "" if kind == "ext4" else ",umask=077"
