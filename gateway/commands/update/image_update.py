@@ -46,7 +46,13 @@ def update_image(file: Path, *, allow_downgrade: bool) -> None:
         secrets.token_hex(8), installed, bundle.version, slot, how_it_is(), given_up=given_up, cuts=cuts
     )
     # Before RAUC: if the power goes once the slot is on trial, the trial knows what to ask for.
-    last_update.write(update)
+    try:
+        last_update.write(update)
+    except OSError as error:
+        raise UpdateError(
+            f"{last_update.FILE} cannot be written ({error.strerror}), and without it nobody could judge the new "
+            "version: see that the data partition has room"
+        ) from error
     say(f"writing version {bundle.version} into slot {update.slot}; readings are taken meanwhile")
     ended = call("rauc", "install", str(file), patience_s=None)
     if ended.returncode != 0:

@@ -1,5 +1,6 @@
 """`sluice update FILE.raucb`, with RAUC itself, slots in files, and the slots' state that its back end writes."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -98,6 +99,14 @@ def test_an_older_bundle_and_the_same_one_are_not_installed(site: RaucSite) -> N
     assert "add --allow-downgrade" in refused(site, site.bundle("0.9.0"))
     assert "nothing was done" in update(site.bundle("1.0.0")).output
     assert update(site.bundle("0.9.0"), "--allow-downgrade").exit_code == 0
+
+
+def test_a_full_data_partition_is_told_and_nothing_is_written(site: RaucSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(last_update, "write", full)
+    assert "cannot be written (No space left on device)" in refused(site, site.bundle("1.1.0"))
 
 
 def test_a_version_on_trial_does_not_overwrite_its_way_back(site: RaucSite) -> None:
