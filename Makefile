@@ -8,7 +8,7 @@
 # make docs   docs/settings.md and docs/commands.md anew from the code
 # make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)
 # make image  the card to flash into build/image, with an update of it (as root; see docs/flashing.md; IMAGE_URL=FOLDER)
-# make test-image   that card in emulated machines: first start, power cut, a good and a bad update (half an hour)
+# make test-image   that card in emulated machines: first start, power cut, a bad and a good update (half an hour)
 # make cloud  the ingest job alone into /opt/sluice (CLOUD=FOLDER), for systemd or a container (see docs/ingest.md)
 # make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)
 # make bench-uplink    how the way to Kafka drains, comes back and what it costs (as root; see tests/bench/uplink.py)
@@ -195,8 +195,9 @@ image: build/apt-image build/deb-venv/installed
 
 # Its starts take minutes of emulation each, so it is no part of `make test`. It keeps a digest of the files that it was
 # run with, for a commit. Where they are still those, CI does not run it.
-IMAGE_FILES := image systemd gateway/host/boot_slots.py gateway/commands/update $(addprefix tests/,system/test_image.py \
-	$(addprefix support/,forgetful_card.py image_guest.py image_story.py uboot_board.py) image/imager) ':!image/tested' ':!systemd/*ingest*'
+IMAGE_FILES := image systemd gateway/commands/update $(addprefix gateway/host/,boot_slots.py last_update.py our_image.py usb_sticks.py) \
+	$(addprefix tests/,system/test_image.py image/imager $(addprefix support/,forgetful_card.py https_site.py image_guest.py image_story.py uboot_board.py)) \
+	':!image/tested' ':!systemd/*ingest*'
 IMAGE_DIGEST = git ls-files -z -- $(IMAGE_FILES) | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
 test-image: build/apt-test build/apt-image install build/deb-venv/installed
 	@build/deb-venv/bin/python -m image.build_image --raw --version 1.0.0 --output build/image/test

@@ -113,12 +113,12 @@ def make_ext4(root: Path, data: Path, tools: Tools, epoch_s: int) -> tuple[Path,
     return images
 
 
-def make_bundle(root_image: Path, version: str, keys: Keys, target: Path) -> None:
+def make_bundle(root_image: Path, version: str, keys: Keys, target: Path, compatible: str = COMPATIBLE) -> None:
     """Make the update: a root in RAUC's signed form."""
     with tempfile.TemporaryDirectory(dir=root_image.parent) as scratch:
         os.link(root_image, Path(scratch, "root.img"))
         Path(scratch, "manifest.raucm").write_text(
-            f"[update]\ncompatible={COMPATIBLE}\nversion={version}\n\n[bundle]\nformat=verity\n\n[image.root]\n"
+            f"[update]\ncompatible={compatible}\nversion={version}\n\n[bundle]\nformat=verity\n\n[image.root]\n"
             "filename=root.img\n"
         )
         target.unlink(missing_ok=True)

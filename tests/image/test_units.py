@@ -66,6 +66,18 @@ def test_each_of_them_is_switched_on_or_started_by_a_timer_or_a_device() -> None
         assert path.name in wanted | by_device or path.with_suffix(".timer").name in wanted, path.name
 
 
+def test_neither_a_network_nor_a_right_file_is_waited_for(box: Path) -> None:
+    """So a box without a network takes readings, and one whose answers have a mistake can be reached."""
+    waits = re.compile(r"(?m)^(?:After|Wants|Requires|Requisite|BindsTo|PartOf|Upholds)=(.*)$")
+    for path in (box / build_deb.UNITS).glob("sluice*"):
+        if path.is_file():
+            words = set(" ".join(waits.findall(path.read_text())).split())
+            assert not words & {"network-online.target", "time-sync.target"}, path.name
+    needs = re.compile(r"(?m)^(?:Wants|Requires|Requisite|BindsTo|PartOf|Upholds)=.*sluice-provision")
+    for path in (box / "usr/lib/systemd").rglob("*.*"):
+        assert not path.is_file() or not needs.search(path.read_text()), path
+
+
 def test_what_is_told_of_a_stick_goes_with_the_stick() -> None:
     unit = UNITS / "sluice-stick@.service"
     assert f"ExecStop=/usr/bin/rm -f {last_update.REFUSED}\n" in unit.read_text()

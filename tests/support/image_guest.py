@@ -4,6 +4,7 @@ One processor, for with two an emulated machine stood still once. How long a tes
 CPU time: a busy host makes it slower by the clock, and not by that.
 """
 
+import json
 import os
 import re
 import socket
@@ -22,6 +23,9 @@ from tests.support.uboot_board import U_BOOT, boot_file
 CPU_S_MAX = 400.0
 """CPU seconds of the emulator within which a start has to come to what is waited for."""
 MQTT_PORT, PAGE_PORT, SSH_PORT = 1883, 8080, 22
+HOST = "10.0.2.2"
+"""Address by which a guest reaches this host."""
+MONITOR = ".monitor"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -39,6 +43,8 @@ class Guest:
         self._log = log
         self._ports = ports
         """Ports of this host, by the guest's."""
+        self._passed = 0
+        """Characters of the console up to the end of those that were waited for last."""
 
     @property
     def cpu_s(self) -> float:
@@ -58,12 +64,32 @@ class Guest:
             assert self.cpu_s < until_s, f"waited in vain for {cpu_s:.0f} s of CPU: {words}:\n{self.said()[-3_000:]}"
             time.sleep(0.2)
 
-    def wait_for(self, pattern: str, cpu_s: float = CPU_S_MAX) -> str:
-        """Wait for words on the console, and return them."""
-        self.wait(lambda: re.search(pattern, self.said()), pattern, cpu_s)
-        found = re.search(pattern, self.said())
-        assert found is not None
-        return found.group()
+    def wait_for(
+        self, pattern: str, cpu_s: float = CPU_S_MAX, *, meanwhile: Callable[[], object] = lambda: None
+    ) -> None:
+        """Wait for words on the console, behind those that were waited for before. `meanwhile` is done at each look."""
+
+        def came() -> bool:
+            meanwhile()
+            found = re.compile(pattern).search(self.said(), self._passed)
+            self._passed = self._passed if found is None else found.end()
+            return found is not None
+
+        self.wait(came, pattern, cpu_s)
+
+    def plug_in(self) -> None:
+        """Put the stick into the box. It stays there when the box restarts."""
+        with socket.socket(socket.AF_UNIX) as channel:
+            channel.connect(str(self._log.with_suffix(MONITOR)))
+            with channel.makefile("rw") as lines:
+                # QEMU's machine protocol begins with a greeting.
+                lines.readline()
+                stick = {"driver": "usb-storage", "id": "plugged", "drive": "stick", "removable": True}
+                for command, arguments in (("qmp_capabilities", {}), ("device_add", stick)):
+                    lines.write(json.dumps({"execute": command, "arguments": arguments}) + "\n")
+                    lines.flush()
+                    while "return" not in (answer := json.loads(lines.readline())):
+                        assert "error" not in answer, answer
 
     def publish(self, user: str, secret: str, number: int) -> bool:
         """Send one reading as a sensor does, on a connection of its own; whether it was acknowledged."""
@@ -118,7 +144,10 @@ def _free_ports(number: int) -> list[int]:
 
 @contextmanager
 def guest(drive: str | Path, log: Path, *, stick: Path | None = None, options: Sequence[str] = ()) -> Iterator[Guest]:
-    """A machine with this card for the length of a `with`, and perhaps a stick. A restart goes on in the same one."""
+    """A machine with this card for the length of a `with`. A restart goes on in the same one.
+
+    A stick is not plugged in before `Guest.plug_in`.
+    """
     guests = (MQTT_PORT, PAGE_PORT, SSH_PORT)
     ports = dict(zip(guests, _free_ports(len(guests)), strict=True))
     forwards = "".join(f",hostfwd=tcp:127.0.0.1:{here}-:{there}" for there, here in ports.items())
@@ -128,8 +157,8 @@ def guest(drive: str | Path, log: Path, *, stick: Path | None = None, options: S
     command += ["-device", "virtio-blk-pci,drive=card,romfile=", "-device", "virtio-rng-pci"]
     command += ["-netdev", f"user,id=net{forwards}", "-device", "virtio-net-pci,netdev=net,romfile="]
     if stick is not None:
-        command += ["-drive", f"if=none,file={stick},format=raw,id=stick,readonly=on"]
-        command += ["-device", "virtio-blk-pci,drive=stick,romfile="]
+        command += ["-device", "qemu-xhci", "-drive", f"if=none,file={stick},format=raw,id=stick,readonly=on"]
+        command += ["-qmp", f"unix:{log.with_suffix(MONITOR)},server=on,wait=off"]
     log.touch()
     with subprocess.Popen([*command, *options]) as process:
         try:

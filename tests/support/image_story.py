@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from image import build_image, card
 from systemd.deb_python import ROOT
+from tests.support.certificates import Authority, make_authority
 from tests.support.gateways import write_config
 from tests.support.image_guest import Guest, guest, put
 
@@ -43,7 +45,12 @@ ExecStart=
 ExecStart=/usr/bin/sleep infinity
 WatchdogSec=0
 """
-"""A daemon that starts, and takes no reading."""
+
+SEND_S = 5.0
+"""Seconds between two readings of a sensor that sends by itself."""
+STICK_MB = 400
+AUTHORITY = "authority.pem"
+"""File on the boot partition: the authority of the site's web server."""
 
 
 @dataclass
@@ -53,6 +60,7 @@ class Story:
     folder: Path
     image: Path
     key: Path
+    authority: Authority
     acknowledged: list[int] = field(default_factory=list)
     starts: int = 0
 
@@ -109,27 +117,43 @@ class Story:
         rows = [json.loads(line) for line in ended.stdout.splitlines()]
         return [json.loads(row["payload"])["seq"] for row in rows if row.get("device") == "42"]
 
-    def bundle(self, version: str, *, is_deaf: bool = False) -> Path:
-        """A stick with an update: the card's root A as another version."""
-        root, folder = self.partition(2), self.folder / "stick"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+    def send_until(self, box: Guest, pattern: str, cpu_s: float) -> None:
+        """Send readings now and then until words are on the console."""
+        due_s = 0.0
+
+        def send() -> None:
+            nonlocal due_s
+            if time.monotonic() > due_s:
+                self.publish(box)
+                due_s = time.monotonic() + SEND_S
+
+        box.wait_for(pattern, cpu_s, meanwhile=send)
+
+    def bundle(self, version: str, change: Callable[[Path], None] | None = None, **options: str) -> Path:
+        """An update: the card's root A as another version, changed by `change`; `options` as of `make_bundle`."""
+        root, path = self.partition(2), self.folder / f"{version}.raucb"
         replace(
             root, "/usr/lib/os-release", lambda told: re.sub('IMAGE_VERSION=".*"', f'IMAGE_VERSION="{version}"', told)
         )
-        if is_deaf:
-            make_file(root, "/usr/lib/systemd/system/sluice.service.d", "deaf.conf", DEAF)
-        build_image.make_bundle(root, version, build_image.own_keys(ROOT / "build/signing"), folder / "update.raucb")
-        stick = self.folder / "stick.ext4"
+        if change is not None:
+            change(root)
+        build_image.make_bundle(root, version, build_image.own_keys(ROOT / "build/signing"), path, **options)
+        return path
+
+    def stick(self, bundle: Path) -> Path:
+        """A stick with this update, as it is sold: with FAT, and without a partition."""
+        folder, stick = self.folder / "stick", self.folder / "stick.fat"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        os.link(bundle, folder / "update.raucb")
         stick.unlink(missing_ok=True)
-        card.make_ext4(stick, build_image.ROOT_MB, folder, "-m", "0")
+        card.make_fat(stick, STICK_MB, folder)
         return stick
 
-    def update(self, box: Guest) -> None:
-        self.call(box, "mount", "/dev/vdb", "/mnt")
-        # The restart ends the connection.
-        ended = box.ssh(self.key, USER, "sudo", "sluice", "update", "/mnt/update.raucb")
-        assert "This box restarts now to try it" in ended.stdout, ended.stdout + ended.stderr
+
+def make_deaf(root: Path) -> None:
+    """Have its daemon start, and take no reading."""
+    make_file(root, "/usr/lib/systemd/system/sluice.service.d", "deaf.conf", DEAF)
 
 
 def debugfs(image: Path, *commands: str) -> None:
@@ -163,4 +187,6 @@ def flash(folder: Path, image: Path) -> Story:
         put(card_file, name, text.encode())
     put(card_file, "sluice.toml", ANSWERS.encode())
     put(card_file, "sluice-secrets.toml", SECRETS.encode())
-    return Story(folder, card_file, key)
+    authority = make_authority(folder / "authority")
+    put(card_file, AUTHORITY, authority.certificate.read_bytes())
+    return Story(folder, card_file, key, authority)
