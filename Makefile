@@ -17,6 +17,7 @@
 # make bench-spark     how fast records become tables, beside simpler ways, and fresh (see tests/bench/spark_tables.py)
 # make bench-analyst   how soon a look-up answers, of the demo and of a year of readings (see tests/bench/analyst.py)
 # make bench-install   from a bare Debian to the first reading in Kafka; service, page, questions (as root; tests/bench/install.py)
+# make bench-image     the card to flash: size, first start, power cuts, going back (after test-image; tests/bench/image.py)
 #
 # Python 3.11 or later (PYTHON=PATH names another than python3) and Java 17 or 21 (JAVA_HOME) are the system's own.
 # What is missing is installed: Debian's packages by apt-get (as root or by sudo), Python's into .venv by pip, the jars
@@ -52,7 +53,7 @@ SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 unexport PYTHONDONTWRITEBYTECODE
 COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd image firmware-sim
 
-.PHONY: always cloud demo test docs test-fast test-long test-slice test-tools test-jars check lock install jars deb image test-image test-image-if-changed clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install peers
+.PHONY: always cloud demo test docs test-fast test-long test-slice test-tools test-jars check lock install jars deb image test-image test-image-if-changed clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install bench-image peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -242,6 +243,9 @@ bench-analyst: build/apt-test install jars
 
 bench-install: build/apt-test install jars
 	@$(BIN)/python -m tests.bench.install
+
+bench-image: build/apt-test build/apt-image install
+	@$(BIN)/python -m tests.bench.image
 
 build/bench/load: tests/bench/load.c
 	@mkdir -p $(@D)

@@ -142,6 +142,12 @@ def _free_ports(number: int) -> list[int]:
     return ports
 
 
+def second_disk(path: Path) -> list[str]:
+    """Options for a disk that is there from the start, as /dev/vdb. The box looks for no updates on it."""
+    options = ["-drive", f"if=none,file={path},format=raw,id=second,readonly=on"]
+    return [*options, "-device", "virtio-blk-pci,drive=second,romfile="]
+
+
 @contextmanager
 def guest(drive: str | Path, log: Path, *, stick: Path | None = None, options: Sequence[str] = ()) -> Iterator[Guest]:
     """A machine with this card for the length of a `with`. A restart goes on in the same one.

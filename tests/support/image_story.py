@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +45,6 @@ ExecStart=
 ExecStart=/usr/bin/sleep infinity
 WatchdogSec=0
 """
-
 SEND_S = 5.0
 """Seconds between two readings of a sensor that sends by itself."""
 STICK_MB = 400
@@ -72,9 +71,9 @@ class Story:
         return False
 
     @contextmanager
-    def start(self, drive: str | Path, stick: Path | None = None) -> Iterator[Guest]:
+    def start(self, drive: str | Path, stick: Path | None = None, options: Sequence[str] = ()) -> Iterator[Guest]:
         self.starts += 1
-        with guest(drive, self.folder / f"console.{self.starts}", stick=stick) as box:
+        with guest(drive, self.folder / f"console.{self.starts}", stick=stick, options=options) as box:
             yield box
 
     def call(self, box: Guest, *command: str) -> str:
@@ -140,12 +139,13 @@ class Story:
         build_image.make_bundle(root, version, build_image.own_keys(ROOT / "build/signing"), path, **options)
         return path
 
-    def stick(self, bundle: Path) -> Path:
-        """A stick with this update, as it is sold: with FAT, and without a partition."""
+    def stick(self, *bundles: Path) -> Path:
+        """A stick with these updates, as it is sold: with FAT, and without a partition."""
         folder, stick = self.folder / "stick", self.folder / "stick.fat"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        os.link(bundle, folder / "update.raucb")
+        for bundle in bundles:
+            os.link(bundle, folder / bundle.name)
         stick.unlink(missing_ok=True)
         card.make_fat(stick, STICK_MB, folder)
         return stick
