@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from image import quiet
+from image.native_tools import Tools
 
 HERE = Path(__file__).parent
 SUITE = "trixie"
@@ -14,16 +15,18 @@ BOOT_PACKAGES = ("linux-image-arm64", "raspi-firmware", "u-boot-rpi", "busybox-s
 """Packages that are fetched and not installed: their scripts want a boot partition, or make an initramfs."""
 BOOT_FOLDER = "boot-packages"
 """Folder of the tree with them, as .deb files."""
+PYTHON_FOLDERS = ("usr/lib/python3", "usr/lib/python3.13")
+"""Folders whose Python files are compiled once, with the packages that they belong to."""
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 _COMPONENTS = "main,non-free-firmware"
 
 
-def get(output: Path) -> Path:
-    """Return the tar file. Ends the program with a message if this machine cannot make it."""
+def get(output: Path, tools: Tools) -> Path:
+    """Return the tar file. The tools compile its Python files."""
     inputs = [(HERE / name).read_bytes() for name in ("packages.txt", "install_packages.sh")]
-    digest = hashlib.sha256(b"\0".join([*inputs, repr((SUITE, _COMPONENTS, BOOT_PACKAGES)).encode()])).hexdigest()[:16]
+    inputs.append(repr((SUITE, _COMPONENTS, BOOT_PACKAGES, PYTHON_FOLDERS)).encode())
+    digest = hashlib.sha256(b"\0".join(inputs)).hexdigest()[:16]
     made = output / f"debian-{digest}.tar"
-    _need_emulation()
     if made.exists():
         return made
     packages = [line for line in (HERE / "packages.txt").read_text().split("\n") if line and not line.startswith("#")]
@@ -31,6 +34,7 @@ def get(output: Path) -> Path:
     command = ["mmdebstrap", "--quiet", "--mode=root", "--arch=arm64", "--variant=essential", "--format=tar"]
     command += [f"--components={_COMPONENTS}"]
     command += ['--aptopt=APT::Install-Recommends "false"', "--skip=cleanup/apt", f"--essential-hook={hook}"]
+    command.append(f"--customize-hook={tools.compiling(PYTHON_FOLDERS)}")
     command += [f"--dpkgopt=path-exclude=/usr/share/{unread}/*" for unread in ("man", "locale", "doc", "info")]
     command.append("--dpkgopt=path-include=/usr/share/doc/*/copyright")
     part = made.with_suffix(".part.tar")
@@ -44,7 +48,7 @@ def get(output: Path) -> Path:
     return made
 
 
-def _need_emulation() -> None:
+def need_emulation() -> None:
     """See that this kernel runs arm64 programs by qemu. Ends the program with a message if it does not."""
     if os.uname().machine == "aarch64":
         return

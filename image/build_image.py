@@ -148,7 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         release = build_deb.prepare(given.version, given.signing_key)
         keys = own_keys(release.private_key.parent)
-        base, tools = base_tree.get(OUTPUT), native_tools.get(OUTPUT, base_tree.SUITE)
+        base_tree.need_emulation()
+        tools = native_tools.get(OUTPUT, base_tree.SUITE)
+        base = base_tree.get(OUTPUT, tools)
         image = output / f"sluice-{release.version}-arm64.img"
         with tempfile.TemporaryDirectory(dir=output) as scratch:
             sbom = build(Path(scratch), image, Inputs(base, tools, release, keys.certificate), keys)

@@ -1,12 +1,16 @@
 """Programs of Debian 13 for the machine that builds: Python for bytecode, mke2fs for the same bytes each time."""
 
 import os
+import shlex
 import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from image import quiet
 
+HERE = Path(__file__).parent
 PACKAGES = "python3,e2fsprogs,libarchive13t64"
 
 
@@ -20,6 +24,11 @@ class Tools:
         """Compile the Python files of a folder in a root, without their times."""
         mode = ("--invalidation-mode", "unchecked-hash")
         self._run("usr/bin/python3", "-IS", "-m", "compileall", "-q", *mode, "-s", str(root), "-p", "/", str(folder))
+
+    def compiling(self, folders: Sequence[str]) -> str:
+        """A hook of mmdebstrap's that compiles the Python files of these folders of its root."""
+        words = (sys.executable, "-m", __name__, str(self.tree), *folders)
+        return f'PYTHONPATH={shlex.quote(str(HERE.parent))} {shlex.join(words)} "$1"'
 
     def make_ext4(self, path: Path, megabytes: int, tar: Path, uuid: str, epoch_s: int, *options: str) -> None:
         """Make an ext4 file system with the files of a tar file."""
@@ -50,3 +59,9 @@ def get(output: Path, suite: str) -> Tools:
         quiet.run(command)
         part.rename(tree)
     return Tools(tree)
+
+
+if __name__ == "__main__":
+    _, of_tools, *to_compile, of_root = sys.argv
+    for name in to_compile:
+        Tools(Path(of_tools)).compile_python(Path(of_root), Path(of_root, name))

@@ -3,7 +3,7 @@
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from image import base_tree, initramfs, quiet
@@ -91,8 +91,6 @@ def make(root: Path, inputs: Inputs, boot_packages: Path, output: Path) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(copyright_file, place)
     _install_gateway(root, inputs, output)
-    for folder in ("usr/lib/python3", f"usr/lib/python{TARGET.python}"):
-        inputs.tools.compile_python(root, root / folder)
     make_certificates(root)
     _configure(root, inputs)
     initramfs.make(root, boot_packages / "busybox-static", kernel, root / "boot/initrd.img", inputs.release.epoch_s)
@@ -111,8 +109,13 @@ def _add_kernel(root: Path, linux: Path, kernel: str) -> None:
 
 
 def _install_gateway(root: Path, inputs: Inputs, output: Path) -> None:
-    """Install the gateway's package: unpacked and compiled natively, and tested by its own script under emulation."""
-    package = build_deb.build(TARGET, inputs.release, output)
+    """Install the gateway's package: unpacked and compiled natively, and tested by its own script under emulation.
+
+    What that script does by Perl takes long there, and is for a box whose packages are upgraded: `_configure` switches
+    units on.
+    """
+    # It is unpacked at once, and goes nowhere.
+    package = build_deb.build(TARGET, replace(inputs.release, xz_level=0), output)
     unpack: list[str | Path] = [
         "dpkg",
         f"--root={root}",
@@ -125,10 +128,16 @@ def _install_gateway(root: Path, inputs: Inputs, output: Path) -> None:
     inputs.tools.compile_python(root, root / build_deb.LIBRARY)
     script = root / "var/lib/dpkg/info" / f"{build_deb.PACKAGE}.postinst"
     whole = script.read_text()
-    script.write_text("".join(line for line in whole.splitlines(keepends=True) if "compileall" not in line))
+    script.write_text(for_emulation(whole))
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
     quiet.run(["chroot", root, "dpkg", "--configure", build_deb.PACKAGE], environment)
     script.write_text(whole)
+
+
+def for_emulation(script: str) -> str:
+    """The part of the package's script that has to run where it was not run natively."""
+    lines = (line for line in script.splitlines(keepends=True) if "compileall" not in line)
+    return "".join(lines).replace("deb-systemd-helper", ":")
 
 
 def make_certificates(root: Path) -> None:

@@ -25,7 +25,20 @@ def test_where_no_emulation_can_be_had_it_says_so_and_ends(tmp_path: Path, monke
     monkeypatch.setattr(base_tree, "BINFMT", tmp_path)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
     with pytest.raises(SystemExit, match="qemu-user-static, and a kernel with binfmt_misc"):
-        base_tree.get(tmp_path)
+        base_tree.need_emulation()
+
+
+def test_what_runs_under_emulation_is_the_packages_test_and_nothing_that_is_done_natively() -> None:
+    script = root_tree.for_emulation((build_deb.HERE / "debian/postinst").read_text())
+    subprocess.run(["sh", "-n"], input=script, text=True, check=True)
+    assert "/usr/lib/sluice/self-test" in script
+    assert "systemd-sysusers" in script
+    assert "compileall" not in script
+    assert "deb-systemd-helper" not in script
+    # That script would switch its units on.
+    assert {"sluice", "sluice-provision"} <= set(root_tree.UNITS_ON)
+    # The test loads all of the gateway, and with it much of Python's own library.
+    assert f"usr/lib/python{root_tree.TARGET.python}" in base_tree.PYTHON_FOLDERS
 
 
 def test_the_firmware_of_a_raspberry_pi_starts_a_u_boot_that_is_on_the_card() -> None:
