@@ -1,1 +1,1 @@
-"""MQTT 3.1.1 without I/O: packets, packet reader, topic filters."""
+"""MQTT 3.1.1 and 5 without I/O: packets, properties, packet reader, topic filters."""

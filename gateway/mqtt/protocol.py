@@ -1,8 +1,10 @@
 """The server's side of MQTT 3.1.1: parses what clients send, and makes the server's packets; no I/O.
 
+A CONNECT of MQTT 5 hands the connection over to `protocol5.Version5`, and nothing here asks for the version again.
 Every size is capped. Statement numbers such as [MQTT-3.1.0-1] are those of the OASIS standard of 29 October 2014.
 """
 
+import abc
 import struct
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -10,6 +12,8 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 
 from msgspec import Struct
+
+from gateway.mqtt.reason_codes import ReasonCode
 
 CLIENT_ID_BYTES_MAX: Final = 256
 """Bytes of a client identifier; the standard asks for 23 at least [MQTT-3.1.3-5]."""
@@ -33,6 +37,7 @@ _UNSUBSCRIBE: Final = 0xA0
 _PINGREQ: Final = 0xC0
 _DISCONNECT: Final = 0xE0
 
+_PUBLISH_TYPE: Final = 0x30
 _PUBLISH: Final = frozenset({0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x3D})
 """First bytes of valid PUBLISH packets: QoS 0, or QoS 1 or 2 with or without DUP; RETAIN or not."""
 
@@ -78,11 +83,17 @@ class Publish(Struct, frozen=True, gc=False):
 
 
 class Will(Struct, frozen=True, gc=False):
-    """The message to publish when a client ends without DISCONNECT (section 3.1.2.5)."""
+    """The message to publish when a client ends without DISCONNECT (section 3.1.2.5). The defaults are MQTT 3.1.1's."""
 
     topic: str
     payload: bytes
     qos: int
+    delay_s: int = 0
+    """Seconds between the end and the will; a client that is back by then has none published (MQTT 5, 3.1.3.2.2)."""
+    expiry_s: int | None = None
+    """As `protocol5.Publish5.expiry_s`."""
+    forwarded: bytes = b""
+    """As `protocol5.Publish5.forwarded`."""
 
 
 class Connect(Struct, frozen=True):
@@ -90,10 +101,23 @@ class Connect(Struct, frozen=True):
 
     client_id: str
     clean_session: bool
+    """Whether the session begins anew: Clean Session, or Clean Start of MQTT 5."""
     keep_alive_s: int
     will: Will | None
     user_name: str | None
     password: bytes | None
+    session_expiry_s: int | None = None
+    """Seconds that the session outlives its connection, by MQTT 5 (3.1.2.11.2). None: as `clean_session` says."""
+
+    @property
+    def is_of_5(self) -> bool:
+        """Whether the client speaks MQTT 5, which has reason codes."""
+        return self.session_expiry_s is not None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the session outlives its connection."""
+        return not self.clean_session if self.session_expiry_s is None else self.session_expiry_s > 0
 
     def __repr__(self) -> str:
         """Leave secrets out: asyncio logs the arguments of a callback that fails."""
@@ -104,6 +128,8 @@ class PubAck(Struct, frozen=True, gc=False):
     """The client acknowledges a PUBLISH of this server (section 3.4)."""
 
     packet_id: int
+    code: int = 0
+    """Reason code of MQTT 5; from 0x80 on, the client does not want the message."""
 
 
 class PubRel(Struct, frozen=True, gc=False):
@@ -134,6 +160,11 @@ class PingRequest(Struct, frozen=True):
 class Disconnect(Struct, frozen=True):
     """A clean end (section 3.14): the will is discarded, and nothing after it counts."""
 
+    is_with_will: bool = False
+    """Whether the will is published all the same: reason code 0x04 of MQTT 5."""
+    session_expiry_s: int | None = None
+    """New Session Expiry Interval (MQTT 5, 3.14.2.2.2)."""
+
 
 class Violation(Struct, frozen=True):
     """The client broke a rule, so the connection must be closed [MQTT-4.8.0-1]."""
@@ -162,6 +193,86 @@ class ProtocolError(MalformedPacketError):
         self.violation = Violation(reason, rule, message, answer)
 
 
+class Dialect(abc.ABC):
+    """A version of MQTT on one connection: parses packets after CONNECT, and makes the server's."""
+
+    __slots__ = ()
+
+    receives: int
+    """Messages with QoS 1 that the client takes unacknowledged."""
+
+    @abc.abstractmethod
+    def publishes(self, data: bytes, at: int, packet_bytes_max: int, events: list[Event]) -> int:
+        """Append the run of complete PUBLISH packets at `at`; return the offset after it. Raises ProtocolError."""
+
+    @abc.abstractmethod
+    def check_first_byte(self, first: int) -> None:
+        """Raise ProtocolError unless a client may send a packet of this type with these flags."""
+
+    @abc.abstractmethod
+    def packet(self, first: int, body: bytes) -> Event:
+        """Parse a complete packet that is not a PUBLISH. Raises ProtocolError."""
+
+    @abc.abstractmethod
+    def judged(self, violation: Violation) -> Violation:
+        """The violation with the bytes to send before closing."""
+
+    @abc.abstractmethod
+    def accepted(self, *, session_present: bool, client_id: str | None, session_expiry_s: int | None) -> bytes:
+        """CONNACK that lets the client in (section 3.2).
+
+        `client_id` is the identifier that the server made, if it did. `session_expiry_s` is how many seconds the
+        session is kept, if that is not as the client asked.
+        """
+
+    @abc.abstractmethod
+    def refused(self, code: ReasonCode) -> bytes:
+        """CONNACK that refuses the client; empty if CONNACK cannot say this.
+
+        A refusal never has the session present [MQTT-3.2.2-4].
+        """
+
+    @abc.abstractmethod
+    def ended(self, code: ReasonCode, words: str = "") -> bytes:
+        """DISCONNECT of the server, with words for the client's log; empty where there is no such packet."""
+
+    @abc.abstractmethod
+    def acknowledgements(self, answers: Sequence[int]) -> bytes:
+        """PUBACKs, PUBRECs and PUBCOMPs, in the order of the packets that they answer [MQTT-4.6.0-2, -3].
+
+        An answer is a packet identifier: as it is for PUBACK, with `PUBREC` or `PUBCOMP` added for these.
+        """
+
+    @abc.abstractmethod
+    def publish(  # noqa: PLR0913 - the packet's fields
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int,
+        packet_id: int,
+        *,
+        dup: bool,
+        forwarded: bytes = b"",
+        expiry_s: int | None = None,
+    ) -> bytes:
+        """A PUBLISH of the server (section 3.3); `packet_id` is used with QoS 1. RETAIN is 0 [MQTT-3.3.1-9].
+
+        The properties go to clients that know of properties. Empty if the client takes no packet of this size.
+        """
+
+    @abc.abstractmethod
+    def suback(self, packet_id: int, codes: Sequence[int]) -> bytes:
+        """SUBACK (section 3.9): for each filter, in their order, the QoS granted or a `ReasonCode`."""
+
+    @abc.abstractmethod
+    def unsuback(self, packet_id: int, codes: Sequence[int]) -> bytes:
+        """UNSUBACK (section 3.11), with a `ReasonCode` for each filter."""
+
+
+_CONNECT_OF_5: Final = b"\0\4MQTT\5"
+"""Beginning of the body of a CONNECT of MQTT 5: protocol name and version (sections 3.1.2.1 and 3.1.2.2)."""
+
+
 class ServerProtocol:
     """Parses the packets of one connection from bytes in any split.
 
@@ -169,9 +280,13 @@ class ServerProtocol:
     unfinished packet once, when it is complete, so a large packet in small pieces costs no more than in one.
     """
 
-    __slots__ = ("_connected", "_ended", "_needed", "_packet_bytes_max", "_pending")
+    __slots__ = ("_connected", "_ended", "_needed", "_newer", "_packet_bytes_max", "_pending", "dialect")
 
-    def __init__(self, packet_bytes_max: int) -> None:
+    def __init__(self, packet_bytes_max: int, newer: Callable[[], Dialect] | None = None) -> None:
+        """`newer` makes the dialect of a connection with MQTT 5; without it, that version is refused."""
+        self.dialect: Dialect = VERSION_4
+        """The version that CONNECT has chosen."""
+        self._newer = newer
         self._packet_bytes_max = packet_bytes_max
         self._pending = bytearray()
         self._needed = 0
@@ -203,7 +318,7 @@ class ServerProtocol:
             at = self._parse(data, events)
         except ProtocolError as error:
             self._ended = True
-            events.append(error.violation)
+            events.append(self.dialect.judged(error.violation))
         else:
             if not self._ended:
                 self._pending += data[at:]
@@ -218,7 +333,7 @@ class ServerProtocol:
         at, end = 0, len(data)
         while at < end and not self._ended:
             if self._connected:
-                at = parse_publishes(data, at, self._packet_bytes_max, events)
+                at = self.dialect.publishes(data, at, self._packet_bytes_max, events)
                 if at == end:
                     break
             first = data[at]
@@ -271,25 +386,13 @@ class ServerProtocol:
                 )
         elif kind == _CONNECT:
             raise ProtocolError("second-connect", "MQTT-3.1.0-2", "a second CONNECT on one connection")
-        if first in _FIRST_BYTES or first in _PUBLISH:
-            return
-        if kind == 0x30:
-            raise _publish_flags_error(first)
-        if kind in {0x00, 0xF0}:
-            raise ProtocolError("reserved-packet-type", "2.2.1", f"packet type {kind >> 4} is reserved")
-        if kind in _CLIENT_TYPES:
-            raise ProtocolError(
-                "reserved-flags", "MQTT-2.2.2-2", f"flags {first & 0x0F:04b} of packet type {kind >> 4}"
-            )
-        raise ProtocolError(
-            "unexpected-packet",
-            "2.2.1",
-            f"packet type {kind >> 4}: only servers send it, or it answers QoS 2, which this server never sends",
-        )
+        self.dialect.check_first_byte(first)
 
     def _packet(self, first: int, body: bytes) -> Event:
         """Parse one complete packet that is not a PUBLISH."""
-        event = _PARSERS[first](body)
+        if first == _CONNECT and self._newer is not None and body.startswith(_CONNECT_OF_5):
+            self.dialect = self._newer()
+        event = self.dialect.packet(first, body)
         if first == _CONNECT:
             self._connected = True
         elif first == _DISCONNECT:
@@ -328,13 +431,13 @@ def parse_publishes(data: bytes, at: int, packet_bytes_max: int, events: list[Ev
         if payload_at + (2 if qos else 0) > following:
             raise ProtocolError("packet-too-short", "3.3", "a PUBLISH that ends inside its topic or packet id")
         raw = data[body + 2 : payload_at]
-        topic = _known_topic_name(raw) if len(raw) <= 128 else _topic_name(raw)
+        topic = known_topic_name(raw) if len(raw) <= 128 else topic_name(raw)
         packet_id = 0
         if qos:
             packet_id = data[payload_at] << 8 | data[payload_at + 1]
             payload_at += 2
             if not packet_id:
-                raise _packet_id_zero()
+                raise packet_id_zero()
         append(Publish(topic, data[payload_at:following], qos, packet_id, first & 0x08 != 0))
         at = following
     return at
@@ -357,13 +460,13 @@ def publish(topic: str, payload: bytes, qos: int, packet_id: int, *, dup: bool) 
     """A PUBLISH of the server (section 3.3); `packet_id` is used with QoS 1. RETAIN is 0 [MQTT-3.3.1-9]."""
     raw = topic.encode()
     rest = len(raw).to_bytes(2, "big") + raw + (packet_id.to_bytes(2, "big") if qos else b"") + payload
-    return bytes((0x30 | dup << 3 | qos << 1,)) + _encode_remaining_length(len(rest)) + rest
+    return bytes((0x30 | dup << 3 | qos << 1,)) + encode_remaining_length(len(rest)) + rest
 
 
 def suback(packet_id: int, granted: Sequence[int]) -> bytes:
     """SUBACK (section 3.9): for each filter, in their order, the QoS granted or 0x80 [MQTT-3.8.4-5, MQTT-3.9.3-1]."""
     rest = packet_id.to_bytes(2, "big") + bytes(granted)
-    return b"\x90" + _encode_remaining_length(len(rest)) + rest
+    return b"\x90" + encode_remaining_length(len(rest)) + rest
 
 
 def unsuback(packet_id: int) -> bytes:
@@ -383,7 +486,7 @@ def _may_be_http(data: bytes) -> bool:
     return any(beginning.startswith(data) for beginning in _HTTP_BEGINNINGS)
 
 
-def _encode_remaining_length(length: int) -> bytes:
+def encode_remaining_length(length: int) -> bytes:
     """Section 2.2.3: seven bits a byte, least significant first."""
     encoded = bytearray()
     while length > 0x7F:
@@ -405,6 +508,22 @@ def remaining_length(data: bytes, at: int) -> tuple[int, int] | None:
     return None
 
 
+def first_byte_error(first: int) -> ProtocolError:
+    """The rule that a packet with this first byte breaks (section 2.2)."""
+    kind = first & 0xF0
+    if kind == _PUBLISH_TYPE:
+        return _publish_flags_error(first)
+    if kind in {0x00, 0xF0}:
+        return ProtocolError("reserved-packet-type", "2.2.1", f"packet type {kind >> 4} is reserved")
+    if kind in _CLIENT_TYPES:
+        return ProtocolError("reserved-flags", "MQTT-2.2.2-2", f"flags {first & 0x0F:04b} of packet type {kind >> 4}")
+    return ProtocolError(
+        "unexpected-packet",
+        "2.2.1",
+        f"packet type {kind >> 4}: only servers send it, or it answers QoS 2, which this server never sends",
+    )
+
+
 def _publish_flags_error(first: int) -> ProtocolError:
     qos = first >> 1 & 3
     if qos == 3:
@@ -412,11 +531,11 @@ def _publish_flags_error(first: int) -> ProtocolError:
     return ProtocolError("dup-with-qos-0", "MQTT-3.3.1-2", "a PUBLISH with DUP and QoS 0")
 
 
-def _packet_id_zero() -> ProtocolError:
+def packet_id_zero() -> ProtocolError:
     return ProtocolError("packet-id-zero", "MQTT-2.3.1-1", "packet identifier 0")
 
 
-def _text(raw: bytes) -> str:
+def decode_text(raw: bytes) -> str:
     """Decode a string (section 1.5.3). Python's decoder refuses surrogates and keeps U+FEFF, as the standard asks."""
     try:
         text = raw.decode()
@@ -427,8 +546,8 @@ def _text(raw: bytes) -> str:
     return text
 
 
-def _topic_name(raw: bytes) -> str:
-    topic = _text(raw)
+def topic_name(raw: bytes) -> str:
+    topic = decode_text(raw)
     if not topic:
         raise ProtocolError("empty-topic", "MQTT-4.7.3-1", "an empty topic name")
     if "+" in topic or "#" in topic:
@@ -438,23 +557,23 @@ def _topic_name(raw: bytes) -> str:
 
 # Devices write to few topics, over and over. A look-up is cheaper than decoding and checking, and readings of one topic
 # share one string. The cache takes 2 MB at most, as the caller bounds the length of topics.
-_known_topic_name = lru_cache(maxsize=8192)(_topic_name)
+known_topic_name = lru_cache(maxsize=8192)(topic_name)
 
 
-class _Fields:
+class Fields:
     """Reads a packet's fields one after another. Raises ProtocolError if a field does not fit."""
 
-    __slots__ = ("_at", "_body", "_packet")
+    __slots__ = ("_at", "_body", "packet")
 
     def __init__(self, packet: str, body: bytes) -> None:
-        self._packet = packet
+        self.packet = packet
         self._body = body
         self._at = 0
 
     def next_bytes(self, count: int) -> bytes:
         start, self._at = self._at, self._at + count
         if self._at > len(self._body):
-            raise ProtocolError("packet-too-short", "2.2.3", f"a {self._packet} that ends inside a field")
+            raise ProtocolError("packet-too-short", "2.2.3", f"a {self.packet} that ends inside a field")
         return self._body[start : self._at]
 
     def byte(self) -> int:
@@ -467,12 +586,12 @@ class _Fields:
         return self.next_bytes(self.number())
 
     def text(self) -> str:
-        return _text(self.binary())
+        return decode_text(self.binary())
 
     def packet_id(self) -> int:
         packet_id = self.number()
         if not packet_id:
-            raise _packet_id_zero()
+            raise packet_id_zero()
         return packet_id
 
     def topic_filter(self) -> str:
@@ -493,11 +612,11 @@ class _Fields:
 
 def _parse_connect(body: bytes) -> Connect:
     """Parse the variable header and payload of a CONNECT (sections 3.1.2 and 3.1.3)."""
-    fields = _Fields("CONNECT", body)
+    fields = Fields("CONNECT", body)
     _check_protocol(fields)
     flags = fields.byte()
     keep_alive_s = fields.number()
-    _check_connect_flags(flags)
+    check_connect_flags(flags)
     clean_session = flags & 0x02 != 0
     client_id_raw = fields.binary()
     if len(client_id_raw) > CLIENT_ID_BYTES_MAX:
@@ -507,7 +626,7 @@ def _parse_connect(body: bytes) -> Connect:
             f"a client identifier of {len(client_id_raw)} bytes; the most taken is {CLIENT_ID_BYTES_MAX}",
             connack(ConnectReturnCode.IDENTIFIER_REJECTED),
         )
-    client_id = _text(client_id_raw)
+    client_id = decode_text(client_id_raw)
     if not client_id and not clean_session:
         raise ProtocolError(
             "empty-client-id",
@@ -517,7 +636,7 @@ def _parse_connect(body: bytes) -> Connect:
         )
     will = None
     if flags & 0x04:
-        topic = _topic_name(fields.binary())
+        topic = topic_name(fields.binary())
         will = Will(topic, fields.binary(), flags >> 3 & 3)
     user_name = fields.text() if flags & 0x80 else None
     password = fields.binary() if flags & 0x40 else None
@@ -528,7 +647,7 @@ def _parse_connect(body: bytes) -> Connect:
     return Connect(client_id, clean_session, keep_alive_s, will, user_name, password)
 
 
-def _check_protocol(fields: _Fields) -> None:
+def _check_protocol(fields: Fields) -> None:
     """Check protocol name and level, which say how to read the rest (sections 3.1.2.1 and 3.1.2.2)."""
     name, level = fields.binary(), fields.byte()
     if name == b"MQTT" and level == 4:
@@ -536,30 +655,30 @@ def _check_protocol(fields: _Fields) -> None:
     if name not in {b"MQTT", b"MQIsdp"}:
         raise ProtocolError("bad-protocol-name", "MQTT-3.1.2-1", f"protocol name {name[:16]!r}")
     told = f"protocol {name.decode()} level {level}"
-    # Every level gets a CONNACK of 3.1.1: clients of version 5 take return code 1 for "not this version", and try 4.
+    # Every other level gets a CONNACK of 3.1.1.
     answer = connack(ConnectReturnCode.UNACCEPTABLE_PROTOCOL_LEVEL)
     if level & _BRIDGE:
-        version = "" if level == 4 | _BRIDGE else ", and bridge_protocol_version mqttv311 makes it speak level 4"
         raise ProtocolError(
             "mosquitto-bridge-level",
             "MQTT-3.1.2-2",
             f"{told}: a mosquitto bridge first asks for mosquitto's own protocol. It tries again with level "
-            f"{level - _BRIDGE}; try_private false in the bridge's settings saves the first try{version}",
+            f"{level - _BRIDGE}; try_private false in the bridge's settings saves the first try",
             answer,
         )
     raise ProtocolError(
         "unsupported-protocol-level",
         "MQTT-3.1.2-2",
-        f"{told}{_VERSIONS.get(level, '')}: this server speaks MQTT 3.1.1, level 4; set the client to that version",
+        f"{told}{_VERSIONS.get(level, '')}: this server speaks MQTT 3.1.1 and 5, levels 4 and 5; set the client to one "
+        "of them",
         answer,
     )
 
 
-_VERSIONS: Final = {3: " (MQTT 3.1)", 5: " (MQTT 5)"}
+_VERSIONS: Final = {3: " (MQTT 3.1)"}
 """Versions of the standard by protocol level, for messages."""
 
 
-def _check_connect_flags(flags: int) -> None:
+def check_connect_flags(flags: int) -> None:
     """Check the connect flags (sections 3.1.2.3 to 3.1.2.9)."""
     if flags & 0x01:
         raise ProtocolError("reserved-connect-flag", "MQTT-3.1.2-3", "the reserved connect flag is set")
@@ -575,7 +694,7 @@ def _check_connect_flags(flags: int) -> None:
 
 def _only_packet_id(packet: str, body: bytes) -> int:
     """Parse a packet identifier and nothing else (sections 3.4 and 3.6)."""
-    fields = _Fields(packet, body)
+    fields = Fields(packet, body)
     packet_id = fields.packet_id()
     if fields.left:
         raise ProtocolError("packet-too-long", "3.4, 3.6", f"a {packet} with something after its packet identifier")
@@ -584,7 +703,7 @@ def _only_packet_id(packet: str, body: bytes) -> int:
 
 def _parse_subscribe(body: bytes) -> Subscribe:
     """Parse a SUBSCRIBE (section 3.8)."""
-    fields = _Fields("SUBSCRIBE", body)
+    fields = Fields("SUBSCRIBE", body)
     packet_id = fields.packet_id()
     filters = []
     while fields.left:
@@ -599,7 +718,7 @@ def _parse_subscribe(body: bytes) -> Subscribe:
 
 def _parse_unsubscribe(body: bytes) -> Unsubscribe:
     """Parse an UNSUBSCRIBE (section 3.10)."""
-    fields = _Fields("UNSUBSCRIBE", body)
+    fields = Fields("UNSUBSCRIBE", body)
     packet_id = fields.packet_id()
     filters = []
     while fields.left:
@@ -610,16 +729,16 @@ def _parse_unsubscribe(body: bytes) -> Unsubscribe:
 
 
 def _parse_ping_request(body: bytes) -> PingRequest:
-    _check_empty("PINGREQ", body)
+    check_empty("PINGREQ", body)
     return PingRequest()
 
 
 def _parse_disconnect(body: bytes) -> Disconnect:
-    _check_empty("DISCONNECT", body)
+    check_empty("DISCONNECT", body)
     return Disconnect()
 
 
-def _check_empty(packet: str, body: bytes) -> None:
+def check_empty(packet: str, body: bytes) -> None:
     if body:
         raise ProtocolError("packet-too-long", "3.12, 3.14", f"a {packet} with something after its header")
 
@@ -634,3 +753,71 @@ _PARSERS: Final[dict[int, Callable[[bytes], Event]]] = {
     _DISCONNECT: _parse_disconnect,
 }
 """Parsers of packet bodies, by first byte."""
+
+
+class Version4(Dialect):
+    """MQTT 3.1.1, which is protocol level 4. It has no state."""
+
+    __slots__ = ()
+
+    receives = 65_535
+
+    # The function itself, as this is the hot path.
+    publishes = staticmethod(parse_publishes)
+
+    def check_first_byte(self, first: int) -> None:
+        if first not in _FIRST_BYTES and first not in _PUBLISH:
+            raise first_byte_error(first)
+
+    def packet(self, first: int, body: bytes) -> Event:
+        return _PARSERS[first](body)
+
+    def judged(self, violation: Violation) -> Violation:
+        return violation
+
+    def accepted(self, *, session_present: bool, client_id: str | None, session_expiry_s: int | None) -> bytes:
+        del client_id, session_expiry_s
+        return connack(ConnectReturnCode.ACCEPTED, session_present=session_present)
+
+    def refused(self, code: ReasonCode) -> bytes:
+        return connack(_RETURN_CODES[code]) if code in _RETURN_CODES else b""
+
+    def ended(self, code: ReasonCode, words: str = "") -> bytes:
+        del code, words
+        return b""
+
+    acknowledgements = staticmethod(acknowledgements)
+
+    def publish(  # noqa: PLR0913 - the packet's fields
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int,
+        packet_id: int,
+        *,
+        dup: bool,
+        forwarded: bytes = b"",
+        expiry_s: int | None = None,
+    ) -> bytes:
+        del forwarded, expiry_s
+        return publish(topic, payload, qos, packet_id, dup=dup)
+
+    def suback(self, packet_id: int, codes: Sequence[int]) -> bytes:
+        return suback(packet_id, [min(code, _REFUSED_FILTER) for code in codes])
+
+    def unsuback(self, packet_id: int, codes: Sequence[int]) -> bytes:
+        del codes
+        return unsuback(packet_id)
+
+
+_RETURN_CODES: Final = {
+    ReasonCode.CLIENT_IDENTIFIER_NOT_VALID: ConnectReturnCode.IDENTIFIER_REJECTED,
+    ReasonCode.SERVER_BUSY: ConnectReturnCode.SERVER_UNAVAILABLE,
+    ReasonCode.QUOTA_EXCEEDED: ConnectReturnCode.SERVER_UNAVAILABLE,
+    ReasonCode.BAD_USER_NAME_OR_PASSWORD: ConnectReturnCode.BAD_USER_NAME_OR_PASSWORD,
+    ReasonCode.NOT_AUTHORIZED: ConnectReturnCode.NOT_AUTHORIZED,
+}
+"""Return codes of CONNACK by the reason codes with which a client is refused."""
+_REFUSED_FILTER: Final = 0x80
+"""Return code of SUBACK for a refused filter (section 3.9.3)."""
+VERSION_4: Final = Version4()

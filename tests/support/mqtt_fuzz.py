@@ -1,17 +1,21 @@
 """Fuzzing of the MQTT parser: seeded, fast, and without a framework, so that a bench can run a million cases.
 
-A case is a stream of valid packets, mutated or not, received whole and in two other splits.
+A case is a stream of valid packets of one version, mutated or not, received whole and in two other splits.
 """
 
 import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from gateway.mqtt.protocol import Connect, Disconnect, Event, ServerProtocol, Violation
+from gateway.mqtt.protocol5 import Version5
 
 PACKET_BYTES_MAX = 512
 """Bytes of the parser's largest packet: few, so that the bound is met often."""
+RECEIVE_MAX = 3
+"""Receive Maximum of the parser: few messages too."""
 
 
 @dataclass(slots=True)
@@ -26,8 +30,8 @@ class FuzzOutcome:
     failures: list[str] = field(default_factory=list)
 
 
-def fuzz(cases: int, seed: int) -> FuzzOutcome:
-    """Run that many cases. The same seed gives the same cases.
+def fuzz(cases: int, seed: int, level: int = 4) -> FuzzOutcome:
+    """Run that many cases of a protocol level: 4 is MQTT 3.1.1, and 5 is MQTT 5. The same seed gives the same cases.
 
     What must hold: the parser never raises; the split never changes the events; a violation is the last event; what
     is held stays below the packet limit and what one `receive` brought.
@@ -35,7 +39,7 @@ def fuzz(cases: int, seed: int) -> FuzzOutcome:
     randomness = random.Random(seed)  # noqa: S311 - cases, not secrets
     outcome = FuzzOutcome()
     for case in range(cases):
-        data = _stream(randomness)
+        data = _stream(randomness, *_PACKETS_OF[level])
         outcome.cases += 1
         try:
             _judge(data, randomness, outcome)
@@ -60,7 +64,7 @@ def _judge(data: bytes, randomness: random.Random, outcome: FuzzOutcome) -> None
 
 
 def _received(pieces: Sequence[bytes], outcome: FuzzOutcome) -> list[Event]:
-    protocol = ServerProtocol(PACKET_BYTES_MAX)
+    protocol = ServerProtocol(PACKET_BYTES_MAX, partial(Version5, RECEIVE_MAX, PACKET_BYTES_MAX))
     events: list[Event] = []
     for piece in pieces:
         events += protocol.receive(piece)
@@ -76,10 +80,10 @@ def _pieces(data: bytes, randomness: random.Random) -> list[bytes]:
     return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
-def _stream(randomness: random.Random) -> bytes:
+def _stream(randomness: random.Random, connects: Sequence[bytes], valid: Sequence[bytes]) -> bytes:
     """A few valid packets, of which most streams have some bytes changed, removed, doubled or put in."""
-    packets = [randomness.choice(_CONNECTS)] if randomness.random() < 0.95 else []
-    packets += randomness.choices(_PACKETS, k=randomness.randrange(6))
+    packets = [randomness.choice(connects)] if randomness.random() < 0.95 else []
+    packets += randomness.choices(valid, k=randomness.randrange(6))
     if randomness.random() < 0.1:
         packets.append(randomness.randbytes(randomness.randrange(20)))
     data = bytearray(b"".join(packets))
@@ -134,3 +138,47 @@ _PACKETS = [
     _packet(0xE0, b""),
     _packet(0x30, _text("big") + b"y" * 600),
 ]
+
+
+def _told(*properties: bytes) -> bytes:
+    """Properties with their length, which is below 128."""
+    body = b"".join(properties)
+    return bytes((len(body),)) + body
+
+
+_USER = b"\x26" + _text("boot") + _text("a1")
+_CONNECTS_5 = [
+    _packet(0x10, _text("MQTT") + b"\x05\x02\x00\x3c\x00" + _text("m001")),
+    _packet(0x10, _text("MQTT") + b"\x05\x00\x00\x3c" + _told(b"\x11\x00\x00\x00\x3c", b"\x21\x00\x05") + _text("")),
+    _packet(
+        0x10,
+        _text("MQTT")
+        + b"\x05\xc6\x00\x3c"
+        + _told(b"\x27\x00\x00\x01\x00", b"\x22\x00\x05", b"\x17\x01", b"\x19\x00", _USER)
+        + _text("m001")
+        + _told(b"\x18\x00\x00\x00\x05", b"\x01\x01", b"\x02\x00\x00\x00\x09", b"\x03" + _text("text/plain"), _USER)
+        + _text("status")
+        + _text("gone")
+        + _text("u")
+        + _text("p"),
+    ),
+]
+_PACKETS_5 = [
+    *(_packet(0x30, _text("device/m001/thermo") + b"\x00" + b'{"celsius":21.5}') for _ in range(3)),
+    *(_packet(0x32, _text("device/m001/thermo") + bytes((0, n)) + _told(_USER) + b"21.5") for n in range(1, 3)),
+    *(_packet(0x34, _text("device/m001/hum") + bytes((0, n)) + b"\x00" + b"x" * 140) for n in range(3, 5)),
+    _packet(0x30, _text("device/m001/thermo") + _told(b"\x23\x00\x01") + b"21.5"),
+    *(_packet(0x30, _text("") + _told(b"\x23\x00\x01") + b"21.6") for _ in range(2)),
+    _packet(
+        0x30, _text("a") + _told(b"\x08" + _text("b"), b"\x09" + _text("c"), b"\x02\x00\x00\x00\x01", _USER, _USER)
+    ),
+    _packet(0x62, b"\x00\x01"),
+    _packet(0x62, b"\x00\x01\x92" + _told(b"\x1f" + _text("why"))),
+    _packet(0x40, b"\x00\x01\x97\x00"),
+    _packet(0x82, b"\x00\x05" + _told(_USER) + _text("command/m001/#") + b"\x2d" + _text("+/b") + b"\x00"),
+    _packet(0xA2, b"\x00\x06\x00" + _text("command/m001/#")),
+    _packet(0xC0, b""),
+    _packet(0xE0, b"\x04" + _told(b"\x11\x00\x00\x00\x00", b"\x1f" + _text("why"))),
+    _packet(0x30, _text("big") + b"\x00" + b"y" * 600),
+]
+_PACKETS_OF = {4: (_CONNECTS, _PACKETS), 5: (_CONNECTS_5, _PACKETS_5)}

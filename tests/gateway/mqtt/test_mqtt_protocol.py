@@ -254,11 +254,11 @@ def test_what_a_refused_connect_is_told(data: bytes, answer: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (connect(level=5), ["(MQTT 5)", "set the client to that version"]),
-        (connect(name=b"MQIsdp", level=3), ["(MQTT 3.1)", "level 4"]),
+        (connect(level=6), ["level 6", "MQTT 3.1.1 and 5", "set the client to one of them"]),
+        (connect(name=b"MQIsdp", level=3), ["(MQTT 3.1)", "levels 4 and 5"]),
         (connect(level=132), ["mosquitto bridge", "level 4;", "try_private false"]),
-        (connect(level=132 + 1), ["mosquitto bridge", "try_private false", "bridge_protocol_version mqttv311"]),
-        (connect(name=b"MQIsdp", level=131), ["mosquitto bridge", "bridge_protocol_version mqttv311"]),
+        (connect(level=132 + 1), ["mosquitto bridge", "level 5;", "try_private false"]),
+        (connect(name=b"MQIsdp", level=131), ["mosquitto bridge", "level 3;"]),
         (b"GET / HTTP/1.1\r\n", ["somebody speaks HTTP to the MQTT port", "WebSocket", "mqtt://"]),
         (b"\x16\x03\x01", ["TLS", "mqtt_listener.tls.port"]),
     ],
