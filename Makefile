@@ -294,6 +294,12 @@ build/clients/rumqttc.done: $(wildcard tests/support/mqtt_clients/rumqttc/* test
 	@cargo build --quiet --release --manifest-path build/clients/rumqttc/Cargo.toml --target-dir build/clients/rumqttc
 	@touch $@
 
+build/clients/gmqtt.done: $(wildcard tests/support/mqtt_clients/gmqtt/*)
+	@mkdir -p $(@D) && $(PYTHON) -m venv build/clients/gmqtt
+	@build/clients/gmqtt/bin/pip install --quiet --disable-pip-version-check --require-hashes \
+		-r tests/support/mqtt_clients/gmqtt/requirements.txt
+	@touch $@
+
 docs: install
 	@$(BIN)/python -m tests.support.generated_pages
 

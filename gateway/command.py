@@ -1,6 +1,6 @@
 """A command from the cloud for a device, and the `CommandWay` of an ingress that passes it on."""
 
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from msgspec import Struct
 
@@ -18,6 +18,8 @@ class DeviceCommand(Struct, frozen=True, gc=False, array_like=True):
     """Microseconds since 1970, UTC. From then on it must not be passed on."""
 
 
+REFUSED_BY_DEVICE: Final = "refused-by-device"
+"""Reason of a refusal: the device answered that it does not take the command."""
 By = Literal["mqtt", "serial"]
 """How a device was reached."""
 
@@ -44,10 +46,11 @@ class CommandWay(Protocol):
     def knows(self, device: str) -> bool:
         """Whether the device is one of this ingress, although it may be away just now."""
 
-    def offer(self, command: DeviceCommand) -> None:
+    def offer(self, command: DeviceCommand, until_us: int) -> None:
         """Pass a command on, if the device can be reached and the command is not on its way already.
 
-        This is called again and again until the command ends.
+        This is called again and again until the command ends. `until_us` is the CLOCK_BOOTTIME from which on it may
+        have expired, by what is known of the time now.
         """
 
     def withdraw(self, command_id: str) -> bool:

@@ -70,6 +70,8 @@ class Reading(Struct, frozen=True, gc=False):
     datum: Datum
     writer: str | None = None
     """The one device that this reading's sender may write as; None if anybody may write as any device."""
+    user: tuple[tuple[str, str], ...] = ()
+    """User properties of its MQTT 5 message: names and values, in their order."""
 
     @property
     def is_serial(self) -> bool:
@@ -137,6 +139,13 @@ class Intake(Protocol):
 
     def event(self, kind: str, device: str | None, **details: object) -> None:
         """Report something about a device on `gateway-events`: `device-appeared`, `device-died`, ..."""
+
+
+class ListenerIntake(Intake, Protocol):
+    """The front door of the buffer, as the MQTT listener sees it."""
+
+    def is_above_share(self, reading: Reading) -> bool:
+        """Whether the reading's device was refused just now because it holds more than its share of the buffer."""
 
 
 class Recalled(NamedTuple):

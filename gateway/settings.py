@@ -113,7 +113,7 @@ class TlsSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ListenerSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[mqtt_listener]`: sensors connect to this box with MQTT 3.1.1."""
+    """`[mqtt_listener]`: sensors connect to this box with MQTT 3.1.1 or MQTT 5."""
 
     host: str = "127.0.0.1"
     """Address to listen on. `0.0.0.0` is all addresses of the box."""
@@ -144,8 +144,8 @@ class ListenerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     session_expiry_s: Annotated[float, Meta(gt=0, le=3.2e8, description="seconds, above 0, at most 320000000")] = (
         604_800.0
     )
-    """Seconds for which a session is kept after its last connection (a week). They begin anew when the gateway
-    starts."""
+    """Seconds for which a session is kept after its last connection (a week). They begin anew when the gateway starts.
+    An MQTT 5 client may ask for less."""
     qos2_unfinished_max: Annotated[int, Meta(ge=1, le=65_535, description="exchanges, 1 to 65535")] = 65_535
     """QoS 2 messages of one session that may wait for their PUBREL. There are as many packet identifiers."""
     qos2_unfinished_total_max: Annotated[int, Meta(ge=1, le=10_000_000, description="exchanges, 1 to 10000000")] = (
@@ -201,7 +201,7 @@ class BrokerTlsSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[[mqtt_brokers]]`: a broker that the site has already, read with MQTT 3.1.1."""
+    """`[[mqtt_brokers]]`: a broker that the site has already, read with MQTT 3.1.1 or MQTT 5."""
 
     host: str
     """The broker's name or address."""
@@ -209,6 +209,8 @@ class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Topic filters, such as `device/#`. Shared subscriptions and filters that overlap are refused."""
     port: Port = 1883
     """The broker's port. With TLS it is mostly 8883."""
+    version: Literal["3.1.1", "5"] = "3.1.1"
+    """Version of MQTT that the gateway speaks to it. With 5, readings have their user properties."""
     qos: Literal[1, 2] = 1
     """Highest QoS of the subscription. A message comes with the lower of this QoS and its sender's."""
     client_id: ClientId | None = None
@@ -372,8 +374,8 @@ class SerialSettings(Struct, frozen=True, forbid_unknown_fields=True):
         return bool(self.ports or self.text or self.modbus)
 
 
-PayloadIdentity = Literal["none", "json", "cbor", "binary"]
-TimeSource = Literal["auto", "receipt", "tick", "senml", "timestamp"]
+PayloadIdentity = Literal["none", "json", "cbor", "binary", "properties"]
+TimeSource = Literal["auto", "receipt", "tick", "senml", "timestamp", "property"]
 
 
 class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -388,14 +390,15 @@ class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Content type of the payload."""
     identity: PayloadIdentity = "none"
     """Place of the sensor's `boot` and `seq`, and of its `tick` if it has one. `json`: members of a JSON object.
-    `cbor`: members of a CBOR map. `binary`: 17 bytes before the value. See docs/payloads.md."""
+    `cbor`: members of a CBOR map. `binary`: 17 bytes before the value. `properties`: user properties of MQTT 5. See
+    docs/payloads.md."""
     time: TimeSource = "auto"
     """Source of a reading's time. `auto`: the sensor's tick if the identity has one, else the receipt. `tick`: as
     `auto`, and readings without a tick are counted. `receipt`: always the receipt. `senml`: the time in a SenML pack.
-    `timestamp`: the member `timestamp`, in milliseconds since 1970. Sensors with our serial frames always send a
-    tick."""
+    `timestamp`: the member `timestamp`, in milliseconds since 1970. `property`: the same as a user property of MQTT 5.
+    Sensors with our serial frames always send a tick."""
     time_error_ms: Annotated[float, Meta(ge=0, le=86_400_000, description="milliseconds, 0 to 86400000")] = 1_000.0
-    """`senml`, `timestamp`: greatest error of the sensor's own time. You vouch for it."""
+    """`senml`, `timestamp`, `property`: greatest error of the sensor's own time. You vouch for it."""
     oscillator: Oscillator = "rc"
     """Worst oscillator of the sensors, as in `[serial]`."""
     least_delay_ms: Annotated[float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")] = 50.0

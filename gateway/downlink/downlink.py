@@ -180,15 +180,15 @@ class Downlink:
                 continue
             if self._is_over(command):
                 self._end(command, "expired")
-            elif self._may_go(command):
-                self._offer(command)
+            elif (until_us := self._until_us(command)) is not None:
+                self._offer(command, until_us)
 
-    def _offer(self, command: DeviceCommand) -> None:
+    def _offer(self, command: DeviceCommand, until_us: int) -> None:
         is_known = self._front_door.heard.get(command.device) is not None
         for way in self._ways:
             if way.knows(command.device):
                 is_known = True
-                way.offer(command)
+                way.offer(command, until_us)
             if command.id in self._ends:
                 return
         if not is_known and self._front_door.now_us() - self._since_us[command.id] >= UNKNOWN_AFTER_US:
@@ -199,10 +199,12 @@ class Downlink:
         now_us, error_us = self._time()
         return error_us is not None and now_us - error_us >= command.expires_us
 
-    def _may_go(self, command: DeviceCommand) -> bool:
-        """Whether a command's time is not over for certain."""
+    def _until_us(self, command: DeviceCommand) -> int | None:
+        """The CLOCK_BOOTTIME at which a command's time may be over; None if it may be over already."""
         now_us, error_us = self._time()
-        return error_us is not None and now_us + error_us < command.expires_us
+        if error_us is None or now_us + error_us >= command.expires_us:
+            return None
+        return self._front_door.now_us() + command.expires_us - now_us - error_us
 
     def _time(self) -> tuple[int, int | None]:
         """Microseconds since 1970, and the bound of their error; None if the clock is not known."""

@@ -15,7 +15,7 @@ from gateway.intake.check_readings import CHECK_KIND, CHECK_TOPIC_PREFIX, CheckR
 from gateway.intake.devices_heard import DevicesHeard, FaultKind
 from gateway.intake.new_clocks import NewClocks
 from gateway.intake.own_events import OwnEvents
-from gateway.intake.payload_identity import TICK_UNREADABLE, why_none
+from gateway.intake.payload_identity import TICK_UNREADABLE, of_properties, why_no_properties, why_none
 from gateway.intake.payload_json import fault, is_json
 from gateway.intake.quarantine_reports import QuarantineReports
 from gateway.intake.reading_times import Arrivals, IntakeTimes
@@ -28,7 +28,7 @@ _WITH_SECRET = Origin(has_secret=True)
 
 
 class FrontDoor:
-    """The `Intake` and `SerialIntake` of the pipeline: everything that any ingress takes in passes here."""
+    """The front door of the pipeline, for each kind of ingress: all that comes in passes here."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts that it joins
         self,
@@ -108,6 +108,11 @@ class FrontDoor:
             self._buffer.keep(self.clocks.marks(readings[-1].datum.received_us))
         self._buffer.append(entries, done, marks, origin)
 
+    def is_above_share(self, reading: Reading) -> bool:
+        """See `ListenerIntake.is_above_share`."""
+        topic = self._topics.known.get((reading.topic, reading.subject, reading.writer))
+        return isinstance(topic, ResolvedTopic) and self._buffer.is_held_back(topic.series.device)
+
     async def recall(self, device: str, boot: str, held: range) -> Recalled:
         """See `SerialIntake.recall`."""
         return await self._buffer.recall(device, boot, held)
@@ -159,12 +164,15 @@ class FrontDoor:
         datum = reading.datum
         payload, received_us, boot, line_tick_ms = datum.payload, datum.received_us, datum.device_boot, datum.tick_ms
         lost = None
-        if identify is not None and datum.device_sequence is None:
-            identity = identify(payload)
+        if datum.device_sequence is None and (identify is not None or layout == "properties"):
+            identity = of_properties(reading.user) if identify is None else identify(payload)
             if identity is None:
                 # Serial lines without our frames are not expected to have one.
                 if not reading.is_serial:
-                    self._met_fault("identity-missing", series.device, partial(why_none, layout, payload), received_us)
+                    why = partial(why_none, layout, payload)
+                    if identify is None:
+                        why = partial(why_no_properties, reading.user)
+                    self._met_fault("identity-missing", series.device, why, received_us)
             else:
                 boot = datum.device_boot = identity.boot
                 datum.device_sequence = identity.seq

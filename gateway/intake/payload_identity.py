@@ -1,7 +1,7 @@
 """Reads a reading's identity from its payload: the sensor's boot, sequence and tick, in the layout of its route."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct as BytesLayout
 from typing import Annotated, Any
 
@@ -58,13 +58,15 @@ class _Members(msgspec.Struct, gc=False):
     lost: msgspec.Raw = msgspec.Raw()
 
 
+Properties = Sequence[tuple[str, str]]
+"""User properties of an MQTT 5 message."""
 Reader = Callable[[bytes], Identity | None]
 """Returns the identity in a payload, whatever that is; None if there is none. Raises nothing."""
 
 
 def reader(layout: PayloadIdentity) -> Reader | None:
-    """The reader of a layout; None for `none`."""
-    return {"none": None, "json": of_json, "cbor": of_cbor, "binary": of_binary}[layout]
+    """The reader of a layout; None for `none`, and for `properties`, which are beside the payload."""
+    return {"json": of_json, "cbor": of_cbor, "binary": of_binary}.get(layout)
 
 
 _decode_json = msgspec.json.Decoder(Identity).decode
@@ -121,6 +123,18 @@ def of_cbor(payload: bytes) -> Identity | None:
     return _checked(found.get("boot"), found.get("seq"), found.get("tick"), lost)
 
 
+def of_properties(user: Properties) -> Identity | None:
+    """The user properties `boot`, `seq`, `tick` and `lost` of an MQTT 5 message; of one name, the first counts."""
+    found = dict(reversed(user))
+    tick = found.get("tick")
+    # `lost` is written as in JSON. Whole numbers are read as `seq` is.
+    lost = _pair(_alone(msgspec.Raw(found["lost"].encode()), None)) if "lost" in found else UNSET
+    tick_ms = None if tick is None else whole_number(tick)
+    if tick is not None and tick_ms is None:
+        tick_ms = TICK_UNREADABLE
+    return _checked(found.get("boot"), found.get("seq"), tick_ms, lost)
+
+
 def of_binary(payload: bytes) -> Identity | None:
     """The identity in the header before the value."""
     if len(payload) < BINARY.size or payload[0] != BINARY_VERSION:
@@ -145,10 +159,16 @@ def _boot(value: object) -> str | None:
     return value if type(value) is str and 0 < len(value) <= BOOT_CHARACTERS_MAX else None
 
 
+def whole_number(text: str) -> int | None:
+    """The number that a text is, as sensors write whole numbers; None if it is none."""
+    found = _WHOLE_NUMBER.fullmatch(text)
+    return None if found is None else int(found[1])
+
+
 def _sequence(value: object) -> int | None:
     """A sequence; a text that is a whole number counts as that number."""
-    if type(value) is str and (found := _WHOLE_NUMBER.fullmatch(value)):
-        value = int(found[1])
+    if type(value) is str:
+        value = whole_number(value)
     return value if type(value) is int and 0 <= value <= SEQUENCE_MAX else None
 
 
@@ -165,6 +185,11 @@ def why_none(layout: PayloadIdentity, payload: bytes) -> str:
     if len(payload) < BINARY.size:
         return f"{counted(len(payload), 'byte')}, and the header alone has {BINARY.size}"
     return f"the first byte is {payload[0]}, and the header's version is {BINARY_VERSION}"
+
+
+def why_no_properties(user: Properties) -> str:
+    """The reason, in words, why user properties have no identity."""
+    return _why_no_members(dict(reversed(user))).replace("no `", "no user property `", 1)
 
 
 def _why_no_json(payload: bytes) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from gateway.intake.payload_cbor import decode as decode_cbor
-from gateway.intake.payload_identity import BINARY
+from gateway.intake.payload_identity import BINARY, Properties, whole_number
 from gateway.intake.payload_json import UNREADABLE, read_mending
 from gateway.settings import PayloadIdentity, TimeSource
 
@@ -45,8 +45,9 @@ class NothingToldError(ValueError):
     """The payload does not carry the time that its route is to find."""
 
 
-Reader = Callable[[bytes], Told | None]
-"""Returns the time in a payload; None if it rightly has none. Raises NothingToldError only."""
+Reader = Callable[[bytes, Properties], Told | None]
+"""Returns the time in a payload, or in the user properties beside it; None if it rightly has none. Raises
+NothingToldError only."""
 
 
 class _Record(msgspec.Struct, gc=False):
@@ -75,7 +76,7 @@ _senml_json = msgspec.json.Decoder(list[_Record])
 _timestamp_json = msgspec.json.Decoder(_Timestamp)
 
 
-def of_senml_json(payload: bytes) -> Told | None:
+def of_senml_json(payload: bytes, _: Properties = ()) -> Told | None:
     """The time of the newest measurement of a pack. Raises NothingToldError."""
     if len(payload) > SENML_BYTES_MAX or payload.count(b"{") > SENML_RECORDS_MAX:
         raise NothingToldError
@@ -96,7 +97,7 @@ def _json_time(raw: msgspec.Raw) -> object:
         return math.nan
 
 
-def of_senml_cbor(payload: bytes) -> Told | None:
+def of_senml_cbor(payload: bytes, _: Properties = ()) -> Told | None:
     """The time of the newest measurement of a CBOR pack. Raises NothingToldError."""
     records = _decoded(payload)
     if not isinstance(records, list):
@@ -140,7 +141,7 @@ def _newest(records: Iterable[tuple[object, object, bool]]) -> Told | None:
     return None
 
 
-def of_timestamp_json(payload: bytes) -> Told:
+def of_timestamp_json(payload: bytes, _: Properties = ()) -> Told:
     """The member `timestamp` of a JSON object: whole milliseconds since 1970, UTC. Raises NothingToldError."""
     try:
         return _of_milliseconds(read_mending(_timestamp_json.decode, payload).timestamp)
@@ -148,13 +149,18 @@ def of_timestamp_json(payload: bytes) -> Told:
         raise NothingToldError from error
 
 
-def of_timestamp_cbor(payload: bytes) -> Told:
+def of_timestamp_cbor(payload: bytes, _: Properties = ()) -> Told:
     """The member `timestamp` of a CBOR map, as in JSON. Raises NothingToldError."""
     found = _decoded(payload)
     return _of_milliseconds(found.get("timestamp") if isinstance(found, dict) else None)
 
 
-def of_missing_tick(_: bytes) -> None:
+def of_property(_: bytes, user: Properties) -> Told:
+    """The user property `timestamp` of an MQTT 5 message: whole milliseconds since 1970. Raises NothingToldError."""
+    return _of_milliseconds(whole_number(dict(reversed(user)).get("timestamp", "")))
+
+
+def of_missing_tick(_: bytes, __: Properties = ()) -> None:
     """Raise NothingToldError, for a payload that lacks the tick that it should carry."""
     raise NothingToldError
 
@@ -195,6 +201,8 @@ def reader(time: TimeSource, identity: PayloadIdentity, content_type: str) -> Re
     """The reader of times for a route's payloads without a tick; None if no time is to be found in them."""
     if time in {"auto", "receipt"}:
         return None
+    if time == "property":
+        return of_property
     if time == "tick":
         return of_missing_tick
     found: Reader
@@ -204,4 +212,4 @@ def reader(time: TimeSource, identity: PayloadIdentity, content_type: str) -> Re
         found = of_senml_json if time == "senml" else of_timestamp_json
     if identity != "binary":
         return found
-    return lambda payload: found(payload[BINARY.size :])
+    return lambda payload, user: found(payload[BINARY.size :], user)

@@ -136,7 +136,7 @@ class IntakeTimes:
     def with_told_time(self, entry: Entry, reading: Reading, tell_time: Reader, error_us: int) -> Entry:
         """The row of a reading without a tick, with the time in its payload, to `error_us`."""
         try:
-            told = tell_time(reading.datum.payload)
+            told = tell_time(reading.datum.payload, reading.user)
         except NothingToldError:
             if not reading.is_serial:
                 self._count("time-missing", entry.series.device)

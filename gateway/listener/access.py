@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.mqtt.protocol import Connect, ConnectReturnCode
+from gateway.mqtt.protocol import Connect
 from gateway.record_contract import DEVICE_NAME, NAME_RULE
 
 Secrets = Mapping[str, Collection[str]]
@@ -31,9 +31,8 @@ class Identity(Struct, frozen=True):
 
 
 class Refusal(Struct, frozen=True):
-    """A refused log-in: the code for CONNACK, a short reason to count by, and a message for the log."""
+    """A refused log-in: a short reason to count by, and a message for the log."""
 
-    code: ConnectReturnCode
     reason: str
     message: str
 
@@ -66,13 +65,11 @@ def identify(  # noqa: PLR0913 - each is another source
         unlisted = "device that is listed (sluice devices list; mqtt_listener.users)"
         what = unlisted if is_name else f"device name: a name has {NAME_RULE}"
         return Refusal(
-            ConnectReturnCode.NOT_AUTHORIZED,
             "certificate-of-no-user",
             f"the client certificate names {certificate_name!r}, which is no {what}",
         )
     if user is None or password is None:
         return Refusal(
-            ConnectReturnCode.NOT_AUTHORIZED,
             "no-credentials",
             "CONNECT without user name and password, and without a client certificate that names a device",
         )
@@ -81,9 +78,7 @@ def identify(  # noqa: PLR0913 - each is another source
     expected = operators.get(user) or users.get(user) or ("-" * len(digest),)
     if any([hmac.compare_digest(digest.encode(), each.encode()) for each in expected]):  # noqa: C419 - the same
         return Identity(user, operator=user in operators, digest=digest)
-    return Refusal(
-        ConnectReturnCode.BAD_USER_NAME_OR_PASSWORD, "bad-credentials", _why_wrong(user, password, users, operators)
-    )
+    return Refusal("bad-credentials", _why_wrong(user, password, users, operators))
 
 
 def _why_wrong(user: str, password: bytes, users: Secrets, operators: Secrets) -> str:

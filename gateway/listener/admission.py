@@ -7,19 +7,22 @@ from typing import Protocol
 from gateway.listener.access import Identity
 from gateway.listener.client import Client
 from gateway.listener.device_client import DeviceClient
-from gateway.listener.opening import UNAVAILABLE, admit, make_room
+from gateway.listener.opening import admit, make_room
 from gateway.listener.operator_client import OperatorClient
 from gateway.listener.refusals import INTAKE_REFUSED, TAKEN_OVER, LoginRefusedError
 from gateway.listener.session import SessionKey
 from gateway.listener.sessions import Opening
 from gateway.listener.shared import Connected, Shared
-from gateway.mqtt.protocol import Connect
+from gateway.mqtt.protocol import Connect, Dialect
 
 
 class Admitting(Connected, Protocol):
     """The part of a connection that admission acts on."""
 
     peer: str
+
+    @property
+    def dialect(self) -> Dialect: ...
 
     def suspend(self) -> None: ...
 
@@ -31,9 +34,9 @@ class Admitting(Connected, Protocol):
 
     def accept(self, client: Client, keep_alive_s: int) -> None: ...
 
-    def refuse(self, reason: str, message: str, answer: bytes = b"") -> None: ...
+    def refuse(self, reason: str, message: str) -> None: ...
 
-    def end(self, cause: str, answer: bytes = b"") -> None: ...
+    def end(self, cause: str) -> None: ...
 
 
 def answer_connect(
@@ -47,7 +50,7 @@ def answer_connect(
         identity = admit(shared, connect, certificate_name, connection.peer, now_s)
     except LoginRefusedError as refused:
         shared.refusals.refused_login(refused.reason, refused.message, connect, connection.peer)
-        connection.end(refused.reason, refused.answer)
+        connection.end(refused.reason)
         return
     # The credentials are right, so from here on the log may name the client.
     connection.identify(identity.user, connect.client_id)
@@ -59,12 +62,17 @@ def answer_connect(
 def _open(shared: Shared, connection: Admitting, connect: Connect, identity: Identity, key: SessionKey) -> None:
     """Open an admitted client's session."""
     older = shared.sessions.get(key)
-    opening = shared.kept.open(key, clean=connect.clean_session)
+    is_over = older is None and shared.kept.is_over(key, shared.now_us() / 1e6)
+    opening = shared.kept.open(key, clean=connect.clean_session, expiry_s=connect.session_expiry_s, is_over=is_over)
+    if connect.clean_session or is_over:
+        shared.wills.session_ended(key)
+    else:
+        shared.wills.resumed(key)
     if older is not None:
         older.refuse(TAKEN_OVER, "the same client identifier connected again")  # [MQTT-3.1.4-2]
     shared.enter(key, connection)
     client_of = OperatorClient if identity.operator else DeviceClient
-    client = client_of(shared, connect, identity, opening, connection.peer)
+    client = client_of(shared, connect, identity, opening, connection.peer, connection.dialect)
     connection.begin(client)
     if not opening.marks:
         connection.accept(client, connect.keep_alive_s)
@@ -89,4 +97,4 @@ def _opened(  # noqa: PLR0913 - a callback's state
         connection.go_on(partial(connection.accept, client, keep_alive_s))
     else:
         shared.kept.not_opened(opening)
-        connection.refuse(INTAKE_REFUSED, "the session could not be stored", UNAVAILABLE)
+        connection.refuse(INTAKE_REFUSED, "the session could not be stored")

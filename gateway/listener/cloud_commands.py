@@ -1,14 +1,13 @@
 """Passes the cloud's commands on to the devices that subscribed to them: the listener's `CommandWay`."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from gateway.command import CommandReports, DeviceCommand
 from gateway.listener.access import CommandTopics
-from gateway.listener.device_commands import Commands, Receiver
+from gateway.listener.device_commands import Commands
 from gateway.listener.logins import Logins
-from gateway.listener.session import Session, TooManyCommandsError, check_room
+from gateway.listener.session import Command, Session, TooManyCommandsError, check_room
 from gateway.listener.sessions import Sessions
 from gateway.settings import ListenerSettings
 
@@ -16,6 +15,8 @@ QOS_0: Final = "subscribed-with-qos-0"
 """Reason of a refusal: the device would never acknowledge a command."""
 NO_COMMAND_TOPIC: Final = "no-command-topic"
 """Reason of a refusal: `command_topics` has no template for the topic."""
+LARGER_THAN_PACKET: Final = "larger-than-a-packet"
+"""Reason of a refusal: the device told that it takes no packet of this size (MQTT 5)."""
 
 
 class CloudCommands:
@@ -30,7 +31,6 @@ class CloudCommands:
         kept: Sessions,
         logins: Logins,
         commands: Commands,
-        connection_of: Callable[[Session], Receiver | None],
     ) -> None:
         self.reports: CommandReports | None = None
         self._commands_max = settings.commands_max
@@ -38,7 +38,6 @@ class CloudCommands:
         self._kept = kept
         self._logins = logins
         self._commands = commands
-        self._connection_of = connection_of
         self._given: dict[str, list[Session]] = {}
         """The sessions that were given a command, by its id. They may be over."""
 
@@ -46,30 +45,31 @@ class CloudCommands:
         """See `CommandWay.knows`."""
         return device in self._logins.devices or device in self._kept.subscribed
 
-    def offer(self, command: DeviceCommand) -> None:
+    def offer(self, command: DeviceCommand, until_us: int) -> None:
         """See `CommandWay.offer`."""
         given = self._given.get(command.id, ())
         if any(session.holds(command.id) for session in given):
             return
         topic = self._topics.topic_of(command.device, command.topic)
         if topic is None:
-            self._refuse(command, NO_COMMAND_TOPIC)
+            self.refused(command.id, NO_COMMAND_TOPIC)
             return
         recipients = self._commands.subscribed(command.device, topic, 1)
         if recipients.at_once and not recipients.queued:
-            self._refuse(command, QOS_0)
+            self.refused(command.id, QOS_0)
             return
+        message = Command(0, topic, command.payload, expires_us=until_us, id=command.id)
         self._given[command.id] = taking = []
         for session in recipients.queued:
             try:
-                check_room((session,), len(topic) + len(command.payload), self._commands_max)
+                check_room((session,), message.size, self._commands_max)
             except TooManyCommandsError:
                 continue
-            session.queue_of_cloud(topic, command.payload, command.id)
+            session.queue_of_cloud(message)
             taking.append(session)
-            connection = self._connection_of(session)
-            if connection is not None:
-                connection.send_commands()
+            self._commands.send_to(session)
+            if command.id not in self._given:
+                return  # it was too large for the device, and has ended
 
     def withdraw(self, command_id: str) -> bool:
         """See `CommandWay.withdraw`."""
@@ -83,11 +83,12 @@ class CloudCommands:
         if self.reports is not None:
             self.reports.delivered(command_id, "mqtt")
 
+    def refused(self, command_id: str, reason: str) -> None:
+        """Report that a device does not take a command, or that no way leads to it."""
+        if self.reports is not None:
+            self.reports.refused(command_id, reason)
+
     def subscribed(self, device: str) -> None:
         """Report that a device has subscribed, once its SUBACK is written."""
         if self.reports is not None:
             asyncio.get_running_loop().call_soon(self.reports.ready, device)
-
-    def _refuse(self, command: DeviceCommand, reason: str) -> None:
-        if self.reports is not None:
-            self.reports.refused(command.id, reason)

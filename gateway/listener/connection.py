@@ -16,23 +16,21 @@ from gateway.listener.device_client import DeviceClient
 from gateway.listener.door import Caller
 from gateway.listener.inflight import Inflight
 from gateway.listener.link import READ_BYTES_MAX, Link
-from gateway.listener.refusals import HELD_TOO_MUCH, INTAKE_REFUSED, REVOKED, ClientRefusedError
-from gateway.listener.session import ClientBatch, Session
+from gateway.listener.refusals import (
+    HELD_TOO_MUCH,
+    INTAKE_REFUSED,
+    REASON_CODES,
+    REVOKED,
+    WITH_WILL,
+    ClientRefusedError,
+)
+from gateway.listener.session import ClientBatch, Command, Session
 from gateway.listener.shared import Shared
 from gateway.listener.tls_connection import common_name
 from gateway.listener.turns import TURN_BYTES
-from gateway.mqtt.protocol import (
-    Connect,
-    ConnectReturnCode,
-    Disconnect,
-    Event,
-    Publish,
-    ServerProtocol,
-    Violation,
-    acknowledgements,
-    connack,
-    publish,
-)
+from gateway.mqtt.protocol import Connect, Dialect, Disconnect, Event, Publish, ServerProtocol, Violation
+from gateway.mqtt.protocol5 import REASON_SHIFT
+from gateway.mqtt.reason_codes import ReasonCode
 from gateway.reading import Datum, Reading
 
 REFUSAL_HOLD_S: Final = 1.0
@@ -52,7 +50,9 @@ class Connection(Link):
         "_client_id",
         "_inflight",
         "_is_in_line",
+        "_is_let_in",
         "_kept_events",
+        "_last_words",
         "_owes",
         "_plain",
         "_protocol",
@@ -68,13 +68,15 @@ class Connection(Link):
         super().__init__(loop, shared.settings.connect_timeout_s)
         self._shared = shared
         self._caller = caller
-        self._protocol = ServerProtocol(shared.settings.packet_bytes_max)
+        self._protocol = ServerProtocol(shared.settings.packet_bytes_max, shared.newer_dialect)
         self._client: Client | None = None
         """Set once CONNECT was accepted, or waits for the commit of its session."""
         self._user: str | None = None
         self._client_id: str | None = None
         self._writer: str | None = None
         """The client's `writer`, kept here for the hot path."""
+        self._is_let_in = False
+        """Whether CONNACK has accepted the client."""
         self._plain = False
         """Whether a PUBLISH is a reading: CONNECT was accepted, and the client is no operator."""
         self._kept_events: list[Event] | None = None
@@ -89,6 +91,13 @@ class Connection(Link):
         self._is_in_line = False
         self._owes = False
         """Whether the connection ends as soon as its batches under way are answered (`dismiss`)."""
+        self._last_words = b""
+        """Bytes to send then, behind the answers."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """The version of MQTT that the client speaks."""
+        return self._protocol.dialect
 
     @property
     def session(self) -> Session | None:
@@ -141,9 +150,7 @@ class Connection(Link):
         if self._clean:
             shared.counts["disconnected"] += 1
         elif not self._connect_waits:
-            command = client.publish_will(self._cause, self._loop.time())
-            if command is not None:
-                self._store(client, command, 0)
+            client.ended(self._cause, self._loop.time())
         if not self._connect_waits and client.device is not None:
             shared.devices.left(client.device)
 
@@ -225,11 +232,15 @@ class Connection(Link):
 
     def _finish(self, ending: Disconnect | Violation | ClientRefusedError) -> None:
         """End the connection after its last packet: DISCONNECT, or a packet that is refused."""
-        if not isinstance(ending, Disconnect):
+        if isinstance(ending, Violation):
             self.dismiss(ending.reason, ending.message, ending.answer)
+        elif isinstance(ending, ClientRefusedError):
+            self.dismiss(ending.reason, ending.message)
         elif self._cause is None:
-            self._clean = True  # and so the will is discarded [MQTT-3.14.4-3]
-            self.end("disconnected")
+            if self._client is not None and ending.session_expiry_s is not None:
+                self._client.expire_after(ending.session_expiry_s)
+            self._clean = not ending.is_with_will  # then the will is discarded [MQTT-3.14.4-3]
+            self.end(WITH_WILL if ending.is_with_will else "disconnected")
 
     # --- CONNECT ------------------------------------------------------------------------------------------
 
@@ -250,7 +261,7 @@ class Connection(Link):
         try:
             decide()
         except ClientRefusedError as refused:
-            self.refuse(refused.reason, refused.message, refused.answer)
+            self.refuse(refused.reason, refused.message)
         self._catch_up(events)
 
     def _catch_up(self, events: list[Event]) -> None:
@@ -278,7 +289,14 @@ class Connection(Link):
             self._plain, self._writer = True, client.writer
         self._be_patient(1.5 * keep_alive_s)  # [MQTT-3.1.2-24]; 0 means no keep-alive
         # CONNACK must be the server's first packet [MQTT-3.2.0-1].
-        self._transport.write(connack(ConnectReturnCode.ACCEPTED, session_present=client.present))
+        self._is_let_in = True
+        self._transport.write(
+            self._protocol.dialect.accepted(
+                session_present=client.present,
+                client_id=client.assigned_id,
+                session_expiry_s=client.told_expiry_s,
+            )
+        )
         if client.device is not None:
             shared.devices.appeared(client.device, self.peer)
         client.session.resume()
@@ -295,14 +313,16 @@ class Connection(Link):
         """Send the commands that wait for this session, if the peer can take them now."""
         session = self.session
         if session is not None and session.waiting and self._can_be_sent_commands():
-            self._transport.write(session.send_waiting())
+            self._transport.write(session.send_waiting(self._protocol.dialect, self._shared.now_us()))
+            self._shared.give_up_commands(session)
 
-    def send_command_at_most_once(self, topic: str, payload: bytes) -> bool:
+    def send_command_at_most_once(self, command: Command) -> bool:
         """Send a command with QoS 0, if the peer can take it now; return whether it was sent."""
         if not self._can_be_sent_commands():
             return False
-        self._transport.write(publish(topic, payload, 0, 0, dup=False))
-        return True
+        packet = command.packet(self._protocol.dialect, 0, 0, dup=False, now_us=self._shared.now_us())
+        self._transport.write(packet)
+        return bool(packet)
 
     def _can_be_sent_commands(self) -> bool:
         return not (self._connect_waits or self._waits_for_peer) and self._cause is None
@@ -332,12 +352,18 @@ class Connection(Link):
         """Acknowledge stored batches, in the order of their messages [MQTT-4.6.0-2], and undo a refused one at once."""
         under_way = self._under_way
         batch.is_stored = stored
-        if not stored:
+        if not stored and client.may_refuse(batch):
+            batch.code = ReasonCode.QUOTA_EXCEEDED
+        elif not stored:
             under_way.remove(batch)
             self._inflight.remove(batch)
             self._not_stored(client, batch)
-        while under_way and under_way[0].is_stored:
-            self._stored(client, under_way.popleft())
+        while under_way and (under_way[0].is_stored or under_way[0].code):
+            first = under_way.popleft()
+            if first.is_stored:
+                self._stored(client, first)
+            else:
+                self._refused(client, first)
         if self._owes and not under_way:
             self._owe_nothing()
         self.pause_or_resume()
@@ -353,6 +379,16 @@ class Connection(Link):
         if batch.untrue:
             self.dismiss(INTAKE_REFUSED, "the first copy of a message that came again could not be stored")
 
+    def _refused(self, client: Client, batch: ClientBatch) -> None:
+        """Answer a batch that was not stored by its reason code: the client must not send it again (MQTT 5, 4.4)."""
+        self._inflight.remove(batch)
+        client.not_stored(batch)
+        if (self._cause is None or self._owes) and not self._transport.is_closing():
+            batch.answers = [answer and answer | batch.code << REASON_SHIFT for answer in batch.answers]
+            client.remember_refused(batch.answers)
+            client.lose_refused(batch)
+            self._write_answers(batch)
+
     def _write_answers(self, batch: ClientBatch) -> None:
         """Write PUBACK, PUBREC and PUBCOMP of a batch, and what else it asked for."""
         answers = batch.answers
@@ -360,7 +396,7 @@ class Connection(Link):
             answers = [answer for position, answer in enumerate(answers) if position not in batch.untrue]
         if batch.qos0:
             answers = [answer for answer in answers if answer]
-        packets = acknowledgements(answers)
+        packets = self._protocol.dialect.acknowledgements(answers)
         if batch.replies:
             packets += b"".join(batch.replies)
         if packets:
@@ -419,6 +455,7 @@ class Connection(Link):
             self.refuse(reason, message, answer)
         elif self._cause is None:
             self._log_refusal(reason, message)
+            self._last_words = answer or self._farewell(reason)
             self._cause = reason
             self._retire()
             self._owes = True
@@ -430,7 +467,26 @@ class Connection(Link):
     def _owe_nothing(self) -> None:
         """Close, as every batch is answered or no longer waited for."""
         self._owes = False
+        if self._last_words:
+            self._transport.write(self._last_words)
         self._close_after_reading()
+
+    def end(self, cause: str, answer: bytes = b"") -> None:
+        super().end(cause, answer or self._farewell(cause))
+
+    def _farewell(self, reason: str) -> bytes:
+        """The packet that tells the client why its connection ends: CONNACK before it was let in, else DISCONNECT."""
+        code = REASON_CODES.get(reason)
+        if code is None:
+            return b""
+        dialect = self._protocol.dialect
+        return dialect.ended(code) if self._is_let_in else dialect.refused(code)
+
+    def _abort(self, reason: str, message: str) -> None:
+        farewell = self._farewell(reason)
+        if self._cause is None and farewell:
+            self._transport.write(farewell)
+        super()._abort(reason, message)
 
     def _check_silence(self) -> None:
         if self._client is None:  # even if it has sent a part of CONNECT

@@ -1,5 +1,7 @@
 """Turns what a device publishes into readings, and recognises messages that it sends again."""
 
+from typing import Final
+
 from gateway.listener.access import Identity
 from gateway.listener.client import Client
 from gateway.listener.device_events import reported
@@ -7,22 +9,36 @@ from gateway.listener.redelivery import PacketIdRun, Unanswered
 from gateway.listener.session import ClientBatch, digest
 from gateway.listener.sessions import Opening
 from gateway.listener.shared import Shared
-from gateway.mqtt.protocol import Connect, Publish
+from gateway.mqtt.properties import UserProperties
+from gateway.mqtt.protocol import VERSION_4, Connect, Dialect, Publish
+from gateway.mqtt.protocol5 import Publish5
 from gateway.reading import Datum, Doubt, Reading
+
+ABOVE_SHARE: Final = "above-share"
+"""Loss reason: the device held more than its share of the buffer, and was told so."""
 
 
 class DeviceClient(Client):
     """A client whose messages are readings: a device, or `sluice check`."""
 
-    __slots__ = ("_ids", "_preceding", "_unanswered", "_will", "writer")
+    __slots__ = ("_has_reasons", "_ids", "_preceding", "_unanswered", "_will", "writer")
 
-    def __init__(self, shared: Shared, connect: Connect, identity: Identity, opening: Opening, peer: str) -> None:
-        super().__init__(shared, connect, identity, opening, peer)
+    def __init__(  # noqa: PLR0913, PLR0917 - as `Client` has it
+        self,
+        shared: Shared,
+        connect: Connect,
+        identity: Identity,
+        opening: Opening,
+        peer: str,
+        dialect: Dialect = VERSION_4,
+    ) -> None:
+        super().__init__(shared, connect, identity, opening, peer, dialect)
         self.writer = identity.user
         """The one device that the client may write as; None if anybody may write as any device."""
         if not identity.is_check:
             self.device = identity.user or connect.client_id or None
         self._will = None if connect.will is None else reported(connect.will)
+        self._has_reasons = connect.is_of_5
         self._ids = PacketIdRun()
         self._preceding = shared.unanswered.pick_up(self.key)
         """Messages that the session's preceding connection left stored but unanswered."""
@@ -46,7 +62,7 @@ class DeviceClient(Client):
                 redelivered = True
             batch.answers.append(event.packet_id)
         else:
-            message = digest(event.topic, event.payload)
+            message = _digest(event)
             if not self._begin(event, message, batch):
                 return
             # If this gateway has kept the session, an unknown identifier means that the first try never arrived,
@@ -55,21 +71,22 @@ class DeviceClient(Client):
             redelivered = comes_again or (event.dup and not self.present)
         topic = event.topic
         datum = Datum(received_us=received_us, payload=event.payload, doubt=Doubt.REDELIVERED if redelivered else 0)
-        batch.readings.append(Reading(topic, topic, datum, self.writer))
+        batch.readings.append(Reading(topic, topic, datum, self.writer, _user(event)))
 
     def _is_stored(self, event: Publish) -> bool:
         """Whether a PUBLISH with QoS 1 and DUP is known to be stored already (`Unanswered`)."""
         preceding = self._preceding
-        if not preceding or preceding.get(event.packet_id) != digest(event.topic, event.payload):
+        if not preceding or preceding.get(event.packet_id) != _digest(event):
             return False
         del preceding[event.packet_id]
         self._shared.counts["redelivery-recognised"] += 1
         return True
 
-    def publish_will(self, cause: str, now_s: float) -> ClientBatch | None:
-        """Report the device's end and its will as an event."""
+    def _publish_will(self, cause: str, now_s: float) -> None:
         self._shared.devices.ended(self.device, cause, self.peer, self._will, now_s)
-        return None
+
+    def _report_end(self, cause: str, now_s: float) -> None:
+        self._shared.devices.ended(self.device, cause, self.peer, None, now_s)
 
     # --- a batch and its outcome --------------------------------------------------------------------------
 
@@ -84,6 +101,16 @@ class DeviceClient(Client):
     def not_stored(self, batch: ClientBatch) -> bool:
         self.lose_qos0(batch.qos0)
         return super().not_stored(batch)
+
+    def may_refuse(self, batch: ClientBatch) -> bool:
+        """See `Client.may_refuse`: MQTT 5 has a code for a device above its share, and the connection goes on."""
+        return self._has_reasons and batch.has_only_readings and self._shared.intake.is_above_share(batch.readings[0])
+
+    def lose_refused(self, batch: ClientBatch) -> None:
+        count = len(batch.readings) - batch.qos0
+        if count:
+            self._shared.intake.lost(self.device, ABOVE_SHARE, count)
+            self._shared.counts[ABOVE_SHARE] += count
 
     def lose_qos0(self, count: int) -> None:
         """Count readings with QoS 0 that were refused."""
@@ -105,3 +132,12 @@ class DeviceClient(Client):
             if self._unanswered is None:
                 self._unanswered = Unanswered()
             self._shared.unanswered.leave(self.key, self._unanswered)
+
+
+def _user(event: Publish) -> UserProperties:
+    return event.user if isinstance(event, Publish5) else ()
+
+
+def _digest(event: Publish) -> bytes:
+    """The digest of a message. A sensor may send equal payloads whose properties tell them apart."""
+    return digest(event.topic, event.payload, _user(event))

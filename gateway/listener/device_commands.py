@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from gateway.listener.access import CommandTopics, matches
-from gateway.listener.refusals import ClientRefusedError, Refusals
-from gateway.listener.session import ClientBatch, Session, TooManyCommandsError, check_room
+from gateway.listener.refusals import NOT_A_COMMAND_TOPIC, TOO_MANY_COMMANDS, ClientRefusedError, Refusals
+from gateway.listener.session import ClientBatch, Command, Session, TooManyCommandsError, check_room
 from gateway.listener.sessions import Sessions
+from gateway.mqtt.reason_codes import ReasonCode
 from gateway.settings import ListenerSettings
 
 SUBSCRIPTIONS_MAX: Final = 32
@@ -14,7 +15,7 @@ SUBSCRIPTIONS_MAX: Final = 32
 FILTER_BYTES_MAX: Final = 256
 """Bytes of one filter. All filters of a session are one mark, which each change writes anew."""
 REFUSED_FILTER: Final = 0x80
-"""SUBACK's return code for a refused filter (section 3.9.3)."""
+"""Least of SUBACK's codes that refuse a filter (section 3.9.3)."""
 
 
 class Recipients(NamedTuple):
@@ -31,7 +32,7 @@ class Receiver(Protocol):
 
     def send_commands(self) -> None: ...
 
-    def send_command_at_most_once(self, topic: str, payload: bytes) -> bool: ...
+    def send_command_at_most_once(self, command: Command) -> bool: ...
 
 
 class Commands:
@@ -54,15 +55,15 @@ class Commands:
     def grant(
         self, session: Session, device: str | None, filters: Sequence[tuple[str, int]], batch: ClientBatch
     ) -> list[int]:
-        """Subscribe a device to its own command topics, with QoS 1 at most; return the return codes for SUBACK.
+        """Subscribe a device to its own command topics, with QoS 1 at most; return the codes for SUBACK.
 
         `device` is None for an operator, which may not subscribe.
         """
-        granted = []
+        granted: list[int] = []
         for topic_filter, asked in filters:
             qos = min(asked, 1)
-            if not self._may_subscribe(session, device, topic_filter):
-                granted.append(REFUSED_FILTER)
+            if (refused := self._refusal(session, device, topic_filter)) is not None:
+                granted.append(refused)
                 continue
             granted.append(qos)
             if session.subscriptions.get(topic_filter) != qos:
@@ -70,36 +71,38 @@ class Commands:
                 batch.subscribed = True
         return granted
 
-    def _may_subscribe(self, session: Session, device: str | None, topic_filter: str) -> bool:
+    def _refusal(self, session: Session, device: str | None, topic_filter: str) -> ReasonCode | None:
+        """Why a device may not have a subscription; None if it may."""
         subscriptions = session.subscriptions
-        return (
-            (topic_filter in subscriptions or len(subscriptions) < SUBSCRIPTIONS_MAX)
-            and len(topic_filter.encode()) <= FILTER_BYTES_MAX
-            and self._topics.may_subscribe(topic_filter, device)
-        )
+        if not self._topics.may_subscribe(topic_filter, device):
+            return ReasonCode.NOT_AUTHORIZED
+        is_new = topic_filter not in subscriptions
+        if len(topic_filter.encode()) > FILTER_BYTES_MAX or (is_new and len(subscriptions) >= SUBSCRIPTIONS_MAX):
+            return ReasonCode.QUOTA_EXCEEDED
+        return None
 
     def speaks_to_a_device(self, topic: str) -> bool:
         """Whether a topic is a command topic, to which an operator may publish."""
         return self._topics.device_of(topic) is not None
 
-    def recipients(self, topic: str, payload: bytes, qos: int) -> Recipients:
+    def recipients(self, command: Command, qos: int) -> Recipients:
         """Find the sessions that get a command.
 
         Raises ClientRefusedError if the topic is no command topic, or if a session has no room for the command.
         """
+        topic = command.topic
         device = self._topics.device_of(topic)
         if device is None:
-            # PUBACK cannot say no, so the only refusal is to close the connection [MQTT-3.3.5-2].
             raise ClientRefusedError(
-                "not-a-command-topic",
+                NOT_A_COMMAND_TOPIC,
                 f"an operator published to {topic[:80]!r}, which is no command topic; see mqtt_listener.command_topics",
             )
         recipients = self.subscribed(device, topic, qos)
         try:
-            check_room(recipients.queued, len(topic) + len(payload), self._commands_max)
+            check_room(recipients.queued, command.size, self._commands_max)
         except TooManyCommandsError as error:
             raise ClientRefusedError(
-                "too-many-commands",
+                TOO_MANY_COMMANDS,
                 f"too many commands wait for {topic[:80]!r}; "
                 "see mqtt_listener.commands_max and mqtt_listener.commands_bytes_max",
             ) from error
@@ -116,23 +119,28 @@ class Commands:
                 (queued if min(granted, qos) else at_once).append(session)
         return Recipients(queued, at_once)
 
-    def pass_on(self, recipients: Recipients, topic: str, payload: bytes, batch: ClientBatch) -> None:
+    def pass_on(self, recipients: Recipients, command: Command, batch: ClientBatch) -> None:
         """Queue a command, to be sent when `batch` is committed; with QoS 0, send it at once."""
         for session in recipients.queued:
-            session.queue(batch, topic, payload)
+            session.queue(batch, command)
         for session in recipients.at_once:
             connection = self._connection_of(session)
-            if connection is None or not connection.send_command_at_most_once(topic, payload):
+            if connection is None or not connection.send_command_at_most_once(command):
                 self._refusals.counts["command-not-delivered"] += 1
         if not (recipients.queued or recipients.at_once):
             self._refusals.refused(
                 "command-without-subscriber",
-                f"an operator's message for {topic[:80]!r} was acknowledged, but no device has subscribed to it",
+                f"an operator's message for {command.topic[:80]!r} was acknowledged, but no device has subscribed "
+                "to it",
             )
 
     def send(self, batch: ClientBatch) -> None:
         """Send the commands of a committed batch to the devices that are connected."""
         for session, _ in batch.commands:
-            connection = self._connection_of(session)
-            if connection is not None:
-                connection.send_commands()
+            self.send_to(session)
+
+    def send_to(self, session: Session) -> None:
+        """Send the commands that wait for a session, if its device is connected."""
+        connection = self._connection_of(session)
+        if connection is not None:
+            connection.send_commands()

@@ -124,7 +124,7 @@ class DeviceEvents:
         died = cause not in self._alive_causes
         if will is None and (device is None or not died):
             return
-        known = self._nameless if device is None else self._present[device]
+        known = self._nameless if device is None else self._known(device)
         end = _End(died, cause, peer, will, known.reported_s + REPORT_INTERVAL_S)
         self._merge(end, self._take_back(device))
         if end.due_s <= now_s and self._turn_bytes < TURN_BYTES_MAX:
@@ -134,6 +134,10 @@ class DeviceEvents:
             self._put_off_bytes += end.bytes
         else:
             self._lose(device, end)
+
+    def _known(self, device: str) -> _Device:
+        """What is known of a device; it may have left before its will was due."""
+        return self._present.get(device) or self._away.get(device) or _Device()
 
     def flush(self, now_s: float) -> None:
         """Report what was put off and is due, as much as TURN_BYTES_MAX allows."""
@@ -201,9 +205,8 @@ class DeviceEvents:
         self._intake.event("device-appeared", device, source="mqtt", peer=peer)
 
     def _report(self, device: str | None, end: _End, now_s: float) -> None:
-        known = self._nameless if device is None else self._present.get(device) or self._away.get(device)
-        if known is not None:
-            known.reported_s = now_s
+        known = self._nameless if device is None else self._known(device)
+        known.reported_s = now_s
         details = {"source": "mqtt", "cause": end.cause, **_details(end)}
         if device is None:
             details["peer"] = end.peer

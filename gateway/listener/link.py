@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
+from gateway.listener.refusals import KEEP_ALIVE_TIMEOUT
 from gateway.listener.tls_connection import peer_name
 
 READ_BYTES_MAX: Final = 4_096
@@ -131,7 +132,7 @@ class Link(asyncio.Protocol, abc.ABC):
         if now < self._heard + self._patience_s:
             self._arm_timer()
         else:
-            self._abort("keep-alive-timeout", "nothing received in 1.5 times the keep-alive")
+            self._abort(KEEP_ALIVE_TIMEOUT, "nothing received in 1.5 times the keep-alive")
 
     def _write_stalled(self) -> None:
         self._abort("write-stall", f"the peer has read nothing for {WRITE_STALL_S:.0f} s")

@@ -24,7 +24,7 @@ from gateway.listener.refusals import REVOKED, SHUTDOWN
 from gateway.listener.session import SESSION_MARKS
 from gateway.listener.shared import Shared
 from gateway.listener.tls_connection import TlsConnection, TlsFiles, TlsFilesError, handshake_failure
-from gateway.reading import Intake
+from gateway.reading import ListenerIntake
 from gateway.settings import ListenerSettings
 from gateway.tls.dates import Dates, by_system_clock
 
@@ -42,7 +42,7 @@ class ListenError(OSError):
 
 
 class MqttListener:
-    """Takes MQTT 3.1.1 connections, and gives the messages that they publish to the intake.
+    """Takes MQTT 3.1.1 and MQTT 5 connections, and gives the messages that they publish to the intake.
 
     `now_us` is CLOCK_BOOTTIME in microseconds. Clients' certificates are judged by `dates`. `devices_file` has the
     secrets that are not in the settings. `counts` counts refusals and ends by reason.
@@ -51,7 +51,7 @@ class MqttListener:
     def __init__(  # noqa: PLR0913 - each is another part of the gateway
         self,
         settings: ListenerSettings,
-        intake: Intake,
+        intake: ListenerIntake,
         now_us: Callable[[], int],
         dates: Dates = by_system_clock,
         checks: CheckReadings | None = None,
@@ -149,6 +149,9 @@ class MqttListener:
         shared = self.shared
         if shared.intake.cannot_store or shared.inflight.beyond:
             shared.pause_or_resume()
+        shared.wills.publish_due(now_s)
+        if shared.kept.room.expiring:
+            shared.expire_commands()
         shared.devices.flush(now_s)
         self.look_at_logins()
         if self._judged and self._tls_files is not None and not self._tls_files.judges:
@@ -200,6 +203,7 @@ class MqttListener:
             tls_connection.cut()
         for _ in range(CLOSING_TURNS):
             await asyncio.sleep(0)
+        self.shared.wills.finish()
         self.shared.devices.finish(asyncio.get_running_loop().time())
 
     async def _wait_for_commits(self) -> None:

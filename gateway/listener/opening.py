@@ -4,13 +4,12 @@ from typing import Final
 
 from gateway.host.places import source_of
 from gateway.listener.access import Identity, Refusal, identify
-from gateway.listener.refusals import ClientRefusedError, LoginRefusedError
+from gateway.listener.refusals import NOT_A_COMMAND_TOPIC, ClientRefusedError, LoginRefusedError
 from gateway.listener.session import SessionKey
 from gateway.listener.sessions import SessionsFullError
 from gateway.listener.shared import Shared
-from gateway.mqtt.protocol import Connect, ConnectReturnCode, connack
+from gateway.mqtt.protocol import Connect
 
-UNAVAILABLE = connack(ConnectReturnCode.SERVER_UNAVAILABLE)
 _LIMITED: Final = (
     "too many log-ins of this name failed (mqtt_listener.failed_logins_per_minute_max), so its right password was "
     "refused too; a secret of sluice devices add has no such bound"
@@ -21,7 +20,7 @@ def admit(shared: Shared, connect: Connect, certificate_name: str | None, peer: 
     """Judge a CONNECT's credentials; return the client that they name.
 
     `certificate_name` is the common name of a verified client certificate, `peer` is `address:port`, and `now_s` is the
-    event loop's time. Raises LoginRefusedError with the CONNACK to send.
+    event loop's time. Raises LoginRefusedError.
     """
     settings, logins = shared.settings, shared.logins
     if shared.checks.lets_in(connect.user_name, connect.password):
@@ -40,35 +39,33 @@ def admit(shared: Shared, connect: Connect, certificate_name: str | None, peer: 
         if isinstance(identity, Refusal):
             shared.login_limit.failed(name, source, now_s)
         elif not shared.login_limit.lets_in(name, source, now_s):
-            identity = Refusal(ConnectReturnCode.BAD_USER_NAME_OR_PASSWORD, "too-many-failed-logins", _LIMITED)
+            identity = Refusal("too-many-failed-logins", _LIMITED)
     if isinstance(identity, Refusal):
-        raise LoginRefusedError(identity.reason, identity.message, connack(identity.code))
+        raise LoginRefusedError(identity.reason, identity.message)
     return identity
 
 
 def make_room(shared: Shared, connect: Connect, identity: Identity, now_s: float) -> SessionKey:
     """Make room for an admitted client's connection and session; return the session's key.
 
-    `now_s` is the event loop's time. Raises ClientRefusedError with the CONNACK to send.
+    `now_s` is the event loop's time. Raises ClientRefusedError.
     """
-    key = (identity.user, connect.client_id or shared.generated_client_id())
+    key = (identity.user, connect.client_id or shared.generated_client_id(is_told=connect.is_of_5))
     if shared.intake.cannot_store or now_s < shared.refusing_until:
         raise ClientRefusedError(
             "connect-while-refusing",
             "the buffer takes no readings at present: it is full, or its disk fails",
-            UNAVAILABLE,
         )
     if key not in shared.sessions:
         _check_connections(shared, identity.user)
     will = connect.will
     if identity.operator and will is not None and not shared.commands.speaks_to_a_device(will.topic):
         raise ClientRefusedError(
-            "not-a-command-topic",
+            NOT_A_COMMAND_TOPIC,
             f"an operator's will is for {will.topic[:80]!r}, which is no command topic; "
             "see mqtt_listener.command_topics",
-            connack(ConnectReturnCode.NOT_AUTHORIZED),
         )
-    if not connect.clean_session and key not in shared.kept.kept:
+    if connect.is_kept and key not in shared.kept.kept:
         _make_session_room(shared, identity.user)
     return key
 
@@ -79,14 +76,12 @@ def _check_connections(shared: Shared, user: str | None) -> None:
         raise ClientRefusedError(
             "too-many-connections",
             f"mqtt_listener.connections_max = {settings.connections_max} clients are connected already",
-            UNAVAILABLE,
         )
     if user is not None and shared.users_connected[user] >= settings.connections_per_user_max:
         raise ClientRefusedError(
             "too-many-user-connections",
             f"user {user!r} has {settings.connections_per_user_max} connections already; "
             "see mqtt_listener.connections_per_user_max",
-            UNAVAILABLE,
         )
 
 
@@ -101,7 +96,6 @@ def _make_session_room(shared: Shared, user: str | None) -> None:
             f"mqtt_listener.sessions_max = {settings.sessions_max} sessions, or sessions_per_user_max = "
             f"{settings.sessions_per_user_max} of its user, are kept and connected; "
             "a client that connects with clean session needs no room",
-            UNAVAILABLE,
         ) from error
     for session in displaced:
         shared.forget([session])

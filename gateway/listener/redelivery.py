@@ -36,7 +36,7 @@ class Unanswered(dict[int, bytes]):
             reading = next(readings)
             # Answers above 0xFFFF are PUBRECs: a QoS 2 message is recognised by its exchange.
             if batch.counting_from + RESTART_REACH <= answer <= 0xFFFF and len(self) < UNANSWERED_MAX:
-                self[answer] = digest(reading.topic, reading.datum.payload)
+                self[answer] = digest(reading.topic, reading.datum.payload, reading.user)
 
 
 class PacketIdRun:

@@ -11,6 +11,7 @@ import structlog
 from gateway.host.latest import Latest
 from gateway.host.terminal_text import counted
 from gateway.mqtt.protocol import Connect
+from gateway.mqtt.reason_codes import ReasonCode
 
 LOG_INTERVAL_S: Final = 60.0
 """Seconds in which one refusal of each client and reason is logged. Then the sum of all others is logged."""
@@ -30,9 +31,37 @@ INTAKE_REFUSED: Final = "intake-refused"
 HELD_TOO_MUCH: Final = "held-too-much"
 OUR_DOING: Final = frozenset({SHUTDOWN, TAKEN_OVER, REVOKED, TOO_MANY_UNFINISHED, INTAKE_REFUSED, HELD_TOO_MUCH})
 """Ends that say nothing about the device, which is alive. Its will is published nevertheless [MQTT-3.1.2-8]."""
+WITH_WILL: Final = "disconnected-with-will"
+"""Reason for an end by a DISCONNECT of MQTT 5 that asks for the will."""
+WILL_DELAYED: Final = "will-delay"
+"""Cause of a will that is published when its delay has passed."""
+NOT_A_COMMAND_TOPIC: Final = "not-a-command-topic"
+TOO_MANY_COMMANDS: Final = "too-many-commands"
+KEEP_ALIVE_TIMEOUT: Final = "keep-alive-timeout"
+REASON_CODES: Final = {
+    "connect-while-refusing": ReasonCode.SERVER_BUSY,
+    "too-many-connections": ReasonCode.SERVER_BUSY,
+    "too-many-user-connections": ReasonCode.QUOTA_EXCEEDED,
+    "too-many-sessions": ReasonCode.QUOTA_EXCEEDED,
+    "bad-credentials": ReasonCode.BAD_USER_NAME_OR_PASSWORD,
+    "too-many-failed-logins": ReasonCode.BAD_USER_NAME_OR_PASSWORD,
+    "no-credentials": ReasonCode.NOT_AUTHORIZED,
+    "certificate-of-no-user": ReasonCode.NOT_AUTHORIZED,
+    NOT_A_COMMAND_TOPIC: ReasonCode.NOT_AUTHORIZED,
+    TOO_MANY_COMMANDS: ReasonCode.QUOTA_EXCEEDED,
+    TOO_MANY_UNFINISHED: ReasonCode.QUOTA_EXCEEDED,
+    INTAKE_REFUSED: ReasonCode.SERVER_BUSY,
+    HELD_TOO_MUCH: ReasonCode.SERVER_BUSY,
+    REVOKED: ReasonCode.NOT_AUTHORIZED,
+    TAKEN_OVER: ReasonCode.SESSION_TAKEN_OVER,
+    SHUTDOWN: ReasonCode.SERVER_SHUTTING_DOWN,
+    KEEP_ALIVE_TIMEOUT: ReasonCode.KEEP_ALIVE_TIMEOUT,
+}
+"""What the client is told about a refusal or an end, by reason. Before CONNACK it stands there, and afterwards MQTT 5
+has a DISCONNECT for it. A client is told nothing about any other reason."""
 _ENDED: Final = "connection ended by the MQTT listener"
 ENDS: Final = {
-    "keep-alive-timeout": f"{_ENDED}: nothing more was heard; check its power and radio",
+    KEEP_ALIVE_TIMEOUT: f"{_ENDED}: nothing more was heard; check its power and radio",
     "write-stall": _ENDED,
     REVOKED: _ENDED,
     "connect-timeout": _ENDED,
@@ -88,16 +117,16 @@ class _Late(NamedTuple):
 
 
 class ClientRefusedError(Exception):
-    """A client's request is refused, and its connection ends after `answer`.
+    """A client's request is refused.
 
-    `reason` is a short stable name to count by. The message says what happened, and names the setting if there is one.
+    `reason` is a short stable name to count by; `REASON_CODES` has what the client is told. The message says what
+    happened, and names the setting if there is one.
     """
 
-    def __init__(self, reason: str, message: str, answer: bytes = b"") -> None:
+    def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
-        self.answer = answer
 
 
 class LoginRefusedError(ClientRefusedError):

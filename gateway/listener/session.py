@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.listener.released import Released
-from gateway.mqtt.protocol import PUBCOMP, PUBREC, publish
+from gateway.mqtt.protocol import PUBCOMP, PUBREC, VERSION_4, Dialect
 from gateway.reading import Mark, Reading
 
 SESSION_MARKS: Final = "mqtt/"
@@ -33,14 +34,36 @@ SessionKey: TypeAlias = tuple[str | None, str]
 
 
 class Command(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A message for a device, queued with QoS 1."""
+    """A message for a device. With QoS 1 it is queued, and this is the value of its mark."""
 
     order: int
     """Commands of one session are sent in this order [MQTT-4.6.0-6], as packet identifiers begin again at 1."""
     topic: str
     payload: bytes
+    forwarded: bytes = b""
+    """Properties that an operator sent along, encoded (MQTT 5, 3.3.2.3)."""
+    expires_us: int | None = None
+    """When it is no longer to be sent: CLOCK_BOOTTIME of the kernel's boot `boot` (MQTT 5, 3.3.2.3.3)."""
+    boot: str = ""
     id: str = ""
     """Name of a command from the cloud. No mark keeps it in the session, as the gateway's ledger of commands has it."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that count for `mqtt_listener.commands_bytes_max`."""
+        return len(self.topic) + len(self.payload) + len(self.forwarded)
+
+    @property
+    def expires_here(self) -> bool:
+        """Whether the session gives it up when its time is over. The ledger withdraws a command of the cloud."""
+        return self.expires_us is not None and not self.id
+
+    def packet(self, dialect: Dialect, qos: int, packet_id: int, *, dup: bool, now_us: int) -> bytes:
+        """Its PUBLISH; empty if the device takes no packet of this size."""
+        expiry_s = None if self.expires_us is None else max(0, -((now_us - self.expires_us) // 1_000_000))
+        return dialect.publish(
+            self.topic, self.payload, qos, packet_id, dup=dup, forwarded=self.forwarded, expiry_s=expiry_s
+        )
 
 
 class KeptSession(msgspec.Struct, frozen=True, array_like=True):
@@ -50,6 +73,8 @@ class KeptSession(msgspec.Struct, frozen=True, array_like=True):
     client_id: str
     number: int
     subscriptions: dict[str, int]
+    expiry_s: int | None = None
+    """As `Session.expiry_s`."""
 
 
 class ClientBatch:
@@ -59,6 +84,7 @@ class ClientBatch:
         "answers",
         "at_once",
         "bare",
+        "code",
         "commands",
         "counting_from",
         "exchanges",
@@ -106,11 +132,18 @@ class ClientBatch:
         """First identifier of the run that the batch belongs to (`listener.redelivery.PacketIdRun`)."""
         self.weight_bytes = 0
         """Bytes that it takes in memory until it is decided."""
+        self.code = 0
+        """Reason code of its answers if none of it was stored and the client is told so; else 0."""
 
     def answer_bare(self, answer: int) -> None:
         """Add an answer that belongs to no reading of this batch."""
         self.bare.add(len(self.answers))
         self.answers.append(answer)
+
+    @property
+    def has_only_readings(self) -> bool:
+        """Whether all of its answers belong to its readings. Then they can be refused, and nothing is left behind."""
+        return bool(self.readings) and not (self.bare or self.replies or self.follows or self.subscribed)
 
     @property
     def waits(self) -> bool:
@@ -124,7 +157,11 @@ class Room:
 
     commands_bytes_max: int
     unfinished_max: int
+    boot: str = ""
+    """The kernel's boot that CLOCK_BOOTTIME counts from."""
     commands_bytes: int = 0
+    expiring: int = 0
+    """Number of commands that sessions give up when their time is over."""
     unfinished: int = 0
     """Number of unfinished QoS 2 exchanges."""
 
@@ -168,8 +205,14 @@ class Session:
     """Identifiers of commands to send on this or the next connection, in order."""
     sent_before: set[int] = field(default_factory=set)
     """Identifiers of commands that may have been sent, and are sent again with DUP [MQTT-3.3.1-1]."""
+    in_flight: set[int] = field(default_factory=set)
+    """Identifiers that were sent on this connection and wait for their PUBACK, of withdrawn commands too."""
     order_withdrawn: int = 0
     """Highest order of a withdrawn command. A late PUBACK for it must name no later command."""
+    given_up: set[int] = field(default_factory=set)
+    """Identifiers of commands that are not sent: they have expired, or are too large for the device."""
+    expiry_s: int | None = None
+    """Seconds that it is kept after its connection, by MQTT 5; None is `mqtt_listener.session_expiry_s`."""
     idle_since_s: float = 0.0
 
     @property
@@ -258,16 +301,16 @@ class Session:
         """The highest QoS among the subscriptions that match a topic [MQTT-3.3.5-1]; None if none matches."""
         return max((qos for topic_filter, qos in self.subscriptions.items() if matches(topic_filter)), default=None)
 
-    def queue(self, batch: ClientBatch, topic: str, payload: bytes) -> None:
+    def queue(self, batch: ClientBatch, command: Command) -> None:
         """Queue a command with QoS 1, to be sent when `batch` is committed. Call `check_room` first."""
-        packet_id = self._add(topic, payload)
+        packet_id = self._add(command)
         batch.commands.append((self, packet_id))
         if self.kept:
             batch.marks[self._command_key(packet_id)] = msgspec.msgpack.encode(self.commands[packet_id])
 
-    def queue_of_cloud(self, topic: str, payload: bytes, command_id: str) -> None:
+    def queue_of_cloud(self, command: Command) -> None:
         """Queue a command of the cloud with QoS 1, to be sent at once. Call `check_room` first."""
-        self.waiting.append(self._add(topic, payload, command_id))
+        self.waiting.append(self._add(command))
 
     def holds(self, command_id: str) -> bool:
         """Whether a command of the cloud waits here for its PUBACK."""
@@ -283,19 +326,21 @@ class Session:
             self._end(packet_id)
         return was_sent
 
-    def _add(self, topic: str, payload: bytes, command_id: str = "") -> int:
+    def _add(self, command: Command) -> int:
         """Add a command; return its packet identifier."""
-        self.room.commands_bytes += len(topic) + len(payload)
-        order = max((command.order for command in self.commands.values()), default=0)
+        order = max((each.order for each in self.commands.values()), default=0)
         order = max(order, self.order_withdrawn) + 1
         packet_id = (order - 1) % 65_535 + 1
         while packet_id in self.commands:
             packet_id = packet_id % 65_535 + 1
-        self.commands[packet_id] = Command(order, topic, payload, command_id)
+        boot = "" if command.expires_us is None else self.room.boot
+        self.commands[packet_id] = replace(command, order=order, boot=boot)
+        self._take_room(command)
         return packet_id
 
     def acknowledged(self, batch: ClientBatch, packet_id: int) -> Command | None:
         """Take the device's PUBACK; return the command that was waiting for it, if there is one."""
+        self.in_flight.discard(packet_id)
         if packet_id not in self.sent_before:
             return None
         command = self.commands[packet_id]
@@ -307,18 +352,63 @@ class Session:
     def resume(self) -> None:
         """Begin a connection, on which all unacknowledged commands are sent again in order [MQTT-4.4.0-1]."""
         self.released.resume()
+        self.in_flight.clear()
         committed = self.sent_before.union(self.waiting)
         self.waiting = sorted(committed, key=lambda packet_id: self.commands[packet_id].order)
 
-    def send_waiting(self) -> bytes:
-        """Return the PUBLISH packets of all commands that wait to be sent, and take them as sent."""
-        packets = []
+    def send_waiting(self, dialect: Dialect = VERSION_4, now_us: int = 0) -> bytes:
+        """Return the PUBLISH packets of commands that wait to be sent, and take them as sent.
+
+        These are as many as the client's Receive Maximum allows (MQTT 5, 4.9). A command that may not be sent any more,
+        or that the client does not take, is `given_up` (MQTT 5, 3.3.2.3.3 and [MQTT-3.1.2-25]).
+        """
+        packets: list[bytes] = []
+        room = dialect.receives - len(self.in_flight)
+        taken = 0
         for packet_id in self.waiting:
+            if len(packets) >= room:
+                break
+            taken += 1
             command = self.commands[packet_id]
-            packets.append(publish(command.topic, command.payload, 1, packet_id, dup=packet_id in self.sent_before))
-            self.sent_before.add(packet_id)
-        self.waiting.clear()
+            packet = b""
+            if not self._has_expired(command, now_us):
+                is_again = packet_id in self.sent_before
+                packet = command.packet(dialect, 1, packet_id, dup=is_again, now_us=now_us)
+            if packet:
+                packets.append(packet)
+                self.sent_before.add(packet_id)
+                self.in_flight.add(packet_id)
+            else:
+                self.given_up.add(packet_id)
+        del self.waiting[:taken]
         return b"".join(packets)
+
+    def _has_expired(self, command: Command, now_us: int) -> bool:
+        """Whether a command is no longer to be sent. After a reboot nobody knows how long the box was off."""
+        if command.expires_us is None or not command.expires_here:
+            return False
+        return command.boot != self.room.boot or now_us >= command.expires_us
+
+    def drop_given_up(self) -> tuple[dict[str, bytes | None], list[str]]:
+        """Drop the commands that were given up; return the marks that forget them, and the names of the cloud's."""
+        marks: dict[str, bytes | None] = {}
+        of_cloud = []
+        for packet_id in self.given_up:
+            command = self.commands[packet_id]
+            if command.id:
+                of_cloud.append(command.id)
+            elif self.kept:
+                marks[self._command_key(packet_id)] = None
+            self._end(packet_id)
+        self.given_up.clear()
+        return marks, of_cloud
+
+    def expire_commands(self, now_us: int) -> None:
+        """Give up commands that wait for the device's next connection and are no longer to be sent."""
+        for packet_id in self.sent_before.union(self.waiting):
+            if self._has_expired(self.commands[packet_id], now_us):
+                self.given_up.add(packet_id)
+        self.waiting = [packet_id for packet_id in self.waiting if packet_id not in self.given_up]
 
     def load_exchange(self, packet_id: int, message: bytes) -> None:
         """Load an exchange that was unfinished before a restart; its message is stored."""
@@ -329,7 +419,7 @@ class Session:
     def load_command(self, packet_id: int, command: Command) -> None:
         """Load a command that waited before a restart. Nobody knows any more whether it was sent."""
         self.commands[packet_id] = command
-        self.room.commands_bytes += len(command.topic) + len(command.payload)
+        self._take_room(command)
         self.sent_before.add(packet_id)
 
     def clear(self) -> None:
@@ -342,6 +432,12 @@ class Session:
         self.changing.clear()
         self.waiting.clear()
         self.sent_before.clear()
+        self.in_flight.clear()
+        self.given_up.clear()
+
+    def _take_room(self, command: Command) -> None:
+        self.room.commands_bytes += command.size
+        self.room.expiring += command.expires_here
 
     def _end(self, packet_id: int) -> None:
         self.sent_before.discard(packet_id)
@@ -352,7 +448,8 @@ class Session:
     def _drop(self, packet_id: int) -> None:
         command = self.commands.pop(packet_id, None)
         if command is not None:
-            self.room.commands_bytes -= len(command.topic) + len(command.payload)
+            self.room.commands_bytes -= command.size
+            self.room.expiring -= command.expires_here
 
     # --- the outcome of a commit ----------------------------------------------------------------------------
 
@@ -396,7 +493,7 @@ class Session:
 
     def mark(self) -> Mark:
         """The mark that keeps this session. Its exchanges and commands have marks of their own."""
-        kept = KeptSession(self.key[0], self.key[1], self.number, self.subscriptions)
+        kept = KeptSession(self.key[0], self.key[1], self.number, self.subscriptions, self.expiry_s)
         return Mark(f"{SESSION_MARKS}session/{self.name}", msgspec.msgpack.encode(kept))
 
     def forgetting(self) -> dict[str, bytes | None]:
@@ -415,9 +512,12 @@ class Session:
         return f"{SESSION_MARKS}command/{self.name}/{packet_id}"
 
 
-def digest(topic: str, payload: bytes) -> bytes:
-    """Return 8 bytes that are equal for two copies of a message, even after a restart."""
-    return hashlib.blake2b(b"%d/%s%s" % (len(topic), topic.encode(), payload), digest_size=8).digest()
+def digest(topic: str, payload: bytes, user: Sequence[tuple[str, str]] = ()) -> bytes:
+    """Return 8 bytes that are equal for two copies of a message, even after a restart. `user` are user properties."""
+    message = b"%d/%s%s" % (len(topic), topic.encode(), payload)
+    if user:
+        message += b"/%d/%s" % (len(payload), msgspec.msgpack.encode(user))
+    return hashlib.blake2b(message, digest_size=8).digest()
 
 
 def check_room(sessions: Sequence[Session], command_bytes: int, commands_max: int) -> None:

@@ -1,5 +1,6 @@
 """Keeps the MQTT sessions that outlive their connections, until they expire or make room; no I/O."""
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
@@ -80,23 +81,32 @@ class Sessions:
             self._take_out(session)
         return gone
 
-    def open(self, key: SessionKey, *, clean: bool) -> Opening:
+    def open(self, key: SessionKey, *, clean: bool, expiry_s: int | None = None, is_over: bool = False) -> Opening:
         """Return the session of a CONNECT, and the marks to commit before its CONNACK (section 3.1.2.4).
 
-        If `key` is new and not `clean`, call `make_room` first. After the commit, call `opened` or `not_opened`.
+        With `clean`, or if the former one `is_over`, it begins anew. `expiry_s` is for how long an MQTT 5 client wants
+        it kept. If `key` is new and the session is kept, call `make_room` first. After the commit, call `opened` or
+        `not_opened`.
         """
-        if clean:
-            if key in self.kept:
-                self._take_out(self.kept[key])
-            session = Session(key, "", False, self.room)
-        elif key in self.kept:
+        is_kept = not clean if expiry_s is None else expiry_s > 0
+        if expiry_s is not None:
+            expiry_s = min(expiry_s, math.ceil(self._expiry_s))
+        if (clean or is_over) and key in self.kept:
+            self._take_out(self.kept[key])
+        is_changed = False
+        if key in self.kept:
+            # With an expiry of 0 it is resumed, and ends with this connection.
             session = self.kept[key]
-        else:
+            is_changed = session.expiry_s != expiry_s
+        elif is_kept:
             self._number += 1
             session = self.kept[key] = Session(key, self._new_name(), True, self.room, self._number)
+        else:
+            session = Session(key, "", False, self.room)
+        session.expiry_s = expiry_s
         replaced = tuple(self._leaving.get(key, ()))
         marks = self.forget(replaced)
-        if session.kept and not session.on_disk:
+        if session.kept and (is_changed or not session.on_disk):
             session.opening += 1
             marks |= (session.mark(),)
         return Opening(session, replaced, marks)
@@ -175,13 +185,22 @@ class Sessions:
         if not listed:
             del self.subscribed[session.device]
 
+    def expiry_of(self, session: Session) -> float:
+        """Seconds that a kept session is kept after its connection."""
+        return self._expiry_s if session.expiry_s is None else min(session.expiry_s, self._expiry_s)
+
+    def expire_after(self, session: Session, expiry_s: int) -> None:
+        """Keep a session for so long after its connection, as its client wishes now."""
+        session.expiry_s = min(expiry_s, math.ceil(self._expiry_s))
+
+    def is_over(self, key: SessionKey, now_s: float) -> bool:
+        """Whether a session that is not connected has expired, although `expired` has not taken it out yet."""
+        session = self.kept.get(key)
+        return session is not None and now_s - session.idle_since_s >= self.expiry_of(session)
+
     def expired(self, now_s: float, connected: Callable[[SessionKey], bool]) -> list[Session]:
         """Take out and return expired sessions. The caller must forget their marks (`forget`)."""
-        over = [
-            session
-            for key, session in self.kept.items()
-            if now_s - session.idle_since_s >= self._expiry_s and not connected(key)
-        ]
+        over = [session for key, session in self.kept.items() if not connected(key) and self.is_over(key, now_s)]
         for session in over:
             self._take_out(session)
         return over
@@ -195,6 +214,7 @@ class Sessions:
                     by_name[name] = Session(
                         (kept.user, kept.client_id), name, True, self.room, kept.number, on_disk=True
                     )
+                    by_name[name].expiry_s = kept.expiry_s
                     for topic_filter, qos in kept.subscriptions.items():
                         self.subscribe(by_name[name], topic_filter, qos)
                 case [_, "qos2", name, part] if name in by_name and part == RELEASED:

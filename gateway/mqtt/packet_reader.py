@@ -13,6 +13,7 @@ PUBCOMP: Final = 0x70
 SUBACK: Final = 0x90
 UNSUBACK: Final = 0xB0
 PINGRESP: Final = 0xD0
+DISCONNECT: Final = 0xE0
 
 
 class Packet(NamedTuple):
@@ -32,6 +33,10 @@ class Message(NamedTuple):
     packet_id: int
     """0 with QoS 0, which has none."""
     payload: bytes
+    user: tuple[tuple[str, str], ...] = ()
+    """User properties of MQTT 5."""
+    same: bytes = b""
+    """Bytes that are equal each time that it is delivered; empty if that is the whole body."""
 
 
 class PacketReader:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from gateway.command import CommandReports, DeviceCommand
+from gateway.command import REFUSED_BY_DEVICE, CommandReports, DeviceCommand
 from gateway.serial_lines.frame_link import CommandAnswered
 from gateway.serial_lines.frames import COMMAND_PAYLOAD_BYTES_MAX
 from gateway.serial_lines.kinds import Line
@@ -12,7 +12,6 @@ from gateway.serial_lines.port_line import FrameLine
 NO_FRAMES: Final = "takes-no-commands"
 """Reason of a refusal: the device is on a line of text or Modbus."""
 LARGER_THAN_FRAME: Final = "larger-than-a-frame"
-BY_DEVICE: Final = "refused-by-device"
 
 
 class SerialCommands:
@@ -29,7 +28,7 @@ class SerialCommands:
         """See `CommandWay.knows`."""
         return any(device in line.devices for line in self._lines())
 
-    def offer(self, command: DeviceCommand) -> None:
+    def offer(self, command: DeviceCommand, until_us: int) -> None:  # noqa: ARG002 - for MQTT
         """See `CommandWay.offer`."""
         if len(command.payload) > COMMAND_PAYLOAD_BYTES_MAX:
             self._refuse(command.id, LARGER_THAN_FRAME)
@@ -53,7 +52,7 @@ class SerialCommands:
     def answered(self, answer: CommandAnswered) -> None:
         """Report a sensor's answer."""
         if not answer.is_done:
-            self._refuse(answer.id, BY_DEVICE)
+            self._refuse(answer.id, REFUSED_BY_DEVICE)
         elif self.reports is not None:
             self.reports.delivered(answer.id, "serial")
 

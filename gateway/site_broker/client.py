@@ -16,11 +16,13 @@ from typing import Final
 import structlog
 from paho.mqtt.client import Client, DisconnectFlags
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from gateway.mqtt.packet_reader import Packet, PacketReader
 from gateway.mqtt.protocol import MalformedPacketError
+from gateway.mqtt.protocol5 import NEVER_EXPIRES
 
 READ_BYTES: Final = 16_384
 """Bytes that one read may bring: the most that a TLS record holds. More would keep others waiting."""
@@ -43,14 +45,22 @@ class BrokerClient(Client):
     """
 
     def __init__(
-        self, link: socket.socket, client_id: str, packet_bytes_max: int, packets_came: Callable[[list[Packet]], None]
+        self,
+        link: socket.socket,
+        client_id: str,
+        packet_bytes_max: int,
+        packets_came: Callable[[list[Packet]], None],
+        protocol: MQTTProtocolVersion = MQTTProtocolVersion.MQTTv311,
     ) -> None:
+        is_of_5 = protocol is MQTTProtocolVersion.MQTTv5
         super().__init__(
             CallbackAPIVersion.VERSION2,
             client_id=client_id,
-            clean_session=False,
-            protocol=MQTTProtocolVersion.MQTTv311,
+            # MQTT 5 has Clean Start instead, which `open` sets.
+            clean_session=None if is_of_5 else False,
+            protocol=protocol,
         )
+        self._is_of_5 = is_of_5
         self._loop_of = asyncio.get_running_loop()
         self._link: socket.socket = link
         self._reader = PacketReader(packet_bytes_max)
@@ -68,7 +78,12 @@ class BrokerClient(Client):
 
     def open(self, host: str, port: int, keep_alive_s: int) -> None:
         """Send CONNECT and begin to read."""
-        self.connect_async(host, port, keep_alive_s)
+        if self._is_of_5:
+            kept = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            kept.SessionExpiryInterval = NEVER_EXPIRES
+            self.connect_async(host, port, keep_alive_s, clean_start=False, properties=kept)
+        else:
+            self.connect_async(host, port, keep_alive_s)
         self.reconnect()
         self.resume_reading()
         self.loop_write()
@@ -126,7 +141,8 @@ class BrokerClient(Client):
             self._packets_came(self._reader.receive(data))
         except MalformedPacketError as error:
             self.end(
-                f"it sent something that is not MQTT 3.1.1 ({error}); check that port is the broker's port for MQTT, "
+                f"it sent something that is not MQTT {'5' if self._is_of_5 else '3.1.1'} ({error}); check that port is "
+                "the broker's port for MQTT, "
                 "without TLS if there is no [mqtt_brokers.tls]"
             )
         except Exception:  # noqa: BLE001 - whatever it is, packets that were read and not taken must come again

@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from gateway.mqtt.packet_reader import PUBACK, PUBCOMP, PUBREC, Packet, message, packet_id
+from gateway.mqtt.packet_reader import PUBACK, PUBCOMP, PUBREC, Packet, packet_id
 from gateway.reading import READING_BYTES, Datum, Doubt, Reading
 from gateway.site_broker.client import BrokerClient
 from gateway.site_broker.deliveries import Judgement, digest
@@ -37,6 +37,7 @@ class Commits:
     """The commits of one connection. If too many bytes wait for them, the broker is not read from."""
 
     def __init__(self, session: BrokerSession, client: BrokerClient) -> None:
+        self._message = session.wire.message
         self._intake = session.intake
         self._deliveries = session.deliveries
         self._counts = session.counts
@@ -54,11 +55,11 @@ class Commits:
         """Judge a PUBLISH; add its answer to `batch`, and its reading if it must be stored."""
         first = packet.first
         qos = first >> 1 & 0b11
-        topic_bytes, identifier, payload = message(packet)
+        topic_bytes, identifier, payload, user, same = self._message(packet)
         redelivered = False
         if qos:
             receive = self._deliveries.receive if qos == 1 else self._deliveries.receive_exactly_once
-            judgement = receive(identifier, digest(packet.body), duplicate=bool(first & 8))
+            judgement = receive(identifier, digest(same or packet.body), duplicate=bool(first & 8))
             batch.answers += (_ANSWER_QOS_1 if qos == 1 else _ANSWER_QOS_2) + identifier.to_bytes(2, "big")
             if judgement is Judgement.STORED:
                 self._counts["recognised"] += 1
@@ -80,7 +81,7 @@ class Commits:
         # A topic that is no UTF-8 matches no route, and so goes to the quarantine.
         topic = topic_bytes.decode(errors="replace")
         datum = Datum(received_us=received_us, payload=payload, doubt=Doubt.REDELIVERED if redelivered else 0)
-        batch.readings.append(Reading(topic, topic, datum))
+        batch.readings.append(Reading(topic, topic, datum, None, user))
 
     def release(self, packet: Packet, batch: BrokerBatch) -> None:
         """Take a PUBREL. Raises MalformedPacketError."""

@@ -7,6 +7,7 @@ from typing import Any, Final, NoReturn
 
 from gateway.mqtt.packet_reader import (
     CONNACK,
+    DISCONNECT,
     PINGRESP,
     PUBACK,
     PUBCOMP,
@@ -16,15 +17,14 @@ from gateway.mqtt.packet_reader import (
     SUBACK,
     UNSUBACK,
     Packet,
-    connack,
     packet_id,
-    suback,
 )
+from gateway.mqtt.packet_reader5 import disconnect5, keep_alive_of
 from gateway.mqtt.protocol import MalformedPacketError
 from gateway.site_broker.client import CLOSED, BrokerClient
 from gateway.site_broker.commits import BrokerBatch, Commits
-from gateway.site_broker.reach import REFUSALS, BrokerError
-from gateway.site_broker.session import BrokerSession
+from gateway.site_broker.reach import ENDS, REFUSALS, BrokerError
+from gateway.site_broker.session import VERSION_5, BrokerSession
 from gateway.tls.dates import Dates
 
 HOLD_POLL_S: Final = 0.1
@@ -53,7 +53,11 @@ class BrokerConnection:
         self._settings = session.settings
         self._dates = dates
         self._on_accepted = on_accepted
-        self._client = BrokerClient(link, session.client_id, self._settings.packet_bytes_max, self._packets_came)
+        self._keep_alive_s = session.settings.keep_alive_s
+        """Seconds after which one side must have sent something."""
+        self._client = BrokerClient(
+            link, session.client_id, self._settings.packet_bytes_max, self._packets_came, session.wire.protocol
+        )
         if self._settings.user is not None:
             self._client.username_pw_set(self._settings.user, password)
         self._commits = Commits(session, self._client)
@@ -94,11 +98,12 @@ class BrokerConnection:
             )
         code = client.connack.result()
         if code:
-            raise BrokerError(f"refuses the connection: {REFUSALS.get(code, f'return code {code}')}")
+            words = REFUSALS.get(code, f"return code {code}")
+            raise BrokerError(f"refuses the connection: {words}")
 
     def _tick(self, now_s: float) -> None:
         self._commits.resume_reading()
-        client, keep_alive_s = self._client, self._settings.keep_alive_s
+        client, keep_alive_s = self._client, self._keep_alive_s
         # At half the keep-alive, because the broker gives up when it has heard nothing for one and a half.
         if now_s - max(client.pinged_s, min(client.wrote_s, client.heard_s)) >= keep_alive_s / 2:
             self._session.deliveries.pinged()
@@ -134,7 +139,10 @@ class BrokerConnection:
         """Act on CONNACK, the first packet [MQTT-3.2.0-1]. PUBLISHes may follow it in the same read."""
         if packet.first & 0xF0 != CONNACK:
             raise MalformedPacketError("it does not begin with CONNACK")
-        code, session_present = connack(packet)
+        code, session_present = self._session.wire.connack(packet)
+        if not code and self._session.wire is VERSION_5:
+            # 0 means that the broker wants none. Ours goes on, which no broker can take amiss.
+            self._keep_alive_s = min(self._keep_alive_s, keep_alive_of(packet) or self._keep_alive_s)
         self._client.connack.set_result(code)
         if not code:
             self._accepted(session_present=session_present)
@@ -161,9 +169,13 @@ class BrokerConnection:
         elif kind == PINGRESP:
             self._session.deliveries.ponged()
         elif kind == SUBACK:
-            self._session.subscriptions.granted(*suback(packet))
+            self._session.subscriptions.granted(*self._session.wire.suback(packet))
         elif kind == UNSUBACK:
             self._session.subscriptions.ended(packet_id(packet))
             self._session.keep((self._session.subscriptions.mark(),))
+        elif kind == DISCONNECT and self._session.wire is VERSION_5:
+            code, words = disconnect5(packet)
+            told = f" ({words})" if words else ""
+            self._client.end(f"the broker ended it: {ENDS.get(code, f'reason code 0x{code:02x}')}{told}")
         elif kind not in _STRAY:
             raise MalformedPacketError(f"a packet of type {kind >> 4} where it may not stand")

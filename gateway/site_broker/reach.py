@@ -20,14 +20,34 @@ _CREDENTIALS: Final = (
     "user or password is wrong or missing, or the broker does not let this gateway in; mend user and password_file, or "
     "the broker's access list"
 )
+_CLIENT_ID: Final = "it does not take this client identifier; set client_id to one that it takes"
 REFUSALS: Final = {
-    1: "it does not speak MQTT 3.1.1",
-    2: "it does not take this client identifier; set client_id to one that it takes",
+    1: "it does not speak this version of MQTT; set mqtt_brokers.version to another one",
+    2: _CLIENT_ID,
     3: "it says that it is not available",
     4: _CREDENTIALS,
     5: _CREDENTIALS,
+    0x84: "it does not speak MQTT 5; leave mqtt_brokers.version out",
+    0x85: _CLIENT_ID,
+    0x86: _CREDENTIALS,
+    0x87: _CREDENTIALS,
+    0x88: "it says that it is not available",
+    0x89: "it says that it is busy",
+    0x97: "it says that a quota is used up",
+    0x9F: "it says that this gateway connects too often",
 }
-"""CONNACK's return codes (section 3.2.2.3), in words."""
+"""CONNACK's return codes (section 3.2.2.3), and its reason codes in MQTT 5, in words."""
+ENDS: Final = {
+    0x00: "it says that all is well",
+    0x87: _CREDENTIALS,
+    0x89: "it says that it is busy",
+    0x8B: "it shuts down",
+    0x8D: "it heard nothing of this gateway for too long",
+    0x8E: "another client uses the same client_id; give this gateway its own",
+    0x97: "it says that a quota is used up",
+    0x98: "somebody ended it at the broker",
+}
+"""DISCONNECT's reason codes (MQTT 5, section 3.14.2.1), in words."""
 
 
 class BrokerError(Exception):

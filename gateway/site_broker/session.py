@@ -3,12 +3,30 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
+from paho.mqtt.enums import MQTTProtocolVersion
+
+from gateway.mqtt.packet_reader import Message, Packet, connack, message, suback
+from gateway.mqtt.packet_reader5 import connack5, message5, suback5
 from gateway.reading import Intake, Mark
 from gateway.settings import BrokerSettings
 from gateway.site_broker.deliveries import Deliveries, session_prefix
 from gateway.site_broker.reach import BrokerError
 from gateway.site_broker.subscriptions import Subscriptions
+
+
+class Wire(NamedTuple):
+    """A version of MQTT: the parsers of what it writes in a form of its own."""
+
+    protocol: MQTTProtocolVersion
+    message: Callable[[Packet], Message]
+    connack: Callable[[Packet], tuple[int, bool]]
+    suback: Callable[[Packet], tuple[int, bytes]]
+
+
+VERSION_4: Final = Wire(MQTTProtocolVersion.MQTTv311, message, connack, suback)
+VERSION_5: Final = Wire(MQTTProtocolVersion.MQTTv5, message5, connack5, suback5)
 
 
 class BrokerSession:
@@ -22,6 +40,7 @@ class BrokerSession:
         self.settings = settings
         self.intake = intake
         self.now_us = now_us
+        self.wire = VERSION_5 if settings.version == "5" else VERSION_4
         self.client_id = settings.client_id or f"sluice-{gateway_id}"
         self.broker = f"{settings.host}:{settings.port}"
         """The broker's name in the log and in `sluice status`."""

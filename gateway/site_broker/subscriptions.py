@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from gateway.mqtt.protocol import MalformedPacketError
 from gateway.reading import Mark
@@ -72,7 +73,11 @@ class Subscriptions:
             self._subscribe(client, sorted(self.refused))
 
     def _subscribe(self, client: BrokerClient, names: Sequence[str]) -> None:
-        wanted: list[tuple[str, int]] = [(name, self._settings.qos) for name in names]
+        qos = self._settings.qos
+        wanted: list[tuple[str, Any]] = [(name, qos) for name in names]
+        if self._settings.version == "5":
+            # 2: do not send what was retained, as it would not be stored.
+            wanted = [(name, SubscribeOptions(qos, retainHandling=2)) for name in names]
         _, identifier = client.subscribe(wanted)
         self._asked[identifier or 0] = tuple(names)
         self._ask_again_s = asyncio.get_running_loop().time() + SUBSCRIBE_AGAIN_S

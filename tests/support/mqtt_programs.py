@@ -36,14 +36,17 @@ class Program:
     """A program on the `PATH` without which it can be neither built nor run."""
     target: str | None = None
     """Target of `make`, below BUILT."""
+    levels: tuple[int, ...] = (4,)
+    """Protocol levels that the program speaks: 4 is MQTT 3.1.1, and 5 is MQTT 5."""
 
 
 PROGRAMS: Final = {
-    "paho-python": Program((sys.executable, SOURCES / "paho_python.py")),
-    "mosquitto": Program((sys.executable, SOURCES / "mosquitto_programs.py"), "mosquitto_pub"),
-    "mqttjs": Program(("node", BUILT / "mqttjs" / "client.js"), "npm", "mqttjs.done"),
+    "paho-python": Program((sys.executable, SOURCES / "paho_python.py"), levels=(4, 5)),
+    "mosquitto": Program((sys.executable, SOURCES / "mosquitto_programs.py"), "mosquitto_pub", levels=(4, 5)),
+    "mqttjs": Program(("node", BUILT / "mqttjs" / "client.js"), "npm", "mqttjs.done", (4, 5)),
     "paho-go": Program((BUILT / "paho-go",), "go", "paho-go"),
     "rumqttc": Program((BUILT / "rumqttc" / "release" / "client",), "cargo", "rumqttc.done"),
+    "gmqtt": Program((BUILT / "gmqtt" / "bin" / "python", SOURCES / "gmqtt" / "client.py"), None, "gmqtt.done", (5,)),
 }
 
 
@@ -78,6 +81,8 @@ class Job:
     their PUBREL as RELEASED_MAX, 64; rumqttc loses some that nobody has acknowledged if it holds more than 100."""
     reading_bytes: int = 1
     """The least length of a reading, which is its number."""
+    level: int = 4
+    """Protocol level."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -89,6 +94,7 @@ class Job:
             "MQTT_TOPIC": self.topic,
             "MQTT_QOS": str(self.qos),
             "MQTT_COMMANDS": self.commands,
+            "MQTT_LEVEL": str(self.level),
         }
 
     def reading(self, number: int) -> str:

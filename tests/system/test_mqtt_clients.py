@@ -124,11 +124,14 @@ class Paho:
         await asyncio.to_thread(self.client.loop_stop)
 
 
+@pytest.mark.parametrize("protocol", [MQTTProtocolVersion.MQTTv311, MQTTProtocolVersion.MQTTv5])
 @pytest.mark.parametrize("over", ["plain", "tls"])
-async def test_paho_publishes_with_every_qos(over: str, authority: Authority, intake: RecordingIntake) -> None:
+async def test_paho_publishes_with_every_qos(
+    over: str, protocol: MQTTProtocolVersion, authority: Authority, intake: RecordingIntake
+) -> None:
     tls = tls_of(authority)
     async with listening(intake, tls=tls, anonymous=False, users=USERS) as listener:
-        paho = Paho("m001")
+        paho = Paho("m001", protocol)
         paho.client.username_pw_set("m001", CODEWORD)
         if over == "tls":
             paho.client.tls_set(str(authority.certificate))
@@ -298,13 +301,38 @@ async def test_paho_is_taken_over() -> None:
         await newer.stop()
 
 
-async def test_paho_with_mqtt_5_is_told_the_version_is_not_supported() -> None:
-    async with listening(RecordingIntake()) as listener:
+async def test_paho_with_mqtt_5_is_told_why_its_connection_ends(intake: RecordingIntake) -> None:
+    async with listening(intake) as listener:
+        older, newer = Paho("m001", MQTTProtocolVersion.MQTTv5), Paho("m001", MQTTProtocolVersion.MQTTv5)
+        told: list[str] = []
+        older.client.on_disconnect = lambda _c, _u, _f, reason, _p: told.append(str(reason))
+        older.client.reconnect_delay_set(60, 60)
+        await older.start(listener.port)
+        await newer.start(listener.port)
+        await until(lambda: told)
+        await older.stop()
+        await newer.stop()
+    assert told == ["Session taken over"]
+
+
+async def test_pahos_refused_readings_carry_the_reason(intake: RecordingIntake) -> None:
+    intake.outcome, intake.above_share = False, True
+    async with listening(intake) as listener:
         paho = Paho("m001", MQTTProtocolVersion.MQTTv5)
+        told: list[str] = []
+        paho.client.on_publish = lambda _c, _u, _m, reason, _p: told.append(str(reason))
         await paho.start(listener.port)
+        for qos in (1, 2):
+            paho.client.publish("device/m001/thermo", "21.5", qos=qos)
+        await until(lambda: len(told) == 2)
+        intake.outcome = True
+        message = paho.client.publish("device/m001/thermo", "21.6", qos=2)
+        await until(message.is_published)
         await paho.stop()
-        assert paho.connack[0] == "Unsupported protocol version"
-        assert listener.counts["unsupported-protocol-level"] >= 1
+        assert listener.counts["above-share"] == 2
+    # paho does not look at the reason code of PUBREC, and goes on with PUBREL.
+    assert told == ["Quota exceeded", "Packet identifier not found", "Success"]
+    assert [reading.datum.payload for reading in intake.stored] == [b"21.6"]
 
 
 # --- mosquitto's clients ----------------------------------------------------------------------------------
@@ -329,45 +357,56 @@ READING = ("-t", "device/m001/thermo", "-m", "21.5")
 @pytest.mark.parametrize("over", ["plain", "tls"])
 @pytest.mark.parametrize("qos", ["0", "1", "2"])
 @pytest.mark.parametrize("session", [(), ("-c", "-i", "m001")])
-async def test_mosquitto_pub_publishes(
-    qos: str, over: str, session: tuple[str, ...], authority: Authority, intake: RecordingIntake
+@pytest.mark.parametrize(
+    "version", [("-V", "311"), ("-V", "5", "-x", "60"), ("-V", "5", "-D", "PUBLISH", "topic-alias", "1")]
+)
+async def test_mosquitto_pub_publishes(  # noqa: PLR0913, PLR0917 - each of its options
+    qos: str,
+    over: str,
+    session: tuple[str, ...],
+    version: tuple[str, ...],
+    authority: Authority,
+    intake: RecordingIntake,
 ) -> None:
     tls = tls_of(authority)
     async with listening(intake, tls=tls) as listener:
         port, ca = (tls.port, ("--cafile", str(authority.certificate))) if over == "tls" else (listener.port, ())
-        assert await run("mosquitto_pub", port, *READING, "-q", qos, "-V", "311", *session, *ca) == (0, "", "")
+        assert await run("mosquitto_pub", port, *READING, "-q", qos, *version, *session, *ca) == (0, "", "")
         await until(lambda: intake.stored)
     assert [reading.datum.payload for reading in intake.stored] == [b"21.5"]
 
 
 @mosquitto
-@pytest.mark.parametrize("version", ["5", "31"])
-async def test_mosquitto_pub_of_another_version_is_told_so(version: str) -> None:
+async def test_mosquitto_pub_of_another_version_is_told_so() -> None:
     async with listening(RecordingIntake()) as listener:
-        code, _, errors = await run("mosquitto_pub", listener.port, *READING, "-q", "1", "-V", version)
+        code, _, errors = await run("mosquitto_pub", listener.port, *READING, "-q", "1", "-V", "31")
         assert code != 0
         assert "protocol version" in errors.lower()
 
 
 @mosquitto
+@pytest.mark.parametrize("version", ["311", "5"])
 @pytest.mark.parametrize("qos", ["0", "1", "2"])
-async def test_mosquitto_sub_gets_a_command_and_nothing_of_others(qos: str) -> None:
-    ours = ("-u", "m001", "-P", CODEWORD, "-i", "sensor", "-c", "-V", "311")
+async def test_mosquitto_sub_gets_a_command_and_nothing_of_others(qos: str, version: str) -> None:
+    ours = ("-u", "m001", "-P", CODEWORD, "-i", "sensor", "-c", "-V", version)
     async with listening(RecordingIntake(), **COMMANDED) as listener:
         waiting = asyncio.create_task(
             run("mosquitto_sub", listener.port, *ours, "-t", "command/m001/#", "-q", qos, "-C", "1", "-W", "9")
         )
         await until(lambda: listener.shared.kept.subscribed)
-        operator = ("-u", "ops", "-P", CODEWORD, "-q", qos, "-V", "311")
+        operator = ("-u", "ops", "-P", CODEWORD, "-q", qos, "-V", version)
         command = ("-t", "command/m001/set", "-m", "on")
         assert await run("mosquitto_pub", listener.port, *operator, *command) == (0, "", "")
         assert await waiting == (0, "on\n", "")
         code, _, errors = await run("mosquitto_sub", listener.port, *ours, "-t", "command/#", "-C", "1", "-W", "2")
-        assert "denied" in errors, code
+        assert "denied" in errors or "Not authorized" in errors, code
 
 
 @mosquitto
-async def test_a_bridge_of_mosquitto_is_called_that_and_comes_in(tmp_path: Path, intake: RecordingIntake) -> None:
+@pytest.mark.parametrize("version", ["mqttv311", "mqttv50"])
+async def test_a_bridge_of_mosquitto_is_called_that_and_comes_in(
+    version: str, tmp_path: Path, intake: RecordingIntake
+) -> None:
     with capture_logs() as lines:
         async with listening(intake) as listener:
             bridge = (
@@ -376,14 +415,17 @@ async def test_a_bridge_of_mosquitto_is_called_that_and_comes_in(tmp_path: Path,
                 "topic device/m001/thermo out 1",
                 "notifications false",
                 "restart_timeout 1",
+                f"bridge_protocol_version {version}",
             )
             with site_broker(tmp_path / "site", "allow_anonymous true", *bridge) as broker:
                 await run("mosquitto_pub", broker.port, *READING, "-q", "1")
                 await until(lambda: intake.stored)
-            assert listener.counts["mosquitto-bridge-level"] == 1
+            # With MQTT 5, a bridge asks for nothing else first.
+            asks_first = int(version == "mqttv311")
+            assert listener.counts["mosquitto-bridge-level"] == asks_first
     assert [reading.datum.payload for reading in intake.stored] == [b"21.5"]
-    (line,) = [line for line in lines if line.get("reason") == "mosquitto-bridge-level"]
-    assert "try_private false" in line["why"]
+    told = [line["why"] for line in lines if line.get("reason") == "mosquitto-bridge-level"]
+    assert ["try_private false" in why for why in told] == [True] * asks_first
 
 
 # --- TLS --------------------------------------------------------------------------------------------------

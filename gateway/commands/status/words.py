@@ -90,8 +90,8 @@ class Rates(Struct, frozen=True):
 
 
 _NOT_OUR_MQTT = {
-    "unsupported-protocol-level": "clients of another version of MQTT; set them to 3.1.1",
-    "mosquitto-bridge-level": "a mosquitto bridge first asks for its own version, and then for 3.1.1; "
+    "unsupported-protocol-level": "clients of another version of MQTT; set them to 3.1.1 or 5",
+    "mosquitto-bridge-level": "a mosquitto bridge first asks for its own version, and then for that of MQTT; "
     "try_private false in its settings saves the first try",
     "http-on-mqtt-port": "a browser, or a client that is set to WebSocket (ws://); set it to mqtt://",
     "tls-on-plain-port": "clients that begin with TLS; have them connect to mqtt_listener.tls.port, or without TLS",

@@ -45,15 +45,17 @@ class Devices:
         self.away = set(away)
         self.got: list[str] = []
         """Ids of commands in the order in which the devices got them."""
+        self.until_us: set[int] = set()
         self._has: set[str] = set()
 
     def knows(self, device: str) -> bool:
         return device in self.present | self.away
 
-    def offer(self, command: DeviceCommand) -> None:
+    def offer(self, command: DeviceCommand, until_us: int) -> None:
         if command.device in self.present and command.id not in self._has:
             self._has.add(command.id)
             self.got.append(command.id)
+            self.until_us.add(until_us)
 
     def withdraw(self, command_id: str) -> bool:
         was_there = command_id in self._has
@@ -138,6 +140,7 @@ async def test_a_command_is_passed_on_and_ends_with_its_acknowledgement(world: W
     async with world.gateway(devices) as (downlink, buffer):
         await downlink.take(0, "k", [of_noon("c1")])
         await until(lambda: devices.got == ["c1"])
+        assert devices.until_us == {world.now_us + 3_600_000_000 - 1_000}, "an hour, less what the clock may be off"
         assert await ends(buffer) == []
         devices.acknowledge("c1")
         devices.acknowledge("c1")

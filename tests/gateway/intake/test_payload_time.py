@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import cbor2
@@ -18,17 +19,19 @@ from gateway.intake.payload_time import (
     SENML_JSON,
     SENML_RECORDS_MAX,
     NothingToldError,
-    Reader,
     Told,
     reader,
 )
 from gateway.settings import PayloadIdentity, TimeSource
 
 
-def read_as(time: TimeSource, content_type: str = "application/json", identity: PayloadIdentity = "none") -> Reader:
+def read_as(
+    time: TimeSource, content_type: str = "application/json", identity: PayloadIdentity = "none"
+) -> Callable[[bytes], Told | None]:
+    """The reader of a route whose messages have no user properties."""
     found = reader(time, identity, content_type)
     assert found is not None
-    return found
+    return lambda payload: found(payload, ())
 
 
 OF_SENML, OF_SENML_CBOR = read_as("senml", SENML_JSON), read_as("senml", SENML_CBOR)

@@ -1,5 +1,8 @@
 """Sessions without I/O: kept, forgotten and capped, also if commits fail."""
 
+from typing import Any
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.listener.session import (
     SESSION_MARKS,
     ClientBatch,
+    Command,
     Room,
     Session,
     TooManyCommandsError,
@@ -88,7 +92,7 @@ def test_what_is_loaded_is_what_was_kept() -> None:
     session = opened(before, "\u00fc/+#\0", "m001")
     before.subscribe(session, "command/m001/#", 1)
     batch = begin(session, 65_535, b"x")
-    session.queue(batch, "command/m001/set", b"\x00on")
+    session.queue(batch, Command(0, "command/m001/set", b"\x00on"))
     begin_and_release = begin(session, 1, b"y")
     session.release(begin_and_release, 1, 0)
     for each in (batch, begin_and_release):
@@ -344,7 +348,7 @@ def test_commands_keep_their_order_and_their_bounds() -> None:
     batch = ClientBatch()
     for payload in (b"1", b"2"):
         check_room([session], 2, 2)
-        session.queue(batch, "t", payload)
+        session.queue(batch, Command(0, "t", payload))
     with pytest.raises(TooManyCommandsError):
         check_room([session], 2, 2)
     check_room([session, session], 8, 9)
@@ -362,10 +366,16 @@ def test_commands_keep_their_order_and_their_bounds() -> None:
     assert table.room.commands_bytes == 0
 
 
+@pytest.mark.parametrize("more", [(), (b"", 5, "boot")])
+def test_a_commands_mark_is_read_as_it_was_written_before_it_had_more_fields(more: tuple[Any, ...]) -> None:
+    former = msgspec.msgpack.encode((7, "t", b"on", *more))
+    assert msgspec.msgpack.decode(former, type=Command) == Command(7, "t", b"on", *more)
+
+
 def test_a_command_whose_commit_failed_was_never_there(table: Sessions) -> None:
     session = opened(table)
     batch = ClientBatch()
-    session.queue(batch, "t", b"1")
+    session.queue(batch, Command(0, "t", b"1"))
     session.undo(batch)
     assert session.commands == {}
     assert table.room.commands_bytes == 0

@@ -507,7 +507,7 @@ async def test_a_certificate_of_somebody_else_is_not_accepted(tmp_path: Path, sa
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (1, "it does not speak MQTT 3.1.1"),
+        (1, "it does not speak this version of MQTT"),
         (2, "set client_id to one that it takes"),
         (3, "it says that it is not available"),
         (4, "mend user and password_file"),

@@ -10,6 +10,7 @@ import threading
 HOST, PORT, NAME, SECRET, TOPIC, QOS, COMMANDS = (
     os.environ[f"MQTT_{name}"] for name in ("HOST", "PORT", "NAME", "SECRET", "TOPIC", "QOS", "COMMANDS")
 )
+VERSION = ["-V", "5", "-x", "3600"] if os.environ["MQTT_LEVEL"] == "5" else ["-V", "311"]
 FINISHED = re.compile(r"received (?:PUBACK|PUBCOMP) \(Mid: (\d+)")
 
 
@@ -21,7 +22,7 @@ def say(words: str) -> None:
 
 def start(program: str, client_id: str, *arguments: str) -> subprocess.Popen[str]:
     """Start one with a kept session, that writes each line of its log at once."""
-    command = ["stdbuf", "--output=L", program, "-d", "-c", "-i", client_id, "-h", HOST, "-p", PORT, "-V", "311"]
+    command = ["stdbuf", "--output=L", program, "-d", "-c", "-i", client_id, "-h", HOST, "-p", PORT, *VERSION]
     command += ["-u", NAME, "-P", SECRET, "-q", QOS, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -33,7 +34,7 @@ def receive() -> None:
         if line.startswith("command "):
             say(line.rstrip("\n"))
         elif line.startswith("Subscribed "):
-            say("refused" if line.split()[-1] == "128" else "subscribed")
+            say("refused" if int(line.split()[-1]) >= 128 else "subscribed")
 
 
 if COMMANDS:

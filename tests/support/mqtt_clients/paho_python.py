@@ -6,12 +6,16 @@ import threading
 from typing import Any
 
 from paho.mqtt.client import Client, MQTTMessage
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
 HOST, PORT, NAME, SECRET, TOPIC, QOS, COMMANDS = (
     os.environ[f"MQTT_{name}"] for name in ("HOST", "PORT", "NAME", "SECRET", "TOPIC", "QOS", "COMMANDS")
 )
-client = Client(CallbackAPIVersion.VERSION2, client_id=NAME, clean_session=False)
+LEVEL = MQTTProtocolVersion(int(os.environ["MQTT_LEVEL"]))
+IS_5 = LEVEL is MQTTProtocolVersion.MQTTv5
+client = Client(CallbackAPIVersion.VERSION2, client_id=NAME, protocol=LEVEL, clean_session=None if IS_5 else False)
 lock = threading.Lock()
 unfinished: dict[int, str] = {}
 """Readings by packet identifier."""
@@ -53,7 +57,12 @@ client.on_subscribe = on_subscribe
 client.on_message = on_message
 client.username_pw_set(NAME, SECRET)
 client.reconnect_delay_set(1, 1)
-client.connect_async(HOST, int(PORT))
+if IS_5:
+    kept = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+    kept.SessionExpiryInterval = 3_600
+    client.connect_async(HOST, int(PORT), clean_start=False, properties=kept)
+else:
+    client.connect_async(HOST, int(PORT))
 client.loop_start()
 for line in sys.stdin:
     reading = line.strip()

@@ -5,6 +5,7 @@ const mqtt = require("mqtt");
 
 const { MQTT_HOST, MQTT_PORT, MQTT_NAME, MQTT_SECRET, MQTT_TOPIC, MQTT_QOS, MQTT_COMMANDS } = process.env;
 const qos = Number(MQTT_QOS);
+const protocolVersion = Number(process.env.MQTT_LEVEL);
 const client = mqtt.connect({
   host: MQTT_HOST,
   port: Number(MQTT_PORT),
@@ -12,6 +13,8 @@ const client = mqtt.connect({
   password: MQTT_SECRET,
   clientId: MQTT_NAME,
   clean: false,
+  protocolVersion,
+  ...(protocolVersion === 5 && { properties: { sessionExpiryInterval: 3600 } }),
   reconnectPeriod: 200,
 });
 client.on("connect", () => console.log("connected"));
