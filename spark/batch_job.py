@@ -1,9 +1,9 @@
 """Takes one batch of Kafka records into the tables: `log` in one commit, then every table that derives from it.
 
-First one pass over the records makes files of `log`, and of the batch's parts of windows, that nobody sees yet. Its
-census of the rows tells the driver what the batch holds. If the census finds something that came before, the copies are
-told apart and both are written again. Then `log` is committed, and after it the derived tables. Each of these records
-up to which batch it goes. If the job dies in between, the next start finishes the batch from `log` alone.
+First one pass over the records makes files of `log`, and of what the batch adds to windows and devices, that nobody
+sees yet. Its census of the rows tells the driver what the batch holds. If something came before, the copies are told
+apart, and `log` and the windows are written again. Then `log` is committed, and after it the derived tables. Each of
+these records up to which batch it goes. If the job dies in between, the next start finishes the batch from `log` alone.
 """
 
 import sys
@@ -35,6 +35,8 @@ from spark.finality.loss_records import losses_schema
 from spark.finality.loss_table import append_losses, create_losses, losses_path
 from spark.ingest.batch_copies import NONE_FOUND, Copies, ToldApart
 from spark.ingest.census import Census, census_of, take_census
+from spark.ingest.devices_append import DevicesAppend
+from spark.ingest.former_devices import take_over_devices
 from spark.ingest.job_state import JobState, KafkaTopics, events_of
 from spark.ingest.record_faults import (
     RECORD_FAULTS,
@@ -67,6 +69,7 @@ from spark.log.amendments import (
 )
 from spark.log.copies import conflicts_kept, with_verdicts
 from spark.log.deletions import read_deletions, was_deleted
+from spark.log.device_parts import create_device_parts, device_parts_path, device_parts_schema
 from spark.log.log_table import (
     ORDINAL,
     BatchId,
@@ -231,13 +234,19 @@ class BatchJob:
         self._parts = AppendTable(spark, windows_path(self.tables), windows_schema())
         self._changes = AppendTable(spark, changes_path(self.warehouse), changes_schema())
         self._losses = AppendTable(spark, losses_path(self.tables), losses_schema())
+        self._devices = AppendTable(spark, device_parts_path(self.tables), device_parts_schema())
         last = self._log.last
         with interpreted_if(spark, small=is_small(spark, log_path(self.tables))):
             self._load_state()
             if self._is_seen and self._version > 1:
                 self._tell_of_replay(self._version, last)
-            # State is saved only after all tables have its last batch.
-            if last > self.state.saved:
+            # Only a program of an earlier release left more than the last batch out.
+            for ordinal in range(self._devices.last(ORDINAL) + 1, last):
+                devices = DevicesAppend(self._devices, ordinal)
+                devices.write(committed_rows(spark, self.tables, ordinal))
+                devices.commit()
+            # Both go as far as a batch only after all other tables do.
+            if last > min(self.state.saved, self._devices.last(ORDINAL)):
                 self._finish_guarded(last)
         self.state.begin_at(last + 1)
         self._in_batch = False
@@ -382,7 +391,7 @@ class BatchJob:
             expect_same(self._log, batch, done, records)
             rows = committed_rows(self.spark, self.tables, done)
             added = self._windows_of(done).parts_of(rows, self._corrections)
-            return self._counts(rows, take_census(rows, done), late_in(added), begun)
+            return self._counts(rows, take_census(rows), late_in(added), begun)
         append = LogAppend(self._log, batch)
         windows = self._windows_of(append.ordinal)
         rules = windows.rules(self._corrections)
@@ -390,14 +399,16 @@ class BatchJob:
         made = over_batch.over(records, batch, are_judged=are_judged)
         rows = append.take(made.log)
         windows.take(made)
-        census = census_of(made.counts, append.ordinal)
+        devices = DevicesAppend(self._devices, append.ordinal)
+        devices.take(made.device_parts)
+        census = census_of(made.counts)
         events = events_of(rows, census)
         if faults := faults_in(events):
             # This is rare. The rows are written again, as those of a batch with copies are.
             rows = append.rewrite(with_faults(rows, faults))
-            census = take_census(rows, append.ordinal)
+            census = take_census(rows)
             events = events_of(rows, census)
-        with self._copies(rows, census, events, append.ordinal) as copies:
+        with self._copies(rows, census, events, devices) as copies:
             if copies is not None:
                 rows = with_verdicts(rows, copies.of_batch())
                 with ThreadPoolExecutor(1) as beside:
@@ -408,6 +419,7 @@ class BatchJob:
             append.commit(self._so_far())
             found = NONE_FOUND if copies is None else copies.counts
             self._derive(rows, census, copies, windows)
+            devices.commit()
         # If no earlier row was amended and no time was corrected, the census and the verdicts are complete.
         known = None if found.amended or self._corrections.told_us else found
         # The batch's windows were written before its own corrections were known.
@@ -463,11 +475,14 @@ class BatchJob:
     def _finish(self, ordinal: int) -> None:
         """Derive the tables that a run may have left out when it died."""
         rows = committed_rows(self.spark, self.tables, ordinal)
-        census = take_census(rows, ordinal)
+        census = take_census(rows)
         windows = self._windows_of(ordinal)
         windows.write(rows, self._corrections)
-        with self._copies(rows, census, events_of(rows, census), ordinal) as copies:
+        devices = DevicesAppend(self._devices, ordinal)
+        devices.write(rows)
+        with self._copies(rows, census, events_of(rows, census), devices) as copies:
             self._derive(rows, census, copies, windows)
+            devices.commit()
 
     def _tell_of_replay(self, version: int, last: int) -> None:
         """Tell `window_changes` of a replay that published its version and died before it told."""
@@ -477,7 +492,10 @@ class BatchJob:
             append_replayed(self._changes, before if is_told else None, self.tables, version, last)
 
     def _derive(self, rows: DataFrame, census: Census, copies: "Copies | None", windows: "WindowsAppend") -> None:
-        """Bring all derived tables up to `log`."""
+        """Bring all derived tables up to `log`, but `device_parts`, which comes last.
+
+        Whoever reads a device's numbers must find their readings in the windows.
+        """
         spark, ordinal = self.spark, windows.ordinal
         amended = None if copies is None else copies.of_earlier_batches()
         if amended is not None:
@@ -533,10 +551,11 @@ class BatchJob:
 
     @contextmanager
     def _copies(
-        self, rows: DataFrame, census: Census, events: Iterable[GatewayEvent], ordinal: int
+        self, rows: DataFrame, census: Census, events: Iterable[GatewayEvent], devices: DevicesAppend
     ) -> "Iterator[Copies | None]":
         """Record the census. If a record came before, or twice in the batch, yield the copies."""
-        suspects = self.state.add_batch(census, events, ordinal)
+        ordinal = devices.ordinal
+        suspects = self.state.add_batch(census, events, ordinal).and_also(devices.came_again(census.counted))
         if not suspects:
             yield None
             return
@@ -607,6 +626,8 @@ class BatchJob:
         create_corrections(self.spark, tables)
         create_changes(self.spark, self.warehouse)
         create_losses(self.spark, tables)
+        create_device_parts(self.spark, tables)
+        take_over_devices(self.spark, tables)
         return version
 
 

@@ -9,6 +9,10 @@ import pyarrow.compute as pc
 
 from spark.arrow_pass.decimal_columns import Numbers
 
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+"""Places of rows in a table, in order."""
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
 _NUMBERS_MAX = 2**31
 """Most numbers of groups before they are counted anew, so that none needs more than 64 bits."""
 
@@ -35,6 +39,12 @@ def begins_of(groups: Numbers) -> Numbers:
     return begins
 
 
+def ends_of(begins: Numbers, count: int) -> Numbers:
+    """Return where each group ends, of `count` rows: the place of its last row."""
+    ends: Numbers = np.append(begins[1:], count)[: len(begins)] - 1
+    return ends
+
+
 def ranks_of(texts: pa.Array) -> Numbers:
     """Return the place of each text among all of them, in order."""
     encoded = texts.dictionary_encode()
@@ -43,3 +53,15 @@ def ranks_of(texts: pa.Array) -> Numbers:
     ranks[order] = np.arange(len(order))
     found: Numbers = ranks[encoded.indices.to_numpy()]
     return found
+
+
+def mask_of(truths: pa.Array) -> Mask:
+    """Return Arrow's truths for numpy. Null is false."""
+    mask: Mask = pc.fill_null(truths, fill_value=False).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def integers_of(column: pa.Array) -> Numbers:
+    """Return whole numbers or times for numpy. Null is 0."""
+    numbers: Numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
+    return numbers

@@ -1,4 +1,4 @@
-"""Makes the Parquet files of a partitioned Delta table, with the statistics by which Delta skips files.
+"""Makes the Parquet files of a Delta table, with the statistics by which Delta skips files.
 
 Executors import this module. They write files of a local folder themselves. On any other file system the driver writes
 them, for there only Hadoop's client has the settings.
@@ -7,7 +7,7 @@ them, for there only Hadoop's client has the settings.
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -44,22 +44,25 @@ def files_of(folder: TableFolder, rows: pa.Table, days: Numbers) -> Iterator[Mad
         day, count = int(days[begin]), end - begin
         # As Delta's own writer does. Readers that know Parquet alone, as DuckDB, find the date in the file.
         date = pa.repeat(pa.scalar(day, pa.int32()), count).cast(pa.date32())
-        yield _file(folder, rows.slice(begin, count).append_column(folder.partition, date), date_text(day))
+        of_day = rows.slice(begin, count).append_column(folder.partition, date)
+        yield file_of(folder, of_day, {folder.partition: date_text(day)})
 
 
-def _file(folder: TableFolder, rows: pa.Table, date: str) -> MadeFile:
+def file_of(folder: TableFolder, rows: pa.Table, partition: Mapping[str, str] | None = None) -> MadeFile:
+    """Make one file. `partition` has the values of the columns by which the table is partitioned."""
+    values = dict(partition or {})
     sink = pa.BufferOutputStream()
     options = {"compression": "zstd", "store_decimal_as_integer": True, "store_schema": False}
     pq.write_table(rows, sink, row_group_size=len(rows), **options)
     content = sink.getvalue()
-    name = f"{folder.partition}={date}/part-{uuid.uuid4()}.zstd.parquet"
+    name = "/".join([*(f"{column}={value}" for column, value in values.items()), f"part-{uuid.uuid4()}.zstd.parquet"])
     if folder.path is not None:
         path = Path(folder.path) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     action = {
         "path": name,
-        "partitionValues": {folder.partition: date},
+        "partitionValues": values,
         "size": content.size,
         "modificationTime": round(time.time() * 1_000),
         "dataChange": True,

@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from spark.arrow_pass.decimal_columns import Numbers
 from spark.arrow_pass.log_rows import log_table, rows_of_records, rows_of_usual
-from spark.arrow_pass.parquet_files import files_of
+from spark.arrow_pass.parquet_files import file_of, files_of
 from spark.arrow_pass.pieces import pieces
 from spark.arrow_pass.plan import BatchNumbers, ChangesPlan, TableFolder, WindowRules
-from spark.arrow_pass.row_counts import counts_of
+from spark.arrow_pass.row_counts import counted
 from spark.arrow_pass.usual_parts import UsualParts
 from spark.arrow_pass.usual_rows import Usual, UsualReader
 from spark.arrow_pass.window_parts import Parts, changes_table, devices_of, parts_table
@@ -31,6 +31,7 @@ class Made:
     log: list[MadeFile] = field(default_factory=list)
     parts: list[MadeFile] = field(default_factory=list)
     changes: list[MadeFile] = field(default_factory=list)
+    device_parts: list[MadeFile] = field(default_factory=list)
     devices: list[int] = field(default_factory=list)
     """Numbers from `devices_of`, of the devices with parts. If one stands there twice, so may a window."""
     counts: list[str] = field(default_factory=list)
@@ -47,6 +48,7 @@ class PartitionPass:
 
     log: TableFolder
     parts: TableFolder
+    device_parts: TableFolder
     numbers: BatchNumbers
     verdicts: Verdicts
     windows: WindowRules
@@ -60,14 +62,19 @@ class PartitionPass:
         """
         made, others, usual = Made(), Parts(self.windows), UsualParts(self.windows)
         reader = UsualReader(self.verdicts, self.windows.clocks)
+        of_devices: list[pa.Table] = []
         for piece in pieces(batches):
             table = pa.Table.from_batches(piece).combine_chunks()
             found = reader.read(table) if is_source(table) else []
             for each in found:
                 usual.add(each)
             rows, days = self._log_rows(table, found, others, rules)
-            made.counts.append(counts_of(rows, days))
+            counts, devices = counted(rows, days, self.numbers.ordinal)
+            made.counts.append(counts)
+            of_devices.append(devices)
             made.log += files_of(self.log, rows, days)
+        if any(map(len, of_devices)):
+            made.device_parts.append(file_of(self.device_parts, pa.concat_tables(of_devices)))
         of_parts = [parts_table(others.parts, self.numbers.ordinal)] if others.parts else []
         of_usual = usual.table(self.numbers.ordinal)
         if of_usual is not None:

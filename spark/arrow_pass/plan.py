@@ -12,7 +12,7 @@ COUNTED_COLUMNS = (
     *("undeclared", "duplicate", "reject_reason", "ingest"),
 )
 """Columns of `log` that are counted for the driver, beside the date. Of `value`, only that of events matters."""
-SUMS = ("rows", "rejected", "deleted", "corrections", "events", "event_bytes", "losses", "unwindowed")
+SUMS = ("rows", "rejected", "deleted", "corrections", "events", "event_bytes", "losses", "unwindowed", "counted")
 """Figures of rows that are sums. `spark.ingest.census` explains them."""
 UNDECLARED_NAMES_MAX = 100
 """Undeclared members that are kept of one stream. A program that makes up names would fill any list."""
@@ -20,12 +20,12 @@ UNDECLARED_NAMES_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class TableFolder:
-    """The folder of a Delta table that is partitioned by a date."""
+    """The folder of a Delta table."""
 
     path: str | None
     """None if the folder is not local."""
     partition: str
-    """Column of the date."""
+    """Column of the date; empty if the table is not partitioned."""
     statistics: tuple[str, ...]
     """Columns with statistics."""
 

@@ -13,6 +13,8 @@ from spark.decode.record_frames import Rule, with_bounded_values
 from spark.engine.arrow_map import map_in_arrow
 from spark.engine.made_file import MadeFile
 from spark.engine.warehouse_folder import is_local
+from spark.log import device_parts
+from spark.log.device_parts import device_parts_path
 from spark.log.log_table import LOG_PARTITION, SKIPPING_COLUMNS, BatchId, BatchIds, log_path
 from spark.log.record_verdicts import Verdicts
 from spark.windows import windows_table
@@ -26,6 +28,8 @@ MADE_SCHEMA = """
     devices array<bigint>, counts array<string>, late bigint, revised bigint
 """
 """A row for each file, and one with the figures of a task."""
+TABLES = ("log", "parts", "device_parts", "changes")
+"""Tables that a pass makes files of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class MadeFiles:
 
     log: list[MadeFile]
     parts: list[MadeFile]
+    device_parts: list[MadeFile]
     changes: list[MadeFile]
     """Rows of `window_changes`, one for each part."""
     is_split: bool
@@ -66,6 +71,7 @@ class BatchPass:
         verdicts = self.verdicts
         log = table_folder(log_path(self.tables), LOG_PARTITION, SKIPPING_COLUMNS)
         parts = table_folder(windows_path(self.tables), WINDOW_PARTITION, windows_table.SKIPPING_COLUMNS)
+        devices = table_folder(device_parts_path(self.tables), "", device_parts.SKIPPING_COLUMNS)
         numbers, windows, changes = _numbers(batch, self.ordinal, verdicts.streams), self.windows, self.changes
 
         def task(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
@@ -73,7 +79,7 @@ class BatchPass:
 
             from spark.arrow_pass.partition_pass import PartitionPass  # noqa: PLC0415
 
-            over = PartitionPass(log, parts, numbers, verdicts, windows, changes)
+            over = PartitionPass(log, parts, devices, numbers, verdicts, windows, changes)
             made = over.over(batches, () if are_judged else rules())
             schema = pa.schema(
                 [
@@ -82,19 +88,16 @@ class BatchPass:
                     *(("late", pa.int64()), ("revised", pa.int64())),
                 ]
             )
-            files = {"log": made.log, "parts": made.parts, "changes": made.changes}
-            rows = [file._asdict() | {"of": name} for name, each in files.items() for file in each]
+            rows = [file._asdict() | {"of": name} for name in TABLES for file in getattr(made, name)]
             figures = {name: getattr(made, name) for name in ("devices", "counts", "late", "revised")}
             yield pa.RecordBatch.from_pylist([*rows, figures], schema=schema)
 
         made = map_in_arrow(with_bounded_values(records), task, MADE_SCHEMA).collect()
         figures = [row for row in made if row.of is None]
-        devices = [device for task in figures for device in task.devices]
+        with_parts = [device for task in figures for device in task.devices]
         return MadeFiles(
-            log=[_file(row) for row in made if row.of == "log"],
-            parts=[_file(row) for row in made if row.of == "parts"],
-            changes=[_file(row) for row in made if row.of == "changes"],
-            is_split=len(set(devices)) < len(devices),
+            **{name: [_file(row) for row in made if row.of == name] for name in TABLES},
+            is_split=len(set(with_parts)) < len(with_parts),
             counts=[count for task in figures for count in task.counts],
             late=sum(task.late for task in figures),
             revised=sum(task.revised for task in figures),

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from spark.arrow_pass.decimal_columns import Numbers, decimals_of, decimals_of_64_bits
-from spark.arrow_pass.groups import group_numbers, ranks_of
+from spark.arrow_pass.groups import Mask, group_numbers, ranks_of
 from spark.arrow_pass.plan import WindowRules
-from spark.arrow_pass.usual_rows import Mask, Usual
+from spark.arrow_pass.usual_rows import Usual
 from spark.arrow_pass.window_parts import ORDER, SQUARES, SUM, late_us
 from spark.decode.record_columns import TIME, VALUE
 from spark.decode.record_times import DAY_US

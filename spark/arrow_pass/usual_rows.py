@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from gateway.record_contract import DEVICE_HEADERS, HEADERS, READING_TYPE, TIME_ERROR_UNKNOWN_US
 from spark.arrow_pass.decimal_columns import decimals_of_64_bits
+from spark.arrow_pass.groups import Mask, Rows, mask_of
 from spark.decode.codec_declarations import DECIMALS_MAX, IDENTITY_MEMBERS, Metric, name_order
 from spark.decode.codec_plain import PayloadReader
 from spark.decode.event_bodies import TEXT_BYTES_MAX
@@ -26,9 +27,6 @@ from spark.decode.topic_speakers import Speakers
 from spark.log.edge_times import TOLD_SLACK_US, Clocks, Correction
 from spark.log.record_verdicts import EventDays, Verdicts
 
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-"""Places of rows in a table, in order."""
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 ROWS_MIN = 100
@@ -138,7 +136,7 @@ class UsualReader:
         event_us, kafka_us = _integers(event), _integers(kafka)
         is_usual = payloads.is_usual & speaks & self._is_new(event_us, kafka_us, _integers(numbers["ce_timeerror"]))
         if self._deleted:
-            is_usual &= ~_mask(pc.is_in(device, pa.array(self._deleted)))
+            is_usual &= ~mask_of(pc.is_in(device, pa.array(self._deleted)))
         is_usual &= ~self._may_move(namespace, gateway, texts["ce_gatewayboot"], _integers(numbers["ce_boottime"]))
         if not is_usual.any():
             return None
@@ -220,7 +218,7 @@ class UsualReader:
                 reckoned_us = boot_us.astype(np.float64) + last.offset_us + away * float(last.rate_ppm) / 1e6
                 until_us = max(last.told_us, last.told_us if wrong_until_us is None else wrong_until_us)
                 is_before = reckoned_us <= until_us + TOLD_SLACK_US + _CLOCK_SLACK_US
-                moved |= _mask(pc.and_(told, pc.equal(boots, boot))) & is_before
+                moved |= mask_of(pc.and_(told, pc.equal(boots, boot))) & is_before
         return moved
 
 
@@ -242,7 +240,7 @@ class _Headers:
         for place, name in enumerate((*HEADERS, *DEVICE_HEADERS)):
             there = np.flatnonzero(fits & (counts > place))
             names = self._names.take(pa.array(self._starts[rows[there]] + place))
-            fits[there[~_mask(pc.equal(names, name))]] = False
+            fits[there[~mask_of(pc.equal(names, name))]] = False
         return fits
 
     def texts(self, rows: Rows) -> dict[str, pa.Array]:
@@ -257,19 +255,19 @@ class _Headers:
 
 def _usual_headers(texts: dict[str, pa.Array]) -> Mask:
     """True for records whose headers are right and usual."""
-    lacks_device = _mask(pc.and_(pc.is_null(texts["ce_deviceboot"]), pc.is_null(texts["ce_devicesequence"])))
+    lacks_device = mask_of(pc.and_(pc.is_null(texts["ce_deviceboot"]), pc.is_null(texts["ce_devicesequence"])))
     usual = lacks_device | (_are_short(texts["ce_deviceboot"]) & _fits(texts["ce_devicesequence"], _INTEGER))
     for name in HEADERS:
         usual &= _are_short(texts[name])
     identity = pc.binary_join_element_wise(
         pc.utf8_slice_codeunits(texts["ce_id"], 0, BUFFER_CHARS), texts["ce_lane"], texts["ce_lanesequence"], "-"
     )
-    usual &= _mask(pc.equal(texts["ce_specversion"], "1.0")) & _mask(pc.equal(texts["ce_type"], READING_TYPE))
-    usual &= _fits(texts["ce_id"], _IDENTITY) & _mask(pc.equal(identity, texts["ce_id"]))
+    usual &= mask_of(pc.equal(texts["ce_specversion"], "1.0")) & mask_of(pc.equal(texts["ce_type"], READING_TYPE))
+    usual &= _fits(texts["ce_id"], _IDENTITY) & mask_of(pc.equal(identity, texts["ce_id"]))
     usual &= _fits(texts["ce_time"], _TIME) & _fits(texts["ce_receivedtime"], _TIME)
     error = texts["ce_timeerror"]
-    is_count = _fits(error, _INTEGER) & ~_mask(pc.starts_with(error, "-"))
-    usual &= is_count | _mask(pc.equal(error, str(TIME_ERROR_UNKNOWN_US)))
+    is_count = _fits(error, _INTEGER) & ~mask_of(pc.starts_with(error, "-"))
+    usual &= is_count | mask_of(pc.equal(error, str(TIME_ERROR_UNKNOWN_US)))
     usual &= _fits(texts["ce_boottime"], _INTEGER)
     return usual
 
@@ -309,7 +307,7 @@ class _Payloads:
         rounded = pc.round(
             found.cast(_READ), ndigits=metric.decimals - metric.shift, round_mode="half_towards_infinity"
         ).cast(pa.decimal128(24, DECIMALS_MAX - metric.shift))
-        there, values = _mask(pc.is_valid(rounded)), _low_half(rounded)
+        there, values = mask_of(pc.is_valid(rounded)), _low_half(rounded)
         self.there[:, place], self.values[:, place] = there, np.where(there, values, 0)
         for bound, is_beyond in ((metric.min, np.less), (metric.max, np.greater)):
             if bound is not None:
@@ -368,16 +366,11 @@ def _low_half(column: pa.Array) -> Numbers:
 
 def _are_short(texts: pa.Array, most: int = TEXT_BYTES_MAX) -> Mask:
     """True for texts of at most so many bytes. Null is none."""
-    return _mask(pc.less_equal(pc.binary_length(texts), most))
+    return mask_of(pc.less_equal(pc.binary_length(texts), most))
 
 
 def _fits(texts: pa.Array, pattern: str) -> Mask:
-    return _mask(pc.match_substring_regex(texts, pattern))
-
-
-def _mask(truths: pa.Array) -> Mask:
-    mask: Mask = pc.fill_null(truths, fill_value=False).to_numpy(zero_copy_only=False)
-    return mask
+    return mask_of(pc.match_substring_regex(texts, pattern))
 
 
 def _integers(column: pa.Array) -> Numbers:

@@ -7,7 +7,6 @@ standard library.
 import hashlib
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -205,12 +204,6 @@ def name_order(name: str) -> bytes:
 def plain(number: Decimal) -> Decimal:
     """Return a number in its one plain form: without an exponent, and without zeros at the end."""
     return Decimal(format(number.normalize(), "f")) + 0
-
-
-def decimals_used(streams: Iterable[Stream]) -> list[tuple[int, int]]:
-    """All pairs of decimals and shift that occur. Six decimals without a shift are always there."""
-    declared = {(metric.decimals, metric.shift) for stream in streams for metric in stream.metrics}
-    return sorted({(DECIMALS_MAX, 0)} | declared)
 
 
 def _text_of(value: object) -> str:

@@ -34,7 +34,18 @@ from spark.log.lane_sequences import joined
 from spark.log.verdicts import CONFLICT
 
 RUN = ("namespace", "device", "stream", "device_counter", "device_boot")
-"""Columns that name a run of numbers. A table of an earlier release lacks some; they are empty then."""
+"""Columns that name a run of numbers."""
+_EDGE = (
+    "STRUCT(event_us BIGINT, time_error_us BIGINT, time_quality VARCHAR, gateway VARCHAR, gateway_boot VARCHAR, "
+    "boot_time_us BIGINT, boot_time_error_us BIGINT)"
+)
+DEVICE_PARTS = {
+    **dict.fromkeys(RUN, "VARCHAR"),
+    "islands": f"STRUCT(first BIGINT, last BIGINT, first_edge {_EDGE}, last_edge {_EDGE})[]",
+    "gateways": "VARCHAR[]",
+    "last_us": "BIGINT",
+}
+"""Columns of `device_parts`, which a warehouse of an earlier release lacks."""
 REGISTRY_ALSO = {
     **dict.fromkeys(("namespace", "gateway", "site"), "VARCHAR"),
     "retired_from": "TIMESTAMP",
@@ -175,13 +186,13 @@ def read_evidence(source: Source, warehouse: str, tables: str, device: str | Non
 
 def read_gateways(source: Source, tables: str) -> GatewayStates:
     """Return the last saved states of gateways."""
-    rows = source.rows(f"SELECT namespace, gateway, state FROM ({_states(source, f'{tables}/gateway_states', KEY)})")
+    rows = source.rows(
+        f"""SELECT namespace, gateway, state FROM ({source.table(f"{tables}/gateway_states")})
+        QUALIFY row_number() OVER (PARTITION BY namespace, gateway ORDER BY ordinal DESC) = 1"""
+    )
     return GatewayStates(
         {(namespace, gateway): msgspec.json.decode(state, type=GatewayState) for namespace, gateway, state in rows}
     )
-
-
-KEY = ("namespace", "gateway")
 
 
 def read_registry(source: Source, warehouse: str) -> dict[tuple[str, str], tuple[str | None, int | None]]:
@@ -242,50 +253,35 @@ def _lost_in_kafka(source: Source, tables: str, gateways: Iterable[tuple[str, st
 def _heard(
     source: Source, tables: str, device: str | None
 ) -> tuple[dict[Device, set[str]], dict[Device, dict[str, int]]]:
-    table = _states(source, f"{tables}/devices_heard", ("namespace", "device", "stream"))
-    query = f"SELECT namespace, device, stream, gateways, last_us FROM ({table}){_of(device)}"
+    query = f"""SELECT namespace, device, stream, list_distinct(flatten(list(coalesce(gateways, [])))), max(last_us)
+        FROM ({device_parts(source, tables)}){_of(device)} GROUP BY ALL"""
     services: dict[Device, set[str]] = defaultdict(set)
     heard: dict[Device, dict[str, int]] = defaultdict(dict)
     for namespace, name, stream, gateways, last_us in source.rows(query):
         key = Device(namespace, name)
         services[key].update(gateways)
         if last_us is not None:
-            heard[key][stream] = max(last_us, heard[key].get(stream, last_us))
+            heard[key][stream] = last_us
     return dict(services), dict(heard)
 
 
 def _islands(source: Source, tables: str, device: str | None) -> dict[Device, list[DeviceIsland]]:
-    """All islands of numbers. `device_runs` is read first: an island is in `settled_islands` before it leaves it."""
+    """All islands of numbers. They may overlap."""
     runs = ", ".join(RUN)
-    states = _states(source, f"{tables}/device_runs", RUN)
-    in_memory = f"SELECT {runs}, unnest(islands, max_depth := 2) FROM ({states}){_of(device)}"
-    path = f"{tables}/settled_islands"
-    queries = [in_memory]
-    if source.columns(path):
-        queries.append(f"SELECT * FROM ({_named(source, path, RUN)}){_of(device)}")
     edges = [f"{end}_edge.{name}" for end in ("first", "last") for name in Edge._fields]
+    each = f"SELECT {runs}, unnest(islands, max_depth := 2) FROM ({device_parts(source, tables)}){_of(device)}"
+    shown = f"SELECT {runs}, first, last, {', '.join(edges)} FROM ({each})"
     found: dict[Device, list[DeviceIsland]] = defaultdict(list)
-    for query in queries:
-        shown = f"SELECT {runs}, first, last, {', '.join(edges)} FROM ({query})"
-        for namespace, name, stream, counter, boot, first, last, *ends in source.rows(shown):
-            first_edge, last_edge = Edge(*ends[: len(Edge._fields)]), Edge(*ends[len(Edge._fields) :])
-            found[Device(namespace, name)].append(
-                DeviceIsland(stream, counter, boot, first, last, first_edge, last_edge)
-            )
+    for namespace, name, stream, counter, boot, first, last, *ends in source.rows(shown):
+        first_edge, last_edge = Edge(*ends[: len(Edge._fields)]), Edge(*ends[len(Edge._fields) :])
+        found[Device(namespace, name)].append(DeviceIsland(stream, counter, boot, first, last, first_edge, last_edge))
     return dict(found)
+
+
+def device_parts(source: Source, tables: str) -> str:
+    """All that is known of devices. Before the first start after an earlier release, it is nothing."""
+    return source.optional(f"{tables}/device_parts", DEVICE_PARTS)
 
 
 def _of(device: str | None) -> str:
     return "" if device is None else f" WHERE device = {text(device)}"
-
-
-def _states(source: Source, path: str, key: tuple[str, ...]) -> str:
-    """Return the last saved states of a table, a row for each key."""
-    return f"""SELECT * FROM ({_named(source, path, key)})
-        QUALIFY row_number() OVER (PARTITION BY {", ".join(key)} ORDER BY ordinal DESC) = 1"""
-
-
-def _named(source: Source, path: str, key: tuple[str, ...]) -> str:
-    """A table whose key has no nulls: a part that an earlier release did not write is empty."""
-    table = source.table(path, dict.fromkeys(key, "VARCHAR"))
-    return f"SELECT * REPLACE ({', '.join(f'''coalesce({name}, '') AS {name}''' for name in key)}) FROM ({table})"

@@ -42,7 +42,7 @@ READINGS = (
     *("topic", "partition", "offset", "kafka_timestamp", "correction_version"),
 )
 READ = (
-    *("gateway_states", "devices_heard", "../gateway_registry", "device_runs", "settled_islands", "losses"),
+    *("gateway_states", "device_parts", "../gateway_registry", "losses"),
     *("reading_starts", "time_corrections", "amendments", "log", "window_parts", "../deletions", "../upkeep"),
 )
 """Tables that are read, in this order. Evidence comes before windows, so that they hold all that it names."""

@@ -16,7 +16,7 @@ import duckdb
 from spark.decode.codec_declarations import NO_STREAMS, Streams
 from spark.desk.asked import ALL, Asked, equal, microseconds, text, where, within
 from spark.desk.delta_source import Source
-from spark.desk.evidence import REGISTRY_ALSO, Device, Evidence, read_evidence
+from spark.desk.evidence import REGISTRY_ALSO, Device, Evidence, device_parts, read_evidence
 from spark.desk.log_views import ALSO, quarantine, readings
 from spark.desk.statements import SPARKS_WORDS, bare, named_in
 from spark.desk.windows_sql import PROOF_COLUMNS, windows
@@ -218,7 +218,7 @@ class Tables:
 
     def devices(self) -> list[str]:
         """The names of all devices that were heard or are registered."""
-        heard = self.source.table(f"{self.version()[0]}/devices_heard")
+        heard = device_parts(self.source, self.version()[0])
         query = f"SELECT device FROM ({heard}) UNION SELECT device FROM ({self.select('devices')}) ORDER BY device"
         return [device for (device,) in self.source.rows(query)]
 
@@ -230,7 +230,7 @@ class Tables:
 
     def streams(self) -> list[str]:
         """The names of all streams that were heard."""
-        heard = self.source.table(f"{self.version()[0]}/devices_heard")
+        heard = device_parts(self.source, self.version()[0])
         return [stream for (stream,) in self.source.rows(f"SELECT DISTINCT stream FROM ({heard}) ORDER BY stream")]
 
     def metrics(self) -> list[str]:

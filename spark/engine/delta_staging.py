@@ -98,8 +98,10 @@ class StagedAppend:
         """Files of the table when this append began that meet a condition on Delta's list of files."""
         return list(self._transaction.snapshot().allFiles().filter(condition).collectAsList())
 
-    def commit(self, numbers: dict[str, int], *, instead_of: str | None = None) -> None:
-        """Commit the rows written last, and a commit number for each application in `numbers`.
+    def commit(
+        self, numbers: dict[str, int], *, instead_of: str | None = None, tags: Mapping[str, str] | None = None
+    ) -> None:
+        """Commit the rows written last, with `tags` in Delta's log, and a commit number for each application.
 
         `instead_of` is a condition on Delta's list of files. The same commit removes the files that meet it, of those
         in the table when this append began. Files that others append meanwhile stay. If others remove one of the files
@@ -108,7 +110,7 @@ class StagedAppend:
         jvm = jvm_of(self._table.spark)
         actions = jvm.java.util.ArrayList()
         for file in self._files:
-            actions.add(file)
+            actions.add(self._with(file, {"tags": dict(tags)}) if tags else file)
         if instead_of is not None:
             for file in self.files(instead_of):
                 actions.add(file.remove())
@@ -128,13 +130,16 @@ class StagedAppend:
         jvm = jvm_of(self._table.spark)
         actions = jvm.java.util.ArrayList()
         for file in self._files:
-            action = json.loads(file.json())
-            action["add"] |= {"dataChange": False, "tags": dict(tags)}
-            actions.add(jvm.org.apache.spark.sql.delta.actions.Action.fromJson(json.dumps(action)))
+            actions.add(self._with(file, {"dataChange": False, "tags": dict(tags)}))
         now = round(time.time() * 1000)
         for file in instead_of:
             actions.add(file.removeWithTimestamp(now, False))
         self._commit(actions)
+
+    def _with(self, file: Any, changes: Mapping[str, object]) -> Any:
+        action = json.loads(file.json())
+        action["add"] |= changes
+        return jvm_of(self._table.spark).org.apache.spark.sql.delta.actions.Action.fromJson(json.dumps(action))
 
     def _commit(self, actions: Any) -> None:
         sequence = jvm_of(self._table.spark).org.apache.spark.api.python.PythonUtils.toSeq(actions)

@@ -22,7 +22,7 @@ LOST_IN_KAFKA = "deleted in Kafka before it was read"
 
 
 class DeviceIsland(NamedTuple):
-    """An island of a device, with columns of `sequence_runs.ISLANDS_SCHEMA`."""
+    """An island of a device, from `device_parts`."""
 
     stream: str
     device_counter: str

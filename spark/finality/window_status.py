@@ -60,13 +60,13 @@ class Evidence:
     """All evidence on windows being final: tables about devices, and rows about gateways."""
 
     islands: DataFrame
-    """`sequence_runs.ISLANDS_SCHEMA`"""
+    """`device_parts.islands_in`. They may overlap."""
     losses: DataFrame
     """`loss_records.LOSSES_SCHEMA`"""
     services: DataFrame
     """All gateways that ever served each device: `SERVICES_SCHEMA`. Further columns are ignored."""
     heard: DataFrame
-    """Event time of each stream's last reading in a window: `HEARD_SCHEMA`."""
+    """Event times of each stream's last readings in a window: `HEARD_SCHEMA`."""
     gateways: Sequence[GatewayRow] = ()
     boots: Mapping[GatewayBoot, Edge] = field(default_factory=dict)
     """Heartbeats from `GatewayStates.boots`."""

@@ -35,7 +35,7 @@ class Copies:
         in_batches = F.lit(False)
         for first, last in suspects.batches:
             in_batches |= F.col("ordinal").between(first, last)
-        found = suspected(earlier.where(in_batches), suspects).unionByName(suspected(rows, suspects.in_batch()))
+        found = suspected(earlier.where(in_batches), suspects).unionByName(suspected(rows, suspects))
         was = found.withColumn("was", F.struct("duplicate", "reject_reason"))
         self._judged = judged(was, kept).persist()
         self._ordinal = ordinal

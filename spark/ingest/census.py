@@ -1,11 +1,10 @@
-"""Counts a batch for the driver: records by kind, offsets of partitions, numbers of lanes and of devices."""
+"""Counts a batch for the driver: records by kind, offsets of partitions, and numbers of lanes."""
 
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -14,7 +13,7 @@ from spark.arrow_pass.plan import COUNTED_COLUMNS, SUMS, UNDECLARED_NAMES_MAX
 from spark.decode.record_types import EVENT_TYPES
 from spark.engine.arrow_map import map_in_arrow
 from spark.log.log_table import LOG_PARTITION
-from spark.log.sequence_runs import BatchRun, Island, RunKey, interned_edge, merge, run_key
+from spark.log.sequence_runs import RunNumbers
 
 Numbers = range | list[int]
 Lane = tuple[str, str]
@@ -53,15 +52,13 @@ class Census:
     nobodys_copies: dict[Lane, list[int]] = field(default_factory=dict)
     """Numbers of lanes that came with rejects only. They start no search for copies. A search would find a good record
     of the number, but miss its copies by its sensor's own number, which a reject does not tell."""
-    runs: list[BatchRun] = field(default_factory=list)
-    """Devices' own numbers, as islands."""
-    repeated: list[RunKey] = field(default_factory=list)
-    """Runs in which a number came more than once."""
-    heard: list[tuple[str, str, str, str, int | None]] = field(default_factory=list)
-    """Namespace, device, stream and gateway of readings, and the event time of the last reading in a window."""
+    counted: int = 0
+    """Readings with a number of their device's own."""
+    repeated: list[RunNumbers] = field(default_factory=list)
+    """Such numbers that came more than once in one piece of the batch."""
 
 
-def take_census(rows: DataFrame, ordinal: int) -> Census:
+def take_census(rows: DataFrame) -> Census:
     """Count a batch. `rows` are its rows of `log`, either before its copies were told apart or after."""
     # Copies and conflicts are counted as good, because the census is there to find them. So a start that finishes a
     # batch gets the same figures as the batch did.
@@ -71,18 +68,15 @@ def take_census(rows: DataFrame, ordinal: int) -> Census:
     value = F.when(F.col("ce_type").isin(*EVENT_TYPES), F.col("value")).alias("value")
     columns = [value if name == "value" else F.col(name) for name in COUNTED_COLUMNS]
     counts = map_in_arrow(rows.select(*columns, LOG_PARTITION), counting, "counts string").collect()
-    return census_of((row.counts for row in counts), ordinal)
+    return census_of(row.counts for row in counts)
 
 
-def census_of(counts: Iterable[str], ordinal: int) -> Census:
+def census_of(counts: Iterable[str]) -> Census:
     """Put the counts of a batch's pieces (`row_counts.Counts`) together."""
     census = Census()
     lanes: dict[Lane, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    heard: dict[tuple[str, str, str, str], int | None] = {}
-    runs: dict[RunKey, tuple[Island, ...]] = {}
-    repeated: set[RunKey] = set()
     for piece in counts:
-        sums, topics, of_lanes, of_heard, of_runs = json.loads(piece)
+        sums, topics, of_lanes, repeated = json.loads(piece)
         for name, figure in zip(SUMS, sums, strict=True):
             setattr(census, name, getattr(census, name) + figure)
         for topic in topics:
@@ -91,23 +85,12 @@ def census_of(counts: Iterable[str], ordinal: int) -> Census:
             of_lane = lanes[buffer, lane]
             of_lane[0].extend(copies)
             of_lane[1].extend(rejects)
-        for *served, last_us in of_heard:
-            key = (served[0], served[1], served[2], served[3])
-            heard[key] = max((us for us in (heard.get(key), last_us) if us is not None), default=None)
-        for names, is_repeated, islands in of_runs:
-            run = run_key(*names)
-            merged = merge(runs.get(run, ()), [_island(island, ordinal) for island in islands])
-            runs[run] = merged.islands
-            if is_repeated or merged.overlaps:
-                repeated.add(run)
+        census.repeated += map(tuple, repeated)
     for lane, (copies, rejects) in lanes.items():
         census.lanes[lane] = _numbers(sorted([*copies, *rejects]))
         nobodys = set(rejects).difference(copies)
         if nobodys:
             census.nobodys_copies[lane] = sorted(nobodys)
-    census.heard = [(*key, last_us) for key, last_us in heard.items()]
-    census.runs = [BatchRun(key, [*islands]) for key, islands in runs.items()]
-    census.repeated = [key for key in runs if key in repeated]
     return census
 
 
@@ -136,8 +119,3 @@ def _numbers(ordered: list[int]) -> Numbers:
     first, last = ordered[0], ordered[-1]
     is_dense = last - first + 1 == len(ordered) and all(after > before for before, after in pairwise(ordered))
     return range(first, last + 1) if is_dense else ordered
-
-
-def _island(island: Sequence[Any], batch: int) -> Island:
-    first, last, first_edge, last_edge = island
-    return Island(first, last, interned_edge(*first_edge), interned_edge(*last_edge), batch, batch)

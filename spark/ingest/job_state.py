@@ -9,7 +9,6 @@ from pyspark.sql import DataFrame, SparkSession
 from spark.finality.gateway_states import GatewayEvent
 from spark.finality.gateway_table import GatewayTable, events_in
 from spark.ingest.census import Census, take_census
-from spark.ingest.devices_heard import DevicesHeard
 from spark.ingest.reading_starts import ReadingStart, read_starts
 from spark.ingest.seen_table import Seen
 from spark.ingest.topics_read import TopicsRead
@@ -43,29 +42,27 @@ class KafkaTopics:
 
 
 class JobState:
-    """The numbers that came, the offsets of topics, the gateways' states, and the devices heard."""
+    """The numbers of lanes that came, the offsets of topics, and the gateways' states."""
 
     def __init__(self, spark: SparkSession, log: Log, tables: str, kafka: KafkaTopics) -> None:
         """Read the saved state, and count later batches of `log` again, except the last one."""
         self._kafka = kafka
         self._seen = Seen(spark, tables)
         self._topics = TopicsRead(spark, tables)
-        self._heard = DevicesHeard(spark, tables)
         self._gateways = GatewayTable(spark, tables)
         self.starts = read_starts(spark, tables)
         self.named = self._gateways.gateways.topics()
         """Topics that gateways' heartbeats name."""
-        self.recovered = self.saved
         # One by one, because the state depends on the order of batches.
         for ordinal in range(self.saved + 1, log.last):
             rows = committed_rows(spark, tables, ordinal)
-            census = take_census(rows, ordinal)
+            census = take_census(rows)
             self.add_batch(census, events_of(rows, census), ordinal)
 
     @property
     def saved(self) -> int:
         """The ordinal of the last batch that all tables have."""
-        return min(self._seen.saved, self._topics.saved, self._heard.saved, self._gateways.saved)
+        return min(self._seen.saved, self._topics.saved, self._gateways.saved)
 
     @property
     def start(self) -> ReadingStart | None:
@@ -73,10 +70,9 @@ class JobState:
         return self.starts[-1] if self.starts else None
 
     def add_batch(self, census: Census, events: Iterable[GatewayEvent], ordinal: int) -> Suspects:
-        """Take up a batch, with `events` from `events_of`. Return what of it came before, or twice in it."""
+        """Take up a batch, with `events` from `events_of`. Return what of its lanes came before, or twice in it."""
         self.begin_at(ordinal)
         self._topics.add_batch(census)
-        self._heard.add_batch(census)
         self._gateways.add_batch(events, self._topics.offsets(), self._kafka.reads, self._kafka.gone)
         if census.events:
             self.named = self._gateways.gateways.topics()
@@ -105,13 +101,10 @@ class JobState:
         """Write the changes up to the batch `ordinal`. `so_far` has how far other tables are, by application."""
         # Side by side: the tables are small, and each waits for its commit longer than it computes.
         with ThreadPoolExecutor(3) as beside:
-            savings = [beside.submit(table.save, ordinal) for table in (self._topics, self._heard)]
+            savings = [beside.submit(table.save, ordinal) for table in (self._topics, self._gateways)]
             savings.append(beside.submit(self._seen.save, ordinal, so_far))
             for saving in savings:
                 saving.result()
-        # Gateways are saved last, because readers read them first. Whoever knows how far gateways are must know all
-        # devices that they serve.
-        self._gateways.save(ordinal)
 
     def _begin(self, start: ReadingStart) -> None:
         if start.starting is not None:

@@ -23,11 +23,11 @@ from spark.engine.delta_staging import commit_numbers, jvm_of
 from spark.engine.warehouse_folder import CopyError, MomentsError
 from spark.finality.gateway_table import gateways_path
 from spark.finality.loss_table import losses_path
-from spark.ingest.devices_heard import heard_path
 from spark.ingest.reading_starts import read_starts, starts_path
-from spark.ingest.seen_table import SETTLED, runs_path, seen_path, settled_path
+from spark.ingest.seen_table import seen_path
 from spark.ingest.topics_read import topics_path
 from spark.log.amendments import amendments_path
+from spark.log.device_parts import device_parts_path
 from spark.log.log_table import ORDINAL, log_path
 from spark.log.time_corrections import corrections_path
 from spark.log.warehouse_version import Published, current_version, folder_of, tables_of, versions_path
@@ -61,7 +61,8 @@ NOW_AND_THEN = {
 the saved state notes how far it was after the state's last batch."""
 RETOLD = {"sluice-after-copies-told": COPY, "sluice-after-corrections-told": CORRECTION}
 """Applications of such notes about `window_changes`, with the cause of the changes."""
-STATES = (seen_path, runs_path, topics_path, heard_path, gateways_path)
+STATES = (seen_path, topics_path, gateways_path, device_parts_path)
+"""Tables of which none has a batch before all other tables have it."""
 CHECKSUM_CHUNK, CHECKSUM_HEAD, CHECKSUM_BYTES = 512, 8, 4
 """Bytes of a chunk of a file, and in Hadoop's checksum file bytes of the head and of each chunk's checksum."""
 NOTES = "_delta_log"
@@ -253,7 +254,7 @@ def _of_other_moments(spark: SparkSession, warehouse: str, version: int) -> Iter
     log = commit_numbers(spark, log_path(tables))
     last = log.get(ORDINAL, -1)
     states = {path_in(tables): _numbers(spark, path_in(tables)) for path_in in STATES}
-    # State is saved only after all tables have its last batch. The last batch of `log` may be unfinished.
+    # The last batch of `log` may be unfinished. Of `device_parts`, a start appends what it lacks.
     finished = max(last - 1, *(numbers.get(ORDINAL, -1) for numbers in states.values()))
     yield from (path for path, numbers in states.items() if numbers.get(ORDINAL, -1) > last)
     tables_of_kept = {kept.path_in(tables) for kept in NOW_AND_THEN.values()}
@@ -265,7 +266,7 @@ def _of_other_moments(spark: SparkSession, warehouse: str, version: int) -> Iter
     # The changes of a replay are appended at once, after it. If it died before that, there are none yet.
     if told and not finished <= max(told) <= last:
         yield changes_path(warehouse)
-    saved = states[runs_path(tables)]
+    saved = states[seen_path(tables)]
     for name, kept in NOW_AND_THEN.items():
         number = numbers_in[kept.path_in(tables)].get(kept.application, -1)
         if not max(log.get(name, -1), saved.get(name, -1)) <= number <= last:
@@ -273,10 +274,6 @@ def _of_other_moments(spark: SparkSession, warehouse: str, version: int) -> Iter
     for name, cause in RETOLD.items():
         if max(log.get(name, -1), saved.get(name, -1)) > changes.get(f"{of_version(version)}{cause}", -1):
             yield changes_path(warehouse)
-    # Islands are in `settled_islands` before they leave `device_runs`. An earlier release wrote no such numbers.
-    settled = _numbers(spark, settled_path(tables)).get(SETTLED, -1)
-    if 0 <= settled < states[runs_path(tables)].get(SETTLED, -1):
-        yield settled_path(tables)
 
 
 def _told(changes: Mapping[str, int], version: int) -> list[int]:

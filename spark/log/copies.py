@@ -8,7 +8,7 @@ payloads differ, the first in Kafka's order is right. The others are conflicts: 
 A record rejected for another reason is no copy: a record that was damaged on its way must not hide a good one.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -16,7 +16,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from gateway.record_contract import READING_TYPE
 from spark.decode.codec_declarations import Streams
 from spark.log.amendments import ROW
-from spark.log.sequence_runs import RUN_COLUMNS, counter
+from spark.log.lane_sequences import joined
+from spark.log.sequence_runs import RUN_COLUMNS, RunNumbers, counter
 from spark.log.verdicts import CONFLICT
 
 CONFLICT_CE_ID = f"{CONFLICT}: another payload came first with this ce_id"
@@ -26,27 +27,28 @@ NUMBER = (*RUN_COLUMNS, "device_sequence", "has_sequence")
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """Ranges of numbers of lanes and runs that came again, and the batches where copies may stand."""
+    """Ranges of numbers of lanes and runs that came again, and the batches where copies may stand.
+
+    All of these numbers came in the batch that is taken. Of any other number, the search in these batches may miss
+    copies, and then take a duplicate for the copy that counts.
+    """
 
     lanes: list[tuple[str, str, int, int]]
     """Buffer, lane, first and last number."""
-    runs: list[tuple[str, str, str, str, str, int, int]]
-    """A `RunKey`, first and last number."""
+    runs: list[RunNumbers]
     batches: list[tuple[int, int]]
     """First and last ordinal."""
-    repeated: list[tuple[str, str, str, str, str, int, int]] = field(default_factory=list)
-    """Runs that repeat a number within the batch, with all their numbers in it."""
 
     def __bool__(self) -> bool:
-        return bool(self.lanes or self.runs or self.repeated)
+        return bool(self.lanes or self.runs)
 
-    def in_batch(self) -> "Suspects":
-        """Return the suspects for a search of the batch itself, with `repeated` among the runs.
+    def and_also(self, other: "Suspects") -> "Suspects":
+        """Return these suspects and others."""
+        batches = joined(self.batches + other.batches)
+        return Suspects(self.lanes + other.lanes, self.runs + other.runs, batches)
 
-        Only some earlier batches are searched. Of a number that did not come again, such a search may miss copies, and
-        then take a duplicate for the copy that counts. So `repeated` is for the batch itself alone.
-        """
-        return replace(self, runs=self.runs + self.repeated)
+
+NO_SUSPECTS = Suspects([], [], [])
 
 
 def suspected(rows: DataFrame, suspects: Suspects) -> DataFrame:

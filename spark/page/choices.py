@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 
 from spark.desk.asked import text, where
+from spark.desk.evidence import device_parts
 from spark.desk.kept_tables import KeptTables
 from spark.page.questions import SIZES_S, Question
 
@@ -28,7 +29,7 @@ def choices(tables: KeptTables, asked: Question) -> Choices:
     """List what can be chosen, with the devices of one site if it is named."""
     site = asked.asked.site
     base_s = tables.window_seconds()
-    heard = tables.source.table(f"{tables.version()[0]}/devices_heard")
+    heard = device_parts(tables.source, tables.version()[0])
     limits = [] if site is None else [f"device IN ({', '.join(map(text, tables.devices_at(site))) or 'NULL'})"]
     rows = tables.source.rows(f"SELECT DISTINCT device FROM ({heard}) {where(limits)} ORDER BY device")
     devices = [device for (device,) in rows]

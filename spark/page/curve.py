@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from spark.desk.asked import Asked, equal, microseconds, text, where, within
-from spark.desk.evidence import Evidence
+from spark.desk.evidence import Evidence, device_parts
 from spark.desk.kept_tables import KeptTables
 from spark.desk.nothing import why_nothing
 from spark.engine.told_error import ToldError
@@ -123,7 +123,7 @@ def _fits(series: Series, asked: Question) -> bool:
 
 def _last_heard(tables: KeptTables, site: str | None) -> str:
     """The device that was heard last, of those of a site if it is named. Raises ToldError if there is none."""
-    heard = tables.source.table(f"{tables.version()[0]}/devices_heard")
+    heard = device_parts(tables.source, tables.version()[0])
     devices = [] if site is None else tables.devices_at(site)
     limits = [] if site is None else [f"device IN ({', '.join(map(text, devices)) or 'NULL'})"]
     rows = tables.source.rows(

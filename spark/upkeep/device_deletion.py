@@ -14,10 +14,10 @@ from spark.engine.delta_upkeep import delete_rows, update_rows
 from spark.engine.warehouse_folder import folder_exists
 from spark.finality.loss_table import losses_path
 from spark.finality.stream_proofs import REJECTED
-from spark.ingest.devices_heard import heard_path
-from spark.ingest.seen_table import runs_path, settled_path
+from spark.ingest.former_devices import FORMER
 from spark.log.amendments import amendments_path
 from spark.log.deletions import append_deletion, is_of_device, read_deletions, was_deleted
+from spark.log.device_parts import device_parts_path
 from spark.log.edge_times import LATEST_US
 from spark.log.log_table import LOG_PARTITION, log_path, log_schema, read_log
 from spark.log.verdicts import DELETED, EMPTIED, IMPLAUSIBLE_DATE
@@ -47,7 +47,7 @@ def is_known(spark: SparkSession, warehouse: str, namespace: str, device: str) -
     tables = seen_tables(spark, warehouse)
     return (namespace, device) in read_deletions(spark, warehouse) or any(
         not spark.read.format("delta").load(path).where(_is_of(namespace, device)).isEmpty()
-        for path in (windows_path(tables), changes_path(warehouse), heard_path(tables))
+        for path in (windows_path(tables), changes_path(warehouse), device_parts_path(tables))
     )
 
 
@@ -84,14 +84,9 @@ def delete_device(
 def delete_from_version(spark: SparkSession, tables: str, namespace: str, device: str) -> None:
     """Delete a device's data from the tables of one version."""
     is_device = _is_of(namespace, device)
-    for path in (
-        amendments_path(tables),
-        windows_path(tables),
-        runs_path(tables),
-        settled_path(tables),
-        heard_path(tables),
-    ):
-        # A version of an earlier program may lack the table of settled islands.
+    former = (f"{tables}/{name}" for name in FORMER)
+    for path in (amendments_path(tables), windows_path(tables), device_parts_path(tables), *former):
+        # A version of an earlier program lacks one table, and has others instead.
         if DeltaTable.isDeltaTable(spark, path):
             delete_rows(spark, path, is_device)
     delete_rows(spark, losses_path(tables), is_device & (F.col("reason") == REJECTED))

@@ -30,9 +30,11 @@ from spark.engine.delta_upkeep import (
 from spark.engine.warehouse_folder import folder_exists, folders_in, remove_folder
 from spark.ingest.retention import FILES, expire, last_day, note_upkeep, read_horizons
 from spark.log.amendments import amendments_path
+from spark.log.device_parts import device_parts_path
 from spark.log.log_table import LOG_PARTITION, log_path, log_schema, read_log
 from spark.log.warehouse_version import first_made, folder_of, open_version, versions_of
 from spark.source.kafka_failures import innermost
+from spark.upkeep.device_folds import fold_devices
 from spark.windows.window_changes import changes_path
 from spark.windows.windows_table import WINDOW_PARTITION, fold_date, windows_path
 
@@ -73,6 +75,7 @@ class Upkeep:
             _Kept(windows_path(tables), WINDOW_PARTITION, is_folded=True),
             _Kept(changes_path(job.warehouse), "at_date"),
             _Kept(amendments_path(tables), LOG_PARTITION),
+            _Kept(device_parts_path(tables)),
         )
         """Tables that are merged beside the batches. Batches only append to them, except to recompute windows."""
         others = set(_tables_in(job.spark, tables)) - {kept.path for kept in self._beside}
@@ -130,6 +133,9 @@ class Upkeep:
         self._files_seen[kept.path] = min(self._files_seen[kept.path], file_count(spark, kept.path))
 
     def _tidy(self, spark: SparkSession, kept: _Kept) -> None:
+        if kept.path == device_parts_path(self._job.tables):
+            fold_devices(spark, self._job.tables)
+            return
         today = self._today
         days_ended = kept.order is not None and self._sorted_on < today
         if days_ended:

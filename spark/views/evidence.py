@@ -11,13 +11,11 @@ from spark.finality.loss_records import losses_schema, rejects_as_losses
 from spark.finality.loss_table import read_losses
 from spark.finality.stream_proofs import LOST_IN_KAFKA
 from spark.finality.window_status import Evidence, derive_gaps
-from spark.ingest.devices_heard import heard_path
 from spark.ingest.reading_starts import ReadingStart, read_starts
-from spark.ingest.seen_table import read_islands
 from spark.log.amendments import effective_log
+from spark.log.device_parts import islands_in, read_device_parts
 from spark.log.edge_times import Correction
 from spark.log.quarantine_view import still_rejected
-from spark.log.state_table import read_states
 from spark.log.time_corrections import read_corrections
 from spark.log.warehouse_version import Version, seen_tables
 from spark.registry.registry_table import open_gateway_registry, retired_gateways
@@ -28,14 +26,14 @@ def read_evidence(spark: SparkSession, warehouse: str, version: Version | None =
     tables = seen_tables(spark, warehouse, version)
     # Gateways first: if a gateway appears meanwhile, only `services` has it, and it counts as not heard yet.
     gateways = read_gateways(spark, tables)
-    heard = read_states(spark, heard_path(tables), ("namespace", "device", "stream"))
+    devices = read_device_parts(spark, tables)
     retired = retired_gateways(open_gateway_registry(spark, warehouse)).collect()
     told = read_losses(spark, tables).unionByName(rejects_as_losses(still_rejected(effective_log(spark, tables))))
     evidence = Evidence(
-        islands=read_islands(spark, tables),
+        islands=islands_in(devices),
         losses=told,
-        services=heard.select("namespace", "device", F.explode("gateways").alias("gateway")).distinct(),
-        heard=heard.where(F.col("last_us").isNotNull()).select("namespace", "device", "stream", "last_us"),
+        services=devices.select("namespace", "device", F.explode("gateways").alias("gateway")).distinct(),
+        heard=devices.where(F.col("last_us").isNotNull()).select("namespace", "device", "stream", "last_us"),
         gateways=gateways.rows(),
         boots=gateways.boots(),
         retired_from_us={(row.namespace, row.gateway): row.retired_from_us for row in retired},

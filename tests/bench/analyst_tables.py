@@ -282,22 +282,18 @@ def _state(db: duckdb.DuckDBPyConnection, tables: Path, devices: int, last: int)
         'time_quality': 'estimated', 'gateway': 'gw-0', 'gateway_boot': '5d0a1f7e', 'boot_time_us': CAST(0 AS BIGINT),
         'boot_time_error_us': CAST(NULL AS BIGINT)}"""
     island = f"""{{'first': CAST(0 AS BIGINT), 'last': CAST({last} AS BIGINT), 'first_edge': {edge},
-        'last_edge': struct_update({edge}, event_us := CAST({end_us} AS BIGINT)), 'batch_first': CAST(0 AS BIGINT),
-        'batch_last': CAST(0 AS BIGINT)}}"""
-    name = "'plant' AS namespace, printf('device-%04d', d) AS device, 'device-bench' AS stream"
-    rows = {
-        "devices_heard": f"{name}, [concat('gw-', d // 100)] AS gateways, CAST({end_us} AS BIGINT) AS last_us",
-        "device_runs": f"{name}, '' AS device_counter, '7-1a2b3c4d' AS device_boot, [{island}] AS islands",
+        'last_edge': struct_update({edge}, event_us := CAST({end_us} AS BIGINT))}}"""
+    columns = f"""'plant' AS namespace, printf('device-%04d', d) AS device, 'device-bench' AS stream,
+        '' AS device_counter, '7-1a2b3c4d' AS device_boot, CAST(d AS BIGINT) AS run, CAST(0 AS BIGINT) AS first,
+        CAST({last} AS BIGINT) AS last, [{island}] AS islands, [concat('gw-', d // 100)] AS gateways,
+        CAST({end_us} AS BIGINT) AS last_us, CAST(0 AS BIGINT) AS batch_first, CAST(0 AS BIGINT) AS batch_last"""
+    file = tables / "device_parts" / "part-00000-bench.snappy.parquet"
+    db.execute(f"COPY (SELECT {columns} FROM range({devices}) AS a(d)) TO '{file}' (FORMAT parquet)")
+    action = {
+        "path": file.name,
+        "partitionValues": {},
+        "size": file.stat().st_size,
+        "modificationTime": 0,
+        "dataChange": True,
     }
-    for table, columns in rows.items():
-        file = tables / table / "part-00000-bench.snappy.parquet"
-        query = f"SELECT {columns}, CAST(0 AS BIGINT) AS ordinal FROM range({devices}) AS a(d)"
-        db.execute(f"COPY ({query}) TO '{file}' (FORMAT parquet)")
-        action = {
-            "path": file.name,
-            "partitionValues": {},
-            "size": file.stat().st_size,
-            "modificationTime": 0,
-            "dataChange": True,
-        }
-        _commit(tables / table, [action])
+    _commit(tables / "device_parts", [action])

@@ -14,14 +14,13 @@ import pytest
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from spark.log.copies import Suspects
+from spark.log.copies import NO_SUSPECTS, Suspects
 from spark.log.lane_sequences import set_bits
 from tests.support import spark_oracle
 from tests.support.commit_protocol_model import (
     ORDINAL,
     READINGS,
     Area,
-    CameAgain,
     Census,
     Change,
     Copies,
@@ -38,7 +37,6 @@ from tests.support.commit_protocol_model import (
     Offsets,
     Pace,
     Part,
-    Power,
     Sent,
     State,
     StateRow,
@@ -330,10 +328,9 @@ def found(disk: Disk, job: Job) -> Tables:
     """The content of the tables, and the state that `job` read."""
     log = effective_log(disk)
     timed = readings(log, by_boot(disk.corrections.rows))
-    islands = [(key, island) for key, seen in job.seen.runs.states.items() for island in seen.islands]
     runs: dict[tuple[str, ...], set[int]] = defaultdict(set)
-    for key, island in islands + disk.settled.rows:
-        runs[key].update(range(island.first, island.last + 1))
+    for part in disk.devices.rows:
+        runs[part.key].update(range(part.first, part.last + 1))
     return Tables(
         {row.event.record.place for row in log},
         _readings(timed),
@@ -437,33 +434,25 @@ class SavesABrokenOffBatch(Job):
 
 class SavesTheNumberFirst(Job):
     def save(self) -> None:
-        for table in (self.seen.lanes, self.seen.runs):
-            if not self.in_batch and table.saved < self.last:
-                table.table.commit([], {ORDINAL: self.last})
+        if not self.in_batch and self.seen.saved < self.last:
+            self.seen.lanes.table.commit([], {ORDINAL: self.last})
         _rewrite(self.disk.lanes, self.seen.lanes, self.last)
-        _rewrite(self.disk.runs, self.seen.runs, self.last)
 
 
 def _rewrite(rows: DeltaTable[StateRow[Key, State]], state: StateTable[Key, State], ordinal: int) -> None:
     rows.overwrite([StateRow(key, deepcopy(each), ordinal) for key, each in state.states.items()], lambda _: True)
 
 
-class ForgetsWhatIsSettled(Job):
-    """Numbers that are no longer in memory are taken for new ones."""
-
-    def save(self) -> None:
-        super().save()
-        states = self.seen.runs.states
-        states.update({key: seen._replace(settled=()) for key, seen in states.items()})
+class LeavesDevicesOut(Job):
+    def finish(self, last: int) -> None:
+        rows = self.rows_of(last)
+        census = self.census_of(rows, last)
+        self.derive(rows, census, self.copies(rows, self.suspects(census, last), last), self.parts_of(rows, last), last)
 
 
-class SettlesAfterItForgets(Job):
-    def save(self) -> None:
-        settled, self.seen.settled = self.seen.settled, DeltaTable("settled_islands", Power())
-        super().save()
-        if self.seen.settled.rows:
-            settled.commit(self.seen.settled.rows, {})
-        self.seen.settled = settled
+class LooksForNoNumbers(Job):
+    def numbers_again(self, census: Census, ordinal: int) -> Suspects:  # noqa: ARG002
+        return NO_SUSPECTS
 
 
 class ForgetsTheNumberOfWindows(Job):
@@ -566,7 +555,7 @@ class PassesOverConflictsInLog(Job):
 
     def census_of(self, rows: list[LogRow], ordinal: int) -> Census:
         good = take_census([row for row in rows if row.reject is None], ordinal)
-        return replace(take_census(rows, ordinal), runs=good.runs, repeated=good.repeated)
+        return replace(take_census(rows, ordinal), devices=good.devices, repeated=good.repeated)
 
 
 class LooksForWhatRejectsName(Job):
@@ -576,11 +565,12 @@ class LooksForWhatRejectsName(Job):
         return replace(take_census(rows, ordinal), nobodys_copies={})
 
 
-class LooksForRepeatedNumbersEverywhere(Job):
+class LooksForRepeatedRuns(Job):
     """If a run repeats a number, it searches some batches for all others, and finds only some copies."""
 
-    def suspects_before(self, again: CameAgain) -> Suspects:
-        return again.in_batch
+    def suspects(self, census: Census, ordinal: int) -> Suspects:
+        found = super().suspects(census, ordinal)
+        return replace(found, runs=[*found.runs, *((*run[:5], 0, 9) for run in census.repeated)])
 
 
 MISTAKES: list[type[Job]] = [
@@ -589,8 +579,8 @@ MISTAKES: list[type[Job]] = [
     CountsNothingAgain,
     SavesABrokenOffBatch,
     SavesTheNumberFirst,
-    ForgetsWhatIsSettled,
-    SettlesAfterItForgets,
+    LeavesDevicesOut,
+    LooksForNoNumbers,
     ForgetsTheNumberOfWindows,
     ForgetsTheNumberOfChanges,
     OneNumberForAllCauses,
@@ -607,7 +597,7 @@ MISTAKES: list[type[Job]] = [
 ]
 
 
-SEEDS: dict[type[Job], int] = {SettlesAfterItForgets: 1, TellsBeforeWindows: 1}
+SEEDS: dict[type[Job], int] = {TellsBeforeWindows: 1}
 """From where plans are drawn, if not from 7: one of the first thousand shows the mistake."""
 
 
@@ -680,7 +670,7 @@ COMMITS = 30
     [
         (CHANGING_PLACES, TakesCorrectionsBeforeWindows),
         (LEARNT_AND_SENT_AGAIN, MovesWhatCountsAlone),
-        (REPEATED_BESIDE_A_COPY, LooksForRepeatedNumbersEverywhere),
+        (REPEATED_BESIDE_A_COPY, LooksForRepeatedRuns),
         (DAMAGED_COPY_OF_A_COPY, LooksForWhatRejectsName),
     ],
 )

@@ -10,7 +10,6 @@ from pyspark.sql import SparkSession
 from spark.batch_job import BatchJob
 from spark.desk import tables, windows_sql
 from spark.engine.warehouse_folder import only_writer
-from spark.log import sequence_runs
 from spark.log.log_table import BatchId
 from spark.upkeep.replay_job import replay
 from spark.upkeep.table_upkeep import maintain
@@ -41,12 +40,6 @@ OTHER_RULES = {
 """Rules of `windows_sql`, and other ones."""
 
 
-@pytest.fixture
-def few_islands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few are drawn."""
-    monkeypatch.setattr(sequence_runs, "ISLANDS_MAX", 2)
-
-
 def expect_each_rule_to_count(warehouse: str) -> None:
     """Fail unless what was drawn shows each other wording of a rule: else both engines might differ in it unnoticed."""
     desk = tables.open(warehouse)
@@ -61,7 +54,6 @@ def expect_each_rule_to_count(warehouse: str) -> None:
 
 
 @pytest.mark.campaign(seconds=120)
-@pytest.mark.usefixtures("few_islands")
 def test_the_desk_answers_what_spark_does_whatever_was_done_to_the_tables(
     spark: SparkSession, new_warehouse: str
 ) -> None:
@@ -82,7 +74,6 @@ def test_the_desk_answers_what_spark_does_whatever_was_done_to_the_tables(
 
 
 @pytest.mark.long(seconds=240)
-@pytest.mark.usefixtures("few_islands")
 def test_the_desk_answers_what_spark_does_after_an_expiry_and_a_replay(spark: SparkSession, new_warehouse: str) -> None:
     rng = random.Random(SEED)  # noqa: S311
     kept = streams(more="[retention]\nlog_days = 30\nwindows_days = 50\n")

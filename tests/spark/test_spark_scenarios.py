@@ -17,26 +17,20 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.decode.codec_declarations import NO_STREAMS, Windows
-from spark.log import sequence_runs
 from spark.views.windows_view import open_windows
 from tests.support import spark_oracle
+from tests.support.device_folds import fold_all_devices
 from tests.support.sizes import size
 from tests.support.spark_oracle import EPOCH, TIME_ERROR_UNKNOWN_US, KafkaRecord, WindowKey
 from tests.support.spark_scenarios import batches_of, sites
 from tests.support.spark_warehouse import Warehouse, at
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted", "few_islands")]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted")]
 
 SITES = size(6, 16)
 BATCHES_MAX = size(2, 3)
 SAVED_SHARE = 0.5
 HOUR_S = 3_600
-
-
-@pytest.fixture
-def few_islands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few are drawn."""
-    monkeypatch.setattr(sequence_runs, "ISLANDS_MAX", 2)
 
 
 @pytest.mark.campaign(seconds=60)
@@ -62,9 +56,9 @@ def test_many_sites_at_once_are_what_the_oracle_says(
     warehouse = Warehouse(spark, shutil.copytree(empty_warehouse, tmp_path_factory.mktemp("sites") / "warehouse"))
     for number, batch in enumerate(batches_of(rng, records, rng.randint(1, BATCHES_MAX))):
         warehouse.take(number, batch)
-        # Most islands leave memory then.
         if rng.random() < SAVED_SHARE:
             warehouse.job.save()
+            fold_all_devices(spark, warehouse.job.tables)
     assert warehouse.tables() == spark_oracle.tables(records)
     check_hours(warehouse, records)
 

@@ -20,7 +20,8 @@ from pyspark.sql import SparkSession
 from spark import batch_job
 from spark.batch_job import BatchCounts, BatchJob
 from spark.engine.interpreted_queries import interpreted_if
-from spark.ingest.seen_table import runs_path, settled_path
+from spark.ingest.devices_append import DevicesAppend
+from spark.ingest.former_devices import FORMER
 from spark.ingest_job import QueryIdError, running_query_id
 from spark.log.amendments import amendments_path
 from spark.log.log_table import CheckpointError, LogAppend, log_path, open_log
@@ -28,7 +29,7 @@ from spark.log.quarantine_view import open_quarantine
 from spark.log.verdicts import IMPLAUSIBLE_DATE
 from spark.views.evidence import open_gaps
 from spark.windows.windows_table import TimeSpan, time_spans
-from tests.support import spark_oracle
+from tests.support import former_devices, spark_oracle
 from tests.support.sizes import SEED
 from tests.support.spark_oracle import KafkaRecord, WindowRow
 from tests.support.spark_records import (
@@ -143,7 +144,7 @@ def test_neither_a_reject_nor_a_test_reading_of_the_gateway_leaves_a_hole_in_its
     assert names == [f"{BUFFER}-{HOLED}-{number}" for number in (0, 2, 4)]
     places = {record.place for record in of_a_lane_with_others()}
     assert one_batch.tables.rejected & places == {of_a_lane_with_others()[3].place}
-    lane = one_batch.warehouse.job.state._seen._lanes.states[BUFFER, HOLED]
+    lane = one_batch.warehouse.job.state._seen.states[BUFFER, HOLED]
     assert (lane.below, lane.above) == (5, 0)
 
 
@@ -175,6 +176,7 @@ PLACES: dict[str, tuple[object, str]] = {
     "before windows": (batch_job.WindowsAppend, "commit"),
     "before changes": (batch_job.WindowsAppend, "tell"),
     "before areas": (batch_job, "replace_area"),
+    "before devices": (DevicesAppend, "commit"),
 }
 """Places where a batch may die: before each commit."""
 
@@ -518,7 +520,9 @@ def test_a_warehouse_of_an_earlier_program_goes_on(warehouse: Warehouse) -> None
     again = [through("b", 0, 8, offset=3, error_us=5), first[2]]
     warehouse.take(1, again)
     warehouse.job.save()
-    for path in (log_path(tables), amendments_path(tables), runs_path(tables), settled_path(tables)):
+    former_devices.of_an_earlier_program(spark, tables, 1)
+    paths = [log_path(tables), amendments_path(tables), *(f"{tables}/{name}" for name in FORMER[:2])]
+    for path in paths:
         of_an_earlier_program(spark, path)
 
     assert warehouse.tables() == spark_oracle.tables([*first, *again[:1]]), "it is read before it is written"

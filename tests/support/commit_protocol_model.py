@@ -20,10 +20,9 @@ from itertools import count
 from typing import Generic, TypeVar
 
 from spark.decode.codec_declarations import NO_STREAMS
-from spark.log.copies import Suspects
-from spark.log.edges import Edge
+from spark.log.copies import NO_SUSPECTS, Suspects
 from spark.log.lane_sequences import Lane, SeenLane, joined, ranges, without
-from spark.log.sequence_runs import BatchRun, Island, RunKey, SeenRun, add, settle
+from spark.log.sequence_runs import RunNumbers
 from spark.windows.windows_table import TimeSpan, time_spans
 from tests.support.spark_oracle import (
     EPOCH,
@@ -48,9 +47,6 @@ ORDINAL = "sluice-ordinal"
 READINGS, COPY, CORRECTION = "readings", "copy", "correction"
 REWRITE_FACTOR = 1
 """Factor of the state's tables. It is small here, so that they are rewritten now and then."""
-ISLANDS_MAX, SETTLED_MAX = 1, 1
-"""Bounds of runs. They are small here, because few numbers are drawn."""
-EDGE = Edge(0, 0, "", "", "", 0, None)
 
 Row_ = TypeVar("Row_")
 Key = TypeVar("Key")
@@ -204,6 +200,20 @@ class Change:
     ordinal: int
 
 
+RunKey = tuple[str, str, str, str, str]
+"""Namespace, device, stream, counter and device boot."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePart:
+    """Contiguous numbers of a run in a batch."""
+
+    key: RunKey
+    first: int
+    last: int
+    ordinal: int
+
+
 @dataclass(frozen=True, slots=True)
 class StateRow(Generic[Key, State]):
     key: Key
@@ -231,8 +241,7 @@ class Disk:
         self.parts: DeltaTable[Part] = DeltaTable("window_parts", self.power)
         self.changes: DeltaTable[Change] = DeltaTable("window_changes", self.power)
         self.lanes: DeltaTable[StateRow[Lane, SeenLane]] = DeltaTable("seen", self.power)
-        self.runs: DeltaTable[StateRow[RunKey, SeenRun]] = DeltaTable("device_runs", self.power)
-        self.settled: DeltaTable[tuple[RunKey, Island]] = DeltaTable("settled_islands", self.power)
+        self.devices: DeltaTable[DevicePart] = DeltaTable("device_parts", self.power)
         self._queries = count()
         self.checkpoint = Checkpoint(next(self._queries))
 
@@ -354,13 +363,25 @@ def suspected(rows: Iterable[LogRow], suspects: Suspects) -> list[LogRow]:
     return [row for row in rows if row.may_be_copy and is_suspect(row.event)]
 
 
+def came_before(added: Iterable[DevicePart], earlier: Iterable[DevicePart]) -> Suspects:
+    """Find numbers that earlier parts have: `device_parts.came_again`."""
+    there = list(earlier)
+    pairs = [
+        ((*part.key, max(part.first, other.first), min(part.last, other.last)), (other.ordinal, other.ordinal))
+        for part in added
+        for other in there
+        if part.key == other.key and part.first <= other.last and other.first <= part.last
+    ]
+    return Suspects([], [numbers for numbers, _ in pairs], joined({batch for _, batch in pairs}))
+
+
 @dataclass(frozen=True, slots=True)
 class Census:
     corrections: int
     lanes: Mapping[Lane, list[int]]
     nobodys_copies: Mapping[Lane, set[int]]
-    runs: list[BatchRun]
-    repeated: list[RunKey]
+    devices: list[DevicePart]
+    repeated: list[RunNumbers]
 
 
 def take_census(rows: Iterable[LogRow], ordinal: int) -> Census:
@@ -379,18 +400,21 @@ def take_census(rows: Iterable[LogRow], ordinal: int) -> Census:
             *run, number = row.event.run
             numbers[run[0], run[1], run[2], run[3], run[4]].append(number)
         corrections += row.reject is None and row.copy[2] is not None
-    runs = [
-        BatchRun(
-            key, [Island(first, last, EDGE, EDGE, ordinal, ordinal) for first, last in ranges(sorted(set(of_run)))]
-        )
+    devices = [
+        DevicePart(key, first, last, ordinal)
         for key, of_run in numbers.items()
+        for first, last in ranges(sorted(set(of_run)))
     ]
-    repeated = [key for key, of_run in numbers.items() if len(of_run) > len(set(of_run))]
+    repeated = [
+        (*key, first, last)
+        for key, of_run in numbers.items()
+        for first, last in ranges(sorted(number for number in set(of_run) if of_run.count(number) > 1))
+    ]
     return Census(
         corrections,
         {lane: sorted(of_lane) for lane, of_lane in lanes.items()},
         {lane: set(of_lane) - good[lane] for lane, of_lane in lanes.items()},
-        runs,
+        devices,
         repeated,
     )
 
@@ -429,31 +453,18 @@ class StateTable(Generic[Key, State]):
         self.changed.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class CameAgain:
-    """The numbers of a batch that came before, or twice in it."""
-
-    before: Suspects
-    """Suspects for the search of these earlier batches. All copies of the numbers that it finds are found."""
-    in_batch: Suspects
-    """Suspects for the search of the batch itself. Numbers that came twice in it alone are among them."""
-
-
 class Seen:
     """`seen_table.Seen`."""
 
     def __init__(self, disk: Disk) -> None:
         self.lanes = StateTable(disk.lanes)
-        self.runs = StateTable(disk.runs)
-        self.settled = disk.settled
 
     @property
     def saved(self) -> int:
-        return min(self.lanes.saved, self.runs.saved)
+        return self.lanes.saved
 
-    def add_batch(self, census: Census, ordinal: int) -> CameAgain:
+    def add_batch(self, census: Census, ordinal: int) -> Suspects:
         lanes: list[tuple[str, str, int, int]] = []
-        runs: list[tuple[str, str, str, str, str, int, int]] = []
         batches: set[tuple[int, int]] = set()
         for lane, numbers in census.lanes.items():
             state = self.lanes.states.setdefault(lane, SeenLane())
@@ -461,29 +472,10 @@ class Seen:
             for first, last in without(state.add(numbers, ordinal), census.nobodys_copies.get(lane, ())):
                 lanes.append((*lane, first, last))
                 batches.update(state.batches(first, last))
-        for run in census.runs:
-            added = add(self.runs.states.get(run.key, SeenRun()), run.islands)
-            self.runs.states[run.key] = added.run
-            self.runs.changed.add(run.key)
-            runs += [(*run.key, first, last) for first, last in added.again]
-            batches |= added.batches
-        before_it = Suspects(lanes, runs, joined(batches))
-        repeated = [
-            (*key, island.first, island.last) for key in census.repeated for island in self.runs.states[key].islands
-        ]
-        return CameAgain(before_it, replace(before_it, runs=runs + repeated))
+        return Suspects(lanes, census.repeated, joined(batches))
 
     def save(self, ordinal: int) -> None:
         self.lanes.save(ordinal)
-        self._settle()
-        self.runs.save(ordinal)
-
-    def _settle(self) -> None:
-        settled = {key: settle(self.runs.states[key], ISLANDS_MAX, SETTLED_MAX) for key in self.runs.changed}
-        rows = [(key, island) for key, (_, islands) in settled.items() for island in islands]
-        if rows:
-            self.settled.commit(rows, {})
-            self.runs.states.update({key: run for key, (run, _) in settled.items()})
 
 
 # -- corrections --------------------------------------------------------------------------------------
@@ -572,6 +564,7 @@ class Job:
         self.told = AppendTable(disk.corrections)
         self.parts = AppendTable(disk.parts)
         self.changes = AppendTable(disk.changes)
+        self.devices = AppendTable(disk.devices)
         self.seen = Seen(disk)
         self.known = Known(by_boot(disk.corrections.rows))
         self.in_batch = False
@@ -602,7 +595,7 @@ class Job:
         ordinal = self.last + 1
         rows = [row_of(each, ordinal) for each in sent]
         census = self.census_of(rows, ordinal)
-        copies = self.copies(rows, self.seen.add_batch(census, ordinal), ordinal)
+        copies = self.copies(rows, self.suspects(census, ordinal), ordinal)
         rows = with_verdicts(rows, copies)
         self.commit_log_and_derive(rows, census, copies, query, number)
 
@@ -613,6 +606,7 @@ class Job:
         added = self.parts_of(rows, ordinal)
         self.log.commit(rows, {ORDINAL: ordinal, query_of(query): number})
         self.derive(rows, census, copies, added, ordinal)
+        self.commit_devices(census, ordinal)
 
     def save(self) -> None:
         if self.in_batch or self.last == self.seen.saved:
@@ -624,7 +618,22 @@ class Job:
         rows = self.rows_of(last)
         census = self.census_of(rows, last)
         added = self.parts_of(rows, last)
-        self.derive(rows, census, self.copies(rows, self.seen.add_batch(census, last), last), added, last)
+        self.derive(rows, census, self.copies(rows, self.suspects(census, last), last), added, last)
+        self.commit_devices(census, last)
+
+    def suspects(self, census: Census, ordinal: int) -> Suspects:
+        """Record a batch's numbers of lanes. Return those that came before, or twice in it."""
+        return self.seen.add_batch(census, ordinal).and_also(self.numbers_again(census, ordinal))
+
+    def numbers_again(self, census: Census, ordinal: int) -> Suspects:
+        """Return a batch's numbers of devices that came before."""
+        if not census.devices:
+            return NO_SUSPECTS
+        return came_before(census.devices, (part for part in self.disk.devices.rows if part.ordinal < ordinal))
+
+    def commit_devices(self, census: Census, ordinal: int) -> None:
+        """Commit a batch's numbers of devices, last of all."""
+        self.devices.append(census.devices, ORDINAL, ordinal)
 
     def census_of(self, rows: list[LogRow], ordinal: int) -> Census:
         """Census of a new batch, or of one in `log` with the verdicts of then on its rows."""
@@ -701,13 +710,11 @@ class Job:
         windows = windowed(readings(rows, self.known.told))
         return [Part(key, members, ordinal) for key, members in windows.items()]
 
-    def copies(self, rows: list[LogRow], again: CameAgain, ordinal: int) -> Copies | None:
-        if not again.in_batch:
+    def copies(self, rows: list[LogRow], suspects: Suspects, ordinal: int) -> Copies | None:
+        if not suspects:
             return None
-        batches = again.before.batches
-        earlier = [row for row in self.before(ordinal) if any(a <= row.ordinal <= b for a, b in batches)]
-        of_earlier = suspected(earlier, self.suspects_before(again))
-        found = {row.name: row for row in of_earlier + suspected(rows, again.in_batch)}
+        earlier = [row for row in self.before(ordinal) if any(a <= row.ordinal <= b for a, b in suspects.batches)]
+        found = {row.name: row for row in suspected(earlier, suspects) + suspected(rows, suspects)}
         said = judged(found.values())
         changed = [
             row
@@ -716,9 +723,6 @@ class Job:
             and (row.duplicate, row.reject) != (found[row.name].duplicate, found[row.name].reject)
         ]
         return Copies([row for row in said if row.ordinal == ordinal], changed)
-
-    def suspects_before(self, again: CameAgain) -> Suspects:
-        return again.before
 
     def before(self, ordinal: int) -> list[LogRow]:
         """Rows that counted when a batch began, without the batch's own findings."""

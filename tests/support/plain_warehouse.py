@@ -57,16 +57,11 @@ OTHERS: Mapping[str, Mapping[str, str]] = {
         "ce_id": "VARCHAR",
     },
     "gateway_states": {"namespace": "VARCHAR", "gateway": "VARCHAR", "state": "BLOB", "ordinal": "BIGINT"},
-    "devices_heard": {
-        **dict.fromkeys(("namespace", "device", "stream"), "VARCHAR"),
-        "gateways": "VARCHAR[]",
-        "last_us": "BIGINT",
-        "ordinal": "BIGINT",
-    },
-    "device_runs": {
+    "device_parts": {
         **RUN,
         "islands": f"STRUCT(first BIGINT, last BIGINT, first_edge {EDGE}, last_edge {EDGE})[]",
-        "ordinal": "BIGINT",
+        "gateways": "VARCHAR[]",
+        "last_us": "BIGINT",
     },
     "losses": {
         **dict.fromkeys(("namespace", "gateway", "device", "reason", "device_boot", "gateway_boot"), "VARCHAR"),
@@ -190,9 +185,9 @@ class PlainWarehouse:
                 stream = str(each["device"]), str(each["stream"])
                 us = microseconds(each["event_time"])  # type: ignore[arg-type]
                 self._heard[stream] = max(us, self._heard.get(stream, us))
-        heard = [("plant", *stream, ["gw-1"], last_us, self.ordinal) for stream, last_us in self._heard.items()]
-        columns = OTHERS["devices_heard"]
-        self.note("devices_heard", *(dict(zip(columns, values, strict=True)) for values in heard))
+        names = ("namespace", "device", "stream", "last_us")
+        heard = [("plant", *stream, last_us) for stream, last_us in self._heard.items()]
+        self.note("device_parts", *({"gateways": ["gw-1"], **dict(zip(names, of, strict=True))} for of in heard))
 
     def note(self, name: str, *rows: Mapping[str, object]) -> None:
         """Append rows to another table."""

@@ -21,6 +21,7 @@ from spark.source.topic_changes import GoingOn, Loss, TopicNow
 from spark.upkeep.device_deletion import delete_device
 from spark.upkeep.quarantine_retry import retry
 from spark.windows.windows_table import fold_date
+from tests.support.device_folds import fold_all_devices
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import (
     BOOTS,
@@ -166,6 +167,7 @@ def taken(  # noqa: PLR0913, PLR0917 - what varies
         job.take(kafka_frame(spark, batch), BatchId("query", number), {})
         if number % 2:
             job.save()
+            fold_all_devices(spark, job.tables)
     job.save()
     return job
 

@@ -45,9 +45,10 @@ def over(
 ) -> Made:
     log = TableFolder(str(folder / "log"), "event_date", ("event_time", "device", "ordinal"))
     parts = TableFolder(str(folder / "parts"), "window_date", ("window_start", "device"))
+    devices = TableFolder(str(folder / "devices"), "", ("run",))
     rules = WindowRules(60, NO_STREAMS.times, known or Clocks())
     judge = VERDICTS.judge().judge
-    return PartitionPass(log, parts, numbers, VERDICTS, rules, changes).over(batches, (judge,))
+    return PartitionPass(log, parts, devices, numbers, VERDICTS, rules, changes).over(batches, (judge,))
 
 
 def once_each(records: Iterable[KafkaRecord]) -> list[KafkaRecord]:

@@ -13,13 +13,10 @@ from spark.arrow_pass import pieces
 from spark.arrow_pass.row_counts import counting
 from spark.decode.record_columns import type_of
 from spark.ingest.census import Census, census_of
-from spark.log.edges import Edge
-from spark.log.sequence_runs import BatchRun, Island
 from spark.log.verdicts import CONFLICT, DELETED
 from tests.support.sizes import size
 from tests.support.spark_records import EPOCH
 
-ORDINAL = 7
 DATED, UNDATED = date(2026, 3, 14), date(1970, 1, 1)
 Row = dict[str, Any]
 
@@ -68,18 +65,7 @@ def census(rows: Sequence[Row]) -> Census:
     }
     batch = pa.RecordBatch.from_pydict(columns)
     batches = [batch.slice(start, 3) for start in range(0, len(rows), 3)]
-    return census_of([count for made in counting(batches) for count in made["counts"].to_pylist()], ORDINAL)
-
-
-def edge(row: Row) -> Edge:
-    event_us = (row["event_time"] - EPOCH) // timedelta(microseconds=1)
-    others = ("time_error_us", "time_quality", "gateway", "gateway_boot", "boot_time_us", "boot_time_error_us")
-    return Edge(event_us, *(row[name] for name in others))
-
-
-def sureness(row: Row) -> tuple[Any, ...]:
-    found = edge(row)
-    return found.time_error_us, found.event_us, *found[2:6], -1 if found[6] is None else found[6]
+    return census_of(count for made in counting(batches) for count in made["counts"].to_pylist())
 
 
 def may_be_copy(row: Row) -> bool:
@@ -103,7 +89,8 @@ def expected(rows: Sequence[Row]) -> Census:
         found.unwindowed += is_good and kind == "sluice.reading" and not row["duplicate"] and not is_dated
         add_topic(found, row)
     add_lanes(found, [row for row in rows if row["ce_id"] is not None])
-    add_devices(found, [row for row in rows if row["ce_type"] == "sluice.reading" and may_be_copy(row)])
+    numbers = [row for row in rows if row["ce_type"] == "sluice.reading" and may_be_copy(row)]
+    found.counted = sum(row["device_sequence"] is not None for row in numbers)
     return found
 
 
@@ -131,40 +118,12 @@ def add_lanes(found: Census, rows: Sequence[Row]) -> None:
             found.nobodys_copies[lane] = sorted(nobodys)
 
 
-def add_devices(found: Census, rows: Sequence[Row]) -> None:
-    heard: dict[Any, int | None] = {}
-    runs: dict[Any, list[Row]] = {}
-    for row in rows:
-        served = (row["namespace"], row["device"], row["stream"], row["gateway"])
-        times = [heard.get(served), edge(row).event_us if row["event_date"] != UNDATED else None]
-        heard[served] = max((us for us in times if us is not None), default=None)
-        if row["device_boot"] is not None and row["device_sequence"] is not None:
-            key = (*served[:3], row["device_counter"] or "", row["device_boot"])
-            runs.setdefault(key, []).append(row)
-    found.heard = [(*served, last_us) for served, last_us in heard.items()]
-    for key, of_run in runs.items():
-        surest: dict[int, Row] = {}
-        for row in of_run:
-            number = row["device_sequence"]
-            surest[number] = min(row, surest.get(number, row), key=sureness)
-        islands: list[Island] = []
-        for number in sorted(surest):
-            at = edge(surest[number])
-            if islands and islands[-1].last == number - 1:
-                islands[-1] = islands[-1]._replace(last=number, last_edge=at)
-            else:
-                islands.append(Island(number, number, at, at, ORDINAL, ORDINAL))
-        found.runs.append(BatchRun(key, islands))
-        if len(surest) < len(of_run):
-            found.repeated.append(key)
-
-
 def in_order(found: Census) -> dict[str, Any]:
     """The figures, with lists and lanes in one form."""
     told = {name: getattr(found, name) for name in Census.__dataclass_fields__}
     lanes = {lane: list(numbers) for lane, numbers in found.lanes.items()}
-    lists = {name: sorted(told[name], key=repr) for name in ("runs", "repeated", "heard")}
-    return told | lists | {"lanes": lanes}
+    # Repetitions are those of a piece. The test of `device_rows` knows pieces.
+    return told | {"lanes": lanes, "repeated": None}
 
 
 @st.composite
@@ -220,27 +179,6 @@ def test_columns_in_any_pieces_give_what_loops_give(drawn: list[Row], piece: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "PIECE_ROWS_MAX", piece)
         assert in_order(census(drawn)) == in_order(expected(drawn))
-
-
-def island(first: int, last: int) -> Island:
-    return Island(first, last, edge(row_of(first)), edge(row_of(last)), ORDINAL, ORDINAL)
-
-
-def test_a_batch_gives_its_runs_with_the_times_of_all_ends() -> None:
-    dense = [row_of(number, device="a") for number in (3, 1, 2)]
-    # A copy with a surer time, and a number as great as any.
-    holey = [(1, 5), (4, 7), (4, 5), (6, 5), (5, 5), (2**30, 5)]
-    found = census([*dense, *(row_of(number, error_us, device="b") for number, error_us in holey)])
-    runs = {run.key[1]: run for run in found.runs}
-    key = ("device-thermo", "", "7-1a2b3c4d")
-    assert runs["a"] == BatchRun(("plant", "a", *key), [island(1, 3)])
-    assert runs["b"].islands == [island(1, 1), island(4, 6), island(2**30, 2**30)]
-
-
-def test_numbers_at_the_ends_of_their_range_are_like_others() -> None:
-    ends = (-(2**63), 2**63 - 1)
-    (run,) = census([row_of(1, device_sequence=end) for end in ends]).runs
-    assert [(one.first, one.last) for one in run.islands] == [(end, end) for end in ends]
 
 
 def test_a_lane_with_all_its_numbers_is_a_range() -> None:

@@ -75,7 +75,7 @@ def by_the_rule_book() -> Any:
 def passed(folder: Path, records: Sequence[KafkaRecord], verdicts: Verdicts, rules: WindowRules) -> tuple[Any, Any]:
     """The rows of `log`, by date, and the folded windows."""
     log, parts = TableFolder(str(folder / "log"), "d", ()), TableFolder(str(folder / "parts"), "d", ())
-    over = PartitionPass(log, parts, NUMBERS, verdicts, rules)
+    over = PartitionPass(log, parts, TableFolder(str(folder / "devices"), "", ()), NUMBERS, verdicts, rules)
     made = over.over([with_ids(records)], (verdicts.judge().judge,))
     rows = [(file.name.split("/")[0], rows_of(folder / "log", [file])) for file in made.log]
     found = rows_of(folder / "parts", made.parts)

@@ -267,7 +267,7 @@ def test_windows_are_opened_after_their_evidence_and_before_single_records(
     ask(desk)
     seen = [Path(path).name for path in desk.source.seen]
     parts = seen.index("window_parts")
-    assert {"gateway_states", "devices_heard", "device_runs", "settled_islands"} <= {*seen[:parts]}
+    assert {"gateway_states", "device_parts"} <= {*seen[:parts]}
     assert {"amendments", "versions"} <= {*seen[: seen.index("log")]}
     assert parts < seen.index("log")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from shutil import rmtree
+from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner
@@ -17,11 +17,12 @@ from spark.decode.streams_file import parse_streams
 from spark.engine.warehouse_folder import only_writer
 from spark.finality.loss_table import read_losses
 from spark.finality.stream_proofs import REJECTED
+from spark.ingest import former_devices
+from spark.ingest.former_devices import FORMER
 from spark.ingest.reading_starts import append_start, first_start, start_after
-from spark.ingest.seen_table import ENDED_SETTLED_MAX, runs_path, settled_path
+from spark.log.device_parts import read_device_parts
 from spark.log.log_table import BatchId, open_log
 from spark.log.readings_view import open_readings
-from spark.log.sequence_runs import ISLANDS_MAX, SETTLED_MAX
 from spark.log.warehouse_version import folder_of
 from spark.source.topic_changes import GoingOn, Loss, TopicNow, TopicRead
 from spark.upkeep.device_deletion import delete_device
@@ -31,6 +32,8 @@ from spark.upkeep.table_upkeep import maintain
 from spark.views.evidence import open_gaps
 from spark.views.gateways_view import open_gateways
 from spark.views.windows_view import open_windows
+from tests.support.device_folds import fold_all_devices
+from tests.support.former_devices import of_an_earlier_program
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import EPOCH, LANE, NOON, kafka_frame, reading, reading_headers, rfc3339
 
@@ -209,9 +212,7 @@ def test_a_devices_numbers_tell_what_is_final_and_a_loss_record_explains_a_hole(
 
 
 @pytest.mark.long(seconds=70)
-def test_a_device_that_often_loses_a_reading_costs_no_more_memory_for_it(
-    spark: SparkSession, new_warehouse: str
-) -> None:
+def test_all_that_a_device_often_loses_is_known(spark: SparkSession, new_warehouse: str) -> None:
     warehouse, lost = new_warehouse, range(4, 400, 5)
     job = BatchJob(spark, warehouse)
     for number in range(4):
@@ -219,9 +220,6 @@ def test_a_device_that_often_loses_a_reading_costs_no_more_memory_for_it(
         take(job, number, counted(*(each for each in range(first, first + 100) if each not in lost)))
         job.save()
 
-    (kept,) = spark.read.format("delta").load(runs_path(job.tables)).where("ordinal = 3").collect()
-    assert len(kept.islands) <= ISLANDS_MAX
-    assert len(kept.settled) == SETTLED_MAX
     gaps = open_gaps(spark, warehouse).orderBy("first").collect()
     assert [(gap.first, gap.last) for gap in gaps] == [(each, each) for each in lost[:-1]]
 
@@ -238,35 +236,61 @@ def test_a_device_that_often_loses_a_reading_costs_no_more_memory_for_it(
     assert [gap.first for gap in open_gaps(spark, warehouse).orderBy("first").collect()] == still
     assert open_readings(spark, warehouse).count() == 400 - len(lost) + len(late)
 
-    # It starts anew: of the boot before only spans stay in memory, and all that is missing is known.
+    # It starts anew, and all that is missing stays known.
     new = counted(*range(3), boot="8-5e6f7a8b", lane=OTHER_LANE)
     take(job, 5, [replace(each, offset=2_000 + each.offset) for each in new])
-    job.save()
-    ended = spark.read.format("delta").load(runs_path(job.tables)).where(f"ordinal = 5 AND device_boot = '{BOOT}'")
-    assert [(len(row.islands), len(row.settled)) for row in ended.collect()] == [(0, ENDED_SETTLED_MAX)]
+    fold_all_devices(spark, job.tables)
     assert [gap.first for gap in open_gaps(spark, warehouse).orderBy("first").collect()] == still
 
-    delete_device(spark, warehouse, "plant", "42")
-    assert spark.read.format("delta").load(settled_path(job.tables)).count() == 0
+
+@pytest.mark.long(seconds=45)
+@pytest.mark.parametrize("saved", [1, 2])
+def test_a_warehouse_of_a_program_before_device_parts_is_gone_on_with(
+    spark: SparkSession, new_warehouse: str, saved: int
+) -> None:
+    job = BatchJob(spark, new_warehouse)
+    take(job, 0, counted(*range(10), *range(20, 30)))
+    take(job, 1, counted(40))
+    take(job, 2, counted(50))
+    job.save()
+    of_an_earlier_program(spark, job.tables, saved)
+
+    # Nothing is known of devices until the next start, so no window is final by mistake.
+    assert {status for _, status, _ in said(spark, new_warehouse)} == {"provisional"}
+    job = BatchJob(spark, new_warehouse)
+    assert not {path.name for path in Path(job.tables).iterdir()} & {*FORMER}
+    lost = [(10, 19), (30, 39), (41, 49)]
+    assert [(gap.first, gap.last) for gap in open_gaps(spark, new_warehouse).orderBy("first").collect()] == lost
+    # Again through another gateway, with what was missing.
+    copies = [replace(each, offset=1_000 + each.offset) for each in counted(5, 40, 50, lane=OTHER_LANE)]
+    counts = job.take(
+        kafka_frame(spark, [*counted(*range(10, 20)), *copies]), BatchId("query", 3), {"device-thermo": "id-1"}
+    )
+    assert counts.duplicates == 3
+    assert [(gap.first, gap.last) for gap in open_gaps(spark, new_warehouse).orderBy("first").collect()] == lost[1:]
+    assert open_readings(spark, new_warehouse).count() == 32
 
 
-@pytest.mark.long(seconds=30)
-def test_a_warehouse_of_a_program_that_kept_all_islands_in_one_table_is_gone_on_with(
+@pytest.mark.long(seconds=35)
+def test_a_take_over_that_dies_before_the_former_tables_are_gone_is_finished(
     spark: SparkSession, new_warehouse: str
 ) -> None:
     job = BatchJob(spark, new_warehouse)
     take(job, 0, counted(*range(10), *range(20, 30)))
     job.save()
-    runs = spark.read.format("delta").load(runs_path(job.tables)).drop("settled")
-    runs.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(runs_path(job.tables))
-    rmtree(settled_path(job.tables))
+    of_an_earlier_program(spark, job.tables, 0)
+    with (
+        patch.object(former_devices, "remove_folder", side_effect=InterruptedError),
+        pytest.raises(InterruptedError),
+    ):
+        BatchJob(spark, new_warehouse)
+    rows = read_device_parts(spark, job.tables).count()
 
-    assert [(gap.first, gap.last) for gap in open_gaps(spark, new_warehouse).collect()] == [(10, 19)]
     job = BatchJob(spark, new_warehouse)
-    take(job, 1, counted(*range(10, 25)))
-    job.save()
-    assert open_gaps(spark, new_warehouse).collect() == []
-    assert open_readings(spark, new_warehouse).count() == 30
+
+    assert read_device_parts(spark, job.tables).count() == rows
+    assert not {path.name for path in Path(job.tables).iterdir()} & {*FORMER}
+    assert [(gap.first, gap.last) for gap in open_gaps(spark, new_warehouse).collect()] == [(10, 19)]
 
 
 @pytest.mark.long(seconds=35)

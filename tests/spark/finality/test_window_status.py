@@ -24,10 +24,9 @@ from spark.finality import window_status
 from spark.finality.gateway_states import GatewayEvent, GatewayStates
 from spark.finality.loss_records import losses_in, rejects_as_losses
 from spark.finality.window_status import Evidence, with_status
-from spark.log import sequence_runs
 from spark.log.edge_times import Correction, GatewayBoot
-from spark.log.edges import Edge
-from spark.log.sequence_runs import Island, RunKey, islands_as_rows, merge
+from spark.log.edges import EDGE_TYPE, Edge
+from spark.log.lane_sequences import ranges
 from tests.support import oracle_status
 from tests.support.oracle_status import QUARANTINE, UNKNOWN_US, Beat, GapRow, Loss, Reading, Site, Waiting
 from tests.support.sizes import size
@@ -48,6 +47,10 @@ LOG_SCHEMA = """
     namespace string, gateway string, device string, stream string, ce_type string, ce_id string, value binary,
     reject_reason string, duplicate boolean, event_time timestamp, time_error_us bigint, gateway_boot string,
     boot_time_us bigint, device_boot string, device_sequence bigint, device_counter string
+"""
+ISLANDS_SCHEMA = f"""
+    namespace string, device string, stream string, device_counter string, device_boot string,
+    first bigint, last bigint, first_edge {EDGE_TYPE}, last_edge {EDGE_TYPE}
 """
 
 
@@ -95,8 +98,7 @@ def evidence_of(
     heard: list[tuple[str, str, str, int]] = []
     retired: dict[tuple[str, str], int] = {}
     for namespace, site in sites.items():
-        for key, of_run in runs(namespace, site, rng).items():
-            islands += islands_as_rows(key, of_run)
+        islands += islands_of(namespace, site, rng)
         events += [loss_row(namespace, number, loss) for number, loss in enumerate(site.losses)]
         # Each site has its own offsets.
         states = GatewayStates()
@@ -108,7 +110,7 @@ def evidence_of(
         retired |= {(namespace, gateway): us for gateway, us in site.retired_from_us.items()}
     log = spark.createDataFrame(events, LOG_SCHEMA)
     return Evidence(
-        islands=spark.createDataFrame(islands, sequence_runs.ISLANDS_SCHEMA),
+        islands=spark.createDataFrame(islands, ISLANDS_SCHEMA),
         losses=losses_in(log),
         services=spark.createDataFrame(sorted(services), window_status.SERVICES_SCHEMA),
         heard=spark.createDataFrame(heard, window_status.HEARD_SCHEMA),
@@ -119,22 +121,18 @@ def evidence_of(
     )
 
 
-def runs(namespace: str, site: Site, rng: random.Random) -> dict[RunKey, tuple[Island, ...]]:
-    """The site's numbers, come in a few batches."""
-    numbered = [(r.boot, r.number, r) for r in site.readings if r.boot is not None and r.number is not None]
-    batches: dict[int, dict[RunKey, dict[int, Reading]]] = {}
-    for boot, number, reading in numbered:
-        of_batch = batches.setdefault(rng.randrange(3), {})
-        of_batch.setdefault((namespace, reading.device, reading.stream, reading.counter, boot), {})[number] = reading
-    found: dict[RunKey, tuple[Island, ...]] = {}
-    for batch, of_batch in sorted(batches.items()):
-        for key, by_number in of_batch.items():
-            islands: list[Island] = []
-            for number, reading in sorted(by_number.items()):
-                alone = Island(number, number, edge(reading), edge(reading), batch, batch)
-                islands = list(merge(tuple(islands), [alone]).islands)
-            found[key] = merge(found.get(key, ()), islands).islands
-    return found
+def islands_of(namespace: str, site: Site, rng: random.Random) -> list[tuple[object, ...]]:
+    """The site's numbers, come in a few batches. Islands of two batches may overlap or touch."""
+    batches: dict[tuple[object, ...], dict[int, Reading]] = {}
+    for each in site.readings:
+        if each.boot is not None and each.number is not None:
+            run = (namespace, each.device, each.stream, each.counter, each.boot)
+            batches.setdefault((rng.randrange(3), *run), {})[each.number] = each
+    return [
+        (*run, first, last, edge(by_number[first]), edge(by_number[last]))
+        for (_, *run), by_number in batches.items()
+        for first, last in ranges(sorted(by_number))
+    ]
 
 
 def loss_row(namespace: str, number: int, loss: Loss) -> tuple[object, ...]:

@@ -16,13 +16,13 @@ from spark.batch_job import BatchJob
 from spark.cli import FAILED, main
 from spark.engine.delta_upkeep import delete_rows
 from spark.engine.warehouse_folder import only_writer
-from spark.ingest.devices_heard import heard_path
-from spark.ingest.seen_table import runs_path, settled_path
 from spark.log.amendments import read_amendments
 from spark.log.deletions import deletions_path, read_deletions
+from spark.log.device_parts import read_device_parts
 from spark.log.log_table import BatchId, log_path, open_log, read_log
 from spark.log.quarantine_view import open_quarantine
 from spark.log.readings_view import open_readings
+from spark.log.sequence_runs import RUN_COLUMNS
 from spark.log.verdicts import EMPTIED
 from spark.log.warehouse_version import folder_of, seen_tables
 from spark.upkeep import table_upkeep
@@ -70,15 +70,18 @@ def seen(spark: SparkSession, warehouse: str) -> dict[str, dict[str, int]]:
         "changes": read_changes(spark, warehouse),
         "windows": folded(read_parts(spark, tables)),
         "amendments": read_amendments(spark, tables),
-        "runs": spark.read.format("delta").load(runs_path(tables)),
-        "settled": spark.read.format("delta").load(settled_path(tables)),
-        "heard": spark.read.format("delta").load(heard_path(tables)),
+        "parts": folded_parts(spark, tables),
     }
     rows = [frame.select("device", F.lit(name).alias("table")) for name, frame in frames.items()]
     found: dict[str, dict[str, int]] = {}
     for row in reduce(DataFrame.unionByName, rows).groupBy("device", "table").count().collect():
         found.setdefault(row.device, {})[row.table] = row["count"]
     return found
+
+
+def folded_parts(spark: SparkSession, tables: str) -> DataFrame:
+    """Return a row for each run of a device, and for each stream that does not count."""
+    return read_device_parts(spark, tables).select(*RUN_COLUMNS).distinct()
 
 
 def told_on_disk(spark: SparkSession, warehouse: str, tables: list[str] | None = None) -> set[str]:
@@ -101,7 +104,7 @@ def test_what_a_device_sent_is_deleted_and_stays_so(spark: SparkSession, new_war
     job = BatchJob(spark, warehouse)
     take(job, 0, FIRST)
     job.save()
-    other = {"readings": 2, "windows": 1, "changes": 1, "runs": 1, "heard": 1}
+    other = {"readings": 2, "windows": 1, "changes": 1, "parts": 1}
     damaged = {"quarantine": 1}
     assert seen(spark, warehouse) == {"42": other | {"readings": 3} | damaged, "43": other, "plant/42": damaged}
 
@@ -127,7 +130,7 @@ def test_what_a_device_sent_is_deleted_and_stays_so(spark: SparkSession, new_war
     # The device goes on, or its name is another's by now.
     take(job, 1, [sent("42", 1_000, time=later), sent("42", 1_001, time=later + timedelta(seconds=1))])
     job.save()
-    again = {"readings": 2, "windows": 1, "changes": 1, "runs": 1, "heard": 1}
+    again = {"readings": 2, "windows": 1, "changes": 1, "parts": 1}
     found = seen(spark, warehouse)
     assert found["42"] == again
     assert found["43"]["readings"] == 2
