@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.engine.delta_staging import AppendTable, snapshot
-from spark.engine.delta_upkeep import FILES_MIN, file_count, in_sorted_files
+from spark.engine.delta_upkeep import FILES_MIN, file_count
 from spark.engine.literals import sql_text
 
 FOLD = "sluice.fold"
@@ -33,8 +33,7 @@ def fold_due(table: AppendTable, fold: Callable[[DataFrame, int], DataFrame]) ->
         return
     which = f"{_NAME} IN ({', '.join(map(sql_text, names))})"
     staged = table.begin()
-    with in_sorted_files(table.spark):
-        staged.write(fold(table.rows(staged.files(which)), rows))
+    staged.write(fold(table.rows(staged.files(which)), rows))
     staged.commit({}, instead_of=which, tags={FOLD: str(uuid.uuid4())})
 
 

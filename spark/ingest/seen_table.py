@@ -1,16 +1,20 @@
 """Keeps the table `seen`: the numbers of lanes that `log` has."""
 
+from array import array
+
 from pyspark.sql import Row, SparkSession
 
 from spark.ingest.census import Census
 from spark.log.copies import Suspects
-from spark.log.lane_sequences import BatchSpan, Lane, SeenLane, joined, without
+from spark.log.lane_sequences import Lane, SeenLane, joined, without
 from spark.log.state_table import StateTable
 
 COLUMNS = """
     below bigint, above binary, far array<bigint>,
     spans array<struct<first: bigint, last: bigint, batch_first: bigint, batch_last: bigint>>
 """
+LANES_MAX = 10_000
+"""Lanes in the driver's memory, of up to 3 kB each: those that grew last. Others are looked up when they grow again."""
 
 
 def seen_path(tables: str) -> str:
@@ -23,28 +27,34 @@ class Seen(StateTable[Lane, SeenLane]):
 
     def __init__(self, spark: SparkSession, tables: str) -> None:
         super().__init__(
-            spark, seen_path(tables), key=("buffer", "lane"), columns=COLUMNS, decode=_lane_of, encode=_lane_row
+            spark,
+            seen_path(tables),
+            key=("buffer", "lane"),
+            columns=COLUMNS,
+            decode=_lane_of,
+            encode=_lane_row,
+            most=LANES_MAX,
         )
 
     def add_batch(self, census: Census, ordinal: int) -> Suspects:
         """Take up a batch's numbers. Return those that came before, or twice in it, and numbers of runs that did."""
         lanes: list[tuple[str, str, int, int]] = []
         batches: set[tuple[int, int]] = set()
+        self.recall(census.lanes)
         for lane, numbers in census.lanes.items():
-            state = self.states.setdefault(lane, SeenLane())
-            self.changed_keys.add(lane)
+            state = self.states.get(lane, SeenLane())
             for first, last in without(state.add(numbers, ordinal), census.nobodys_copies.get(lane, ())):
                 lanes.append((*lane, first, last))
                 batches.update(state.batches(first, last))
+            self.put_last(lane, state)
         return Suspects(lanes, census.repeated, joined(batches))
 
 
 def _lane_of(row: Row) -> SeenLane:
-    spans = [BatchSpan(*span) for span in row.spans]
+    spans = array("q", [number for span in row.spans for number in span])
     return SeenLane(row.below, int.from_bytes(row.above, "little"), spans, set(row.far))
 
 
 def _lane_row(seen: SeenLane) -> tuple[object, ...]:
     above = bytearray(seen.above.to_bytes((seen.above.bit_length() + 7) // 8, "little"))
-    spans = [(span.first, span.last, span.batch_first, span.batch_last) for span in seen.spans]
-    return seen.below, above, sorted(seen.far), spans
+    return seen.below, above, sorted(seen.far), [*zip(*(seen.spans[place::4] for place in range(4)), strict=True)]

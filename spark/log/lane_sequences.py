@@ -6,6 +6,7 @@ dropped at the edge or its topic is not read. The bits then do not grow for ever
 them count as numbers that may have been seen. `log` itself has the answer.
 """
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,16 +23,6 @@ Lane = tuple[str, str]
 
 
 @dataclass(slots=True)
-class BatchSpan:
-    """A range of a lane's numbers, and the ordinals of their batches. All ends are inclusive."""
-
-    first: int
-    last: int
-    batch_first: int
-    batch_last: int
-
-
-@dataclass(slots=True)
 class SeenLane:
     """The numbers of one lane that were seen."""
 
@@ -39,8 +30,11 @@ class SeenLane:
     """Number below which all numbers were seen, or may have been."""
     above: int = 0
     """Bits of the numbers from `below` on: bit n is set if `below` + n was seen."""
-    spans: list[BatchSpan] = field(default_factory=list)
+    spans: "array[int]" = field(default_factory=lambda: array("q"))
+    """Four numbers for each range of numbers: its first and last, and the ordinals of their first and last batch.
 
+    As objects they would take six times the memory.
+    """
     far: set[int] = field(default_factory=set)
     """Numbers from `below` + `AHEAD_MAX` on. As bits, a single damaged or forged number could fill the memory."""
 
@@ -99,21 +93,28 @@ class SeenLane:
 
     def batches(self, first: int, last: int) -> list[tuple[int, int]]:
         """The batches in which these numbers may have come, as ranges of ordinals."""
-        return [(span.batch_first, span.batch_last) for span in self.spans if span.first <= last and first <= span.last]
+        firsts, lasts = self.spans[::4], self.spans[1::4]
+        spans = zip(firsts, lasts, self.spans[2::4], self.spans[3::4], strict=True)
+        return [
+            (batch_first, batch_last)
+            for its_first, its_last, batch_first, batch_last in spans
+            if its_first <= last and first <= its_last
+        ]
 
     def _note(self, first: int, last: int, batch: int) -> None:
-        newest = self.spans[-1] if self.spans else None
-        if newest is not None and newest.batch_last == batch:
-            newest.first, newest.last = min(newest.first, first), max(newest.last, last)
+        spans = self.spans
+        if spans and spans[-1] == batch:
+            spans[-4], spans[-3] = min(spans[-4], first), max(spans[-3], last)
             return
-        self.spans.append(BatchSpan(first, last, batch, batch))
-        if len(self.spans) > SPANS_MAX:
+        spans.extend((first, last, batch, batch))
+        if len(spans) > 4 * SPANS_MAX:
             # Join pairs of the older half only: numbers that come again mostly do so soon.
-            older, newer = self.spans[: SPANS_MAX // 2], self.spans[SPANS_MAX // 2 :]
-            pairs = zip(older[::2], older[1::2], strict=True)
-            self.spans = [
-                BatchSpan(min(a.first, b.first), max(a.last, b.last), a.batch_first, b.batch_last) for a, b in pairs
-            ] + newer
+            half = SPANS_MAX // 2 * 4
+            joined_ = array("q")
+            for place in range(0, half, 8):
+                first, last, batch_first, _, other_first, other_last, _, batch_last = spans[place : place + 8]
+                joined_.extend((min(first, other_first), max(last, other_last), batch_first, batch_last))
+            self.spans = joined_ + spans[half:]
 
 
 def bits_of(places: Iterable[int], length: int) -> int:

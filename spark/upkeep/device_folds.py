@@ -5,6 +5,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark.engine.arrow_map import map_in_arrow
 from spark.engine.delta_folds import fold_due
 from spark.engine.delta_staging import AppendTable
+from spark.engine.delta_upkeep import in_sorted_files
 from spark.log.device_parts import SCHEMA, device_parts_path, device_parts_schema
 from spark.log.sequence_runs import RUN_COLUMNS
 
@@ -14,7 +15,8 @@ ROWS_MAX = 250_000
 
 def fold_devices(spark: SparkSession, tables: str) -> None:
     """Fold the files that are due. Rows that are appended meanwhile stay."""
-    fold_due(AppendTable(spark, device_parts_path(tables), device_parts_schema()), _folded)
+    with in_sorted_files(spark):
+        fold_due(AppendTable(spark, device_parts_path(tables), device_parts_schema()), _folded)
 
 
 def _folded(parts: DataFrame, rows: int) -> DataFrame:

@@ -24,12 +24,10 @@ from tests.support.commit_protocol_model import (
     Census,
     Change,
     Copies,
-    DeltaTable,
     Disk,
     FailedError,
     Figures,
     Job,
-    Key,
     KilledError,
     Known,
     Life,
@@ -38,9 +36,7 @@ from tests.support.commit_protocol_model import (
     Pace,
     Part,
     Sent,
-    State,
     StateRow,
-    StateTable,
     area_of,
     by_boot,
     effective_log,
@@ -339,7 +335,7 @@ def found(disk: Disk, job: Job) -> Tables:
         _told(disk.corrections.rows),
         {
             lane: {*range(seen.below), *(seen.below + bit for bit in set_bits(seen.above))}
-            for lane, seen in job.seen.lanes.states.items()
+            for lane, seen in job.seen.lanes.newest().items()
         },
         runs,
     )
@@ -436,11 +432,9 @@ class SavesTheNumberFirst(Job):
     def save(self) -> None:
         if not self.in_batch and self.seen.saved < self.last:
             self.seen.lanes.table.commit([], {ORDINAL: self.last})
-        _rewrite(self.disk.lanes, self.seen.lanes, self.last)
-
-
-def _rewrite(rows: DeltaTable[StateRow[Key, State]], state: StateTable[Key, State], ordinal: int) -> None:
-    rows.overwrite([StateRow(key, deepcopy(each), ordinal) for key, each in state.states.items()], lambda _: True)
+        states = self.seen.lanes.newest() | self.seen.lanes.states
+        rows = [StateRow(lane, deepcopy(each), self.last) for lane, each in states.items()]
+        self.disk.lanes.overwrite(rows, lambda _: True)
 
 
 class LeavesDevicesOut(Job):
@@ -573,6 +567,14 @@ class LooksForRepeatedRuns(Job):
         return replace(found, runs=[*found.runs, *((*run[:5], 0, 9) for run in census.repeated)])
 
 
+class ForgetsLanes(Job):
+    """A lane that is not in memory is taken for a new one."""
+
+    def save(self) -> None:
+        super().save()
+        self.seen.lanes.recall = lambda keys: None  # type: ignore[method-assign]  # noqa: ARG005
+
+
 MISTAKES: list[type[Job]] = [
     DerivesBeforeLog,
     FinishesNothing,
@@ -581,6 +583,7 @@ MISTAKES: list[type[Job]] = [
     SavesTheNumberFirst,
     LeavesDevicesOut,
     LooksForNoNumbers,
+    ForgetsLanes,
     ForgetsTheNumberOfWindows,
     ForgetsTheNumberOfChanges,
     OneNumberForAllCauses,

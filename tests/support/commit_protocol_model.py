@@ -45,8 +45,8 @@ CONFLICT = "conflict"
 UNDECODABLE = "undecodable"
 ORDINAL = "sluice-ordinal"
 READINGS, COPY, CORRECTION = "readings", "copy", "correction"
-REWRITE_FACTOR = 1
-"""Factor of the state's tables. It is small here, so that they are rewritten now and then."""
+STATES_MAX = 1
+"""States in memory. Few, so that some are looked up."""
 
 Row_ = TypeVar("Row_")
 Key = TypeVar("Key")
@@ -423,34 +423,48 @@ def take_census(rows: Iterable[LogRow], ordinal: int) -> Census:
 
 
 class StateTable(Generic[Key, State]):
-    """`state_table.StateTable`."""
+    """`state_table.StateTable`, with few states in memory."""
 
     def __init__(self, table: DeltaTable[StateRow[Key, State]]) -> None:
         self.table = AppendTable(table)
         self.changed: set[Key] = set()
-        # Many rows for few keys: the next save writes the table anew.
-        self.rows = len(table.rows)
         self.states: dict[Key, State] = {}
-        ordinals: dict[Key, int] = {}
         if self.saved >= 0:
-            for row in table.rows:
-                if row.ordinal > ordinals.get(row.key, -1):
-                    ordinals[row.key] = row.ordinal
-                    self.states[row.key] = deepcopy(row.state)
+            self.states = self.newest()
+            self.forget()
 
     @property
     def saved(self) -> int:
         return self.table.last(ORDINAL)
 
+    def newest(self) -> dict[Key, State]:
+        """All states in the table."""
+        rows = sorted(self.table.table.rows, key=lambda row: row.ordinal)
+        return {row.key: deepcopy(row.state) for row in rows}
+
+    def put_last(self, key: Key, state: State) -> None:
+        self.states.pop(key, None)
+        self.states[key] = state
+        self.changed.add(key)
+
+    def recall(self, keys: Iterable[Key]) -> None:
+        there = self.newest()
+        self.states.update({key: there[key] for key in keys if key in there and key not in self.states})
+
+    def forget(self) -> None:
+        for key in [*self.states][:-STATES_MAX]:
+            del self.states[key]
+
     def save(self, ordinal: int) -> None:
-        whole = self.rows > REWRITE_FACTOR * len(self.states)
-        rows = [
-            StateRow(key, deepcopy(self.states[key]), ordinal)
-            for key in (list(self.states) if whole else list(self.changed))
-        ]
-        self.table.append(rows, ORDINAL, ordinal, whole=whole)
-        self.rows = 0 if whole else self.rows + len(rows)
+        rows = [StateRow(key, deepcopy(self.states[key]), ordinal) for key in self.changed]
+        self.table.append(rows, ORDINAL, ordinal)
         self.changed.clear()
+        self.forget()
+        newest = self.newest()
+        if len(self.table.table.rows) > len(newest):
+            # A commit of its own.
+            last = {row.key: row for row in sorted(self.table.table.rows, key=lambda row: row.ordinal)}
+            self.table.table.overwrite(last.values(), lambda _: True)
 
 
 class Seen:
@@ -466,12 +480,13 @@ class Seen:
     def add_batch(self, census: Census, ordinal: int) -> Suspects:
         lanes: list[tuple[str, str, int, int]] = []
         batches: set[tuple[int, int]] = set()
+        self.lanes.recall(census.lanes)
         for lane, numbers in census.lanes.items():
-            state = self.lanes.states.setdefault(lane, SeenLane())
-            self.lanes.changed.add(lane)
+            state = self.lanes.states.get(lane, SeenLane())
             for first, last in without(state.add(numbers, ordinal), census.nobodys_copies.get(lane, ())):
                 lanes.append((*lane, first, last))
                 batches.update(state.batches(first, last))
+            self.lanes.put_last(lane, state)
         return Suspects(lanes, census.repeated, joined(batches))
 
     def save(self, ordinal: int) -> None:

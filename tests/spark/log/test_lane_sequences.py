@@ -27,9 +27,21 @@ def test_a_lane_that_comes_in_order_is_one_number() -> None:
     for batch in range(1_000):
         assert lane.add(range(batch * 100, batch * 100 + 100), batch) == []
     assert (lane.below, lane.above) == (100_000, 0)
-    assert len(lane.spans) <= SPANS_MAX
+    assert len(lane.spans) <= 4 * SPANS_MAX
     assert lane.add(range(150, 170), 1_000) == [(150, 169)]
     assert any(first <= 1 <= last for first, last in lane.batches(150, 169))
+
+
+@given(st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=6), max_size=30), st.sampled_from([4, 8]))
+def test_the_batches_of_each_number_are_known_however_spans_are_joined(batches: list[list[int]], most: int) -> None:
+    lane = SeenLane()
+    with patch.object(lane_sequences, "SPANS_MAX", most):
+        for batch, numbers in enumerate(batches):
+            lane.add(sorted(numbers), batch)
+            assert len(lane.spans) <= 4 * most
+    for batch, numbers in enumerate(batches):
+        for number in numbers:
+            assert any(first <= batch <= last for first, last in lane.batches(number, number))
 
 
 def test_a_number_that_comes_twice_in_a_batch_is_told() -> None:

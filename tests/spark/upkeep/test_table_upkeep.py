@@ -12,12 +12,13 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from spark import batch_job
 from spark.batch_job import BatchJob
-from spark.engine import delta_upkeep
+from spark.engine import delta_folds, delta_upkeep
 from spark.engine.delta_staging import AppendTable
 from spark.engine.delta_upkeep import Files, compact, file_count, merge_sorted
 from spark.engine.warehouse_folder import only_writer
 from spark.ingest.retention import last_day
 from spark.ingest.seen_table import seen_path
+from spark.log.device_parts import device_parts_path
 from spark.log.log_table import LOG_PARTITION, BatchId, log_path, log_schema
 from spark.log.readings_view import open_readings
 from spark.upkeep import table_upkeep
@@ -47,6 +48,7 @@ def eager(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
     monkeypatch.setattr(table_upkeep, "LOOK_BATCHES", 1)
     monkeypatch.setattr(table_upkeep, "FILES_NEW_MIN", files)
     monkeypatch.setattr(delta_upkeep, "FILES_MIN", files)
+    monkeypatch.setattr(delta_folds, "FILES_MIN", files)
     monkeypatch.setattr(delta_upkeep, "GROWTH_MIN", 2)
 
 
@@ -71,7 +73,8 @@ def test_files_become_few_and_rows_stay(
     warehouse = new_warehouse
     job = BatchJob(spark, warehouse)
     upkeep = Upkeep(job, pytest.fail)
-    paths = [log_path(job.tables), windows_path(job.tables), changes_path(warehouse), seen_path(job.tables)]
+    paths = [log_path(job.tables), windows_path(job.tables), changes_path(warehouse)]
+    paths += [seen_path(job.tables), device_parts_path(job.tables)]
     for number in range(BATCHES + 1):
         job.take(kafka_frame(spark, [sent(number)]), BatchId("query", number), {"device-thermo": "id-1"})
         job.save()
