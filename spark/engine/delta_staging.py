@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.engine.built_once import Projection, built_once
+from spark.engine.built_once import built_once
 from spark.engine.made_file import MadeFile
 
 CHECKPOINT_INTERVAL: Final = {"delta.checkpointInterval": "50"}
@@ -72,7 +72,7 @@ class StagedAppend:
 
     def write(self, rows: DataFrame) -> None:
         """Write the rows, which have the table's columns. They replace rows that were written before."""
-        iterator = self._transaction.writeFiles(java_frame(_in_order(self._table.schema).of(rows))).iterator()
+        iterator = self._transaction.writeFiles(java_frame(rows.select(*_in_order(self._table.schema)))).iterator()
         self._files = []
         while iterator.hasNext():
             self._files.append(iterator.next())
@@ -272,8 +272,8 @@ def java_frame(frame: DataFrame) -> Any:
 
 
 @built_once
-def _in_order(schema: StructType) -> Projection:
-    return Projection(*(F.col(field.name).cast(field.dataType) for field in schema))
+def _in_order(schema: StructType) -> list[Column]:
+    return [F.col(field.name).cast(field.dataType) for field in schema]
 
 
 @built_once

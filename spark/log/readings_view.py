@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from gateway.record_contract import READING_TYPE
 from spark.decode.codec_declarations import USUAL_TIMES, Times
-from spark.engine.built_once import built_once, recorded
+from spark.engine.built_once import built_once
 from spark.log.amendments import effective_log
 from spark.log.edge_times import EARLIEST_US
 from spark.log.log_table import is_implausible
@@ -29,12 +29,10 @@ def readings(log: DataFrame, corrections: DataFrame, times: Times = USUAL_TIMES)
     return _each_metric(retimed(log.where(is_reading()), corrections, times))
 
 
-@recorded
 def _each_metric(retimed: DataFrame) -> DataFrame:
     return _shown(_metrics(retimed), taken_at)
 
 
-@recorded
 def _each_metric_as_sent(records: DataFrame) -> DataFrame:
     sent = {f"sent_{name}": F.col(name) for name in ("event_time", "time_error_us", "time_quality")}
     unmoved = records.withColumns(sent | {"correction_version": F.lit(None).cast("bigint")})

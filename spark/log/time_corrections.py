@@ -30,7 +30,6 @@ from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.decode.codec_declarations import USUAL_TIMES, Times
 from spark.decode.correction_records import CORRECTION_TYPE, MEMBERS, fault, value_of
 from spark.decode.event_bodies import body_of
-from spark.engine.built_once import recorded
 from spark.engine.delta_staging import AppendTable, is_empty, make_table
 from spark.log.edge_times import DEVICE_QUALITY, EARLIEST_US, LATEST_US, TOLD_SLACK_US, Clocks, Correction, clocks
 from spark.log.log_table import ORDINAL, date_of
@@ -187,7 +186,6 @@ def _frame(spark: SparkSession, rows: Sequence[tuple[object, ...]], schema: str)
     return frame if rows else frame.where(F.lit(False))
 
 
-@recorded
 def current(corrections: DataFrame) -> DataFrame:
     """Choose each boot's correction that counts, as a struct `correction` for each boot.
 
@@ -211,11 +209,6 @@ def retimed(records: DataFrame, corrections: DataFrame, times: Times = USUAL_TIM
     null if no correction applies. `records` are rows of `log`, `corrections` are from `current`.
     """
     joined = records.join(F.broadcast(corrections), list(BOOT), "left")
-    return _mended(joined, tuple(records.columns), times)
-
-
-@recorded
-def _mended(joined: DataFrame, names: tuple[str, ...], times: Times) -> DataFrame:
     mended = joined.withColumns({"mended_us": mended_us(), "mended_error_us": _mended_error_us()})
     told_before = _within_us("correction.told_us")
     was_wrong = _within_us("correction.wrong_until_us")
@@ -228,7 +221,7 @@ def _mended(joined: DataFrame, names: tuple[str, ...], times: Times) -> DataFram
     time, error_us = F.timestamp_micros("mended_us"), F.col("mended_error_us")
     replaced = {"event_time", "time_error_us", "time_quality", "event_date"}
     return mended.withColumn("applies", applies).select(
-        *(name for name in names if name not in replaced),
+        *(name for name in records.columns if name not in replaced),
         chosen(time, "event_time"),
         chosen(error_us, "time_error_us"),
         chosen(_mended_quality(), "time_quality"),

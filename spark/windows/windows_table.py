@@ -21,7 +21,6 @@ from pyspark.sql.types import StructType
 
 from spark.decode.codec_declarations import Windows
 from spark.decode.value_types import VALUE_TYPE
-from spark.engine.built_once import recorded
 from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, make_table, snapshot, table_exists
 from spark.engine.delta_upkeep import in_sorted_files
 from spark.engine.literals import of_batch, sql_text
@@ -129,7 +128,6 @@ def read_parts(spark: SparkSession, tables: str) -> DataFrame:
     return spark.read.format("delta").load(windows_path(tables))
 
 
-@recorded
 def windowed(readings: DataFrame, window_s: int = WINDOW_S) -> DataFrame:
     """Add `window_start` to readings. Readings with an implausible or unknown time are left out.
 
@@ -159,22 +157,13 @@ def parts(windowed_readings: DataFrame, ordinal: int, window_s: int = WINDOW_S) 
 
     `first` and `last` go by event time, and if times are equal by buffer, lane and lane sequence.
     """
-    return _parts(windowed_readings, window_s).withColumn("ordinal", of_batch(ordinal, "metric"))
-
-
-@recorded
-def _parts(windowed_readings: DataFrame, window_s: int) -> DataFrame:
     window_end = F.col("window_start") + F.expr(f"interval {window_s + LATE_S} seconds")
     late = F.count_if(F.col("kafka_timestamp") > window_end).alias("late")
     order = F.struct(F.col("event_time").alias("time"), "buffer", "lane", "lane_sequence")
     figures = windowed_readings.groupBy(*KEY).agg(*sums_of_values(), *ranks_of_values(order), late)
-    return _with_ends(figures).select(
-        *(
-            F.col(field.name).cast(field.dataType).alias(field.name)
-            for field in windows_schema()
-            if field.name != "ordinal"
-        )
-    )
+    names = [field for field in windows_schema() if field.name != "ordinal"]
+    found = _with_ends(figures).select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in names))
+    return found.withColumn("ordinal", of_batch(ordinal, "metric"))
 
 
 def sums_of_values() -> tuple[Column, ...]:
@@ -201,7 +190,6 @@ def ranks_of_values(order: Column) -> tuple[Column, ...]:
     )
 
 
-@recorded
 def folded(parts: DataFrame, size_s: int | None = None) -> DataFrame:
     """Fold all parts of each window into one row with the table's columns.
 
