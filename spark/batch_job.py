@@ -221,6 +221,8 @@ class BatchJob:
         self._load()
         self._saved_s = time.monotonic()
         self._saving_s = 0.0
+        self._of_senders: set[str] = set()
+        """Topics that were warned of, because their records have the time of their sender."""
         self._last_rows = 0
 
     def _load(self) -> None:
@@ -420,11 +422,20 @@ class BatchJob:
             found = NONE_FOUND if copies is None else copies.counts
             self._derive(rows, census, copies, windows)
             devices.commit()
+        self._warn_of_times(made.of_senders)
         # If no earlier row was amended and no time was corrected, the census and the verdicts are complete.
         known = None if found.amended or self._corrections.told_us else found
         # The batch's windows were written before its own corrections were known.
         late = late_in(windows.parts_of(rows, self._corrections)) if census.corrections else windows.late()
         return self._counts(rows, census, late, begun, known)
+
+    def _warn_of_times(self, topics: set[str]) -> None:
+        for topic in sorted(topics - self._of_senders):
+            self._warn(
+                f"records of {topic} have the time of their sender, not Kafka's, so nobody can tell which came late: "
+                "set message.timestamp.type=LogAppendTime on the topic"
+            )
+        self._of_senders |= topics
 
     @property
     def next_ordinal(self) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark.arrow_pass.decimal_columns import Numbers
 from spark.arrow_pass.log_rows import log_table, rows_of_records, rows_of_usual
@@ -20,6 +21,8 @@ from spark.decode.record_frames import Rule
 from spark.engine.made_file import MadeFile
 from spark.log.record_verdicts import Verdicts
 
+CREATE_TIME = 0
+"""Kafka's number for a time that the sender gave."""
 CARRIED = ("topic_id", "ingest", "batch")
 """Columns that records bring from elsewhere."""
 
@@ -40,6 +43,8 @@ class Made:
     """Values that came late."""
     revised: int = 0
     """Parts with such values."""
+    of_senders: set[str] = field(default_factory=set)
+    """Topics whose records have the time of their sender, not Kafka's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,11 @@ class PartitionPass:
         of_devices: list[pa.Table] = []
         for piece in pieces(batches):
             table = pa.Table.from_batches(piece).combine_chunks()
-            found = reader.read(table) if is_source(table) else []
+            found: list[Usual] = []
+            if is_source(table):
+                found = reader.read(table)
+                by_sender = table["topic"].filter(pc.equal(table["timestampType"], CREATE_TIME))
+                made.of_senders.update(pc.unique(by_sender).to_pylist())
             for each in found:
                 usual.add(each)
             rows, days = self._log_rows(table, found, others, rules)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MADE_SCHEMA = """
     of string, action string, name string, content binary,
-    devices array<bigint>, counts array<string>, late bigint, revised bigint
+    devices array<bigint>, counts array<string>, late bigint, revised bigint, of_senders array<string>
 """
 """A row for each file, and one with the figures of a task."""
 TABLES = ("log", "parts", "device_parts", "changes")
@@ -49,6 +49,8 @@ class MadeFiles:
     """Values that came late."""
     revised: int
     """Parts with such values."""
+    of_senders: set[str]
+    """Topics whose records have the time of their sender, not Kafka's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +87,12 @@ class BatchPass:
                 [
                     *(("of", pa.string()), ("action", pa.string()), ("name", pa.string())),
                     *(("content", pa.binary()), ("devices", pa.list_(pa.int64())), ("counts", pa.list_(pa.string()))),
-                    *(("late", pa.int64()), ("revised", pa.int64())),
+                    *(("late", pa.int64()), ("revised", pa.int64()), ("of_senders", pa.list_(pa.string()))),
                 ]
             )
             rows = [file._asdict() | {"of": name} for name in TABLES for file in getattr(made, name)]
             figures = {name: getattr(made, name) for name in ("devices", "counts", "late", "revised")}
+            figures["of_senders"] = sorted(made.of_senders)
             yield pa.RecordBatch.from_pylist([*rows, figures], schema=schema)
 
         made = map_in_arrow(with_bounded_values(records), task, MADE_SCHEMA).collect()
@@ -101,6 +104,7 @@ class BatchPass:
             counts=[count for task in figures for count in task.counts],
             late=sum(task.late for task in figures),
             revised=sum(task.revised for task in figures),
+            of_senders={topic for task in figures for topic in task.of_senders},
         )
 
 

@@ -226,6 +226,15 @@ def test_each_part_is_told_as_a_change(tmp_path: Path) -> None:
     assert sorted(change["n"] for change in changes) == [1, 2]
 
 
+def test_topics_whose_records_have_the_time_of_their_sender_are_told(tmp_path: Path) -> None:
+    batch = source_batch([reading(offset=1), replace(reading(offset=2), topic="device-other"), reading(offset=3)])
+    batch = batch.append_column("topic_id", pa.nulls(3, pa.string()))
+    assert over(tmp_path, [batch]).of_senders == set()
+    place = batch.schema.get_field_index("timestampType")
+    by_sender = batch.set_column(place, "timestampType", pa.array([1, 0, 1], pa.int32()))
+    assert over(tmp_path, [by_sender]).of_senders == {"device-other"}
+
+
 def test_a_sum_of_squares_that_no_table_holds_is_null(tmp_path: Path) -> None:
     headers = [reading_headers(number) for number in range(101)]
     records = [reading(b'{"t": 999999999999.999999}', each, offset=place) for place, each in enumerate(headers)]
