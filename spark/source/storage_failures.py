@@ -31,6 +31,10 @@ TRACE_CHARS = 2_000
 NO_FOLDER = re.compile(r"Mkdirs failed to create (?:file:)?(?P<path>/[^\s(]*)")
 FULL_BYTES = 65_536
 """Free bytes below which a disk counts as full. A new folder needs fewer."""
+GONE = re.compile(
+    r"(?:FILE_NOT_EXIST|DELTA_FILE_NOT_FOUND|FileNotFoundException).{0,200}?(?P<path>[^\s'\"]+\.parquet)", re.DOTALL
+)
+"""A file that a table or a batch names, and that is not there."""
 REFUSED = re.compile(r"AccessDeniedException|AccessControlException|NoAuthWithAWSException|Permission denied")
 
 
@@ -63,6 +67,11 @@ def _of_place(text: str, error: BaseException) -> str | None:
         )
     if (found := NO_HOST.search(text)) and KAFKA not in text[found.end() : found.end() + TRACE_CHARS]:
         return f"the warehouse's host {found['host']} cannot be found: is its name right, and does DNS answer?"
+    if found := GONE.search(text):
+        return (
+            f"the file {found['path']} is gone: does something else clean up this folder, such as another tool's "
+            "vacuum? Only `sluice-cloud` may remove files there. If no table names it yet, the next run makes it anew"
+        )
     if REFUSED.search(text):
         return f"this user may not read or write there: {innermost(error)}"
     return None

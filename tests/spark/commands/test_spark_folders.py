@@ -80,6 +80,14 @@ def test_a_warehouse_of_unknown_size_does_not_pass_for_a_small_one(tmp_path: Pat
         ("java.io.IOException: Input/output error\n\tat org.apache.hadoop.fs.X", "the disk of /wh fails"),
         ("Mkdirs failed to create file:/proc/none/v1 (exists=false)", "the disk of /wh is full"),
         ("Mkdirs failed to create file:/no/such/v1 (exists=false)", "may this user write there"),
+        (
+            "[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file file:/wh/log/part-1.parquet. It",
+            "the file file:/wh/log/part-1.parquet is gone: does something else clean up this folder",
+        ),
+        (
+            "java.io.FileNotFoundException: \nFile s3a://b/wh/part-2.parquet does not exist",
+            "the file s3a://b/wh/part-2.parquet is gone",
+        ),
         ("AccessDeniedException: bucket", "this user may not read or write there"),
         (
             "java.net.UnknownHostException: node\n\tat org.apache.hadoop.ipc.X",
