@@ -1,16 +1,21 @@
 """Keeps a Delta table in order: deletes and changes rows, merges small files, and removes files that nothing needs."""
 
 import json
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.engine.delta_staging import AppendTable, snapshot
+from spark.engine.warehouse_folder import is_local
 
 APPEND_ONLY = "delta.appendOnly"
 FILE_BYTES = 128 * 2**20
@@ -191,11 +196,49 @@ def update_rows(spark: SparkSession, path: str, condition: Column, values: dict[
         DeltaTable.forPath(spark, path).update(condition, values)
 
 
-def vacuum(spark: SparkSession, path: str, keep_hours: float) -> None:
-    """Remove files that no version of the last `keep_hours` needs. Readers of an older version then fail."""
-    # Delta refuses less than a week, to spare files of a writer that has not committed yet. Nobody else writes here.
-    with _settings(spark, {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}):
-        DeltaTable.forPath(spark, path).vacuum(keep_hours)
+class Removed(NamedTuple):
+    """Files that are gone from the disk."""
+
+    files: int
+    bytes: int
+
+
+def vacuum(spark: SparkSession, path: str, keep_hours: float) -> Removed:
+    """Remove files that no version of the last `keep_hours` needs. Readers of an older version then fail.
+
+    Nobody else may write the table. Only for a local folder it is known what was removed.
+    """
+    table = DeltaTable.forPath(spark, path)
+    if not is_local(path):
+        # Delta refuses less than a week, to spare files of a writer that has not committed yet. There is none here.
+        with _settings(spark, {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}):
+            table.vacuum(keep_hours)
+        return Removed(0, 0)
+    # Delta's own vacuum takes some ten seconds for each table, and makes two commits.
+    before_s = time.time() - keep_hours * 3_600
+    needed = _needed(spark, path, round(before_s * 1_000))
+    removed = Removed(0, 0)
+    for folder, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(("_", "."))]
+        for name in names:
+            file = Path(folder, name)
+            if name.startswith(("_", ".")) or file.relative_to(path).as_posix() in needed:
+                continue
+            about = file.stat()
+            if about.st_mtime <= before_s:
+                file.unlink()
+                # Hadoop's checksums of the file.
+                file.with_name(f".{name}.crc").unlink(missing_ok=True)
+                removed = Removed(removed.files + 1, removed.bytes + about.st_size)
+    return removed
+
+
+def _needed(spark: SparkSession, path: str, since_ms: int) -> set[str]:
+    """Paths of the files that the table has, and of those that it had since a time."""
+    now = snapshot(spark, path)
+    had = DataFrame(now.tombstones().toDF(), spark).where(F.col("deletionTimestamp") >= since_ms)
+    every = DataFrame(now.allFiles().toDF(), spark).select("path").union(had.select("path"))
+    return {unquote(row.path) for row in every.collect()}
 
 
 def in_sorted_files(spark: SparkSession) -> AbstractContextManager[None]:

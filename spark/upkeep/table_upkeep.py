@@ -15,12 +15,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from gateway.host.terminal_text import counted
 from spark.batch_job import BatchJob
 from spark.engine.delta_staging import AppendTable
 from spark.engine.delta_upkeep import (
     FILE_BYTES,
     Files,
     Order,
+    Removed,
     compact,
     file_count,
     files_by_partition,
@@ -44,6 +46,8 @@ FILES_NEW_MIN = 16
 """New files of a table before its partitions are looked at."""
 LOG_ORDER = Order(("device", "event_time"), "ordinal", rows_max=500_000)
 """Order of rows in merged files of `log`: look-ups ask for a device. So many rows take some 500 MB while sorted."""
+FAILURES = (PySparkException, Py4JError, OSError)
+"""Failures of work that the tables can do without."""
 KEEP_DAYS = 7
 """Days to keep files that no table needs any more, for queries that began before."""
 
@@ -195,10 +199,17 @@ def maintain(
     for what, before in expire(spark, warehouse, job.tables, job.streams, today).items():
         report(f"{what}: nothing from before {before} is left")
     job.horizons = read_horizons(spark, warehouse)
-    tried = {path: _failure(partial(vacuum, spark, path, keep_days * 24)) for path in delta_tables(spark, warehouse)}
-    failed = [f"{path}: its old files could not be removed: {words}" for path, words in tried.items() if words]
+    removed: list[Removed] = []
+    failed: list[str] = []
+    for path in delta_tables(spark, warehouse):
+        try:
+            removed.append(vacuum(spark, path, keep_days * 24))
+        except FAILURES as error:
+            failed.append(f"{path}: its old files could not be removed: {innermost(error)}")
     if not failed:
-        report(f"files that nothing has needed for {keep_days:g} days are removed")
+        files, size = sum(each.files for each in removed), sum(each.bytes for each in removed)
+        told = f": {counted(files, 'file')}, {size / 1e6:.1f} MB" if files else ""
+        report(f"files that nothing has needed for {keep_days:g} days are removed{told}")
         note_upkeep(spark, warehouse, {FILES: today - timedelta(days=keep_days)})
     return failed
 
@@ -237,7 +248,7 @@ def _failure(do: Callable[[], None]) -> str | None:
     """Do work that the tables can do without. Returns why it failed, or None: readings must not wait for it."""
     try:
         do()
-    except (PySparkException, Py4JError) as error:
+    except FAILURES as error:
         return innermost(error)
     return None
 

@@ -14,6 +14,7 @@ from spark.batch_job import BatchJob
 from spark.cli import main
 from spark.decode.codec_declarations import Streams
 from spark.decode.streams_file import parse_streams
+from spark.engine.delta_upkeep import Removed
 from spark.engine.warehouse_folder import only_writer
 from spark.ingest.retention import open_upkeep
 from spark.log.log_table import BatchId, open_log
@@ -72,8 +73,8 @@ def filled(spark: SparkSession, warehouse: str) -> dict[date, int]:
     take(BatchJob(spark, warehouse, declared()), 0, records)
     assert windows(spark, warehouse) == {(NOON + timedelta(days=day)).date(): 1 for day in days.values()}
 
-    # Removing files takes seconds for each table, and does not matter here.
-    with patch.object(table_upkeep, "vacuum"):
+    # Which files go does not matter here.
+    with patch.object(table_upkeep, "vacuum", return_value=Removed(0, 0)):
         shown = CliRunner().invoke(main, ["maintain", "--warehouse", warehouse])
 
     assert shown.exit_code == 0, shown.output

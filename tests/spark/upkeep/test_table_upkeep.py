@@ -1,6 +1,8 @@
 """`ingest` keeps its tables in order: few files however many batches, and the same rows as without."""
 
+import os
 import threading
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +16,7 @@ from spark import batch_job
 from spark.batch_job import BatchJob
 from spark.engine import delta_folds, delta_upkeep
 from spark.engine.delta_staging import AppendTable
-from spark.engine.delta_upkeep import Files, compact, file_count, merge_sorted
+from spark.engine.delta_upkeep import Files, compact, file_count, merge_sorted, vacuum
 from spark.engine.warehouse_folder import only_writer
 from spark.ingest.retention import last_day
 from spark.ingest.seen_table import seen_path
@@ -282,3 +284,28 @@ def test_tables_of_old_versions_are_removed_when_asked(spark: SparkSession, new_
 )
 def test_a_byte_is_written_again_only_when_as_many_came(sizes: list[int], due: bool) -> None:  # noqa: FBT001
     assert Files("2026-03-14", len(sizes), sum(sizes), max(sizes)).are_due is due
+
+
+def test_files_that_no_version_of_the_last_hours_needs_are_removed(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "table of days"
+    rows = spark.range(4).selectExpr("id", "DATE'2026-03-14' AS day").coalesce(1)
+    for _ in range(2):
+        rows.write.format("delta").mode("overwrite").partitionBy("day").save(str(path))
+    (live,) = spark.read.format("delta").load(str(path)).inputFiles()
+    stray, young = path / "day=2026-03-15" / "part-0.parquet", path / "part-1.parquet"
+    stray.parent.mkdir()
+    for file, hours in ((stray, 2), (young, 0)):
+        file.write_bytes(b"1234")
+        os.utime(file, (time.time() - hours * 3_600,) * 2)
+
+    assert vacuum(spark, str(path), 1) == (1, 4)
+    assert young.exists()
+    assert len([*path.rglob("*.parquet")]) == 3
+
+    removed = vacuum(spark, str(path), 0)
+    assert removed.files == 2
+    assert removed.bytes > 4
+    assert [file.name for file in path.rglob("*.parquet")] == [Path(live).name]
+    assert len([*path.rglob(".*.parquet.crc")]) <= 1
+    assert spark.read.format("delta").load(str(path)).count() == 4
+    assert vacuum(spark, str(path), 0) == (0, 0)
