@@ -241,6 +241,8 @@ Baud = Literal[300, 600, 1200, 2400, 4800, 9600, 19200, 38400, 57600, 115200, 23
 """Bits a second on a serial line, as adapters and sensors have them."""
 
 
+FORMAT_RULE = "1 to 40 letters (a to z), digits or '_', starting with a letter"
+"""A format's name in words: it is the name of a module of Python."""
 Parity = Literal["none", "even", "odd"]
 Oscillator = Literal["rc", "ceramic", "crystal"]
 
@@ -279,6 +281,27 @@ class SerialTextSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Fields that stay texts although they look like numbers, such as `28FF`, `2800` and `007`. Not for `json`."""
     line_bytes_max: Annotated[int, Meta(ge=16, le=65_536, description="bytes, 16 to 65536")] = 1_024
     """Bytes of the longest line. A longer line counts as one that cannot be read."""
+
+
+class SerialFormatSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[serial.format]]`: a sensor whose bytes a format reads. It cannot be given an acknowledgement."""
+
+    port: str
+    """One port: its path, or a glob that matches one port."""
+    device: Name
+    """Name of the device on this port."""
+    format: Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,39}$", description=FORMAT_RULE)]
+    """`dsmr`: telegrams of an electricity meter's P1 port. `pms5003`, `sds011`: dust sensors."""
+    stream: Name | None = None
+    """The `{stream}` of the topic that routes see. By default it is the format's name."""
+    baud: Baud = 9600
+    """Bits a second. A P1 port of today sends 115200."""
+    data_bits: Literal[7, 8] = 8
+    """Data bits of a character."""
+    parity: Parity = "none"
+    """Parity."""
+    stop_bits: Literal[1, 2] = 1
+    """Stop bits."""
 
 
 class ModbusRegister(Struct, frozen=True, forbid_unknown_fields=True):
@@ -348,7 +371,7 @@ class SerialModbusSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class SerialSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`[serial]`: sensors on serial lines.
 
-    A port that `text` or `modbus` names is theirs, although `ports` matches it.
+    A port that `text`, `format` or `modbus` names is theirs, although `ports` matches it.
     """
 
     ports: tuple[str, ...] = ()
@@ -366,12 +389,13 @@ class SerialSettings(Struct, frozen=True, forbid_unknown_fields=True):
     scan_interval_s: Seconds = 1.0
     """Seconds between two searches for ports."""
     text: tuple[SerialTextSettings, ...] = ()
+    format: tuple[SerialFormatSettings, ...] = ()
     modbus: tuple[SerialModbusSettings, ...] = ()
 
     @property
     def names_ports(self) -> bool:
         """Whether the settings name any port. It need not exist."""
-        return bool(self.ports or self.text or self.modbus)
+        return bool(self.ports or self.text or self.format or self.modbus)
 
 
 PayloadIdentity = Literal["none", "json", "cbor", "binary", "properties"]

@@ -27,7 +27,7 @@ from gateway.kafka.record import DOUBTS
 from gateway.kafka.topics import ADMIN_CONFIG
 from gateway.reading import SENSOR_DROPPED
 from gateway.record_contract import DEVICE, HEADER_NAMES, NAME_RULE, TIME_ERROR_UNKNOWN_US
-from gateway.serial_lines.text_link import TOO_LONG
+from gateway.serial_lines.text_lines import TOO_LONG
 from gateway.settings import DEFAULT_CONFIG
 from spark.cli import main as cloud
 from tests.support import generated_pages
@@ -212,9 +212,11 @@ def test_every_event_and_every_reason_is_in_the_page_about_them() -> None:
     reasons = set(re.findall(r"\"((?:topic|no|ambiguous|not-the|device-name|kafka-topic)-[a-z-]+)\"", verdicts))
     assert {"topic-compacted", "no-route"} <= reasons
     lines = "".join(
-        (ROOT / "gateway" / "serial_lines" / name).read_text() for name in ("text_formats.py", "text_link.py")
+        (ROOT / "gateway" / "serial_lines" / name).read_text() for name in ("text_formats.py", "text_lines.py")
     )
+    formats = "".join(module.read_text() for module in (ROOT / "gateway" / "formats").glob("*.py"))
     unreadable = {*re.findall(r"LineError\(\"([a-z-]+)\"\)", lines), TOO_LONG}
+    unreadable |= set(re.findall(r"(?m)^[A-Z_]+: Final = \"([a-z]+-[a-z-]+)\"$", formats))
     assert unreadable == set(_UNREADABLE_LINES)
     assert not {reason for reason in reasons | unreadable if f"`{reason}`" not in page}
 

@@ -86,8 +86,16 @@ _UNREADABLE_LINES = {
     "repeated-name": "the line has one name twice, so neither value can be trusted; correct it in the sensor",
     "not-text": "control characters within the line; correct baud in [[serial.text]], or the sensor sends no text",
     "line-too-long": "longer than line_bytes_max in [[serial.text]]; raise it, or correct baud",
+    "frame-checksum": "a dust sensor's frame was damaged; shorten the cable, or join the grounds",
+    "telegram-checksum": "the meter's telegram was damaged; shorten the cable, or correct baud in [[serial.format]]",
+    "telegram-without-checksum": "this meter is older than DSMR 4, and nothing proves its telegrams; write a format of "
+    "your own (docs/formats.md) if they are good enough for you",
+    "telegram-cut-off": "the next telegram began before this one ended; look at cable and baud",
+    "telegram-without-values": "the telegram is whole, and no value in it can be told from the others; write a format "
+    "of your own (docs/formats.md)",
+    "piece-too-long": "so many bytes came without an end; correct format or baud in [[serial.format]]",
 }
-"""By reason: why `text_formats` or `text_link` could not read a line, and what to do so that the next line is read."""
+"""By reason: why a piece of what a serial sensor sent is no reading, and what to do so that the next one is."""
 _TO_MEND = {
     NO_ROUTE: "no route takes the topic; add one under [[routes]], or correct the sensor's topic (on a serial line: "
     "its stream)",

@@ -40,8 +40,8 @@ def _idle_mistakes(serial: SerialSettings) -> Iterator[tuple[Place, str]]:
     for name in ("baud", "probe_interval_s", "oscillator"):
         if getattr(serial, name) != getattr(_DEFAULTS, name):
             # Each line of these kinds has a baud of its own, and most have one that is not the default.
-            headers = " or ".join(kind.header for kind in KINDS)
-            below = f", or write it below {headers}" if name == "baud" else ""
+            *first, last = (kind.header for kind in KINDS)
+            below = f", or write it below {', '.join(first)} or {last}" if name == "baud" else ""
             told = "is for sensors with our frames, and serial.ports names no port of theirs"
             yield ("serial", name), f"{told}; remove it, or write ports{below}"
 

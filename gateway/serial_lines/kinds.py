@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from gateway.reading import SerialIntake
-from gateway.serial_lines import modbus_mistakes, text_mistakes
-from gateway.settings import SerialModbusSettings, SerialSettings, SerialTextSettings
+from gateway.serial_lines import format_mistakes, modbus_mistakes, text_mistakes
+from gateway.settings import SerialFormatSettings, SerialModbusSettings, SerialSettings, SerialTextSettings
 from gateway.toml_files.mistakes import Place
 
 S = TypeVar("S")
@@ -117,6 +117,12 @@ def _open_text() -> Open[SerialTextSettings]:
     return open_line
 
 
+def _open_format() -> Open[SerialFormatSettings]:
+    from gateway.serial_lines.open_format import open_line  # noqa: PLC0415 - only if it is configured
+
+    return open_line
+
+
 def _open_modbus() -> Open[SerialModbusSettings]:
     from gateway.serial_lines.modbus_line import open_line  # noqa: PLC0415 - only if it is configured
 
@@ -130,6 +136,15 @@ TEXT: Final[Kind[SerialTextSettings]] = Kind(
     opener=_open_text,
     mistakes=text_mistakes.mistakes,
     examples=text_mistakes.EXAMPLES,
+)
+FORMAT: Final[Kind[SerialFormatSettings]] = Kind(
+    name="format",
+    words="formats",
+    devices=lambda line, place: [(place, line.device, line.stream or line.format)],
+    opener=_open_format,
+    mistakes=format_mistakes.mistakes,
+    examples=format_mistakes.EXAMPLES,
+    remarks=format_mistakes.remarks,
 )
 MODBUS: Final[Kind[SerialModbusSettings]] = Kind(
     name="modbus",
@@ -145,8 +160,9 @@ MODBUS: Final[Kind[SerialModbusSettings]] = Kind(
     remarks=modbus_mistakes.remarks,
     same_port="write all units of the line into one section",
 )
-KINDS: Final[tuple[Kind[Any], ...]] = (TEXT, MODBUS)
-NAMES: Final = " and ".join(kind.words for kind in KINDS)
+KINDS: Final[tuple[Kind[Any], ...]] = (TEXT, FORMAT, MODBUS)
+_WORDS: Final = [kind.words for kind in KINDS]
+NAMES: Final = f"{', '.join(_WORDS[:-1])} and {_WORDS[-1]}"
 """All kinds in a sentence."""
 CANNOT_ACKNOWLEDGE: Final = (
     f"readings of {NAMES} cannot be acknowledged: readings that come while nothing can be stored are lost, and counted"

@@ -1031,10 +1031,26 @@ def test_a_mistake_of_a_serial_line_has_its_line_and_what_to_write(
     assert any(words in message and line == at for at, message in found), found
 
 
+def test_the_name_of_a_format() -> None:
+    section = '[[serial.format]]\nport = "/dev/ttyS2"\ndevice = "yard"\nformat = "sds011"\n'
+    serial = parse(SERIAL + section, PATH).serial
+    assert serial is not None
+    assert (serial.format[0].format, serial.format[0].stream) == ("sds011", None)
+    for wrong, words in (
+        ("SDS011", "will not do; write 1 to 40 letters"),
+        ("sds012", '"sds012" is no format; write one'),
+    ):
+        ((_, message),) = mistakes(SERIAL + section.replace("sds011", wrong))
+        assert words in message
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("baud = 115200", "remove it, or write ports, or write it below [[serial.text]] or [[serial.modbus]]"),
+        (
+            "baud = 115200",
+            "remove it, or write ports, or write it below [[serial.text]], [[serial.format]] or [[serial.modbus]]",
+        ),
         ("probe_interval_s = 60", "remove it, or write ports"),
         ('oscillator = "crystal"', "remove it, or write ports"),
     ],

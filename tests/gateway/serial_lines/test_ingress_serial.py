@@ -30,6 +30,7 @@ from gateway.serial_lines.text_line import TextLine
 from gateway.settings import (
     ModbusRegister,
     ModbusUnit,
+    SerialFormatSettings,
     SerialModbusSettings,
     SerialSettings,
     SerialTextSettings,
@@ -180,9 +181,14 @@ class Bench:
 
     @asynccontextmanager
     async def serving(
-        self, text: tuple[SerialTextSettings, ...] = (), modbus: tuple[SerialModbusSettings, ...] = ()
+        self,
+        text: tuple[SerialTextSettings, ...] = (),
+        modbus: tuple[SerialModbusSettings, ...] = (),
+        formats: tuple[SerialFormatSettings, ...] = (),
     ) -> AsyncIterator[SerialIngress]:
-        settings = SerialSettings(ports=(f"{self.ports}/ttyUSB*",), scan_interval_s=0.02, text=text, modbus=modbus)
+        settings = SerialSettings(
+            ports=(f"{self.ports}/ttyUSB*",), scan_interval_s=0.02, text=text, modbus=modbus, format=formats
+        )
         ingress = SerialIngress(settings, self.intake, self.now_us, lambda: 0xC0FFEE)
         async with running(ingress):
             yield ingress
@@ -970,6 +976,44 @@ async def test_a_binary_protocol_on_a_port_of_text_is_called_that(idle: Bench) -
             assert port_state(ingress, weight)["trouble"] is None
 
 
+def dust(port: Path | str, format_: str = "sds011") -> SerialFormatSettings:
+    return SerialFormatSettings(port=str(port), device="yard", format=format_)
+
+
+async def test_a_port_with_a_format_gives_readings_and_says_what_is_wrong_with_the_others(idle: Bench) -> None:
+    frame = bytes.fromhex("aac000010002a16004ab")
+    async with plugged(idle, "ttyUSB0") as (sensor,), idle.serving(formats=(dust(sensor.port),)) as ingress:
+        await sensor.opened()
+        await listed(ingress, sensor)
+        await sensor.write(frame[3:] + frame + frame.replace(b"\x04", b"\x05"))
+        (reading,), _ = await idle.intake.next()
+        assert (reading.topic, reading.subject) == ("device/yard/sds011", str(sensor.port))
+        assert reading.datum.payload == b'{"pm2_5":25.6,"pm10":51.2,"id":"A160"}'
+        await until(lambda: port_state(ingress, sensor)["refused"] == 1)
+        state = port_state(ingress, sensor)
+        assert (state["kind"], state["format"], state["noisy"], state["trouble"]) == ("formats", "sds011", 1, None)
+        damaged = ("yard", str(sensor.port), frame.replace(b"\x04", b"\x05"), "frame-checksum")
+        await until(lambda: idle.intake.quarantined == [damaged])
+    (appeared,) = [details for kind, device, details in idle.intake.events if device == "yard"]
+    assert appeared == {"port": str(sensor.port), "format": "sds011", "acknowledges": False}
+
+
+async def test_a_port_with_the_wrong_format_says_so_once_a_telegram_would_have_come(idle: Bench) -> None:
+    async with plugged(idle, "ttyUSB0") as (sensor,), idle.serving(formats=(dust(sensor.port),)) as ingress:
+        await sensor.opened()
+        await listed(ingress, sensor)
+        await sensor.write(b"t=21.5\r\n" * 9)
+        await until(lambda: port_state(ingress, sensor)["noisy"] > 0)
+        assert port_state(ingress, sensor)["trouble"] is None
+        idle.skipped_us += 60_000_000
+        trouble = port_state(ingress, sensor)["trouble"]
+        assert trouble.startswith("bytes come, but nothing that sds011 reads (72 B in 1 min")
+        hello = encode_frame(Hello(7, INCARNATION, 2, 0, 0, "attic", "1.0", ("thermo",)))
+        await sensor.write(b"\0" + hello)
+        told = "FRAMES OF OURS COME: remove its [[serial.format]], and write the port into serial.ports"
+        await until(lambda: str(port_state(ingress, sensor)["trouble"]).startswith(told))
+
+
 async def test_a_sensor_with_our_frames_on_a_port_of_text_is_recognised(idle: Bench) -> None:
     hello = encode_frame(Hello(7, INCARNATION, 2, 0, 0, "attic", "1.0", ("thermo",)))
     with capture_logs() as logs:
@@ -1199,7 +1243,8 @@ def test_what_is_not_configured_is_not_imported() -> None:
     assert "serial" in loaded
     assert not loaded & {
         "gateway.serial_lines.text_line",
-        "gateway.serial_lines.text_link",
+        "gateway.serial_lines.text_lines",
+        "gateway.serial_lines.format_line",
         "gateway.serial_lines.modbus_line",
         "pymodbus",
     }

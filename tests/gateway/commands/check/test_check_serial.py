@@ -83,7 +83,7 @@ def test_a_port_of_text_cannot_acknowledge_and_is_not_looked_at_twice(tmp_path: 
         ("warn", "serial.text[0].port", found[2][2]),
         ("ok", "serial.ports", ports[1]),
     ]
-    assert found[1][2].startswith("readings of text and Modbus cannot be acknowledged: readings that come while")
+    assert found[1][2].startswith("readings of text, formats and Modbus cannot be acknowledged: readings that come")
     assert found[2][2] == (
         f"{ports[0]} is in serial.ports too, where it is ignored: take it out there, or, if its sensor speaks "
         "our frames, remove this section"

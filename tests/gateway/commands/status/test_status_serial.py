@@ -6,8 +6,8 @@ from gateway.commands.status.words import _serial
 
 NOW_US = 600_000_000
 CANNOT_ACKNOWLEDGE = (
-    "readings of text and Modbus cannot be acknowledged: readings that come while nothing can be stored are lost, and "
-    "counted"
+    "readings of text, formats and Modbus cannot be acknowledged: readings that come while nothing can be stored are "
+    "lost, and counted"
 )
 TEXT = {
     "device": "scale",

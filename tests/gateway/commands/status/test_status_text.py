@@ -534,7 +534,7 @@ def test_the_status_lists_the_devices_that_are_silent_for_longest() -> None:
 def test_sensors_without_a_sequence_are_pointed_to() -> None:
     serial = {"ports": {"/dev/ttyUSB0": {"device": "scale", "acknowledges": False}}, "unopened": {}, "missing": []}
     (line,) = devices(answer={"serial": serial})
-    assert line == "devices     none yet that send a sequence of their own (text and Modbus are under serial)"
+    assert line == "devices     none yet that send a sequence of their own (text, formats and Modbus are under serial)"
     (line,) = devices(answer={"serial": serial | {"ports": {"/dev/ttyUSB0": {"device": "attic"}}}})
     assert line == "devices     none yet that send a sequence of their own"
 

@@ -10,24 +10,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.formats.cutter import Cutter
 from gateway.reading import Datum
-from gateway.serial_lines.frames import Hello, encode_frame
-from gateway.serial_lines.text_link import (
+from gateway.serial_lines.format_link import (
     UNREADABLE_FIRST,
     UNREADABLE_INTERVAL_US,
-    TextEvent,
-    TextLink,
-    TextReadings,
+    FormatEvent,
+    FormatLink,
+    Readings,
     Uncollected,
     Unreadable,
 )
+from gateway.serial_lines.frames import Hello, encode_frame
+from gateway.serial_lines.text_lines import TextLines
 from gateway.settings import SerialTextSettings
 from tests.support.nmea import nmea_checksum
 
 LINE_BYTES_MAX = 64
 
 
-def link(line_format: str = "key=value", **rest: object) -> TextLink:
+class TextSensor(FormatLink):
+    """The link of a sensor that writes lines, fed as its port does."""
+
+    def __init__(self, settings: SerialTextSettings) -> None:
+        super().__init__("/dev/ttyUSB0", settings.device, "device/attic/text")
+        self.lines = TextLines(settings)
+        self.cutter = Cutter(self.lines)
+
+    def receive(self, data: bytes, now_us: int) -> list[FormatEvent]:
+        self.hear(data)
+        return self.take(self.cutter.feed(data), now_us)
+
+
+def link(line_format: str = "key=value", **rest: object) -> TextSensor:
     settings = SerialTextSettings(
         port="/dev/ttyUSB*",
         device="attic",
@@ -35,23 +50,21 @@ def link(line_format: str = "key=value", **rest: object) -> TextLink:
         line_bytes_max=LINE_BYTES_MAX,
         **rest,  # type: ignore[arg-type]
     )
-    return TextLink("/dev/ttyUSB0", settings, "device/{device}/{stream}")
+    return TextSensor(settings)
 
 
-def joined(line_format: str = "key=value", **rest: object) -> TextLink:
+def joined(line_format: str = "key=value", **rest: object) -> TextSensor:
     """A link that has seen the end of a line."""
     joined = link(line_format, **rest)
     assert joined.receive(b"\n", 0) == []
     return joined
 
 
-def payloads(events: Iterable[TextEvent]) -> list[str]:
-    return [
-        each.datum.payload.decode() for event in events if isinstance(event, TextReadings) for each in event.readings
-    ]
+def payloads(events: Iterable[FormatEvent]) -> list[str]:
+    return [each.datum.payload.decode() for event in events if isinstance(event, Readings) for each in event.readings]
 
 
-def unread(events: Iterable[TextEvent]) -> Counter[str]:
+def unread(events: Iterable[FormatEvent]) -> Counter[str]:
     """Lines that were no readings, kept or only counted, by reason."""
     counted: Counter[str] = Counter()
     for event in events:
@@ -72,7 +85,7 @@ def test_a_reading_has_its_topic_its_port_and_the_time_of_the_bytes_that_ended_i
     assert sensor.device == "attic"
     assert sensor.receive(b"t=21.50 h=", 1_000) == []
     (event,) = sensor.receive(b"40\r\nt=", 2_000)
-    assert isinstance(event, TextReadings)
+    assert isinstance(event, Readings)
     (reading,) = event.readings
     assert (reading.topic, reading.subject) == ("device/attic/text", "/dev/ttyUSB0")
     assert reading.datum == Datum(received_us=2_000, payload=b'{"t":21.50,"h":40}')
@@ -109,7 +122,7 @@ def test_unreadable_lines_are_kept_once_a_second_and_counted_beyond() -> None:
     sensor = joined("key:value")
     banner = b"DHTxx test!\r\nready\r\nT: 21.5\r\n"
     assert sensor.receive(banner, 0) == [
-        *[event for event in sensor_events(banner) if isinstance(event, TextReadings)],
+        *[event for event in sensor_events(banner) if isinstance(event, Readings)],
         Unreadable(b"DHTxx test!", "no-pairs"),
         Uncollected("no-pairs", 1),
     ]
@@ -131,7 +144,7 @@ def test_a_sensor_that_writes_what_nobody_can_read_fills_neither_the_quarantine_
     assert UNREADABLE_FIRST < kept <= UNREADABLE_FIRST + day_s // 60
 
 
-def sensor_events(data: bytes) -> list[TextEvent]:
+def sensor_events(data: bytes) -> list[FormatEvent]:
     return joined("key:value").receive(data, 0)
 
 
@@ -353,11 +366,11 @@ def test_any_bytes_in_any_split_give_the_same(
     expected = whole.receive(stream, 0)
     split = link(name, **rest)
     positions = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
-    events: list[TextEvent] = []
+    events: list[FormatEvent] = []
     for start, end in pairwise(positions):
         events += split.receive(stream[start:end], 0)
         # Bounded: nothing but the line that has not ended is held.
-        assert len(split._partial) <= LINE_BYTES_MAX
+        assert len(split.cutter._received) <= LINE_BYTES_MAX
     assert payloads(events) == payloads(expected)
     assert unread(events) == unread(expected) == whole.faults == split.faults
     assert [event for event in events if isinstance(event, Unreadable)] == [
@@ -374,7 +387,7 @@ def test_frames_are_recognised_however_they_are_cut_until_a_reading_has_come() -
         assert payloads(sensor.receive(bytes((byte,)), 0)) == []
         seen.append(sensor.sends_frames)
     assert seen == [False] * (len(hello) - 1) + [True]
-    assert sensor.has_seen_a_line
+    assert sensor.lines.joined
     sensor.receive(sentence(b"GPGLL,1") + b"\r\n", 0)
     assert payloads(sensor.receive(sentence(b"GPGLL,1") + b"\r\n", 0)) != []
     seen = [sensor.sends_frames]
@@ -383,12 +396,12 @@ def test_frames_are_recognised_however_they_are_cut_until_a_reading_has_come() -
     assert [*seen, sensor.sends_frames] == [False, False]
 
 
-def test_a_text_link_knows_its_last_unreadable_line_and_whether_lines_came() -> None:
+def test_a_link_knows_its_last_unreadable_line_and_whether_lines_came() -> None:
     sensor = link()
     sensor.receive(b"\x01\xff" * 1_000, 0)
-    assert not sensor.has_seen_a_line
+    assert not sensor.lines.joined
     sensor = link()
     assert sensor.last_unreadable is None
     sensor.receive(b"\nt: 1\nt=2\nready\nt=3\n", 0)
-    assert sensor.has_seen_a_line
+    assert sensor.lines.joined
     assert sensor.last_unreadable == Unreadable(b"ready", "no-pairs")
