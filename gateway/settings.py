@@ -291,7 +291,10 @@ class SerialFormatSettings(Struct, frozen=True, forbid_unknown_fields=True):
     device: Name
     """Name of the device on this port."""
     format: Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,39}$", description=FORMAT_RULE)]
-    """`dsmr`: telegrams of an electricity meter's P1 port. `pms5003`, `sds011`: dust sensors."""
+    """`dsmr`: telegrams of an electricity meter's P1 port. `pms5003`, `sds011`: dust sensors. Any other name is a
+    format of your own: a file `NAME.py` in `folder`, or an entry point of an installed package."""
+    folder: Path = Path("/etc/sluice/formats")
+    """Folder of formats of your own. Only root may write in it, or in a folder above it."""
     stream: Name | None = None
     """The `{stream}` of the topic that routes see. By default it is the format's name."""
     baud: Baud = 9600

@@ -93,6 +93,7 @@ _UNREADABLE_LINES = {
     "telegram-cut-off": "the next telegram began before this one ended; look at cable and baud",
     "telegram-without-values": "the telegram is whole, and no value in it can be told from the others; write a format "
     "of your own (docs/formats.md)",
+    "format-failed": "the format of your own failed at these bytes; sluice status or the log says how",
     "piece-too-long": "so many bytes came without an end; correct format or baud in [[serial.format]]",
 }
 """By reason: why a piece of what a serial sensor sent is no reading, and what to do so that the next one is."""

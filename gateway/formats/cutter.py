@@ -7,6 +7,8 @@ from gateway.formats.piece import Format
 
 TOO_LONG: Final = "piece-too-long"
 """Damage: `bytes_max` bytes without a whole piece."""
+FAILED: Final = "format-failed"
+"""Damage, and reason of a loss: a format of one's own failed at these bytes, or did not run while they came."""
 BYTES_MAX: Final = 65_537
 """Largest `bytes_max` of a format: the longest line of text with its end."""
 REASONS_MAX: Final = 16

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.formats.cutter import TOO_LONG, Cut
+from gateway.formats.cutter import FAILED, TOO_LONG, Cut
 from gateway.reading import Datum, Reading
 from gateway.serial_lines.binary_frames import BinaryFrames, binary_frames
 from gateway.serial_lines.frames import FrameDecoder
@@ -20,7 +20,7 @@ UNREADABLE_LATER_INTERVAL_US = 60_000_000
 """Time between two such pieces after UNREADABLE_FIRST. The fault is clear by then, and each uses the uplink too."""
 BINARY_BYTES_MAX = 256
 """Newest bytes kept until the first reading, to recognise a binary protocol."""
-NOT_READ: Final = frozenset({TOO_LONG})
+NOT_READ: Final = frozenset({TOO_LONG, FAILED})
 """Damage that does not show that this is the right format."""
 
 

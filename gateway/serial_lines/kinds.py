@@ -68,16 +68,18 @@ class Kind(Generic[S]):
     """All devices that a section names: the place, name and stream of each."""
     opener: Callable[[], Open[S]]
     """Loads the module that opens the port. Only a gateway with such lines calls it."""
-    mistakes: Judge[S]
-    """Settings that are wrong together."""
     examples: Mapping[tuple[str, ...], str]
     """Advice for a missing setting, by its path in the section. `port` is not here, as all kinds share it."""
+    mistakes: Judge[S] = lambda _settings, _place: ()
+    """Settings that are wrong together."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Advice for a setting in the wrong section of this kind: where it belongs."""
     instead: Mapping[str, Callable[[object], str]] = field(default_factory=dict)
     """By setting, advice for a value that other programs have there; empty if it is unknown."""
     remarks: Judge[S] = lambda _settings, _place: ()
     """Settings that are likely not meant, for `sluice check`."""
+    failures: Judge[S] = lambda _settings, _place: ()
+    """What keeps a section from working on this box, for `sluice check`, beside its port."""
     same_port: str = "write another"
     """Advice if two sections of this kind name one port."""
 
@@ -142,9 +144,9 @@ FORMAT: Final[Kind[SerialFormatSettings]] = Kind(
     words="formats",
     devices=lambda line, place: [(place, line.device, line.stream or line.format)],
     opener=_open_format,
-    mistakes=format_mistakes.mistakes,
     examples=format_mistakes.EXAMPLES,
     remarks=format_mistakes.remarks,
+    failures=format_mistakes.failures,
 )
 MODBUS: Final[Kind[SerialModbusSettings]] = Kind(
     name="modbus",

@@ -102,6 +102,8 @@ def check_serial(settings: SerialSettings, buffer: Path, routes: RouteTable | No
     for line in lines:
         for place, words in line.kind.remarks(line.settings, line.place):
             yield remark("serial-settings", spell(place), words)
+        for place, words in line.kind.failures(line.settings, line.place):
+            yield wrong("serial-format", spell(place), words)
     if routes is not None:
         yield from _unrouted(settings, routes)
 

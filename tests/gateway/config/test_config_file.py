@@ -1036,12 +1036,8 @@ def test_the_name_of_a_format() -> None:
     serial = parse(SERIAL + section, PATH).serial
     assert serial is not None
     assert (serial.format[0].format, serial.format[0].stream) == ("sds011", None)
-    for wrong, words in (
-        ("SDS011", "will not do; write 1 to 40 letters"),
-        ("sds012", '"sds012" is no format; write one'),
-    ):
-        ((_, message),) = mistakes(SERIAL + section.replace("sds011", wrong))
-        assert words in message
+    ((_, message),) = mistakes(SERIAL + section.replace("sds011", "SDS011"))
+    assert "will not do; write 1 to 40 letters" in message
 
 
 @pytest.mark.parametrize(

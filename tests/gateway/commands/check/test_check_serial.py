@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.commands.check import serial_lines
 from gateway.commands.check.finding import Finding, Remark
@@ -17,6 +18,7 @@ from gateway.settings import (
     ModbusRegister,
     ModbusUnit,
     RouteSettings,
+    SerialFormatSettings,
     SerialModbusSettings,
     SerialSettings,
     SerialTextSettings,
@@ -88,6 +90,20 @@ def test_a_port_of_text_cannot_acknowledge_and_is_not_looked_at_twice(tmp_path: 
         f"{ports[0]} is in serial.ports too, where it is ignored: take it out there, or, if its sensor speaks "
         "our frames, remove this section"
     )
+
+
+def test_a_format_of_ones_own_that_cannot_be_loaded_fails(tmp_path: Path, ports: list[str]) -> None:
+    line = SerialFormatSettings(port=ports[0], device="yard", format="sds011", baud=115_200, folder=tmp_path)
+    found = look(tmp_path, SerialSettings(format=(line,)))
+    assert [(how, subject) for how, subject, _ in found] == [
+        ("ok", "serial.format[0].port"),
+        ("ok", "serial"),
+        ("warn", "serial.format[0].folder"),
+        ("warn", "serial.format[0].baud"),
+    ]
+    found = look(tmp_path, SerialSettings(format=(replace(line, format="rain"),)))
+    assert found[-1][:2] == ("FAIL", "serial.format[0].format")
+    assert found[-1][2].startswith(f'"rain" is not there: write {tmp_path}/rain.py, install a package with')
 
 
 def test_a_glob_or_all_may_match_the_port_of_a_section(tmp_path: Path, ports: list[str]) -> None:
