@@ -243,6 +243,7 @@ Baud = Literal[300, 600, 1200, 2400, 4800, 9600, 19200, 38400, 57600, 115200, 23
 
 FORMAT_RULE = "1 to 40 letters (a to z), digits or '_', starting with a letter"
 """A format's name in words: it is the name of a module of Python."""
+Deadband = Annotated[float, Meta(ge=0, le=1e12, description="a number, 0 to 1e12")]
 Parity = Literal["none", "even", "odd"]
 Oscillator = Literal["rc", "ceramic", "crystal"]
 
@@ -281,6 +282,11 @@ class SerialTextSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Fields that stay texts although they look like numbers, such as `28FF`, `2800` and `007`. Not for `json`."""
     line_bytes_max: Annotated[int, Meta(ge=16, le=65_536, description="bytes, 16 to 65536")] = 1_024
     """Bytes of the longest line. A longer line counts as one that cannot be read."""
+    on_change: dict[str, Deadband] = field(default_factory=dict)
+    """Members that are sent only when they moved, each with its deadband: `{ celsius = 0.2, door = 0 }`. A number has
+    moved if it differs by more than the deadband from the number sent last, any other value if it differs."""
+    silence_s_max: Seconds = 900.0
+    """Seconds after which a member of `on_change` is sent although it has not moved."""
 
 
 class SerialFormatSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -305,6 +311,11 @@ class SerialFormatSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Parity."""
     stop_bits: Literal[1, 2] = 1
     """Stop bits."""
+    on_change: dict[str, Deadband] = field(default_factory=dict)
+    """Members that are sent only when they moved, each with its deadband: `{ celsius = 0.2, door = 0 }`. A number has
+    moved if it differs by more than the deadband from the number sent last, any other value if it differs."""
+    silence_s_max: Seconds = 900.0
+    """Seconds after which a member of `on_change` is sent although it has not moved."""
 
 
 class ModbusRegister(Struct, frozen=True, forbid_unknown_fields=True):
@@ -337,6 +348,9 @@ class ModbusRegister(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     """Numbers by which a unit says that it has no value. They become `null`. They are compared before `scale` and
     `offset`. For signed types, -32768 and 0x8000 are the same number."""
+    on_change: Deadband | None = None
+    """Deadband of a value that is sent only when it moved: when it differs by more than this from the value sent last.
+    With 0, any other value is sent."""
 
 
 class ModbusUnit(Struct, frozen=True, forbid_unknown_fields=True):
@@ -351,6 +365,8 @@ class ModbusUnit(Struct, frozen=True, forbid_unknown_fields=True):
     """The `{stream}` of the topic that routes see."""
     interval_s: Annotated[float, Meta(ge=0.05, le=86_400, description="seconds, 0.05 to 86400")] = 10.0
     """Seconds from one poll to the next."""
+    silence_s_max: Seconds = 900.0
+    """Seconds after which a register with `on_change` is sent although it has not moved."""
 
 
 class SerialModbusSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from gateway.formats.cutter import Cut, Cutter
 from gateway.formats.piece import Format
 from gateway.host.terminal_text import escaped_bytes, shortened, span
 from gateway.reading import Reading, SerialIntake
+from gateway.serial_lines.changes import Changes
 from gateway.serial_lines.format_link import FormatLink, Readings, Uncollected, Unreadable
 from gateway.serial_lines.port_line import PortLine
 from gateway.serial_lines.ports import open_port
@@ -65,7 +66,8 @@ class FormatLine(PortLine):
         # Ten bits for each byte, and a quarter more.
         super().__init__(port, intake, now_us, max(settings.baud, USB_BAUD) / 10 * 1.25)
         stream = settings.stream or settings.format
-        self._link = FormatLink(self.name, settings.device, topic_of(topic, settings.device, stream))
+        changes = Changes(settings.on_change, settings.silence_s_max) if settings.on_change else None
+        self._link = FormatLink(self.name, settings.device, topic_of(topic, settings.device, stream), changes)
         self._format = settings.format
 
     @property
@@ -131,7 +133,8 @@ class FormatLine(PortLine):
                     self._use(now_us)
                     if appears:
                         self._appear()
-                    self._take(event.readings)
+                    if event.readings:
+                        self._take(event.readings)
                 case Unreadable():
                     self._intake.unreadable(self.device, self.name, event.payload, now_us, event.reason)
                 case Uncollected():
@@ -149,6 +152,7 @@ class FormatLine(PortLine):
 
     def _settled(self, count: int, stored: bool) -> None:  # noqa: FBT001 - the form of Intake's `done`
         if not stored:
+            self._link.lose()
             self._intake.lost(self.device, "cannot-wait", count)
 
 

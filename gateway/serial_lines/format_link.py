@@ -4,13 +4,14 @@ Such a sensor cannot be told that its readings arrived, and does not send them a
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.formats.cutter import FAILED, TOO_LONG, Cut
 from gateway.reading import Datum, Reading
 from gateway.serial_lines.binary_frames import BinaryFrames, binary_frames
+from gateway.serial_lines.changes import Changes
 from gateway.serial_lines.frames import FrameDecoder
 
 UNREADABLE_INTERVAL_US = 1_000_000
@@ -26,9 +27,10 @@ NOT_READ: Final = frozenset({TOO_LONG, FAILED})
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Readings to be stored, in the order in which they came."""
+    """Readings came."""
 
     readings: tuple[Reading, ...]
+    """Those that are to be stored, in their order. There may be none, if nothing moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class FormatLink:
     """
 
     __slots__ = (
+        "_changes",
         "_device",
         "_faults",
         "_frames",
@@ -72,8 +75,9 @@ class FormatLink:
         "_unreadable_due_us",
     )
 
-    def __init__(self, port: str, device: str, topic: str) -> None:
-        """`topic` is the topic that routes see."""
+    def __init__(self, port: str, device: str, topic: str, changes: Changes | None = None) -> None:
+        """`topic` is the topic that routes see. `changes` leaves out what has not moved."""
+        self._changes = changes
         self._port = port
         self._device = device
         self._topic = topic
@@ -132,12 +136,15 @@ class FormatLink:
 
     def take(self, cuts: Iterable[Cut], now_us: int) -> list[FormatEvent]:
         """Take in the next pieces."""
+        heard = False
         readings: list[Reading] = []
         unreadable: list[Unreadable] = []
         uncollected: Counter[str] = Counter()
         for cut in cuts:
+            heard |= bool(cut.readings)
             readings += [
-                Reading(self._topic, self._port, Datum(received_us=now_us, payload=payload)) for payload in cut.readings
+                Reading(self._topic, self._port, Datum(received_us=now_us, payload=payload))
+                for payload in self._moved(cut.readings, now_us)
             ]
             self._noisy += cut.noise
             if cut.readings or (cut.damage and cut.damage not in NOT_READ):
@@ -154,7 +161,18 @@ class FormatLink:
                 unreadable.append(self._unreadable)
             else:
                 uncollected[cut.damage] += 1
-        if readings:
+        if heard:
             self._frames, self._has_seen_a_frame, self._newest = None, False, None
-        taken: list[FormatEvent] = [Readings(tuple(readings))] if readings else []
+        taken: list[FormatEvent] = [Readings(tuple(readings))] if heard else []
         return taken + unreadable + [Uncollected(reason, count) for reason, count in uncollected.items()]
+
+    def lose(self) -> None:
+        """Send everything anew after readings were lost, as what was sent last did not arrive."""
+        if self._changes is not None:
+            self._changes.forget()
+
+    def _moved(self, payloads: Iterable[bytes], now_us: int) -> Iterator[bytes]:
+        for payload in payloads:
+            moved = payload if self._changes is None else self._changes.moved(payload, now_us)
+            if moved is not None:
+                yield moved

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.formats.built_in import BAUD, BUILT_IN
+from gateway.serial_lines.text_mistakes import silence_mistakes
 from gateway.settings import SerialFormatSettings
 from gateway.toml_files.mistakes import Place, show
 
@@ -14,6 +15,11 @@ EXAMPLES: Final[dict[tuple[str, ...], str]] = {
 }
 """Advice for a missing setting, by its path in the section."""
 _FOLDER: Final = SerialFormatSettings("", "", "").folder
+
+
+def mistakes(line: SerialFormatSettings, section: Place) -> Iterator[tuple[Place, str]]:
+    """Settings that are wrong together."""
+    yield from silence_mistakes(line, section)
 
 
 def remarks(line: SerialFormatSettings, section: Place) -> Iterator[tuple[Place, str]]:

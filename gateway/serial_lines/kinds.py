@@ -144,6 +144,7 @@ FORMAT: Final[Kind[SerialFormatSettings]] = Kind(
     words="formats",
     devices=lambda line, place: [(place, line.device, line.stream or line.format)],
     opener=_open_format,
+    mistakes=format_mistakes.mistakes,
     examples=format_mistakes.EXAMPLES,
     remarks=format_mistakes.remarks,
     failures=format_mistakes.failures,

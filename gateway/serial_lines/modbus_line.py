@@ -15,6 +15,7 @@ import os
 import termios
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -24,6 +25,7 @@ from pymodbus.pdu.bit_message import ReadCoilsRequest, ReadDiscreteInputsRequest
 from pymodbus.pdu.register_message import ReadHoldingRegistersRequest, ReadInputRegistersRequest
 
 from gateway.reading import Datum, Intake, Reading
+from gateway.serial_lines.changes import Changes
 from gateway.serial_lines.modbus_answers import ANSWER_BYTES, NO_ANSWER, Answer, find_answer, other_words
 from gateway.serial_lines.modbus_registers import Request, decode, fence, halves, payload, requests
 from gateway.serial_lines.ports import PortLostError, close_port, open_port, read_port, why_closed
@@ -90,6 +92,8 @@ class _Unit:
         self.device: str = settings.device
         self.topic = topic_of(topic, settings.device, settings.stream)
         self.plan = list(requests(settings.registers))
+        deadbands = {each.name: each.on_change for each in settings.registers if each.on_change is not None}
+        self.changes = Changes(deadbands, settings.silence_s_max)
         self.due_s = due_s
         self.answers = False
         self.silent_since_us: int | None = None
@@ -524,9 +528,15 @@ class ModbusLine:
         self._arrived.set()
 
     def _take(self, unit: _Unit, values: dict[str, str], received_us: int) -> None:
-        datum = Datum(received_us=received_us, payload=payload(unit.settings.registers, values))
-        reading = Reading(unit.topic, self.name, datum)
-        self._intake.take([reading], lambda stored: None if stored else self._intake.lost(unit.device, "cannot-wait"))
+        moved = unit.changes.moved(payload(unit.settings.registers, values), received_us)
+        if moved is not None:
+            reading = Reading(unit.topic, self.name, Datum(received_us=received_us, payload=moved))
+            self._intake.take([reading], partial(self._settled, unit))
+
+    def _settled(self, unit: _Unit, stored: bool) -> None:  # noqa: FBT001 - the form of Intake's `done`
+        if not stored:
+            unit.changes.forget()
+            self._intake.lost(unit.device, "cannot-wait")
 
     def _answered(self, unit: _Unit, request: Request) -> None:
         unit.silent_turns = 0

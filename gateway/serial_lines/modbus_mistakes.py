@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.serial_lines.modbus_registers import bounds, requests, width
+from gateway.serial_lines.text_mistakes import SILENCE_S_MAX
 from gateway.settings import ModbusRegister, ModbusUnit, SerialModbusSettings
 from gateway.toml_files.mistakes import Place, show, spell
 
@@ -113,6 +114,9 @@ def _unit_mistakes(unit: ModbusUnit, section: Place) -> Iterator[tuple[Place, st
     if not unit.registers:
         wanted = 'write registers = [{name = "volts", address = 0}]'
         yield (*section, "registers"), f"is empty, so that nothing would be read; {wanted}"
+    if unit.silence_s_max != SILENCE_S_MAX and all(register.on_change is None for register in unit.registers):
+        told = "is of registers with on_change, and there is none"
+        yield (*section, "silence_s_max"), f"{told}; remove it, or write on_change = 0.2 at a register"
     names: set[str] = set()
     for number, register in enumerate(unit.registers):
         place = (*section, "registers", number)

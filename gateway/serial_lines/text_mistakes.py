@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gateway.serial_lines.text_formats import SENTENCE_MEMBER
-from gateway.settings import SerialTextSettings
+from gateway.settings import SerialFormatSettings, SerialTextSettings
 from gateway.toml_files.mistakes import Place, show
 
 EXAMPLES: Final[dict[tuple[str, ...], str]] = {
@@ -14,6 +14,9 @@ EXAMPLES: Final[dict[tuple[str, ...], str]] = {
     ("format",): '; write format = "key=value", "key:value", "csv", "json" or "nmea", as its lines look',
 }
 """Advice for a missing setting, by its path in the section."""
+SILENCE_S_MAX: Final = SerialFormatSettings("", "", "").silence_s_max
+"""The default of each kind."""
+_IDLE: Final = "remove it, or write on_change = { celsius = 0.2 }"
 _SENTENCE = re.compile(r"[A-Z][A-Z0-9]{2,9}")
 _UNIT = re.compile(r"[^\s\d+.,;|=:\"-][^\s,;|=:\"]{0,15}")
 _CSV_EXAMPLE = 'columns = ["celsius", "", "humidity"], where an empty one leaves that value out'
@@ -39,6 +42,15 @@ def mistakes(text: SerialTextSettings, section: Place) -> Iterator[tuple[Place, 
         told = f'is for format = "nmea", and this is {show(text.format)}; remove one of the two'
         yield (*section, "sentences"), told
     yield from _value_mistakes(text, section)
+    yield from silence_mistakes(text, section)
+
+
+def silence_mistakes(
+    settings: SerialTextSettings | SerialFormatSettings, section: Place
+) -> Iterator[tuple[Place, str]]:
+    """A longest silence that would do nothing."""
+    if settings.silence_s_max != SILENCE_S_MAX and not settings.on_change:
+        yield (*section, "silence_s_max"), f"is of members that on_change names, and it names none; {_IDLE}"
 
 
 def _column_mistakes(columns: Sequence[str], place: Place) -> Iterator[tuple[Place, str]]:
@@ -77,10 +89,11 @@ def _value_mistakes(text: SerialTextSettings, section: Place) -> Iterator[tuple[
             wanted = 'write it as it stands behind the number, without a blank in it: "C", "W/m2"'
             yield (*section, "units"), f"{show(unit)} is no unit; {wanted}"
     names = _field_names(text)
-    for name in text.texts:
-        if not name or (names is not None and name not in names):
-            told = f"no field of the lines is named {show(name)}"
-            yield (*section, "texts"), f"{told}; write names as they stand in the readings"
+    for setting, named in (("texts", text.texts), ("on_change", text.on_change)):
+        for name in named:
+            if not name or (names is not None and name not in names):
+                told = f"no field of the lines is named {show(name)}"
+                yield (*section, setting), f"{told}; write names as they stand in the readings"
 
 
 def _field_names(text: SerialTextSettings) -> set[str] | None:

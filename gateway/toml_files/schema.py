@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from types import UnionType
-from typing import ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -194,5 +194,6 @@ def wanted(hint: object) -> str:
     if struct_of(hint) is not None:
         return "a section in [brackets]"
     if origin is dict:
-        return 'texts by name, such as "42" = "..."'
+        of = arguments[1]
+        return f"{wanted(of)}, by name" if get_origin(of) is Annotated else 'texts by name, such as "42" = "..."'
     return "true or false" if hint is bool else "a text in double quotes"

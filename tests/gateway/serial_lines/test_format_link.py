@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.formats.cutter import Cutter
 from gateway.reading import Datum
+from gateway.serial_lines.changes import Changes
 from gateway.serial_lines.format_link import (
     UNREADABLE_FIRST,
     UNREADABLE_INTERVAL_US,
@@ -33,7 +34,8 @@ class TextSensor(FormatLink):
     """The link of a sensor that writes lines, fed as its port does."""
 
     def __init__(self, settings: SerialTextSettings) -> None:
-        super().__init__("/dev/ttyUSB0", settings.device, "device/attic/text")
+        changes = Changes(settings.on_change, settings.silence_s_max)
+        super().__init__("/dev/ttyUSB0", settings.device, "device/attic/text", changes)
         self.lines = TextLines(settings)
         self.cutter = Cutter(self.lines)
 
@@ -292,6 +294,18 @@ def test_a_byte_that_an_idle_line_is_read_as_costs_neither_a_name_nor_a_value_it
             assert payloads(sensor.receive(sent + b"\r\n", 0)) == ['{"t":21.5}']
         assert payloads(sensor.receive(b"\xff\r\n\xff\xff \r\n", 0)) == []
         assert sensor.faults == {}
+
+
+def test_members_that_did_not_move_are_left_out_and_the_sensor_is_heard_all_the_same() -> None:
+    sensor = joined(on_change={"t": 0.5})
+    assert payloads(sensor.receive(b"t=20.0 h=40\nt=20.5 h=41\nt=20.6 h=42\n", 0)) == [
+        '{"t":20.0,"h":40}',
+        '{"t":20.6,"h":42}',
+    ]
+    assert sensor.receive(b"t=20.6 h=43\n", 1) == [Readings(())]
+    assert payloads(sensor.receive(b"t=20.6\n", 900_000_000)) == ['{"t":20.6}']
+    sensor.lose()
+    assert payloads(sensor.receive(b"t=20.6 h=43\n", 900_000_001)) == ['{"t":20.6,"h":43}']
 
 
 DUST = [bytes((0xAA, 0xC0, n & 0xFF, 1, n >> 1 & 0xFF, 2, 0xA1, 0x60, (n + 4) & 0xFF, 0xAB)) for n in range(0, 140, 7)]

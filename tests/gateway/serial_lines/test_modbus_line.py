@@ -307,6 +307,25 @@ async def test_an_energy_meter_and_a_thermometer_on_one_line(bench: Bench) -> No
     assert line.closed
 
 
+async def test_a_register_that_has_not_moved_is_left_out_and_a_poll_in_which_none_moved_is_not_sent(
+    bench: Bench,
+) -> None:
+    meter = unit(1, "meter", ModbusRegister("watts", 0, on_change=5), ModbusRegister("amps", 1, on_change=0))
+    async with server(bench, holding(1, block(0, 100, 7))), bench.polling(meter) as line:
+        assert await bench.intake.next_of("meter") == [{"watts": 100, "amps": 7}]
+        (polled,) = line._units
+        # The next polls find what the first found.
+        for _ in range(3):
+            due_s = polled.due_s
+            await until(lambda due_s=due_s: polled.due_s > due_s)  # type: ignore[misc]
+        assert len(bench.intake.of("meter")) == 1
+        # A reading that found no room was not sent.
+        bench.intake.stores = False
+        polled.changes.forget()
+        assert await bench.intake.next_of("meter", 2) == [{"watts": 100, "amps": 7}] * 2
+        assert bench.intake.losses["meter", "cannot-wait"] >= 2
+
+
 async def test_an_inverter_that_sleeps_has_no_values(bench: Bench) -> None:
     values = (
         ModbusRegister("watts", 0, type="u16", null_if=(0xFFFF,)),
