@@ -182,7 +182,13 @@ async def test_a_quota_of_the_brokers_that_holds_the_gateway_back_is_told(kafka:
         assert "A quota of Kafka's holds this gateway back. The last request waited for " in told
         assert "for the client id throttled" in told
         assert len(await consume_until(kafka.bootstrap, 5, "throttled-thermo")) == 5, "nothing is lost"
-    assert config.with_suffix(".log").read_text().count("a quota of Kafka's holds this gateway back") == 1
+        # A broker that reads nothing for a while is neither silent nor gone.
+        state = uplink_told(tmp_path / "buffer.db")
+        assert (state["up"], state["parked"], state["error"]) == (True, {}, None)
+    log = config.with_suffix(".log").read_text()
+    assert log.count("a quota of Kafka's holds this gateway back") == 1
+    assert "does not answer" not in log
+    assert log.count("uplink is up") == 1
 
 
 async def test_a_metered_link_is_left_alone_when_its_quota_is_used_up(kafka: Broker, tmp_path: Path, port: int) -> None:
