@@ -471,16 +471,29 @@ class KafkaTlsSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """PEM file of its private key, unencrypted."""
 
 
+OAUTHBEARER = "OAUTHBEARER"
+
+
 class KafkaSaslSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`[kafka.sasl]`: the gateway's log-in at the brokers."""
 
-    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
-    """Mechanism of the log-in. PLAIN sends the password itself, so it needs `[kafka.tls]`."""
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
+    """Mechanism of the log-in. PLAIN sends the password itself, and OAUTHBEARER an access token. So they need
+    `[kafka.tls]`."""
     user: str
-    """User name of this gateway."""
+    """User name of this gateway. OAUTHBEARER: the client's id."""
     password_file: Path
-    """File with the password in its first line, readable by its owner alone (0400). It is read again when it
-    changes."""
+    """File with the password in its first line, readable by its owner alone (0400). It is read again when it changes.
+    OAUTHBEARER: the client's secret."""
+    token_url: str | None = None
+    """OAUTHBEARER: URL (`https://...`) that gives access tokens for client credentials."""
+    scope: str | None = None
+    """OAUTHBEARER: scope to ask for, or several with blanks between them."""
+    token_ca: Path | None = None
+    """OAUTHBEARER: PEM file of the CA that signed the certificate of `token_url`. Without it, the authorities that this
+    box trusts count."""
+    extensions: dict[str, str] = field(default_factory=dict)
+    """OAUTHBEARER: extensions that the brokers want beside the token, such as `{ logicalCluster = "lkc-1" }`."""
 
 
 class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import get_args, get_origin
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -20,8 +21,10 @@ from gateway.mqtt import topic_filters
 from gateway.record_contract import COMMANDS_TOPIC, DEVICE_NAME, INTERNAL_PREFIX, KAFKA_TOPIC, NAME_RULE
 from gateway.settings import (
     DEFAULT_ROUTE,
+    OAUTHBEARER,
     BrokerSettings,
     CommandSettings,
+    KafkaSaslSettings,
     KafkaSettings,
     ListenerSettings,
     RouteSettings,
@@ -107,6 +110,12 @@ _PLAIN_IN_THE_CLEAR = (
     "is PLAIN, which sends the password itself, and without [kafka.tls] anybody on the way could read it; add "
     '[kafka.tls] and the brokers\' port for it, or write "SCRAM-SHA-512" where the brokers offer that'
 )
+_IN_THE_CLEAR = {
+    "PLAIN": _PLAIN_IN_THE_CLEAR,
+    OAUTHBEARER: "is OAUTHBEARER, which sends an access token itself, and without [kafka.tls] anybody on the way could "
+    "read it; add [kafka.tls] and the brokers' port for it",
+}
+_AUTHORIZATION_EXAMPLE = 'token_url = "https://login.example/oauth2/token"'
 _UNVERIFIED = (
     "certificates are always verified, for without that anybody could answer; where they are of an authority of your "
     "own, write its certificate into a file, and that file's path as ca"
@@ -461,10 +470,34 @@ def _kafka_access_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
         yield ("kafka", "tls"), _HALF_A_PAIR
     if sasl is None:
         return
-    if sasl.mechanism == "PLAIN" and tls is None:
-        yield ("kafka", "sasl", "mechanism"), _PLAIN_IN_THE_CLEAR
+    if sasl.mechanism in {"PLAIN", OAUTHBEARER} and tls is None:
+        yield ("kafka", "sasl", "mechanism"), _IN_THE_CLEAR[sasl.mechanism]
+    yield from _token_mistakes(sasl)
     if not sasl.user:
         yield ("kafka", "sasl", "user"), "is empty; write the name that the brokers know this gateway by"
+
+
+def _token_mistakes(sasl: KafkaSaslSettings) -> Iterator[tuple[Place, str]]:
+    place: Place = ("kafka", "sasl")
+    if sasl.mechanism != OAUTHBEARER:
+        for name in ("token_url", "scope", "token_ca", "extensions"):
+            if getattr(sasl, name):
+                told = f'is for mechanism = "{OAUTHBEARER}", and this is {show(sasl.mechanism)}'
+                yield (*place, name), f"{told}; remove one of the two"
+        return
+    if sasl.token_url is None:
+        yield place, f'has mechanism = "{OAUTHBEARER}" and no token_url; write {_AUTHORIZATION_EXAMPLE}'
+    elif not _is_https(sasl.token_url):
+        yield (*place, "token_url"), f"{show(sasl.token_url)} will not do; write {_AUTHORIZATION_EXAMPLE}"
+
+
+def _is_https(url: str) -> bool:
+    """Whether a text is a URL of HTTPS that a token can be asked for at."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme == "https" and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
+    except ValueError:
+        return False
 
 
 def _backlog_topic_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:

@@ -28,10 +28,11 @@ from aiokafka.conn import (
     AIOKafkaConnection,
     AIOKafkaProtocol,
     CloseReason,
+    OAuthAuthenticator,
     ScramAuthenticator,
     collect_hosts,
 )
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import KafkaConnectionError, SaslAuthenticationFailed
 from aiokafka.protocol.admin import SaslHandShakeRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.produce import ProduceRequest
@@ -40,20 +41,23 @@ from gateway.host.latest import Latest
 from gateway.host.name_lookup import Address, names
 from gateway.kafka.answers import UnfitAnswerError, check_fields, check_records, check_size
 from gateway.kafka.broker_socket import BrokerSocket
-from gateway.kafka.reach import HOST_SHOWN_MAX, Fault, Stage, host_and_port, plain_words, reach_words
+from gateway.kafka.reach import HOST_SHOWN_MAX, Fault, Stage, TokenError, host_and_port, plain_words, reach_words
 from gateway.kafka.secret_files import (
     KafkaFileError,
+    KafkaFiles,
     UnusableFiles,
     digests_of,
     mode_of,
     read_files,
     shown_certificates,
 )
-from gateway.settings import KafkaSettings
+from gateway.settings import OAUTHBEARER, KafkaSettings
 from gateway.tls.dates import Dates, by_system_clock
 
 if TYPE_CHECKING:
     import ssl
+
+    from gateway.kafka.tokens import Tokens
 
 STAGGER_S: Final = 0.25
 """Seconds that an address is waited for before the next one of its name is tried beside it (RFC 8305, section 5)."""
@@ -190,6 +194,7 @@ class KafkaLink:
         self._judge = None if kafka.tls is None or dates() is None else dates
         """Judges the dates of brokers' certificates if the system's clock cannot; None if it can."""
         self._files = read_files(kafka, self._judge)
+        self._tokens = _tokens(kafka, self._files)
         self._pauses = Latest[tuple[str, int], _Pause](PAUSES_MAX)
         self._fault: Fault | None = None
         self._unusable: UnusableFiles | None = None
@@ -222,7 +227,9 @@ class KafkaLink:
             "security_protocol": protocol if sasl is None else f"SASL_{protocol}",
             "ssl_context": self._files.context,
         }
-        if sasl is not None:
+        if self._tokens is not None:
+            options |= {"sasl_mechanism": OAUTHBEARER, "sasl_oauth_token_provider": self._tokens}
+        elif sasl is not None:
             options |= {
                 "sasl_mechanism": sasl.mechanism,
                 "sasl_plain_username": sasl.user,
@@ -266,6 +273,16 @@ class KafkaLink:
     def clock_changed(self) -> bool:
         """Whether another clock must judge the dates of brokers' certificates now than before."""
         return self._kafka.tls is not None and (self._judge is None) != (self._dates() is None)
+
+    @property
+    def has_token(self) -> bool:
+        """Whether the log-in takes an access token, which must be replaced before it ends."""
+        return self._tokens is not None
+
+    async def renew_token(self) -> None:
+        """Return once there is an access token for the session that follows. Raises TokenError."""
+        if self._tokens is not None:
+            await self._tokens.renew()
 
     @property
     def fault(self) -> str | None:
@@ -361,6 +378,7 @@ class KafkaLink:
         try:
             async with asyncio.timeout(None) as asked:
                 self._asked.add(asked)
+                await self._have_token()
                 if (host, port) == _BOOTSTRAP:
                     return await self._of_bootstrap(options)
                 return await self._of_host(host, port, options)
@@ -368,6 +386,15 @@ class KafkaLink:
             raise KafkaConnectionError(_GIVEN_UP) from error
         finally:
             self._asked.discard(asked)
+
+    async def _have_token(self) -> None:
+        """Have an access token at hand, if the log-in takes one. Raises KafkaConnectionError."""
+        if self._tokens is not None:
+            try:
+                await self._tokens.get()
+            except TokenError as error:
+                self._fault = Fault(error.words, error.hint, stage="login")
+                raise KafkaConnectionError(error.words) from error
 
     async def _of_bootstrap(self, options: Mapping[str, Any]) -> "_Connection":
         """Connect to the broker of `kafka.bootstrap` that answers first. If one is slow, another is tried too."""
@@ -473,6 +500,8 @@ class KafkaLink:
     def _failed(self, connection: "_Connection", error: BaseException) -> Fault:
         """Remember why a connection failed, and leave its address alone for a while."""
         address = connection.address
+        if self._tokens is not None and isinstance(error, SaslAuthenticationFailed):
+            self._tokens.forget()
         try:
             fault = (
                 error.fault(*address)
@@ -633,6 +662,10 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
             sasl_mechanism=self._sasl_mechanism,
         )
 
+    def authenticator_oauth(self) -> OAuthAuthenticator:
+        """The authenticator of aiokafka, which takes a refusal for success."""
+        return _Bearer(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
+
     async def answer_at_all(self) -> None:
         """Have the broker answer a first request. Otherwise, closes the connection and raises KafkaConnectionError."""
         try:
@@ -739,6 +772,25 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
             self._turned_away(exc)
         closed: asyncio.Future[None] = super().close(reason, exc)
         return closed
+
+
+class _Bearer(OAuthAuthenticator):  # type: ignore[misc] # aiokafka has no types
+    """aiokafka's OAUTHBEARER. A broker that answers the token with anything refuses it (RFC 7628, section 3.2.2)."""
+
+    async def step(self, payload: bytes | None) -> Any:
+        """The token at first, and nothing after it. Raises SaslAuthenticationFailed."""
+        if payload:
+            raise SaslAuthenticationFailed
+        return await super().step(payload)
+
+
+def _tokens(kafka: KafkaSettings, files: KafkaFiles) -> "Tokens | None":
+    """The source of access tokens; None if the log-in takes none."""
+    if kafka.sasl is None or files.token_context is None:
+        return None
+    from gateway.kafka.tokens import Tokens  # noqa: PLC0415 - only for OAUTHBEARER, as h11 takes memory
+
+    return Tokens(kafka.sasl, files.password or "", files.token_context, kafka.connect_timeout_s)
 
 
 class _Scram(ScramAuthenticator):  # type: ignore[misc] # aiokafka has no types

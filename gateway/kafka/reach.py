@@ -23,7 +23,7 @@ from aiokafka.errors import (
 
 from gateway.host.terminal_text import size
 from gateway.kafka.answers import FIELDS_MAX, TooManyFieldsError, UnfitAnswerError, UnfitRecordsError
-from gateway.settings import KafkaSettings
+from gateway.settings import OAUTHBEARER, KafkaSaslSettings, KafkaSettings
 from gateway.tls.certificates import date_trouble, host_names, validity
 from gateway.tls.client import tls_reason
 from gateway.tls.dates import EXPIRED, NOT_YET_VALID, CertificateDateError
@@ -83,6 +83,15 @@ _PLAIN_PORT: Final = (
     "check that the port in kafka.bootstrap is the brokers' port for TLS (SSL or SASL_SSL in their listeners), or take "
     "[kafka.tls] out"
 )
+
+
+class TokenError(ConnectionError):
+    """No access token can be had (`tokens.py`). The message says why, and `hint` what to do. Neither holds a secret."""
+
+    def __init__(self, words: str, hint: str) -> None:
+        super().__init__(words)
+        self.words = words
+        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,11 +394,7 @@ def _turned_away(error: BaseException, at: _Place, stage: Stage, mechanisms: Seq
     if sasl is not None and isinstance(error, (UnsupportedSaslMechanismError, IllegalSaslStateError)):
         return _mechanism_refused(at, sasl.mechanism, mechanisms)
     if sasl is not None and isinstance(error, (SaslAuthenticationFailed, AuthenticationFailedError)):
-        return Fault(
-            f"{at} refuses the log-in of user {sasl.user}: user or password is wrong",
-            f"mend kafka.sasl.user, or the password in {sasl.password_file}, which is read again when it changes; the "
-            f"brokers must know that user for {sasl.mechanism}",
-        )
+        return _log_in_refused(at, sasl)
     if isinstance(error, TimeoutError):
         what = "the log-in" if stage == "login" else "Kafka's first request"
         bound = "kafka.request_timeout_s" if stage == "request" else "kafka.connect_timeout_s"
@@ -406,6 +411,20 @@ def _turned_away(error: BaseException, at: _Place, stage: Stage, mechanisms: Seq
             "user is not known for this mechanism: check kafka.sasl",
         )
     return Fault(f"what answers at {at} is no Kafka broker", f"{_PORT} do the brokers run there?")
+
+
+def _log_in_refused(at: _Place, sasl: KafkaSaslSettings) -> Fault:
+    if sasl.mechanism == OAUTHBEARER:
+        return Fault(
+            f"{at} refuses the token of client {sasl.user}",
+            "have the brokers trust the authorization server (its keys and issuer), and compare kafka.sasl.scope and "
+            "the token's audience with what they expect",
+        )
+    return Fault(
+        f"{at} refuses the log-in of user {sasl.user}: user or password is wrong",
+        f"mend kafka.sasl.user, or the password in {sasl.password_file}, which is read again when it changes; the "
+        f"brokers must know that user for {sasl.mechanism}",
+    )
 
 
 def _unfit(error: UnfitAnswerError, at: _Place, stage: Stage) -> Fault:

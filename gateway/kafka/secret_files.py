@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.host.safe_files import PasswordFileError, read_password
-from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
+from gateway.settings import OAUTHBEARER, KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
 from gateway.tls.certificates import FILE_BYTES_MAX
 from gateway.tls.client import ClientTlsError, client_context, trusted_stamp
 from gateway.tls.dates import Dates, judge_dates
@@ -32,6 +32,8 @@ class KafkaFiles:
 
     context: ssl.SSLContext | None
     password: str | None = field(repr=False)
+    token_context: ssl.SSLContext | None
+    """Verifies the server that gives access tokens; None without OAUTHBEARER."""
     digests: Mapping[Path, bytes] = field(repr=False)
 
 
@@ -54,7 +56,9 @@ def read_files(kafka: KafkaSettings, judge: Dates | None = None) -> KafkaFiles:
     digests = digests_of(kafka)
     tls = kafka.tls
     context = None if tls is None else _tls_context(tls, tuple(digests.items()), trusted_stamp(tls.ca), judge)
-    return KafkaFiles(context, None if kafka.sasl is None else _password(kafka.sasl), digests)
+    if kafka.sasl is None:
+        return KafkaFiles(context, None, None, digests)
+    return KafkaFiles(context, _password(kafka.sasl), _token_context(kafka.sasl, digests, judge), digests)
 
 
 def digests_of(kafka: KafkaSettings) -> dict[Path, bytes]:
@@ -63,7 +67,7 @@ def digests_of(kafka: KafkaSettings) -> dict[Path, bytes]:
     if kafka.tls is not None:
         paths += [kafka.tls.ca, kafka.tls.certificate, kafka.tls.key]
     if kafka.sasl is not None:
-        paths.append(kafka.sasl.password_file)
+        paths += [kafka.sasl.password_file, kafka.sasl.token_ca]
     return {path: _digest(path) for path in paths if path is not None}
 
 
@@ -92,7 +96,19 @@ def _password(sasl: KafkaSaslSettings) -> str:
         raise KafkaFileError(f"kafka.sasl.{error}") from error
 
 
-@lru_cache(maxsize=1)
+def _token_context(
+    sasl: KafkaSaslSettings, digests: Mapping[Path, bytes], judge: Dates | None
+) -> ssl.SSLContext | None:
+    if sasl.mechanism != OAUTHBEARER:
+        return None
+    tls = KafkaTlsSettings(ca=sasl.token_ca)
+    try:
+        return _tls_context(tls, tuple(digests.items()), trusted_stamp(tls.ca), judge)
+    except KafkaFileError as error:
+        raise KafkaFileError(f"kafka.sasl.token_ca: {str(error).removeprefix('kafka.tls.ca: ')}") from error
+
+
+@lru_cache(maxsize=2)
 def _tls_context(
     tls: KafkaTlsSettings, _digests: tuple[object, ...], _trusted: tuple[object, ...], judge: Dates | None
 ) -> ssl.SSLContext:

@@ -21,6 +21,7 @@ from gateway.host.network_watch import AddressWatch, is_own_address, source_addr
 from gateway.intake.front_door import FrontDoor
 from gateway.kafka.batch import HEADER_BYTES, EncodedBatch
 from gateway.kafka.link import KafkaLink
+from gateway.kafka.reach import TokenError
 from gateway.kafka.secret_files import KafkaFileError
 from gateway.kafka.session import VERDICT_S, KafkaSession, NetworkChangedError, open_session
 from gateway.kafka.topics import UNKNOWN, TopicVerdict
@@ -43,6 +44,9 @@ REFUSED_TOLD_MAX = 1_000
 STILL_DOWN_S = 600.0
 """Seconds between two log lines while the uplink is down. The first reason that differs is logged at once."""
 FILES_CHANGED = "a certificate, key or password for Kafka has changed: connecting anew"
+RENEWED = "the access token for Kafka was renewed before its end: connecting anew"
+TOKEN_RETRY_S = 10.0
+"""Seconds between two attempts to renew an access token."""
 DATES_CLOCK_CHANGED = "another clock judges the dates of Kafka's certificates now: connecting anew"
 
 Beside = Callable[[KafkaSession], Coroutine[Any, Any, Never]]
@@ -228,6 +232,8 @@ class Forwarder:
                 )
                 self._remember_addresses(link)
                 beside = {} if self.beside is None else {"commands": self.beside(session)}
+                if link.has_token:
+                    beside["token"] = _renew_token(link)
                 return await _first_to_end(
                     rounds=rounds.run(),
                     heartbeat=self._beat(session),
@@ -437,6 +443,22 @@ def _is_as_good(address: str, preferred: str | None) -> bool:
         return False
     old, new = ipaddress.ip_address(address), ipaddress.ip_address(preferred)
     return old == new or (old.version == new.version == 6 and old.packed[:8] == new.packed[:8])
+
+
+async def _renew_token(link: KafkaLink) -> NewSession:
+    """Return once there is an access token for a session that follows. Until then, the present session goes on."""
+    told = ""
+    while True:
+        try:
+            await link.renew_token()
+        except TokenError as error:
+            if error.words != told:
+                told = error.words
+                log.warning("the access token for Kafka cannot be renewed yet", reason=told, hint=error.hint)
+            await asyncio.sleep(TOKEN_RETRY_S)
+        else:
+            log.info(RENEWED)
+            return NewSession(RENEWED)
 
 
 async def _first_to_end(**parts: Coroutine[Any, Any, NewSession]) -> NewSession:

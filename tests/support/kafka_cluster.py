@@ -70,6 +70,9 @@ allow.everyone.if.no.acl.found=true
 Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 
 
+_LOGIN_MODULES = {"PLAIN": "plain.PlainLoginModule", "OAUTHBEARER": "oauthbearer.OAuthBearerLoginModule"}
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
     """A listener that every node has beside DIRECT, each at a port of its own."""
@@ -89,6 +92,8 @@ class Listener:
     """PLAIN, SCRAM-SHA-256, SCRAM-SHA-512."""
     plain_users: tuple[tuple[str, str], ...] = ()
     """User and password; those of SCRAM are set by `kafka_admin.set_password`."""
+    more: tuple[str, ...] = ()
+    """More lines of `kraft.properties`, without the listener's prefix."""
 
     def properties(self) -> Iterator[str]:
         """Lines of `kraft.properties`, without the addresses."""
@@ -103,13 +108,15 @@ class Listener:
         if self.mechanisms:
             yield f"{prefix}.sasl.enabled.mechanisms={','.join(self.mechanisms)}"
         for mechanism in self.mechanisms:
-            module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
+            module = _LOGIN_MODULES.get(mechanism, "scram.ScramLoginModule")
             users = self.plain_users if mechanism == "PLAIN" else ()
             options = "".join(f' user_{user}="{password}"' for user, password in users)
             yield (
                 f"{prefix}.{mechanism.lower()}.sasl.jaas.config="
                 f"org.apache.kafka.common.security.{module} required{options};"
             )
+        for line in self.more:
+            yield f"{prefix}.{line}"
 
 
 @dataclass(slots=True)

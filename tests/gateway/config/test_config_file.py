@@ -514,12 +514,25 @@ def test_how_kafka_is_logged_in_to() -> None:
     )
     for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
         assert parse(with_kafka(SASL.format(mechanism)), PATH).kafka.tls is None
+    tokens = 'token_url = "https://[::1]:8443/token"\nscope = "a b"\nextensions = { logicalCluster = "lkc-1" }\n'
+    sasl = parse(with_kafka(files + SASL.format("OAUTHBEARER") + tokens), PATH).kafka.sasl
+    assert sasl is not None
+    assert (sasl.token_url, sasl.scope, sasl.token_ca) == ("https://[::1]:8443/token", "a b", None)
+    assert sasl.extensions == {"logicalCluster": "lkc-1"}
 
 
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
         (with_kafka(SASL.format("PLAIN")), 16, "without [kafka.tls] anybody on the way could read it; add [kafka.tls]"),
+        (with_kafka(SASL.format("OAUTHBEARER") + 'token_url = "https://x"\n'), 16,
+         "which sends an access token itself, and without [kafka.tls]"),
+        (with_kafka("[kafka.tls]\n" + SASL.format("OAUTHBEARER")), 16,
+         'no token_url; write token_url = "https://login.example/oauth2/token"'),
+        *[(with_kafka("[kafka.tls]\n" + SASL.format("OAUTHBEARER") + f'token_url = "{url}"\n'), 20, "will not do")
+          for url in ("http://login.example/token", "login.example", "https://", "https://u:p@x.example/", "https://[")],
+        (with_kafka(SASL.format("SCRAM-SHA-256") + 'scope = "kafka"\n'), 19,
+         'scope: is for mechanism = "OAUTHBEARER", and this is "SCRAM-SHA-256"; remove one'),
         (with_kafka(SASL.format("GSSAPI")), 16, 'write one of "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"'),
         (with_kafka(SASL.format("SCRAM-SHA-256").replace('"gw1"', '""')), 17,
          "kafka.sasl.user: is empty; write the name"),

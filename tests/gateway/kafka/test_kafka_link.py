@@ -218,8 +218,9 @@ def test_what_is_used_of_the_clients_private_parts_is_there() -> None:
         assert callable(getattr(aiokafka.conn.AIOKafkaConnection, name))
     for name in ("step", "_step", "create_salted_password"):
         assert callable(getattr(aiokafka.conn.ScramAuthenticator, name))
+    assert callable(aiokafka.conn.OAuthAuthenticator.step)
     assert vars(MetadataRequest(["a"])) == {"_topics": ["a"], "_allow_auto_topic_creation": None}
-    for name in ("send", "close", "_read", "_handle_frame", "authenticator_scram"):
+    for name in ("send", "close", "_read", "_handle_frame", "authenticator_scram", "authenticator_oauth"):
         assert name in vars(kafka_link._Connection)
         assert name in vars(aiokafka.conn.AIOKafkaConnection)
     assert aiokafka.__version__.startswith("0.14.")
