@@ -231,7 +231,9 @@ class Forwarder:
                     self._note_up,
                 )
                 self._remember_addresses(link)
-                beside = {} if self.beside is None else {"commands": self.beside(session)}
+                beside: dict[str, Coroutine[Any, Any, NewSession]] = {}
+                if self.beside is not None:
+                    beside["commands"] = self.beside(session)
                 if link.has_token:
                     beside["token"] = _renew_token(link)
                 return await _first_to_end(
