@@ -3,7 +3,7 @@
 import re
 from typing import Final, NamedTuple
 
-from gateway.formats.piece import Format
+from gateway.formats.piece import Format, Piece
 
 TOO_LONG: Final = "piece-too-long"
 """Damage: `bytes_max` bytes without a whole piece."""
@@ -45,6 +45,11 @@ class Cutter:
         self._received = b""
         self._reasons: set[str] = set()
 
+    @property
+    def left(self) -> int:
+        """Number of bytes that are not cut off yet."""
+        return len(self._received)
+
     def feed(self, data: bytes) -> list[Cut]:
         """Take in the next bytes, and return the pieces that end in them.
 
@@ -62,10 +67,12 @@ class Cutter:
                 cuts.append(Cut(damage=TOO_LONG, piece=window))
                 at += len(window)
                 continue
+            if not isinstance(piece, Piece):
+                raise FormatError(f"returned {piece!r:.60}; return a Piece, or None")
             length, readings, damage, noise = piece
             self._judge(length, len(window), readings, damage)
             if readings or damage or noise:
-                cuts.append(Cut(readings, damage, noise, window[:length] if damage else b""))
+                cuts.append(Cut(readings, damage, bool(noise), window[:length] if damage else b""))
             at += length
         self._received = received[at:]
         return cuts

@@ -25,6 +25,7 @@ _NO_ANSWER: Final = "wrote something else than answers to descriptors that are n
 class _Answer(Struct):
     cuts: list[tuple[list[str], str, bool, str]] = []
     failed: str = ""
+    left: int = 0
 
 
 _DECODER: Final = msgspec.json.Decoder(_Answer)
@@ -39,6 +40,8 @@ class FormatProcess:
         self._process = process
         self._writer = writer
         self._reader = reader
+        self.left = 0
+        """Number of the newest bytes that the format has not cut off yet."""
 
     async def feed(self, data: bytes) -> list[Cut]:
         """Have the format cut the next bytes. Raises FormatError, after which the process is of no use."""
@@ -54,7 +57,10 @@ class FormatProcess:
             line = await self._reader.readline()
         except ValueError:
             raise FormatError(_NO_ANSWER) from None
-        return _read(line) if line.endswith(b"\n") else _ended(await self._process.wait())
+        if not line.endswith(b"\n"):
+            _ended(await self._process.wait())
+        cuts, self.left = _read(line)
+        return cuts
 
 
 @asynccontextmanager
@@ -110,8 +116,8 @@ def _command(name: str, folder: Path, answer_s: int) -> Command:
     return sys.executable, "-ISB", "-c", _PROGRAM, ":".join(sys.path), name, str(folder), str(answer_s)
 
 
-def _read(line: bytes) -> list[Cut]:
-    """What an answer says. Raises FormatError."""
+def _read(line: bytes) -> tuple[list[Cut], int]:
+    """The pieces of an answer, and the number of bytes that are left. Raises FormatError."""
     try:
         answer = _DECODER.decode(line)
         cuts = [
@@ -123,7 +129,7 @@ def _read(line: bytes) -> list[Cut]:
         raise FormatError(_NO_ANSWER) from None
     if answer.failed:
         raise FormatError(shortened(answer.failed, WORDS_MAX))
-    return cuts
+    return cuts, answer.left
 
 
 def _ended(status: int) -> NoReturn:

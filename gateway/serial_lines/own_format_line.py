@@ -16,6 +16,8 @@ from gateway.settings import SerialFormatSettings
 
 WAITING_BYTES_MAX: Final = 65_536
 """Bytes that may wait for the format's answer to those before them."""
+FED_BYTES_MAX: Final = 4_096
+"""Bytes that the format gets for one answer. Its time and its length are bounded."""
 REST_S_MIN: Final = 1.0
 REST_S_MAX: Final = 300.0
 """Longest pause before a format that failed is started again. It doubles with each failure."""
@@ -42,7 +44,7 @@ class OwnFormatLine(FormatLine):
         self._waiting_us = 0
         """When the newest of the waiting bytes came."""
         self._cutting = b""
-        """Bytes whose answer is awaited."""
+        """Bytes that the format has, and has not cut off yet."""
         self._arrived = asyncio.Event()
         self._failure: str | None = None
         """Words for the format's failure while it rests."""
@@ -61,6 +63,7 @@ class OwnFormatLine(FormatLine):
     def close(self, reason: str = "") -> None:
         """See `PortLine.close`."""
         self._serving.cancel()
+        self._tell_missed()
         super().close(reason)
 
     def _received(self, data: bytes, now_us: int) -> None:
@@ -84,21 +87,22 @@ class OwnFormatLine(FormatLine):
                 self._fail(str(error))
                 await asyncio.sleep(self._rest_s)
                 self._failure = None
-                if self._missed:
-                    self._missed = False
-                    self._intake.lost(self.device, FAILED, 0)
+                self._tell_missed()
 
     async def _run(self) -> None:
         """Feed the format's process. Raises FormatError."""
         async with running(self._format, self._folder) as process:
             while True:
-                await self._arrived.wait()
-                self._arrived.clear()
+                while not self._waiting:
+                    self._arrived.clear()
+                    await self._arrived.wait()
                 if self._missed:
                     raise FormatError(f"is too slow: {size(WAITING_BYTES_MAX)} waited for it")
-                self._cutting, self._waiting, received_us = self._waiting, b"", self._waiting_us
-                self._cut(await process.feed(self._cutting), received_us)
-                self._cutting = b""
+                fed, received_us = self._waiting[:FED_BYTES_MAX], self._waiting_us
+                self._waiting = self._waiting[FED_BYTES_MAX:]
+                self._cutting += fed
+                self._cut(await process.feed(fed), received_us)
+                self._cutting = self._cutting[len(self._cutting) - process.left :]
 
     def _fail(self, words: str) -> None:
         self._failure = words
@@ -114,10 +118,15 @@ class OwnFormatLine(FormatLine):
             self._intake.event("device-died", self.device, source="format", port=self.name, cause=words)
             self._used_us = None
         piece = self._cutting or self._waiting
+        self._missed |= bool(self._cutting and self._waiting)
         self._cutting = self._waiting = b""
-        self._arrived.clear()
         if piece:
             self._cut([Cut(damage=FAILED, piece=piece)], self._now_us())
+
+    def _tell_missed(self) -> None:
+        if self._missed:
+            self._missed = False
+            self._intake.lost(self.device, FAILED, 0)
 
     def _ended(self, serving: asyncio.Task[None]) -> None:
         if not serving.cancelled() and (defect := serving.exception()) is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.formats.child import PRINTED_MAX
 from gateway.formats.cutter import Cut, FormatError
 from gateway.serial_lines.format_process import FormatProcess, running
 from gateway.settings import SerialFormatSettings
@@ -39,6 +40,8 @@ class Format:
             return Piece(end + 1, (str(os.getpid()).encode(),))
         if word == b"bad":
             return Piece(end + 1, damage="bad-word")
+        if word == b"talk":
+            print("again " * 10_000)
         if word == b"raise":
             raise ValueError("no such word")
         if word == b"hang":
@@ -102,18 +105,19 @@ async def test_a_format_in_a_file_cuts_bytes_in_its_process_and_may_print(folder
     ("body", "words"),
     [
         ("raise ValueError('no such frame')", r"raised ValueError: no such frame \(.*/mine.py, line 5\)"),
+        ("import json; json.loads('x')", r"raised JSONDecodeError: Expecting value: .* \(.*/mine.py, line 5\)$"),
         ("while True: pass", "took too long for one answer, so it was ended"),
         ("import time; time.sleep(1000)", "took too long for one answer, so it was ended"),
         ("import re; re.match(r'(a|a)*b', 'a' * 99)", "took too long for one answer, so it was ended"),
-        ("return Piece(1, (bytes(10**9),))", r"raised MemoryError: .*, line 5\)"),
-        ("return Piece(1, (bytes(10**6),))", "made 18,000,0.. bytes of readings"),
+        ("return Piece(1, (bytes(10**9),))", r"raised MemoryError: it may take 128 MB \(.*, line 5\)"),
+        ("return Piece(1, (bytes(10**6),))", "gave 18,000,0.. bytes for one answer; 1,000,000 is the most"),
         ("import os; os._exit(3)", r"ended its own process \(status 3\)"),
         ("raise SystemExit(0)", "raised SystemExit: 0"),
         ("import os; os.kill(os.getpid(), 11)", r"was ended by a signal \(SIGSEGV\)"),
         ("import os; os.closerange(0, 99); return None", "ended its own process|took too long"),
         ("import os; [os.write(fd, b'x\\n') for fd in range(3, 5)]", "wrote something else|raised OSError"),
         ("return Piece(0)", "cut off 0 of 3 bytes"),
-        ("return 7", "raised TypeError: cannot unpack"),
+        ("return 7", "returned 7; return a Piece, or None"),
     ],
 )  # fmt: skip
 async def test_whatever_a_format_does_ends_its_process_and_is_told_in_words(
@@ -122,6 +126,16 @@ async def test_whatever_a_format_does_ends_its_process_and_is_told_in_words(
     write(tmp_path, "mine", RAISES + body)
     told = await failure("mine", tmp_path)
     assert re.match(words, told), told
+
+
+async def test_what_a_format_prints_is_bounded(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async with fields(folder) as process:
+        await process.feed(b"talk;talk;")
+        assert await process.feed(b"ab;") == [Cut((b"ab",))]
+    printed = capfd.readouterr().err
+    assert printed.startswith("cutting b'talk;talk;'\nagain again")
+    assert PRINTED_MAX < len(printed) < PRINTED_MAX + 100
+    assert printed.endswith("prints more than is shown)\n")
 
 
 async def test_a_format_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
@@ -190,9 +204,10 @@ async def test_a_format_that_fails_rests_and_begins_again_and_costs_its_port_alo
             async with idle.serving(**settings) as ingress:  # type: ignore[arg-type]
                 await sensor.opened()
                 await weight.opened()
-                await sensor.write(b"one;")
+                # Slow lines bring a piece in parts.
+                await sensor.write(b"one;rai")
                 await idle.intake.next()
-                await sensor.write(b"raise;")
+                await sensor.write(b"se;")
                 await until(lambda: port_state(ingress, sensor)["trouble"] is not None)
                 trouble = port_state(ingress, sensor)["trouble"]
                 assert trouble.startswith("THE FORMAT FAILED: fields raised ValueError: no such word (")
