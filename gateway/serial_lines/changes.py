@@ -61,6 +61,6 @@ class Changes:
             return False
         try:
             return abs(Decimal(value.decode()) - Decimal(sent[0].decode())) > self._deadbands[name]
-        except ArithmeticError:
-            # Not two numbers.
+        except (ArithmeticError, UnicodeDecodeError):
+            # Not two numbers. A format's texts may be no UTF-8.
             return True

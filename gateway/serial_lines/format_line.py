@@ -8,7 +8,7 @@ from typing import ClassVar
 import serial
 import structlog
 
-from gateway.formats.cutter import Cut, Cutter
+from gateway.formats.cutter import FAILED, Cut, Cutter
 from gateway.formats.piece import Format
 from gateway.host.terminal_text import escaped_bytes, shortened, span
 from gateway.reading import Reading, SerialIntake
@@ -114,6 +114,8 @@ class FormatLine(PortLine):
     def report_faults(self) -> None:
         """Log pieces that could not be read since the last report. The quarantine or a loss record has them."""
         faults = self._faults_since(self._link.faults)
+        # A failure of the format was logged when it came.
+        faults.pop(FAILED, None)
         # For a sensor with our frames, `trouble` says what to do.
         if faults and not self._link.sends_frames:
             log.warning(

@@ -55,6 +55,15 @@ def test_after_a_loss_everything_is_sent_again() -> None:
     assert sensor.moved(b'{"t":1}', 0) == b'{"t":1}'
 
 
+@given(st.lists(st.binary(max_size=9) | st.text(max_size=9).map(str.encode), max_size=9))
+def test_no_payload_raises(values: Sequence[bytes]) -> None:
+    sensor = changes(t=1)
+    for value in values:
+        sensor.moved(value, 0)
+        sensor.moved(b'{"t":%b}' % value, 0)
+        sensor.moved(b'{"t":"%b"}' % value, 0)
+
+
 @given(
     st.lists(st.decimals(-1000, 1000, places=3), min_size=1, max_size=30),
     st.decimals(0, 100, places=2),
