@@ -1,6 +1,7 @@
 """The package on a box that boots: installed, rebooted, hung, upgraded, downgraded, removed and purged."""
 
 import base64
+import re
 import time
 import urllib.error
 import urllib.request
@@ -27,6 +28,23 @@ from tests.support.waiting import patience
 pytestmark = [pytest.mark.box, pytest.mark.kafka, pytest.mark.timeout(900)]
 
 EXPOSURE_MAX = 2.0
+PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
+GAUGE = """
+import os, pty, time, tty
+ours, port = pty.openpty()
+tty.setraw(port)
+os.chmod(os.ttyname(port), 0o666)
+os.symlink(os.ttyname(port), "/run/gauge")
+os.close(port)
+while True:
+    try:
+        os.write(ours, bytes.fromhex("55 00 2a 7f"))
+    except OSError:
+        pass
+    time.sleep(0.2)
+"""
+"""A rain gauge on a serial port."""
+FORMAT_SECTION = '\n[[serial.format]]\nport = "/run/gauge"\ndevice = "roof"\nformat = "rain"\n'
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +75,23 @@ def test_the_service_is_light_and_little_is_open_to_it(site: Site) -> None:
     # Of a busy machine; the bench has what an idle one takes.
     assert found.start_s < patience(20)
     assert found.rss_mb < 100
+
+
+def test_the_format_of_the_page_runs_within_the_services_bounds(site: Site) -> None:
+    format_, *_ = re.findall(r"(?s)```python\n(.*?)```", PAGE.read_text())
+    settings = (site.box.root / "etc/sluice/gateway.toml").read_text()
+    site.box.run("tee", "/etc/sluice/formats/rain.py", text=format_)
+    site.box.run("tee", "/etc/sluice/gateway.toml", text=settings + FORMAT_SECTION)
+    site.box.run("systemd-run", "--unit=gauge", "python3", "-c", GAUGE)
+    site.box.run("systemctl", "restart", "sluice.service")
+    deadline = time.monotonic() + patience(60)
+    while "serial device appeared" not in site.box.journal():
+        assert time.monotonic() < deadline, site.box.journal()[-3000:]
+        time.sleep(0.2)
+    assert "a format of one's own failed" not in site.box.journal()
+    site.box.run("tee", "/etc/sluice/gateway.toml", text=settings)
+    site.box.run("systemctl", "restart", "sluice.service")
+    site.box.run("systemctl", "stop", "gauge.service")
 
 
 def test_the_whole_chain_is_well_as_check_sees_it(site: Site) -> None:
