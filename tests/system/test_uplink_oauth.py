@@ -108,7 +108,7 @@ async def sequences(site: Site, count: int) -> list[int]:
     return sorted(came.values())
 
 
-@pytest.mark.campaign(seconds=90)
+@pytest.mark.campaign(seconds=490)
 async def test_readings_flow_over_many_renewals_of_short_lived_tokens(site: Site, server: TokenServer) -> None:
     renewals = size(3, 60)
     sequence = 0
