@@ -31,7 +31,7 @@ ANSWER_BYTES_MAX: Final = 65_536
 LIFE_SHARE: Final = 0.8
 """Share of its life after which a token is replaced."""
 LIFE_S_DEFAULT: Final = 300
-"""Seconds that a token is taken to live if its server does not say."""
+"""Seconds that a token is taken to live if its server does not say, or says nonsense."""
 PAUSE_S: Final = 2.0
 """Seconds after which a first token is asked for again."""
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
@@ -193,7 +193,7 @@ def _read(status: int, body: bytes, host: str) -> tuple[str, float]:
     """The token and its life in an answer (RFC 6749, sections 5.1 and 5.2). Raises TokenError."""
     try:
         answer = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     members = answer if isinstance(answer, dict) else {}
     code = members.get("error")
@@ -207,7 +207,8 @@ def _read(status: int, body: bytes, host: str) -> tuple[str, float]:
         raise TokenError(f"{host} gives no token: its answer has none that can be sent", "correct kafka.sasl.token_url")
     # Some servers send the number as a text.
     with suppress(TypeError, ValueError, OverflowError):
-        return value, min(max(float(life_s), 1.0), 86_400.0)
+        if (told_s := float(life_s)) >= 1:
+            return value, min(told_s, 86_400.0)
     return value, LIFE_S_DEFAULT
 
 

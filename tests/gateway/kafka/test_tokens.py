@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.kafka import tokens
@@ -145,8 +145,12 @@ async def test_the_wrong_secret_is_told_as_such(server: TokenServer, authority: 
     | st.dictionaries(
         st.sampled_from(["access_token", "expires_in", "error"]),
         st.none() | st.text() | st.floats() | st.integers() | st.lists(st.integers()),
-    ).map(lambda members: json.dumps(members).encode()),
+    ).map(lambda members: json.dumps(members).encode())
+    | (st.floats() | st.integers()).map(
+        lambda life: b'{"access_token":"t","expires_in":%b}' % json.dumps(life).encode()
+    ),
 )
+@example(200, b"[" * 60_000)
 def test_any_answer_gives_a_token_that_can_be_sent_or_words(status: int, body: bytes) -> None:
     value, words, life_s = "t", "no token", 1.0
     try:
