@@ -33,7 +33,7 @@ class Changes:
             return payload
         try:
             members = _MEMBERS.decode(payload)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return payload
         named = members.keys() & self._deadbands.keys()
         due = {name for name in named if self._is_due(name, bytes(members[name]), now_us)}

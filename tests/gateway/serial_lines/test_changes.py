@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from decimal import Decimal
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.serial_lines.changes import Changes
@@ -56,6 +56,7 @@ def test_after_a_loss_everything_is_sent_again() -> None:
 
 
 @given(st.lists(st.binary(max_size=9) | st.text(max_size=9).map(str.encode), max_size=9))
+@example([b"[" * 20_000])
 def test_no_payload_raises(values: Sequence[bytes]) -> None:
     sensor = changes(t=1)
     for value in values:
