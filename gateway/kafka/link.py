@@ -197,6 +197,7 @@ class KafkaLink:
         self._tokens = _tokens(kafka, self._files)
         self._pauses = Latest[tuple[str, int], _Pause](PAUSES_MAX)
         self._fault: Fault | None = None
+        self._token_fault: Fault | None = None
         self._unusable: UnusableFiles | None = None
         self._sockets: dict[BrokerSocket, _Connection] = {}
         """Sockets that are not closed, and the connection of each."""
@@ -304,6 +305,11 @@ class KafkaLink:
         return {host_and_port(*address): pause.fault for address, pause in self._pauses.items()}
 
     @property
+    def token_fault(self) -> Fault | None:
+        """Why no access token could be had; None if one was had each time. Without one, no address is tried."""
+        return self._token_fault
+
+    @property
     def was_cut(self) -> bool:
         """Whether the network changed, and nothing has failed since."""
         return self._was_cut and self._fault is None
@@ -393,7 +399,7 @@ class KafkaLink:
             try:
                 await self._tokens.get()
             except TokenError as error:
-                self._fault = Fault(error.words, error.hint, stage="login")
+                self._fault = self._token_fault = Fault(error.words, error.hint, stage="token")
                 raise KafkaConnectionError(error.words) from error
 
     async def _of_bootstrap(self, options: Mapping[str, Any]) -> "_Connection":

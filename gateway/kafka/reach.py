@@ -28,7 +28,7 @@ from gateway.tls.certificates import date_trouble, host_names, validity
 from gateway.tls.client import tls_reason
 from gateway.tls.dates import EXPIRED, NOT_YET_VALID, CertificateDateError
 
-Stage = Literal["name", "connect", "tls", "versions", "login", "request"]
+Stage = Literal["token", "name", "connect", "tls", "versions", "login", "request"]
 """Steps of a connection: look-up of the name, TCP, TLS, ApiVersions, SASL, first request of the session's own."""
 
 NAMES_TOLD_MAX: Final = 8

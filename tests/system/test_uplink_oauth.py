@@ -108,6 +108,17 @@ async def sequences(site: Site, count: int) -> list[int]:
     return sorted(came.values())
 
 
+async def checked(site: Site) -> dict[str, str]:
+    """What `sluice check` finds of TLS and of the log-in."""
+    ended = await site.command("check", "--json")
+    return {
+        kind: finding["words"]
+        for finding in json.loads(ended.stdout)
+        for kind in ("TLS", "log-in at")
+        if finding["subject"].startswith(kind)
+    }
+
+
 @pytest.mark.campaign(seconds=490)
 async def test_readings_flow_over_many_renewals_of_short_lived_tokens(site: Site, server: TokenServer) -> None:
     renewals = size(3, 60)
@@ -136,11 +147,16 @@ async def test_a_token_that_is_refused_or_not_given_is_told_in_words_until_it_is
     with site.daemon():
         publish(site, 0)
         await until(lambda: "gives no token: invalid_client" in site.log)
+        found = await checked(site)
+        assert found["log-in at"].startswith("127.0.0.1 gives no token: invalid_client; mend kafka.sasl.user")
+        assert found["TLS"] == "not checked: nothing is sent to a broker without an access token, see below"
         server.forges = True
         server.answer = None
         await until(lambda: f"refuses the token of client {CLIENT}" in site.log)
+        assert "have the brokers trust the authorization server" in (await checked(site))["log-in at"]
         server.forges = False
         assert await sequences(site, 1) == [0]
+        assert (await checked(site))["log-in at"].startswith(f"logged in as {CLIENT} (OAUTHBEARER)")
         # While no new one can be had, the session goes on until the broker ends it.
         server.answer = 500, b""
         await until(lambda: "the access token for Kafka cannot be renewed yet" in site.log)

@@ -47,7 +47,15 @@ WITHOUT_TLS = (
     "everybody on the way to Kafka can read and change the readings; add [kafka.tls] and the brokers' port for TLS, "
     "unless that way is yours alone"
 )
-_FILES = frozenset({"kafka.tls.ca", "kafka.tls.certificate", "kafka.tls.key", "kafka.sasl.password_file"})
+_FILES = frozenset(
+    {
+        "kafka.tls.ca",
+        "kafka.tls.certificate",
+        "kafka.tls.key",
+        "kafka.sasl.password_file",
+        "kafka.sasl.token_ca",
+    }
+)
 """Settings that name files, which `check_machine` checks."""
 _VARIABLE = re.compile(r"\{[a-z][a-z0-9_]*\}")
 _TOPIC = "{topic}"

@@ -23,7 +23,7 @@ from gateway.tls.certificates import SOON, validity
 
 ADDRESSES_TOLD_MAX = 6
 _LINKS = ("dns", "tcp", "tls", "sasl")
-_LINK_OF = {"name": "dns", "connect": "tcp", "tls": "tls", "login": "sasl"}
+_LINK_OF = {"token": "sasl", "name": "dns", "connect": "tcp", "tls": "tls", "login": "sasl"}
 """Link of each stage of a connection. A later stage is of the link `kafka`."""
 _SUBJECTS = {"dns": "name", "tcp": "connection to", "tls": "TLS with", "sasl": "log-in at"}
 _CODES = {"dns": "kafka-name", "tcp": "kafka-connection", "tls": "kafka-tls", "sasl": "kafka-log-in"}
@@ -208,7 +208,7 @@ async def _open(tried: _Tried, settings: Settings) -> None:
             tried.is_let_in = True
             _note_opened(tried, kafka, link.tls, _ms(begun_s))
     except (KafkaError, OSError, TimeoutError) as error:
-        fault = link.faults.get(tried.address)
+        fault = link.faults.get(tried.address) or link.token_fault
         if fault is None:
             fault = Fault(
                 str(error) or type(error).__name__, "is it the brokers' port, and are they well?", stage="request"
@@ -229,7 +229,9 @@ def _note_opened(tried: _Tried, kafka: KafkaSettings, tls: ssl.SSLObject | None,
 def _note_fault(tried: _Tried, kafka: KafkaSettings, fault: Fault) -> None:
     """Record the stage that failed, and that TLS before it succeeded."""
     link = _LINK_OF.get(fault.stage)
-    if link in {None, "sasl"} and kafka.tls is not None:
+    if fault.stage == "token":
+        tried.because = "nothing is sent to a broker without an access token, see below"
+    elif link in {None, "sasl"} and kafka.tls is not None:
         tried.findings["tls"] = well(f"{_SUBJECTS['tls']} {tried.address}", "agreed on, and the certificate accepted")
     if link in {"tls", "sasl", "tcp"}:
         tried.findings[link] = wrong(_CODES[link], f"{_SUBJECTS[link]} {tried.address}", _told(fault))

@@ -436,6 +436,8 @@ def _kafka(kafka: KafkaSettings, today: _Today) -> Iterator[Finding]:
             yield from _pair("kafka.tls", tls.certificate, tls.key, today)
     if sasl is not None:
         yield structs.replace(_password("kafka.sasl.password_file", sasl.password_file), link="sasl")
+        if sasl.token_ca is not None:
+            yield _authority("kafka.sasl.token_ca", sasl.token_ca, today)
         if tls is None:
             words = f"{sasl.mechanism} hides the password, but {WITHOUT_TLS}"
             yield remark("kafka-without-tls", "kafka.sasl", words)
