@@ -34,7 +34,7 @@ from gateway.kafka.broker_socket import KEEP_ALIVE_IDLE_S, KEEP_ALIVE_INTERVAL_S
 from gateway.kafka.link import PAUSE_S_MAX, PAUSE_S_MIN, KafkaLink
 from gateway.kafka.secret_files import KafkaFileError, KafkaFiles, read_files
 from gateway.kafka.topics import read_cluster
-from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
+from gateway.settings import OAUTHBEARER, KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
 from gateway.tls.dates import Dates
 from tests.support.certificates import Authority, make_authority
 from tests.support.kafka_peers import API_VERSIONS, METADATA, FakeBroker, server_context
@@ -1082,6 +1082,10 @@ def test_files_that_cannot_be_used_are_told_by_their_setting(
         ({"tls": KafkaTlsSettings(certificate=certificate, key=nowhere)}, "kafka.tls.key: .*nowhere does not"),
         ({"tls": KafkaTlsSettings(certificate=authority.certificate, key=key)}, "kafka.tls.key: .*is not the key of"),
         ({"sasl": msgspec.structs.replace(sasl, password_file=nowhere)}, "kafka.sasl.password_file cannot be read"),
+        (
+            {"sasl": msgspec.structs.replace(sasl, mechanism=OAUTHBEARER, token_ca=nowhere)},
+            "kafka.sasl.token_ca: .*nowhere does not exist",
+        ),
     ):
         with pytest.raises(KafkaFileError, match=words) as raised:
             link_to("kafka.example:9092", **settings)

@@ -678,6 +678,18 @@ def test_the_files_of_kafkas_tls(tmp_path: Path) -> None:
     assert "is not the key of the first certificate" in found["kafka.tls.key"].words
 
 
+def test_the_authority_of_a_server_that_gives_access_tokens(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    log_in = (
+        f'[kafka.tls]\n[kafka.sasl]\nmechanism = "OAUTHBEARER"\nuser = "gw1"\npassword_file = "{key}"\n'
+        'token_url = "https://login.example/token"\n'
+    )
+    found = findings(write_config(tmp_path, f'{log_in}token_ca = "{key}"\n'))
+    assert "holds a private key and no certificate" in found["kafka.sasl.token_ca"].words
+    found = findings(write_config(tmp_path, f'{log_in}token_ca = "{certificate}"\n'))
+    assert found["kafka.sasl.token_ca"].words.startswith(f"{certificate} expires on ")
+
+
 def test_kafkas_password_and_what_goes_in_the_clear(tmp_path: Path) -> None:
     certificate, _ = self_signed(tmp_path)
     secret = tmp_path / "password"
