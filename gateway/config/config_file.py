@@ -106,12 +106,9 @@ _OVERLAP = (
     "write filters that do not overlap"
 )
 _HALF_A_PAIR = "has one of certificate and key; write both, or neither"
-_PLAIN_IN_THE_CLEAR = (
-    "is PLAIN, which sends the password itself, and without [kafka.tls] anybody on the way could read it; add "
-    '[kafka.tls] and the brokers\' port for it, or write "SCRAM-SHA-512" where the brokers offer that'
-)
 _IN_THE_CLEAR = {
-    "PLAIN": _PLAIN_IN_THE_CLEAR,
+    "PLAIN": "is PLAIN, which sends the password itself, and without [kafka.tls] anybody on the way could read it; add "
+    '[kafka.tls] and the brokers\' port for it, or write "SCRAM-SHA-512" where the brokers offer that',
     OAUTHBEARER: "is OAUTHBEARER, which sends an access token itself, and without [kafka.tls] anybody on the way could "
     "read it; add [kafka.tls] and the brokers' port for it",
 }
@@ -470,7 +467,7 @@ def _kafka_access_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
         yield ("kafka", "tls"), _HALF_A_PAIR
     if sasl is None:
         return
-    if sasl.mechanism in {"PLAIN", OAUTHBEARER} and tls is None:
+    if sasl.mechanism in _IN_THE_CLEAR and tls is None:
         yield ("kafka", "sasl", "mechanism"), _IN_THE_CLEAR[sasl.mechanism]
     yield from _token_mistakes(sasl)
     if not sasl.user:
