@@ -278,6 +278,17 @@ def first_copy(facts: Facts) -> str:
     return "; ".join(told)
 
 
+def spared(facts: Facts) -> str:
+    """Say how many rows the disk was spared; empty if there were none."""
+    today = facts.uplink.spared_today
+    if today is None:
+        # The date is unknown, or the gateway's version tells none.
+        since_start = facts.counts.get("spared", 0)
+        return f"{readings_and_events(since_start)} since the start" if since_start else ""
+    about = "about " if facts.uplink.spared_about else ""
+    return f"{about}{readings_and_events(today)} today (UTC)" if today else ""
+
+
 def _settings(facts: Facts) -> Iterator[Condition]:
     if facts.settings_change is not None:
         yield settings_changed(facts.settings_change)

@@ -151,7 +151,7 @@ function showCards() {
     ["Disk", disk.failing ? "FAILING" : disk.worn ? "see above" : disk.free ? `${disk.free} free` : "not known"],
     ["Writes a day", disk.per_day || "not known yet"],
     ["A card lasts", disk.card_s === null ? "–" : span(disk.card_s)],
-    ["The card was spared", disk.spared ? `${count(disk.spared)} readings and events` : "–"],
+    ["The card was spared", disk.spared || "–"],
     ["Running for", span(state.up_s)],
     ...(state.update ? [["Last update", state.update]] : []),
   ];

@@ -33,7 +33,7 @@ from gateway.devices.listing import (
     places_on_ports,
 )
 from gateway.devices.words import drift_words
-from gateway.health.conditions import Condition, Headline, conditions, first_copy, headline
+from gateway.health.conditions import Condition, Headline, conditions, first_copy, headline, spared
 from gateway.health.facts import Facts, Silent
 from gateway.host import disk_health, last_update, terminal_text
 from gateway.host.disk_health import Trouble
@@ -611,7 +611,7 @@ def _disk_view(facts: Facts, disk: str) -> dict[str, object]:
         "per_day": None if per_day is None else size(per_day),
         "card_s": None if card_days is None else round(card_days * 86_400),
         "what": disk,
-        "spared": facts.counts.get("spared", 0),
+        "spared": spared(facts),
         "first": first_copy(facts),
         "failing": facts.failing is not None or any(each.fails for each in facts.disk_troubles),
         "worn": bool(facts.disk_troubles),

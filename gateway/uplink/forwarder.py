@@ -110,6 +110,8 @@ class Forwarder:
 
     def report(self) -> UplinkState:
         """The uplink's state, with the fields that only others need."""
+        # Midnight may have passed since the last row.
+        self._memory.count_spared(self._buffer.counts["spared"])
         state = self._memory.state
         known = self._dates() if self._kafka.tls is not None else None
         return replace(

@@ -22,6 +22,7 @@ from gateway.settings import KafkaSettings
 from gateway.uplink.link_rate import LinkRate, Passage
 from gateway.uplink.new_topics import NewTopics
 from gateway.uplink.quota import DAY_S, UplinkBudget
+from gateway.uplink.spared import SparedToday
 from gateway.uplink.state import UplinkState
 
 REQUEST_BYTES_MAX = 8 * BATCH_BYTES_MAX
@@ -38,6 +39,9 @@ that was acknowledged."""
 CLUSTER_MARK = UPLINK_MARKS + "cluster"
 """Key of the mark that names the cluster of these offsets."""
 BUDGET_MARK = UPLINK_MARKS + "budget"
+SPARED_MARK = UPLINK_MARKS + "spared"
+"""Key of the mark that counts today's rows that the disk was spared. It comes with the offsets of these rows, so it
+costs no commit of its own."""
 BUDGET_SAVE_S = 30.0
 """Seconds between two writes of a metered link's use to disk, at least."""
 THROTTLED_S = 60.0
@@ -113,6 +117,8 @@ class Memory:
         """By lane and series: the highest sequence that a partition was sent and did not acknowledge. The partition may
         have rows up to it. Only rows of one series keep their order in a partition."""
         self._unsaved: dict[str, Mark] = {}
+        self._spared: SparedToday | None = None
+        self._spared_kept = b""
         self._budget: UplinkBudget | None = None
         self._budget_due_s = 0.0
         self._spent_of: KafkaLink | None = None
@@ -125,6 +131,8 @@ class Memory:
         self.cluster_id = marks.get(CLUSTER_MARK, b"").decode(errors="replace")
         self.offsets = _offsets(marks)
         self.is_behind = OFFSETS_BEHIND.key in marks
+        self._spared_kept = marks.get(SPARED_MARK, b"")
+        self._spared = SparedToday(self._spared_kept, was_cut_off=self.is_behind)
         self.new_topics.allowance.recall(marks)
         if self._kafka.is_metered:
             self._budget = UplinkBudget(
@@ -371,6 +379,21 @@ class Memory:
         """The marks to keep, of what was acknowledged since the last call."""
         marks, self._unsaved = list(self._unsaved.values()), {}
         return marks
+
+    def count_spared(self, total: int) -> None:
+        """Take in how many rows the disk was spared since the start."""
+        if self._spared is not None:
+            now_us, clock = boottime_us(), self._clock()
+            self._spared.count(total, now_us, clock.at(now_us) if clock.synced else None)
+            self.state.spared_today, self.state.spared_about = self._spared.rows, self._spared.is_about
+
+    def take_spared_mark(self) -> list[Mark]:
+        """The mark of the rows that the disk was spared today, if it has changed; else no mark."""
+        state = b"" if self._spared is None else self._spared.state()
+        if state == self._spared_kept:
+            return []
+        self._spared_kept = state
+        return [Mark(SPARED_MARK, state)]
 
     def take_budget_mark(self, *, now: bool = False) -> list[Mark]:
         """The mark of what was used of a metered link, if it is due or wanted `now`; else no mark."""

@@ -217,6 +217,8 @@ class Rounds:
             self._buffer.keep(self._memory.take_marks())
             self._buffer.confirm(self._supply.buffer_id, spans_of(rows))
             self._memory.state.sent += len(rows)
+            self._memory.count_spared(self._buffer.counts["spared"])
+            self._buffer.keep(self._memory.take_spared_mark())
 
     def _settle_acknowledged(self, outgoing: Iterable[Outgoing]) -> None:
         # Of all partitions at once: rows in their order make few spans, and each call looks at all that waits.

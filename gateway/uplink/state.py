@@ -41,6 +41,10 @@ class UplinkState:
     """Topics whose readings go to Kafka before the disk (`buffer.disk_after_ms`)."""
     disk_first: dict[str, str] = field(default_factory=dict)
     """By topic whose readings go to the disk first: `ONE_REPLICA` or `SLOW`. `DISK_FIRST_TOLD_MAX` topics at most."""
+    spared_today: int | None = None
+    """Rows that Kafka had before the disk since 00:00 UTC; None while the date is unknown."""
+    spared_about: bool = False
+    """Whether `spared_today` may be wrong, as some of it was not on disk at a crash, or as the date has changed."""
     sent: int = 0
     """Readings and events that Kafka has taken since the start."""
     live_oldest_us: int | None = None

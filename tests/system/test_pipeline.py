@@ -99,6 +99,9 @@ async def test_while_kafka_answers_the_card_is_left_alone(kafka: Broker, tmp_pat
         for number in range(1, 41):
             publish(port, "device/42/thermo", f'{{"boot":"b1","seq":{number}}}')
         spared = written_bytes(process.pid) - before <= 40 * WRITTEN_MAX
+        told = uplink_told(config.with_name("buffer.db"))
+        assert told["spared_today"] is not None
+        assert not told["spared_about"]
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert spared, "each reading would have been nine pages"
@@ -106,6 +109,7 @@ async def test_while_kafka_answers_the_card_is_left_alone(kafka: Broker, tmp_pat
         publish(port, "device/42/thermo", '{"boot":"b1","seq":41}')
         records = await consume_until(kafka.bootstrap, 42, "spared-thermo")
         (loss,) = await consume_losses(kafka.bootstrap, "spared-events")
+        assert uplink_told(config.with_name("buffer.db"))["spared_about"], "the last of them were not on disk"
     assert [json.loads(record.value)["seq"] for record in records] == list(range(42)), "each of them once"
     assert (loss["reason"], loss["count"]) == ("unclean-end", 0), "what cannot be sent again may be gone"
 

@@ -16,7 +16,7 @@ from gateway.clock.report import known_words
 from gateway.commands.status.device_table import heading, rate
 from gateway.config.running_settings import running_settings
 from gateway.devices.listing import not_heard_words
-from gateway.health.conditions import WHEN_FULL, Condition, conditions, days, first_copy
+from gateway.health.conditions import WHEN_FULL, Condition, conditions, days, first_copy, spared
 from gateway.health.facts import Facts, Silent, State, read_state, told_facts
 from gateway.host.disk_health import health_words, troubles
 from gateway.host.terminal_text import counted, escaped, harmless, readings_and_events, size, span, utc
@@ -250,9 +250,8 @@ def _disk(seen: Glance, facts: Facts) -> Iterator[str]:
         yield f"{size(room.disk_bytes_per_day)} a day are written{lasts}"
     elif seen.buffer_status.running and room.seen_s < SEEN_S_MIN:
         yield "how much is written a day is not known yet"
-    spared = facts.counts.get("spared")
-    if spared:
-        yield f"the card was spared {readings_and_events(spared)} since the start"
+    if number := spared(facts):
+        yield f"the card was spared {number}"
     first = first_copy(facts) if seen.answer is not None else ""
     if first:
         yield escaped(first)

@@ -36,6 +36,7 @@ from gateway.buffer import commit_loop
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.rows import Entry, Row, Series
 from gateway.clock.gateway_clock import BootClock, BootTimes, Look
+from gateway.clock.kernel_clock import boottime_us
 from gateway.config.config_file import route_table
 from gateway.host import long_work
 from gateway.intake.front_door import FrontDoor
@@ -48,10 +49,11 @@ from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
 from gateway.uplink import delivery, direct, leaders, refused
 from gateway.uplink.batches import STEP_ROWS
-from gateway.uplink.memory import Memory
+from gateway.uplink.memory import UPLINK_MARKS, Memory
 from gateway.uplink.redrive import Redrive
 from gateway.uplink.refused import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS
 from gateway.uplink.rounds import NewSession, Rounds
+from gateway.uplink.spared import DAY_US
 from gateway.uplink.state import ONE_REPLICA, SLOW
 from tests.support.buffers import (
     BOOT,
@@ -229,7 +231,8 @@ class Uplink:
         settings = Settings(GATEWAY, kafka)
         self.now_us = 1
         self.front_door = FrontDoor(buffer, route_table(settings), GATEWAY, kafka, lambda: self.now_us)
-        self.memory = Memory(kafka, lambda: CLOCK)
+        self.clock = CLOCK
+        self.memory = Memory(kafka, lambda: self.clock)
         self.verdicts = FakeVerdicts()
         self.memory.verdicts = self.verdicts  # type: ignore[assignment]
         self.ended: list[NewSession | KafkaError | TimeoutError] = []
@@ -570,6 +573,23 @@ async def read_only(buffer: Buffer) -> AsyncIterator[None]:
         yield
     finally:
         await buffer.run(lambda file: file.connection.execute("PRAGMA query_only = OFF"))
+
+
+async def test_what_the_disk_was_spared_today_outlives_a_restart(tmp_path: Path) -> None:
+    noon = BootClock.constant(20_000 * DAY_US + DAY_US // 2 - boottime_us(), 1_000)
+    for before in (0, 20):
+        async with opened(tmp_path / "buffer.db", disk_after_ms=10_000) as buffer, uplink(buffer) as line:
+            line.clock = noon
+            line.memory.recall(await buffer.run(lambda file: file.marks(UPLINK_MARKS)))
+            line.verdicts.copies = 2
+            line.memory.count_spared(0)
+            assert line.memory.state.spared_today == before
+            assert await store(buffer, [reading("a", b"known")])
+            await until(lambda: bool(buffer.direct_topics))
+            for number in range(20):
+                assert await store(buffer, [reading("a", b"%d" % number)])
+            assert line.memory.state.spared_today == before + buffer.counts["spared"] == before + 20
+            assert not line.memory.state.spared_about
 
 
 async def test_with_the_disk_first_a_failing_disk_gives_nothing_to_kafka_alone(tmp_path: Path) -> None:

@@ -350,12 +350,22 @@ def test_room_is_told_as_far_as_it_is_known(room: RoomLeft, words: str) -> None:
     assert lines[at + 1].strip().startswith(words)
 
 
-def test_it_says_what_the_card_was_spared_and_who_has_readings_first() -> None:
-    told = {"up": True, "direct_topics": 2, "disk_first": {"a\x1b[2J": ONE_REPLICA}}
+@pytest.mark.parametrize(
+    ("today", "words"),
+    [
+        ({"spared_today": 321}, "the card was spared 321 readings and events today (UTC)\n"),
+        ({"spared_today": 1, "spared_about": True}, "the card was spared about 1 reading or event today (UTC)\n"),
+        ({"spared_today": None}, "the card was spared 4,321 readings and events since the start\n"),
+    ],
+)
+def test_it_says_what_the_card_was_spared_and_who_has_readings_first(today: dict[str, object], words: str) -> None:
+    told = {"up": True, "direct_topics": 2, "disk_first": {"a\x1b[2J": ONE_REPLICA}, **today}
     seen = glance(told, answer={"buffer": {}, "uplink": told, "counts": {"readings": 5_000, "spared": 4_321}})
     lines = "\n".join(status_lines(seen))
-    assert "the card was spared 4,321 readings and events since the start\n" in lines
+    assert words in lines
     assert "Kafka has the readings of 2 topics first, and the disk is spared; the disk has those of a\\x1b[2J" in lines
+    nothing = glance({**told, "spared_today": 0}, answer={"buffer": {}, "uplink": {**told, "spared_today": 0}})
+    assert not any("the card was spared" in line for line in status_lines(nothing))
 
 
 def test_what_happens_when_it_is_full_is_what_the_settings_say() -> None:
