@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -17,9 +17,10 @@ from tests.support.kafka_admin import alter_topic, create_topic_on
 from tests.support.kafka_cluster import kafka_cluster
 from tests.support.kill_loop import KINDS, LedgerSensor, drained, serve
 from tests.support.sizes import SEED
+from tests.support.small_disk import daemon_on, mount_refusal, small_disk
 from tests.support.waiting import patience
 from tests.system.test_disk_faults import SYNCS, WRITES, failing, identities, logged, needs_strace
-from tests.system.test_full_disk import log_of
+from tests.system.test_full_disk import found, log_of, reading, write_small_config
 
 ALL = f"{WRITES},{SYNCS}"
 READS = "pread64"
@@ -27,6 +28,7 @@ CALM_S = 2.0
 """Time for acknowledgements without a copy, if there are any."""
 Reading = tuple[str, int]
 """Device and number."""
+REFUSAL = mount_refusal()
 
 
 async def reached(condition: Callable[[], bool]) -> None:
@@ -61,10 +63,18 @@ async def in_kafka(bootstrap: str, prefix: str = "both") -> set[Reading]:
     return {(record.key.decode(), int(json.loads(record.value)["n"])) for record in records}
 
 
-async def events_on_the_buffer(bootstrap: str) -> list[str]:
-    """The kinds of events about its trouble, in their order."""
-    kinds = [header(record, "ce_subject") for record in await consume(bootstrap, "both-events")]
-    return [kind for kind in kinds if kind in {"buffer-trouble", "buffer-well"}]
+def acknowledged(sensors: Iterable[LedgerSensor]) -> set[Reading]:
+    return {(sensor.device, number) for sensor in sensors for number in sensor.acknowledged}
+
+
+async def told_in_events(bootstrap: str, prefix: str, kinds: list[str]) -> None:
+    """Wait until the events tell of the buffer's trouble, in this order."""
+    async with asyncio.timeout(patience(40)):
+        while True:
+            told = [header(record, "ce_subject") for record in await consume(bootstrap, f"{prefix}-events")]
+            if [kind for kind in told if kind in {"buffer-trouble", "buffer-well"}] == kinds:
+                return
+            await asyncio.sleep(0.2)
 
 
 @needs_strace
@@ -82,9 +92,6 @@ async def test_whichever_comes_back_first_has_what_is_acknowledged(
     chance = random.Random(SEED)  # noqa: S311 - repeatable is the point
     finishing = asyncio.Event()
 
-    def acknowledged() -> set[Reading]:
-        return {(sensor.device, number) for sensor in sensors for number in sensor.acknowledged}
-
     async with Uplink() as uplink:
         with kafka_broker(tmp_path / "kafka", gateway_port=uplink.port) as broker:
             assert broker.gateway_listener_port is not None
@@ -100,7 +107,7 @@ async def test_whichever_comes_back_first_has_what_is_acknowledged(
                         await grows(by_kind["qos1-sequence"], 50)  # Kafka is enough
                         await uplink.cut()
                         await asyncio.sleep(CALM_S)
-                        while_both_are_away = acknowledged()
+                        while_both_are_away = acknowledged(sensors)
                         on_disk = set(identities(tmp_path / "buffer.db").values())
                         assert while_both_are_away <= await in_kafka(broker.bootstrap) | on_disk
                         if first_back == "kafka":
@@ -113,13 +120,11 @@ async def test_whichever_comes_back_first_has_what_is_acknowledged(
                     finishing.set()
                     await reached(lambda: not any(sensor.in_flight for sensor in sensors))
                 await reached(lambda: uplink_told(tmp_path / "buffer.db")["up"])
-                async with asyncio.timeout(patience(40)):
-                    while await events_on_the_buffer(broker.bootstrap) != ["buffer-trouble", "buffer-well"]:
-                        await asyncio.sleep(0.2)
+                await told_in_events(broker.bootstrap, "both", ["buffer-trouble", "buffer-well"])
             with daemon(config, port):
                 # What the end has left to the disk goes out too.
                 async with asyncio.timeout(patience(40)):
-                    while not acknowledged() <= await in_kafka(broker.bootstrap):
+                    while not acknowledged(sensors) <= await in_kafka(broker.bootstrap):
                         await asyncio.sleep(0.2)
 
 
@@ -151,8 +156,8 @@ async def test_a_topic_without_a_leader_costs_no_other_while_the_disk_is_dead(tm
                     await grows(stuck)
                 finishing.set()
                 await reached(lambda: not any(sensor.in_flight for sensor in sensors))
-        found = await in_kafka(bootstrap, "partly") | set(identities(tmp_path / "buffer.db").values())
-    assert not {(sensor.device, number) for sensor in sensors for number in sensor.acknowledged} - found
+        there = await in_kafka(bootstrap, "partly") | set(identities(tmp_path / "buffer.db").values())
+    assert not acknowledged(sensors) - there
 
 
 @needs_strace
@@ -184,5 +189,45 @@ async def test_what_kafka_refuses_costs_no_other_while_the_disk_is_dead(
             finishing.set()
             await reached(lambda: not any(sensor.in_flight for sensor in sensors))
         await drained(config)
-    found = await in_kafka(kafka.bootstrap, "refusing")
-    assert not {(sensor.device, number) for sensor in sensors for number in sensor.acknowledged} - found
+    there = await in_kafka(kafka.bootstrap, "refusing")
+    assert not acknowledged(sensors) - there
+
+
+@pytest.mark.skipif(REFUSAL is not None, reason=REFUSAL or "")
+@pytest.mark.kafka
+@pytest.mark.long(seconds=20)
+async def test_a_disk_without_a_free_byte_holds_up_only_what_needs_it(tmp_path: Path, port: int, kafka: Broker) -> None:
+    sensors = [LedgerSensor(kind, kind, window=100) for kind in KINDS]
+    by_kind = {sensor.kind: sensor for sensor in sensors}
+    finishing = asyncio.Event()
+
+    with small_disk(tmp_path / "disk") as disk:
+        config = write_small_config(disk, tmp_path, port, kafka.bootstrap, "refuse")
+        config.write_text(config.read_text().replace('"full-', '"brim-'))
+        with daemon_on(disk, config, port):
+            async with asyncio.TaskGroup() as tasks:
+                for sensor in sensors:
+                    tasks.create_task(serve(sensor, port, random.Random(SEED), finishing))  # noqa: S311
+                await goes_direct(disk.outside, len(sensors) + 1)
+                # While another program reads, SQLite's WAL only grows. Else the file's own room would do.
+                with reading(disk):
+                    while "buffer cannot be read or written" not in log_of(config):
+                        disk.fill()
+                        await grows(by_kind["qos1"])
+                    await grows(by_kind["qos1-sequence"])
+                    # The disk first: what leaves it meanwhile is in Kafka.
+                    told, on_disk = acknowledged(sensors), await asyncio.to_thread(found, disk)
+                    there = {(device, number) for device, numbers in on_disk.numbers.items() for number in numbers}
+                    assert told <= there | await in_kafka(kafka.bootstrap, "brim")
+                    await told_in_events(kafka.bootstrap, "brim", ["buffer-trouble"])
+                    stuck = len(by_kind["qos2"].acknowledged)
+                    await grows(by_kind["qos1"])
+                    assert len(by_kind["qos2"].acknowledged) == stuck, "nobody has these readings"
+                    disk.empty()
+                    await grows(by_kind["qos2"])
+                await told_in_events(kafka.bootstrap, "brim", ["buffer-trouble", "buffer-well"])
+                finishing.set()
+                await reached(lambda: not any(sensor.in_flight for sensor in sensors))
+            async with asyncio.timeout(patience(40)):
+                while not acknowledged(sensors) <= await in_kafka(kafka.bootstrap, "brim"):
+                    await asyncio.sleep(0.2)
