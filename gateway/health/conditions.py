@@ -86,7 +86,7 @@ _WITHOUT_DISK: Final = (
 """What it means that nothing can be written, while Kafka has readings before the disk."""
 _DISK_FIRST: Final = {
     ONE_REPLICA: "one broker alone would have them (min.insync.replicas of the topic, kafka.one_replica_is_enough)",
-    SLOW: "Kafka is too slow for buffer.disk_after_ms",
+    SLOW: "Kafka did not answer within buffer.disk_after_ms",
 }
 """By reason: why the disk has a topic's readings before Kafka."""
 _GET_TIME: Final = "Readings get the time of their receipt."
@@ -256,9 +256,11 @@ def disk_always_first(settings: Settings) -> str:
         return "buffer.disk_first is set"
     if buffer.kafka_first_s > kafka.linger_s:
         return ""
-    link = " on a metered link" if kafka.is_metered else ""
-    waits = f"they wait {kafka.linger_s * 1000:g} ms for others{link} before they are sent"
-    return f"{waits}, and buffer.disk_after_ms gives Kafka {buffer.disk_after_ms:g} ms"
+    if not buffer.disk_after_ms:
+        return "buffer.disk_after_ms is 0"
+    link = "on a metered link " if kafka.is_metered else ""
+    waits = f"{link}they wait {kafka.linger_s * 1000:g} ms for each other before they are sent"
+    return f"{waits}, and buffer.disk_after_ms is only {buffer.disk_after_ms:g} ms"
 
 
 def first_copy(facts: Facts) -> str:
@@ -279,14 +281,14 @@ def first_copy(facts: Facts) -> str:
 
 
 def spared(facts: Facts) -> str:
-    """Say how many rows the disk was spared; empty if there were none."""
+    """Say how many rows the disk was spared, as a clause; empty if there were none."""
     today = facts.uplink.spared_today
     if today is None:
         # The date is unknown, or the gateway's version tells none.
         since_start = facts.counts.get("spared", 0)
-        return f"{readings_and_events(since_start)} since the start" if since_start else ""
+        return f"the card was spared {readings_and_events(since_start)} since the start" if since_start else ""
     about = "about " if facts.uplink.spared_about else ""
-    return f"{about}{readings_and_events(today)} today (UTC)" if today else ""
+    return f"the card was spared {about}{readings_and_events(today)} today (UTC)" if today else ""
 
 
 def _settings(facts: Facts) -> Iterator[Condition]:

@@ -151,7 +151,6 @@ function showCards() {
     ["Disk", disk.failing ? "FAILING" : disk.worn ? "see above" : disk.free ? `${disk.free} free` : "not known"],
     ["Writes a day", disk.per_day || "not known yet"],
     ["A card lasts", disk.card_s === null ? "–" : span(disk.card_s)],
-    ["The card was spared", disk.spared || "–"],
     ["Running for", span(state.up_s)],
     ...(state.update ? [["Last update", state.update]] : []),
   ];
@@ -160,8 +159,8 @@ function showCards() {
     $("box").dataset.told = shown;
     $("box").replaceChildren(...box.flatMap(([term, value]) => [element("dt", "", term), element("dd", "", value)]));
   }
-  const first = disk.first && disk.first[0].toUpperCase() + disk.first.slice(1) + ".";
-  set($("disk"), [disk.what, first].filter(Boolean).join(" "));
+  const clauses = [disk.spared, disk.first].filter(Boolean).map(clause => clause[0].toUpperCase() + clause.slice(1) + ".");
+  set($("disk"), [disk.what, ...clauses].filter(Boolean).join(" "));
   $("cards").hidden = false;
 }
 // One body for each device: a row of figures, and one of what is to be said of it.

@@ -250,11 +250,9 @@ def _disk(seen: Glance, facts: Facts) -> Iterator[str]:
         yield f"{size(room.disk_bytes_per_day)} a day are written{lasts}"
     elif seen.buffer_status.running and room.seen_s < SEEN_S_MIN:
         yield "how much is written a day is not known yet"
-    if number := spared(facts):
-        yield f"the card was spared {number}"
-    first = first_copy(facts) if seen.answer is not None else ""
-    if first:
-        yield escaped(first)
+    for clause in (spared(facts), first_copy(facts)) if seen.answer is not None else ():
+        if clause:
+            yield escaped(clause)
 
 
 def _clock(seen: Glance, facts: Facts) -> Iterator[str]:

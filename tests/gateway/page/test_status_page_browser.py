@@ -90,6 +90,7 @@ def test_all_is_well_and_stays_up_to_date(page: Page, kafka: Broker, tmp_path: P
             "All is well: 4 devices are heard", timeout=30_000
         )
         expect(page.locator("#uplink")).to_have_text("Up")
+        expect(page.locator("#disk")).to_contain_text(re.compile(r"The card was spared \d+ readings and events today"))
         row = page.locator("tbody[data-device='thermo-1']")
         expect(row.locator(".reading")).to_contain_text(re.compile(r"celsius\s*\d+"), timeout=15_000)
         before = row.locator(".reading").inner_text()
