@@ -30,6 +30,7 @@ from tests.support.gateways import (
     write_config,
 )
 from tests.support.kafka_admin import allow, alter_topic, forbid
+from tests.support.netns import Network
 from tests.support.waiting import patience
 
 Kind = Literal["qos1-sequence", "qos2", "qos1"]
@@ -280,6 +281,16 @@ async def paused(process: subprocess.Popen[bytes], _: random.Random) -> AsyncIte
         yield
     finally:
         process.send_signal(signal.SIGCONT)
+
+
+@asynccontextmanager
+async def slowed(network: Network, kbit_per_s: int, _: random.Random) -> AsyncIterator[None]:
+    """Let the path to Kafka take so much only. Its queue alone then takes longer than `disk_after_ms`."""
+    network.slow(kbit_per_s)
+    try:
+        yield
+    finally:
+        network.heal()
 
 
 @asynccontextmanager

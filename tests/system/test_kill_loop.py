@@ -11,7 +11,18 @@ import pytest
 from demo.kafka_broker import OwnBroker
 from tests.support.kafka_admin import allow, create_topic, create_topic_on, set_password
 from tests.support.kafka_cluster import Listener, kafka_cluster
-from tests.support.kill_loop import KINDS, Door, Trouble, forbidden, kill_loop, paused, set_otherwise, stalling
+from tests.support.kill_loop import (
+    KINDS,
+    Door,
+    Trouble,
+    forbidden,
+    kill_loop,
+    paused,
+    set_otherwise,
+    slowed,
+    stalling,
+)
+from tests.support.netns import BROKERS_NET, network_or_skip
 from tests.support.sizes import size
 
 HASTY = """
@@ -79,6 +90,20 @@ def test_nothing_acknowledged_is_missing_whatever_is_wrong_with_kafka(
         ),
     }
     outcome = kill_loop(16, tmp_path, 5.0, own_kafka.bootstrap, seed, troubles[trouble])
+    assert outcome.missing == dict.fromkeys(KINDS, 0)
+    assert outcome.duplicates["qos2"] == 0
+    assert outcome.direct >= 3, outcome
+
+
+@pytest.mark.kafka
+@pytest.mark.long(seconds=60)
+def test_nothing_acknowledged_is_missing_although_the_path_to_kafka_is_slow(tmp_path: Path) -> None:
+    with network_or_skip(tmp_path) as network:
+        listener = Listener("GATEWAY", host=f"{BROKERS_NET}.10", bind="0.0.0.0")  # noqa: S104 - a namespace of its own
+        with kafka_cluster(tmp_path / "kafka", 1, [listener], command_prefix=network.brokers.prefix) as cluster:
+            (address,) = cluster.addresses("GATEWAY")
+            trouble = partial(slowed, network, 256)
+            outcome = network.gateway.inside(lambda: kill_loop(10, tmp_path, 5.0, address, 13, trouble))
     assert outcome.missing == dict.fromkeys(KINDS, 0)
     assert outcome.duplicates["qos2"] == 0
     assert outcome.direct >= 3, outcome
