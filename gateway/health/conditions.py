@@ -45,7 +45,7 @@ PILE_MIN: Final = 1_000
 START_S: Final = 20.0
 """Seconds after start before it is told that Kafka has not answered."""
 WHEN_FULL: Final = {
-    "refuse": "sensors are asked to keep their readings; those that cannot lose them (buffer.when_full)",
+    "refuse": "sensors are asked to keep their readings, and those that cannot keep them lose them (buffer.when_full)",
     "drop-oldest": "the oldest readings are dropped to make room, and counted as lost (buffer.when_full)",
 }
 _ORDER: Final = {"bad": 0, "warn": 1, "note": 2}
